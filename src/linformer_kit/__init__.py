@@ -1,0 +1,53 @@
+"""Linformer: self-attention with linear complexity (Wang et al. 2020, arXiv 2006.04768).
+
+Importing the package imports neither torch nor transformers: the public names load when first used, and the Auto
+classes of transformers learn of Linformer when transformers itself is loaded, before or after.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from linformer_kit import _auto
+from linformer_kit._version import __version__
+from linformer_kit.errors import InputError
+
+if TYPE_CHECKING:
+    from linformer_kit.attention import LinformerAttention
+    from linformer_kit.configuration import LinformerConfig
+    from linformer_kit.modeling import (
+        LinformerForMaskedLM,
+        LinformerForSequenceClassification,
+        LinformerModel,
+        LinformerPreTrainedModel,
+    )
+    from linformer_kit.projection import LinearProjection
+
+
+_HOMES = {
+    "LinearProjection": "projection",
+    "LinformerAttention": "attention",
+    "LinformerConfig": "configuration",
+    "LinformerForMaskedLM": "modeling",
+    "LinformerForSequenceClassification": "modeling",
+    "LinformerModel": "modeling",
+    "LinformerPreTrainedModel": "modeling",
+}
+
+__all__ = ["InputError", "__version__", *_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+_auto.install()

@@ -1,0 +1,170 @@
+"""`LinformerAttention`: multi-head attention over k projected slots, a drop-in for `torch.nn.MultiheadAttention`.
+
+Axes as in `functional`.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from linformer_kit import functional
+from linformer_kit.errors import InputError
+from linformer_kit.projection import BIAS_ORDERS, build_projection
+
+
+class LinformerAttention(nn.Module):
+    """Multi-head self-attention with linear complexity.
+
+    head_i = softmax(Q·W_i^Q·(E_i·K·W_i^K)ᵀ/√d)·F_i·V·W_i^V, and the output is Concat(head_1 … head_h)·W_O:
+    equation 7 of Wang et al. 2020. Time and memory are n·k instead of n².
+
+    In the paper's letters: `embed_dim` d_m, `num_heads` h, `max_seq_len` n, `projected_dim` k; `projection` holds E
+    and F.
+
+    Args:
+        embed_dim: Width of inputs and output.
+        num_heads: Number of heads; divides embed_dim.
+        max_seq_len: Longest sequence of keys. Needed where `projection` is a name.
+        projected_dim: Number of slots, at most max_seq_len. Needed where `projection` is a name.
+        sharing: `none`, `headwise`, `key_value` or `layerwise`. For `layerwise` build one projection module and pass it
+            to every layer.
+        projection: Name of a projection (`linear`), or a module, which may be shared with other layers, or None: full
+            attention (equation 2), unless `forward` is given a projection.
+        dropout: Dropout on the context mapping while training.
+        bias: Whether the four linear maps have biases.
+        bias_order: `before_projection`, E·(X·W + 1·b), or `after_projection`, E·(X·W) + 1·b, as fairseq does.
+
+    Raises:
+        InputError: a ValueError that names the argument, what was expected and what was got.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        max_seq_len: int | None = None,
+        projected_dim: int | None = None,
+        *,
+        sharing: str = "headwise",
+        projection: str | nn.Module | None = "linear",
+        dropout: float = 0.0,
+        bias: bool = True,
+        bias_order: str = "before_projection",
+    ) -> None:
+        super().__init__()
+        if num_heads < 1 or embed_dim % num_heads:
+            raise InputError(f"num_heads: expected a divisor of embed_dim {embed_dim}, got {num_heads}")
+        if bias_order not in BIAS_ORDERS:
+            raise InputError(f"bias_order: expected one of {', '.join(BIAS_ORDERS)}, got {bias_order!r}")
+        if isinstance(projection, str):
+            if max_seq_len is None or projected_dim is None:
+                raise InputError("max_seq_len and projected_dim: expected a number each, got None")
+            projection = build_projection(
+                projection, seq_len=max_seq_len, projected_dim=projected_dim, num_heads=num_heads, sharing=sharing
+            )
+        self.embed_dim = embed_dim
+        self.num_heads = num_heads
+        self.dropout = dropout
+        self.bias_order = bias_order
+        self.q_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+        self.k_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+        self.v_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+        self.projection = projection
+
+    def extra_repr(self) -> str:
+        return f"{self.embed_dim}, num_heads={self.num_heads}, bias_order={self.bias_order}"
+
+    def forward(
+        self,
+        query: Float[Tensor, "batch query_len embed"],
+        key: Float[Tensor, "batch seq_len embed"],
+        value: Float[Tensor, "batch seq_len embed"],
+        key_padding_mask: Bool[Tensor, "batch seq_len"] | None = None,
+        need_weights: bool = False,
+        attn_mask: None = None,
+        is_causal: bool = False,
+        *,
+        projection: nn.Module | None = None,
+    ) -> tuple[Float[Tensor, "batch query_len embed"], Float[Tensor, "batch heads query_len slots"] | None]:
+        """Attend.
+
+        Args:
+            query: Input of the queries.
+            key: Input of the keys.
+            value: Input of the values.
+            key_padding_mask: True where key and value are padding, as in `torch.nn.MultiheadAttention`. What stands
+                there reaches no slot and no gradient, a NaN neither.
+            need_weights: Whether to return the context mapping P̄.
+            attn_mask: Must be None; here so that modules that pass one get a clear answer.
+            is_causal: Must be False; likewise.
+            projection: E and F for this call instead of the module's own: how an encoder shares one over all layers.
+
+        Returns:
+            The output, `[batch, query_len, embed_dim]`, and P̄, `[batch, heads, query_len, projected_dim]`
+            (`[…, seq_len]` with full attention), or None.
+
+        Raises:
+            InputError: for shapes that do not fit, a sequence longer than max_seq_len, and any mask over pairs of
+                positions: each slot mixes all positions, so such a mask over slots would leak what it should hide.
+        """
+        self._check(query, key, value, key_padding_mask, attn_mask, is_causal)
+        projection = self.projection if projection is None else projection
+        # Selected once for all three: the NaN-proof zero is needed in the backward pass of the queries as well.
+        padded_key, padded_value, padded_query = key, value, query
+        if key_padding_mask is not None:
+            key = functional.zero_padding(padded_key, key_padding_mask)
+            value = key if padded_value is padded_key else functional.zero_padding(padded_value, key_padding_mask)
+            query = key if padded_query is padded_key else padded_query
+        q = functional.split_heads(self.q_proj(query), self.num_heads)
+        if projection is None:
+            k = functional.split_heads(self.k_proj(key), self.num_heads)
+            v = functional.split_heads(self.v_proj(value), self.num_heads)
+            slot_mask = key_padding_mask
+        else:
+            k, v = projection(
+                key,
+                value,
+                self.k_proj,
+                self.v_proj,
+                num_heads=self.num_heads,
+                padding_mask=key_padding_mask,
+                bias_order=self.bias_order,
+            )
+            slot_mask = None
+        context, weights = functional.scaled_dot_product_attention(
+            q, k, v, slot_mask, dropout=self.dropout if self.training else 0.0, need_weights=need_weights
+        )
+        return self.out_proj(functional.merge_heads(context)), weights
+
+    def _check(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None,
+        attn_mask: Tensor | None,
+        is_causal: bool,
+    ) -> None:
+        if attn_mask is not None or is_causal:
+            raise InputError(
+                f"{'is_causal: expected False' if attn_mask is None else 'attn_mask: expected None'}: each slot mixes "
+                "all positions, so a mask over pairs of them would leak what it hides; for padding use key_padding_mask"
+            )
+        for name, tensor in (("query", query), ("key", key), ("value", value)):
+            if tensor.dim() != 3 or tensor.shape[-1] != self.embed_dim:
+                raise InputError(f"{name}: expected [batch, length, {self.embed_dim}], got {list(tensor.shape)}")
+        if key.shape != value.shape or query.shape[0] != key.shape[0]:
+            raise InputError(
+                "query, key, value: expected one batch size, and key and value of one length, "
+                f"got {list(query.shape)}, {list(key.shape)}, {list(value.shape)}"
+            )
+        if key_padding_mask is not None and (
+            key_padding_mask.dtype != torch.bool or key_padding_mask.shape != key.shape[:2]
+        ):
+            raise InputError(
+                f"key_padding_mask: expected bool {list(key.shape[:2])}, True where padded, "
+                f"got {key_padding_mask.dtype} {list(key_padding_mask.shape)}"
+            )

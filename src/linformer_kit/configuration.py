@@ -1,0 +1,125 @@
+"""`LinformerConfig`: the architecture of a Linformer as Hugging Face saves it."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from typing import Any, get_args
+
+from transformers import PreTrainedConfig
+from transformers.activations import ACT2FN
+
+from linformer_kit import _auto
+from linformer_kit.errors import InputError
+from linformer_kit.settings import Attention, BiasOrder, ModelSettings, Projection, Sharing
+
+# What transformers itself passes to or stores in a configuration beside its dataclass fields.
+_TRANSFORMERS_FIELDS = frozenset(
+    (
+        "_attn_implementation",
+        "_commit_hash",
+        "_name_or_path",
+        "attn_implementation",
+        "auto_map",
+        "experts_implementation",
+        "model_type",
+        "name_or_path",
+        "num_labels",
+        "output_attentions",
+        "torch_dtype",
+    )
+)
+_POSITIVE = (
+    "vocab_size",
+    "max_position_embeddings",
+    "projected_dim",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+)
+_PROBABILITIES = ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout")
+_CHOICES = {"sharing": Sharing, "projection": Projection, "attention": Attention, "bias_order": BiasOrder}
+
+
+class LinformerConfig(ModelSettings, PreTrainedConfig):
+    """Configuration of a Linformer encoder; fields and defaults are those of `settings.ModelSettings`.
+
+    In the paper's letters: `max_position_embeddings` n, `projected_dim` k, `hidden_size` d_m, `num_attention_heads` h.
+
+    Example:
+        >>> config = LinformerConfig(max_position_embeddings=4096, projected_dim=256, sharing="layerwise")
+
+    Raises:
+        InputError: a ValueError that names the field, what was expected and what was got; for unknown fields too.
+    """
+
+    model_type = "linformer"
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        _refuse_unknown(kwargs)
+        _check_fields(self)
+        super().__post_init__(**kwargs)
+
+
+def _refuse_unknown(fields: dict[str, Any]) -> None:
+    """Nothing is swallowed: a misspelt field is an error and not an attribute that nobody reads."""
+    for name in fields:
+        if name in _TRANSFORMERS_FIELDS:
+            continue
+        known = [field.name for field in dataclasses.fields(ModelSettings)]
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        raise InputError(f"{name}: expected a field of LinformerConfig, got an unknown one{hint}")
+
+
+def _check_fields(config: ModelSettings) -> None:
+    for name in _POSITIVE:
+        _require(_is_integer(value := getattr(config, name)) and value > 0, name, "a positive integer", value)
+    for name in ("type_vocab_size", "position_offset"):
+        _require(_is_integer(value := getattr(config, name)) and value >= 0, name, "an integer of 0 or more", value)
+    for name in _PROBABILITIES:
+        value = getattr(config, name)
+        if value is not None or name != "classifier_dropout":
+            _require(_is_number(value) and 0 <= value < 1, name, "a number from 0 up to but not 1", value)
+    for name in ("initializer_range", "layer_norm_eps"):
+        _require(_is_number(value := getattr(config, name)) and value > 0, name, "a positive number", value)
+    for name, literal in _CHOICES.items():
+        choices = get_args(literal)
+        _require((value := getattr(config, name)) in choices, name, f"one of {', '.join(choices)}", value)
+    _require(config.hidden_act in ACT2FN, "hidden_act", "an activation that transformers knows", config.hidden_act)
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        value = getattr(config, name)
+        if value is not None:
+            allowed = _is_integer(value) and 0 <= value < config.vocab_size
+            _require(allowed, name, f"a token id under vocab_size {config.vocab_size}", value)
+    _require(
+        config.hidden_size % config.num_attention_heads == 0,
+        "num_attention_heads",
+        f"a divisor of hidden_size {config.hidden_size}",
+        config.num_attention_heads,
+    )
+    if config.attention == "linformer":
+        _require(
+            config.projected_dim <= config.max_position_embeddings,
+            "projected_dim",
+            f"at most max_position_embeddings {config.max_position_embeddings}",
+            config.projected_dim,
+        )
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _require(condition: bool, name: str, expected: str, got: Any) -> None:
+    if not condition:
+        raise InputError(f"{name}: expected {expected}, got {got!r}")
+
+
+# Imported on its own before transformers, this module is what the registration waits for.
+_auto.register()

@@ -1,0 +1,176 @@
+"""The typed settings of the commands and the fields of `LinformerConfig`: names, types, defaults, one line each.
+
+Imports nothing heavy, so that `linformer --help` stays instant. A field without a default comes from the recipe.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Sharing = Literal["none", "headwise", "key_value", "layerwise"]
+Projection = Literal["linear"]
+Attention = Literal["linformer", "full"]
+BiasOrder = Literal["before_projection", "after_projection"]
+
+IGNORED_LABEL = -100  # a position without a target, in data and models alike; what losses of torch skip
+
+
+@dataclass(kw_only=True)
+class ModelSettings:
+    """The architecture: the fields of `LinformerConfig`.
+
+    Attributes:
+        vocab_size: Number of tokens in the vocabulary; `pretrain` trains a tokenizer of this size.
+        max_position_embeddings: n, the longest sequence in tokens.
+        projected_dim: k, the length of the projected keys and values.
+        sharing: Which matrices E and F are one and the same (section 4 of the paper).
+        projection: The map of n positions to k slots.
+        attention: `full` is the Transformer of equal size, the baseline of every comparison.
+        bias_order: Whether the biases of keys and values are added before E and F or, as fairseq does, after.
+        hidden_size: d_m, the width of the model.
+        num_hidden_layers: Number of layers.
+        num_attention_heads: h, heads in a layer; divides hidden_size.
+        intermediate_size: Width of the feed-forward layer.
+        hidden_act: Activation of the feed-forward layer.
+        hidden_dropout_prob: Dropout after embeddings, attention and feed-forward.
+        attention_probs_dropout_prob: Dropout on the context mapping.
+        classifier_dropout: Dropout in the classification heads; hidden_dropout_prob if not given.
+        type_vocab_size: Number of token types; 0 means that there are none.
+        position_offset: Unused rows at the start of the position table (2 in RoBERTa and fairseq checkpoints).
+        initializer_range: Standard deviation of the start of all weights but E and F.
+        layer_norm_eps: Epsilon of the layer norms.
+        pad_token_id: Token that fills up short sequences.
+        bos_token_id: Token at the start of a sequence.
+        eos_token_id: Token at the end of a document.
+        tie_word_embeddings: Whether the masked-language-model head uses the word embeddings.
+    """
+
+    vocab_size: int = 50265
+    max_position_embeddings: int = 512
+    projected_dim: int = 128
+    sharing: Sharing = "headwise"
+    projection: Projection = "linear"
+    attention: Attention = "linformer"
+    bias_order: BiasOrder = "before_projection"
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    hidden_act: str = "gelu"
+    hidden_dropout_prob: float = 0.1
+    attention_probs_dropout_prob: float = 0.1
+    classifier_dropout: float | None = None
+    type_vocab_size: int = 0
+    position_offset: int = 0
+    initializer_range: float = 0.02
+    layer_norm_eps: float = 1e-5
+    pad_token_id: int | None = 1
+    bos_token_id: int | None = 0
+    eos_token_id: int | None = 2
+    tie_word_embeddings: bool = True
+
+
+@dataclass(kw_only=True)
+class CorpusSettings:
+    """The text to learn from.
+
+    Attributes:
+        train_file: Files, folders or globs (.txt .py .jsonl .csv .tsv .parquet); without any, the Python
+            standard library's own source.
+        validation_file: The same for validation; without any, a part of the training documents is held out.
+        dataset_name: Data set on the Hugging Face hub, streamed, instead of train_file.
+        dataset_config_name: Configuration of that data set.
+        text_column: Column that holds the text of .jsonl, .csv, .tsv, .parquet and hub data.
+        document: What one document is in a .txt file; `auto` is `wikitext` where the file starts with such a
+            heading, else the whole `file`.
+        validation_fraction: Share of the documents held out for validation.
+        streaming: Read and tokenise while training and cache nothing; default: only for hub data.
+        cache_dir: Where tokenised text is kept; default: linformer_kit in $XDG_CACHE_HOME or ~/.cache.
+    """
+
+    train_file: list[str] | None = None
+    validation_file: list[str] | None = None
+    dataset_name: str | None = None
+    dataset_config_name: str | None = None
+    text_column: str = "text"
+    document: Literal["auto", "file", "line", "blank_line", "wikitext"] = "auto"
+    validation_fraction: float = 0.05
+    streaming: bool | None = None
+    cache_dir: str | None = None
+
+
+@dataclass(kw_only=True)
+class PretrainSettings(CorpusSettings):
+    """Masked-language-model pretraining.
+
+    Attributes:
+        model: The architecture.
+        tokenizer: Folder or hub id of an existing tokenizer; without one, a byte-level BPE is trained on the corpus.
+        mlm_probability: Share of the tokens to predict; of these 80 % become <mask>, 10 % another token, 10 % stay.
+        output_dir: Where the model and all results go; default: a new folder below runs/.
+        max_steps: Updates.
+        per_device_train_batch_size: Sequences per device and forward pass.
+        per_device_eval_batch_size: The same in evaluation.
+        gradient_accumulation_steps: Forward passes per update.
+        learning_rate: Highest learning rate, reached at the end of the warm-up, then falling linearly to 0.
+        warmup_steps: Updates of linear warm-up.
+        weight_decay: AdamW's weight decay.
+        max_grad_norm: Longest gradient; longer ones are scaled down.
+        eval_steps: Updates between evaluations.
+        save_steps: Updates between checkpoints.
+        save_total_limit: Checkpoints kept.
+        logging_steps: Updates between lines of the log.
+        bf16: Mixed precision; `auto` where the processor has bf16 instructions and the model is wide enough to gain.
+        gradient_checkpointing: Recompute activations in the backward pass, to save memory.
+        dataloader_num_workers: Processes that prepare batches beside the training.
+        report_to: Loggers, as in TrainingArguments.
+        seed: Seed of everything that is drawn.
+        trainer: Any other field of transformers' TrainingArguments, as --trainer.NAME VALUE.
+        compare_full: Train an equal model with full attention too and put its results beside.
+        resume: Continue in output_dir from its newest whole checkpoint, from the start if there is none.
+        overwrite: Start anew in an output_dir that already holds a run.
+    """
+
+    model: ModelSettings
+    tokenizer: str | None = None
+    mlm_probability: float = 0.15
+    output_dir: str | None = None
+    max_steps: int
+    per_device_train_batch_size: int
+    per_device_eval_batch_size: int
+    gradient_accumulation_steps: int = 1
+    learning_rate: float
+    warmup_steps: int
+    weight_decay: float = 0.01
+    max_grad_norm: float = 1.0
+    eval_steps: int
+    save_steps: int
+    save_total_limit: int | None = 2
+    logging_steps: int = 10
+    bf16: Literal["auto", "true", "false"] = "auto"
+    gradient_checkpointing: bool = False
+    dataloader_num_workers: int = 0
+    report_to: str = "tensorboard"
+    seed: int = 0
+    trainer: dict[str, Any] = field(default_factory=dict)
+    compare_full: bool = False
+    resume: bool = False
+    overwrite: bool = False
+
+
+@dataclass(kw_only=True)
+class FillMaskSettings:
+    """Guesses for the <mask> tokens of a text.
+
+    Attributes:
+        model: Folder or hub id of a masked language model.
+        text: Text with one or more <mask> tokens.
+        top_k: Guesses for each.
+        json: Print JSON instead of a table.
+    """
+
+    model: str
+    text: str
+    top_k: int = 5
+    json: bool = False

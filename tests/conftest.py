@@ -1,0 +1,55 @@
+"""Everything runs offline; models are tiny; sizes are distinct primes, so that a swapped axis cannot pass."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+import pytest
+import torch
+
+from linformer_kit import LinformerConfig
+
+torch.set_num_threads(1)  # the tensors are tiny: threads would only wait for each other
+
+SHARINGS = ("none", "headwise", "key_value", "layerwise")
+SIZES = {
+    "vocab_size": 101,
+    "max_position_embeddings": 37,
+    "projected_dim": 7,
+    "hidden_size": 33,
+    "num_attention_heads": 3,
+    "num_hidden_layers": 2,
+    "intermediate_size": 29,
+}
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def config():
+    """A factory of small configurations without dropout."""
+
+    def build(**fields: object) -> LinformerConfig:
+        quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        return LinformerConfig(**{**SIZES, **quiet, **fields})
+
+    return build
+
+
+def tokens(batch: int, seq_len: int) -> torch.Tensor:
+    """Random ordinary tokens of the small vocabulary."""
+    return torch.randint(5, SIZES["vocab_size"], (batch, seq_len))
+
+
+def randomise(module: torch.nn.Module, scale: float = 0.3) -> torch.nn.Module:
+    """Random parameters everywhere: zero biases and pooling starts would hide mistakes."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_(std=scale)
+    return module

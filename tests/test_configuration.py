@@ -1,0 +1,57 @@
+"""The configuration: what it refuses, and that it survives saving."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+
+from linformer_kit import InputError, LinformerConfig
+from linformer_kit.settings import ModelSettings
+
+
+def test_fields_and_defaults_are_those_of_the_settings():
+    config = LinformerConfig()
+    for field in dataclasses.fields(ModelSettings):
+        assert getattr(config, field.name) == field.default
+
+
+def test_saving_and_loading_keep_every_field(config, tmp_path):
+    saved = config(sharing="layerwise", bias_order="after_projection", position_offset=2, num_labels=5)
+    saved.save_pretrained(tmp_path)
+    loaded = LinformerConfig.from_pretrained(tmp_path)
+    assert loaded.to_dict() == saved.to_dict()
+    assert loaded.num_labels == 5
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"projected_dim": 600}, "projected_dim: expected at most max_position_embeddings 512, got 600"),
+        ({"projected_dim": 0}, "projected_dim: expected a positive integer, got 0"),
+        ({"projected_dim": 0.25}, "projected_dim: expected a positive integer, got 0.25"),
+        ({"hidden_size": True}, "hidden_size: expected a positive integer, got True"),
+        ({"num_attention_heads": 5}, "num_attention_heads: expected a divisor of hidden_size 768, got 5"),
+        ({"sharing": "all"}, "sharing: expected one of none, headwise, key_value, layerwise, got 'all'"),
+        ({"projection": "dense"}, "projection: expected one of linear, got 'dense'"),
+        ({"attention": "sparse"}, "attention: expected one of linformer, full, got 'sparse'"),
+        ({"hidden_dropout_prob": 1}, "hidden_dropout_prob: expected a number from 0 up to but not 1, got 1"),
+        ({"hidden_act": "gleu"}, "hidden_act: expected an activation that transformers knows, got 'gleu'"),
+        ({"pad_token_id": 50265}, "pad_token_id: expected a token id under vocab_size 50265, got 50265"),
+        ({"layer_norm_eps": 0}, "layer_norm_eps: expected a positive number, got 0"),
+        ({"type_vocab_size": -1}, "type_vocab_size: expected an integer of 0 or more, got -1"),
+        (
+            {"projected_dims": 64},
+            "projected_dims: expected a field of LinformerConfig, got an unknown one (did you mean",
+        ),
+        ({"use_cache": True}, "use_cache: expected a field of LinformerConfig, got an unknown one"),
+    ],
+)
+def test_refusals(fields, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        LinformerConfig(**fields)
+
+
+def test_full_attention_needs_no_projected_dim_that_fits():
+    assert LinformerConfig(attention="full", max_position_embeddings=64).projected_dim == 128

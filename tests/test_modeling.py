@@ -1,0 +1,331 @@
+"""The models: sizes, equality with RoBERTa, padding, saving, training."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    RobertaConfig,
+    RobertaModel,
+)
+
+from linformer_kit import (
+    InputError,
+    LinformerConfig,
+    LinformerForMaskedLM,
+    LinformerForSequenceClassification,
+    LinformerModel,
+)
+from tests.conftest import SHARINGS, SIZES, randomise, tokens
+
+# Published with the official code: linformer_roberta_base, vocabulary 50,000, n 512, k 128, tied head.
+OFFICIAL_PARAMETERS = {
+    "none": 143_367_248,
+    "headwise": 126_065_744,
+    "key_value": 125_279_312,
+    "layerwise": 124_558_416,
+    "full": 124_492_880,
+}
+MATRICES = {"none": 288, "headwise": 24, "key_value": 12, "layerwise": 1, "full": 0}
+KINDS = [*SHARINGS, "full"]
+
+
+def fields(kind: str) -> dict[str, str]:
+    return {"attention": "full"} if kind == "full" else {"sharing": kind}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parameters_and_matrices_are_the_official_ones(kind):
+    with torch.device("meta"):
+        model = LinformerForMaskedLM(LinformerConfig(vocab_size=50_000, position_offset=2, **fields(kind)))
+    assert sum(parameter.numel() for parameter in model.parameters()) == OFFICIAL_PARAMETERS[kind]
+    assert model.projection_matrix_count() == MATRICES[kind]
+
+
+def roberta_state(roberta: RobertaModel) -> dict[str, torch.Tensor]:
+    """RoBERTa's weights under our names."""
+    renames = [
+        (r"LayerNorm", "layer_norm"),
+        (r"encoder\.layer\.", "encoder.layers."),
+        (r"attention\.self\.query", "self_attn.q_proj"),
+        (r"attention\.self\.key", "self_attn.k_proj"),
+        (r"attention\.self\.value", "self_attn.v_proj"),
+        (r"attention\.output\.dense", "self_attn.out_proj"),
+        (r"attention\.output\.layer_norm", "self_attn_layer_norm"),
+        (r"intermediate\.dense", "fc1"),
+        (r"output\.dense", "fc2"),
+        (r"output\.layer_norm", "final_layer_norm"),
+    ]
+    state = {}
+    for name, tensor in roberta.state_dict().items():
+        for old, new in renames:
+            name = re.sub(old, new, name)
+        state[name] = tensor
+    return state
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_full_attention_is_roberta(masked):
+    """The error against float64 is at most twice that of transformers' own float32 model."""
+    sizes = {"vocab_size": 101, "hidden_size": 60, "num_attention_heads": 5, "num_hidden_layers": 7}
+    sizes |= {"intermediate_size": 131, "layer_norm_eps": 1e-5}
+    roberta_config = RobertaConfig(max_position_embeddings=39, type_vocab_size=1, **sizes)
+    roberta = randomise(RobertaModel(roberta_config, add_pooling_layer=False), scale=0.15).eval()
+    ours = LinformerModel(
+        LinformerConfig(max_position_embeddings=37, type_vocab_size=1, position_offset=2, attention="full", **sizes)
+    ).eval()
+    ours.load_state_dict(roberta_state(roberta))
+    ids = tokens(3, 37)
+    mask = None
+    if masked:
+        mask = torch.ones(3, 37, dtype=torch.long)
+        mask[0, 29:] = 0
+        mask[1, 11:] = 0
+        ids = ids.masked_fill(mask == 0, roberta_config.pad_token_id)
+    real = torch.ones(3, 37, dtype=torch.bool) if mask is None else mask == 1
+    with torch.no_grad():
+        theirs = roberta(ids, attention_mask=mask).last_hidden_state[real]
+        mine = ours(ids, attention_mask=mask).last_hidden_state[real]
+        exact = roberta.double()(ids, attention_mask=mask).last_hidden_state[real]
+    assert (mine - exact).abs().max() <= 2 * (theirs - exact).abs().max()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_changes_nothing_at_twelve_layers(config, kind):
+    """1 to 64 pads of random content; the tolerance is rounding in float32."""
+    model = LinformerModel(config(max_position_embeddings=97, projected_dim=11, num_hidden_layers=12, **fields(kind)))
+    model = randomise(model, scale=0.2).eval()
+    ids = tokens(3, 31)
+    with torch.no_grad():
+        expected = model(ids).last_hidden_state
+        for pads in (1, 2, 7, 31, 64):
+            longer = torch.cat([ids, tokens(3, pads)], dim=1)
+            mask = torch.cat([torch.ones(3, 31), torch.zeros(3, pads)], dim=1).long()
+            padded = model(longer, attention_mask=mask).last_hidden_state[:, :31]
+            assert ((padded - expected).abs().max() / expected.abs().max()).item() < 1e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_content_changes_nothing_wherever_it_stands(config, kind):
+    model = randomise(LinformerModel(config(**fields(kind)))).eval()
+    mask = torch.ones(3, 31, dtype=torch.long)
+    mask[0, 19:] = 0
+    mask[1, :7] = 0
+    mask[2, 3::5] = 0
+    ids = tokens(3, 31)
+    other = torch.where(mask == 1, ids, tokens(3, 31))
+    with torch.no_grad():
+        outputs = [model(x, attention_mask=mask).last_hidden_state[mask == 1] for x in (ids, other)]
+    assert torch.equal(*outputs)
+
+
+def test_nan_in_padded_embeddings_stays_there(config):
+    model = randomise(LinformerForSequenceClassification(config(num_labels=3))).train()
+    mask = torch.ones(2, 31, dtype=torch.long)
+    mask[0, 19:] = 0
+    embeds = torch.randn(2, 31, 33).masked_fill((mask == 0)[..., None], float("nan"))
+    model(inputs_embeds=embeds, attention_mask=mask, labels=torch.tensor([0, 2])).loss.backward()
+    assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shuffling_the_batch_permutes_the_outputs(config, kind):
+    model = randomise(LinformerModel(config(**fields(kind)))).eval()
+    ids, order = tokens(5, 31), torch.tensor([3, 0, 4, 1, 2])
+    with torch.no_grad():
+        out, shuffled = model(ids).last_hidden_state, model(ids[order]).last_hidden_state
+    torch.testing.assert_close(shuffled, out[order])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_all_padding_row_is_finite(config, kind):
+    model = randomise(LinformerForMaskedLM(config(**fields(kind)))).train()
+    ids, mask = tokens(2, 31), torch.ones(2, 31, dtype=torch.long)
+    mask[1] = 0
+    out = model(ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100))
+    out.loss.backward()
+    assert out.logits.isfinite().all()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tied", [True, False])
+def test_saving_and_loading_is_exact(config, kind, tied, tmp_path):
+    model = randomise(LinformerForMaskedLM(config(tie_word_embeddings=tied, **fields(kind)))).eval()
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForMaskedLM.from_pretrained(tmp_path).eval()
+    assert type(loaded) is LinformerForMaskedLM
+    assert loaded.state_dict().keys() == model.state_dict().keys()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor), name
+    assert (loaded.get_input_embeddings().weight is loaded.get_output_embeddings().weight) == tied
+    ids = tokens(2, 31)
+    assert torch.equal(loaded(ids).logits, model(ids).logits)
+
+
+def test_auto_classes(config, tmp_path):
+    made = config(num_labels=3)
+    assert type(AutoModel.from_config(made)) is LinformerModel
+    assert type(AutoModelForSequenceClassification.from_config(made)) is LinformerForSequenceClassification
+    made.save_pretrained(tmp_path)
+    assert type(AutoConfig.from_pretrained(tmp_path)) is LinformerConfig
+
+
+def test_fresh_parts_of_a_loaded_model_start_as_in_a_new_one(config, tmp_path):
+    """A base model without its E and F: built on the meta device, they must not load as garbage."""
+    model = LinformerModel(config())
+    model.save_pretrained(tmp_path, state_dict={k: v for k, v in model.state_dict().items() if "projection" not in k})
+    loaded = LinformerModel.from_pretrained(tmp_path)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_parameter_is_without_gradient(config, kind):
+    model = LinformerForMaskedLM(config(**fields(kind))).train()
+    ids = tokens(2, 37)
+    model(ids, labels=ids).loss.backward()
+    assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_activation_checkpointing_gives_the_same_gradients(config, kind):
+    model = randomise(LinformerForMaskedLM(config(hidden_dropout_prob=0.3, **fields(kind)))).train()
+    ids, mask = tokens(3, 31), torch.ones(3, 31, dtype=torch.long)
+    mask[0, 19:] = 0
+
+    def gradients():
+        torch.manual_seed(7)
+        model.zero_grad()
+        model(ids, attention_mask=mask, labels=ids).loss.backward()
+        return [parameter.grad.clone() for parameter in model.parameters()]
+
+    plain = gradients()
+    calls = []
+    model.linformer.encoder.layers[0].fc1.register_forward_hook(lambda *_: calls.append(1))
+    model.gradient_checkpointing_enable()
+    checkpointed = gradients()
+    assert len(calls) == 2  # forward, and once more for the backward pass
+    assert all(torch.equal(a, b) for a, b in zip(plain, checkpointed, strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiles_as_one_graph(config, kind):
+    model = randomise(LinformerForMaskedLM(config(**fields(kind)))).train()
+    ids, mask = tokens(2, 31), torch.ones(2, 31, dtype=torch.long)
+    mask[0, 19:] = 0
+    labels = ids.masked_fill(torch.rand(2, 31) > 0.3, -100)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    out = compiled(ids, attention_mask=mask, labels=labels)
+    plain = model(ids, attention_mask=mask, labels=labels)
+    torch.testing.assert_close(out.loss, plain.loss)
+    assert out.logits.shape == (2, 31, 101)
+
+
+def test_head_runs_on_labelled_tokens_only_while_training(config):
+    model = randomise(LinformerForMaskedLM(config()))
+    ids = tokens(2, 31)
+    labels = ids.masked_fill(torch.rand(2, 31) > 0.3, -100)
+    training, evaluation = model.train()(ids, labels=labels), model.eval()(ids, labels=labels)
+    assert training.logits.shape == ((labels != -100).sum(), 101)
+    assert evaluation.logits.shape == (2, 31, 101)
+    torch.testing.assert_close(training.loss, evaluation.loss)
+    torch.testing.assert_close(training.logits, evaluation.logits[labels != -100])
+
+
+def test_nothing_to_predict_is_a_loss_of_zero(config):
+    ids = tokens(2, 31)
+    assert LinformerForMaskedLM(config()).train()(ids, labels=torch.full_like(ids, -100)).loss == 0
+
+
+def test_accumulated_loss_and_gradients_equal_those_of_the_large_batch(config):
+    model = randomise(LinformerForMaskedLM(config())).train()
+    ids = tokens(5, 31)
+    labels = ids.masked_fill(torch.rand(5, 31) > 0.3, -100)
+    whole = model(ids, labels=labels).loss
+    whole.backward()
+    expected = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    total = (labels != -100).sum()
+    parts = [model(ids[part], labels=labels[part], num_items_in_batch=total).loss for part in (slice(2), slice(2, 5))]
+    sum(parts).backward()
+    torch.testing.assert_close(sum(parts), whole)
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("labels", "num_labels", "problem_type"),
+    [
+        (torch.tensor([0, 2, 1]), 3, "single_label_classification"),
+        (torch.tensor([[0.0, 1, 1], [1, 0, 0], [0, 0, 0]]), 3, "multi_label_classification"),
+        (torch.tensor([0.5, -1.0, 2.0]), 1, "regression"),
+    ],
+)
+def test_classification_losses_are_those_of_transformers(config, labels, num_labels, problem_type):
+    model = LinformerForSequenceClassification(config(num_labels=num_labels)).eval()
+    out = model(tokens(3, 31), labels=labels)
+    assert model.config.problem_type == problem_type
+    if problem_type == "single_label_classification":
+        expected = torch.nn.functional.cross_entropy(out.logits, labels)
+    elif problem_type == "regression":
+        expected = torch.nn.functional.mse_loss(out.logits[:, 0], labels)
+    else:
+        expected = torch.nn.functional.binary_cross_entropy_with_logits(out.logits, labels)
+    torch.testing.assert_close(out.loss, expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hidden_states_and_attentions(config, kind):
+    model = LinformerModel(config(**fields(kind))).eval()
+    out = model(tokens(2, 31), output_hidden_states=True, output_attentions=True)
+    assert len(out.hidden_states) == 3 and torch.equal(out.hidden_states[-1], out.last_hidden_state)
+    slots = 31 if kind == "full" else SIZES["projected_dim"]
+    assert [weights.shape for weights in out.attentions] == [(2, 3, 31, slots)] * 2
+
+
+def test_two_models_in_one_process_are_independent(config):
+    one, two = LinformerModel(config(sharing="layerwise")), LinformerModel(config(sharing="layerwise"))
+    ids = tokens(2, 31)
+    before = two.eval()(ids).last_hidden_state
+    randomise(one)
+    assert torch.equal(two(ids).last_hidden_state, before)
+
+
+IDS = torch.full((2, 31), 5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"input_ids": torch.full((2, 38), 5)}, "sequence length: expected at most max_position_embeddings 37, got 38"),
+        ({"input_ids": torch.full((2, 31), 101)}, "input_ids: expected ids from 0 to 100, got 101"),
+        ({"input_ids": torch.full((2, 31), -1)}, "input_ids: expected ids from 0 to 100, got -1"),
+        ({"input_ids": IDS[0]}, "input: expected [batch, sequence], got [31]"),
+        (
+            {"attention_mask": torch.ones(2, 30, dtype=torch.long)},
+            "attention_mask: expected [2, 31] of integer or bool",
+        ),
+        ({"attention_mask": torch.zeros(2, 31)}, "1 on real tokens and 0 on padding, got [2, 31] of torch.float32"),
+        ({"token_type_ids": torch.zeros_like(IDS)}, "token_type_ids: expected None because type_vocab_size is 0"),
+        ({"position_ids": torch.full((2, 31), 37)}, "position_ids: expected ids from 0 to 36, got 37"),
+        ({"inputs_embeds": torch.zeros(2, 31, 33)}, "input_ids, inputs_embeds: expected exactly one of them, got both"),
+        ({"input_ids": None}, "input_ids, inputs_embeds: expected exactly one of them, got neither"),
+        ({"labels": IDS[:, :5]}, "labels: expected [2, 31], got [2, 5]"),
+    ],
+)
+def test_calls_refused(config, arguments, message):
+    model = LinformerForMaskedLM(config())
+    with pytest.raises(InputError, match=re.escape(message)):
+        model(**{"input_ids": IDS, **arguments})
+
+
+def test_unknown_arguments_are_refused(config):
+    with pytest.raises(TypeError, match="mask"):
+        LinformerModel(config())(IDS, mask=None)
