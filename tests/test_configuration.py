@@ -45,7 +45,7 @@ def test_saving_and_loading_keep_every_field(config, tmp_path):
             {"projected_dims": 64},
             "projected_dims: expected a field of LinformerConfig, got an unknown one (did you mean",
         ),
-        ({"use_cache": True}, "use_cache: expected a field of LinformerConfig, got an unknown one"),
+        ({"rope_theta": 1.0}, "rope_theta: expected a field of LinformerConfig, got an unknown one"),
     ],
 )
 def test_refusals(fields, message):

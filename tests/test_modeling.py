@@ -209,7 +209,7 @@ def test_activation_checkpointing_gives_the_same_gradients(config, kind):
     plain = gradients()
     calls = []
     model.linformer.encoder.layers[0].fc1.register_forward_hook(lambda *_: calls.append(1))
-    model.gradient_checkpointing_enable()
+    model.activation_checkpointing_enable()
     checkpointed = gradients()
     assert len(calls) == 2  # forward, and once more for the backward pass
     assert all(torch.equal(a, b) for a, b in zip(plain, checkpointed, strict=True))

@@ -27,6 +27,7 @@ _TRANSFORMERS_FIELDS = frozenset(
         "num_labels",
         "output_attentions",
         "torch_dtype",
+        "use_cache",  # Trainer writes it into every configuration
     )
 )
 _POSITIVE = (

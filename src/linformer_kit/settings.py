@@ -76,7 +76,7 @@ class CorpusSettings:
     """The text to learn from.
 
     Attributes:
-        train_file: Files, folders or globs (.txt .py .jsonl .csv .tsv .parquet); without any, the Python
+        train_file: Files, folders or globs (.txt .py .md .jsonl .csv .tsv .parquet); without any, the Python
             standard library's own source.
         validation_file: The same for validation; without any, a part of the training documents is held out.
         dataset_name: Data set on the Hugging Face hub, streamed, instead of train_file.
@@ -122,7 +122,7 @@ class PretrainSettings(CorpusSettings):
         save_total_limit: Checkpoints kept.
         logging_steps: Updates between lines of the log.
         bf16: Mixed precision; `auto` where the processor has bf16 instructions and the model is wide enough to gain.
-        gradient_checkpointing: Recompute activations in the backward pass, to save memory.
+        activation_checkpointing: Recompute activations in the backward pass, to save memory.
         dataloader_num_workers: Processes that prepare batches beside the training.
         report_to: Loggers, as in TrainingArguments.
         seed: Seed of everything that is drawn.
@@ -149,7 +149,7 @@ class PretrainSettings(CorpusSettings):
     save_total_limit: int | None = 2
     logging_steps: int = 10
     bf16: Literal["auto", "true", "false"] = "auto"
-    gradient_checkpointing: bool = False
+    activation_checkpointing: bool = False
     dataloader_num_workers: int = 0
     report_to: str = "tensorboard"
     seed: int = 0

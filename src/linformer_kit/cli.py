@@ -1,0 +1,232 @@
+"""The command line: a subcommand, its typed settings, one function call.
+
+Each command is one line in `COMMANDS`. Nothing heavy is imported before the settings are parsed and found good.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import itertools
+import logging
+import os
+import re
+import sys
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, get_type_hints
+
+import yaml
+from docstring_parser import parse as docstring
+from jsonargparse import ArgumentParser, Namespace
+
+from linformer_kit._version import __version__
+from linformer_kit.errors import InputError
+from linformer_kit.settings import FillMaskSettings, PretrainSettings
+
+RECIPES = Path(__file__).parent / "recipes"
+
+
+class Command(NamedTuple):
+    """A subcommand: one line of help, the dataclass of its settings, `module:function`, default recipe, positionals."""
+
+    summary: str
+    settings: type
+    function: str
+    recipe: str | None = None
+    positionals: tuple[str, ...] = ()
+
+
+COMMANDS = {
+    "pretrain": Command(
+        "Pretrain a masked language model on text", PretrainSettings, "linformer_kit.pretrain:main", "tiny"
+    ),
+    "fill-mask": Command(
+        "Guess the <mask> tokens of a text",
+        FillMaskSettings,
+        "linformer_kit.predict:main",
+        positionals=("model", "text"),
+    ),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command; bad input is one line on stderr and exit code 2."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        name, settings = parse(arguments)
+        module, function = COMMANDS[name].function.split(":")
+        run = getattr(importlib.import_module(module), function)
+        _set_up_logging()
+        run(settings)
+    except InputError as error:
+        _fail(str(error))
+    except KeyboardInterrupt:
+        print("linformer: interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+def parse(arguments: Sequence[str]) -> tuple[str, Any]:
+    """Name and settings of the command that the arguments ask for.
+
+    Later wins: the recipe, then each --config file, then the command line.
+
+    Raises:
+        InputError: for anything that the command does not take, in one line.
+        SystemExit: for --help, --version and --print_config.
+    """
+    command = COMMANDS.get(arguments[0]) if arguments else None
+    rest = _normalise(arguments[1:], command.settings) if command else []
+    recipe = _recipe_file(rest, command.recipe) if command and command.recipe else None
+    for path in [*([recipe] if recipe else []), *map(Path, _values_of("--config", rest))]:
+        _check_yaml(path)
+    parser = _build_parser(recipe)
+    namespace = parser.parse_args([*arguments[:1], *rest])
+    name = namespace.command
+    if name is None:
+        parser.print_help()
+        raise SystemExit(0)
+    values = namespace[name]
+    values.pop("config", None)
+    return name, _instantiate(COMMANDS[name].settings, values)
+
+
+def _build_parser(recipe: Path | None) -> ArgumentParser:
+    parser = _OneLineParser(
+        prog="linformer",
+        description="Linformer: pretrain, use and study encoders with linear-time attention.",
+        version=__version__,
+        allow_abbrev=False,
+    )
+    subcommands = parser.add_subcommands(required=False, dest="command")
+    for name, command in COMMANDS.items():
+        child = _OneLineParser(
+            description=f"{command.summary}.", default_config_files=[str(recipe)] if recipe and command.recipe else []
+        )
+        child.add_argument("--config", action="config", help="YAML file of settings; may be repeated.")
+        if command.recipe:
+            child.add_argument(
+                "--recipe",
+                default=command.recipe,
+                help=f"Named recipe ({_recipe_names()}) or YAML file that the rest overrides.",
+            )
+        help_texts = {param.arg_name: param.description for param in docstring(command.settings.__doc__ or "").params}
+        for positional in command.positionals:
+            child.add_argument(positional, type=str, help=help_texts[positional])
+        child.add_class_arguments(command.settings, None, skip=set(command.positionals))
+        subcommands.add_subcommand(name, child, help=f"{command.summary}.")
+    return parser
+
+
+class _OneLineParser(ArgumentParser):
+    """Wrong usage is an `InputError` with a single line."""
+
+    def error(self, message: str, ex: Exception | None = None) -> None:  # type: ignore[override]
+        raise InputError(_readable(" ".join(message.split())))
+
+
+def _readable(message: str) -> str:
+    """The parser's message as: field, what was expected, what was got."""
+    message = re.sub(r"^argument --(\w+)/--\w+\+:", r"argument --\1:", message)
+    message = re.sub(r'^Parser key "([^"]+)": ', r"\1: ", message)
+    message = re.sub(
+        r"Does not validate .* Subtypes: \[(.*?)\] Errors: .* Given value: (.*)", r"expected \1, got \2", message
+    )
+    message = re.sub(r"Expected an? (.*)\. Got value: (.*)", r"expected \1, got \2", message)
+    message = re.sub(
+        r"Subcommand '([^']+)' does not accept option '([^']+)'",
+        r"\2: expected a setting of \1, got an unknown one",
+        message,
+    )
+    message = re.sub(r"typing\.Literal\[(.*?)\]", lambda match: "one of " + match[1].replace("'", ""), message)
+    return re.sub(r"<class '(\w+)'>", lambda match: match[1].replace("NoneType", "null"), message)
+
+
+def _normalise(arguments: Sequence[str], settings: type) -> list[str]:
+    """Spell arguments as the parser wants them.
+
+    Hyphens in names become underscores, a lone --flag of a yes-or-no field means yes, and a field that takes a list
+    takes all that follows it: --train_file a.txt b.txt.
+    """
+    hints = {f"--{name}": hint for name, hint in get_type_hints(settings).items()}
+    queue = deque(arguments)
+    normalised: list[str] = []
+    while queue:
+        argument = queue.popleft()
+        if not argument.startswith("--"):
+            normalised.append(argument)
+            continue
+        name, equals, value = argument.partition("=")
+        name = "--" + name[2:].replace("-", "_")
+        if hints.get(name) == list[str] | None:
+            values = [value] if equals else []
+            while queue and not equals and not queue[0].startswith("--"):
+                values.append(queue.popleft())
+            normalised += [f"{name}+={item}" for item in values] or [name]
+        elif hints.get(name) is bool and not equals and (not queue or queue[0].lower() not in ("true", "false")):
+            normalised.append(f"{name}=true")
+        else:
+            normalised.append(f"{name}{equals}{value}")
+    return normalised
+
+
+def _recipe_file(arguments: Sequence[str], default: str) -> Path:
+    """The file of the recipe that the arguments ask for."""
+    name = _values_of("--recipe", arguments)[-1:] or [default]
+    built_in = RECIPES / f"{name[0]}.yaml"
+    path = built_in if built_in.exists() else Path(name[0])
+    if not path.is_file():
+        raise InputError(f"recipe: expected one of {_recipe_names()} or a YAML file, got {name[0]!r}")
+    return path
+
+
+def _recipe_names() -> str:
+    return ", ".join(sorted(path.stem for path in RECIPES.glob("*.yaml")))
+
+
+def _values_of(name: str, arguments: Sequence[str]) -> list[str]:
+    values = [argument.partition("=")[2] for argument in arguments if argument.startswith(f"{name}=")]
+    return values + [value for flag, value in itertools.pairwise(arguments) if flag == name]
+
+
+def _check_yaml(path: Path) -> None:
+    """The parser's own message about broken YAML names no file."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"config: expected a YAML file, got {path}, which does not exist") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f" line {mark.line + 1}:" if mark else ""
+        raise InputError(f"{path}:{place} expected YAML, got {getattr(error, 'problem', None) or error}") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: expected YAML of names and values, got {type(content).__name__}")
+
+
+def _instantiate(settings: type, values: Namespace) -> Any:
+    """The dataclass, nested ones included, from parsed values."""
+    hints = get_type_hints(settings)
+    arguments = {}
+    for field in dataclasses.fields(settings):
+        value = values[field.name]
+        nested = hints[field.name]
+        if dataclasses.is_dataclass(nested) and isinstance(value, Namespace):
+            value = _instantiate(nested, value)
+        arguments[field.name] = value
+    return settings(**arguments)
+
+
+def _set_up_logging() -> None:
+    """Our own messages go to stderr; of the libraries only errors, and none of their progress bars."""
+    logging.basicConfig(format="%(message)s", stream=sys.stderr)
+    logging.getLogger("linformer_kit").setLevel(logging.INFO)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # else each forked data worker warns
+    libraries = importlib.import_module("transformers.utils.logging")
+    libraries.set_verbosity_error()
+    libraries.disable_progress_bar()
+
+
+def _fail(message: str) -> None:
+    print(f"linformer: error: {message}", file=sys.stderr)
+    raise SystemExit(2)

@@ -1,0 +1,1 @@
+"""Text to training blocks: corpus, tokenizer, packing, masking."""

@@ -1,0 +1,183 @@
+"""The text to learn from: documents for training and validation, from files, the hub or Python's own source."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+from datasets import Dataset, Features, IterableDataset, Value
+from datasets.exceptions import DatasetGenerationError
+from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+from tqdm import tqdm
+
+from linformer_kit.data.documents import read_documents
+from linformer_kit.data.files import TextFiles, find_files, standard_library
+from linformer_kit.data.hub import Documents, load_hub
+from linformer_kit.data.split import hold_out, hold_out_of_stream
+from linformer_kit.errors import InputError
+from linformer_kit.settings import CorpusSettings
+
+# Enough for a steady loss, few enough to read again at each evaluation of an endless stream.
+STREAM_VALIDATION_DOCUMENTS = 1000
+# Documents of a stream that wait in memory to be drawn from; whole books must fit too.
+STREAM_SHUFFLE_DOCUMENTS = 256
+
+_FEATURES = Features({"text": Value("large_string")})  # `string` ends at 2 GiB per batch
+_WRITTEN_TOGETHER = 200
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Documents to learn from and to measure on.
+
+    Attributes:
+        train: Training documents; one column, `text`, and one row for each document.
+        validation: Documents that are not trained on, alike.
+        description: What it is and how many documents, in one line for people.
+        fingerprint: Hexadecimal hash of what made it: files with size and time, rules, the choice of validation.
+        streaming: Whether the documents are read while training.
+    """
+
+    train: Documents
+    validation: Documents
+    description: str
+    fingerprint: str
+    streaming: bool
+
+
+def load_corpus(settings: CorpusSettings, *, seed: int) -> Corpus:
+    """Find, check, read and split the text to learn from.
+
+    Files are read once into a memory-mapped cache. A stream is read through once to check it (files only), and then
+    while training, shuffled within `STREAM_SHUFFLE_DOCUMENTS`; at most `STREAM_VALIDATION_DOCUMENTS` of it are
+    validation documents.
+
+    Args:
+        settings: Where the text is and what a document is.
+        seed: Decides which documents are held out, and the order of a stream.
+
+    Returns:
+        The corpus; never without training or validation documents.
+
+    Raises:
+        InputError: The settings contradict each other, or name text that is not there or not readable.
+    """
+    _check_settings(settings)
+    streaming = settings.dataset_name is not None if settings.streaming is None else settings.streaming
+    with _without_progress_bars():
+        name, train, validation, source = _load_source(settings, streaming)
+        if settings.validation_file:
+            files = _text_files(settings.validation_file, settings, field="validation_file")
+            validation = _load_files(files, settings, streaming)
+            choice = files.fingerprint()
+        elif validation is not None:
+            choice = "validation split"
+        else:
+            choice = [settings.validation_fraction, seed]
+            split = {"fraction": settings.validation_fraction, "seed": seed}
+            train, validation = hold_out_of_stream(train, **split) if streaming else hold_out(train, name=name, **split)
+        _check_both_sides(train, validation, name, streaming)
+        if streaming:
+            train = train.shuffle(seed=seed, buffer_size=STREAM_SHUFFLE_DOCUMENTS)
+            validation = validation.take(STREAM_VALIDATION_DOCUMENTS)
+    counts = "streamed" if streaming else f"{len(train)} documents to learn from, {len(validation)} for validation"
+    fingerprint = hashlib.sha256(json.dumps([source, choice]).encode()).hexdigest()
+    return Corpus(train, validation, f"{name}: {counts}", fingerprint, streaming)
+
+
+def cache_folder(settings: CorpusSettings) -> Path:
+    """Return the folder for whatever can be made again: `cache_dir`, or the user's own cache."""
+    if settings.cache_dir:
+        return Path(settings.cache_dir).expanduser()
+    user_cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(user_cache) / "linformer_kit"
+
+
+def _check_settings(settings: CorpusSettings) -> None:
+    if settings.train_file and settings.dataset_name:
+        raise InputError("train_file and dataset_name are both given; expected one of them")
+    if settings.dataset_config_name and not settings.dataset_name:
+        raise InputError("dataset_config_name is given without dataset_name; expected both or neither")
+    if not 0 < settings.validation_fraction < 1:
+        raise InputError(
+            f"validation_fraction: expected more than 0 and less than 1, got {settings.validation_fraction}"
+        )
+    rules = get_args(get_type_hints(CorpusSettings)["document"])
+    if settings.document not in rules:
+        raise InputError(f"document: expected one of {', '.join(rules)}, got {settings.document!r}")
+
+
+def _load_source(settings: CorpusSettings, streaming: bool) -> tuple[str, Documents, Documents | None, list]:
+    """Return name, training documents, validation documents if the source has its own, and what identifies it."""
+    if settings.dataset_name:
+        train, validation = load_hub(settings, streaming=streaming)
+        version = None if streaming else train._fingerprint
+        source = [settings.dataset_name, settings.dataset_config_name, settings.text_column, version]
+        return settings.dataset_name, train, validation, source
+    if settings.train_file:
+        files = _text_files(settings.train_file, settings, field="train_file")
+    else:
+        files = standard_library()
+    return files.name, _load_files(files, settings, streaming), None, [files.fingerprint()]
+
+
+def _text_files(patterns: list[str], settings: CorpusSettings, *, field: str) -> TextFiles:
+    paths = find_files(patterns, field=field)
+    return TextFiles(" ".join(patterns), paths, document=settings.document, column=settings.text_column)
+
+
+def _load_files(files: TextFiles, settings: CorpusSettings, streaming: bool) -> Documents:
+    if streaming:
+        for _ in _read_all(files):
+            pass  # to find what cannot be read now, and not after hours of training
+        arguments = {"paths": list(files.paths), "document": files.document, "column": files.column}
+        # A list is what datasets shares out among data loader workers, file by file.
+        return IterableDataset.from_generator(_rows, features=_FEATURES, gen_kwargs=arguments)
+    try:
+        return Dataset.from_generator(
+            _read_all,
+            features=_FEATURES,
+            gen_kwargs={"files": files},
+            cache_dir=str(cache_folder(settings) / "documents"),
+            fingerprint=files.fingerprint(),
+            writer_batch_size=_WRITTEN_TOGETHER,
+        )
+    except DatasetGenerationError as error:
+        if isinstance(error.__cause__, InputError):
+            raise error.__cause__ from None
+        raise
+
+
+def _read_all(files: TextFiles) -> Iterator[dict[str, str]]:
+    rows = tqdm(_rows(files.paths, files.document, files.column), desc="Reading", unit=" documents", delay=2)
+    yield from rows
+    if rows.n == 0:
+        raise InputError(f"{files.name}: expected documents with text, got none in {len(files.paths)} files")
+
+
+def _rows(paths: list[Path] | tuple[Path, ...], document: str, column: str) -> Iterator[dict[str, str]]:
+    return ({"text": text} for text in read_documents(paths, document=document, column=column))
+
+
+def _check_both_sides(train: Documents, validation: Documents, name: str, streaming: bool) -> None:
+    for documents, side in ((train, "training"), (validation, "validation")):
+        if next(iter(documents), None) is None:
+            advice = "; give --validation_file, or another --validation_fraction" if streaming else ""
+            raise InputError(f"{name}: expected documents for {side}, got none{advice}")
+
+
+@contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    disabled_before = are_progress_bars_disabled()
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not disabled_before:
+            enable_progress_bars()

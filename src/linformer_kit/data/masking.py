@@ -1,0 +1,141 @@
+"""Masked-language-model targets that depend on the seed, the epoch and the block alone.
+
+So a run that is interrupted anywhere goes on with the very masks that it would have seen, in any number of processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from datasets import Dataset
+from torch import LongTensor
+from transformers import PreTrainedTokenizerFast
+
+IGNORED_LABEL = -100  # what cross-entropy losses skip
+
+_MASKED, _REPLACED = 0.8, 0.1  # of the selected tokens, as in BERT and RoBERTa; the others stay
+
+
+def mask_tokens(
+    input_ids: np.ndarray,
+    *,
+    seed: int,
+    epoch: int,
+    index: int,
+    probability: float,
+    mask_token_id: int,
+    special_ids: Sequence[int] | np.ndarray,
+    replacement_ids: Sequence[int] | np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Hide some tokens of one block, as BERT and RoBERTa do.
+
+    A pure function: equal arguments give equal results.
+
+    Args:
+        input_ids: Token ids, `[seq]`; not changed.
+        seed: Not negative, as epoch and index.
+        epoch: How often the blocks were seen before.
+        index: Number of the block.
+        probability: Chance of each token that is not special to be selected.
+        mask_token_id: Stands in for 80 % of the selected tokens.
+        special_ids: Tokens that are never selected.
+        replacement_ids: Tokens of which one, at random, stands in for 10 % of the selected tokens.
+
+    Returns:
+        `(masked_ids, labels)`, int64 `[seq]`: labels are the original ids where selected, `IGNORED_LABEL` elsewhere.
+
+    Source:
+        Devlin et al. 2019, section 3.1; Liu et al. 2019 (RoBERTa), section 4.1, for new masks in each epoch.
+    """
+    # Counter-based: each (seed, epoch) is a key, and each index owns 2^192 draws of it.
+    generator = np.random.Generator(np.random.Philox(key=[seed, epoch], counter=[0, 0, 0, index]))
+    select, act = generator.random((2, len(input_ids)))
+    replacements = np.asarray(replacement_ids)[generator.integers(len(replacement_ids), size=len(input_ids))]
+    original = input_ids.astype(np.int64)
+    selected = (select < probability) & ~np.isin(original, special_ids)
+    masked_ids = original.copy()
+    masked_ids[selected & (act < _MASKED)] = mask_token_id
+    replaced = selected & (act >= _MASKED) & (act < _MASKED + _REPLACED)
+    masked_ids[replaced] = replacements[replaced]
+    return masked_ids, np.where(selected, original, IGNORED_LABEL)
+
+
+class BlockMasker:
+    """`mask_tokens` for one tokenizer and run.
+
+    Args:
+        tokenizer: Gives the mask token, and which tokens are special.
+        seed: Seed of all masks.
+        probability: Share of the tokens to select.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, *, seed: int, probability: float) -> None:
+        special_ids = np.array(tokenizer.all_special_ids)
+        self._arguments = {
+            "seed": seed,
+            "probability": probability,
+            "mask_token_id": tokenizer.mask_token_id,
+            "special_ids": special_ids,
+            "replacement_ids": np.setdiff1d(list(tokenizer.get_vocab().values()), special_ids),
+        }
+
+    def __call__(self, block: np.ndarray, *, epoch: int, index: int) -> dict[str, LongTensor]:
+        """Return `input_ids` and `labels`, each `[seq]`, of a block of ids `[seq]`."""
+        masked_ids, labels = mask_tokens(block, epoch=epoch, index=index, **self._arguments)
+        return {"input_ids": torch.from_numpy(masked_ids), "labels": torch.from_numpy(labels)}
+
+
+class MaskedBlocks(torch.utils.data.Dataset):
+    """Packed blocks with new masks in each epoch.
+
+    Indexed by `(epoch, index)`, as `EpochSampler` gives them, or by an index alone for epoch 0.
+
+    Args:
+        blocks: Result of `packing.pack`.
+        tokenizer: The one that made the blocks.
+        seed: Seed of all masks.
+        probability: Share of the tokens to select.
+    """
+
+    def __init__(self, blocks: Dataset, tokenizer: PreTrainedTokenizerFast, *, seed: int, probability: float) -> None:
+        self._blocks = blocks.with_format("numpy")
+        self._mask = BlockMasker(tokenizer, seed=seed, probability=probability)
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __getitem__(self, key: int | tuple[int, int]) -> dict[str, LongTensor]:
+        epoch, index = key if isinstance(key, tuple) else (0, key)
+        if not 0 <= index < len(self):  # an index below 0 would give a block under a second number, so other masks
+            raise IndexError(f"block {index}: expected 0 to {len(self) - 1}")
+        return self._mask(self._blocks[index]["input_ids"], epoch=epoch, index=index)
+
+
+class EpochSampler(torch.utils.data.Sampler):
+    """Random order of `(epoch, index)` pairs, which bring the epoch to data loader workers, persistent ones too.
+
+    The order depends on the seed and the epoch alone.
+
+    Args:
+        length: Number of blocks.
+        seed: Seed of all orders.
+    """
+
+    def __init__(self, length: int, *, seed: int) -> None:
+        self._length = length
+        self._seed = seed
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iteration."""
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        epoch = self._epoch
+        order = np.random.default_rng([self._seed, epoch]).permutation(self._length)
+        return ((epoch, int(index)) for index in order)

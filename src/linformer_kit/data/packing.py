@@ -1,0 +1,182 @@
+"""Documents to blocks of equal length, without padding.
+
+All documents become one stream, `tokens of a document, end, tokens of the next, end, ...`. It is cut into pieces of
+seq_len - 1 tokens, and each is put behind a start token. What is left over at the end is dropped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import torch
+from datasets import Dataset, IterableDataset
+from torch import LongTensor
+from tqdm import tqdm
+from transformers import PreTrainedTokenizerFast
+
+from linformer_kit.data.masking import BlockMasker
+from linformer_kit.data.tokenizer import end_token_id, start_token_id, tokenizer_fingerprint
+from linformer_kit.errors import InputError
+
+# Part of the name of each cached file: raise it when the same documents would give other blocks.
+_FORMAT_VERSION = 1
+_ITERATION_DOCUMENTS = 64
+# Enough for all cores of a tokenizer to have work; bounds memory where documents are short.
+_TOKENISED_CHARACTERS = 1 << 22
+
+
+def pack(
+    documents: Dataset,
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    seq_len: int,
+    cache: Path | None,
+    key: str,
+    description: str,
+) -> Dataset:
+    """Tokenise documents and cut them into blocks, or read the blocks back from the cache.
+
+    Args:
+        documents: Data set with a column `text`.
+        tokenizer: Has a start and an end token.
+        seq_len: Length of a block in tokens, start token included.
+        cache: Folder for the blocks, which are then memory-mapped; None keeps them in memory.
+        key: Stands for the documents: equal keys mean equal documents.
+        description: What a person calls the documents, for the progress bar and errors.
+
+    Returns:
+        Data set with the one column `input_ids`, int32 `[seq_len]`.
+
+    Raises:
+        InputError: The documents have too few tokens for one block.
+    """
+    if cache is None:
+        return Dataset(pyarrow.Table.from_batches(_batches(documents, tokenizer, seq_len, description)))
+    identity = json.dumps([key, tokenizer_fingerprint(tokenizer), seq_len, _FORMAT_VERSION])
+    path = cache / f"{hashlib.sha256(identity.encode()).hexdigest()}.arrow"
+    if not path.exists():
+        _write(_batches(documents, tokenizer, seq_len, description), path, seq_len)
+    return Dataset.from_file(str(path))
+
+
+class StreamedBlocks(torch.utils.data.IterableDataset):
+    """The blocks of a stream of documents, made and masked while they are read.
+
+    Data loader workers share out the files of the stream; each packs its own. Workers beyond the number of files
+    get nothing.
+
+    Args:
+        documents: Stream with a column `text`.
+        tokenizer: Has a mask, a start and an end token.
+        seq_len: Length of a block in tokens, start token included.
+        seed: Seed of all masks.
+        probability: Share of the tokens to select.
+    """
+
+    def __init__(
+        self,
+        documents: IterableDataset,
+        tokenizer: PreTrainedTokenizerFast,
+        *,
+        seq_len: int,
+        seed: int,
+        probability: float,
+    ) -> None:
+        self._documents = documents
+        self._tokenizer = tokenizer
+        self._seq_len = seq_len
+        self._mask = BlockMasker(tokenizer, seed=seed, probability=probability)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the masks, and the order of a shuffled stream; reaches workers that are already running."""
+        self._documents.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[dict[str, LongTensor]]:
+        epoch = self._documents.epoch
+        worker = torch.utils.data.get_worker_info()
+        first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        if worker is not None:
+            # Threads of a forked tokenizer can deadlock, and the workers already are the parallelism.
+            os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        # Only iteration row by row shares out the stream among workers.
+        texts = (row["text"] for row in self._documents)
+        blocks = (block for group in _blocks(texts, self._tokenizer, self._seq_len) for block in group)
+        for count, block in enumerate(blocks):
+            yield self._mask(block, epoch=epoch, index=first + count * step)
+
+
+def _blocks(texts: Iterable[str], tokenizer: PreTrainedTokenizerFast, seq_len: int) -> Iterator[np.ndarray]:
+    """Yield blocks in groups, int32 `[blocks, seq_len]`."""
+    width = seq_len - 1
+    rest = np.empty(0, dtype=np.int32)
+    for tokens in _token_stream(texts, tokenizer):
+        stream = np.concatenate([rest, tokens])
+        count = len(stream) // width
+        pieces, rest = stream[: count * width].reshape(count, width), stream[count * width :]
+        yield np.insert(pieces, 0, start_token_id(tokenizer), axis=1)
+
+
+def _token_stream(texts: Iterable[str], tokenizer: PreTrainedTokenizerFast) -> Iterator[np.ndarray]:
+    """Yield the tokens of all texts in pieces, each text followed by the end token."""
+    end = [end_token_id(tokenizer)]
+    for batch in _batched_by_size(texts):
+        # Not verbose: that texts are longer than the model's input is what packing is for.
+        encoded = tokenizer(batch, add_special_tokens=False, return_attention_mask=False, verbose=False)
+        yield np.concatenate([np.array(ids + end, dtype=np.int32) for ids in encoded["input_ids"]])
+
+
+def _batched_by_size(texts: Iterable[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    characters = 0
+    for text in texts:
+        batch.append(text)
+        characters += len(text)
+        if characters >= _TOKENISED_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def _batches(
+    documents: Dataset, tokenizer: PreTrainedTokenizerFast, seq_len: int, description: str
+) -> Iterator[pyarrow.RecordBatch]:
+    bar = tqdm(_texts(documents), total=len(documents), desc=f"Tokenising {description}", unit=" documents", delay=2)
+    blocks = 0
+    for group in _blocks(bar, tokenizer, seq_len):
+        blocks += len(group)
+        yield pyarrow.record_batch(
+            [pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(group.reshape(-1)), seq_len)], _schema(seq_len)
+        )
+    if blocks == 0:
+        # So few that counting them again is quick.
+        tokens = sum(len(piece) for piece in _token_stream(_texts(documents), tokenizer))
+        raise InputError(
+            f"{description}: {tokens} tokens; expected at least {seq_len - 1} for one block of seq_len {seq_len}"
+        )
+
+
+def _texts(documents: Dataset) -> Iterator[str]:
+    return (text for batch in documents.iter(batch_size=_ITERATION_DOCUMENTS) for text in batch["text"])
+
+
+def _schema(seq_len: int) -> pyarrow.Schema:
+    return pyarrow.schema({"input_ids": pyarrow.list_(pyarrow.int32(), seq_len)})
+
+
+def _write(batches: Iterable[pyarrow.RecordBatch], path: Path, seq_len: int) -> None:
+    """Write an Arrow file that is either whole or not there, also if another process writes the same."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix="writing-") as staging:
+        staged = Path(staging) / path.name
+        with pyarrow.OSFile(str(staged), "wb") as file, pyarrow.ipc.new_stream(file, _schema(seq_len)) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+        os.replace(staged, path)

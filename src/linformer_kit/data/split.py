@@ -1,0 +1,82 @@
+"""Which documents are held out for validation: decided by a hash of their text, so in any order and on any machine.
+
+Equal documents always fall on the same side, so that no validation document has been learnt by heart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import partial
+
+import numpy as np
+from datasets import Dataset, IterableDataset
+from tqdm import tqdm
+
+from linformer_kit.errors import InputError
+
+_HASH_BYTES = 8
+_ITERATION_DOCUMENTS = 64
+
+
+def text_rank(text: str, *, seed: int) -> int:
+    """Return a pseudo-random 64-bit number that depends on the text and the seed alone."""
+    digest = hashlib.blake2b(text.encode(), digest_size=_HASH_BYTES, key=str(seed).encode())
+    return int.from_bytes(digest.digest(), "big")
+
+
+def hold_out(documents: Dataset, *, fraction: float, seed: int, name: str) -> tuple[Dataset, Dataset]:
+    """Split off the documents of lowest rank.
+
+    Args:
+        documents: Data set with a column `text`.
+        fraction: Share of the documents to hold out, at least one document.
+        seed: Another seed, another split.
+        name: What a person calls the documents, for errors.
+
+    Returns:
+        Training and validation documents, each in the order of `documents`.
+
+    Raises:
+        InputError: All documents are the same one.
+    """
+    bar = tqdm(total=len(documents), desc="Splitting", unit=" documents", delay=2)
+    ranks = np.empty(len(documents), dtype=np.uint64)
+    for batch in documents.iter(batch_size=_ITERATION_DOCUMENTS):
+        ranks[bar.n : bar.n + len(batch["text"])] = [text_rank(text, seed=seed) for text in batch["text"]]
+        bar.update(len(batch["text"]))
+    bar.close()
+    different = np.unique(ranks)
+    if len(different) < 2:
+        raise InputError(
+            f"{name}: expected at least 2 different documents to hold some out, got {len(different)}; give "
+            "--validation_file, or smaller documents by --document line or blank_line"
+        )
+    count = max(1, round(fraction * len(ranks)))
+    # Never the highest rank as well: something must be left to learn from.
+    highest_held_out = min(np.sort(ranks)[count - 1], different[-2])
+    return (
+        documents.select(np.flatnonzero(ranks > highest_held_out)),
+        documents.select(np.flatnonzero(ranks <= highest_held_out)),
+    )
+
+
+def hold_out_of_stream(
+    documents: IterableDataset, *, fraction: float, seed: int
+) -> tuple[IterableDataset, IterableDataset]:
+    """Split a stream of documents: held out is what ranks below a threshold, about `fraction` of them.
+
+    Args:
+        documents: Stream with a column `text`.
+        fraction: Share of the documents to hold out.
+        seed: Another seed, another split.
+
+    Returns:
+        Training and validation documents.
+    """
+    threshold = int(fraction * 2 ** (8 * _HASH_BYTES))
+    below, from_there = (partial(_ranks, side=side, threshold=threshold, seed=seed) for side in ("below", "above"))
+    return documents.filter(from_there, input_columns="text"), documents.filter(below, input_columns="text")
+
+
+def _ranks(text: str, *, side: str, threshold: int, seed: int) -> bool:
+    return (text_rank(text, seed=seed) < threshold) == (side == "below")

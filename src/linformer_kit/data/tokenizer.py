@@ -1,0 +1,124 @@
+"""Tokenizers: a byte-level BPE trained on the corpus, or any existing fast tokenizer that can mask."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tqdm import tqdm
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from linformer_kit.errors import InputError
+
+# `lstrip` (the space before a mask belongs to it) counts only if the trainer gets the token so.
+_MASK = AddedToken("<mask>", lstrip=True, special=True)
+# In the order of RoBERTa's ids.
+_SPECIAL_TOKENS = ["<s>", "<pad>", "</s>", "<unk>", _MASK]
+_SMALLEST_VOCABULARY = len(_SPECIAL_TOKENS) + 256  # every byte is a token, so no text is unknown
+
+
+def train_tokenizer(documents: Iterable[str], *, vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:
+    """Train a byte-level BPE with RoBERTa's special tokens and their ids.
+
+    Args:
+        documents: Text to learn from.
+        vocab_size: Most tokens to have; a small corpus gives fewer, so ask the result for its `len`.
+        max_length: Longest input of the model, in tokens.
+
+    Returns:
+        A tokenizer that `AutoTokenizer` loads after `save_pretrained`. Decoding gives back any text exactly.
+
+    Raises:
+        InputError: The vocabulary has no room for the special tokens and all bytes.
+    """
+    if vocab_size < _SMALLEST_VOCABULARY:
+        raise InputError(
+            f"vocab_size: expected at least {_SMALLEST_VOCABULARY} ({len(_SPECIAL_TOKENS)} special tokens and "
+            f"256 bytes), got {vocab_size}"
+        )
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    bpe.post_processor = processors.RobertaProcessing(
+        ("</s>", 2), ("<s>", 0), trim_offsets=True, add_prefix_space=False
+    )
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        special_tokens=_SPECIAL_TOKENS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(tqdm(documents, desc="Training tokenizer", unit=" documents", delay=2), trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        bos_token="<s>",
+        cls_token="<s>",
+        pad_token="<pad>",
+        eos_token="</s>",
+        sep_token="</s>",
+        unk_token="<unk>",
+        mask_token=_MASK,
+        model_max_length=max_length,
+        model_input_names=["input_ids", "attention_mask"],
+    )
+
+
+def load_tokenizer(name_or_path: str, *, max_length: int) -> PreTrainedTokenizerFast:
+    """Load an existing tokenizer.
+
+    Args:
+        name_or_path: Folder, or id on the Hugging Face hub.
+        max_length: Longest input of the model, in tokens.
+
+    Returns:
+        The tokenizer, without token types among its outputs.
+
+    Raises:
+        InputError: It is not there, is not a fast one, or has no mask, padding, start or end token.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name_or_path)
+    except (OSError, ValueError) as error:
+        if Path(name_or_path).exists():
+            expected = "a folder with tokenizer.json, as save_pretrained writes it"
+        else:
+            expected = "a folder or an id on the Hugging Face hub, and neither was found"
+        raise InputError(f"tokenizer {name_or_path}: expected {expected}") from error
+    if not tokenizer.is_fast:
+        kind = type(tokenizer).__name__
+        raise InputError(f"tokenizer {name_or_path}: expected a fast one (tokenizer.json), got {kind}")
+    needed = {
+        "mask": tokenizer.mask_token,
+        "padding": tokenizer.pad_token,
+        "start (bos or cls)": tokenizer.bos_token or tokenizer.cls_token,
+        "end (eos or sep)": tokenizer.eos_token or tokenizer.sep_token,
+    }
+    missing = " and no ".join(role for role, token in needed.items() if token is None)
+    if missing:
+        raise InputError(f"tokenizer {name_or_path}: expected tokens for {', '.join(needed)}; got no {missing}")
+    tokenizer.model_max_length = max_length
+    tokenizer.model_input_names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
+    return tokenizer
+
+
+def start_token_id(tokenizer: PreTrainedTokenizerFast) -> int:
+    """Return the id that starts a sequence."""
+    return tokenizer.cls_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+
+
+def end_token_id(tokenizer: PreTrainedTokenizerFast) -> int:
+    """Return the id that ends a document."""
+    return tokenizer.sep_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
+
+
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerFast) -> str:
+    """Return a hash that is equal for tokenizers that give equal ids for all text."""
+    rules = json.loads(tokenizer.backend_tokenizer.to_str())
+    # What the latest call asked for, not what the tokenizer is.
+    del rules["truncation"], rules["padding"]
+    identity = [rules, start_token_id(tokenizer), end_token_id(tokenizer)]
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()

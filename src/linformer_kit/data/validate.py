@@ -1,0 +1,133 @@
+"""Checks of what a person gave as text: each raises `InputError` that names the place, what was expected and got."""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from linformer_kit.errors import InputError
+
+TEXT_SUFFIXES = (".txt", ".py", ".md")
+TABLE_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+SUFFIXES = TEXT_SUFFIXES + TABLE_SUFFIXES
+
+_CHUNK_BYTES = 1 << 20
+
+
+def check_exists(path: Path, *, field: str) -> None:
+    """Raise unless `path` is there.
+
+    Args:
+        path: File or folder as the person named it.
+        field: Setting that holds the name.
+    """
+    if not path.exists():
+        raise InputError(f"{field}: no such file or folder: {path}")
+
+
+def check_suffix(path: Path, *, field: str) -> None:
+    """Raise unless the suffix of a file says how to read it."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise InputError(f"{field}: {path} has suffix {path.suffix!r}; expected one of {' '.join(SUFFIXES)}")
+
+
+def check_not_empty(path: Path, *, field: str) -> None:
+    """Raise if a file has no bytes."""
+    if path.stat().st_size == 0:
+        raise InputError(f"{field}: {path} is empty; expected text")
+
+
+def check_found(paths: Sequence[Path], pattern: str, *, field: str) -> None:
+    """Raise if a folder or glob gave no file."""
+    if not paths:
+        raise InputError(f"{field}: {pattern} matches no file; expected files that end in {' '.join(SUFFIXES)}")
+
+
+def check_utf8(path: Path) -> None:
+    """Raise at the first byte of a file that is not UTF-8, in constant memory.
+
+    Args:
+        path: File to read through.
+
+    Raises:
+        InputError: Names the offset in bytes from the start of the file, and the byte there.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    offset = 0
+    with path.open("rb") as file:
+        while True:
+            chunk = file.read(_CHUNK_BYTES)
+            # A character cut by the border of two chunks waits in the decoder and is reported from its own start.
+            waiting = len(decoder.getstate()[0])
+            try:
+                decoder.decode(chunk, final=not chunk)
+            except UnicodeDecodeError as error:
+                byte = error.object[error.start]
+                raise InputError(
+                    f"{path}: not UTF-8 at byte {offset - waiting + error.start} (0x{byte:02x}); expected UTF-8 text"
+                ) from None
+            if not chunk:
+                return
+            offset += len(chunk)
+
+
+def check_column(source: Path | str, column: str, columns: Sequence[str]) -> None:
+    """Raise unless `column` is among `columns`.
+
+    Args:
+        source: File (with its line, if it has one) or data set that holds the columns.
+        column: Name of the text column that is expected.
+        columns: Names that exist.
+    """
+    if column not in columns:
+        raise InputError(f"{source}: no column {column!r} (text_column); it has {', '.join(map(repr, columns))}")
+
+
+def check_text(value: Any, *, source: str, column: str) -> str:
+    """Return `value` if it is text that can be written as UTF-8.
+
+    Args:
+        value: What the text column holds.
+        source: File and line or row.
+        column: Name of the column.
+    """
+    if not isinstance(value, str):
+        raise InputError(f"{source}: {column!r} is {type(value).__name__}; expected a string")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        code = ord(value[error.start])
+        raise InputError(
+            f"{source}: {column!r} has half a surrogate pair, U+{code:04X}, at character {error.start}; "
+            "expected whole Unicode characters"
+        ) from None
+    return value
+
+
+def parse_json_row(text: str, *, source: str) -> dict[str, Any]:
+    """Parse one line of JSON Lines.
+
+    Args:
+        text: The line.
+        source: File and line.
+
+    Returns:
+        The object on that line.
+    """
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        # The rest of the parser's message counts lines within this one line, which would mislead.
+        raise InputError(f"{source}: not JSON ({str(error).split(':')[0]}); expected one object per line") from None
+    if not isinstance(row, dict):
+        raise InputError(f"{source}: JSON {type(row).__name__}; expected one object per line")
+    return row
+
+
+def check_field_count(row: Sequence[str], header: Sequence[str], *, source: str) -> None:
+    """Raise if a row of a table has more or fewer fields than its header."""
+    if len(row) != len(header):
+        raise InputError(f"{source}: expected {len(header)} fields as in the header, got {len(row)}")

@@ -1,0 +1,182 @@
+"""Use a model: fill masks."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, pipeline
+
+from linformer_kit.errors import InputError
+from linformer_kit.settings import FillMaskSettings
+
+
+def main(settings: FillMaskSettings) -> None:
+    """Print the guesses for each mask of the text, with probabilities."""
+    guesses = fill_mask(settings.model, settings.text, top_k=settings.top_k)
+    if settings.json:
+        print(json.dumps(guesses, ensure_ascii=False, indent=2))
+        return
+    for number, candidates in enumerate(guesses, start=1):
+        if len(guesses) > 1:
+            print(f"mask {number}")
+        for candidate in candidates:
+            print(f"{candidate['probability']:7.2%}  {candidate['token']}")
+
+
+def fill_mask(model: str, text: str, *, top_k: int = 5) -> list[list[dict[str, Any]]]:
+    """The likeliest tokens for each mask of a text.
+
+    Args:
+        model: Folder or hub id of a masked language model.
+        text: Text with one or more of the tokenizer's mask tokens.
+        top_k: Guesses for each.
+
+    Returns:
+        For each mask, in order, `top_k` dicts of `token` and `probability`, the likeliest first.
+
+    Raises:
+        InputError: for a folder that is no whole model, a text without mask or too long, or a top_k out of range.
+    """
+    network, tokenizer = load_masked_language_model(model)
+    mask = tokenizer.mask_token
+    if mask is None or mask not in text:
+        raise InputError(f"text: expected one or more {mask}, got {text!r}")
+    if not 1 <= top_k <= network.config.vocab_size:
+        raise InputError(f"top_k: expected 1 to {network.config.vocab_size} (the vocabulary), got {top_k}")
+    length = len(tokenizer(text)["input_ids"])
+    limit = network.config.max_position_embeddings
+    if length > limit:
+        raise InputError(f"text: expected at most {limit} tokens, got {length}")
+    answers = pipeline("fill-mask", model=network, tokenizer=tokenizer)(text, top_k=top_k)
+    if isinstance(answers[0], dict):
+        answers = [answers]
+    return [
+        [{"token": answer["token_str"].strip(), "probability": answer["score"]} for answer in candidates]
+        for candidates in answers
+    ]
+
+
+def load_masked_language_model(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Model, in evaluation mode, and tokenizer, from a folder or the hub.
+
+    Raises:
+        InputError: if the folder does not exist or is half-written, or the model is of a kind without masks.
+    """
+    if os.path.isdir(name) or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        check_model_folder(Path(name))
+    try:
+        # Sizes that do not fit are refused below, in one line instead of a report and an exception.
+        model, loading = AutoModelForMaskedLM.from_pretrained(
+            name, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise InputError(
+            f"model: expected a masked language model, got {name}: {str(error).splitlines()[0]}"
+        ) from error
+    unusable = sorted(loading["missing_keys"]) + sorted(key for key, *_ in loading["mismatched_keys"])
+    if unusable:
+        more = f" and {len(unusable) - 1} others" if len(unusable) > 1 else ""
+        raise InputError(
+            f"model: expected weights that fit its config.json in {name}, got none for {unusable[0]}{more}"
+        )
+    return model.eval(), tokenizer
+
+
+def check_model_folder(folder: Path) -> None:
+    """Refuse a folder that is no whole model before any library looks at it.
+
+    Raises:
+        InputError: that names the file that is missing or broken.
+    """
+    if not folder.is_dir():
+        raise InputError(f"model: expected a folder, got {folder}, which does not exist")
+    config = folder / "config.json"
+    if not config.is_file():
+        raise InputError(f"model: expected config.json in {folder}, got none")
+    try:
+        model_type = json.loads(config.read_text(encoding="utf-8")).get("model_type")
+    except (ValueError, AttributeError) as error:
+        raise InputError(f"{config}: expected the JSON of a model configuration, got {error}") from None
+    if model_type is None:
+        raise InputError(f"{config}: expected a model_type, got none")
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights:
+        raise InputError(f"model: expected model.safetensors in {folder}, got none")
+    for path in weights:
+        try:
+            with safe_open(path, framework="numpy"):
+                pass
+        except (OSError, SafetensorError) as error:
+            raise InputError(f"{path}: expected whole safetensors, got a broken file ({error})") from None
+
+
+@torch.no_grad()
+def guess_held_out(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    blocks: Any,
+    *,
+    seed: int,
+    count: int = 5,
+    top_k: int = 3,
+) -> list[dict[str, Any]]:
+    """Mask one word in each of a few held-out blocks and let the model guess; the same words for every model.
+
+    The model sees the whole block, as in training; the text returned is the line around the mask.
+
+    Args:
+        model: A masked language model.
+        tokenizer: Its tokenizer.
+        blocks: Packed sequences, rows with `input_ids`.
+        seed: Seed of the choice.
+        count: Blocks.
+        top_k: Guesses for each.
+
+    Returns:
+        Dicts of `text`, `answer` and `guesses`, pairs of token and probability.
+    """
+    model.eval()
+    generator = np.random.default_rng(seed)
+    guesses: list[dict[str, Any]] = []
+    for index in generator.permutation(len(blocks)).tolist():
+        ids = np.array(blocks[index]["input_ids"], dtype=np.int64)
+        pieces = [tokenizer.decode([token]) for token in ids.tolist()]
+        words = [position for position in range(1, len(ids) - 1) if _is_word(*pieces[position - 1 : position + 2])]
+        if not words:
+            continue
+        position = int(generator.choice(words))
+        masked = torch.from_numpy(ids.copy()).to(model.device)[None]
+        masked[0, position] = tokenizer.mask_token_id
+        likeliest = model(masked).logits[0, position].float().softmax(dim=-1).topk(top_k)
+        tokens = [tokenizer.decode([token]).strip() for token in likeliest.indices.tolist()]
+        guesses.append(
+            {
+                "text": _line_around(tokenizer, ids, position),
+                "answer": pieces[position].strip(),
+                "guesses": list(zip(tokens, likeliest.values.tolist(), strict=True)),
+            }
+        )
+        if len(guesses) == count:
+            break
+    return guesses
+
+
+def _is_word(before: str, text: str, after: str) -> bool:
+    """Whether a token is a word of its own and not a piece of one."""
+    starts = text[:1].isspace() or not before[-1:].isalnum()
+    return starts and len(text.strip()) > 2 and text.strip().isalpha() and not after[:1].isalnum()
+
+
+def _line_around(tokenizer: PreTrainedTokenizerBase, ids: np.ndarray, position: int) -> str:
+    """The line of text around a token, which is shown as the mask."""
+    before = tokenizer.decode(ids[:position], skip_special_tokens=True).rpartition("\n")[2]
+    after = tokenizer.decode(ids[position + 1 :], skip_special_tokens=True).partition("\n")[0]
+    space = " " if tokenizer.decode([ids[position]])[:1].isspace() else ""
+    return (before[-60:] + space + tokenizer.mask_token + after[:40]).strip()

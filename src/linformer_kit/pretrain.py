@@ -1,0 +1,315 @@
+"""Masked-language-model pretraining: text → tokens → batches → model → checkpoint → results."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import importlib.metadata
+import itertools
+import json
+import logging
+import math
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from datasets import Dataset
+from transformers import PreTrainedTokenizerFast, TrainingArguments, set_seed
+
+from linformer_kit._version import __version__
+from linformer_kit.configuration import LinformerConfig
+from linformer_kit.data.corpus import Corpus, cache_folder, load_corpus
+from linformer_kit.data.masking import MaskedBlocks
+from linformer_kit.data.packing import StreamedBlocks, pack
+from linformer_kit.data.tokenizer import end_token_id, load_tokenizer, start_token_id, train_tokenizer
+from linformer_kit.errors import InputError
+from linformer_kit.modeling import LinformerForMaskedLM
+from linformer_kit.predict import guess_held_out
+from linformer_kit.report import write_pretrain_report
+from linformer_kit.settings import PretrainSettings
+from linformer_kit.training.checkpoint import check_output_dir, newest_whole_checkpoint, open_output_dir
+from linformer_kit.training.metrics import unigram_entropy
+from linformer_kit.training.trainer import PretrainTrainer
+
+logger = logging.getLogger(__name__)
+
+# Documents of a stream that a tokenizer is trained on.
+STREAM_TOKENIZER_DOCUMENTS = 10_000
+# Narrower models lose more to the casts of mixed precision than they gain (measured: docs/log.md).
+BF16_MIN_WIDTH = 256
+# Settings that TrainingArguments takes under the same name.
+_SHARED = (
+    "max_steps",
+    "per_device_train_batch_size",
+    "per_device_eval_batch_size",
+    "gradient_accumulation_steps",
+    "learning_rate",
+    "warmup_steps",
+    "weight_decay",
+    "max_grad_norm",
+    "eval_steps",
+    "save_steps",
+    "save_total_limit",
+    "logging_steps",
+    "activation_checkpointing",
+    "dataloader_num_workers",
+    "report_to",
+    "seed",
+)
+# What pretraining itself decides.
+_FIXED = {
+    "eval_strategy": "steps",
+    "save_strategy": "steps",
+    "eval_on_start": True,
+    "remove_unused_columns": False,
+    "activation_checkpointing_kwargs": {"use_reentrant": False},
+    "logging_nan_inf_filter": False,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """What both models of a comparison see.
+
+    Attributes:
+        corpus: The documents.
+        tokenizer: The tokenizer.
+        train: Masked training sequences.
+        validation: Masked validation sequences, the same at each evaluation.
+        validation_blocks: The validation sequences before masking.
+    """
+
+    corpus: Corpus
+    tokenizer: PreTrainedTokenizerFast
+    train: MaskedBlocks | StreamedBlocks
+    validation: MaskedBlocks
+    validation_blocks: Dataset
+
+
+def main(settings: PretrainSettings) -> None:
+    """Pretrain and print the results."""
+    _, folder = pretrain(settings)
+    print((folder / "metrics.md").read_text(encoding="utf-8"))
+    print(f"Everything is in {folder}. Try it:\n  linformer fill-mask {folder} 'import <mask>'")
+
+
+def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
+    """Pretrain a masked language model, and an equal one with full attention where `compare_full` asks for it.
+
+    Args:
+        settings: What to train on, what to train and how.
+
+    Returns:
+        The results, as in `metrics.json`, and the folder that holds them, the model, the tokenizer and the checkpoints.
+
+    Raises:
+        InputError: for anything in the settings or the data that does not fit. Nothing that was there is lost.
+    """
+    LinformerConfig(**dataclasses.asdict(settings.model))  # before the work on the text: refuse what will not fit
+    training_arguments(settings, Path("unused"))
+    if not 0 < settings.mlm_probability < 1:
+        raise InputError(f"mlm_probability: expected more than 0 and less than 1, got {settings.mlm_probability}")
+    check_output_dir(settings.output_dir, resume=settings.resume, overwrite=settings.overwrite)
+    data = load_data(settings)
+    folder = open_output_dir(settings.output_dir, command="pretrain", overwrite=settings.overwrite)
+    _save_run(settings, data, folder)
+    results = {
+        "command": "pretrain",
+        "unigram_entropy": _unigram_entropy(data),
+        "corpus": {
+            "description": data.corpus.description,
+            "fingerprint": data.corpus.fingerprint,
+            "vocab_size": len(data.tokenizer),
+            "seq_len": settings.model.max_position_embeddings,
+            "train_sequences": None if data.corpus.streaming else len(data.train),
+            "validation_sequences": len(data.validation),
+        },
+        "models": {},
+        "settings": dataclasses.asdict(settings),
+        "versions": _versions(),
+    }
+    runs = {settings.model.attention: folder}
+    if settings.compare_full and settings.model.attention != "full":
+        runs["full"] = folder / "full"
+    for attention, model_folder in runs.items():
+        results["models"][attention] = train_model(settings, data, model_folder, attention=attention)
+        write_pretrain_report(results, folder)
+    return results, folder
+
+
+def load_data(settings: PretrainSettings) -> Data:
+    """Documents, tokenizer and masked sequences; tokenised text comes from the cache where it is there."""
+    seq_len = settings.model.max_position_embeddings
+    corpus = load_corpus(settings, seed=settings.seed)
+    logger.info("%s", corpus.description)
+    tokenizer = _load_or_train_tokenizer(settings, corpus)
+    cache = None if corpus.streaming else cache_folder(settings) / "blocks"
+    masking = {"seed": settings.seed, "probability": settings.mlm_probability}
+    packing = {"seq_len": seq_len, "cache": cache}
+    held_out = corpus.validation
+    if corpus.streaming:
+        held_out = Dataset.from_list(list(held_out))
+        train: MaskedBlocks | StreamedBlocks = StreamedBlocks(corpus.train, tokenizer, seq_len=seq_len, **masking)
+    else:
+        blocks = pack(
+            corpus.train, tokenizer, key=f"train {corpus.fingerprint}", description="training text", **packing
+        )
+        train = MaskedBlocks(blocks, tokenizer, **masking)
+    validation_blocks = pack(
+        held_out, tokenizer, key=f"validation {corpus.fingerprint}", description="validation text", **packing
+    )
+    return Data(corpus, tokenizer, train, MaskedBlocks(validation_blocks, tokenizer, **masking), validation_blocks)
+
+
+def train_model(settings: PretrainSettings, data: Data, folder: Path, *, attention: str) -> dict[str, Any]:
+    """Train one model, save it and measure it.
+
+    Args:
+        settings: As for `pretrain`.
+        data: What to train on.
+        folder: Where model and checkpoints go.
+        attention: `linformer` or `full`.
+
+    Returns:
+        Validation loss in nats and its curve, time, size and guesses in held-out text.
+    """
+    arguments = training_arguments(settings, folder)
+    set_seed(settings.seed)
+    model = LinformerForMaskedLM(model_config(settings, data.tokenizer, attention=attention))
+    logger.info(
+        "%s attention: %s parameters, %s n → k matrices, %s, on %s",
+        attention,
+        f"{model.num_parameters():,}",
+        model.projection_matrix_count(),
+        "bf16 mixed precision" if arguments.bf16 else "float32",
+        arguments.device,
+    )
+    trainer = PretrainTrainer(
+        model,
+        arguments,
+        train_dataset=data.train,
+        eval_dataset=data.validation,
+        processing_class=data.tokenizer,
+        seq_len=settings.model.max_position_embeddings,
+    )
+    checkpoint = newest_whole_checkpoint(folder) if settings.resume else None
+    if settings.resume:
+        logger.info("resuming from %s", checkpoint or "the start: no whole checkpoint")
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    loss = trainer.evaluate()["eval_loss"]
+    if trainer.is_world_process_zero():
+        model.save_pretrained(folder)
+        data.tokenizer.save_pretrained(folder)
+    curve = {entry["step"]: entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry}
+    return {
+        "parameters": model.num_parameters(),
+        "projection_matrices": model.projection_matrix_count(),
+        "updates": trainer.state.global_step,
+        "validation_loss": loss,
+        "perplexity": math.exp(min(loss, 700)),
+        "curve": sorted(curve.items()),
+        "seconds": trainer.progress.seconds,
+        "tokens_per_second": trainer.progress.tokens_per_second,
+        "bf16": arguments.bf16,
+        "guesses": guess_held_out(model, data.tokenizer, data.validation_blocks, seed=settings.seed),
+    }
+
+
+def model_config(settings: PretrainSettings, tokenizer: PreTrainedTokenizerFast, *, attention: str) -> LinformerConfig:
+    """The architecture of the settings with the vocabulary and special tokens of the tokenizer."""
+    fields = dataclasses.asdict(settings.model) | {
+        "attention": attention,
+        "vocab_size": len(tokenizer),
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": start_token_id(tokenizer),
+        "eos_token_id": end_token_id(tokenizer),
+    }
+    return LinformerConfig(**fields)
+
+
+def training_arguments(settings: PretrainSettings, folder: Path) -> TrainingArguments:
+    """The settings as transformers' TrainingArguments.
+
+    Raises:
+        InputError: for names below `trainer` that are unknown or have a setting of their own, and for bad values.
+    """
+    known = [field.name for field in dataclasses.fields(TrainingArguments)]
+    for name in settings.trainer:
+        if name in _SHARED or name in ("bf16", "output_dir"):
+            raise InputError(f"trainer.{name}: expected --{name}, which is a setting of its own")
+        if name in _FIXED:
+            raise InputError(f"trainer.{name}: expected another field, pretraining sets this one to {_FIXED[name]}")
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f" (did you mean {close[0]}?)" if close else ""
+            raise InputError(f"trainer.{name}: expected a field of TrainingArguments, got an unknown one{hint}")
+    shared = {name: getattr(settings, name) for name in _SHARED}
+    try:
+        return TrainingArguments(
+            output_dir=str(folder),
+            bf16=_use_bf16(settings),
+            disable_tqdm=True,
+            **{"dataloader_pin_memory": torch.cuda.is_available(), **settings.trainer},
+            **shared,
+            **_FIXED,
+        )
+    except (TypeError, ValueError, ImportError) as error:
+        raise InputError(f"training: {str(error).splitlines()[0]}") from error
+
+
+def _use_bf16(settings: PretrainSettings) -> bool:
+    if settings.bf16 != "auto":
+        return settings.bf16 == "true"
+    if settings.trainer.get("fp16") or settings.model.hidden_size < BF16_MIN_WIDTH:
+        return False
+    if torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+def _load_or_train_tokenizer(settings: PretrainSettings, corpus: Corpus) -> PreTrainedTokenizerFast:
+    max_length = settings.model.max_position_embeddings
+    if settings.tokenizer:
+        return load_tokenizer(settings.tokenizer, max_length=max_length)
+    vocab_size = settings.model.vocab_size
+    if corpus.streaming:
+        texts = (row["text"] for row in itertools.islice(corpus.train, STREAM_TOKENIZER_DOCUMENTS))
+        return train_tokenizer(texts, vocab_size=vocab_size, max_length=max_length)
+    key = hashlib.sha256(json.dumps([corpus.fingerprint, vocab_size]).encode()).hexdigest()
+    folder = cache_folder(settings) / "tokenizers" / key
+    if not (folder / "tokenizer_config.json").exists():  # written last
+        texts = (row["text"] for row in corpus.train)
+        train_tokenizer(texts, vocab_size=vocab_size, max_length=max_length).save_pretrained(folder)
+    return load_tokenizer(str(folder), max_length=max_length)
+
+
+def _unigram_entropy(data: Data) -> float:
+    return unigram_entropy(
+        (batch["input_ids"] for batch in data.validation_blocks.with_format("numpy").iter(batch_size=1024)),
+        vocab_size=len(data.tokenizer),
+        special_ids=data.tokenizer.all_special_ids,
+    )
+
+
+def _save_run(settings: PretrainSettings, data: Data, folder: Path) -> None:
+    """The resolved settings, and what else is needed to do the same again."""
+    (folder / "settings.yaml").write_text(yaml.safe_dump(dataclasses.asdict(settings), sort_keys=False), "utf-8")
+    run = {
+        "command": "pretrain",
+        "arguments": sys.argv[1:],
+        "corpus": data.corpus.description,
+        "corpus_fingerprint": data.corpus.fingerprint,
+        "versions": _versions(),
+    }
+    (folder / "run.json").write_text(json.dumps(run, indent=2) + "\n", encoding="utf-8")
+
+
+def _versions() -> dict[str, str]:
+    packages = ("torch", "transformers", "accelerate", "datasets", "tokenizers")
+    return {"linformer-kit": __version__, "python": platform.python_version()} | {
+        name: importlib.metadata.version(name) for name in packages
+    }

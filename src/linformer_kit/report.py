@@ -1,0 +1,125 @@
+"""Results as a person reads them: JSON to Markdown tables and figures. Everything here is made from the JSON alone."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")  # before pyplot: no screen is needed
+import matplotlib.pyplot as plt
+
+LABELS = {"linformer": "Linformer", "full": "Transformer (full attention)"}
+
+
+def write_pretrain_report(results: dict[str, Any], folder: Path) -> str:
+    """Write `metrics.json`, `metrics.md` and `perplexity.png`.
+
+    Args:
+        results: What `pretrain.pretrain` measured.
+        folder: Where to write.
+
+    Returns:
+        The Markdown text.
+    """
+    (folder / "metrics.json").write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    text = pretrain_markdown(results)
+    (folder / "metrics.md").write_text(text, encoding="utf-8")
+    draw_perplexity(results, folder / "perplexity.png")
+    return text
+
+
+def pretrain_markdown(results: dict[str, Any]) -> str:
+    """The results of pretraining as Markdown: losses, then the guesses."""
+    corpus, models = results["corpus"], results["models"]
+    rows = [
+        [
+            "unigram (token frequencies alone)",
+            "",
+            "",
+            f"{results['unigram_entropy']:.3f}",
+            _perplexity(results["unigram_entropy"]),
+            "",
+        ]
+    ]
+    for name, model in models.items():
+        loss = model["validation_loss"]
+        rows.append(
+            [
+                LABELS[name],
+                f"{model['parameters']:,}",
+                f"{model['updates']:,}",
+                f"{loss:.3f}",
+                _perplexity(loss),
+                f"{model['tokens_per_second']:,.0f}",
+            ]
+        )
+    header = ["model", "parameters", "updates", "validation loss (nats)", "perplexity", "training tokens/s"]
+    lines = [
+        "# Pretraining",
+        "",
+        f"Corpus: {corpus['description']}. Vocabulary {corpus['vocab_size']:,}; "
+        f"sequences of {corpus['seq_len']} tokens, {_count(corpus['train_sequences'])} to train and "
+        f"{_count(corpus['validation_sequences'])} to validate.",
+        "",
+        *_table(header, rows),
+        "",
+        "Loss and perplexity are over the masked tokens of the validation text; the unigram row is the entropy of that "
+        "text's own token frequencies.",
+    ]
+    for name, model in models.items():
+        lines += ["", f"## What {LABELS[name]} guesses in held-out text", ""]
+        lines += _table(
+            ["text", "right", "guesses"],
+            [
+                [
+                    _code(guess["text"]),
+                    _code(guess["answer"]),
+                    ", ".join(f"{_code(token)} {probability:.0%}" for token, probability in guess["guesses"]),
+                ]
+                for guess in model["guesses"]
+            ],
+        )
+    return "\n".join(lines) + "\n"
+
+
+def draw_perplexity(results: dict[str, Any], path: Path) -> None:
+    """Validation perplexity against updates, with the unigram's as a line."""
+    figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    for name, model in results["models"].items():
+        updates, losses = zip(*model["curve"], strict=True)
+        axes.plot(updates, [math.exp(min(loss, 700)) for loss in losses], marker="o", markersize=3, label=LABELS[name])
+    unigram = math.exp(results["unigram_entropy"])
+    axes.axhline(unigram, color="gray", linestyle="--", linewidth=1, label=f"unigram ({unigram:,.0f})")
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.yaxis.set_minor_formatter(matplotlib.ticker.LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.5)))
+    axes.set_xlabel("updates")
+    axes.set_ylabel("validation perplexity (masked tokens)")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _perplexity(loss: float) -> str:
+    return f"{math.exp(min(loss, 700)):,.1f}"
+
+
+def _count(number: int | None) -> str:
+    return "a stream" if number is None else f"{number:,}"
+
+
+def _table(header: list[str], rows: list[list[str]]) -> list[str]:
+    lines = [header, ["---"] * len(header), *rows]
+    return ["| " + " | ".join(cells) + " |" for cells in lines]
+
+
+def _code(text: str) -> str:
+    """Text as code that survives in a table cell, whatever it holds."""
+    text = text.replace("\n", "⏎").replace("|", "¦")
+    fence = "``" if "`" in text else "`"
+    return f"{fence} {text} {fence}" if "`" in text else f"`{text}`"

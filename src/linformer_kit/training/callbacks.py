@@ -1,0 +1,81 @@
+"""What a person sees while a model trains."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+from tqdm import tqdm
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+
+class ProgressBar(TrainerCallback):
+    """One bar over all updates: loss, tokens per second, time left; a line for each evaluation.
+
+    Args:
+        tokens_per_update: Tokens in all forward passes of one update, over all processes.
+
+    Attributes:
+        tokens_per_second: Mean over the run so far; evaluation and saving do not count.
+    """
+
+    def __init__(self, *, tokens_per_update: int) -> None:
+        self.tokens_per_update = tokens_per_update
+        self.seconds = 0.0
+        self.updates = 0
+        self._started = 0.0
+        self._bar: tqdm | None = None
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.updates * self.tokens_per_update / self.seconds if self.seconds else 0.0
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if state.is_world_process_zero:
+            self._bar = tqdm(
+                total=state.max_steps, initial=state.global_step, desc="training", unit="update", dynamic_ncols=True
+            )
+
+    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+        self._started = time.perf_counter()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self.seconds += time.perf_counter() - self._started
+        self.updates += 1
+        if self._bar is not None:
+            self._bar.update(state.global_step - self._bar.n)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if self._bar is not None and logs and "loss" in logs:
+            self._bar.set_postfix_str(f"loss {logs['loss']:.3f}, {self.tokens_per_second:,.0f} tokens/s", refresh=False)
+
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if self._bar is not None and metrics and "eval_loss" in metrics:
+            loss = metrics["eval_loss"]
+            perplexity = math.exp(min(loss, 700))
+            self._bar.write(
+                f"update {state.global_step}: validation loss {loss:.3f} nats, perplexity {perplexity:,.1f}",
+                file=self._bar.fp,
+            )
+
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None

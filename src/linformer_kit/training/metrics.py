@@ -1,0 +1,52 @@
+"""What is measured in pretraining, in nats.
+
+Masked-language-model loss is the mean negative log-likelihood of the masked tokens, over all of them together: a mean
+of batch means would weigh tokens by the company they keep. Perplexity is its exponential. The unigram entropy is over
+the tokens that can be masked, so without special tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from linformer_kit.modeling import LinformerForMaskedLM
+from linformer_kit.settings import IGNORED_LABEL
+
+
+def masked_token_losses(
+    model: LinformerForMaskedLM,
+    input_ids: Int[Tensor, "batch seq_len"],
+    labels: Int[Tensor, "batch seq_len"],
+) -> tuple[Float[Tensor, " batch"], Int[Tensor, " batch"]]:
+    """Sum of the negative log-likelihoods of the labelled tokens of each sequence, and their count.
+
+    The head runs on labelled tokens only. Sums over sequences, unlike means, add up exactly over batches and processes.
+    """
+    hidden = model.linformer(input_ids).last_hidden_state
+    selected = labels != IGNORED_LABEL
+    losses = F.cross_entropy(model.lm_head(hidden[selected]).float(), labels[selected], reduction="none")
+    sequence = selected.nonzero()[:, 0]
+    sums = torch.zeros(len(labels), device=losses.device).index_add(0, sequence, losses)
+    return sums, selected.sum(dim=1)
+
+
+def unigram_entropy(blocks: Iterable[np.ndarray], *, vocab_size: int, special_ids: Iterable[int]) -> float:
+    """Entropy in nats of the tokens' own frequencies: the loss of the best guess that ignores all context.
+
+    Args:
+        blocks: Arrays of token ids.
+        vocab_size: Number of tokens in the vocabulary.
+        special_ids: Tokens that do not count.
+    """
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    for block in blocks:
+        counts += np.bincount(np.asarray(block).ravel(), minlength=vocab_size)
+    counts[list(special_ids)] = 0
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log(shares)).sum())

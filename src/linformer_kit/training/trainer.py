@@ -1,0 +1,81 @@
+"""transformers' Trainer with what pretraining needs: repeatable order, exact validation loss, its own progress bar."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import EvalPrediction, PrinterCallback, ProgressCallback, Trainer, TrainingArguments
+
+from linformer_kit.data.masking import EpochSampler, MaskedBlocks
+from linformer_kit.training.callbacks import ProgressBar
+from linformer_kit.training.metrics import masked_token_losses
+
+
+class PretrainTrainer(Trainer):
+    """Trainer for masked language models over packed blocks.
+
+    Args:
+        model: A `LinformerForMaskedLM`.
+        args: As for Trainer.
+        train_dataset: `MaskedBlocks`, or a stream of masked blocks.
+        eval_dataset: `MaskedBlocks`, masked the same at each evaluation.
+        processing_class: The tokenizer, saved in each checkpoint.
+        seq_len: Tokens in a block, for tokens per second.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        args: TrainingArguments,
+        *,
+        train_dataset: MaskedBlocks | torch.utils.data.IterableDataset,
+        eval_dataset: MaskedBlocks,
+        processing_class: Any,
+        seq_len: int,
+    ) -> None:
+        super().__init__(
+            model,
+            args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=processing_class,
+            compute_metrics=_mean_token_loss,
+        )
+        self.remove_callback(ProgressCallback)
+        self.remove_callback(PrinterCallback)
+        tokens = self.args.train_batch_size * args.gradient_accumulation_steps * args.world_size * seq_len
+        self.progress = ProgressBar(tokens_per_update=tokens)
+        self.add_callback(self.progress)
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> torch.utils.data.Sampler | None:
+        """Order and epoch come from one sampler, so both reach worker processes and survive a resume."""
+        dataset = self.train_dataset if train_dataset is None else train_dataset
+        return EpochSampler(len(dataset), seed=self.args.seed)
+
+    def prediction_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Tensor],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
+        """Loss sums and token counts of each sequence instead of logits over the vocabulary."""
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            sums, counts = masked_token_losses(
+                self.accelerator.unwrap_model(model), inputs["input_ids"], inputs["labels"]
+            )
+        return sums.sum() / counts.sum().clamp(min=1), (sums, counts), counts
+
+    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
+        """The library's loop, whose loss is a mean of batch means, with the mean over all tokens in its place."""
+        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        output.metrics[f"{metric_key_prefix}_loss"] = output.metrics.pop(f"{metric_key_prefix}_mean_token_loss")
+        return output
+
+
+def _mean_token_loss(prediction: EvalPrediction) -> dict[str, float]:
+    sums, counts = prediction.predictions
+    return {"mean_token_loss": float(sums.sum(dtype="float64") / counts.sum())}

@@ -1,0 +1,271 @@
+"""Where documents come from, and which are held out."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import datasets
+import pytest
+
+from linformer_kit.data import corpus as corpus_module
+from linformer_kit.data.corpus import cache_folder, load_corpus
+from linformer_kit.data.split import hold_out_of_stream
+from linformer_kit.errors import InputError
+from linformer_kit.settings import CorpusSettings
+
+
+@pytest.fixture
+def settings(tmp_path, monkeypatch):
+    """Make settings whose caches are all below tmp_path."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hub_cache"))
+
+    def make(*names, **fields):
+        files = [str(tmp_path / name) for name in names] or None
+        return CorpusSettings(train_file=files, **{"cache_dir": str(tmp_path / "cache"), **fields})
+
+    return make
+
+
+def write_lines(path, lines):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return str(path)
+
+
+def write_json_lines(path, texts, column="text"):
+    return write_lines(path, [json.dumps({column: text, "id": 7}) for text in texts])
+
+
+def texts(documents):
+    return [row["text"] for row in documents]
+
+
+def numbered(count, word="document"):
+    return [f"{word} {number}" for number in range(count)]
+
+
+def test_split_is_by_document_whole_and_of_the_asked_size(tmp_path, settings):
+    write_lines(tmp_path / "a.txt", numbered(101))
+    corpus = load_corpus(settings("a.txt", document="line", validation_fraction=0.07), seed=3)
+    assert len(corpus.validation) == 7 and len(corpus.train) == 94
+    assert sorted(texts(corpus.train) + texts(corpus.validation)) == sorted(numbered(101))
+    assert corpus.train.column_names == ["text"] and not corpus.streaming
+    assert corpus.description == f"{tmp_path / 'a.txt'}: 94 documents to learn from, 7 for validation"
+
+
+def test_split_does_not_depend_on_the_order_but_on_the_seed(tmp_path, settings):
+    write_lines(tmp_path / "a.txt", numbered(101))
+    write_lines(tmp_path / "b.txt", reversed(numbered(101)))
+    held_out = [
+        set(texts(load_corpus(settings(name, document="line", validation_fraction=0.11), seed=seed).validation))
+        for name, seed in [("a.txt", 3), ("b.txt", 3), ("a.txt", 5)]
+    ]
+    assert held_out[0] == held_out[1] != held_out[2]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_equal_documents_fall_on_the_same_side(tmp_path, settings, streaming, seed):
+    write_lines(tmp_path / "a.txt", numbered(13) * 5)
+    made = settings("a.txt", document="line", validation_fraction=0.3, streaming=streaming)
+    corpus = load_corpus(made, seed=seed)
+    train, validation = texts(corpus.train), texts(corpus.validation)
+    assert not set(train) & set(validation) and len(train) + len(validation) == 65
+
+
+@pytest.mark.parametrize("fraction", [0.001, 0.999])
+def test_both_sides_get_a_document_at_any_fraction(tmp_path, settings, fraction):
+    write_lines(tmp_path / "a.txt", ["a", "b", "b", "c"])
+    for seed in range(5):
+        corpus = load_corpus(settings("a.txt", document="line", validation_fraction=fraction), seed=seed)
+        assert len(corpus.train) and len(corpus.validation)
+
+
+def test_smallest_share_is_one_document(tmp_path, settings):
+    write_lines(tmp_path / "a.txt", numbered(101))
+    corpus = load_corpus(settings("a.txt", document="line", validation_fraction=0.001), seed=0)
+    assert len(corpus.validation) == 1
+
+
+def test_mixed_suffixes_are_one_corpus(tmp_path, settings):
+    write_lines(tmp_path / "in/a.txt", ["whole", "file"])
+    write_json_lines(tmp_path / "in/b.jsonl", ["json 1", "json 2"])
+    write_lines(tmp_path / "in/deep/c.csv", ["id,text", "1,csv"])
+    corpus = load_corpus(settings("in"), seed=0)
+    assert sorted(texts(corpus.train) + texts(corpus.validation)) == ["csv", "json 1", "json 2", "whole\nfile\n"]
+
+
+def test_validation_file_leaves_all_training_documents(tmp_path, settings):
+    write_lines(tmp_path / "a.txt", ["one document"])
+    held_out = write_lines(tmp_path / "b.txt", ["another"])
+    corpus = load_corpus(settings("a.txt", validation_file=[held_out]), seed=0)
+    assert (texts(corpus.train), texts(corpus.validation)) == (["one document\n"], ["another\n"])
+
+
+def test_built_in_corpus(settings):
+    corpus = load_corpus(settings(), seed=0)
+    count = len(corpus.train) + len(corpus.validation)
+    assert 500 < count < 1000 and len(corpus.validation) == round(0.05 * count)
+    assert corpus.description.startswith("standard library of Python 3.")
+
+
+def test_second_load_reads_the_cache(tmp_path, settings, monkeypatch):
+    write_lines(tmp_path / "a.txt", numbered(7))
+    first = load_corpus(settings("a.txt", document="line"), seed=0)
+    monkeypatch.setattr(corpus_module, "read_documents", None)
+    second = load_corpus(settings("a.txt", document="line"), seed=0)
+    assert texts(first.train) == texts(second.train) and first.fingerprint == second.fingerprint
+    assert str(tmp_path / "cache") in first.train.cache_files[0]["filename"]
+
+
+def test_fingerprint_changes_with_whatever_changes_the_documents(tmp_path, settings):
+    path = write_json_lines(tmp_path / "a.jsonl", numbered(7))
+    other = write_json_lines(tmp_path / "b.jsonl", numbered(5, "other"))
+    base = settings("a.jsonl")
+    made = [
+        load_corpus(base, seed=0),
+        load_corpus(base, seed=1),
+        load_corpus(settings("a.jsonl", document="line"), seed=0),
+        load_corpus(settings("a.jsonl", validation_fraction=0.5), seed=0),
+        load_corpus(settings("a.jsonl", validation_file=[other]), seed=0),
+    ]
+    write_json_lines(tmp_path / "b.jsonl", numbered(3, "other"))
+    made.append(load_corpus(settings("a.jsonl", validation_file=[other]), seed=0))
+    os.utime(path, ns=(1, 1))
+    made.append(load_corpus(base, seed=0))
+    write_json_lines(tmp_path / "a.jsonl", numbered(11))
+    os.utime(path, ns=(1, 1))
+    made.append(load_corpus(base, seed=0))
+    assert len({corpus.fingerprint for corpus in made}) == len(made)
+    assert all(int(corpus.fingerprint, 16) for corpus in made)
+
+
+def test_stream_of_files_has_the_same_documents_in_another_order_each_epoch(tmp_path, settings):
+    write_lines(tmp_path / "a.txt", numbered(101))
+    write_json_lines(tmp_path / "b.jsonl", numbered(53, "row"))
+    made = settings("a.txt", "b.jsonl", document="line", streaming=True, validation_fraction=0.1)
+    corpus = load_corpus(made, seed=0)
+    assert corpus.streaming and isinstance(corpus.train, datasets.IterableDataset)
+    first = texts(corpus.train)
+    assert sorted(first + texts(corpus.validation)) == sorted(numbered(101) + numbered(53, "row"))
+    assert texts(corpus.train) == first
+    corpus.train.set_epoch(1)
+    assert texts(corpus.train) != first and sorted(texts(corpus.train)) == sorted(first)
+
+
+def test_stream_of_files_is_checked_at_once(tmp_path, settings):
+    write_json_lines(tmp_path / "a.jsonl", numbered(7))
+    write_lines(tmp_path / "b.jsonl", ["{"])
+    with pytest.raises(InputError, match=r"b\.jsonl line 1: not JSON"):
+        load_corpus(settings("a.jsonl", "b.jsonl", streaming=True), seed=0)
+
+
+def test_stream_validation_is_bounded(tmp_path, settings, monkeypatch):
+    monkeypatch.setattr(corpus_module, "STREAM_VALIDATION_DOCUMENTS", 5)
+    write_lines(tmp_path / "a.txt", numbered(101))
+    made = settings("a.txt", document="line", streaming=True, validation_fraction=0.5)
+    assert len(texts(load_corpus(made, seed=0).validation)) == 5
+
+
+def test_share_held_out_of_a_stream():
+    stream = datasets.Dataset.from_dict({"text": numbered(2003)}).to_iterable_dataset()
+    train, validation = hold_out_of_stream(stream, fraction=0.2, seed=0)
+    count = len(texts(validation))
+    assert abs(count - 0.2 * 2003) < 5 * (2003 * 0.2 * 0.8) ** 0.5
+    assert len(texts(train)) == 2003 - count
+
+
+@pytest.mark.parametrize("streaming", [None, False])
+def test_hub_data_is_streamed_by_default_and_keeps_its_own_split(tmp_path, settings, streaming):
+    write_json_lines(tmp_path / "hub/train.jsonl", [*numbered(7), " "], column="body")
+    write_json_lines(tmp_path / "hub/validation.jsonl", numbered(3, "held out"), column="body")
+    made = settings(dataset_name=str(tmp_path / "hub"), text_column="body", streaming=streaming)
+    corpus = load_corpus(made, seed=0)
+    assert corpus.streaming is (streaming is None)
+    assert sorted(texts(corpus.train)) == numbered(7) and texts(corpus.validation) == numbered(3, "held out")
+    assert list(next(iter(corpus.train))) == ["text"]
+
+
+@pytest.mark.parametrize("streaming", [None, False])
+def test_hub_data_without_validation_is_split(tmp_path, settings, streaming):
+    write_json_lines(tmp_path / "hub/train.jsonl", numbered(31))
+    made = settings(dataset_name=str(tmp_path / "hub"), validation_fraction=0.2, streaming=streaming)
+    corpus = load_corpus(made, seed=0)
+    assert sorted(texts(corpus.train) + texts(corpus.validation)) == sorted(numbered(31))
+
+
+def test_loading_is_silent(tmp_path, settings, capfd):
+    write_json_lines(tmp_path / "hub/train.jsonl", numbered(31))
+    load_corpus(settings(dataset_name=str(tmp_path / "hub"), streaming=False), seed=0)
+    load_corpus(settings("hub"), seed=0)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_cache_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder(CorpusSettings()) == tmp_path / "linformer_kit"
+    assert cache_folder(CorpusSettings(cache_dir="there")).name == "there"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert cache_folder(CorpusSettings()) == tmp_path / "home" / ".cache" / "linformer_kit"
+
+
+def test_one_document_cannot_be_split(tmp_path, settings):
+    write_lines(tmp_path / "a.txt", ["one", "document"])
+    message = r"a\.txt: expected at least 2 different documents.*, got 1; give --validation_file, or .* --document"
+    with pytest.raises(InputError, match=message):
+        load_corpus(settings("a.txt"), seed=0)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_blank_corpus(tmp_path, settings, streaming):
+    write_lines(tmp_path / "a.txt", [" ", ""])
+    with pytest.raises(InputError, match=r"a\.txt: expected documents with text, got none in 1 files$"):
+        load_corpus(settings("a.txt", streaming=streaming), seed=0)
+
+
+def test_stream_too_short_to_hold_anything_out(tmp_path, settings):
+    write_lines(tmp_path / "a.txt", ["one"])
+    message = r"a\.txt: expected documents for validation, got none; give --validation_file, or another"
+    with pytest.raises(InputError, match=message):
+        load_corpus(settings("a.txt", streaming=True, validation_fraction=1e-9), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"dataset_name": "x", "train_file": ["y"]},
+            "train_file and dataset_name are both given; expected one of them",
+        ),
+        ({"dataset_config_name": "x"}, "dataset_config_name is given without dataset_name; expected both or neither"),
+        ({"validation_fraction": 0.0}, "validation_fraction: expected more than 0 and less than 1, got 0.0"),
+        ({"validation_fraction": 1}, "validation_fraction: expected more than 0 and less than 1, got 1"),
+        ({"document": "page"}, "document: expected one of auto, file, line, blank_line, wikitext, got 'page'"),
+    ],
+)
+def test_settings_that_cannot_be_meant(fields, message):
+    with pytest.raises(InputError) as error:
+        load_corpus(CorpusSettings(**fields), seed=0)
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("file", "fields", "message"),
+    [
+        ("train", {"text_column": "body"}, r"no column 'body' \(text_column\); it has 'text', 'id'$"),
+        ("train", {"text_column": "id"}, r"column 'id' is Value\('int64'\); expected strings$"),
+        ("train", {"dataset_config_name": "no"}, r"BuilderConfig 'no' not found"),
+        ("test", {}, r"expected a split 'train', got 'test'$"),
+    ],
+)
+def test_bad_hub_data(tmp_path, settings, file, fields, message):
+    write_json_lines(tmp_path / f"hub/{file}.jsonl", numbered(7))
+    with pytest.raises(InputError, match=f"^dataset_name .*hub: {message}"):
+        load_corpus(settings(dataset_name=str(tmp_path / "hub"), **fields), seed=0)
+
+
+def test_hub_data_that_does_not_exist(settings):
+    with pytest.raises(InputError, match=r"^dataset_name nobody/nothing: [^\n]*'nobody/nothing'[^\n]*$"):
+        load_corpus(settings(dataset_name="nobody/nothing"), seed=0)

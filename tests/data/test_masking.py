@@ -1,0 +1,127 @@
+"""Masks: their rates, and that they depend on the seed, the epoch and the block alone."""
+
+from __future__ import annotations
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from linformer_kit.data.masking import EpochSampler, MaskedBlocks, mask_tokens
+
+MASK, SPECIAL, REPLACEMENTS = 4, [0, 1, 2, 3, 4], np.arange(5, 997)
+LENGTH = 100_003
+
+
+def mask(input_ids, **changed):
+    arguments = {"seed": 3, "epoch": 5, "index": 7, "probability": 0.15, "mask_token_id": MASK}
+    return mask_tokens(input_ids, **{**arguments, "special_ids": SPECIAL, "replacement_ids": REPLACEMENTS, **changed})
+
+
+def ids(length=LENGTH, lowest=5):
+    return np.random.default_rng(0).integers(lowest, 997, size=length).astype(np.int32)
+
+
+def within_bounds(count, total, rate):
+    """Five standard deviations of a binomial: fails once in two million seeds."""
+    return abs(count - total * rate) < 5 * (total * rate * (1 - rate)) ** 0.5
+
+
+def test_rates_are_those_of_bert():
+    original = ids()
+    masked, labels = mask(original)
+    selected = labels != -100
+    hidden, kept = selected & (masked == MASK), selected & (masked == original)
+    replaced = selected & ~hidden & ~kept
+    count = selected.sum()
+    assert within_bounds(count, LENGTH, 0.15)
+    assert within_bounds(hidden.sum(), count, 0.8)
+    # One replacement in 992 is the token that was there.
+    assert within_bounds(replaced.sum(), count, 0.1 * 991 / 992) and within_bounds(kept.sum(), count, 0.1)
+    assert len(np.unique(masked[replaced])) > 700
+
+
+def test_labels_are_the_originals_where_selected_and_nothing_else_changes():
+    original = ids()
+    before = original.copy()
+    masked, labels = mask(original)
+    selected = labels != -100
+    assert (labels[selected] == original[selected]).all() and (masked[~selected] == original[~selected]).all()
+    assert masked.dtype == labels.dtype == np.int64 and (original == before).all()
+
+
+def test_special_tokens_are_neither_selected_nor_replacements():
+    original = ids(lowest=0)
+    masked, labels = mask(original, probability=1.0)
+    special = np.isin(original, SPECIAL)
+    assert special.any() and (labels[special] == -100).all() and (labels[~special] != -100).all()
+    assert not np.isin(masked[~special], [0, 1, 2, 3]).any()
+
+
+def test_equal_keys_give_equal_masks_and_others_do_not():
+    original = ids(487)
+    first = mask(original)
+    assert all((one == two).all() for one, two in zip(first, mask(original), strict=True))
+    others = [{"seed": 4}, {"epoch": 6}, {"index": 8}, {"seed": 5, "epoch": 3}, {"epoch": 7, "index": 5}]
+    assert all((mask(original, **changed)[1] != first[1]).any() for changed in others)
+
+
+def test_global_random_state_plays_no_part():
+    original = ids(487)
+    np.random.seed(0)
+    first = mask(original)
+    np.random.seed(1)
+    assert (mask(original)[0] == first[0]).all()
+
+
+@pytest.fixture
+def blocks(tokenizer):
+    rows = np.random.default_rng(0).integers(5, 281, size=(23, 47)).astype(np.int32)
+    return MaskedBlocks(datasets.Dataset.from_dict({"input_ids": rows}), tokenizer, seed=3, probability=0.3)
+
+
+def test_masked_blocks_are_indexed_by_epoch_and_index(blocks):
+    assert len(blocks) == 23
+    item = blocks[17]
+    assert {name: (value.dtype, value.shape) for name, value in item.items()} == {
+        "input_ids": (torch.int64, (47,)),
+        "labels": (torch.int64, (47,)),
+    }
+    assert torch.equal(item["labels"], blocks[(0, 17)]["labels"])
+    assert not torch.equal(item["labels"], blocks[(1, 17)]["labels"])
+    assert len(list(blocks)) == 23
+
+
+@pytest.mark.parametrize("key", [23, -1, (1, 23)])
+def test_blocks_outside_are_an_index_error(blocks, key):
+    with pytest.raises(IndexError, match=r"expected 0 to 22$"):
+        blocks[key]
+
+
+def test_replacements_of_a_tokenizer_are_its_other_tokens(tokenizer):
+    rows = datasets.Dataset.from_dict({"input_ids": np.full((1, LENGTH), 5, dtype=np.int32)})
+    item = MaskedBlocks(rows, tokenizer, seed=3, probability=1.0)[0]
+    assert set(item["input_ids"].tolist()) == set(range(4, 281))
+
+
+def test_sampler_gives_each_block_once_in_an_order_of_seed_and_epoch():
+    def order(seed, epoch):
+        sampler = EpochSampler(101, seed=seed)
+        sampler.set_epoch(epoch)
+        assert len(sampler) == 101
+        return list(sampler)
+
+    assert sorted(order(3, 5)) == [(5, index) for index in range(101)]
+    assert order(3, 5) == order(3, 5)
+    assert len({tuple(index for _, index in order(*key)) for key in [(3, 5), (3, 6), (4, 5), (5, 3)]}) == 4
+
+
+def test_epoch_reaches_workers_that_live_on(blocks):
+    sampler = EpochSampler(len(blocks), seed=3)
+    loader = DataLoader(blocks, batch_size=5, sampler=sampler, num_workers=1, persistent_workers=True)
+    for epoch in (0, 1):
+        sampler.set_epoch(epoch)
+        labels = torch.cat([batch["labels"] for batch in loader])
+        assert torch.equal(labels, torch.stack([blocks[key]["labels"] for key in sampler]))
+        assert [key[0] for key in sampler] == [epoch] * 23

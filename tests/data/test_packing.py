@@ -1,0 +1,143 @@
+"""Blocks of equal length, from documents at hand and from streams."""
+
+from __future__ import annotations
+
+import re
+
+import datasets
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader
+
+from linformer_kit.data import packing
+from linformer_kit.data.packing import StreamedBlocks, pack
+from linformer_kit.data.tokenizer import train_tokenizer
+from linformer_kit.errors import InputError
+
+SEQ_LEN = 13
+TEXTS = [f"the quick brown fox number {number} jumps over the lazy dog" for number in range(31)] + ["x" * 211]
+
+
+@pytest.fixture
+def documents():
+    return datasets.Dataset.from_dict({"text": TEXTS})
+
+
+def reference(texts, tokenizer, seq_len=SEQ_LEN):
+    """Blocks by the definition, one token at a time."""
+    stream = [token for text in texts for token in [*tokenizer(text, add_special_tokens=False).input_ids, 2]]
+    width = seq_len - 1
+    return [[0, *stream[at : at + width]] for at in range(0, len(stream) - width + 1, width)]
+
+
+def stream_of(shards):
+    def rows(shard):
+        for texts in shard:
+            yield from ({"text": text} for text in texts)
+
+    return datasets.IterableDataset.from_generator(rows, gen_kwargs={"shard": shards})
+
+
+def originals(item):
+    """The ids before masking."""
+    labels = item["labels"]
+    return np.where(labels == -100, item["input_ids"], labels).tolist()
+
+
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("batch", [1, 1 << 22])
+def test_blocks_are_the_stream_cut_with_a_start_each(documents, tokenizer, tmp_path, monkeypatch, cached, batch):
+    monkeypatch.setattr(packing, "_TOKENISED_CHARACTERS", batch)
+    cache = tmp_path / "new" / "folder" if cached else None
+    blocks = pack(documents, tokenizer, seq_len=SEQ_LEN, cache=cache, key="k", description="d")
+    assert blocks["input_ids"][:] == reference(TEXTS, tokenizer)
+    assert blocks.features == {"input_ids": datasets.List(datasets.Value("int32"), length=SEQ_LEN)}
+    assert len(blocks.cache_files) == cached
+
+
+def test_blocks_of_a_selection_are_of_that_selection(documents, tokenizer):
+    blocks = pack(documents.select([5, 2, 3]), tokenizer, seq_len=SEQ_LEN, cache=None, key="k", description="d")
+    assert blocks["input_ids"][:] == reference([TEXTS[5], TEXTS[2], TEXTS[3]], tokenizer)
+
+
+def test_second_call_reads_the_cache(documents, tokenizer, tmp_path, monkeypatch):
+    first = pack(documents, tokenizer, seq_len=SEQ_LEN, cache=tmp_path, key="k", description="d")
+    monkeypatch.setattr(type(tokenizer), "__call__", None)
+    second = pack(documents, tokenizer, seq_len=SEQ_LEN, cache=tmp_path, key="k", description="d")
+    assert first["input_ids"][:] == second["input_ids"][:]
+    other = train_tokenizer(TEXTS, vocab_size=283, max_length=67)
+    with pytest.raises(TypeError):
+        pack(documents, other, seq_len=SEQ_LEN, cache=tmp_path, key="k", description="d")
+    for changed in ({"key": "other"}, {"seq_len": 11}):
+        arguments = {"seq_len": SEQ_LEN, "key": "k", **changed}
+        with pytest.raises(TypeError):
+            pack(documents, tokenizer, cache=tmp_path, description="d", **arguments)
+
+
+def test_interrupted_packing_leaves_nothing(documents, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(type(tokenizer), "__call__", None)
+    with pytest.raises(TypeError):
+        pack(documents, tokenizer, seq_len=SEQ_LEN, cache=tmp_path, key="k", description="d")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_packing_is_silent(documents, tokenizer, tmp_path, capfd):
+    tokenizer.deprecation_warnings.clear()  # where transformers keeps what it has warned of
+    # The last document is longer than the tokenizer's model_max_length, of which transformers would warn.
+    pack(documents, tokenizer, seq_len=SEQ_LEN, cache=tmp_path, key="k", description="d")
+    assert capfd.readouterr() == ("", "")
+    assert not tokenizer.deprecation_warnings
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_too_few_tokens_for_a_block(tokenizer, tmp_path, cached):
+    documents = datasets.Dataset.from_dict({"text": ["ab", "c"]})
+    message = "notes.txt: 5 tokens; expected at least 6 for one block of seq_len 7"
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        cache = tmp_path if cached else None
+        pack(documents, tokenizer, seq_len=7, cache=cache, key="k", description="notes.txt")
+    assert list(tmp_path.iterdir()) == []
+    assert len(pack(documents, tokenizer, seq_len=6, cache=None, key="k", description="notes.txt")) == 1
+
+
+def test_stream_gives_the_same_blocks_masked(tokenizer):
+    blocks = StreamedBlocks(stream_of([TEXTS]), tokenizer, seq_len=SEQ_LEN, seed=3, probability=0.15)
+    items = list(blocks)
+    assert [originals(item) for item in items] == reference(TEXTS, tokenizer)
+    assert any((item["labels"] != -100).any() for item in items)
+
+
+def test_stream_has_new_masks_in_each_epoch_and_the_same_ones_again(tokenizer):
+    blocks = StreamedBlocks(stream_of([TEXTS]), tokenizer, seq_len=SEQ_LEN, seed=3, probability=0.15)
+    labels = []
+    for epoch in (0, 1, 0):
+        blocks.set_epoch(epoch)
+        labels.append([item["labels"].tolist() for item in blocks])
+    assert labels[0] == labels[2] != labels[1]
+
+
+@pytest.mark.parametrize("shards", [3, 1])
+def test_workers_share_out_the_stream(tokenizer, shards):
+    parts = [TEXTS[part::shards] for part in range(shards)]
+    blocks = StreamedBlocks(stream_of(parts), tokenizer, seq_len=SEQ_LEN, seed=3, probability=0.15)
+    loader = DataLoader(blocks, batch_size=None, num_workers=2)
+    got = [originals(item) for item in loader]
+    by_worker = [[text for part in parts[worker::2] for text in part] for worker in range(2)]
+    expected = [block for texts in by_worker for block in reference(texts, tokenizer)]
+    assert sorted(got) == sorted(expected)
+
+
+def test_workers_use_different_masks(tokenizer):
+    texts = ["fox " * 499] * 2
+    blocks = StreamedBlocks(stream_of([[texts[0]], [texts[1]]]), tokenizer, seq_len=487, seed=3, probability=0.5)
+    labels = [item["labels"].tolist() for item in DataLoader(blocks, batch_size=None, num_workers=2)]
+    assert len({tuple(label) for label in labels}) == len(labels) >= 2
+
+
+def test_epoch_reaches_workers_that_live_on(tokenizer):
+    blocks = StreamedBlocks(stream_of([TEXTS]), tokenizer, seq_len=SEQ_LEN, seed=3, probability=0.15)
+    loader = DataLoader(blocks, batch_size=None, num_workers=1, persistent_workers=True)
+    first = [item["labels"].tolist() for item in loader]
+    blocks.set_epoch(1)
+    second = [item["labels"].tolist() for item in loader]
+    assert first != second and [item["labels"].tolist() for item in blocks] == second

@@ -1,0 +1,144 @@
+"""Trained and loaded tokenizers."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer, CanineTokenizer, PreTrainedTokenizerFast
+
+from linformer_kit.data.tokenizer import (
+    end_token_id,
+    load_tokenizer,
+    start_token_id,
+    tokenizer_fingerprint,
+    train_tokenizer,
+)
+from linformer_kit.errors import InputError
+
+SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+SAMPLES = ["the quick <mask> fox", "  spaces\n and \ttabs ", "日本語 🎉 naïve", "", "<s>x</s>"]
+
+
+@pytest.fixture
+def saved(tokenizer, tmp_path):
+    """A folder as pretraining leaves it, whose config.json names a model that transformers does not know."""
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "linformer"}))
+    return tmp_path
+
+
+def test_special_tokens_have_the_ids_of_roberta(tokenizer):
+    assert tokenizer.convert_tokens_to_ids(SPECIAL) == [0, 1, 2, 3, 4]
+    assert tokenizer.all_special_ids == [0, 2, 3, 1, 4]
+    assert (start_token_id(tokenizer), end_token_id(tokenizer), tokenizer.pad_token_id) == (0, 2, 1)
+
+
+def test_pairs_are_joined_as_in_roberta_without_token_types(tokenizer):
+    a, b = (tokenizer(text, add_special_tokens=False).input_ids for text in "ab")
+    encoded = tokenizer("a", "b")
+    assert encoded.input_ids == [0, *a, 2, 2, *b, 2] and set(encoded) == {"input_ids", "attention_mask"}
+
+
+def test_mask_takes_the_space_before_it(tokenizer):
+    assert tokenizer("the <mask>").input_ids == tokenizer("the<mask>").input_ids
+
+
+def test_offsets_do_not_hold_the_space_before_a_word(tokenizer):
+    encoded = tokenizer("the quick", return_offsets_mapping=True, add_special_tokens=False)
+    first, second = encoded.offset_mapping[0], encoded.offset_mapping[-1]
+    assert first[0] == 0 and second[1] == 9 and (3, 4) not in encoded.offset_mapping
+    assert all("the quick"[start:end] == "the quick"[start:end].strip() for start, end in encoded.offset_mapping)
+
+
+@given(st.text().filter(lambda text: not any(token in text for token in SPECIAL)))
+def test_any_text_comes_back_exactly(tokenizer, text):
+    ids = tokenizer(text, add_special_tokens=False).input_ids
+    assert tokenizer.decode(ids) == text
+    assert not set(ids) & set(tokenizer.all_special_ids)
+
+
+def test_vocabulary_is_at_most_what_was_asked(tokenizer):
+    assert len(tokenizer) == 281
+    assert 261 < len(train_tokenizer(["a small corpus"] * 3, vocab_size=5003, max_length=67)) < 300
+    assert len(train_tokenizer([], vocab_size=261, max_length=67)) == 261
+
+
+def test_vocabulary_without_room_for_bytes():
+    message = "vocab_size: expected at least 261 (5 special tokens and 256 bytes), got 260"
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        train_tokenizer(["x"], vocab_size=260, max_length=67)
+
+
+@pytest.mark.parametrize("load", [AutoTokenizer.from_pretrained, lambda path: load_tokenizer(str(path), max_length=67)])
+def test_saved_tokenizer_loads_by_itself_and_gives_equal_ids(tokenizer, saved, load):
+    loaded = load(saved)
+    assert loaded(SAMPLES).input_ids == tokenizer(SAMPLES).input_ids
+    assert [loaded.decode(ids) for ids in loaded(SAMPLES).input_ids] == tokenizer.batch_decode(
+        tokenizer(SAMPLES).input_ids
+    )
+    assert loaded.model_max_length == 67 and loaded.mask_token_id == 4
+    assert loaded.model_input_names == ["input_ids", "attention_mask"]
+    assert tokenizer_fingerprint(loaded) == tokenizer_fingerprint(tokenizer)
+
+
+def test_loaded_tokenizer_gets_the_length_and_loses_token_types(tokenizer, tmp_path):
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    other = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend_tokenizer, model_input_names=names, **tokenizer.special_tokens_map
+    )
+    other.save_pretrained(tmp_path)
+    loaded = load_tokenizer(str(tmp_path), max_length=37)
+    assert loaded.model_max_length == 37 and set(loaded("x")) == {"input_ids", "attention_mask"}
+
+
+def test_cls_and_sep_serve_as_start_and_end(tokenizer, tmp_path):
+    roles = {"cls_token": "<s>", "sep_token": "</s>", "pad_token": "<pad>", "mask_token": "<mask>"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, **roles).save_pretrained(tmp_path)
+    loaded = load_tokenizer(str(tmp_path), max_length=67)
+    assert (loaded.bos_token, start_token_id(loaded), end_token_id(loaded)) == (None, 0, 2)
+
+
+def test_missing_tokens_are_named(tokenizer, tmp_path):
+    roles = {"bos_token": "<s>", "pad_token": "<pad>"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, **roles).save_pretrained(tmp_path)
+    message = (
+        f"tokenizer {tmp_path}: expected tokens for mask, padding, start (bos or cls), end (eos or sep); "
+        "got no mask and no end (eos or sep)"
+    )
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        load_tokenizer(str(tmp_path), max_length=67)
+
+
+def test_slow_tokenizer_is_refused(tmp_path):
+    CanineTokenizer().save_pretrained(tmp_path)
+    message = f"tokenizer {tmp_path}: expected a fast one (tokenizer.json), got CanineTokenizer"
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        load_tokenizer(str(tmp_path), max_length=67)
+
+
+@pytest.mark.parametrize("with_config", [False, True])
+def test_folder_without_tokenizer(tmp_path, with_config):
+    if with_config:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "linformer"}))
+    message = f"tokenizer {tmp_path}: expected a folder with tokenizer.json, as save_pretrained writes it"
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        load_tokenizer(str(tmp_path), max_length=67)
+
+
+@pytest.mark.parametrize("name", ["nobody/nothing", "./no/such/folder"])
+def test_no_tokenizer_of_that_name(name):
+    message = f"tokenizer {name}: expected a folder or an id on the Hugging Face hub, and neither was found"
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        load_tokenizer(name, max_length=67)
+
+
+def test_fingerprint_is_of_the_rules_and_not_of_the_latest_call(tokenizer):
+    before = tokenizer_fingerprint(tokenizer)
+    tokenizer(["x", "x y z"], padding=True, truncation=True, max_length=3)
+    assert tokenizer_fingerprint(tokenizer) == before
+    other = train_tokenizer(["other text"] * 7, vocab_size=281, max_length=67)
+    assert tokenizer_fingerprint(other) != before

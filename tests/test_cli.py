@@ -1,0 +1,134 @@
+"""The command line: what it takes, in which order things win, and one line with exit code 2 for what it does not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from linformer_kit.cli import RECIPES, main, parse
+from linformer_kit.settings import ModelSettings
+
+
+def test_defaults_come_from_the_tiny_recipe():
+    name, settings = parse(["pretrain"])
+    assert name == "pretrain"
+    assert isinstance(settings.model, ModelSettings)
+    assert settings.model.projected_dim == 32
+
+
+def test_recipe_then_config_then_command_line(tmp_path):
+    recipe, config = tmp_path / "recipe.yaml", tmp_path / "config.yaml"
+    recipe.write_text((RECIPES / "tiny.yaml").read_text() + "seed: 3\nweight_decay: 0.3\nmax_grad_norm: 0.3\n")
+    config.write_text("weight_decay: 0.5\nmax_grad_norm: 0.5\nmodel:\n  hidden_size: 64\n")
+    arguments = ["--recipe", str(recipe), "--config", str(config), "--max_grad_norm", "0.7"]
+    settings = parse(["pretrain", *arguments])[1]
+    assert (settings.seed, settings.weight_decay, settings.max_grad_norm) == (3, 0.5, 0.7)
+    assert (settings.model.hidden_size, settings.model.projected_dim) == (64, 32)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "value"),
+    [
+        (["--learning-rate", "3e-4"], "learning_rate", 3e-4),
+        (["--learning-rate=3e-4"], "learning_rate", 3e-4),
+        (["--compare-full"], "compare_full", True),
+        (["--compare-full", "--seed", "1"], "compare_full", True),
+        (["--compare_full", "false"], "compare_full", False),
+        (["--resume", "true"], "resume", True),
+        (["--bf16", "true"], "bf16", "true"),
+        (["--train-file", "a.txt", "b c.txt", "--seed", "1"], "train_file", ["a.txt", "b c.txt"]),
+        (["--train_file=a.txt", "--train_file=b.txt"], "train_file", ["a.txt", "b.txt"]),
+        (["--trainer.adam_beta2", "0.98", "--trainer.optim", "adafactor"], "trainer", {"adam_beta2": 0.98, "optim": "adafactor"}),
+    ],
+)  # fmt: skip
+def test_spellings(arguments, name, value):
+    assert getattr(parse(["pretrain", *arguments])[1], name) == value
+
+
+def test_nested_fields_by_dots():
+    assert parse(["pretrain", "--model.projected-dim=16"])[1].model.projected_dim == 16
+
+
+def test_positionals_of_fill_mask():
+    settings = parse(["fill-mask", "folder", "import <mask>", "--top-k", "3", "--json"])[1]
+    assert (settings.model, settings.text, settings.top_k, settings.json) == ("folder", "import <mask>", 3, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["pretrain", "--learning_rate", "fast"], "learning_rate: expected float, got fast"),
+        (["pretrain", "--max_steps", "1.5"], "max_steps: expected int, got 1.5"),
+        (["pretrain", "--save_total_limit", "few"], "save_total_limit: expected int, null, got few"),
+        (["pretrain", "--max_step", "3"], "unrecognized arguments: --max_step 3"),
+        (["pretrain", "--model.sharing", "all"], "model.sharing: expected one of none, headwise, key_value, layerwise"),
+        (["pretrain", "--learning_rate"], "argument --learning_rate: expected one argument"),
+        (["pretrain", "--train_file", "--seed", "1"], "argument --train_file: expected one argument"),
+        (["pretrain", "--train_file"], "argument --train_file: expected one argument"),
+        (["pretrain", "--recipe", "huge"], "recipe: expected one of"),
+        (["pretrain", "--config", "none.yaml"], "config: expected a YAML file, got none.yaml, which does not exist"),
+        (["pretrain", "--model.projected_dim", "600"], "projected_dim: expected at most max_position_embeddings 128, got 600"),
+        (["pretrain", "--model.projected_dim", "0"], "projected_dim: expected a positive integer, got 0"),
+        (["pretrain", "--model.num_attention_heads", "3"], "num_attention_heads: expected a divisor of hidden_size 128, got 3"),
+        (["pretrain", "--mlm_probability", "1"], "mlm_probability: expected more than 0 and less than 1, got 1.0"),
+        (["pretrain", "--trainer.adam_beta", "1"], "trainer.adam_beta: expected a field of TrainingArguments, got an unknown one"),
+        (["pretrain", "--trainer.learning_rate", "1"], "trainer.learning_rate: expected --learning_rate, which is a setting"),
+        (["pretrain", "--trainer.eval_strategy", "no"], "trainer.eval_strategy: expected another field"),
+        (["pretrain", "--resume"], "resume: expected an output_dir to resume in, got none"),
+        (["pretrain", "--resume", "--overwrite"], "resume, overwrite: expected at most one of them, got both"),
+        (["fill-mask", "folder"], "the following arguments are required: "),
+        (["train"], "argument command: invalid choice: 'train'"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line_and_exit_2(arguments, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as exit_:
+        main(arguments)
+    lines = capsys.readouterr().err.splitlines()
+    assert exit_.value.code == 2
+    assert len(lines) == 1 and lines[0].startswith("linformer: error: ") and message in lines[0]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("model:\n  hidden: 3\n", "model.hidden: expected a setting of pretrain, got an unknown one"),
+        ("learn: 3\n", "learn: expected a setting of pretrain, got an unknown one"),
+        ("learning_rate: [1]\n", "learning_rate: expected float, got [1]"),
+        ("a: 1\nb: [\n", "bad.yaml: line 3: expected YAML, got expected the node content"),
+        ("just text", "bad.yaml: expected YAML of names and values, got str"),
+    ],
+)
+@pytest.mark.parametrize("option", ["--config", "--recipe"])
+def test_bad_files_of_settings(option, content, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.yaml").write_text(content)
+    with pytest.raises(SystemExit) as exit_:
+        main(["pretrain", option, "bad.yaml"])
+    error = capsys.readouterr().err
+    assert exit_.value.code == 2 and error.count("\n") == 1
+    assert message in error
+
+
+def test_print_config_names_every_setting(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(["pretrain", "--seed", "7", "--print_config"])
+    assert exit_.value.code == 0
+    assert "seed: 7\n" in capsys.readouterr().out
+
+
+def test_help_shows_types_and_the_defaults_of_the_recipe(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(["pretrain", "--help"])
+    out = " ".join(capsys.readouterr().out.split())
+    assert exit_.value.code == 0
+    assert "(required, type: float, default: 0.002)" in out
+    assert "k, the length of the projected keys and values. (type: int, default: 32)" in out
+
+
+def test_python_m_is_the_command():
+    result = subprocess.run([sys.executable, "-m", "linformer_kit", "--version"], capture_output=True, text=True)
+    assert result.returncode == 0 and result.stdout.strip().endswith("0.1.0")

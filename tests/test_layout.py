@@ -1,0 +1,146 @@
+"""The layout: imports point down one list, light modules stay light."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import linformer_kit
+
+PACKAGE = Path(linformer_kit.__file__).parent
+# From applications down to what everything may use. A module may import what stands below it.
+LAYERS = (
+    "__main__",
+    "cli",
+    "pretrain",
+    "predict",
+    "report",
+    "training",
+    "modeling",
+    "configuration",
+    "attention",
+    "projection",
+    "functional",
+    "data",
+    "_auto",
+    "settings",
+    "errors",
+    "_version",
+)
+MODEL = ("modeling", "configuration", "attention", "projection", "functional")
+PURE_TORCH = ("attention", "projection", "functional")
+
+
+def modules() -> dict[Path, str]:
+    """Each file and the layer that it belongs to; `__init__` loads names lazily and stands outside."""
+    files = {path: path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in PACKAGE.rglob("*.py")}
+    return {path: layer for path, layer in files.items() if layer != "__init__"}
+
+
+def imports(path: Path) -> set[str]:
+    """Every module that a file imports, also inside functions."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name}: relative import"
+            # `from linformer_kit import functional` names a module, `from linformer_kit.x import y` stands in one.
+            whole = node.module == "linformer_kit"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} if whole else {node.module}
+    return found
+
+
+def layers_of(names: set[str]) -> set[str]:
+    return {name.split(".")[1] for name in names if name.startswith("linformer_kit.")}
+
+
+def test_every_file_has_a_place():
+    assert set(modules().values()) <= set(LAYERS)
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_down(path):
+    layer = modules()[path]
+    allowed = {*LAYERS[LAYERS.index(layer) + 1 :], layer}
+    assert layers_of(imports(path)) <= allowed
+    if layer in MODEL:
+        assert "data" not in layers_of(imports(path)), "models never import data"
+    if layer in PURE_TORCH:
+        assert not any(name.split(".")[0] == "transformers" for name in imports(path)), "the operator is pure torch"
+
+
+def loaded_after(code: str) -> set[str]:
+    """Top-level modules that are loaded after running code in a fresh interpreter."""
+    script = f"{code}\nimport sys; print(' '.join({{name.split('.')[0] for name in sys.modules}}))"
+    return set(
+        subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout.split()
+    )
+
+
+HEAVY = {"torch", "transformers", "datasets", "matplotlib", "numpy"}
+
+
+def test_importing_the_package_is_light():
+    assert not loaded_after("import linformer_kit") & HEAVY
+    assert "torch" in loaded_after("import linformer_kit; linformer_kit.LinformerAttention")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["pretrain", "--help"], ["fill-mask", "--help"]])
+def test_help_is_light(arguments):
+    code = f"from linformer_kit.cli import main\ntry: main({arguments})\nexcept SystemExit: pass"
+    assert not loaded_after(code) & HEAVY
+
+
+AUTO = "from transformers import AutoConfig, AutoModelForMaskedLM; c = AutoConfig.for_model('linformer'); "
+AUTO += "from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING as m; assert type(c) in m"
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "import linformer_kit, transformers",
+        "import transformers, linformer_kit",
+        "import transformers.modeling_layers, linformer_kit",
+        "import linformer_kit, transformers.modeling_layers",
+        "import linformer_kit; linformer_kit.LinformerConfig",
+        "import linformer_kit.configuration",
+        "import linformer_kit.modeling",
+    ],
+)
+def test_auto_classes_know_linformer_whatever_is_imported_first(first):
+    assert "torch" in loaded_after(f"{first}\n{AUTO}")
+
+
+def test_shapes_in_the_signatures_are_true():
+    """The annotations, checked by a type checker while the models run, in a process of its own."""
+    code = """
+from jaxtyping import install_import_hook
+with install_import_hook(["linformer_kit.functional", "linformer_kit.projection", "linformer_kit.attention",
+                          "linformer_kit.modeling", "linformer_kit.training.metrics"], "beartype.beartype"):
+    import torch
+    import linformer_kit as lk
+    from linformer_kit import functional, modeling
+    from linformer_kit.training import metrics
+from jaxtyping import TypeCheckError
+ids = torch.randint(5, 101, (2, 31))
+mask = torch.ones(2, 31, dtype=torch.long)
+for fields in ({"sharing": "none"}, {"sharing": "layerwise"}, {"attention": "full"}):
+    config = lk.LinformerConfig(vocab_size=101, max_position_embeddings=37, projected_dim=7, hidden_size=33,
+                                num_attention_heads=3, num_hidden_layers=2, intermediate_size=29, **fields)
+    model = lk.LinformerForMaskedLM(config)
+    model(ids, attention_mask=mask, labels=ids, output_attentions=True)
+    metrics.masked_token_losses(model, ids, ids)
+    lk.LinformerForSequenceClassification(config)(ids, labels=torch.tensor([0, 1]))
+try:
+    functional.split_heads(torch.zeros(2, 3), 3)
+except TypeCheckError:
+    print("checked")
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "checked\n"

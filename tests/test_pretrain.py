@@ -1,0 +1,217 @@
+"""`linformer pretrain` and `fill-mask`, end to end on a small corpus, as a user calls them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
+
+import linformer_kit as lk
+from linformer_kit.cli import main
+from linformer_kit.predict import fill_mask
+
+SHAPE = {
+    "vocab_size": 277,
+    "max_position_embeddings": 23,
+    "projected_dim": 7,
+    "hidden_size": 33,
+    "num_attention_heads": 3,
+    "num_hidden_layers": 2,
+    "intermediate_size": 29,
+}
+STEPS = {"max_steps": 4, "eval_steps": 2, "save_steps": 2, "logging_steps": 1, "warmup_steps": 1}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    for number in range(13):
+        lines = [f"def function_{number}_{line}(first, second): return first + second" for line in range(17)]
+        (folder / f"{number}.txt").write_text("\n".join(lines))
+    return folder
+
+
+def arguments(corpus: Path, output: Path, *more: str) -> list[str]:
+    options = {**STEPS, "seed": 3, "per_device_train_batch_size": 3, "report_to": "none", "output_dir": output}
+    options |= {"cache_dir": corpus.parent / f"{corpus.name}-cache"} | {f"model.{k}": v for k, v in SHAPE.items()}
+    return ["pretrain", "--train_file", str(corpus), *(f"--{name}={value}" for name, value in options.items()), *more]
+
+
+@pytest.fixture(scope="module")
+def run(corpus, tmp_path_factory) -> Path:
+    """One run with its full-attention twin, for all tests that only look."""
+    folder = tmp_path_factory.mktemp("run") / "out"
+    main(arguments(corpus, folder, "--compare-full", "--report_to=tensorboard"))
+    return folder
+
+
+def test_a_run_leaves_everything_that_a_user_needs(run):
+    names = {path.name for path in run.iterdir()}
+    assert names >= {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "run.json"}
+    assert names >= {"metrics.json", "metrics.md", "perplexity.png", "settings.yaml", "checkpoint-4", "full", "runs"}
+    assert (run / "perplexity.png").read_bytes().startswith(b"\x89PNG")
+    assert any(path.name.startswith("events") for path in run.rglob("runs/**/*"))
+
+
+def test_results_are_consistent(run):
+    results = json.loads((run / "metrics.json").read_text())
+    assert set(results["models"]) == {"linformer", "full"}
+    assert 0 < results["unigram_entropy"] < math.log(SHAPE["vocab_size"])
+    for model in results["models"].values():
+        assert [step for step, _ in model["curve"]] == [0, 2, 4]
+        assert model["curve"][-1][1] == model["validation_loss"]
+        assert model["perplexity"] == pytest.approx(math.exp(model["validation_loss"]))
+        assert len(model["guesses"]) >= 1
+    linformer, full = results["models"]["linformer"], results["models"]["full"]
+    assert linformer["projection_matrices"] == 4 and full["projection_matrices"] == 0
+    assert linformer["parameters"] - full["parameters"] == 4 * SHAPE["projected_dim"] * SHAPE["max_position_embeddings"]
+    # The twins see the same text and the same masks, so both guess the same words.
+    assert [guess["text"] for guess in linformer["guesses"]] == [guess["text"] for guess in full["guesses"]]
+    table = (run / "metrics.md").read_text()
+    assert f"{linformer['validation_loss']:.3f}" in table and f"{results['unigram_entropy']:.3f}" in table
+
+
+def test_model_and_tokenizer_load_and_fit(run):
+    model, tokenizer = AutoModelForMaskedLM.from_pretrained(run), AutoTokenizer.from_pretrained(run)
+    assert type(model) is lk.LinformerForMaskedLM
+    assert tokenizer.model_max_length == SHAPE["max_position_embeddings"]
+    assert set(tokenizer("a")) == {"input_ids", "attention_mask"}
+    assert model.config.vocab_size == len(tokenizer)
+    assert (model.config.pad_token_id, model.config.bos_token_id, model.config.eos_token_id) == (1, 0, 2)
+    assert len(pipeline("fill-mask", model=model, tokenizer=tokenizer)("def <mask>(")) == 5
+    assert AutoModelForMaskedLM.from_pretrained(run / "full").config.attention == "full"
+
+
+def test_the_same_command_gives_the_same_model_and_reads_the_cache(run, corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr("linformer_kit.pretrain.train_tokenizer", None)  # calling it would fail
+    main(arguments(corpus, tmp_path / "again"))
+    ours, theirs = (AutoModelForMaskedLM.from_pretrained(folder) for folder in (tmp_path / "again", run))
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_resume_goes_on_from_the_newest_whole_checkpoint(run, corpus, tmp_path, caplog):
+    folder = tmp_path / "out"
+    shutil.copytree(run, folder)
+    (folder / "checkpoint-4" / "model.safetensors").unlink()
+    with caplog.at_level(logging.INFO, logger="linformer_kit"):
+        main(arguments(corpus, folder, "--resume"))
+    assert "checkpoint-2" in caplog.text
+    resumed, whole = (json.loads((path / "metrics.json").read_text())["models"]["linformer"] for path in (folder, run))
+    assert resumed["validation_loss"] == whole["validation_loss"] and resumed["curve"] == whole["curve"]
+
+
+def test_streamed_text(corpus, tmp_path):
+    main(arguments(corpus, tmp_path / "out", "--streaming=true", "--validation_fraction=0.3"))
+    results = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert results["corpus"]["train_sequences"] is None
+    assert results["models"]["linformer"]["updates"] == 4
+
+
+def test_an_existing_tokenizer(run, corpus, tmp_path):
+    main(arguments(corpus, tmp_path / "out", f"--tokenizer={run}", "--model.vocab_size=300"))
+    config = lk.LinformerConfig.from_pretrained(tmp_path / "out")
+    assert config.vocab_size == len(AutoTokenizer.from_pretrained(run))
+
+
+def fail(capsys, *command: str) -> str:
+    """The one line on stderr; anything else fails."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as exit_:
+        main([str(word) for word in command])
+    assert exit_.value.code == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1, lines
+    return lines[0]
+
+
+def test_an_output_folder_with_a_run_is_kept(run, corpus, capsys):
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    assert f"but {run} holds one; continue it with --resume" in fail(capsys, *arguments(corpus, run))
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+
+
+def test_overwrite_loses_nothing_when_the_input_is_bad(run, capsys, tmp_path):
+    error = fail(capsys, *arguments(tmp_path / "none", run, "--overwrite"))
+    assert "none" in error and (run / "metrics.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("empty.txt", b"", "expected documents with text, got none in 1 files"),
+        ("latin.txt", b"caf\xe9", "latin.txt: not UTF-8 at byte 3"),
+        ("short.txt", b"one\n\ntwo", "23"),
+    ],
+)
+def test_bad_text(name, content, message, capsys, tmp_path):
+    folder = tmp_path / "text"
+    folder.mkdir()
+    (folder / name).write_bytes(content)
+    error = fail(capsys, *arguments(folder, tmp_path / "out", "--document=blank_line"))
+    assert message in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_fill_mask_prints_guesses_with_probabilities(run, capsys):
+    main(["fill-mask", str(run), "def <mask>(first, <mask>)", "--top-k", "3"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("mask")] == ["mask 1", "mask 2"]
+    assert len(lines) == 8 and re.match(r" *\d+\.\d\d%  \S", lines[1])
+    main(["fill-mask", str(run), "def <mask>(", "--json"])
+    guesses = json.loads(capsys.readouterr().out)
+    assert len(guesses) == 1 and len(guesses[0]) == 5
+    assert guesses == fill_mask(str(run), "def <mask>(")
+    probabilities = [guess["probability"] for guess in guesses[0]]
+    assert probabilities == sorted(probabilities, reverse=True) and 0 < sum(probabilities) < 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["no mask"], "text: expected one or more <mask>, got 'no mask'"),
+        (["<mask>" + " word" * 50], "text: expected at most 23 tokens, got"),
+        (["<mask>", "--top_k", "0"], "top_k: expected 1 to 277 (the vocabulary), got 0"),
+    ],
+)
+def test_bad_text_for_fill_mask(run, options, message, capsys):
+    assert message in fail(capsys, "fill-mask", run, *options)
+
+
+def test_half_written_and_foreign_model_folders(run, capsys, tmp_path):
+    def broken(name: str, change) -> Path:
+        folder = tmp_path / name
+        shutil.copytree(run, folder, ignore=shutil.ignore_patterns("checkpoint-*", "full", "runs"))
+        change(folder)
+        return folder
+
+    config = json.loads((run / "config.json").read_text())
+    cases = {
+        "no_config": (lambda f: (f / "config.json").unlink(), "expected config.json in"),
+        "bad_config": (lambda f: (f / "config.json").write_text("{"), "expected the JSON of a model configuration"),
+        "no_type": (lambda f: (f / "config.json").write_text("{}"), "expected a model_type, got none"),
+        "foreign": (lambda f: (f / "config.json").write_text('{"model_type": "vit"}'), "expected a masked language model"),
+        "field": (
+            lambda f: (f / "config.json").write_text(json.dumps({**config, "projected": 3})),
+            "projected: expected a field of LinformerConfig, got an unknown one",
+        ),
+        "no_weights": (lambda f: (f / "model.safetensors").unlink(), "expected model.safetensors in"),
+        "half": (
+            lambda f: (f / "model.safetensors").write_bytes((run / "model.safetensors").read_bytes()[:5000]),
+            "model.safetensors: expected whole safetensors, got a broken file",
+        ),
+        "shape": (
+            lambda f: (f / "config.json").write_text(json.dumps({**config, "projected_dim": 5})),
+            "got none for linformer.encoder.layers.0.self_attn.projection.key_projection and 3 others",
+        ),
+    }  # fmt: skip
+    for name, (change, message) in cases.items():
+        assert message in fail(capsys, "fill-mask", broken(name, change), "<mask>"), name
+    assert "which does not exist" in fail(capsys, "fill-mask", tmp_path / "none", "<mask>")

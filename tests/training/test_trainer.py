@@ -1,0 +1,116 @@
+"""The trainer: repeatable order, exact loss, exact accumulation and resume."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from transformers import TrainingArguments, set_seed
+
+from linformer_kit import LinformerForMaskedLM
+from linformer_kit.data.masking import MaskedBlocks
+from linformer_kit.data.tokenizer import train_tokenizer
+from linformer_kit.training.metrics import masked_token_losses
+from linformer_kit.training.trainer import PretrainTrainer
+
+SEQ_LEN = 23
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(["def one(): return two\n"] * 3, vocab_size=269, max_length=SEQ_LEN)
+
+
+def blocks(tokenizer, count: int, seed: int) -> MaskedBlocks:
+    ids = np.random.default_rng(seed).integers(5, len(tokenizer), size=(count, SEQ_LEN), dtype=np.int32)
+    return MaskedBlocks(Dataset.from_dict({"input_ids": list(ids)}), tokenizer, seed=3, probability=0.3)
+
+
+@pytest.fixture
+def build(config, tokenizer, tmp_path):
+    """A factory of trainers that differ only in what they are given."""
+
+    def make(folder: str = "run", **arguments: object) -> PretrainTrainer:
+        set_seed(1)
+        fields = {"max_position_embeddings": SEQ_LEN, "vocab_size": len(tokenizer), "hidden_dropout_prob": 0.1}
+        defaults = {"max_steps": 7, "per_device_train_batch_size": 4, "learning_rate": 1e-2, "save_steps": 3}
+        defaults |= {"logging_steps": 1, "report_to": "none", "remove_unused_columns": False, "disable_tqdm": True}
+        defaults |= {"save_strategy": "steps", "dataloader_pin_memory": False, "seed": 5, "use_cpu": True}
+        return PretrainTrainer(
+            LinformerForMaskedLM(config(**{**fields, **arguments.pop("fields", {})})),
+            TrainingArguments(output_dir=str(tmp_path / folder), **{**defaults, **arguments}),
+            train_dataset=blocks(tokenizer, 19, seed=0),
+            eval_dataset=blocks(tokenizer, 7, seed=1),
+            processing_class=tokenizer,
+            seq_len=SEQ_LEN,
+        )
+
+    return make
+
+
+def losses(trainer: PretrainTrainer) -> list[float]:
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def test_validation_loss_is_the_mean_over_all_tokens(build):
+    trainer = build(per_device_eval_batch_size=3)
+    items = [trainer.eval_dataset[index] for index in range(7)]
+    batch = {name: torch.stack([item[name] for item in items]) for name in ("input_ids", "labels")}
+    with torch.no_grad():
+        sums, counts = masked_token_losses(trainer.model.eval(), batch["input_ids"], batch["labels"])
+    assert len(set(counts.tolist())) > 1, "else a mean of means would pass"
+    assert trainer.evaluate()["eval_loss"] == pytest.approx((sums.sum() / counts.sum()).item(), rel=1e-6)
+
+
+def test_accumulated_updates_equal_those_of_the_large_batch(build):
+    quiet = {"fields": {"hidden_dropout_prob": 0.0}}
+    large, small = (
+        build("large", **quiet),
+        build("small", per_device_train_batch_size=2, gradient_accumulation_steps=2, **quiet),
+    )
+    large.train(), small.train()
+    assert losses(small) == pytest.approx(losses(large), rel=1e-4)
+    for ours, theirs in zip(small.model.parameters(), large.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_resumed_equals_uninterrupted(build, tmp_path, workers):
+    """In mid-epoch (update 3 of 5) and in the second epoch (update 6), dropout and masks included."""
+    whole = build("whole", dataloader_num_workers=workers)
+    whole.train()
+    assert len(set(losses(whole))) == 7
+    for step in (3, 6):
+        resumed = build("whole", dataloader_num_workers=workers)
+        resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
+        for ours, theirs in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
+            assert torch.equal(ours, theirs)
+
+
+def test_every_epoch_has_its_own_order_and_masks(build):
+    trainer = build(max_steps=10)
+    seen: list[torch.Tensor] = []
+    forward = trainer.model.forward
+    trainer.model.forward = lambda **batch: (seen.append(batch["labels"]), forward(**batch))[1]
+    trainer.train()
+    rows = torch.cat(seen)
+    assert len(rows) == 38
+    first, second = ({tuple(row.tolist()) for row in part} for part in (rows[:19], rows[19:]))
+    assert len(first) == 19 and not first & second
+    expected = {tuple(trainer.train_dataset[(1, index)]["labels"].tolist()) for index in range(19)}
+    assert second == expected
+
+
+def test_tokens_per_second_counts_this_run(build):
+    trainer = build(gradient_accumulation_steps=2, max_steps=2)
+    trainer.train()
+    assert trainer.progress.tokens_per_update == 4 * 2 * SEQ_LEN
+    assert trainer.progress.updates == 2 and trainer.progress.tokens_per_second > 0
+
+
+def test_checkpoints_hold_the_tokenizer(build, tmp_path):
+    build().train()
+    assert (Path(tmp_path) / "run" / "checkpoint-3" / "tokenizer.json").exists()
