@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -75,6 +77,9 @@ def test_positionals_of_fill_mask():
         (["pretrain", "--mlm_probability", "1"], "mlm_probability: expected more than 0 and less than 1, got 1.0"),
         (["pretrain", "--trainer.adam_beta", "1"], "trainer.adam_beta: expected a field of TrainingArguments, got an unknown one"),
         (["pretrain", "--trainer.learning_rate", "1"], "trainer.learning_rate: expected --learning_rate, which is a setting"),
+        (["pretrain", "--trainer.adam_beta2", "high"], "trainer.adam_beta2: expected float, got 'high'"),
+        (["pretrain", "--max_steps", "0"], "max_steps: expected 1 or more, got 0"),
+        (["pretrain", "--learning_rate", "-1"], "learning_rate: expected 0 or more, got -1.0"),
         (["pretrain", "--trainer.eval_strategy", "no"], "trainer.eval_strategy: expected another field"),
         (["pretrain", "--resume"], "resume: expected an output_dir to resume in, got none"),
         (["pretrain", "--resume", "--overwrite"], "resume, overwrite: expected at most one of them, got both"),
@@ -111,6 +116,23 @@ def test_bad_files_of_settings(option, content, message, capsys, tmp_path, monke
     error = capsys.readouterr().err
     assert exit_.value.code == 2 and error.count("\n") == 1
     assert message in error
+
+
+def test_a_file_that_the_system_refuses_is_one_line(capsys, tmp_path, monkeypatch):
+    """The tests may run as root, who is refused nothing: the refusal is the only thing that is not real here."""
+    (tmp_path / "secret.txt").write_text("text\n" * 100)
+    real_open = Path.open
+
+    def refuse(path, *args, **kwargs):
+        if path.name == "secret.txt":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real_open(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(SystemExit) as exit_:
+        main(["pretrain", "--train_file", str(tmp_path / "secret.txt"), "--cache_dir", str(tmp_path / "cache")])
+    assert exit_.value.code == 2
+    assert capsys.readouterr().err == f"linformer: error: {tmp_path / 'secret.txt'}: Permission denied\n"
 
 
 def test_print_config_names_every_setting(capsys):

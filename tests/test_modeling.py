@@ -186,6 +186,20 @@ def test_fresh_parts_of_a_loaded_model_start_as_in_a_new_one(config, tmp_path):
         assert torch.equal(loaded.state_dict()[name], tensor), name
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_start_of_the_linear_maps(tied):
+    sizes = {"vocab_size": 499, "hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 512}
+    settings = {"num_hidden_layers": 1, "initializer_range": 0.03, "tie_word_embeddings": tied}
+    normal = LinformerForMaskedLM(LinformerConfig(**sizes, **settings))
+    lecun = LinformerForMaskedLM(LinformerConfig(**sizes, **settings, linear_initializer="lecun_normal"))
+    assert normal.linformer.encoder.layers[0].fc2.weight.std().item() == pytest.approx(0.03, rel=0.05)
+    assert lecun.linformer.encoder.layers[0].fc2.weight.std().item() == pytest.approx(512**-0.5, rel=0.05)
+    assert lecun.linformer.encoder.layers[0].self_attn.q_proj.weight.std().item() == pytest.approx(128**-0.5, rel=0.05)
+    assert lecun.lm_head.dense.weight.std().item() == pytest.approx(128**-0.5, rel=0.05)
+    for embeddings in (lecun.lm_head.decoder, lecun.linformer.embeddings.word_embeddings):
+        assert embeddings.weight.std().item() == pytest.approx(0.03, rel=0.05)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_parameter_is_without_gradient(config, kind):
     model = LinformerForMaskedLM(config(**fields(kind))).train()
@@ -307,7 +321,7 @@ IDS = torch.full((2, 31), 5)
         ({"input_ids": torch.full((2, 38), 5)}, "sequence length: expected at most max_position_embeddings 37, got 38"),
         ({"input_ids": torch.full((2, 31), 101)}, "input_ids: expected ids from 0 to 100, got 101"),
         ({"input_ids": torch.full((2, 31), -1)}, "input_ids: expected ids from 0 to 100, got -1"),
-        ({"input_ids": IDS[0]}, "input: expected [batch, sequence], got [31]"),
+        ({"input_ids": IDS[0]}, "input_ids, inputs_embeds: expected batch and sequence before all else, got [31]"),
         (
             {"attention_mask": torch.ones(2, 30, dtype=torch.long)},
             "attention_mask: expected [2, 31] of integer or bool",

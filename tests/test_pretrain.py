@@ -138,6 +138,18 @@ def test_an_output_folder_with_a_run_is_kept(run, corpus, capsys):
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
+def test_a_run_is_not_resumed_as_another_one(run, corpus, capsys):
+    error = fail(capsys, *arguments(corpus, run, "--resume", "--model.projected_dim=5"))
+    assert "resume: expected model as in" in error and "settings.yaml gives the same settings again" in error
+    assert "resume: expected seed as in" in fail(capsys, *arguments(corpus, run, "--resume", "--seed=4"))
+
+
+def test_saved_settings_repeat_the_run(run, tmp_path):
+    main(["pretrain", "--config", str(run / "settings.yaml"), "--output_dir", str(tmp_path), "--compare_full=false"])
+    ours, theirs = (AutoModelForMaskedLM.from_pretrained(folder) for folder in (tmp_path, run))
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+
+
 def test_overwrite_loses_nothing_when_the_input_is_bad(run, capsys, tmp_path):
     error = fail(capsys, *arguments(tmp_path / "none", run, "--overwrite"))
     assert "none" in error and (run / "metrics.json").exists()

@@ -7,6 +7,7 @@ import importlib.util
 import sys
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
+from types import ModuleType
 
 
 def install() -> None:
@@ -37,9 +38,9 @@ class _TransformersHook(MetaPathFinder):
             return None
         execute = spec.loader.exec_module
 
-        def execute_and_register(module: object) -> None:
+        def execute_and_register(module: ModuleType) -> None:
             execute(module)
             register()
 
-        spec.loader.exec_module = execute_and_register
+        spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
         return spec

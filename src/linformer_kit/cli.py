@@ -62,6 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         run(settings)
     except InputError as error:
         _fail(str(error))
+    except OSError as error:
+        if error.filename is None:
+            raise
+        _fail(f"{error.filename}: {error.strerror}")
     except KeyboardInterrupt:
         print("linformer: interrupted", file=sys.stderr)
         raise SystemExit(130) from None
@@ -204,9 +208,9 @@ def _check_yaml(path: Path) -> None:
         raise InputError(f"{path}: expected YAML of names and values, got {type(content).__name__}")
 
 
-def _instantiate(settings: type, values: Namespace) -> Any:
+def _instantiate(settings: Any, values: Namespace) -> Any:
     """The dataclass, nested ones included, from parsed values."""
-    hints = get_type_hints(settings)
+    hints: dict[str, Any] = get_type_hints(settings)
     arguments = {}
     for field in dataclasses.fields(settings):
         value = values[field.name]

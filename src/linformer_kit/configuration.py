@@ -11,7 +11,7 @@ from transformers.activations import ACT2FN
 
 from linformer_kit import _auto
 from linformer_kit.errors import InputError
-from linformer_kit.settings import Attention, BiasOrder, ModelSettings, Projection, Sharing
+from linformer_kit.settings import Attention, BiasOrder, LinearInitializer, ModelSettings, Projection, Sharing
 
 # What transformers itself passes to or stores in a configuration beside its dataclass fields.
 _TRANSFORMERS_FIELDS = frozenset(
@@ -40,7 +40,13 @@ _POSITIVE = (
     "intermediate_size",
 )
 _PROBABILITIES = ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout")
-_CHOICES = {"sharing": Sharing, "projection": Projection, "attention": Attention, "bias_order": BiasOrder}
+_CHOICES = {
+    "sharing": Sharing,
+    "projection": Projection,
+    "attention": Attention,
+    "bias_order": BiasOrder,
+    "linear_initializer": LinearInitializer,
+}
 
 
 class LinformerConfig(ModelSettings, PreTrainedConfig):

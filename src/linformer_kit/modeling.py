@@ -163,6 +163,9 @@ class LinformerPreTrainedModel(PreTrainedModel):
         if isinstance(module, LinearProjection):
             for parameter in module.parameters(recurse=False):
                 init.copy_(parameter, module.initial_matrix())
+        elif isinstance(module, nn.Linear) and module is not self.get_output_embeddings():
+            if self.config.linear_initializer == "lecun_normal":
+                init.normal_(module.weight, std=module.in_features**-0.5)
 
     def projection_matrix_count(self) -> int:
         """Number of n → k matrices: 2·h·L, 2·L, L or 1 by sharing (section 4 of the paper); 0 with full attention."""
@@ -185,7 +188,7 @@ class LinformerModel(LinformerPreTrainedModel):
     def get_input_embeddings(self) -> nn.Module:
         return self.embeddings.word_embeddings
 
-    def set_input_embeddings(self, value: nn.Module) -> None:
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
         self.embeddings.word_embeddings = value
 
     @can_return_tuple
@@ -265,7 +268,7 @@ class LinformerForMaskedLM(LinformerPreTrainedModel):
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head.decoder
 
-    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
         self.lm_head.decoder = new_embeddings
 
     @can_return_tuple
@@ -424,13 +427,16 @@ def _check_inputs(
     position_ids: Tensor | None,
     inputs_embeds: Tensor | None,
 ) -> None:
-    if (input_ids is None) == (inputs_embeds is None):
-        both = "neither" if input_ids is None else "both"
-        raise InputError(f"input_ids, inputs_embeds: expected exactly one of them, got {both}")
-    shape = input_ids.shape if inputs_embeds is None else inputs_embeds.shape[:-1]
+    if input_ids is not None and inputs_embeds is not None:
+        raise InputError("input_ids, inputs_embeds: expected exactly one of them, got both")
+    if input_ids is not None:
+        shape = input_ids.shape
+    elif inputs_embeds is not None:
+        shape = inputs_embeds.shape[:-1]
+    else:
+        raise InputError("input_ids, inputs_embeds: expected exactly one of them, got neither")
     if len(shape) != 2:
-        given = input_ids if inputs_embeds is None else inputs_embeds
-        raise InputError(f"input: expected [batch, sequence], got {list(given.shape)}")
+        raise InputError(f"input_ids, inputs_embeds: expected batch and sequence before all else, got {list(shape)}")
     if shape[1] > config.max_position_embeddings:
         raise InputError(
             "sequence length: expected at most max_position_embeddings "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
 import importlib.metadata
 import itertools
@@ -15,10 +14,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
+from accelerate import PartialState
 from datasets import Dataset
-from transformers import PreTrainedTokenizerFast, TrainingArguments, set_seed
+from transformers import PreTrainedTokenizerFast, set_seed
 
 from linformer_kit._version import __version__
 from linformer_kit.configuration import LinformerConfig
@@ -29,8 +28,9 @@ from linformer_kit.data.tokenizer import end_token_id, load_tokenizer, start_tok
 from linformer_kit.errors import InputError
 from linformer_kit.modeling import LinformerForMaskedLM
 from linformer_kit.predict import guess_held_out
-from linformer_kit.report import write_pretrain_report
-from linformer_kit.settings import PretrainSettings
+from linformer_kit.report import pretrain_markdown, write_pretrain_report
+from linformer_kit.settings import CorpusSettings, PretrainSettings
+from linformer_kit.training.arguments import training_arguments
 from linformer_kit.training.checkpoint import check_output_dir, newest_whole_checkpoint, open_output_dir
 from linformer_kit.training.metrics import unigram_entropy
 from linformer_kit.training.trainer import PretrainTrainer
@@ -39,36 +39,17 @@ logger = logging.getLogger(__name__)
 
 # Documents of a stream that a tokenizer is trained on.
 STREAM_TOKENIZER_DOCUMENTS = 10_000
-# Narrower models lose more to the casts of mixed precision than they gain (measured: docs/log.md).
-BF16_MIN_WIDTH = 256
-# Settings that TrainingArguments takes under the same name.
-_SHARED = (
-    "max_steps",
+# What a run that is resumed must have in common with its beginning; length and logging may change.
+_IDENTITY = (
+    "model",
+    "tokenizer",
+    "mlm_probability",
+    "seed",
     "per_device_train_batch_size",
-    "per_device_eval_batch_size",
     "gradient_accumulation_steps",
     "learning_rate",
-    "warmup_steps",
-    "weight_decay",
-    "max_grad_norm",
-    "eval_steps",
-    "save_steps",
-    "save_total_limit",
-    "logging_steps",
-    "activation_checkpointing",
-    "dataloader_num_workers",
-    "report_to",
-    "seed",
+    *(field.name for field in dataclasses.fields(CorpusSettings) if field.name != "cache_dir"),
 )
-# What pretraining itself decides.
-_FIXED = {
-    "eval_strategy": "steps",
-    "save_strategy": "steps",
-    "eval_on_start": True,
-    "remove_unused_columns": False,
-    "activation_checkpointing_kwargs": {"use_reentrant": False},
-    "logging_nan_inf_filter": False,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,9 +73,10 @@ class Data:
 
 def main(settings: PretrainSettings) -> None:
     """Pretrain and print the results."""
-    _, folder = pretrain(settings)
-    print((folder / "metrics.md").read_text(encoding="utf-8"))
-    print(f"Everything is in {folder}. Try it:\n  linformer fill-mask {folder} 'import <mask>'")
+    results, folder = pretrain(settings)
+    if PartialState().is_main_process:
+        print(pretrain_markdown(results))
+        print(f"Everything is in {folder}. Try it:\n  linformer fill-mask {folder} 'import <mask>'")
 
 
 def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
@@ -109,15 +91,26 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
     Raises:
         InputError: for anything in the settings or the data that does not fit. Nothing that was there is lost.
     """
-    LinformerConfig(**dataclasses.asdict(settings.model))  # before the work on the text: refuse what will not fit
+    # Before the work on the text: refuse what will not fit.
+    LinformerConfig(**dataclasses.asdict(settings.model))
     training_arguments(settings, Path("unused"))
     if not 0 < settings.mlm_probability < 1:
         raise InputError(f"mlm_probability: expected more than 0 and less than 1, got {settings.mlm_probability}")
-    check_output_dir(settings.output_dir, resume=settings.resume, overwrite=settings.overwrite)
-    data = load_data(settings)
-    folder = open_output_dir(settings.output_dir, command="pretrain", overwrite=settings.overwrite)
-    _save_run(settings, data, folder)
-    results = {
+    process = PartialState()
+    if process.num_processes > 1 and settings.output_dir is None:
+        raise InputError(f"output_dir: expected a folder for {process.num_processes} processes to share, got none")
+    if process.is_main_process:
+        check_output_dir(settings.output_dir, resume=settings.resume, overwrite=settings.overwrite)
+        _check_resume(settings)
+    with process.main_process_first():
+        data = load_data(settings)
+    folder = Path(settings.output_dir or "")
+    if process.is_main_process:
+        folder = open_output_dir(settings.output_dir, command="pretrain", overwrite=settings.overwrite)
+        settings = dataclasses.replace(settings, output_dir=str(folder))
+        _save_run(settings, data, folder)
+    process.wait_for_everyone()
+    results: dict[str, Any] = {
         "command": "pretrain",
         "unigram_entropy": _unigram_entropy(data),
         "corpus": {
@@ -125,7 +118,7 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
             "fingerprint": data.corpus.fingerprint,
             "vocab_size": len(data.tokenizer),
             "seq_len": settings.model.max_position_embeddings,
-            "train_sequences": None if data.corpus.streaming else len(data.train),
+            "train_sequences": len(data.train) if isinstance(data.train, MaskedBlocks) else None,
             "validation_sequences": len(data.validation),
         },
         "models": {},
@@ -137,7 +130,8 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
         runs["full"] = folder / "full"
     for attention, model_folder in runs.items():
         results["models"][attention] = train_model(settings, data, model_folder, attention=attention)
-        write_pretrain_report(results, folder)
+        if process.is_main_process:
+            write_pretrain_report(results, folder)
     return results, folder
 
 
@@ -148,8 +142,8 @@ def load_data(settings: PretrainSettings) -> Data:
     logger.info("%s", corpus.description)
     tokenizer = _load_or_train_tokenizer(settings, corpus)
     cache = None if corpus.streaming else cache_folder(settings) / "blocks"
-    masking = {"seed": settings.seed, "probability": settings.mlm_probability}
-    packing = {"seq_len": seq_len, "cache": cache}
+    masking: dict[str, Any] = {"seed": settings.seed, "probability": settings.mlm_probability}
+    packing: dict[str, Any] = {"seq_len": seq_len, "cache": cache}
     held_out = corpus.validation
     if corpus.streaming:
         held_out = Dataset.from_list(list(held_out))
@@ -221,7 +215,7 @@ def train_model(settings: PretrainSettings, data: Data, folder: Path, *, attenti
 
 def model_config(settings: PretrainSettings, tokenizer: PreTrainedTokenizerFast, *, attention: str) -> LinformerConfig:
     """The architecture of the settings with the vocabulary and special tokens of the tokenizer."""
-    fields = dataclasses.asdict(settings.model) | {
+    fields: dict[str, Any] = dataclasses.asdict(settings.model) | {
         "attention": attention,
         "vocab_size": len(tokenizer),
         "pad_token_id": tokenizer.pad_token_id,
@@ -229,46 +223,6 @@ def model_config(settings: PretrainSettings, tokenizer: PreTrainedTokenizerFast,
         "eos_token_id": end_token_id(tokenizer),
     }
     return LinformerConfig(**fields)
-
-
-def training_arguments(settings: PretrainSettings, folder: Path) -> TrainingArguments:
-    """The settings as transformers' TrainingArguments.
-
-    Raises:
-        InputError: for names below `trainer` that are unknown or have a setting of their own, and for bad values.
-    """
-    known = [field.name for field in dataclasses.fields(TrainingArguments)]
-    for name in settings.trainer:
-        if name in _SHARED or name in ("bf16", "output_dir"):
-            raise InputError(f"trainer.{name}: expected --{name}, which is a setting of its own")
-        if name in _FIXED:
-            raise InputError(f"trainer.{name}: expected another field, pretraining sets this one to {_FIXED[name]}")
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f" (did you mean {close[0]}?)" if close else ""
-            raise InputError(f"trainer.{name}: expected a field of TrainingArguments, got an unknown one{hint}")
-    shared = {name: getattr(settings, name) for name in _SHARED}
-    try:
-        return TrainingArguments(
-            output_dir=str(folder),
-            bf16=_use_bf16(settings),
-            disable_tqdm=True,
-            **{"dataloader_pin_memory": torch.cuda.is_available(), **settings.trainer},
-            **shared,
-            **_FIXED,
-        )
-    except (TypeError, ValueError, ImportError) as error:
-        raise InputError(f"training: {str(error).splitlines()[0]}") from error
-
-
-def _use_bf16(settings: PretrainSettings) -> bool:
-    if settings.bf16 != "auto":
-        return settings.bf16 == "true"
-    if settings.trainer.get("fp16") or settings.model.hidden_size < BF16_MIN_WIDTH:
-        return False
-    if torch.cuda.is_available():
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def _load_or_train_tokenizer(settings: PretrainSettings, corpus: Corpus) -> PreTrainedTokenizerFast:
@@ -293,6 +247,20 @@ def _unigram_entropy(data: Data) -> float:
         vocab_size=len(data.tokenizer),
         special_ids=data.tokenizer.all_special_ids,
     )
+
+
+def _check_resume(settings: PretrainSettings) -> None:
+    """Refuse to continue a run as another one."""
+    path = Path(settings.output_dir or "") / "settings.yaml"
+    if not settings.resume or not path.exists():
+        return
+    before, now = yaml.safe_load(path.read_text(encoding="utf-8")), dataclasses.asdict(settings)
+    for name in _IDENTITY:
+        if before.get(name) != now[name]:
+            raise InputError(
+                f"resume: expected {name} as in {path}, {before.get(name)!r}, got {now[name]!r}; "
+                f"--config {path} gives the same settings again"
+            )
 
 
 def _save_run(settings: PretrainSettings, data: Data, folder: Path) -> None:

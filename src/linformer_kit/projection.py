@@ -9,7 +9,7 @@ Axes as in `functional`.
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from jaxtyping import Bool, Float
@@ -105,7 +105,7 @@ class LinearProjection(nn.Module):
         key_matrix = self.key_projection[..., :length]
         tied = self.value_projection is None
         value_matrix = key_matrix if tied else self.value_projection[..., :length]
-        options = {"num_heads": num_heads, "padding_mask": padding_mask, "bias_order": bias_order}
+        options: dict[str, Any] = {"num_heads": num_heads, "padding_mask": padding_mask, "bias_order": bias_order}
         # Fewer rows for W is the cheap order. It needs one matrix for all heads, and it is cheap only if k < n.
         if key_matrix.dim() == 3 or length <= self.projected_dim:
             return (

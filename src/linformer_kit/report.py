@@ -11,6 +11,7 @@ import matplotlib
 
 matplotlib.use("Agg")  # before pyplot: no screen is needed
 import matplotlib.pyplot as plt
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 LABELS = {"linformer": "Linformer", "full": "Transformer (full attention)"}
 
@@ -95,8 +96,9 @@ def draw_perplexity(results: dict[str, Any], path: Path) -> None:
     unigram = math.exp(results["unigram_entropy"])
     axes.axhline(unigram, color="gray", linestyle="--", linewidth=1, label=f"unigram ({unigram:,.0f})")
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    axes.yaxis.set_minor_formatter(matplotlib.ticker.LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.5)))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("updates")
     axes.set_ylabel("validation perplexity (masked tokens)")
     axes.grid(alpha=0.3, which="both")

@@ -12,6 +12,7 @@ Sharing = Literal["none", "headwise", "key_value", "layerwise"]
 Projection = Literal["linear"]
 Attention = Literal["linformer", "full"]
 BiasOrder = Literal["before_projection", "after_projection"]
+LinearInitializer = Literal["normal", "lecun_normal"]
 
 IGNORED_LABEL = -100  # a position without a target, in data and models alike; what losses of torch skip
 
@@ -38,7 +39,9 @@ class ModelSettings:
         classifier_dropout: Dropout in the classification heads; hidden_dropout_prob if not given.
         type_vocab_size: Number of token types; 0 means that there are none.
         position_offset: Unused rows at the start of the position table (2 in RoBERTa and fairseq checkpoints).
-        initializer_range: Standard deviation of the start of all weights but E and F.
+        initializer_range: Standard deviation of the start of embeddings and linear maps, but not of E and F.
+        linear_initializer: Start of the linear maps: `normal` with initializer_range, as in BERT and RoBERTa, or
+            `lecun_normal` with 1/√inputs, without which narrow models hardly learn (docs/log.md). Never of the decoder.
         layer_norm_eps: Epsilon of the layer norms.
         pad_token_id: Token that fills up short sequences.
         bos_token_id: Token at the start of a sequence.
@@ -64,6 +67,7 @@ class ModelSettings:
     type_vocab_size: int = 0
     position_offset: int = 0
     initializer_range: float = 0.02
+    linear_initializer: LinearInitializer = "normal"
     layer_norm_eps: float = 1e-5
     pad_token_id: int | None = 1
     bos_token_id: int | None = 0
@@ -121,7 +125,7 @@ class PretrainSettings(CorpusSettings):
         save_steps: Updates between checkpoints.
         save_total_limit: Checkpoints kept.
         logging_steps: Updates between lines of the log.
-        bf16: Mixed precision; `auto` where the processor has bf16 instructions and the model is wide enough to gain.
+        bf16: Mixed precision; `auto` where the processor has bf16 instructions.
         activation_checkpointing: Recompute activations in the backward pass, to save memory.
         dataloader_num_workers: Processes that prepare batches beside the training.
         report_to: Loggers, as in TrainingArguments.

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from datasets import Dataset, Features, IterableDataset, Value
 from datasets.exceptions import DatasetGenerationError
@@ -75,12 +75,12 @@ def load_corpus(settings: CorpusSettings, *, seed: int) -> Corpus:
         if settings.validation_file:
             files = _text_files(settings.validation_file, settings, field="validation_file")
             validation = _load_files(files, settings, streaming)
-            choice = files.fingerprint()
+            choice: Any = files.fingerprint()
         elif validation is not None:
             choice = "validation split"
         else:
             choice = [settings.validation_fraction, seed]
-            split = {"fraction": settings.validation_fraction, "seed": seed}
+            split: dict[str, Any] = {"fraction": settings.validation_fraction, "seed": seed}
             train, validation = hold_out_of_stream(train, **split) if streaming else hold_out(train, name=name, **split)
         _check_both_sides(train, validation, name, streaming)
         if streaming:
@@ -149,7 +149,7 @@ def _load_files(files: TextFiles, settings: CorpusSettings, streaming: bool) -> 
             writer_batch_size=_WRITTEN_TOGETHER,
         )
     except DatasetGenerationError as error:
-        if isinstance(error.__cause__, InputError):
+        if isinstance(error.__cause__, (InputError, OSError)):
             raise error.__cause__ from None
         raise
 

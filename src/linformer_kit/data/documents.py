@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain, tee
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import pyarrow
 import pyarrow.parquet
@@ -128,7 +128,7 @@ def _json_rows(path: Path, column: str) -> Iterator[str]:
 
 
 def _delimited_rows(path: Path, column: str) -> Iterator[str]:
-    dialect = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix.lower() == ".tsv" else {}
+    dialect: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix.lower() == ".tsv" else {}
     csv.field_size_limit(_LONGEST_FIELD)
     with _open_text(path, newline="") as file:
         rows = csv.reader(file, strict=True, **dialect)

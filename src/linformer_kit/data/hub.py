@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from datasets import Dataset, IterableDataset, load_dataset
 from datasets.exceptions import DatasetsError
 
@@ -9,7 +11,7 @@ from linformer_kit.data.validate import check_column
 from linformer_kit.errors import InputError
 from linformer_kit.settings import CorpusSettings
 
-Documents = Dataset | IterableDataset
+Documents: TypeAlias = Dataset | IterableDataset
 
 
 def load_hub(settings: CorpusSettings, *, streaming: bool) -> tuple[Documents, Documents | None]:

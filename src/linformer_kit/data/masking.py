@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 from datasets import Dataset
-from torch import LongTensor
 from transformers import PreTrainedTokenizerFast
 
 IGNORED_LABEL = -100  # what cross-entropy losses skip
@@ -81,7 +80,7 @@ class BlockMasker:
             "replacement_ids": np.setdiff1d(list(tokenizer.get_vocab().values()), special_ids),
         }
 
-    def __call__(self, block: np.ndarray, *, epoch: int, index: int) -> dict[str, LongTensor]:
+    def __call__(self, block: np.ndarray, *, epoch: int, index: int) -> dict[str, torch.Tensor]:
         """Return `input_ids` and `labels`, each `[seq]`, of a block of ids `[seq]`."""
         masked_ids, labels = mask_tokens(block, epoch=epoch, index=index, **self._arguments)
         return {"input_ids": torch.from_numpy(masked_ids), "labels": torch.from_numpy(labels)}
@@ -106,7 +105,7 @@ class MaskedBlocks(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def __getitem__(self, key: int | tuple[int, int]) -> dict[str, LongTensor]:
+    def __getitem__(self, key: int | tuple[int, int]) -> dict[str, torch.Tensor]:
         epoch, index = key if isinstance(key, tuple) else (0, key)
         if not 0 <= index < len(self):  # an index below 0 would give a block under a second number, so other masks
             raise IndexError(f"block {index}: expected 0 to {len(self) - 1}")

@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow
 import torch
 from datasets import Dataset, IterableDataset
-from torch import LongTensor
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
@@ -98,7 +97,7 @@ class StreamedBlocks(torch.utils.data.IterableDataset):
         """Choose the masks, and the order of a shuffled stream; reaches workers that are already running."""
         self._documents.set_epoch(epoch)
 
-    def __iter__(self) -> Iterator[dict[str, LongTensor]]:
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         epoch = self._documents.epoch
         worker = torch.utils.data.get_worker_info()
         first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)

@@ -1,0 +1,88 @@
+"""The settings of a command as transformers' TrainingArguments, checked before anything is built."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainingArguments
+
+from linformer_kit.errors import InputError
+from linformer_kit.settings import PretrainSettings
+
+_AT_LEAST_ONE = (
+    "max_steps",
+    "per_device_train_batch_size",
+    "per_device_eval_batch_size",
+    "gradient_accumulation_steps",
+    "eval_steps",
+    "save_steps",
+    "logging_steps",
+)
+_AT_LEAST_ZERO = ("learning_rate", "warmup_steps", "weight_decay", "max_grad_norm", "dataloader_num_workers", "seed")
+# Settings that TrainingArguments takes under the same name.
+_SHARED = (*_AT_LEAST_ONE, *_AT_LEAST_ZERO, "save_total_limit", "activation_checkpointing", "report_to")
+# What pretraining itself decides.
+_FIXED: dict[str, Any] = {
+    "eval_strategy": "steps",
+    "save_strategy": "steps",
+    "eval_on_start": True,
+    "remove_unused_columns": False,
+    "activation_checkpointing_kwargs": {"use_reentrant": False},
+    "logging_nan_inf_filter": False,
+    "disable_tqdm": True,
+}
+
+
+def training_arguments(settings: PretrainSettings, folder: Path) -> TrainingArguments:
+    """Build TrainingArguments.
+
+    Args:
+        settings: The settings of the run.
+        folder: Where checkpoints and logs go.
+
+    Raises:
+        InputError: for numbers out of range, and for names below `trainer` that are unknown or have a setting of
+            their own.
+    """
+    for names, least in ((_AT_LEAST_ONE, 1), (_AT_LEAST_ZERO, 0)):
+        for name in names:
+            if getattr(settings, name) < least:
+                raise InputError(f"{name}: expected {least} or more, got {getattr(settings, name)}")
+    _check_trainer_fields(settings.trainer)
+    shared = {name: getattr(settings, name) for name in _SHARED}
+    defaults = {"use_cpu": not torch.accelerator.is_available(), "dataloader_pin_memory": torch.cuda.is_available()}
+    extra = defaults | settings.trainer
+    bf16 = _use_bf16(settings, on_cpu=bool(extra["use_cpu"]))
+    try:
+        return TrainingArguments(output_dir=str(folder), bf16=bf16, **extra, **shared, **_FIXED)
+    except (TypeError, ValueError, ImportError) as error:
+        raise InputError(f"training: {str(error).splitlines()[0]}") from error
+
+
+def _check_trainer_fields(fields: dict[str, Any]) -> None:
+    known = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
+    for name, value in fields.items():
+        if name in _SHARED or name in ("bf16", "output_dir"):
+            raise InputError(f"trainer.{name}: expected --{name}, which is a setting of its own")
+        if name in _FIXED:
+            raise InputError(f"trainer.{name}: expected another field, pretraining sets this one to {_FIXED[name]}")
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f" (did you mean {close[0]}?)" if close else ""
+            raise InputError(f"trainer.{name}: expected a field of TrainingArguments, got an unknown one{hint}")
+        if isinstance(known[name], (int, float)) and not isinstance(value, (int, float)):
+            raise InputError(f"trainer.{name}: expected {type(known[name]).__name__}, got {value!r}")
+
+
+def _use_bf16(settings: PretrainSettings, *, on_cpu: bool) -> bool:
+    if settings.bf16 != "auto":
+        return settings.bf16 == "true"
+    if settings.trainer.get("fp16"):
+        return False
+    if on_cpu:
+        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
