@@ -163,9 +163,9 @@ class LinformerPreTrainedModel(PreTrainedModel):
         if isinstance(module, LinearProjection):
             for parameter in module.parameters(recurse=False):
                 init.copy_(parameter, module.initial_matrix())
-        elif isinstance(module, nn.Linear) and module is not self.get_output_embeddings():
-            if self.config.linear_initializer == "lecun_normal":
-                init.normal_(module.weight, std=module.in_features**-0.5)
+        lecun_normal = self.config.linear_initializer == "lecun_normal"
+        if lecun_normal and isinstance(module, nn.Linear) and module is not self.get_output_embeddings():
+            init.normal_(module.weight, std=module.in_features**-0.5)
 
     def projection_matrix_count(self) -> int:
         """Number of n → k matrices: 2·h·L, 2·L, L or 1 by sharing (section 4 of the paper); 0 with full attention."""

@@ -13,6 +13,8 @@ matplotlib.use("Agg")  # before pyplot: no screen is needed
 import matplotlib.pyplot as plt
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+_HIGHEST_DRAWN = 100.0  # nats; a model that has diverged stays on the page
+
 LABELS = {"linformer": "Linformer", "full": "Transformer (full attention)"}
 
 
@@ -92,7 +94,13 @@ def draw_perplexity(results: dict[str, Any], path: Path) -> None:
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
     for name, model in results["models"].items():
         updates, losses = zip(*model["curve"], strict=True)
-        axes.plot(updates, [math.exp(min(loss, 700)) for loss in losses], marker="o", markersize=3, label=LABELS[name])
+        axes.plot(
+            updates,
+            [math.exp(min(loss, _HIGHEST_DRAWN)) for loss in losses],
+            marker="o",
+            markersize=3,
+            label=LABELS[name],
+        )
     unigram = math.exp(results["unigram_entropy"])
     axes.axhline(unigram, color="gray", linestyle="--", linewidth=1, label=f"unigram ({unigram:,.0f})")
     axes.set_yscale("log")
