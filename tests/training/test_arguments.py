@@ -1,0 +1,52 @@
+"""Settings as TrainingArguments: mixed precision where the processor has it, and wherever it is asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from linformer_kit.cli import parse
+from linformer_kit.training.arguments import training_arguments
+
+BF16_PROCESSOR = "_is_avx512_bf16_supported"
+
+
+@pytest.fixture
+def processor(monkeypatch):
+    """A machine without an accelerator; call it with whether the processor has bf16 instructions."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda *_: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    return lambda bf16: monkeypatch.setattr(torch.cpu, BF16_PROCESSOR, lambda: bf16)
+
+
+def build(tmp_path, **fields):
+    settings = parse(["pretrain"])[1]
+    return training_arguments(dataclasses.replace(settings, **fields), tmp_path)
+
+
+@pytest.mark.parametrize("available", [True, False])
+def test_auto_is_what_the_processor_has(processor, available, tmp_path):
+    processor(available)
+    arguments = build(tmp_path)
+    assert arguments.bf16 is available
+    assert arguments.device == torch.device("cpu")
+
+
+@pytest.mark.parametrize(("asked", "result"), [("true", True), ("false", False)])
+@pytest.mark.parametrize("available", [True, False])
+def test_what_is_asked_for_wins(processor, available, asked, result, tmp_path):
+    processor(available)
+    assert build(tmp_path, bf16=asked).bf16 is result
+
+
+def test_half_precision_is_not_both(processor, tmp_path):
+    processor(True)
+    assert build(tmp_path, trainer={"fp16": True}).bf16 is False
+
+
+def test_trainer_fields_arrive(processor, tmp_path):
+    processor(False)
+    assert build(tmp_path, trainer={"adam_beta2": 0.9}).adam_beta2 == 0.9
