@@ -224,7 +224,8 @@ def _instantiate(settings: Any, values: Namespace) -> Any:
 def _set_up_logging() -> None:
     """Our own messages go to stderr; of the libraries only errors, and none of their progress bars."""
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
-    logging.getLogger("linformer_kit").setLevel(logging.INFO)
+    first = os.environ.get("RANK", "0") == "0"  # of torchrun's processes one speaks
+    logging.getLogger("linformer_kit").setLevel(logging.INFO if first else logging.WARNING)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # else each forked data worker warns
     libraries = importlib.import_module("transformers.utils.logging")
     libraries.set_verbosity_error()
