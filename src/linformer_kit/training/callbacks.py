@@ -17,7 +17,8 @@ class ProgressBar(TrainerCallback):
         tokens_per_update: Tokens in all forward passes of one update, over all processes.
 
     Attributes:
-        tokens_per_second: Mean over the run so far; evaluation and saving do not count.
+        seconds: Time of the training so far: data and updates; evaluation and saving do not count.
+        tokens_per_second: Mean over those seconds.
     """
 
     def __init__(self, *, tokens_per_update: int) -> None:
@@ -34,16 +35,16 @@ class ProgressBar(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        self._started = time.perf_counter()
         if state.is_world_process_zero:
             self._bar = tqdm(
                 total=state.max_steps, initial=state.global_step, desc="training", unit="update", dynamic_ncols=True
             )
 
-    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-        self._started = time.perf_counter()
-
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self.seconds += time.perf_counter() - self._started
+        now = time.perf_counter()
+        self.seconds += now - self._started
+        self._started = now
         self.updates += 1
         if self._bar is not None:
             self._bar.update(state.global_step - self._bar.n)
@@ -74,6 +75,10 @@ class ProgressBar(TrainerCallback):
                 f"update {state.global_step}: validation loss {loss:.3f} nats, perplexity {perplexity:,.1f}",
                 file=self._bar.fp,
             )
+        self._started = time.perf_counter()
+
+    def on_save(self, *args: Any, **kwargs: Any) -> None:
+        self._started = time.perf_counter()
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> None:
         if self._bar is not None:

@@ -1,0 +1,39 @@
+"""The progress bar: which seconds count, and what a person reads."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from transformers import TrainerControl, TrainerState
+
+from linformer_kit.training import callbacks
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still until it is told."""
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(callbacks.time, "perf_counter", lambda: clock.now)
+    return clock
+
+
+def test_data_and_updates_count_and_evaluation_and_saving_do_not(clock, capsys):
+    bar = callbacks.ProgressBar(tokens_per_update=60)
+    state, rest = TrainerState(max_steps=2, global_step=0), (SimpleNamespace(), TrainerControl())
+    bar.on_train_begin(rest[0], state, rest[1])
+    clock.now += 2  # an evaluation before the first update
+    bar.on_evaluate(rest[0], state, rest[1], metrics={"eval_loss": 2.0})
+    for waiting in (1, 5):
+        clock.now += 1  # the batch and the update
+        state.global_step += 1
+        bar.on_step_end(rest[0], state, rest[1])
+        clock.now += waiting
+        bar.on_save(rest[0], state, rest[1])
+    bar.on_log(rest[0], state, rest[1], logs={"loss": 1.5})
+    bar.on_train_end()
+    assert bar.seconds == 2
+    assert bar.tokens_per_second == 60
+    shown = capsys.readouterr().err
+    assert "update 0: validation loss 2.000 nats, perplexity 7.4" in shown
+    assert "2/2" in shown
