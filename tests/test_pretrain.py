@@ -176,7 +176,7 @@ def test_fill_mask_prints_guesses_with_probabilities(run, capsys):
     main(["fill-mask", str(run), "def <mask>(first, <mask>)", "--top-k", "3"])
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line.startswith("mask")] == ["mask 1", "mask 2"]
-    assert len(lines) == 8 and re.match(r" *\d+\.\d\d%  \S", lines[1])
+    assert len(lines) == 8 and re.match(r' *\d+\.\d\d%  ".+"$', lines[1])
     main(["fill-mask", str(run), "def <mask>(", "--json"])
     guesses = json.loads(capsys.readouterr().out)
     assert len(guesses) == 1 and len(guesses[0]) == 5

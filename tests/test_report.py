@@ -16,7 +16,7 @@ MODEL = {
     "validation_loss": 2.0,
     "curve": [(0, 7.0), (10, 3.0), (20, 2.0)],
     "tokens_per_second": 1234.5,
-    "guesses": [{"text": "a | `b` <mask>", "answer": "c|d", "guesses": [("e`", 0.5), ("f", 0.25)]}],
+    "guesses": [{"text": "a | `b` <mask>", "answer": "c|d", "guesses": [("e`", 0.5), ("\n ", 0.25)]}],
 }
 RESULTS = {
     "unigram_entropy": 6.0,
@@ -43,7 +43,7 @@ def test_guesses_do_not_break_the_table():
     rows = [line for line in pretrain_markdown(RESULTS).splitlines() if "<mask>" in line]
     assert len(rows) == 2
     for row in rows:
-        assert row.count("|") == 4 and "`` e` `` 50%" in row
+        assert row.count("|") == 4 and r'`` "e`" `` 50%, `"\n "` 25%' in row
 
 
 @pytest.mark.parametrize("loss", [2.0, 1e4])

@@ -26,7 +26,8 @@ def main(settings: FillMaskSettings) -> None:
         if len(guesses) > 1:
             print(f"mask {number}")
         for candidate in candidates:
-            print(f"{candidate['probability']:7.2%}  {candidate['token']}")
+            token = json.dumps(candidate["token"], ensure_ascii=False)  # in quotes: white space is part of a token
+            print(f"{candidate['probability']:7.2%}  {token}")
 
 
 def fill_mask(model: str, text: str, *, top_k: int = 5) -> list[list[dict[str, Any]]]:
@@ -38,7 +39,8 @@ def fill_mask(model: str, text: str, *, top_k: int = 5) -> list[list[dict[str, A
         top_k: Guesses for each.
 
     Returns:
-        For each mask, in order, `top_k` dicts of `token` and `probability`, the likeliest first.
+        For each mask, in order, `top_k` dicts of `token` (its text, white space included) and `probability`, the
+        likeliest first.
 
     Raises:
         InputError: for a folder that is no whole model, a text without mask or too long, or a top_k out of range.
@@ -57,7 +59,7 @@ def fill_mask(model: str, text: str, *, top_k: int = 5) -> list[list[dict[str, A
     if isinstance(answers[0], dict):
         answers = [answers]
     return [
-        [{"token": answer["token_str"].strip(), "probability": answer["score"]} for answer in candidates]
+        [{"token": answer["token_str"], "probability": answer["score"]} for answer in candidates]
         for candidates in answers
     ]
 
@@ -140,7 +142,7 @@ def guess_held_out(
         top_k: Guesses for each.
 
     Returns:
-        Dicts of `text`, `answer` and `guesses`, pairs of token and probability.
+        Dicts of `text`, `answer` and `guesses`, pairs of token and probability; tokens with all their white space.
     """
     model.eval()
     generator = np.random.default_rng(seed)
@@ -155,11 +157,11 @@ def guess_held_out(
         masked = torch.from_numpy(ids.copy()).to(model.device)[None]
         masked[0, position] = tokenizer.mask_token_id
         likeliest = model(masked).logits[0, position].float().softmax(dim=-1).topk(top_k)
-        tokens = [tokenizer.decode([token]).strip() for token in likeliest.indices.tolist()]
+        tokens = [tokenizer.decode([token]) for token in likeliest.indices.tolist()]
         guesses.append(
             {
                 "text": _line_around(tokenizer, ids, position),
-                "answer": pieces[position].strip(),
+                "answer": pieces[position],
                 "guesses": list(zip(tokens, likeliest.values.tolist(), strict=True)),
             }
         )

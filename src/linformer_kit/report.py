@@ -80,8 +80,8 @@ def pretrain_markdown(results: dict[str, Any]) -> str:
             [
                 [
                     _code(guess["text"]),
-                    _code(guess["answer"]),
-                    ", ".join(f"{_code(token)} {probability:.0%}" for token, probability in guess["guesses"]),
+                    _token(guess["answer"]),
+                    ", ".join(f"{_token(token)} {probability:.0%}" for token, probability in guess["guesses"]),
                 ]
                 for guess in model["guesses"]
             ],
@@ -126,6 +126,11 @@ def _count(number: int | None) -> str:
 def _table(header: list[str], rows: list[list[str]]) -> list[str]:
     lines = [header, ["---"] * len(header), *rows]
     return ["| " + " | ".join(cells) + " |" for cells in lines]
+
+
+def _token(token: str) -> str:
+    """A token in quotes, so that one sees a space at its start and a token of nothing but line breaks."""
+    return _code(json.dumps(token, ensure_ascii=False))
 
 
 def _code(text: str) -> str:
