@@ -78,6 +78,9 @@ def test_positionals_of_fill_mask():
         (["pretrain", "--trainer.adam_beta", "1"], "trainer.adam_beta: expected a field of TrainingArguments, got an unknown one"),
         (["pretrain", "--trainer.learning_rate", "1"], "trainer.learning_rate: expected --learning_rate, which is a setting"),
         (["pretrain", "--trainer.adam_beta2", "high"], "trainer.adam_beta2: expected float, got 'high'"),
+        (["pretrain", "--seed", "4294967296"], "seed: expected 0 to 4294967295, got 4294967296"),
+        (["pretrain", "--report_to", "nope"], "report_to: nope is not supported"),
+        (["pretrain", "--trainer.metric_for_best_model", "bleu"], "trainer.metric_for_best_model: expected loss, the one that is measured"),
         (["pretrain", "--max_steps", "0"], "max_steps: expected 1 or more, got 0"),
         (["pretrain", "--learning_rate", "-1"], "learning_rate: expected 0 or more, got -1.0"),
         (["pretrain", "--trainer.eval_strategy", "no"], "trainer.eval_strategy: expected another field"),
@@ -104,6 +107,7 @@ def test_bad_input_is_one_line_and_exit_2(arguments, message, capsys, tmp_path, 
         ("learn: 3\n", "learn: expected a setting of pretrain, got an unknown one"),
         ("learning_rate: [1]\n", "learning_rate: expected float, got [1]"),
         ("a: 1\nb: [\n", "bad.yaml: line 3: expected YAML, got expected the node content"),
+        ("a: \0\n", "bad.yaml: expected YAML, got"),
         ("just text", "bad.yaml: expected YAML of names and values, got str"),
     ],
 )
@@ -133,6 +137,30 @@ def test_a_file_that_the_system_refuses_is_one_line(capsys, tmp_path, monkeypatc
         main(["pretrain", "--train_file", str(tmp_path / "secret.txt"), "--cache_dir", str(tmp_path / "cache")])
     assert exit_.value.code == 2
     assert capsys.readouterr().err == f"linformer: error: {tmp_path / 'secret.txt'}: Permission denied\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("model: 3\n", "model: expected settings by name, got 3"),
+        ("recipe: huge\n", "recipe: expected one of paper-base-1024, paper-base-512, small, tiny or a YAML file"),
+    ],
+)
+def test_bad_config_on_top_of_a_recipe(content, message, capsys, tmp_path):
+    (tmp_path / "bad.yaml").write_text(content)
+    with pytest.raises(SystemExit) as exit_:
+        main(["pretrain", "--config", str(tmp_path / "bad.yaml")])
+    error = capsys.readouterr().err
+    assert exit_.value.code == 2 and error.count("\n") == 1
+    assert message in error
+
+
+def test_a_recipe_named_in_a_config_counts_and_the_command_line_wins(tmp_path):
+    (tmp_path / "config.yaml").write_text("recipe: small\nseed: 3\n")
+    settings = parse(["pretrain", "--config", str(tmp_path / "config.yaml")])[1]
+    assert (settings.model.hidden_size, settings.seed) == (256, 3)
+    settings = parse(["pretrain", "--config", str(tmp_path / "config.yaml"), "--recipe", "tiny"])[1]
+    assert (settings.model.hidden_size, settings.seed) == (128, 3)
 
 
 def test_print_config_names_every_setting(capsys):

@@ -123,13 +123,20 @@ def test_an_existing_tokenizer(run, corpus, tmp_path):
 
 def fail(capsys, *command: str) -> str:
     """The one line on stderr; anything else fails."""
+    error = fail_last_line(capsys, *command)
+    assert "\n" not in error
+    return error
+
+
+def fail_last_line(capsys, *command: str) -> str:
+    """The line on stderr of a command that fails late: progress may stand before it, on lines of its own."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as exit_:
         main([str(word) for word in command])
     assert exit_.value.code == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1, lines
-    return lines[0]
+    error = capsys.readouterr().err.rstrip("\n")
+    assert "Traceback" not in error and error.splitlines()[-1].startswith("linformer: error: ")
+    return error
 
 
 def test_an_output_folder_with_a_run_is_kept(run, corpus, capsys):
@@ -140,13 +147,68 @@ def test_an_output_folder_with_a_run_is_kept(run, corpus, capsys):
 
 def test_a_run_is_not_resumed_as_another_one(run, corpus, capsys):
     error = fail(capsys, *arguments(corpus, run, "--resume", "--model.projected_dim=5"))
-    assert "resume: expected model as in" in error and "settings.yaml gives the same settings again" in error
+    assert "resume: expected model.projected_dim as in" in error and "7, got 5; --config" in error
     assert "resume: expected seed as in" in fail(capsys, *arguments(corpus, run, "--resume", "--seed=4"))
+    error = fail(capsys, *arguments(corpus, run, "--resume", "--trainer.adam_beta2=0.5"))
+    assert "resume: expected trainer.adam_beta2 as in" in error
+    error = fail(capsys, *arguments(corpus, run, "--resume", "--max_steps=3"))
+    assert "max_steps: expected at least the 4 updates of" in error
 
 
-def test_saved_settings_repeat_the_run(run, tmp_path):
-    main(["pretrain", "--config", str(run / "settings.yaml"), "--output_dir", str(tmp_path), "--compare_full=false"])
-    ours, theirs = (AutoModelForMaskedLM.from_pretrained(folder) for folder in (tmp_path, run))
+def test_a_run_is_not_resumed_on_other_text(corpus, capsys, tmp_path):
+    text, folder = tmp_path / "text", tmp_path / "out"
+    shutil.copytree(corpus, text)
+    main(arguments(text, folder))
+    before = (folder / "tokenizer.json").read_bytes()
+    (text / "0.txt").write_text("something else entirely\n" * 50)
+    error = fail_last_line(capsys, *arguments(text, folder, "--resume", "--max_steps=6"))
+    assert f"resume: expected the corpus of {folder / 'run.json'}, got another one" in error
+    assert (folder / "tokenizer.json").read_bytes() == before
+
+
+def test_resuming_what_is_finished_trains_no_further(run, corpus, tmp_path):
+    folder = tmp_path / "out"
+    shutil.copytree(run, folder)
+    main(arguments(corpus, folder, "--resume", "--compare-full"))
+    assert not (folder / "checkpoint-5").exists()
+    for path in (folder, folder / "full"):
+        ours, theirs = (AutoModelForMaskedLM.from_pretrained(path) for path in (path, run / path.relative_to(folder)))
+        assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+    results, before = (json.loads((path / "metrics.json").read_text())["models"] for path in (folder, run))
+    for name in ("linformer", "full"):
+        assert results[name]["validation_loss"] == before[name]["validation_loss"]
+        assert results[name]["curve"] == before[name]["curve"]
+
+
+def test_a_damaged_cache_is_made_again(run, corpus, tmp_path):
+    cache = tmp_path / "cache"
+    shutil.copytree(corpus.parent / f"{corpus.name}-cache", cache)
+    for damage in ("blocks/*.arrow", "documents/**/*.arrow", "tokenizers/*/tokenizer.json"):
+        files = list(cache.glob(damage))
+        assert files
+        for path in files:
+            path.write_bytes(path.read_bytes()[:100])
+    main(arguments(corpus, tmp_path / "out", f"--cache_dir={cache}"))
+    ours, theirs = (AutoModelForMaskedLM.from_pretrained(folder) for folder in (tmp_path / "out", run))
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+
+
+def test_training_that_diverges_is_no_success(corpus, capsys, tmp_path):
+    error = fail_last_line(capsys, *arguments(corpus, tmp_path / "out", "--learning_rate=1e30"))
+    assert "learning_rate: expected one that training survives, got 1e+30" in error
+    assert json.loads((tmp_path / "out" / "metrics.json").read_text())["models"]["linformer"]["validation_loss"] is None
+
+
+def test_masks_must_hit_something(corpus, capsys, tmp_path):
+    error = fail_last_line(capsys, *arguments(corpus, tmp_path / "out", "--mlm_probability=1e-7"))
+    assert "mlm_probability: expected enough to mask any of" in error
+
+
+def test_saved_settings_repeat_the_run_elsewhere(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    main(["pretrain", "--config", str(run / "settings.yaml"), "--compare_full=false"])
+    (again,) = (tmp_path / "runs").iterdir()
+    ours, theirs = (AutoModelForMaskedLM.from_pretrained(folder) for folder in (again, run))
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
 
 

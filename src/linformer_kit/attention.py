@@ -5,6 +5,8 @@ Axes as in `functional`.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -40,6 +42,10 @@ class LinformerAttention(nn.Module):
         InputError: a ValueError that names the argument, what was expected and what was got.
     """
 
+    # What torch.nn.TransformerEncoderLayer asks of its attention before it takes a fused path of its own: not here.
+    batch_first = True
+    in_proj_bias = None
+
     def __init__(
         self,
         embed_dim: int,
@@ -54,8 +60,12 @@ class LinformerAttention(nn.Module):
         bias_order: str = "before_projection",
     ) -> None:
         super().__init__()
-        if num_heads < 1 or embed_dim % num_heads:
-            raise InputError(f"num_heads: expected a divisor of embed_dim {embed_dim}, got {num_heads}")
+        if not isinstance(embed_dim, int) or embed_dim < 1:
+            raise InputError(f"embed_dim: expected a positive integer, got {embed_dim!r}")
+        if not isinstance(num_heads, int) or num_heads < 1 or embed_dim % num_heads:
+            raise InputError(f"num_heads: expected a divisor of embed_dim {embed_dim}, got {num_heads!r}")
+        if not 0 <= dropout < 1:
+            raise InputError(f"dropout: expected a number from 0 up to but not 1, got {dropout!r}")
         if bias_order not in BIAS_ORDERS:
             raise InputError(f"bias_order: expected one of {', '.join(BIAS_ORDERS)}, got {bias_order!r}")
         if isinstance(projection, str):
@@ -95,8 +105,8 @@ class LinformerAttention(nn.Module):
             query: Input of the queries.
             key: Input of the keys.
             value: Input of the values.
-            key_padding_mask: True where key and value are padding, as in `torch.nn.MultiheadAttention`. What stands
-                there reaches no slot and no gradient, a NaN neither.
+            key_padding_mask: True where key and value are padding, or -inf there and 0 elsewhere, as in
+                `torch.nn.MultiheadAttention`. What stands there reaches no slot and no gradient, a NaN neither.
             need_weights: Whether to return the context mapping P̄.
             attn_mask: Must be None; here so that modules that pass one get a clear answer.
             is_causal: Must be False; likewise.
@@ -110,6 +120,8 @@ class LinformerAttention(nn.Module):
             InputError: for shapes that do not fit, a sequence longer than max_seq_len, and any mask over pairs of
                 positions: each slot mixes all positions, so such a mask over slots would leak what it should hide.
         """
+        if key_padding_mask is not None and key_padding_mask.is_floating_point():
+            key_padding_mask = _padding_from_scores(key_padding_mask)
         self._check(query, key, value, key_padding_mask, attn_mask, is_causal)
         projection = self.projection if projection is None else projection
         # Selected once for all three: the NaN-proof zero is needed in the backward pass of the queries as well.
@@ -168,3 +180,11 @@ class LinformerAttention(nn.Module):
                 f"key_padding_mask: expected bool {list(key.shape[:2])}, True where padded, "
                 f"got {key_padding_mask.dtype} {list(key_padding_mask.shape)}"
             )
+
+
+def _padding_from_scores(mask: Tensor) -> Tensor:
+    """The padding mask in the form that is added to scores, 0 or -inf, as torch's Transformer layers pass it on."""
+    padded = mask == -math.inf
+    if not torch.compiler.is_compiling() and not (padded | (mask == 0)).all():
+        raise InputError("key_padding_mask: expected bool, or floating point of only 0 and -inf, got other numbers")
+    return padded

@@ -82,9 +82,12 @@ def parse(arguments: Sequence[str]) -> tuple[str, Any]:
     """
     command = COMMANDS.get(arguments[0]) if arguments else None
     rest = _normalise(arguments[1:], command.settings) if command else []
-    recipe = _recipe_file(rest, command.recipe) if command and command.recipe else None
-    for path in [*([recipe] if recipe else []), *map(Path, _values_of("--config", rest))]:
-        _check_yaml(path)
+    configs = [_read_yaml(Path(path)) for path in _values_of("--config", rest)]
+    recipe = None
+    if command and command.recipe:
+        named = [config["recipe"] for config in configs if "recipe" in config]
+        recipe = _recipe_file([command.recipe, *named, *_values_of("--recipe", rest)][-1])
+        _read_yaml(recipe)
     parser = _build_parser(recipe)
     namespace = parser.parse_args([*arguments[:1], *rest])
     name = namespace.command
@@ -175,13 +178,12 @@ def _normalise(arguments: Sequence[str], settings: type) -> list[str]:
     return normalised
 
 
-def _recipe_file(arguments: Sequence[str], default: str) -> Path:
-    """The file of the recipe that the arguments ask for."""
-    name = _values_of("--recipe", arguments)[-1:] or [default]
-    built_in = RECIPES / f"{name[0]}.yaml"
-    path = built_in if built_in.exists() else Path(name[0])
+def _recipe_file(name: str) -> Path:
+    """The file of a recipe by its name or path."""
+    built_in = RECIPES / f"{name}.yaml"
+    path = built_in if built_in.exists() else Path(str(name))
     if not path.is_file():
-        raise InputError(f"recipe: expected one of {_recipe_names()} or a YAML file, got {name[0]!r}")
+        raise InputError(f"recipe: expected one of {_recipe_names()} or a YAML file, got {name!r}")
     return path
 
 
@@ -194,8 +196,8 @@ def _values_of(name: str, arguments: Sequence[str]) -> list[str]:
     return values + [value for flag, value in itertools.pairwise(arguments) if flag == name]
 
 
-def _check_yaml(path: Path) -> None:
-    """The parser's own message about broken YAML names no file."""
+def _read_yaml(path: Path) -> dict[str, Any]:
+    """The content, checked: the parser's own message about broken YAML names no file."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -203,9 +205,11 @@ def _check_yaml(path: Path) -> None:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         mark = getattr(error, "problem_mark", None)
         place = f" line {mark.line + 1}:" if mark else ""
-        raise InputError(f"{path}:{place} expected YAML, got {getattr(error, 'problem', None) or error}") from None
+        problem = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise InputError(f"{path}:{place} expected YAML, got {problem}") from None
     if not isinstance(content, dict):
         raise InputError(f"{path}: expected YAML of names and values, got {type(content).__name__}")
+    return content
 
 
 def _instantiate(settings: Any, values: Namespace) -> Any:
@@ -215,7 +219,9 @@ def _instantiate(settings: Any, values: Namespace) -> Any:
     for field in dataclasses.fields(settings):
         value = values[field.name]
         nested = hints[field.name]
-        if dataclasses.is_dataclass(nested) and isinstance(value, Namespace):
+        if dataclasses.is_dataclass(nested):
+            if not isinstance(value, Namespace):
+                raise InputError(f"{field.name}: expected settings by name, got {value!r}")
             value = _instantiate(nested, value)
         arguments[field.name] = value
     return settings(**arguments)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from typing import Any, get_args
 
 from transformers import PreTrainedConfig
@@ -90,11 +91,15 @@ def _check_fields(config: ModelSettings) -> None:
         if value is not None or name != "classifier_dropout":
             _require(_is_number(value) and 0 <= value < 1, name, "a number from 0 up to but not 1", value)
     for name in ("initializer_range", "layer_norm_eps"):
-        _require(_is_number(value := getattr(config, name)) and value > 0, name, "a positive number", value)
+        finite = _is_number(value := getattr(config, name)) and 0 < value < math.inf
+        _require(finite, name, "a positive number", value)
+    value = config.tie_word_embeddings
+    _require(isinstance(value, bool), "tie_word_embeddings", "True or False", value)
     for name, literal in _CHOICES.items():
         choices = get_args(literal)
         _require((value := getattr(config, name)) in choices, name, f"one of {', '.join(choices)}", value)
-    _require(config.hidden_act in ACT2FN, "hidden_act", "an activation that transformers knows", config.hidden_act)
+    known = isinstance(config.hidden_act, str) and config.hidden_act in ACT2FN
+    _require(known, "hidden_act", "an activation that transformers knows", config.hidden_act)
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         value = getattr(config, name)
         if value is not None:

@@ -11,6 +11,8 @@ Axes: batch, seq_len (n), embed (hidden_size), heads, slots (projected_dim, or s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -302,8 +304,10 @@ class LinformerForMaskedLM(LinformerPreTrainedModel):
             return_dict=True,
         )
         hidden = outputs.last_hidden_state
-        if labels is not None and labels.shape != hidden.shape[:2]:
-            raise InputError(f"labels: expected {list(hidden.shape[:2])}, got {list(labels.shape)}")
+        if labels is not None:
+            _check_integers("labels", labels, hidden.shape[:2])
+            _check_ids("labels", labels, self.config.vocab_size, ignored=IGNORED_LABEL)
+            labels = labels.long()
         if labels is not None and self.training and not torch.compiler.is_compiling():
             selected = labels != IGNORED_LABEL
             hidden, labels = hidden[selected], labels[selected]
@@ -318,7 +322,7 @@ class LinformerForMaskedLM(LinformerPreTrainedModel):
 
 
 class LinformerClassificationHead(nn.Module):
-    """The hidden state of the first token to logits over the labels, as in RoBERTa."""
+    """The hidden state of the first real token to logits over the labels, as in RoBERTa."""
 
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__()
@@ -327,9 +331,15 @@ class LinformerClassificationHead(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.out_proj = nn.Linear(config.hidden_size, config.num_labels)
 
-    def forward(self, hidden: Float[Tensor, "batch seq_len embed"]) -> Float[Tensor, "batch labels"]:
-        first = self.dropout(hidden[:, 0])
-        return self.out_proj(self.dropout(torch.tanh(self.dense(first))))
+    def forward(
+        self, hidden: Float[Tensor, "batch seq_len embed"], attention_mask: Tensor | None = None
+    ) -> Float[Tensor, "batch labels"]:
+        if attention_mask is None:
+            first = hidden[:, 0]
+        else:  # padding may stand on the left
+            positions = (attention_mask != 0).int().argmax(dim=1)
+            first = hidden[torch.arange(hidden.shape[0], device=hidden.device), positions]
+        return self.out_proj(self.dropout(torch.tanh(self.dense(self.dropout(first)))))
 
 
 class LinformerForSequenceClassification(LinformerPreTrainedModel):
@@ -375,35 +385,38 @@ class LinformerForSequenceClassification(LinformerPreTrainedModel):
             output_hidden_states,
             return_dict=True,
         )
-        logits = self.classifier(outputs.last_hidden_state)
+        logits = self.classifier(outputs.last_hidden_state, attention_mask)
         loss = None
         if labels is not None:
-            losses = self._losses(logits, labels)
-            loss = _mean_loss(losses, (labels != IGNORED_LABEL).sum(), num_items_in_batch)
+            losses, count = self._losses(logits, labels)
+            loss = _mean_loss(losses, count, num_items_in_batch)
         return SequenceClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
 
-    def _losses(self, logits: Float[Tensor, "batch labels"], labels: Tensor) -> Tensor:
-        """Loss of each label."""
-        if self.config.problem_type is None:
+    def _losses(self, logits: Float[Tensor, "batch labels"], labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss of each label, and how many there are."""
+        problem = self.config.problem_type
+        if problem is None:
             if self.num_labels == 1:
-                self.config.problem_type = "regression"
-            elif labels.dtype in (torch.long, torch.int):
-                self.config.problem_type = "single_label_classification"
+                problem = "regression"
             else:
-                self.config.problem_type = "multi_label_classification"
-        classes = self.config.problem_type == "single_label_classification"
+                classes = labels.dtype in (torch.long, torch.int)
+                problem = "single_label_classification" if classes else "multi_label_classification"
+        classes = problem == "single_label_classification"
         expected = logits.shape[:1] if classes or (self.num_labels == 1 and labels.dim() == 1) else logits.shape
         if labels.shape != expected:
             raise InputError(f"labels: expected {list(expected)}, got {list(labels.shape)}")
         logits = logits.float()
         if classes:
-            return F.cross_entropy(logits, labels, reduction="none")
+            _check_integers("labels", labels, expected)
+            _check_ids("labels", labels, self.num_labels, ignored=IGNORED_LABEL)
+            self.config.problem_type = problem
+            return F.cross_entropy(logits, labels.long(), reduction="none"), (labels != IGNORED_LABEL).sum()
+        self.config.problem_type = problem
         targets = labels.to(logits.dtype).view_as(logits)
-        if self.config.problem_type == "regression":
-            return F.mse_loss(logits, targets, reduction="none")
-        return F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
+        loss = F.mse_loss if problem == "regression" else F.binary_cross_entropy_with_logits
+        return loss(logits, targets, reduction="none"), torch.tensor(targets.numel(), device=targets.device)
 
 
 def _mean_loss(losses: Tensor, count: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
@@ -437,7 +450,14 @@ def _check_inputs(
         raise InputError("input_ids, inputs_embeds: expected exactly one of them, got neither")
     if len(shape) != 2:
         raise InputError(f"input_ids, inputs_embeds: expected batch and sequence before all else, got {list(shape)}")
-    if shape[1] > config.max_position_embeddings:
+    if inputs_embeds is not None and (
+        not inputs_embeds.is_floating_point() or inputs_embeds.shape[-1] != config.hidden_size
+    ):
+        raise InputError(
+            f"inputs_embeds: expected {[*shape, config.hidden_size]} of floating point, "
+            f"got {list(inputs_embeds.shape)} of {inputs_embeds.dtype}"
+        )
+    if not torch.compiler.is_exporting() and shape[1] > config.max_position_embeddings:
         raise InputError(
             "sequence length: expected at most max_position_embeddings "
             f"{config.max_position_embeddings}, got {shape[1]}"
@@ -449,14 +469,27 @@ def _check_inputs(
         )
     if token_type_ids is not None and not config.type_vocab_size:
         raise InputError("token_type_ids: expected None because type_vocab_size is 0, got a tensor")
+    for name, ids in (("input_ids", input_ids), ("token_type_ids", token_type_ids), ("position_ids", position_ids)):
+        if ids is not None:
+            _check_integers(name, ids, (1, shape[1]) if name == "position_ids" and len(ids) == 1 else shape)
     _check_ids("input_ids", input_ids, config.vocab_size)
     _check_ids("token_type_ids", token_type_ids, config.type_vocab_size)
     _check_ids("position_ids", position_ids, config.max_position_embeddings)
 
 
-def _check_ids(name: str, ids: Tensor | None, limit: int) -> None:
+def _check_integers(name: str, ids: Tensor, shape: Sequence[int]) -> None:
+    if ids.dtype not in (torch.int32, torch.int64) or ids.shape != tuple(shape):
+        raise InputError(
+            f"{name}: expected {list(shape)} of torch.int64 or torch.int32, got {list(ids.shape)} of {ids.dtype}"
+        )
+
+
+def _check_ids(name: str, ids: Tensor | None, limit: int, *, ignored: int | None = None) -> None:
     """Range of ids, where looking costs nothing: not on an accelerator, whose own check it is, and not in a trace."""
-    if ids is None or ids.device.type != "cpu" or ids.numel() == 0 or torch.compiler.is_compiling():
+    if ids is None or ids.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    ids = ids if ignored is None else ids[ids != ignored]
+    if ids.numel() == 0:
         return
     low, high = ids.min().item(), ids.max().item()
     if low < 0 or high >= limit:

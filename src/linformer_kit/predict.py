@@ -49,6 +49,10 @@ def fill_mask(model: str, text: str, *, top_k: int = 5) -> list[list[dict[str, A
     mask = tokenizer.mask_token
     if mask is None or mask not in text:
         raise InputError(f"text: expected one or more {mask}, got {text!r}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"text: expected UTF-8, got {text[error.start]!r} at character {error.start}") from None
     if not 1 <= top_k <= network.config.vocab_size:
         raise InputError(f"top_k: expected 1 to {network.config.vocab_size} (the vocabulary), got {top_k}")
     length = len(tokenizer(text)["input_ids"])
@@ -108,6 +112,8 @@ def check_model_folder(folder: Path) -> None:
         raise InputError(f"{config}: expected the JSON of a model configuration, got {error}") from None
     if model_type is None:
         raise InputError(f"{config}: expected a model_type, got none")
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model")):
+        raise InputError(f"model: expected a tokenizer (tokenizer.json) in {folder}, got none")
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
         raise InputError(f"model: expected model.safetensors in {folder}, got none")

@@ -9,29 +9,38 @@ import itertools
 import json
 import logging
 import math
+import os
 import platform
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import yaml
 from accelerate import PartialState
 from datasets import Dataset
-from transformers import PreTrainedTokenizerFast, set_seed
+from transformers import PreTrainedTokenizerFast, TrainerState, set_seed
 
 from linformer_kit._version import __version__
 from linformer_kit.configuration import LinformerConfig
 from linformer_kit.data.corpus import Corpus, cache_folder, load_corpus
 from linformer_kit.data.masking import MaskedBlocks
 from linformer_kit.data.packing import StreamedBlocks, pack
-from linformer_kit.data.tokenizer import end_token_id, load_tokenizer, start_token_id, train_tokenizer
+from linformer_kit.data.tokenizer import (
+    end_token_id,
+    load_tokenizer,
+    start_token_id,
+    tokenizer_fingerprint,
+    train_tokenizer,
+)
 from linformer_kit.errors import InputError
 from linformer_kit.modeling import LinformerForMaskedLM
 from linformer_kit.predict import guess_held_out
 from linformer_kit.report import pretrain_markdown, write_pretrain_report
-from linformer_kit.settings import CorpusSettings, PretrainSettings
+from linformer_kit.settings import IGNORED_LABEL, CorpusSettings, PretrainSettings
 from linformer_kit.training.arguments import training_arguments
-from linformer_kit.training.checkpoint import check_output_dir, newest_whole_checkpoint, open_output_dir
+from linformer_kit.training.checkpoint import TWIN_FOLDER, check_output_dir, newest_whole_checkpoint, open_output_dir
 from linformer_kit.training.metrics import unigram_entropy
 from linformer_kit.training.trainer import PretrainTrainer
 
@@ -39,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 # Documents of a stream that a tokenizer is trained on.
 STREAM_TOKENIZER_DOCUMENTS = 10_000
-# What a run that is resumed must have in common with its beginning; length and logging may change.
+# What a run that is resumed must have in common with its beginning; length, logging and number of processes may change.
 _IDENTITY = (
     "model",
     "tokenizer",
@@ -48,6 +57,11 @@ _IDENTITY = (
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
     "learning_rate",
+    "warmup_steps",
+    "weight_decay",
+    "max_grad_norm",
+    "bf16",
+    "trainer",
     *(field.name for field in dataclasses.fields(CorpusSettings) if field.name != "cache_dir"),
 )
 
@@ -106,6 +120,7 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
         data = load_data(settings)
     folder = Path(settings.output_dir or "")
     if process.is_main_process:
+        _check_same_text(settings, data)
         folder = open_output_dir(settings.output_dir, command="pretrain", overwrite=settings.overwrite)
         settings = dataclasses.replace(settings, output_dir=str(folder))
         _save_run(settings, data, folder)
@@ -127,17 +142,25 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
     }
     runs = {settings.model.attention: folder}
     if settings.compare_full and settings.model.attention != "full":
-        runs["full"] = folder / "full"
+        runs["full"] = folder / TWIN_FOLDER
     for attention, model_folder in runs.items():
         results["models"][attention] = train_model(settings, data, model_folder, attention=attention)
         if process.is_main_process:
             write_pretrain_report(results, folder)
+    for attention, result in results["models"].items():
+        if not math.isfinite(result["validation_loss"]):
+            raise InputError(
+                f"learning_rate: expected one that training survives, got {settings.learning_rate}, and the validation "
+                f"loss of {attention} attention is {result['validation_loss']}"
+            )
     return results, folder
 
 
 def load_data(settings: PretrainSettings) -> Data:
     """Documents, tokenizer and masked sequences; tokenised text comes from the cache where it is there."""
     seq_len = settings.model.max_position_embeddings
+    if settings.tokenizer:
+        load_tokenizer(settings.tokenizer, max_length=seq_len)  # refused before the work on the text
     corpus = load_corpus(settings, seed=settings.seed)
     logger.info("%s", corpus.description)
     tokenizer = _load_or_train_tokenizer(settings, corpus)
@@ -156,7 +179,13 @@ def load_data(settings: PretrainSettings) -> Data:
     validation_blocks = pack(
         held_out, tokenizer, key=f"validation {corpus.fingerprint}", description="validation text", **packing
     )
-    return Data(corpus, tokenizer, train, MaskedBlocks(validation_blocks, tokenizer, **masking), validation_blocks)
+    validation = MaskedBlocks(validation_blocks, tokenizer, **masking)
+    if not any((validation[index]["labels"] != IGNORED_LABEL).any() for index in range(len(validation))):
+        raise InputError(
+            f"mlm_probability: expected enough to mask any of {len(validation)} validation sequences, "
+            f"got {settings.mlm_probability}"
+        )
+    return Data(corpus, tokenizer, train, validation, validation_blocks)
 
 
 def train_model(settings: PretrainSettings, data: Data, folder: Path, *, attention: str) -> dict[str, Any]:
@@ -173,7 +202,13 @@ def train_model(settings: PretrainSettings, data: Data, folder: Path, *, attenti
     """
     arguments = training_arguments(settings, folder)
     set_seed(settings.seed)
-    model = LinformerForMaskedLM(model_config(settings, data.tokenizer, attention=attention))
+    checkpoint = newest_whole_checkpoint(folder) if settings.resume else None
+    state = _trainer_state(checkpoint) if checkpoint else None
+    finished = state is not None and state.global_step == settings.max_steps
+    if finished:
+        model = LinformerForMaskedLM.from_pretrained(checkpoint)
+    else:
+        model = LinformerForMaskedLM(model_config(settings, data.tokenizer, attention=attention))
     logger.info(
         "%s attention: %s parameters, %s n → k matrices, %s, on %s",
         attention,
@@ -190,10 +225,12 @@ def train_model(settings: PretrainSettings, data: Data, folder: Path, *, attenti
         processing_class=data.tokenizer,
         seq_len=settings.model.max_position_embeddings,
     )
-    checkpoint = newest_whole_checkpoint(folder) if settings.resume else None
     if settings.resume:
         logger.info("resuming from %s", checkpoint or "the start: no whole checkpoint")
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    if finished:
+        trainer.state = state
+    else:
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     loss = trainer.evaluate()["eval_loss"]
     if trainer.is_world_process_zero():
         model.save_pretrained(folder)
@@ -235,9 +272,16 @@ def _load_or_train_tokenizer(settings: PretrainSettings, corpus: Corpus) -> PreT
         return train_tokenizer(texts, vocab_size=vocab_size, max_length=max_length)
     key = hashlib.sha256(json.dumps([corpus.fingerprint, vocab_size]).encode()).hexdigest()
     folder = cache_folder(settings) / "tokenizers" / key
-    if not (folder / "tokenizer_config.json").exists():  # written last
-        texts = (row["text"] for row in corpus.train)
-        train_tokenizer(texts, vocab_size=vocab_size, max_length=max_length).save_pretrained(folder)
+    if folder.exists():
+        try:
+            return load_tokenizer(str(folder), max_length=max_length)
+        except InputError:
+            shutil.rmtree(folder)  # damaged: make it again
+    tokenizer = train_tokenizer((row["text"] for row in corpus.train), vocab_size=vocab_size, max_length=max_length)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+        tokenizer.save_pretrained(Path(temporary) / "tokenizer")
+        os.replace(Path(temporary) / "tokenizer", folder)  # at once: whoever reads finds all of it or nothing
     return load_tokenizer(str(folder), max_length=max_length)
 
 
@@ -251,26 +295,61 @@ def _unigram_entropy(data: Data) -> float:
 
 def _check_resume(settings: PretrainSettings) -> None:
     """Refuse to continue a run as another one."""
-    path = Path(settings.output_dir or "") / "settings.yaml"
+    folder = Path(settings.output_dir or "")
+    path = folder / "settings.yaml"
     if not settings.resume or not path.exists():
         return
+    for checkpoint in filter(None, map(newest_whole_checkpoint, (folder, folder / TWIN_FOLDER))):
+        updates = _trainer_state(checkpoint).global_step
+        if updates > settings.max_steps:
+            raise InputError(
+                f"max_steps: expected at least the {updates} updates of {checkpoint}, got {settings.max_steps}"
+            )
     before, now = yaml.safe_load(path.read_text(encoding="utf-8")), dataclasses.asdict(settings)
     for name in _IDENTITY:
-        if before.get(name) != now[name]:
+        old, new, place = before.get(name), now[name], name
+        if isinstance(old, dict) and isinstance(new, dict) and old != new:
+            inner = next(key for key in (*new, *old) if old.get(key) != new.get(key))
+            old, new, place = old.get(inner), new.get(inner), f"{name}.{inner}"
+        if old != new:
             raise InputError(
-                f"resume: expected {name} as in {path}, {before.get(name)!r}, got {now[name]!r}; "
+                f"resume: expected {place} as in {path}, {old!r}, got {new!r}; "
                 f"--config {path} gives the same settings again"
             )
 
 
+def _trainer_state(checkpoint: Path) -> TrainerState:
+    return TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+
+
+def _check_same_text(settings: PretrainSettings, data: Data) -> None:
+    """Refuse to continue on other text, or with a tokenizer whose ids mean something else."""
+    path = Path(settings.output_dir or "") / "run.json"
+    if not settings.resume or not path.exists():
+        return
+    before = json.loads(path.read_text(encoding="utf-8"))
+    for name, now in _fingerprints(data).items():
+        if before.get(name) != now:
+            raise InputError(f"resume: expected the {name.replace('_fingerprint', '')} of {path}, got another one")
+
+
+def _fingerprints(data: Data) -> dict[str, str]:
+    return {
+        "corpus_fingerprint": data.corpus.fingerprint,
+        "tokenizer_fingerprint": tokenizer_fingerprint(data.tokenizer),
+    }
+
+
 def _save_run(settings: PretrainSettings, data: Data, folder: Path) -> None:
     """The resolved settings, and what else is needed to do the same again."""
-    (folder / "settings.yaml").write_text(yaml.safe_dump(dataclasses.asdict(settings), sort_keys=False), "utf-8")
+    # Where, and what to do with what was there, are not what the run is: repeating it must not touch this one.
+    resolved = {k: v for k, v in dataclasses.asdict(settings).items() if k not in ("output_dir", "resume", "overwrite")}
+    (folder / "settings.yaml").write_text(yaml.safe_dump(resolved, sort_keys=False), "utf-8")
     run = {
         "command": "pretrain",
         "arguments": sys.argv[1:],
         "corpus": data.corpus.description,
-        "corpus_fingerprint": data.corpus.fingerprint,
+        **_fingerprints(data),
         "versions": _versions(),
     }
     (folder / "run.json").write_text(json.dumps(run, indent=2) + "\n", encoding="utf-8")

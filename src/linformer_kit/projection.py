@@ -43,8 +43,8 @@ class LinearProjection(nn.Module):
 
     def __init__(self, seq_len: int, projected_dim: int, *, num_heads: int, sharing: str = "headwise") -> None:
         super().__init__()
-        if not 1 <= projected_dim <= seq_len:
-            raise InputError(f"projected_dim: expected 1 to {seq_len} (the longest sequence), got {projected_dim}")
+        if not isinstance(projected_dim, int) or not 1 <= projected_dim <= seq_len:
+            raise InputError(f"projected_dim: expected 1 to {seq_len} (the longest sequence), got {projected_dim!r}")
         if sharing not in SHARINGS:
             raise InputError(f"sharing: expected one of {', '.join(SHARINGS)}, got {sharing!r}")
         self.seq_len = seq_len
@@ -100,14 +100,16 @@ class LinearProjection(nn.Module):
             InputError: if the sequence is longer than seq_len.
         """
         length = key.shape[1]
-        if length > self.seq_len:
+        # An exported program serves many lengths, so nothing in it may depend on the one that it was traced with.
+        exporting = torch.compiler.is_exporting()
+        if not exporting and length > self.seq_len:
             raise InputError(f"sequence length: expected at most {self.seq_len}, got {length}")
-        key_matrix = self.key_projection[..., :length]
+        key_matrix = _first_columns(self.key_projection, length)
         tied = self.value_projection is None
-        value_matrix = key_matrix if tied else self.value_projection[..., :length]
+        value_matrix = key_matrix if tied else _first_columns(self.value_projection, length)
         options: dict[str, Any] = {"num_heads": num_heads, "padding_mask": padding_mask, "bias_order": bias_order}
         # Fewer rows for W is the cheap order. It needs one matrix for all heads, and it is cheap only if k < n.
-        if key_matrix.dim() == 3 or length <= self.projected_dim:
+        if key_matrix.dim() == 3 or (not exporting and length <= self.projected_dim):
             return (
                 _map_then_project(key, key_matrix, key_map, **options),
                 _map_then_project(value, value_matrix, value_map, **options),
@@ -118,6 +120,12 @@ class LinearProjection(nn.Module):
             _map_compressed(compressed_key, key_matrix, key_map, **options),
             _map_compressed(compressed_value, value_matrix, value_map, **options),
         )
+
+
+def _first_columns(matrix: Tensor, length: int) -> Tensor:
+    if torch.compiler.is_exporting():  # a slice would tell the full length from shorter ones
+        return matrix.index_select(-1, torch.arange(length, device=matrix.device))
+    return matrix[..., :length]
 
 
 def _map_then_project(

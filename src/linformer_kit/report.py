@@ -28,7 +28,8 @@ def write_pretrain_report(results: dict[str, Any], folder: Path) -> str:
     Returns:
         The Markdown text.
     """
-    (folder / "metrics.json").write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    numbers = json.dumps(_finite(results), indent=2, ensure_ascii=False, allow_nan=False)
+    (folder / "metrics.json").write_text(numbers + "\n", encoding="utf-8")
     text = pretrain_markdown(results)
     (folder / "metrics.md").write_text(text, encoding="utf-8")
     draw_perplexity(results, folder / "perplexity.png")
@@ -57,7 +58,7 @@ def pretrain_markdown(results: dict[str, Any]) -> str:
                 f"{model['updates']:,}",
                 f"{loss:.3f}",
                 _perplexity(loss),
-                f"{model['tokens_per_second']:,.0f}",
+                f"{model['tokens_per_second']:,.0f}" if model["tokens_per_second"] else "",
             ]
         )
     header = ["model", "parameters", "updates", "validation loss (nats)", "perplexity", "training tokens/s"]
@@ -113,6 +114,15 @@ def draw_perplexity(results: dict[str, Any], path: Path) -> None:
     axes.legend()
     figure.savefig(path, dpi=150)
     plt.close(figure)
+
+
+def _finite(value: Any) -> Any:
+    """JSON knows no NaN: null stands for it."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _perplexity(loss: float) -> str:

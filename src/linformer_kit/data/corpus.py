@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+import pyarrow
 from datasets import Dataset, Features, IterableDataset, Value
 from datasets.exceptions import DatasetGenerationError
 from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
@@ -139,12 +141,21 @@ def _load_files(files: TextFiles, settings: CorpusSettings, streaming: bool) -> 
         arguments = {"paths": list(files.paths), "document": files.document, "column": files.column}
         # A list is what datasets shares out among data loader workers, file by file.
         return IterableDataset.from_generator(_rows, features=_FEATURES, gen_kwargs=arguments)
+    folder = cache_folder(settings) / "documents" / files.fingerprint()
+    try:
+        return _cache_documents(files, folder)
+    except pyarrow.ArrowException:
+        shutil.rmtree(folder)  # cut off or damaged: make it again
+        return _cache_documents(files, folder)
+
+
+def _cache_documents(files: TextFiles, folder: Path) -> Dataset:
     try:
         return Dataset.from_generator(
             _read_all,
             features=_FEATURES,
             gen_kwargs={"files": files},
-            cache_dir=str(cache_folder(settings) / "documents"),
+            cache_dir=str(folder),
             fingerprint=files.fingerprint(),
             writer_batch_size=_WRITTEN_TOGETHER,
         )

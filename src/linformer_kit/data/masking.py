@@ -12,7 +12,7 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedTokenizerFast
 
-IGNORED_LABEL = -100  # what cross-entropy losses skip
+from linformer_kit.settings import IGNORED_LABEL
 
 _MASKED, _REPLACED = 0.8, 0.1  # of the selected tokens, as in BERT and RoBERTa; the others stay
 

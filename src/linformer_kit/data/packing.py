@@ -60,8 +60,12 @@ def pack(
         return Dataset(pyarrow.Table.from_batches(_batches(documents, tokenizer, seq_len, description)))
     identity = json.dumps([key, tokenizer_fingerprint(tokenizer), seq_len, _FORMAT_VERSION])
     path = cache / f"{hashlib.sha256(identity.encode()).hexdigest()}.arrow"
-    if not path.exists():
-        _write(_batches(documents, tokenizer, seq_len, description), path, seq_len)
+    if path.exists():
+        try:
+            return Dataset.from_file(str(path))
+        except (pyarrow.ArrowException, OSError):
+            path.unlink()  # cut off or damaged: make it again
+    _write(_batches(documents, tokenizer, seq_len, description), path, seq_len)
     return Dataset.from_file(str(path))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from transformers import TrainingArguments
+from transformers.integrations import get_reporting_integration_callbacks
 
 from linformer_kit.errors import InputError
 from linformer_kit.settings import PretrainSettings
@@ -48,6 +49,8 @@ def training_arguments(settings: PretrainSettings, folder: Path) -> TrainingArgu
         InputError: for numbers out of range, and for names below `trainer` that are unknown or have a setting of
             their own.
     """
+    if settings.seed >= 2**32:
+        raise InputError(f"seed: expected 0 to {2**32 - 1}, got {settings.seed}")
     for names, least in ((_AT_LEAST_ONE, 1), (_AT_LEAST_ZERO, 0)):
         for name in names:
             if getattr(settings, name) < least:
@@ -58,9 +61,15 @@ def training_arguments(settings: PretrainSettings, folder: Path) -> TrainingArgu
     extra = defaults | settings.trainer
     bf16 = _use_bf16(settings, on_cpu=bool(extra["use_cpu"]))
     try:
-        return TrainingArguments(output_dir=str(folder), bf16=bf16, **extra, **shared, **_FIXED)
+        arguments = TrainingArguments(output_dir=str(folder), bf16=bf16, **extra, **shared, **_FIXED)
     except (TypeError, ValueError, ImportError) as error:
         raise InputError(f"training: {str(error).splitlines()[0]}") from error
+    try:
+        for logger in get_reporting_integration_callbacks(arguments.report_to):
+            logger()  # says whether its package is there
+    except (ValueError, RuntimeError, ImportError) as error:
+        raise InputError(f"report_to: {str(error).splitlines()[0]}") from error
+    return arguments
 
 
 def _check_trainer_fields(fields: dict[str, Any]) -> None:
@@ -74,6 +83,8 @@ def _check_trainer_fields(fields: dict[str, Any]) -> None:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f" (did you mean {close[0]}?)" if close else ""
             raise InputError(f"trainer.{name}: expected a field of TrainingArguments, got an unknown one{hint}")
+        if name == "metric_for_best_model" and value not in ("loss", "eval_loss"):
+            raise InputError(f"trainer.{name}: expected loss, the one that is measured, got {value!r}")
         if isinstance(known[name], (int, float)) and not isinstance(value, (int, float)):
             raise InputError(f"trainer.{name}: expected {type(known[name]).__name__}, got {value!r}")
 

@@ -6,6 +6,7 @@ import datetime
 import json
 import re
 import shutil
+import zipfile
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -25,7 +26,7 @@ RUN_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
 )
-RUN_FOLDERS = ("full", "runs")
+TWIN_FOLDER = "full"  # the full-attention twin, a run of its own
 
 
 def check_output_dir(output_dir: str | None, *, resume: bool, overwrite: bool) -> None:
@@ -37,7 +38,8 @@ def check_output_dir(output_dir: str | None, *, resume: bool, overwrite: bool) -
         overwrite: Whether a run that is there is removed.
 
     Raises:
-        InputError: if the folder holds a run and neither is given, or both are, or it is a file.
+        InputError: if the folder holds a run and neither is given, or both are, or it is a file, or what is to be
+            overwritten is not a run of ours.
     """
     if resume and overwrite:
         raise InputError("resume, overwrite: expected at most one of them, got both")
@@ -48,6 +50,10 @@ def check_output_dir(output_dir: str | None, *, resume: bool, overwrite: bool) -
     folder = Path(output_dir)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"output_dir: expected a folder, got the file {folder}")
+    if holds_run(folder) and overwrite and not (folder / "run.json").exists():
+        raise InputError(
+            f"overwrite: expected run.json in {folder}, as every run leaves one, got other files of a model"
+        )
     if holds_run(folder) and not (resume or overwrite):
         raise InputError(
             f"output_dir: expected a folder without a run, but {folder} holds one; "
@@ -67,8 +73,8 @@ def open_output_dir(output_dir: str | None, *, command: str, overwrite: bool) ->
 
 
 def holds_run(folder: Path) -> bool:
-    """Whether a run has left anything in the folder."""
-    return bool(_checkpoints(folder)) or any((folder / name).exists() for name in (*RUN_FILES, *RUN_FOLDERS))
+    """Whether the folder holds a run or the files of a model, which a run would write over."""
+    return bool(_checkpoints(folder)) or any((folder / name).exists() for name in RUN_FILES)
 
 
 def newest_whole_checkpoint(folder: Path) -> Path | None:
@@ -85,23 +91,32 @@ def _checkpoints(folder: Path) -> list[Path]:
 
 
 def _is_whole(checkpoint: Path) -> bool:
-    """transformers writes trainer_state.json last; the tensor file's header says how long the file must be."""
+    """transformers writes trainer_state.json last; safetensors and zip files know how long they must be."""
     try:
         json.loads((checkpoint / "trainer_state.json").read_text())
         with safe_open(checkpoint / "model.safetensors", framework="numpy"):
             pass
     except (OSError, ValueError, SafetensorError):
         return False
-    return all((checkpoint / name).exists() for name in ("config.json", "optimizer.pt", "scheduler.pt"))
+    pickles = [checkpoint / "optimizer.pt", checkpoint / "scheduler.pt", *checkpoint.glob("rng_state*.pth")]
+    return (checkpoint / "config.json").exists() and all(zipfile.is_zipfile(path) for path in pickles)
 
 
 def _remove_run(folder: Path) -> None:
+    """Remove what a run has written, and no folder that holds anything else."""
     for path in _checkpoints(folder):
         shutil.rmtree(path)
-    for name in RUN_FOLDERS:
-        shutil.rmtree(folder / name, ignore_errors=True)
     for name in RUN_FILES:
         (folder / name).unlink(missing_ok=True)
+    logs = folder / "runs"
+    for path in logs.glob("*/events.out.tfevents*"):
+        path.unlink()
+    twin = folder / TWIN_FOLDER
+    if twin.is_dir():
+        _remove_run(twin)
+    for path in (*logs.glob("*"), logs, twin):
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
 
 
 def _new_folder(parent: Path, name: str) -> Path:
