@@ -119,6 +119,29 @@ def test_key_value_sharing_keeps_both_weight_matrices():
     assert not torch.equal(layer.k_proj.weight, layer.v_proj.weight)
 
 
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_transformer_layer_of_torch_can_hold_one(training, masked):
+    layer = torch.nn.TransformerEncoderLayer(12, 3, 29, dropout=0.0, batch_first=True).train(training)
+    attention = layer.self_attn = LinformerAttention(12, 3, max_seq_len=23, projected_dim=5).train(training)
+    x, mask = torch.randn(2, 17, 12), torch.zeros(2, 17, dtype=torch.bool)
+    mask[0, 11:] = masked
+    hidden = layer.norm1(x + attention(x, x, x, mask)[0])
+    expected = layer.norm2(hidden + layer.linear2(layer.linear1(hidden).relu()))
+    with torch.set_grad_enabled(training):
+        torch.testing.assert_close(layer(x, src_key_padding_mask=mask if masked else None), expected)
+
+
+def test_padding_masks_as_scores():
+    attention, x = LinformerAttention(12, 3, max_seq_len=23, projected_dim=5), torch.randn(2, 17, 12)
+    mask = torch.zeros(2, 17, dtype=torch.bool)
+    mask[0, 11:] = True
+    scores = torch.zeros(2, 17).masked_fill(mask, -torch.inf)
+    assert torch.equal(attention(x, x, x, scores)[0], attention(x, x, x, mask)[0])
+    with pytest.raises(InputError, match="expected bool, or floating point of only 0 and -inf"):
+        attention(x, x, x, (~mask).float())
+
+
 def test_a_projection_module_can_be_shared():
     shared = LinearProjection(N, K, num_heads=HEADS, sharing="layerwise")
     layers = torch.nn.ModuleList(LinformerAttention(EMBED, HEADS, projection=shared) for _ in range(2))
@@ -151,7 +174,8 @@ X = torch.zeros(2, 23, EMBED)
         ({"value": X[:, :5]}, "query, key, value: expected one batch size, and key and value of one length"),
         ({"key": torch.zeros(2, 37, EMBED), "value": torch.zeros(2, 37, EMBED)}, "expected at most 31, got 37"),
         ({"key_padding_mask": torch.zeros(2, 5, dtype=torch.bool)}, "expected bool [2, 23], True where padded, got"),
-        ({"key_padding_mask": torch.zeros(2, 23)}, "got torch.float32 [2, 23]"),
+        ({"key_padding_mask": torch.ones(2, 23).long()}, "got torch.int64 [2, 23]"),
+        ({"key_padding_mask": torch.ones(2, 23)}, "expected bool, or floating point of only 0 and -inf"),
     ],
 )
 def test_calls_refused(arguments, message):
@@ -164,6 +188,10 @@ def test_calls_refused(arguments, message):
     ("arguments", "message"),
     [
         ({"num_heads": 5}, "num_heads: expected a divisor of embed_dim 33, got 5"),
+        ({"num_heads": "3"}, "num_heads: expected a divisor of embed_dim 33, got '3'"),
+        ({"embed_dim": 0}, "embed_dim: expected a positive integer, got 0"),
+        ({"dropout": 1.5}, "dropout: expected a number from 0 up to but not 1, got 1.5"),
+        ({"projected_dim": 2.5}, "projected_dim: expected 1 to 31 (the longest sequence), got 2.5"),
         ({"bias_order": "never"}, "bias_order: expected one of before_projection, after_projection, got 'never'"),
         ({"projected_dim": None}, "max_seq_len and projected_dim: expected a number each, got None"),
     ],

@@ -295,6 +295,58 @@ def test_classification_losses_are_those_of_transformers(config, labels, num_lab
     torch.testing.assert_close(out.loss, expected)
 
 
+def test_a_target_of_a_regression_may_be_any_number(config):
+    model = LinformerForSequenceClassification(config(num_labels=1)).eval()
+    labels = torch.tensor([-100.0, 0.5, 2.0])
+    out = model(tokens(3, 31), labels=labels)
+    torch.testing.assert_close(out.loss, torch.nn.functional.mse_loss(out.logits[:, 0], labels))
+
+
+def test_refused_labels_leave_the_model_as_it_was(config):
+    model = LinformerForSequenceClassification(config(num_labels=3)).eval()
+    for wrong, message in ((torch.zeros(2), "labels: expected [2, 3], got [2]"), (IDS[:, 0], "from 0 to 2, got 5")):
+        with pytest.raises(InputError, match=re.escape(message)):
+            model(IDS, labels=wrong)
+        assert model.config.problem_type is None
+    assert model(IDS, labels=torch.tensor([0, 2])).loss.isfinite()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_classification_is_the_same_wherever_the_padding_stands(config, kind):
+    model = randomise(LinformerForSequenceClassification(config(num_labels=3, **fields(kind)))).eval()
+    ids = tokens(2, 23)
+    # Position decides which columns of E a token meets, so only full attention is invariant to a shift of the text.
+    shift = 5 if kind == "full" else 0
+    padded, mask = torch.full((2, 31), 1), torch.zeros(2, 31, dtype=torch.long)
+    padded[:, shift : shift + 23], mask[:, shift : shift + 23] = ids, 1
+    torch.testing.assert_close(model(padded, mask).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_the_classifier_reads_the_first_real_token(config):
+    model = randomise(LinformerForSequenceClassification(config(num_labels=3))).eval()
+    ids, mask = tokens(2, 31), torch.ones(2, 31, dtype=torch.long)
+    mask[:, :5] = 0
+    other = ids.clone()
+    other[:, :5] = tokens(2, 5)
+    assert torch.equal(model(ids, mask).logits, model(other, mask).logits)
+    hidden = model.linformer(ids, mask).last_hidden_state
+    torch.testing.assert_close(model(ids, mask).logits, model.classifier(hidden[:, 5:]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_exported_once_for_every_length(config, kind):
+    model = randomise(LinformerModel(config(**fields(kind)))).eval()
+    ids = tokens(2, 23)
+    length = torch.export.Dim("length", min=2, max=SIZES["max_position_embeddings"])
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    program = torch.export.export(model, (), inputs, dynamic_shapes={name: {1: length} for name in inputs}).module()
+    for seq_len in (2, SIZES["projected_dim"], 29, SIZES["max_position_embeddings"]):
+        ids, mask = tokens(2, seq_len), torch.ones(2, seq_len, dtype=torch.long)
+        mask[0, 1:] = 0
+        ours, theirs = (f(input_ids=ids, attention_mask=mask).last_hidden_state for f in (program, model))
+        torch.testing.assert_close(ours[mask == 1], theirs[mask == 1], rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_hidden_states_and_attentions(config, kind):
     model = LinformerModel(config(**fields(kind))).eval()
@@ -331,9 +383,16 @@ IDS = torch.full((2, 31), 5)
         ({"position_ids": torch.full((2, 31), 37)}, "position_ids: expected ids from 0 to 36, got 37"),
         ({"inputs_embeds": torch.zeros(2, 31, 33)}, "input_ids, inputs_embeds: expected exactly one of them, got both"),
         ({"input_ids": None}, "input_ids, inputs_embeds: expected exactly one of them, got neither"),
-        ({"labels": IDS[:, :5]}, "labels: expected [2, 31], got [2, 5]"),
+        ({"input_ids": None, "inputs_embeds": torch.zeros(2, 31, 32)}, "inputs_embeds: expected [2, 31, 33] of floating"),
+        ({"input_ids": None, "inputs_embeds": torch.zeros(2, 31, 33).long()}, "got [2, 31, 33] of torch.int64"),
+        ({"input_ids": IDS.float()}, "input_ids: expected [2, 31] of torch.int64 or torch.int32, got [2, 31] of torch.float32"),
+        ({"position_ids": IDS[:, :5]}, "position_ids: expected [2, 31] of torch.int64 or torch.int32, got [2, 5]"),
+        ({"labels": IDS[:, :5]}, "labels: expected [2, 31] of torch.int64 or torch.int32, got [2, 5]"),
+        ({"labels": IDS.float()}, "labels: expected [2, 31] of torch.int64 or torch.int32, got [2, 31] of torch.float32"),
+        ({"labels": IDS + 101}, "labels: expected ids from 0 to 100, got 106"),
+        ({"labels": IDS - 6}, "labels: expected ids from 0 to 100, got -1"),
     ],
-)
+)  # fmt: skip
 def test_calls_refused(config, arguments, message):
     model = LinformerForMaskedLM(config())
     with pytest.raises(InputError, match=re.escape(message)):

@@ -252,6 +252,7 @@ def test_fill_mask_prints_guesses_with_probabilities(run, capsys):
     [
         (["no mask"], "text: expected one or more <mask>, got 'no mask'"),
         (["<mask>" + " word" * 50], "text: expected at most 23 tokens, got"),
+        (["\udcff<mask>"], "text: expected UTF-8, got '\\udcff' at character 0"),
         (["<mask>", "--top_k", "0"], "top_k: expected 1 to 277 (the vocabulary), got 0"),
     ],
 )
@@ -276,6 +277,7 @@ def test_half_written_and_foreign_model_folders(run, capsys, tmp_path):
             lambda f: (f / "config.json").write_text(json.dumps({**config, "projected": 3})),
             "projected: expected a field of LinformerConfig, got an unknown one",
         ),
+        "no_tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "expected a tokenizer (tokenizer.json) in"),
         "no_weights": (lambda f: (f / "model.safetensors").unlink(), "expected model.safetensors in"),
         "half": (
             lambda f: (f / "model.safetensors").write_bytes((run / "model.safetensors").read_bytes()[:5000]),
