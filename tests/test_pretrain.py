@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -258,6 +261,15 @@ def test_fill_mask_prints_guesses_with_probabilities(run, capsys):
 )
 def test_bad_text_for_fill_mask(run, options, message, capsys):
     assert message in fail(capsys, "fill-mask", run, *options)
+
+
+def test_a_reader_that_has_had_enough_is_no_error(run):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "linformer_kit", "fill-mask", str(run), "<mask>"]
+    result = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (result.returncode, result.stderr) == (141, "")
 
 
 def test_half_written_and_foreign_model_folders(run, capsys, tmp_path):

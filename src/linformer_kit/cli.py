@@ -60,6 +60,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         run = getattr(importlib.import_module(module), function)
         _set_up_logging()
         run(settings)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads has had enough, as in `linformer ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left at exit goes there
+        raise SystemExit(141) from None
     except InputError as error:
         _fail(str(error))
     except OSError as error:
