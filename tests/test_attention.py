@@ -10,6 +10,7 @@ import torch
 from linformer_kit import InputError, LinearProjection, LinformerAttention
 from linformer_kit.functional import AttentionWeights, full_attention_reference, linformer_attention_reference
 from tests.conftest import SHARINGS, randomise
+from tests.reference.projections import plain_projections
 
 EMBED, HEADS, N, K = 33, 3, 31, 7
 
@@ -24,10 +25,8 @@ def reference(layer: LinformerAttention, query, key, value, padding=None):
     weights = AttentionWeights(*(m.weight for m in maps), *(m.bias for m in maps))
     if layer.projection is None:
         return full_attention_reference(query, key, value, weights, HEADS, padding)
-    e, f = layer.projection.key_projection, layer.projection.value_projection
-    f = e if f is None else f
-    e, f = (matrix if matrix.dim() == 3 else matrix.expand(HEADS, -1, -1) for matrix in (e, f))
-    return linformer_attention_reference(query, key, value, weights, e, f, padding, layer.bias_order)
+    maps = plain_projections(layer.projection, layer.projected_dim)
+    return linformer_attention_reference(query, key, value, weights, *maps, padding, layer.bias_order)
 
 
 def padding_mask(batch: int, seq_len: int) -> torch.Tensor:

@@ -71,8 +71,8 @@ def test_positionals_of_fill_mask():
         (["pretrain", "--train_file"], "argument --train_file: expected one argument"),
         (["pretrain", "--recipe", "huge"], "recipe: expected one of"),
         (["pretrain", "--config", "none.yaml"], "config: expected a YAML file, got none.yaml, which does not exist"),
-        (["pretrain", "--model.projected_dim", "600"], "projected_dim: expected at most max_position_embeddings 128, got 600"),
-        (["pretrain", "--model.projected_dim", "0"], "projected_dim: expected a positive integer, got 0"),
+        (["pretrain", "--model.projected_dim", "600"], "projected_dim: expected 1 to 128 (max_position_embeddings), got 600"),
+        (["pretrain", "--model.projected_dim", "0"], "projected_dim: expected 1 to 128 (max_position_embeddings), got 0"),
         (["pretrain", "--model.num_attention_heads", "3"], "num_attention_heads: expected a divisor of hidden_size 128, got 3"),
         (["pretrain", "--mlm_probability", "1"], "mlm_probability: expected more than 0 and less than 1, got 1.0"),
         (["pretrain", "--trainer.adam_beta", "1"], "trainer.adam_beta: expected a field of TrainingArguments, got an unknown one"),
@@ -176,7 +176,8 @@ def test_help_shows_types_and_the_defaults_of_the_recipe(capsys):
     out = " ".join(capsys.readouterr().out.split())
     assert exit_.value.code == 0
     assert "(required, type: float, default: 0.002)" in out
-    assert "k, the length of the projected keys and values. (type: int, default: 32)" in out
+    assert "n, the longest sequence in tokens. (type: int, default: 128)" in out
+    assert "(type: int | list[int] | list[list[int]], default: 32)" in out
 
 
 def test_python_m_is_the_command():

@@ -28,9 +28,22 @@ def test_saving_and_loading_keep_every_field(config, tmp_path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"projected_dim": 600}, "projected_dim: expected at most max_position_embeddings 512, got 600"),
-        ({"projected_dim": 0}, "projected_dim: expected a positive integer, got 0"),
-        ({"projected_dim": 0.25}, "projected_dim: expected a positive integer, got 0.25"),
+        ({"projected_dim": 600}, "projected_dim: expected 1 to 512 (max_position_embeddings), got 600"),
+        ({"projected_dim": 0}, "projected_dim: expected 1 to 512 (max_position_embeddings), got 0"),
+        ({"projected_dim": 0.25}, "projected_dim: expected 1 to 512 (max_position_embeddings), got 0.25"),
+        ({"projected_dim": True}, "projected_dim: expected 1 to 512 (max_position_embeddings), got True"),
+        ({"projected_dim": [8, 4]}, "projected_dim: expected one for each of 12 layers, got [8, 4]"),
+        ({"projected_dim": [[8, 4]] * 12}, "projected_dim: expected one for each of 12 heads, got [8, 4]"),
+        ({"projected_dim": [8] * 11 + [0]}, "projected_dim: expected 1 to 512 (max_position_embeddings), got 0"),
+        (
+            {"projected_dim": [[8] * 11 + [4]] * 12, "projection": "conv"},
+            "projected_dim: expected one number wherever layers or heads share a kernel, as conv ties it to k, got [[8",
+        ),
+        (
+            {"projected_dim": [8] * 11 + [4], "projection": "dense_conv", "sharing": "layerwise"},
+            "projected_dim: expected one number wherever layers or heads share a kernel, as dense_conv ties it to k, got",
+        ),
+        ({"shorter_input": "crop"}, "shorter_input: expected one of prefix, stretch, got 'crop'"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings: expected True or False, got 'no'"),
         ({"initializer_range": float("inf")}, "initializer_range: expected a positive number, got inf"),
         ({"linear_initializer": "xavier"}, "linear_initializer: expected one of normal, lecun_normal, got 'xavier'"),
@@ -38,7 +51,10 @@ def test_saving_and_loading_keep_every_field(config, tmp_path):
         ({"hidden_size": True}, "hidden_size: expected a positive integer, got True"),
         ({"num_attention_heads": 5}, "num_attention_heads: expected a divisor of hidden_size 768, got 5"),
         ({"sharing": "all"}, "sharing: expected one of none, headwise, key_value, layerwise, got 'all'"),
-        ({"projection": "dense"}, "projection: expected one of linear, got 'dense'"),
+        (
+            {"projection": "dense"},
+            "projection: expected one of linear, mean_pool, max_pool, conv, dense_conv, random, got",
+        ),
         ({"attention": "sparse"}, "attention: expected one of linformer, full, got 'sparse'"),
         ({"hidden_dropout_prob": 1}, "hidden_dropout_prob: expected a number from 0 up to but not 1, got 1"),
         ({"hidden_act": "gleu"}, "hidden_act: expected an activation that transformers knows, got 'gleu'"),

@@ -81,13 +81,14 @@ def test_references_against_numpy():
     q, k, v = (x[0].numpy() @ w[i].T + w[4 + i] for i in range(3))
     full = _numpy_softmax(q @ k.T / math.sqrt(embed)) @ v @ w[3].T + w[7]
     np.testing.assert_allclose(functional.full_attention_reference(x, x, x, weights, 1)[0], full, rtol=1e-12)
+    maps = [[functional.matrix_projection_reference(matrix[0])] for matrix in (e, f)]
     linear = _numpy_softmax(q @ (e[0].numpy() @ k).T / math.sqrt(embed)) @ (f[0].numpy() @ v) @ w[3].T + w[7]
-    np.testing.assert_allclose(functional.linformer_attention_reference(x, x, x, weights, e, f)[0], linear, rtol=1e-12)
+    np.testing.assert_allclose(functional.linformer_attention_reference(x, x, x, weights, *maps)[0], linear, rtol=1e-12)
 
 
 def test_linformer_with_identity_projections_is_full_attention():
     weights = _weights(15)
     x = torch.randn(2, 7, 15, dtype=torch.float64)
-    identity = torch.eye(7, dtype=torch.float64).expand(3, -1, -1)
+    identity = [functional.matrix_projection_reference(torch.eye(7, dtype=torch.float64))] * 3
     linear = functional.linformer_attention_reference(x, x, x, weights, identity, identity)
     torch.testing.assert_close(linear, functional.full_attention_reference(x, x, x, weights, 3), rtol=1e-12, atol=1e-12)

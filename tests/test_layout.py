@@ -20,6 +20,7 @@ LAYERS = (
     "predict",
     "report",
     "training",
+    "heads",
     "modeling",
     "configuration",
     "attention",
@@ -31,7 +32,7 @@ LAYERS = (
     "errors",
     "_version",
 )
-MODEL = ("modeling", "configuration", "attention", "projection", "functional")
+MODEL = ("heads", "modeling", "configuration", "attention", "projection", "functional")
 PURE_TORCH = ("attention", "projection", "functional")
 
 
@@ -110,6 +111,7 @@ AUTO += "from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_
         "import linformer_kit; linformer_kit.LinformerConfig",
         "import linformer_kit.configuration",
         "import linformer_kit.modeling",
+        "import linformer_kit.heads",
     ],
 )
 def test_auto_classes_know_linformer_whatever_is_imported_first(first):

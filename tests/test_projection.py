@@ -26,10 +26,10 @@ def test_matrices_of_each_sharing(sharing, count, shape):
     assert (projection.value_projection is None) == (sharing in ("key_value", "layerwise"))
 
 
-def test_start_is_scaled_pooling():
+def test_start_is_scaled_pooling_in_an_order_whose_beginning_is_spread():
     projection = LinearProjection(31, 7, num_heads=3, sharing="none")
     for matrix in (*projection.key_projection, *projection.value_projection):
-        assert torch.equal(matrix, pooling_matrix(7, 31))
+        assert torch.equal(matrix, pooling_matrix(7, 31)[[0, 4, 2, 6, 1, 5, 3]])
 
 
 @pytest.mark.parametrize(
@@ -38,11 +38,19 @@ def test_start_is_scaled_pooling():
         ({"projected_dim": 32}, "projected_dim: expected 1 to 31 (the longest sequence), got 32"),
         ({"projected_dim": 0}, "projected_dim: expected 1 to 31 (the longest sequence), got 0"),
         ({"sharing": "all"}, "sharing: expected one of none, headwise, key_value, layerwise, got 'all'"),
-        ({"name": "dense"}, "projection: expected one of linear, got 'dense'"),
+        (
+            {"name": "dense"},
+            "projection: expected one of linear, mean_pool, max_pool, conv, dense_conv, random, got 'dense'",
+        ),
+        ({"shorter_input": "crop"}, "shorter_input: expected one of prefix, stretch, got 'crop'"),
+        ({"projected_dim": [7, 5]}, "projected_dim: expected one number for each of 3 heads, got 2"),
+        ({"projected_dim": [7, 5, 0]}, "projected_dim: expected 1 to 31 (the longest sequence), got 0"),
+        ({"projected_dim": [7, 5, 7], "name": "conv"}, "projected_dim: expected the same for all heads"),
     ],
 )
 def test_refusals(arguments, message):
     good = {"name": "linear", "seq_len": 31, "projected_dim": 7, "num_heads": 3, "sharing": "none"}
+    good |= {"head_dim": 5, "shorter_input": "prefix"}
     with pytest.raises(InputError, match=re.escape(message)):
         build_projection(**{**good, **arguments})
 

@@ -16,23 +16,38 @@ from linformer_kit.errors import InputError
 if TYPE_CHECKING:
     from linformer_kit.attention import LinformerAttention
     from linformer_kit.configuration import LinformerConfig
-    from linformer_kit.modeling import (
+    from linformer_kit.heads import (
         LinformerForMaskedLM,
+        LinformerForQuestionAnswering,
         LinformerForSequenceClassification,
-        LinformerModel,
-        LinformerPreTrainedModel,
+        LinformerForTokenClassification,
     )
-    from linformer_kit.projection import LinearProjection
+    from linformer_kit.modeling import LinformerModel, LinformerPreTrainedModel
+    from linformer_kit.projection import (
+        ConvProjection,
+        DenseConvProjection,
+        LinearProjection,
+        MaxPoolProjection,
+        MeanPoolProjection,
+        RandomProjection,
+    )
 
 
 _HOMES = {
+    "ConvProjection": "projection",
+    "DenseConvProjection": "projection",
     "LinearProjection": "projection",
     "LinformerAttention": "attention",
     "LinformerConfig": "configuration",
-    "LinformerForMaskedLM": "modeling",
-    "LinformerForSequenceClassification": "modeling",
+    "LinformerForMaskedLM": "heads",
+    "LinformerForQuestionAnswering": "heads",
+    "LinformerForSequenceClassification": "heads",
+    "LinformerForTokenClassification": "heads",
     "LinformerModel": "modeling",
     "LinformerPreTrainedModel": "modeling",
+    "MaxPoolProjection": "projection",
+    "MeanPoolProjection": "projection",
+    "RandomProjection": "projection",
 }
 
 __all__ = ["InputError", "__version__", *_HOMES]

@@ -19,11 +19,12 @@ def install() -> None:
 
 
 def register() -> None:
-    """Load the models; their module registers them."""
-    configuration = sys.modules.get("linformer_kit.configuration")
-    if configuration is not None and not hasattr(configuration, "LinformerConfig"):
-        return  # in the middle of its own import, which ends by calling this again
-    importlib.import_module("linformer_kit.modeling")
+    """Load the models; their modules register them."""
+    for module, last in (("configuration", "LinformerConfig"), ("modeling", "LinformerModel")):
+        loaded = sys.modules.get(f"linformer_kit.{module}")
+        if loaded is not None and not hasattr(loaded, last):
+            return  # in the middle of its own import, which ends by calling this again
+    importlib.import_module("linformer_kit.heads")
 
 
 class _TransformersHook(MetaPathFinder):

@@ -6,18 +6,19 @@ Axes as in `functional`.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from linformer_kit import functional
 from linformer_kit.errors import InputError
-from linformer_kit.projection import BIAS_ORDERS, build_projection
+from linformer_kit.projection import BIAS_ORDERS, SequenceProjection, Slots, build_projection
 
 
 class LinformerAttention(nn.Module):
-    """Multi-head self-attention with linear complexity.
+    """Multi-head attention with linear complexity.
 
     head_i = softmax(Q·W_i^Q·(E_i·K·W_i^K)ᵀ/√d)·F_i·V·W_i^V, and the output is Concat(head_1 … head_h)·W_O:
     equation 7 of Wang et al. 2020. Time and memory are n·k instead of n².
@@ -29,11 +30,14 @@ class LinformerAttention(nn.Module):
         embed_dim: Width of inputs and output.
         num_heads: Number of heads; divides embed_dim.
         max_seq_len: Longest sequence of keys. Needed where `projection` is a name.
-        projected_dim: Number of slots, at most max_seq_len. Needed where `projection` is a name.
+        projected_dim: Number of slots, at most max_seq_len, or a list of one for each head, which costs what each
+            head's own number costs. Needed where `projection` is a name; with a module, fewer slots than it has.
         sharing: `none`, `headwise`, `key_value` or `layerwise`. For `layerwise` build one projection module and pass it
             to every layer.
-        projection: Name of a projection (`linear`), or a module, which may be shared with other layers, or None: full
-            attention (equation 2), unless `forward` is given a projection.
+        projection: Name of a projection (`projection.PROJECTIONS`), or a module, which may be shared with other layers,
+            or None: full attention (equation 2), unless `forward` is given a projection.
+        shorter_input: What keys shorter than max_seq_len use: the first columns of E and the first windows (`prefix`),
+            or E and windows resampled to their length (`stretch`).
         dropout: Dropout on the context mapping while training.
         bias: Whether the four linear maps have biases.
         bias_order: `before_projection`, E·(X·W + 1·b), or `after_projection`, E·(X·W) + 1·b, as fairseq does.
@@ -51,10 +55,11 @@ class LinformerAttention(nn.Module):
         embed_dim: int,
         num_heads: int,
         max_seq_len: int | None = None,
-        projected_dim: int | None = None,
+        projected_dim: int | Sequence[int] | None = None,
         *,
         sharing: str = "headwise",
-        projection: str | nn.Module | None = "linear",
+        projection: str | SequenceProjection | None = "linear",
+        shorter_input: str = "prefix",
         dropout: float = 0.0,
         bias: bool = True,
         bias_order: str = "before_projection",
@@ -72,8 +77,17 @@ class LinformerAttention(nn.Module):
             if max_seq_len is None or projected_dim is None:
                 raise InputError("max_seq_len and projected_dim: expected a number each, got None")
             projection = build_projection(
-                projection, seq_len=max_seq_len, projected_dim=projected_dim, num_heads=num_heads, sharing=sharing
+                projection,
+                seq_len=max_seq_len,
+                projected_dim=projected_dim,
+                num_heads=num_heads,
+                head_dim=embed_dim // num_heads,
+                sharing=sharing,
+                shorter_input=shorter_input,
             )
+            projected_dim = None
+        elif projection is not None:
+            projection.fewer_slots(projected_dim, num_heads)
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.dropout = dropout
@@ -83,6 +97,7 @@ class LinformerAttention(nn.Module):
         self.v_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.projection = projection
+        self.projected_dim = projected_dim  # fewer slots than the projection has; None: all of them
 
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, num_heads={self.num_heads}, bias_order={self.bias_order}"
@@ -97,7 +112,8 @@ class LinformerAttention(nn.Module):
         attn_mask: None = None,
         is_causal: bool = False,
         *,
-        projection: nn.Module | None = None,
+        key_lengths: Int[Tensor, " batch"] | None = None,
+        projection: SequenceProjection | None = None,
     ) -> tuple[Float[Tensor, "batch query_len embed"], Float[Tensor, "batch heads query_len slots"] | None]:
         """Attend.
 
@@ -106,15 +122,19 @@ class LinformerAttention(nn.Module):
             key: Input of the keys.
             value: Input of the values.
             key_padding_mask: True where key and value are padding, or -inf there and 0 elsewhere, as in
-                `torch.nn.MultiheadAttention`. What stands there reaches no slot and no gradient, a NaN neither.
+                `torch.nn.MultiheadAttention`. What stands there reaches no slot and no gradient, a NaN neither, and
+                the output is that of the real keys alone, wherever padding stands.
             need_weights: Whether to return the context mapping P̄.
             attn_mask: Must be None; here so that modules that pass one get a clear answer.
             is_causal: Must be False; likewise.
+            key_lengths: Real tokens at the start of each sequence of keys, instead of key_padding_mask where all
+                padding is on the right.
             projection: E and F for this call instead of the module's own: how an encoder shares one over all layers.
 
         Returns:
             The output, `[batch, query_len, embed_dim]`, and P̄, `[batch, heads, query_len, projected_dim]`
-            (`[…, seq_len]` with full attention), or None.
+            (`[…, seq_len]` with full attention), or None. Where heads differ in k, P̄ is filled up with zeros to the
+            largest; where a short text fills fewer windows, there are fewer slots.
 
         Raises:
             InputError: for shapes that do not fit, a sequence longer than max_seq_len, and any mask over pairs of
@@ -123,33 +143,63 @@ class LinformerAttention(nn.Module):
         if key_padding_mask is not None and key_padding_mask.is_floating_point():
             key_padding_mask = _padding_from_scores(key_padding_mask)
         self._check(query, key, value, key_padding_mask, attn_mask, is_causal)
-        projection = self.projection if projection is None else projection
+        padding_mask = key_padding_mask
+        if key_lengths is not None:
+            _check_lengths(key_lengths, key, key_padding_mask)
+            padding_mask = functional.padding_after(key_lengths, key.shape[1])
         # Selected once for all three: the NaN-proof zero is needed in the backward pass of the queries as well.
-        padded_key, padded_value, padded_query = key, value, query
-        if key_padding_mask is not None:
-            key = functional.zero_padding(padded_key, key_padding_mask)
-            value = key if padded_value is padded_key else functional.zero_padding(padded_value, key_padding_mask)
-            query = key if padded_query is padded_key else padded_query
-        q = functional.split_heads(self.q_proj(query), self.num_heads)
+        clean_key = functional.zero_padding(key, padding_mask)
+        clean_value = clean_key if value is key else functional.zero_padding(value, padding_mask)
+        q = functional.split_heads(self.q_proj(clean_key if query is key else query), self.num_heads)
+        projection = self.projection if projection is None else projection
         if projection is None:
-            k = functional.split_heads(self.k_proj(key), self.num_heads)
-            v = functional.split_heads(self.v_proj(value), self.num_heads)
-            slot_mask = key_padding_mask
+            k = functional.split_heads(self.k_proj(clean_key), self.num_heads)
+            v = functional.split_heads(self.v_proj(clean_value), self.num_heads)
+            groups = [Slots(k, v, padding_mask, None)]
         else:
-            k, v = projection(
-                key,
-                value,
+            if key_padding_mask is not None:
+                key_lengths = (~key_padding_mask).sum(dim=1)
+                order = functional.real_tokens_first(key_padding_mask)
+                tied = clean_value is clean_key
+                clean_key = functional.take_positions(clean_key, order)
+                clean_value = clean_key if tied else functional.take_positions(clean_value, order)
+            groups = projection(
+                clean_key,
+                clean_value,
                 self.k_proj,
                 self.v_proj,
                 num_heads=self.num_heads,
-                padding_mask=key_padding_mask,
+                lengths=key_lengths,
                 bias_order=self.bias_order,
+                projected_dim=self.projected_dim,
             )
-            slot_mask = None
-        context, weights = functional.scaled_dot_product_attention(
-            q, k, v, slot_mask, dropout=self.dropout if self.training else 0.0, need_weights=need_weights
-        )
+        context, weights = self._attend(q, groups, need_weights)
         return self.out_proj(functional.merge_heads(context)), weights
+
+    def _attend(self, query: Tensor, groups: list[Slots], need_weights: bool) -> tuple[Tensor, Tensor | None]:
+        """Attention of each group of heads over its slots, heads back in their order."""
+        dropout = self.dropout if self.training else 0.0
+        parts = [
+            functional.scaled_dot_product_attention(
+                query if heads is None else query[:, heads],
+                key,
+                value,
+                empty,
+                dropout=dropout,
+                need_weights=need_weights,
+            )
+            for key, value, empty, heads in groups
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        grouped = [head for group in groups for head in group.heads or ()]
+        order = sorted(range(self.num_heads), key=grouped.index)
+        context = torch.cat([part for part, _ in parts], dim=1)[:, order]
+        if not need_weights:
+            return context, None
+        most = groups[0].key.shape[2]
+        padded = [nn.functional.pad(part, (0, most - part.shape[-1])) for _, part in parts if part is not None]
+        return context, torch.cat(padded, dim=1)[:, order]
 
     def _check(
         self,
@@ -180,6 +230,16 @@ class LinformerAttention(nn.Module):
                 f"key_padding_mask: expected bool {list(key.shape[:2])}, True where padded, "
                 f"got {key_padding_mask.dtype} {list(key_padding_mask.shape)}"
             )
+
+
+def _check_lengths(lengths: Tensor, key: Tensor, key_padding_mask: Tensor | None) -> None:
+    if key_padding_mask is not None:
+        raise InputError("key_padding_mask, key_lengths: expected at most one of them, got both")
+    if lengths.shape != key.shape[:1] or lengths.dtype not in (torch.int32, torch.int64):
+        raise InputError(
+            f"key_lengths: expected [{len(key)}] of torch.int64 or torch.int32, "
+            f"got {list(lengths.shape)} of {lengths.dtype}"
+        )
 
 
 def _padding_from_scores(mask: Tensor) -> Tensor:

@@ -12,7 +12,16 @@ from transformers.activations import ACT2FN
 
 from linformer_kit import _auto
 from linformer_kit.errors import InputError
-from linformer_kit.settings import Attention, BiasOrder, LinearInitializer, ModelSettings, Projection, Sharing
+from linformer_kit.projection import PROJECTIONS
+from linformer_kit.settings import (
+    Attention,
+    BiasOrder,
+    LinearInitializer,
+    ModelSettings,
+    Projection,
+    Sharing,
+    ShorterInput,
+)
 
 # What transformers itself passes to or stores in a configuration beside its dataclass fields.
 _TRANSFORMERS_FIELDS = frozenset(
@@ -34,7 +43,6 @@ _TRANSFORMERS_FIELDS = frozenset(
 _POSITIVE = (
     "vocab_size",
     "max_position_embeddings",
-    "projected_dim",
     "hidden_size",
     "num_hidden_layers",
     "num_attention_heads",
@@ -44,6 +52,7 @@ _PROBABILITIES = ("hidden_dropout_prob", "attention_probs_dropout_prob", "classi
 _CHOICES = {
     "sharing": Sharing,
     "projection": Projection,
+    "shorter_input": ShorterInput,
     "attention": Attention,
     "bias_order": BiasOrder,
     "linear_initializer": LinearInitializer,
@@ -68,6 +77,10 @@ class LinformerConfig(ModelSettings, PreTrainedConfig):
         _refuse_unknown(kwargs)
         _check_fields(self)
         super().__post_init__(**kwargs)
+
+    def projected_dim_of(self, layer: int) -> int | list[int]:
+        """k of a layer, or of each of its heads."""
+        return self.projected_dim[layer] if isinstance(self.projected_dim, list) else self.projected_dim
 
 
 def _refuse_unknown(fields: dict[str, Any]) -> None:
@@ -112,12 +125,31 @@ def _check_fields(config: ModelSettings) -> None:
         config.num_attention_heads,
     )
     if config.attention == "linformer":
-        _require(
-            config.projected_dim <= config.max_position_embeddings,
-            "projected_dim",
-            f"at most max_position_embeddings {config.max_position_embeddings}",
-            config.projected_dim,
-        )
+        check_projected_dim(config, config.projected_dim)
+
+
+def check_projected_dim(config: ModelSettings, projected_dim: Any) -> None:
+    """Check a k: an integer, one for each layer, or one for each head of each layer, by the other fields.
+
+    Raises:
+        InputError: if it has another form, is out of range, or differs where the projection cannot.
+    """
+    layers, heads = config.num_hidden_layers, config.num_attention_heads
+    by_layer = projected_dim if isinstance(projected_dim, list) else [projected_dim]
+    if isinstance(projected_dim, list):
+        _require(len(by_layer) == layers, "projected_dim", f"one for each of {layers} layers", projected_dim)
+    for layer in by_layer:
+        if isinstance(layer, list):
+            _require(len(layer) == heads, "projected_dim", f"one for each of {heads} heads", layer)
+        for dim in layer if isinstance(layer, list) else [layer]:
+            allowed = _is_integer(dim) and 1 <= dim <= config.max_position_embeddings
+            expected = f"1 to {config.max_position_embeddings} (max_position_embeddings)"
+            _require(allowed, "projected_dim", expected, dim)
+    if not PROJECTIONS[config.projection].nested:
+        differ = [dims for dims in by_layer if isinstance(dims, list) and len(set(dims)) > 1]
+        shared = config.sharing == "layerwise" and len({str(dims) for dims in by_layer}) > 1
+        expected = f"one number wherever layers or heads share a kernel, as {config.projection} ties it to k"
+        _require(not differ and not shared, "projected_dim", expected, projected_dim)
 
 
 def _is_integer(value: Any) -> bool:
@@ -133,5 +165,5 @@ def _require(condition: bool, name: str, expected: str, got: Any) -> None:
         raise InputError(f"{name}: expected {expected}, got {got!r}")
 
 
-# Imported on its own before transformers, this module is what the registration waits for.
+# Imported on its own, before transformers or first of us, this module is what the registration waits for.
 _auto.register()

@@ -1,9 +1,6 @@
-"""The models: RoBERTa's architecture with Linformer attention, as transformers expects models to be.
+"""The encoder: RoBERTa's architecture with Linformer attention, as transformers expects models to be.
 
-    LinformerModel                      embeddings and encoder
-    LinformerForMaskedLM                the tied head of pretraining
-    LinformerForSequenceClassification  classification and regression over the first token
-
+`LinformerModel` is embeddings and encoder; `heads` has the models for tasks.
 With `attention="full"` in the configuration the same classes are the Transformer that Linformer is compared with.
 
 Axes: batch, seq_len (n), embed (hidden_size), heads, slots (projected_dim, or seq_len with full attention), vocab.
@@ -11,31 +8,27 @@ Axes: batch, seq_len (n), embed (hidden_size), heads, slots (projected_dim, or s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForMaskedLM,
-    AutoModelForSequenceClassification,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput, SequenceClassifierOutput
+from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils.generic import can_return_tuple
 
+from linformer_kit import _auto
 from linformer_kit.attention import LinformerAttention
-from linformer_kit.configuration import LinformerConfig
+from linformer_kit.configuration import LinformerConfig, check_projected_dim
 from linformer_kit.errors import InputError
-from linformer_kit.functional import zero_padding
-from linformer_kit.projection import LinearProjection, build_projection
-from linformer_kit.settings import IGNORED_LABEL
+from linformer_kit.functional import real_tokens_first, take_positions, zero_padding
+from linformer_kit.projection import SequenceProjection, build_projection, check_resize, more_windows
+from linformer_kit.settings import ResizeMode
 
 
 class LinformerEmbeddings(nn.Module):
@@ -65,19 +58,34 @@ class LinformerEmbeddings(nn.Module):
             embeddings = embeddings + self.token_type_embeddings(token_type_ids)
         return self.dropout(self.layer_norm(embeddings))
 
+    def resize_positions(self, seq_len: int, mode: str) -> None:
+        """Repeat the positions periodically up to seq_len (`extend`), or stretch them over it (`interpolate`)."""
+        old = self.position_embeddings.weight
+        unused, positions = old[: self.position_offset], old[self.position_offset :]
+        if mode == "extend":
+            resized = positions[torch.arange(seq_len, device=old.device) % len(positions)]
+        else:
+            resized = F.interpolate(positions.float().T[None], size=seq_len, mode="linear")[0].T.to(old.dtype)
+        self.position_embeddings = nn.Embedding.from_pretrained(
+            torch.cat([unused, resized]), freeze=not old.requires_grad
+        )
+
 
 class LinformerLayer(GradientCheckpointingLayer):
     """Attention and feed-forward, each with residual and then LayerNorm (post-norm, as in RoBERTa)."""
 
-    def __init__(self, config: LinformerConfig, *, owns_projection: bool) -> None:
+    def __init__(
+        self, config: LinformerConfig, projected_dim: int | list[int] | None, *, owns_projection: bool
+    ) -> None:
         super().__init__()
         self.self_attn = LinformerAttention(
             config.hidden_size,
             config.num_attention_heads,
             config.max_position_embeddings,
-            config.projected_dim,
+            projected_dim,
             sharing=config.sharing,
             projection=config.projection if owns_projection else None,
+            shorter_input=config.shorter_input,
             dropout=config.attention_probs_dropout_prob,
             bias_order=config.bias_order,
         )
@@ -91,12 +99,19 @@ class LinformerLayer(GradientCheckpointingLayer):
     def forward(
         self,
         hidden: Float[Tensor, "batch seq_len embed"],
-        padding_mask: Tensor | None,
+        padding_mask: Bool[Tensor, "batch seq_len"] | None,
+        lengths: Int[Tensor, " batch"] | None,
         projection: nn.Module | None,
         output_attentions: bool = False,
     ) -> tuple[Float[Tensor, "batch seq_len embed"], Float[Tensor, "batch heads seq_len slots"] | None]:
         attended, weights = self.self_attn(
-            hidden, hidden, hidden, padding_mask, need_weights=output_attentions, projection=projection
+            hidden,
+            hidden,
+            hidden,
+            padding_mask,
+            need_weights=output_attentions,
+            key_lengths=lengths,
+            projection=projection,
         )
         hidden = self.self_attn_layer_norm(hidden + self.dropout(attended))
         fed_forward = self.fc2(self.activation(self.fc1(hidden)))
@@ -108,39 +123,52 @@ class LinformerEncoder(nn.Module):
 
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__()
-        linear = config.attention == "linformer"
-        layerwise = linear and config.sharing == "layerwise"
+        self.linear = config.attention == "linformer"
+        layerwise = self.linear and config.sharing == "layerwise"
+        dims = [config.projected_dim_of(layer) if self.linear else None for layer in range(config.num_hidden_layers)]
         # Owned here and passed down, so that the one matrix is saved, counted and trained once.
-        self.projection = (
+        self.projection: SequenceProjection | None = (
             build_projection(
                 config.projection,
                 seq_len=config.max_position_embeddings,
-                projected_dim=config.projected_dim,
+                projected_dim=max(k for dim in dims if dim for k in _by_head(dim, 1)),
                 num_heads=config.num_attention_heads,
+                head_dim=config.hidden_size // config.num_attention_heads,
                 sharing=config.sharing,
+                shorter_input=config.shorter_input,
             )
             if layerwise
             else None
         )
         self.layers = nn.ModuleList(
-            LinformerLayer(config, owns_projection=linear and not layerwise) for _ in range(config.num_hidden_layers)
+            LinformerLayer(config, k, owns_projection=self.linear and not layerwise) for k in dims
         )
 
     def forward(
         self,
         hidden: Float[Tensor, "batch seq_len embed"],
-        padding_mask: Tensor | None,
+        padding_mask: Bool[Tensor, "batch seq_len"] | None,
         *,
         output_attentions: bool,
         output_hidden_states: bool,
     ) -> BaseModelOutput:
-        hidden_states, attentions = [hidden], []
+        lengths = order = None
+        if padding_mask is not None and self.linear:
+            # Once for all layers: real tokens first, and back at the end.
+            order, lengths = real_tokens_first(padding_mask), (~padding_mask).sum(dim=1)
+            hidden, padding_mask = take_positions(hidden, order), None
+            order = order.argsort(dim=1)
+        hidden_states, attentions = [hidden] if output_hidden_states else [], []
         for layer in self.layers:
-            hidden, weights = layer(hidden, padding_mask, self.projection, output_attentions)
+            hidden, weights = layer(hidden, padding_mask, lengths, self.projection, output_attentions)
             if output_hidden_states:
                 hidden_states.append(hidden)
             if output_attentions:
                 attentions.append(weights)
+        if order is not None:
+            hidden = take_positions(hidden, order)
+            hidden_states = [take_positions(states, order) for states in hidden_states]
+            attentions = [weights.take_along_dim(order[:, None, :, None], dim=2) for weights in attentions]
         return BaseModelOutput(
             last_hidden_state=hidden,
             hidden_states=tuple(hidden_states) if output_hidden_states else None,
@@ -162,16 +190,85 @@ class LinformerPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, LinearProjection):
-            for parameter in module.parameters(recurse=False):
-                init.copy_(parameter, module.initial_matrix())
+        if isinstance(module, SequenceProjection):
+            for name, value in module.initial_values().items():
+                init.copy_(getattr(module, name), value)
         lecun_normal = self.config.linear_initializer == "lecun_normal"
         if lecun_normal and isinstance(module, nn.Linear) and module is not self.get_output_embeddings():
             init.normal_(module.weight, std=module.in_features**-0.5)
 
     def projection_matrix_count(self) -> int:
         """Number of n → k matrices: 2·h·L, 2·L, L or 1 by sharing (section 4 of the paper); 0 with full attention."""
-        return sum(module.matrix_count() for module in self.modules() if isinstance(module, LinearProjection))
+        return sum(module.matrix_count() for module in self.modules() if isinstance(module, SequenceProjection))
+
+    def set_projected_dim(self, projected_dim: int | list[int] | list[list[int]] | None = None) -> None:
+        """Run with fewer slots than the model was made with; a call then costs what the smaller number costs.
+
+        Learned and random projections use the first rows of their matrices, pooling makes new windows. The weights
+        stay whole: they are saved as they were, and setting the number back gives the same outputs bit for bit.
+
+        Args:
+            projected_dim: k for all layers, for each, or for each head of each; None: as the model was made.
+
+        Raises:
+            InputError: for more slots than the model was made with, for convolutions, whose kernel is tied to k, or
+                with full attention.
+        """
+        encoder = self._linear_encoder("set_projected_dim")
+        heads = self.config.num_attention_heads
+        wanted = self.config.projected_dim if projected_dim is None else projected_dim
+        check_projected_dim(self.config, wanted)
+        attentions = [module for module in encoder.modules() if isinstance(module, LinformerAttention)]
+        dims: list[Any] = wanted if isinstance(wanted, list) else [wanted] * len(attentions)
+        for index, (attention, dim) in enumerate(zip(attentions, dims, strict=True)):
+            made, slots = _by_head(self.config.projected_dim_of(index), heads), _by_head(dim, heads)
+            if any(new > old for new, old in zip(slots, made, strict=True)):
+                raise InputError(f"projected_dim: expected at most {made} by head in layer {index}, got {slots}")
+            projection = attention.projection or encoder.projection
+            assert projection is not None
+            projection.fewer_slots(dim, heads)
+        for attention, dim in zip(attentions, dims, strict=True):
+            attention.projected_dim = dim
+
+    @torch.no_grad()
+    def resize_sequence_length(self, seq_len: int, *, mode: ResizeMode = "extend") -> None:
+        """Change the longest sequence, in place; `config.max_position_embeddings` follows.
+
+        Args:
+            seq_len: The new n in tokens.
+            mode: `extend` keeps the columns of E and F and the positions, and repeats them periodically beyond: texts
+                of up to the old length give the same outputs bit for bit. Windows of pooling and convolution keep
+                their size and become more, and `config.projected_dim` follows; a random matrix gets new columns.
+                `interpolate` stretches E and F, whose row sums stay, kernels and positions over the new length, longer
+                or shorter; windows grow or shrink. Texts of the old length give other outputs.
+
+        A number of slots set by `set_projected_dim` is forgotten. The `model_max_length` of a tokenizer is its owner's
+        to set.
+
+        Raises:
+            InputError: for a length under the old one with `extend`, or under the number of slots with `interpolate`;
+                where whole windows do not tile it; for `extend` with shorter_input `stretch`. Nothing is changed then.
+        """
+        config = self.config
+        projections = [module for module in self.modules() if isinstance(module, SequenceProjection)]
+        if not projections:
+            check_resize(config.max_position_embeddings, seq_len, mode)
+        for projection in projections:
+            projection.check_resize(seq_len, mode)
+        if mode == "extend" and any(projection.windowed for projection in projections):
+            old = config.max_position_embeddings
+            config.projected_dim = _each(config.projected_dim, lambda k: more_windows(k, old, seq_len))
+        for projection in projections:
+            projection.resize(seq_len, mode)
+        self.base_model.embeddings.resize_positions(seq_len, mode)
+        config.max_position_embeddings = seq_len
+        if projections:
+            self.set_projected_dim()
+
+    def _linear_encoder(self, method: str) -> LinformerEncoder:
+        if self.config.attention == "full":
+            raise InputError(f"{method}: expected a model with attention linformer, got full")
+        return self.base_model.encoder
 
 
 class LinformerModel(LinformerPreTrainedModel):
@@ -238,191 +335,15 @@ class LinformerModel(LinformerPreTrainedModel):
         )
 
 
-class LinformerLMHead(nn.Module):
-    """Hidden states to logits over the vocabulary, as in RoBERTa; the decoder is tied to the word embeddings."""
-
-    def __init__(self, config: LinformerConfig) -> None:
-        super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
-        self.activation = ACT2FN[config.hidden_act]
-
-    def forward(self, hidden: Float[Tensor, "*tokens embed"]) -> Float[Tensor, "*tokens vocab"]:
-        return self.decoder(self.layer_norm(self.activation(self.dense(hidden))))
+def _by_head(dim: int | list[int], num_heads: int) -> list[int]:
+    return dim if isinstance(dim, list) else [dim] * num_heads
 
 
-class LinformerForMaskedLM(LinformerPreTrainedModel):
-    """Masked language model.
-
-    While training with labels, the head runs on the labelled tokens only, and `logits` are theirs, `[labelled, vocab]`;
-    compiled or exported, and in evaluation, they are `[batch, seq_len, vocab]`. The loss is the same.
-    """
-
-    _tied_weights_keys = {"lm_head.decoder.weight": "linformer.embeddings.word_embeddings.weight"}
-
-    def __init__(self, config: LinformerConfig) -> None:
-        super().__init__(config)
-        self.linformer = LinformerModel(config)
-        self.lm_head = LinformerLMHead(config)
-        self.post_init()
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.lm_head.decoder
-
-    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
-        self.lm_head.decoder = new_embeddings
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Int[Tensor, "batch seq_len"] | None = None,
-        attention_mask: Int[Tensor, "batch seq_len"] | None = None,
-        token_type_ids: Int[Tensor, "batch seq_len"] | None = None,
-        position_ids: Int[Tensor, "batch_or_1 seq_len"] | None = None,
-        inputs_embeds: Float[Tensor, "batch seq_len embed"] | None = None,
-        labels: Int[Tensor, "batch seq_len"] | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        num_items_in_batch: Tensor | int | None = None,
-    ) -> MaskedLMOutput:
-        """Predict tokens. The arguments of `LinformerModel.forward`, and:
-
-        Args:
-            labels: The right tokens, -100 where there is nothing to predict.
-            num_items_in_batch: Labelled tokens in all forward passes of one update; the loss is their mean, so that
-                accumulated gradients equal those of the large batch. Default: those of this batch.
-        """
-        outputs = self.linformer(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            inputs_embeds,
-            output_attentions,
-            output_hidden_states,
-            return_dict=True,
-        )
-        hidden = outputs.last_hidden_state
-        if labels is not None:
-            _check_integers("labels", labels, hidden.shape[:2])
-            _check_ids("labels", labels, self.config.vocab_size, ignored=IGNORED_LABEL)
-            labels = labels.long()
-        if labels is not None and self.training and not torch.compiler.is_compiling():
-            selected = labels != IGNORED_LABEL
-            hidden, labels = hidden[selected], labels[selected]
-        logits = self.lm_head(hidden)
-        loss = None
-        if labels is not None:
-            losses = F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), reduction="none")
-            loss = _mean_loss(losses, (labels != IGNORED_LABEL).sum(), num_items_in_batch)
-        return MaskedLMOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
-
-
-class LinformerClassificationHead(nn.Module):
-    """The hidden state of the first real token to logits over the labels, as in RoBERTa."""
-
-    def __init__(self, config: LinformerConfig) -> None:
-        super().__init__()
-        dropout = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.dropout = nn.Dropout(dropout)
-        self.out_proj = nn.Linear(config.hidden_size, config.num_labels)
-
-    def forward(
-        self, hidden: Float[Tensor, "batch seq_len embed"], attention_mask: Tensor | None = None
-    ) -> Float[Tensor, "batch labels"]:
-        if attention_mask is None:
-            first = hidden[:, 0]
-        else:  # padding may stand on the left
-            positions = (attention_mask != 0).int().argmax(dim=1)
-            first = hidden[torch.arange(hidden.shape[0], device=hidden.device), positions]
-        return self.out_proj(self.dropout(torch.tanh(self.dense(self.dropout(first)))))
-
-
-class LinformerForSequenceClassification(LinformerPreTrainedModel):
-    """Classification (one label or several) or regression of whole sequences, by `config.problem_type`.
-
-    Without a problem_type it follows from the labels, as everywhere in transformers: one output is regression, integer
-    labels are classes, anything else is several labels at once.
-    """
-
-    def __init__(self, config: LinformerConfig) -> None:
-        super().__init__(config)
-        self.num_labels = config.num_labels
-        self.linformer = LinformerModel(config)
-        self.classifier = LinformerClassificationHead(config)
-        self.post_init()
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Int[Tensor, "batch seq_len"] | None = None,
-        attention_mask: Int[Tensor, "batch seq_len"] | None = None,
-        token_type_ids: Int[Tensor, "batch seq_len"] | None = None,
-        position_ids: Int[Tensor, "batch_or_1 seq_len"] | None = None,
-        inputs_embeds: Float[Tensor, "batch seq_len embed"] | None = None,
-        labels: Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        num_items_in_batch: Tensor | int | None = None,
-    ) -> SequenceClassifierOutput:
-        """Classify. The arguments of `LinformerModel.forward`, and:
-
-        Args:
-            labels: Class ids `[batch]`, or targets `[batch, num_labels]` (`[batch]` for one regression output).
-            num_items_in_batch: Labels in all forward passes of one update; see `LinformerForMaskedLM`.
-        """
-        outputs = self.linformer(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            inputs_embeds,
-            output_attentions,
-            output_hidden_states,
-            return_dict=True,
-        )
-        logits = self.classifier(outputs.last_hidden_state, attention_mask)
-        loss = None
-        if labels is not None:
-            losses, count = self._losses(logits, labels)
-            loss = _mean_loss(losses, count, num_items_in_batch)
-        return SequenceClassifierOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
-
-    def _losses(self, logits: Float[Tensor, "batch labels"], labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss of each label, and how many there are."""
-        problem = self.config.problem_type
-        if problem is None:
-            if self.num_labels == 1:
-                problem = "regression"
-            else:
-                classes = labels.dtype in (torch.long, torch.int)
-                problem = "single_label_classification" if classes else "multi_label_classification"
-        classes = problem == "single_label_classification"
-        expected = logits.shape[:1] if classes or (self.num_labels == 1 and labels.dim() == 1) else logits.shape
-        if labels.shape != expected:
-            raise InputError(f"labels: expected {list(expected)}, got {list(labels.shape)}")
-        logits = logits.float()
-        if classes:
-            _check_integers("labels", labels, expected)
-            _check_ids("labels", labels, self.num_labels, ignored=IGNORED_LABEL)
-            self.config.problem_type = problem
-            return F.cross_entropy(logits, labels.long(), reduction="none"), (labels != IGNORED_LABEL).sum()
-        self.config.problem_type = problem
-        targets = labels.to(logits.dtype).view_as(logits)
-        loss = F.mse_loss if problem == "regression" else F.binary_cross_entropy_with_logits
-        return loss(logits, targets, reduction="none"), torch.tensor(targets.numel(), device=targets.device)
-
-
-def _mean_loss(losses: Tensor, count: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
-    """Sum over the items of this forward pass, divided by the number of those of the whole update."""
-    total = count.clamp(min=1) if num_items_in_batch is None else num_items_in_batch
-    return losses.sum() / (total.to(losses.device) if isinstance(total, Tensor) else total)
+def _each(projected_dim: Any, change: Callable[[int], int]) -> Any:
+    """A number, or lists of numbers in their form, each changed."""
+    if isinstance(projected_dim, list):
+        return [_each(inner, change) for inner in projected_dim]
+    return change(projected_dim)
 
 
 def _position_ids(padding_mask: Tensor | None, inputs_embeds: Tensor) -> Tensor:
@@ -471,20 +392,20 @@ def _check_inputs(
         raise InputError("token_type_ids: expected None because type_vocab_size is 0, got a tensor")
     for name, ids in (("input_ids", input_ids), ("token_type_ids", token_type_ids), ("position_ids", position_ids)):
         if ids is not None:
-            _check_integers(name, ids, (1, shape[1]) if name == "position_ids" and len(ids) == 1 else shape)
-    _check_ids("input_ids", input_ids, config.vocab_size)
-    _check_ids("token_type_ids", token_type_ids, config.type_vocab_size)
-    _check_ids("position_ids", position_ids, config.max_position_embeddings)
+            check_integers(name, ids, (1, shape[1]) if name == "position_ids" and len(ids) == 1 else shape)
+    check_ids("input_ids", input_ids, config.vocab_size)
+    check_ids("token_type_ids", token_type_ids, config.type_vocab_size)
+    check_ids("position_ids", position_ids, config.max_position_embeddings)
 
 
-def _check_integers(name: str, ids: Tensor, shape: Sequence[int]) -> None:
+def check_integers(name: str, ids: Tensor, shape: Sequence[int]) -> None:
     if ids.dtype not in (torch.int32, torch.int64) or ids.shape != tuple(shape):
         raise InputError(
             f"{name}: expected {list(shape)} of torch.int64 or torch.int32, got {list(ids.shape)} of {ids.dtype}"
         )
 
 
-def _check_ids(name: str, ids: Tensor | None, limit: int, *, ignored: int | None = None) -> None:
+def check_ids(name: str, ids: Tensor | None, limit: int, *, ignored: int | None = None) -> None:
     """Range of ids, where looking costs nothing: not on an accelerator, whose own check it is, and not in a trace."""
     if ids is None or ids.device.type != "cpu" or torch.compiler.is_compiling():
         return
@@ -498,5 +419,6 @@ def _check_ids(name: str, ids: Tensor | None, limit: int, *, ignored: int | None
 
 AutoConfig.register(LinformerConfig.model_type, LinformerConfig)
 AutoModel.register(LinformerConfig, LinformerModel)
-AutoModelForMaskedLM.register(LinformerConfig, LinformerForMaskedLM)
-AutoModelForSequenceClassification.register(LinformerConfig, LinformerForSequenceClassification)
+
+# Imported before `heads`, this module is what their registration waits for.
+_auto.register()

@@ -35,7 +35,7 @@ from linformer_kit.data.tokenizer import (
     train_tokenizer,
 )
 from linformer_kit.errors import InputError
-from linformer_kit.modeling import LinformerForMaskedLM
+from linformer_kit.heads import LinformerForMaskedLM
 from linformer_kit.predict import guess_held_out
 from linformer_kit.report import pretrain_markdown, write_pretrain_report
 from linformer_kit.settings import IGNORED_LABEL, CorpusSettings, PretrainSettings

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Sharing = Literal["none", "headwise", "key_value", "layerwise"]
-Projection = Literal["linear"]
+Projection = Literal["linear", "mean_pool", "max_pool", "conv", "dense_conv", "random"]
 Attention = Literal["linformer", "full"]
 BiasOrder = Literal["before_projection", "after_projection"]
+ShorterInput = Literal["prefix", "stretch"]
+ResizeMode = Literal["extend", "interpolate"]
 LinearInitializer = Literal["normal", "lecun_normal"]
 
 IGNORED_LABEL = -100  # a position without a target, in data and models alike; what losses of torch skip
@@ -24,9 +26,12 @@ class ModelSettings:
     Attributes:
         vocab_size: Number of tokens in the vocabulary; `pretrain` trains a tokenizer of this size.
         max_position_embeddings: n, the longest sequence in tokens.
-        projected_dim: k, the length of the projected keys and values.
+        projected_dim: k, the length of the projected keys and values; or a list of one for each layer, or of a list
+            of one for each head for each layer.
         sharing: Which matrices E and F are one and the same (section 4 of the paper).
         projection: The map of n positions to k slots.
+        shorter_input: What texts shorter than n use: the first columns of E and the first windows (`prefix`), or E and
+            windows resampled to their length (`stretch`).
         attention: `full` is the Transformer of equal size, the baseline of every comparison.
         bias_order: Whether the biases of keys and values are added before E and F or, as fairseq does, after.
         hidden_size: d_m, the width of the model.
@@ -51,9 +56,10 @@ class ModelSettings:
 
     vocab_size: int = 50265
     max_position_embeddings: int = 512
-    projected_dim: int = 128
+    projected_dim: int | list[int] | list[list[int]] = 128
     sharing: Sharing = "headwise"
     projection: Projection = "linear"
+    shorter_input: ShorterInput = "prefix"
     attention: Attention = "linformer"
     bias_order: BiasOrder = "before_projection"
     hidden_size: int = 768
