@@ -6,27 +6,18 @@ import re
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from linformer_kit import InputError, LinearProjection, LinformerAttention
-from linformer_kit.functional import AttentionWeights, full_attention_reference, linformer_attention_reference
-from tests.conftest import SHARINGS, randomise
-from tests.reference.projections import plain_projections
+from linformer_kit.projection import PROJECTIONS, SHORTER_INPUTS
+from tests.conftest import randomise
+from tests.reference.attention import attention_reference
 
 EMBED, HEADS, N, K = 33, 3, 31, 7
 
 
-def build(sharing: str = "headwise", **arguments: object) -> LinformerAttention:
-    layer = LinformerAttention(EMBED, HEADS, N, K, sharing=sharing, **arguments)
-    return randomise(layer).double()
-
-
-def reference(layer: LinformerAttention, query, key, value, padding=None):
-    maps = (layer.q_proj, layer.k_proj, layer.v_proj, layer.out_proj)
-    weights = AttentionWeights(*(m.weight for m in maps), *(m.bias for m in maps))
-    if layer.projection is None:
-        return full_attention_reference(query, key, value, weights, HEADS, padding)
-    maps = plain_projections(layer.projection, layer.projected_dim)
-    return linformer_attention_reference(query, key, value, weights, *maps, padding, layer.bias_order)
+def build(**arguments: object) -> LinformerAttention:
+    return randomise(LinformerAttention(EMBED, HEADS, N, K, **arguments)).double()
 
 
 def padding_mask(batch: int, seq_len: int) -> torch.Tensor:
@@ -38,23 +29,19 @@ def padding_mask(batch: int, seq_len: int) -> torch.Tensor:
     return mask
 
 
-@pytest.mark.parametrize("sharing", [*SHARINGS, "full"])
-@pytest.mark.parametrize("bias_order", ["before_projection", "after_projection"])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("seq_len", [N, 23, 5, 1])
-def test_equals_reference_with_gradients(sharing, bias_order, bias, masked, seq_len):
-    if sharing == "full":
-        layer = randomise(LinformerAttention(EMBED, HEADS, projection=None, bias=bias)).double()
-    else:
-        layer = build(sharing, bias=bias, bias_order=bias_order)
+def test_full_attention_equals_reference_with_gradients(bias, masked, seq_len):
+    """The baseline; `test_properties` has the projections."""
+    layer = build(projection=None, bias=bias)
     inputs = torch.randn(4, seq_len, EMBED, dtype=torch.float64, requires_grad=True)
     mask = padding_mask(4, seq_len) if masked and seq_len > 3 else None
     real = torch.ones(4, seq_len, dtype=torch.bool) if mask is None else ~mask
     direction = torch.randn(4, seq_len, EMBED, dtype=torch.float64)[real]
     parameters = [inputs, *layer.parameters()]
     fast = layer(inputs, inputs, inputs, mask)[0][real]
-    plain = reference(layer, inputs, inputs, inputs, mask)[real]
+    plain = attention_reference(layer, inputs, inputs, inputs, mask)[real]
     torch.testing.assert_close(fast, plain, rtol=1e-10, atol=1e-10)
     fast_gradients = torch.autograd.grad((fast * direction).sum(), parameters)
     plain_gradients = torch.autograd.grad((plain * direction).sum(), parameters)
@@ -62,58 +49,35 @@ def test_equals_reference_with_gradients(sharing, bias_order, bias, masked, seq_
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10 * theirs.abs().max().clamp(min=1).item())
 
 
-@pytest.mark.parametrize("sharing", SHARINGS)
-def test_key_and_value_may_be_other_tensors_than_the_query(sharing):
-    layer = build(sharing)
-    query = torch.randn(3, 13, EMBED, dtype=torch.float64)
-    key, value = torch.randn(2, 3, 23, EMBED, dtype=torch.float64)
-    mask = padding_mask(3, 23)
-    out, _ = layer(query, key, value, mask)
-    torch.testing.assert_close(out, reference(layer, query, key, value, mask), rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize("sharing", [*SHARINGS, "full"])
-def test_weights_are_those_that_the_output_comes_from(sharing):
-    layer = build("headwise", projection=None) if sharing == "full" else build(sharing)
+@pytest.mark.parametrize("projection", [*PROJECTIONS, None])
+def test_weights_are_those_that_the_output_comes_from(projection):
+    layer = build(projection=projection)
     inputs = torch.randn(3, 23, EMBED, dtype=torch.float64)
     mask = padding_mask(3, 23)
     without, none = layer(inputs, inputs, inputs, mask)
     out, weights = layer(inputs, inputs, inputs, mask, need_weights=True)
     assert none is None
-    assert weights.shape == (3, HEADS, 23, 23 if sharing == "full" else K)
     torch.testing.assert_close(weights.sum(dim=-1), torch.ones(3, HEADS, 23, dtype=torch.float64))
     torch.testing.assert_close(out, without)
 
 
-@pytest.mark.parametrize("sharing", [*SHARINGS, "full"])
 @pytest.mark.parametrize("garbage", [float("nan"), float("inf"), 1e30])
-def test_what_stands_in_padding_reaches_neither_output_nor_gradient(sharing, garbage):
-    layer = build("headwise", projection=None) if sharing == "full" else build(sharing)
+def test_what_stands_in_padding_does_not_reach_full_attention(garbage):
+    layer = build(projection=None)
     inputs = torch.randn(3, 23, EMBED, dtype=torch.float64)
     mask = padding_mask(3, 23)
 
     def run(content):
         filled = inputs.masked_fill(mask[..., None], content)
         out = layer(filled, filled, filled, mask)[0][~mask]
-        return out, torch.autograd.grad(out.square().sum(), list(layer.parameters()))
+        return out, *torch.autograd.grad(out.square().sum(), list(layer.parameters()))
 
-    (clean, clean_gradients), (dirty, dirty_gradients) = run(0.0), run(garbage)
-    assert torch.equal(clean, dirty)
-    for ours, theirs in zip(dirty_gradients, clean_gradients, strict=True):
-        assert torch.equal(ours, theirs)
-
-
-@pytest.mark.parametrize("sharing", SHARINGS)
-def test_samples_do_not_see_each_other(sharing):
-    layer = build(sharing)
-    inputs = torch.randn(3, 23, EMBED, dtype=torch.float64)
-    out, _ = layer(inputs, inputs, inputs)
-    alone, _ = layer(inputs[1:2], inputs[1:2], inputs[1:2])
-    torch.testing.assert_close(out[1:2], alone, rtol=1e-12, atol=1e-12)
+    for clean, dirty in zip(run(0.0), run(garbage), strict=True):
+        assert torch.equal(clean, dirty)
 
 
 def test_key_value_sharing_keeps_both_weight_matrices():
-    layer = build("key_value")
+    layer = build(sharing="key_value")
     assert layer.k_proj.weight is not layer.v_proj.weight
     assert not torch.equal(layer.k_proj.weight, layer.v_proj.weight)
 
@@ -129,6 +93,75 @@ def test_a_transformer_layer_of_torch_can_hold_one(training, masked):
     expected = layer.norm2(hidden + layer.linear2(layer.linear1(hidden).relu()))
     with torch.set_grad_enabled(training):
         torch.testing.assert_close(layer(x, src_key_padding_mask=mask if masked else None), expected)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_decoder_layer_of_torch_can_look_at_another_text_through_one(training):
+    """Cross-attention: its own length, its own padding; self-attention of the decoder stays torch's and causal."""
+    layer = torch.nn.TransformerDecoderLayer(12, 3, 29, dropout=0.0, batch_first=True).train(training)
+    attention = layer.multihead_attn = LinformerAttention(12, 3, max_seq_len=23, projected_dim=5).train(training)
+    x, memory, mask = torch.randn(2, 11, 12), torch.randn(2, 17, 12), torch.zeros(2, 17, dtype=torch.bool)
+    mask[0, 13:] = True
+    causal = torch.nn.Transformer.generate_square_subsequent_mask(11)
+    own = layer.self_attn(x, x, x, attn_mask=causal, need_weights=False)[0]
+    hidden = layer.norm1(x + own)
+    hidden = layer.norm2(hidden + attention(hidden, memory, memory, mask)[0])
+    expected = layer.norm3(hidden + layer.linear2(layer.linear1(hidden).relu()))
+    with torch.set_grad_enabled(training):
+        out = layer(x, memory, tgt_mask=causal, memory_key_padding_mask=mask)
+        torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("sharing", ["none", "headwise"])
+def test_heads_cost_what_their_own_slots_cost(sharing):
+    """Counted by torch: four heads of 64, 8, 8 and 8 slots, against the sum of what heads with one k each cost."""
+
+    def cost(projected_dim) -> int:
+        layer = LinformerAttention(32, 4, 96, projected_dim, sharing=sharing)
+        x = torch.randn(1, 96, 32)
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            layer(x, x, x)
+        return counter.get_total_flops()
+
+    fixed = 2 * 2 * 96 * 32 * 32  # W_Q and W_O
+    each = {k: (cost(k) - fixed) / 4 for k in (64, 8)}
+    if sharing == "headwise":  # E·X and F·X are formed once for all heads, with the largest k
+        compressing = {k: 2 * 2 * k * 96 * 32 for k in each}
+        each = {k: each[k] - compressing[k] / 4 for k in each}
+        fixed += compressing[64]
+    assert cost([64, 8, 8, 8]) == fixed + each[64] + 3 * each[8]
+
+
+@pytest.mark.parametrize("projection", PROJECTIONS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_finite_at_the_longest_length(projection, dtype):
+    layer = LinformerAttention(8, 2, 65_536, 64, projection=projection).to(dtype)
+    x = torch.randn(1, 65_536, 8).to(dtype).requires_grad_()
+    out, _ = layer(x, x, x)
+    out.float().square().mean().backward()
+    assert out.isfinite().all() and x.grad.isfinite().all()
+    assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
+
+
+@pytest.mark.parametrize("shorter_input", SHORTER_INPUTS)
+@pytest.mark.parametrize("projection", PROJECTIONS)
+def test_one_token(projection, shorter_input):
+    """With one token and one slot attention is the identity on W_V, in every projection that starts as the mean."""
+    layer = LinformerAttention(6, 2, 1, 1, projection=projection, shorter_input=shorter_input)
+    x = torch.randn(3, 1, 6)
+    out, weights = layer(x, x, x, need_weights=True)
+    assert torch.equal(weights, torch.ones(3, 2, 1, 1))
+    if projection != "random":
+        torch.testing.assert_close(out, layer.out_proj(layer.v_proj(x)))
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 7])
+def test_stretched_mean_pooling_of_a_short_text_is_full_attention(length):
+    layer = build(projection="mean_pool", shorter_input="stretch")
+    full = build(projection=None)
+    full.load_state_dict(layer.state_dict())
+    x = torch.randn(2, length, EMBED, dtype=torch.float64)
+    torch.testing.assert_close(layer(x, x, x)[0], full(x, x, x)[0], rtol=1e-12, atol=1e-12)
 
 
 def test_padding_masks_as_scores():
@@ -175,6 +208,11 @@ X = torch.zeros(2, 23, EMBED)
         ({"key_padding_mask": torch.zeros(2, 5, dtype=torch.bool)}, "expected bool [2, 23], True where padded, got"),
         ({"key_padding_mask": torch.ones(2, 23).long()}, "got torch.int64 [2, 23]"),
         ({"key_padding_mask": torch.ones(2, 23)}, "expected bool, or floating point of only 0 and -inf"),
+        ({"key_lengths": torch.ones(3).long()}, "key_lengths: expected [2] of torch.int64 or torch.int32, got [3] of"),
+        (
+            {"key_lengths": torch.ones(2).long(), "key_padding_mask": torch.zeros(2, 23, dtype=torch.bool)},
+            "key_padding_mask, key_lengths: expected at most one of them, got both",
+        ),
     ],
 )
 def test_calls_refused(arguments, message):

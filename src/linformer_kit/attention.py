@@ -193,7 +193,7 @@ class LinformerAttention(nn.Module):
         if len(parts) == 1:
             return parts[0]
         grouped = [head for group in groups for head in group.heads or ()]
-        order = sorted(range(self.num_heads), key=grouped.index)
+        order = [grouped.index(head) for head in range(self.num_heads)]
         context = torch.cat([part for part, _ in parts], dim=1)[:, order]
         if not need_weights:
             return context, None

@@ -1,6 +1,7 @@
-"""Each projection once more, plain and slow: one sequence, one head, one slot after the other.
+"""A layer once more, plain and slow: one sequence, one head, one slot after the other.
 
-`plain_projections` turns a projection module into the functions that `functional.linformer_attention_reference` takes.
+`attention_reference` gives a layer's parameters to the references in `functional`; `plain_projections` turns its
+projection into the functions that these take.
 """
 
 from __future__ import annotations
@@ -10,8 +11,27 @@ import math
 import torch
 from torch import Tensor
 
+from linformer_kit import LinformerAttention
 from linformer_kit import projection as fast
-from linformer_kit.functional import PlainProjection
+from linformer_kit.functional import (
+    AttentionWeights,
+    PlainProjection,
+    full_attention_reference,
+    linformer_attention_reference,
+)
+
+
+def attention_reference(
+    layer: LinformerAttention, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None = None
+) -> Tensor:
+    """What the layer must give, by equation 2 or 7."""
+    maps = (layer.q_proj, layer.k_proj, layer.v_proj, layer.out_proj)
+    weights = AttentionWeights(*(m.weight for m in maps), *(m.bias for m in maps))
+    if layer.projection is None:
+        return full_attention_reference(query, key, value, weights, layer.num_heads, padding)
+    dims = layer.projection.fewer_slots(layer.projected_dim, layer.num_heads)
+    projections = plain_projections(layer.projection, dims)
+    return linformer_attention_reference(query, key, value, weights, *projections, padding, layer.bias_order)
 
 
 def windows(projected_dim: int, max_seq_len: int, length: int, stretch: bool) -> list[range]:
@@ -38,10 +58,9 @@ def stretched(matrix: Tensor, length: int) -> Tensor:
 
 
 def plain_projections(
-    projection: fast.SequenceProjection, dims: list[int] | None = None
+    projection: fast.SequenceProjection, dims: tuple[int, ...]
 ) -> tuple[list[PlainProjection], list[PlainProjection]]:
-    """The maps of keys and values of each head; `dims` is the number of slots of each head where it is smaller."""
-    dims = list(projection.head_dims) if dims is None else dims
+    """The maps of keys and of values of each head, with so many slots."""
     keys = [_plain(projection, "key_projection", head, k) for head, k in enumerate(dims)]
     values = [_plain(projection, "value_projection", head, k) for head, k in enumerate(dims)]
     return keys, values

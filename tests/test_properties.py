@@ -1,0 +1,212 @@
+"""What must hold for every projection, sharing, length and padding: sizes are drawn, the reference is plain.
+
+`test_attention` and `test_projection` have the cases by hand; everything here is in float64, so that exact means exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from linformer_kit import LinformerAttention
+from linformer_kit.projection import BIAS_ORDERS, PROJECTIONS, SHORTER_INPUTS
+from tests.conftest import SHARINGS, randomise
+from tests.reference.attention import attention_reference
+
+NESTED = [name for name, kind in PROJECTIONS.items() if kind.nested]
+settings.register_profile("operator", max_examples=300, deadline=None, derandomize=True)
+settings.load_profile("operator")
+
+
+@dataclass
+class Case:
+    """A layer and inputs for it; True in `padding` where padded, at least one real token in each sequence."""
+
+    layer: LinformerAttention
+    inputs: Tensor
+    padding: Tensor | None
+
+    @property
+    def real(self) -> Tensor:
+        return torch.ones(self.inputs.shape[:2], dtype=torch.bool) if self.padding is None else ~self.padding
+
+
+@st.composite
+def cases(draw, *, padded: bool | None = None, names: list[str] | None = None) -> Case:
+    heads, head_dim = draw(st.integers(1, 4)), draw(st.integers(1, 5))
+    n = draw(st.integers(1, 29))
+    length = draw(st.integers(1, n))
+    name = draw(st.sampled_from(names or list(PROJECTIONS)))
+    slots = st.integers(1, n)
+    by_head = draw(st.booleans()) and name in NESTED
+    torch.manual_seed(draw(st.integers(0, 2**16)))
+    layer = LinformerAttention(
+        heads * head_dim,
+        heads,
+        n,
+        draw(st.lists(slots, min_size=heads, max_size=heads) if by_head else slots),
+        projection=name,
+        sharing=draw(st.sampled_from(SHARINGS)),
+        shorter_input=draw(st.sampled_from(SHORTER_INPUTS)),
+        bias=draw(st.booleans()),
+        bias_order=draw(st.sampled_from(BIAS_ORDERS)),
+    )
+    batch = draw(st.integers(1, 3))
+    padding = None
+    if draw(st.booleans()) if padded is None else padded:
+        padding = torch.rand(batch, length) < draw(st.sampled_from([0.1, 0.5, 0.9]))
+        padding[torch.arange(batch), torch.randint(length, (batch,))] = False
+    return Case(randomise(layer).double(), torch.randn(batch, length, heads * head_dim, dtype=torch.float64), padding)
+
+
+def assert_equals_reference(case: Case) -> None:
+    """Outputs and all gradients."""
+    inputs = case.inputs.requires_grad_()
+    wanted = [inputs, *case.layer.parameters()]
+    outputs = (
+        case.layer(inputs, inputs, inputs, case.padding)[0],
+        attention_reference(case.layer, *[inputs] * 3, case.padding),
+    )
+    direction = torch.randn_like(inputs)[case.real]
+    gradients = [torch.autograd.grad((out[case.real] * direction).sum(), wanted) for out in outputs]
+    torch.testing.assert_close(outputs[0][case.real], outputs[1][case.real], rtol=1e-10, atol=1e-10)
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10 * theirs.abs().max().clamp(min=1).item())
+
+
+@settings(max_examples=1000)
+@given(cases())
+def test_equals_the_plain_reference(case):
+    assert_equals_reference(case)
+
+
+@pytest.mark.parametrize("name", PROJECTIONS)
+@pytest.mark.parametrize("sharing", SHARINGS)
+@pytest.mark.parametrize("sizes", [(29, 7, 29), (28, 7, 28), (29, 7, 13), (28, 7, 13), (29, 7, 5)])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("bias_order", BIAS_ORDERS)
+@pytest.mark.parametrize("shorter_input", SHORTER_INPUTS)
+def test_equals_the_plain_reference_in_every_combination(name, sharing, sizes, masked, bias_order, shorter_input):
+    n, k, length = sizes
+    options = {"projection": name, "sharing": sharing, "bias_order": bias_order, "shorter_input": shorter_input}
+    layer = randomise(LinformerAttention(6, 2, n, k, **options)).double()
+    padding = None
+    if masked:  # right, left, holes, none
+        padding = torch.zeros(4, length, dtype=torch.bool)
+        padding[0, length - length // 3 :] = padding[1, : length // 3] = padding[2, 1::3] = True
+    assert_equals_reference(Case(layer, torch.randn(4, length, 6, dtype=torch.float64), padding))
+
+
+@given(cases(padded=True))
+def test_a_batch_of_mixed_lengths_equals_its_samples_one_by_one(case):
+    """So padding does not matter: not how much there is, not where it stands."""
+    together = case.layer(case.inputs, case.inputs, case.inputs, case.padding)[0]
+    for sample, out, real in zip(case.inputs, together, case.real, strict=True):
+        alone = sample[real][None]
+        torch.testing.assert_close(out[real], case.layer(alone, alone, alone)[0][0], rtol=1e-10, atol=1e-10)
+
+
+@given(cases(padded=True), st.sampled_from([float("nan"), float("inf"), -1e30]))
+def test_what_stands_in_padding_reaches_neither_output_nor_gradient(case, garbage):
+    def run(content: float) -> tuple[Tensor, ...]:
+        filled = case.inputs.masked_fill(case.padding[..., None], content)
+        out = case.layer(filled, filled, filled, case.padding)[0][case.real]
+        return out, *torch.autograd.grad(out.square().sum(), list(case.layer.parameters()))
+
+    for clean, dirty in zip(run(0.0), run(garbage), strict=True):
+        assert torch.equal(clean, dirty)
+
+
+@given(cases(padded=True))
+def test_lengths_are_as_good_as_a_mask(case):
+    lengths = case.real.sum(dim=1)
+    padding = torch.arange(case.inputs.shape[1]) >= lengths[:, None]
+    by_mask = case.layer(case.inputs, case.inputs, case.inputs, padding)[0]
+    by_length = case.layer(case.inputs, case.inputs, case.inputs, key_lengths=lengths)[0]
+    assert torch.equal(by_mask, by_length)
+
+
+@given(cases())
+def test_samples_do_not_see_each_other(case):
+    out = case.layer(case.inputs, case.inputs, case.inputs, case.padding)[0]
+    other = torch.cat([case.inputs[:1], torch.randn_like(case.inputs[1:])])
+    again = case.layer(other, other, other, case.padding)[0]
+    torch.testing.assert_close(out[0][case.real[0]], again[0][case.real[0]], rtol=1e-12, atol=1e-12)
+
+
+@given(cases(padded=True))
+def test_keys_of_another_length_than_the_queries(case):
+    query = torch.randn(len(case.inputs), 7, case.inputs.shape[-1], dtype=torch.float64)
+    value = torch.randn_like(case.inputs)
+    out = case.layer(query, case.inputs, value, case.padding)[0]
+    expected = attention_reference(case.layer, query, case.inputs, value, case.padding)
+    torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
+
+
+@given(cases(padded=False))
+def test_exactly_k_slots(case):
+    """At the longest length, whether or not k divides n; a head with fewer has zeros after its own."""
+    projection, width = case.layer.projection, case.inputs.shape[-1]
+    inputs = torch.randn(2, projection.seq_len, width, dtype=torch.float64)
+    out, weights = case.layer(inputs, inputs, inputs, need_weights=True)
+    assert weights.shape == (2, case.layer.num_heads, projection.seq_len, projection.projected_dim)
+    for head, slots in enumerate(projection.head_dims):
+        assert (weights[:, head, :, :slots] > 0).all() and (weights[:, head, :, slots:] == 0).all()
+    torch.testing.assert_close(weights.sum(dim=-1), torch.ones_like(weights[..., 0]))
+    torch.testing.assert_close(out, case.layer(inputs, inputs, inputs)[0], rtol=1e-10, atol=1e-10)
+
+
+@given(cases(names=NESTED), st.data())
+def test_fewer_slots_equal_the_plain_reference_and_back_is_exact(case, data):
+    layer = case.layer
+    before = layer(case.inputs, case.inputs, case.inputs, case.padding)[0]
+    layer.projected_dim = [data.draw(st.integers(1, k)) for k in layer.projection.head_dims]
+    fewer = layer(case.inputs, case.inputs, case.inputs, case.padding)[0]
+    expected = attention_reference(layer, case.inputs, case.inputs, case.inputs, case.padding)
+    torch.testing.assert_close(fewer[case.real], expected[case.real], rtol=1e-10, atol=1e-10)
+    layer.projected_dim = None
+    assert torch.equal(layer(case.inputs, case.inputs, case.inputs, case.padding)[0], before)
+
+
+@given(cases(padded=True))
+def test_a_sequence_of_nothing_but_padding_stays_finite(case):
+    case.padding[0] = True
+    inputs = case.inputs.masked_fill(case.padding[..., None], float("nan"))
+    out = case.layer(inputs, inputs, inputs, case.padding, need_weights=True)[0]
+    plain = case.layer(inputs, inputs, inputs, case.padding)[0]
+    assert out[0].isfinite().all() and plain[0].isfinite().all()
+    gradients = torch.autograd.grad((out.sum() + plain.sum()), list(case.layer.parameters()))
+    assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+@given(cases())
+def test_every_parameter_has_a_gradient(case):
+    case.layer(case.inputs, case.inputs, case.inputs, case.padding)[0].sum().backward()
+    assert all(parameter.grad is not None for parameter in case.layer.parameters())
+
+
+@given(cases())
+def test_the_state_dict_is_whole(case):
+    """Another layer of the same sizes gives the same output after loading: the fixed random matrix is saved too."""
+    projection = case.layer.projection
+    other = LinformerAttention(
+        case.layer.embed_dim,
+        case.layer.num_heads,
+        projection.seq_len,
+        list(projection.head_dims),
+        projection=next(name for name, kind in PROJECTIONS.items() if type(projection) is kind),
+        sharing=projection.sharing,
+        shorter_input=projection.shorter_input,
+        bias=case.layer.q_proj.bias is not None,
+        bias_order=case.layer.bias_order,
+    ).double()
+    other.load_state_dict(case.layer.state_dict())
+    outputs = [
+        layer(case.inputs, case.inputs, case.inputs, case.padding)[0][case.real] for layer in (case.layer, other)
+    ]
+    assert torch.equal(*outputs)
