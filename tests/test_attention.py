@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from linformer_kit import InputError, LinearProjection, LinformerAttention
@@ -95,6 +96,25 @@ def test_a_transformer_layer_of_torch_can_hold_one(training, masked):
         torch.testing.assert_close(layer(x, src_key_padding_mask=mask if masked else None), expected)
 
 
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("gradients", [True, False])
+def test_an_encoder_of_torch_can_hold_them(before, gradients):
+    """Put into the layer before it is copied or into each layer after; ordinary right padding is what torch would fuse."""
+    layer = torch.nn.TransformerEncoderLayer(12, 2, 29, dropout=0.0, batch_first=True)
+    if before:
+        layer.self_attn = LinformerAttention(12, 2, max_seq_len=23, projected_dim=5)
+    encoder = torch.nn.TransformerEncoder(layer, num_layers=2)
+    if not before:
+        for layer in encoder.layers:
+            layer.self_attn = LinformerAttention(12, 2, max_seq_len=23, projected_dim=5)
+    x, mask = torch.randn(2, 17, 12), torch.zeros(2, 17, dtype=torch.bool)
+    mask[0, 11:] = True
+    expected = encoder.train()(x, src_key_padding_mask=mask)
+    with torch.set_grad_enabled(gradients):
+        torch.testing.assert_close(encoder.eval()(x, src_key_padding_mask=mask)[~mask], expected[~mask])
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_a_decoder_layer_of_torch_can_look_at_another_text_through_one(training):
     """Cross-attention: its own length, its own padding; self-attention of the decoder stays torch's and causal."""
@@ -119,7 +139,7 @@ def test_heads_cost_what_their_own_slots_cost(sharing):
     def cost(projected_dim) -> int:
         layer = LinformerAttention(32, 4, 96, projected_dim, sharing=sharing)
         x = torch.randn(1, 96, 32)
-        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        with sdpa_kernel(SDPBackend.MATH), torch.no_grad(), FlopCounterMode(display=False) as counter:
             layer(x, x, x)
         return counter.get_total_flops()
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 
 import numpy as np
 import pytest
 import torch
 
-from linformer_kit import functional
+from linformer_kit import InputError, functional
 from linformer_kit.functional import AttentionWeights
 
 
@@ -92,3 +94,72 @@ def test_linformer_with_identity_projections_is_full_attention():
     identity = [functional.matrix_projection_reference(torch.eye(7, dtype=torch.float64))] * 3
     linear = functional.linformer_attention_reference(x, x, x, weights, identity, identity)
     torch.testing.assert_close(linear, functional.full_attention_reference(x, x, x, weights, 3), rtol=1e-12, atol=1e-12)
+
+
+def test_spread_order_by_hand():
+    assert functional.spread_order(1) == [0]
+    assert functional.spread_order(5) == [0, 4, 2, 1, 3]
+    assert functional.spread_order(8) == [0, 4, 2, 6, 1, 5, 3, 7]
+
+
+@pytest.mark.parametrize("count", [2, 7, 64, 97, 128])
+def test_every_beginning_of_the_order_is_spread(count):
+    """No stretch without any of the first j is longer than four times what j evenly spread ones would leave."""
+    order = functional.spread_order(count)
+    assert sorted(order) == list(range(count))
+    for j in range(1, count + 1):
+        edges = [-1, *sorted(order[:j]), count]
+        assert max(b - a for a, b in itertools.pairwise(edges)) <= max(4 * count / j, 2)
+
+
+def test_stretch_matrix_by_hand():
+    matrix = torch.tensor([[1.0, 2, 3, 4]])
+    shorter = functional.stretch_matrix(matrix, torch.tensor([2, 3, 4]), 4)
+    assert shorter.shape == (3, 1, 4)
+    torch.testing.assert_close(shorter[0, 0], torch.tensor([3.0, 7, 0, 0]))
+    torch.testing.assert_close(shorter[1, 0], torch.tensor([1 + 2 / 3, 4 / 3 + 2, 1 + 4.0, 0])[[0, 1, 2, 3]])
+    assert torch.equal(shorter[2], matrix)
+    longer = functional.stretch_matrix(matrix, torch.tensor([8]), 8)[0]
+    torch.testing.assert_close(longer, torch.tensor([[0.5, 0.5, 1, 1, 1.5, 1.5, 2, 2]]))
+
+
+def test_pooling_windows_by_hand():
+    windows = functional.pooling_windows(3, 7, 5, torch.tensor([5, 1]))
+    assert windows.positions.shape == (2, 3, 3)
+    held = [[row[real].tolist() for row, real in zip(*sample, strict=True)] for sample in zip(*windows, strict=True)]
+    assert held == [[[0, 1], [2, 3], [4]], [[0], [], []]]
+    assert windows.empty.tolist() == [[False, False, False], [False, True, True]]
+    stretched = functional.pooling_windows(3, 7, 5, torch.tensor([5, 2]), stretch=True)
+    held = [[row[real].tolist() for row, real in zip(*sample, strict=True)] for sample in zip(*stretched, strict=True)]
+    assert held == [[[0], [1, 2], [3, 4]], [[0], [1], []]]
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_svd_attention_is_the_best_of_its_rank(padded):
+    """Its distance from P is the norm of the singular values left out, by Eckart and Young; at full rank it is P."""
+    query, key, value = torch.randn(3, 2, 3, 11, 7, dtype=torch.float64)
+    padding = torch.zeros(2, 11, dtype=torch.bool)
+    padding[1, 8:] = padded
+    masks = {"key_padding_mask": padding, "query_padding_mask": padding} if padded else {}
+    mapping = functional.context_mapping(query, key, padding).masked_fill(padding[:, None, :, None], 0.0)
+    sigma = torch.linalg.svdvals(mapping)
+    for rank in (1, 4, 8, 11):
+        out, low_rank = functional.svd_attention(query, key, value, rank, **masks)
+        assert (torch.linalg.matrix_rank(low_rank) <= rank).all()
+        distance = torch.linalg.matrix_norm(mapping - low_rank)
+        torch.testing.assert_close(distance, sigma[..., rank:].norm(dim=-1), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(out, low_rank @ value)
+    torch.testing.assert_close(out, mapping @ value)
+    if padded:
+        alone = functional.svd_attention(*(x[1:, :, :8] for x in (query, key, value)), 4)[0]
+        together = functional.svd_attention(
+            query, key, value.masked_fill(padding[:, None, :, None], torch.nan), 4, **masks
+        )
+        torch.testing.assert_close(together[0][1:, :, :8], alone)
+
+
+@pytest.mark.parametrize("rank", [0, 6, 2.0])
+def test_svd_attention_refuses_other_ranks(rank):
+    query, key = torch.randn(1, 1, 5, 3), torch.randn(1, 1, 11, 3)
+    with pytest.raises(InputError, match=re.escape(f"rank: expected 1 to 5 (the smaller side of P), got {rank}")):
+        functional.svd_attention(query, key, key, rank)

@@ -22,6 +22,7 @@ from linformer_kit import (
     LinformerForSequenceClassification,
     LinformerModel,
 )
+from linformer_kit.projection import PROJECTIONS, SHORTER_INPUTS
 from tests.conftest import SHARINGS, SIZES, randomise, tokens
 
 # Published with the official code: linformer_roberta_base, vocabulary 50,000, n 512, k 128, tied head.
@@ -33,19 +34,59 @@ OFFICIAL_PARAMETERS = {
     "full": 124_492_880,
 }
 MATRICES = {"none": 288, "headwise": 24, "key_value": 12, "layerwise": 1, "full": 0}
-KINDS = [*SHARINGS, "full"]
+OTHERS = [name for name in PROJECTIONS if name != "linear"]
+KINDS = [*SHARINGS, *OTHERS, "full"]
 
 
 def fields(kind: str) -> dict[str, str]:
-    return {"attention": "full"} if kind == "full" else {"sharing": kind}
+    """A sharing of the linear projection, another projection, or full attention."""
+    if kind == "full":
+        return {"attention": "full"}
+    return {"sharing": kind} if kind in SHARINGS else {"projection": kind, "sharing": "none"}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", OFFICIAL_PARAMETERS)
 def test_parameters_and_matrices_are_the_official_ones(kind):
     with torch.device("meta"):
         model = LinformerForMaskedLM(LinformerConfig(vocab_size=50_000, position_offset=2, **fields(kind)))
     assert sum(parameter.numel() for parameter in model.parameters()) == OFFICIAL_PARAMETERS[kind]
     assert model.projection_matrix_count() == MATRICES[kind]
+
+
+@pytest.mark.parametrize("name", PROJECTIONS)
+@pytest.mark.parametrize("sharing", SHARINGS)
+def test_what_a_projection_adds_to_the_parameters(config, name, sharing):
+    """Beyond those of full attention, at n 37, k 7, 2 layers of 3 heads of 11."""
+    made = config(projection=name, sharing=sharing)
+    model, full = LinformerModel(made), LinformerModel(config(attention="full"))
+    window = 6  # 37/7, rounded up
+    each = {"linear": 7 * 37, "conv": 11 * window, "dense_conv": 11 * 11 * window}.get(name, 0)
+    count = {"none": 2 * 3 * 2, "headwise": 2 * 2, "key_value": 2, "layerwise": 1}[sharing] if each else 0
+    assert model.num_parameters() - full.num_parameters() == count * each
+    assert model.projection_matrix_count() == count
+
+
+@pytest.mark.parametrize(
+    ("sharing", "projected_dim", "rows"),
+    [
+        ("none", [[7, 5, 3], [2, 2, 2]], 2 * (7 + 5 + 3 + 6)),
+        ("headwise", [7, 3], 2 * (7 + 3)),
+        ("headwise", [[7, 5, 3], [2, 3, 2]], 2 * (7 + 3)),
+        ("key_value", [[7, 5, 3], [2, 3, 2]], 7 + 3),
+        ("layerwise", [3, 7], 7),
+        ("layerwise", [[3, 2, 1], [2, 3, 5]], 5),
+    ],
+)
+def test_a_k_for_each_layer_and_head(config, sharing, projected_dim, rows, tmp_path):
+    model = randomise(LinformerModel(config(sharing=sharing, projected_dim=projected_dim))).eval()
+    assert model.num_parameters() - LinformerModel(config(attention="full")).num_parameters() == rows * 37
+    ids = tokens(2, 37)
+    out = model(ids, output_attentions=True)
+    for layer, weights in zip(projected_dim, out.attentions, strict=True):
+        for head, slots in enumerate(layer if isinstance(layer, list) else [layer] * 3):
+            assert (weights[:, head, :, :slots] > 0).all() and (weights[:, head, :, slots:] == 0).all()
+    model.save_pretrained(tmp_path)
+    assert torch.equal(LinformerModel.from_pretrained(tmp_path)(ids)[0], model(ids)[0])
 
 
 def roberta_state(roberta: RobertaModel) -> dict[str, torch.Tensor]:
@@ -97,17 +138,21 @@ def test_full_attention_is_roberta(masked):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_padding_changes_nothing_at_twelve_layers(config, kind):
-    """1 to 64 pads of random content; the tolerance is rounding in float32."""
-    model = LinformerModel(config(max_position_embeddings=97, projected_dim=11, num_hidden_layers=12, **fields(kind)))
+@pytest.mark.parametrize("shorter_input", SHORTER_INPUTS)
+@pytest.mark.parametrize("layers", [2, 12])
+def test_padding_changes_nothing(config, kind, shorter_input, layers):
+    """1 to 64 pads of random content: right, left, and everywhere; the tolerance is rounding in float32."""
+    sizes = {"max_position_embeddings": 97, "projected_dim": 11, "num_hidden_layers": layers}
+    model = LinformerModel(config(shorter_input=shorter_input, **sizes, **fields(kind)))
     model = randomise(model, scale=0.2).eval()
     ids = tokens(3, 31)
     with torch.no_grad():
         expected = model(ids).last_hidden_state
         for pads in (1, 2, 7, 31, 64):
-            longer = torch.cat([ids, tokens(3, pads)], dim=1)
-            mask = torch.cat([torch.ones(3, 31), torch.zeros(3, pads)], dim=1).long()
-            padded = model(longer, attention_mask=mask).last_hidden_state[:, :31]
+            longer, mask = tokens(3, 31 + pads), torch.zeros(3, 31 + pads, dtype=torch.long)
+            mask[0, :31] = mask[1, pads:] = mask[2, torch.randperm(31 + pads)[:31]] = 1
+            longer[mask == 1] = ids.flatten()
+            padded = model(longer, attention_mask=mask).last_hidden_state[mask == 1].view_as(expected)
             assert ((padded - expected).abs().max() / expected.abs().max()).item() < 1e-5
 
 
@@ -235,6 +280,7 @@ def test_compiles_as_one_graph(config, kind):
     ids, mask = tokens(2, 31), torch.ones(2, 31, dtype=torch.long)
     mask[0, 19:] = 0
     labels = ids.masked_fill(torch.rand(2, 31) > 0.3, -100)
+    torch.compiler.reset()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     out = compiled(ids, attention_mask=mask, labels=labels)
     plain = model(ids, attention_mask=mask, labels=labels)
@@ -315,10 +361,8 @@ def test_refused_labels_leave_the_model_as_it_was(config):
 def test_classification_is_the_same_wherever_the_padding_stands(config, kind):
     model = randomise(LinformerForSequenceClassification(config(num_labels=3, **fields(kind)))).eval()
     ids = tokens(2, 23)
-    # Position decides which columns of E a token meets, so only full attention is invariant to a shift of the text.
-    shift = 5 if kind == "full" else 0
     padded, mask = torch.full((2, 31), 1), torch.zeros(2, 31, dtype=torch.long)
-    padded[:, shift : shift + 23], mask[:, shift : shift + 23] = ids, 1
+    padded[:, 5:28], mask[:, 5:28] = ids, 1
     torch.testing.assert_close(model(padded, mask).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
 
 
@@ -352,8 +396,24 @@ def test_hidden_states_and_attentions(config, kind):
     model = LinformerModel(config(**fields(kind))).eval()
     out = model(tokens(2, 31), output_hidden_states=True, output_attentions=True)
     assert len(out.hidden_states) == 3 and torch.equal(out.hidden_states[-1], out.last_hidden_state)
-    slots = 31 if kind == "full" else SIZES["projected_dim"]
+    windowed = kind in PROJECTIONS and PROJECTIONS[kind].windowed  # 31 of 37 positions fill 6 of 7 windows
+    slots = 31 if kind == "full" else 6 if windowed else SIZES["projected_dim"]
     assert [weights.shape for weights in out.attentions] == [(2, 3, 31, slots)] * 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hidden_states_and_attentions_stand_where_the_tokens_do(config, kind):
+    model = randomise(LinformerModel(config(**fields(kind)))).eval()
+    ids, mask = tokens(1, 31), torch.ones(1, 31, dtype=torch.long)
+    mask[0, :5] = mask[0, 7::4] = 0
+    both = {"output_hidden_states": True, "output_attentions": True}
+    padded, alone = model(ids, mask, **both), model(ids[mask == 1][None], **both)
+    for ours, theirs in zip(padded.hidden_states, alone.hidden_states, strict=True):
+        torch.testing.assert_close(ours[mask == 1], theirs[0], rtol=1e-4, atol=1e-4)
+    for ours, theirs in zip(padded.attentions, alone.attentions, strict=True):
+        ours = ours[0][:, mask[0] == 1]
+        ours = ours[..., mask[0] == 1] if kind == "full" else ours[..., : theirs.shape[-1]]
+        torch.testing.assert_close(ours, theirs[0], rtol=1e-4, atol=1e-4)
 
 
 def test_two_models_in_one_process_are_independent(config):

@@ -17,6 +17,14 @@ from linformer_kit.errors import InputError
 from linformer_kit.projection import BIAS_ORDERS, SequenceProjection, Slots, build_projection
 
 
+class _NotFused:
+    """Stands where torch's encoder looks for a fused weight; its one method makes the encoder keep its hands off."""
+
+    @classmethod
+    def __torch_function__(cls, *_: object) -> None:
+        raise TypeError("LinformerAttention has no fused weights")
+
+
 class LinformerAttention(nn.Module):
     """Multi-head attention with linear complexity.
 
@@ -46,9 +54,11 @@ class LinformerAttention(nn.Module):
         InputError: a ValueError that names the argument, what was expected and what was got.
     """
 
-    # What torch.nn.TransformerEncoderLayer asks of its attention before it takes a fused path of its own: not here.
+    # What torch's Transformer layers ask of their attention before they take a fused path of their own: not here.
     batch_first = True
     in_proj_bias = None
+    in_proj_weight = _NotFused()
+    _qkv_same_embed_dim = False
 
     def __init__(
         self,
