@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from linformer_kit import LinformerConfig
+from linformer_kit.projection import PROJECTIONS
 
 torch.set_num_threads(1)  # the tensors are tiny: threads would only wait for each other
 
 SHARINGS = ("none", "headwise", "key_value", "layerwise")
+KINDS = (*SHARINGS, *(name for name in PROJECTIONS if name != "linear"), "full")
 SIZES = {
     "vocab_size": 101,
     "max_position_embeddings": 37,
@@ -53,3 +55,10 @@ def randomise(module: torch.nn.Module, scale: float = 0.3) -> torch.nn.Module:
         for parameter in module.parameters():
             parameter.normal_(std=scale)
     return module
+
+
+def fields(kind: str) -> dict[str, str]:
+    """A sharing of the linear projection, another projection, or full attention."""
+    if kind == "full":
+        return {"attention": "full"}
+    return {"sharing": kind} if kind in SHARINGS else {"projection": kind, "sharing": "none"}

@@ -23,7 +23,7 @@ from linformer_kit import (
     LinformerModel,
 )
 from linformer_kit.projection import PROJECTIONS, SHORTER_INPUTS
-from tests.conftest import SHARINGS, SIZES, randomise, tokens
+from tests.conftest import KINDS, SHARINGS, SIZES, fields, randomise, tokens
 
 # Published with the official code: linformer_roberta_base, vocabulary 50,000, n 512, k 128, tied head.
 OFFICIAL_PARAMETERS = {
@@ -34,15 +34,6 @@ OFFICIAL_PARAMETERS = {
     "full": 124_492_880,
 }
 MATRICES = {"none": 288, "headwise": 24, "key_value": 12, "layerwise": 1, "full": 0}
-OTHERS = [name for name in PROJECTIONS if name != "linear"]
-KINDS = [*SHARINGS, *OTHERS, "full"]
-
-
-def fields(kind: str) -> dict[str, str]:
-    """A sharing of the linear projection, another projection, or full attention."""
-    if kind == "full":
-        return {"attention": "full"}
-    return {"sharing": kind} if kind in SHARINGS else {"projection": kind, "sharing": "none"}
 
 
 @pytest.mark.parametrize("kind", OFFICIAL_PARAMETERS)
@@ -286,95 +277,6 @@ def test_compiles_as_one_graph(config, kind):
     plain = model(ids, attention_mask=mask, labels=labels)
     torch.testing.assert_close(out.loss, plain.loss)
     assert out.logits.shape == (2, 31, 101)
-
-
-def test_head_runs_on_labelled_tokens_only_while_training(config):
-    model = randomise(LinformerForMaskedLM(config()))
-    ids = tokens(2, 31)
-    labels = ids.masked_fill(torch.rand(2, 31) > 0.3, -100)
-    training, evaluation = model.train()(ids, labels=labels), model.eval()(ids, labels=labels)
-    assert training.logits.shape == ((labels != -100).sum(), 101)
-    assert evaluation.logits.shape == (2, 31, 101)
-    torch.testing.assert_close(training.loss, evaluation.loss)
-    torch.testing.assert_close(training.logits, evaluation.logits[labels != -100])
-
-
-def test_nothing_to_predict_is_a_loss_of_zero(config):
-    ids = tokens(2, 31)
-    assert LinformerForMaskedLM(config()).train()(ids, labels=torch.full_like(ids, -100)).loss == 0
-
-
-def test_accumulated_loss_and_gradients_equal_those_of_the_large_batch(config):
-    model = randomise(LinformerForMaskedLM(config())).train()
-    ids = tokens(5, 31)
-    labels = ids.masked_fill(torch.rand(5, 31) > 0.3, -100)
-    whole = model(ids, labels=labels).loss
-    whole.backward()
-    expected = [parameter.grad.clone() for parameter in model.parameters()]
-    model.zero_grad()
-    total = (labels != -100).sum()
-    parts = [model(ids[part], labels=labels[part], num_items_in_batch=total).loss for part in (slice(2), slice(2, 5))]
-    sum(parts).backward()
-    torch.testing.assert_close(sum(parts), whole)
-    for parameter, gradient in zip(model.parameters(), expected, strict=True):
-        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("labels", "num_labels", "problem_type"),
-    [
-        (torch.tensor([0, 2, 1]), 3, "single_label_classification"),
-        (torch.tensor([[0.0, 1, 1], [1, 0, 0], [0, 0, 0]]), 3, "multi_label_classification"),
-        (torch.tensor([0.5, -1.0, 2.0]), 1, "regression"),
-    ],
-)
-def test_classification_losses_are_those_of_transformers(config, labels, num_labels, problem_type):
-    model = LinformerForSequenceClassification(config(num_labels=num_labels)).eval()
-    out = model(tokens(3, 31), labels=labels)
-    assert model.config.problem_type == problem_type
-    if problem_type == "single_label_classification":
-        expected = torch.nn.functional.cross_entropy(out.logits, labels)
-    elif problem_type == "regression":
-        expected = torch.nn.functional.mse_loss(out.logits[:, 0], labels)
-    else:
-        expected = torch.nn.functional.binary_cross_entropy_with_logits(out.logits, labels)
-    torch.testing.assert_close(out.loss, expected)
-
-
-def test_a_target_of_a_regression_may_be_any_number(config):
-    model = LinformerForSequenceClassification(config(num_labels=1)).eval()
-    labels = torch.tensor([-100.0, 0.5, 2.0])
-    out = model(tokens(3, 31), labels=labels)
-    torch.testing.assert_close(out.loss, torch.nn.functional.mse_loss(out.logits[:, 0], labels))
-
-
-def test_refused_labels_leave_the_model_as_it_was(config):
-    model = LinformerForSequenceClassification(config(num_labels=3)).eval()
-    for wrong, message in ((torch.zeros(2), "labels: expected [2, 3], got [2]"), (IDS[:, 0], "from 0 to 2, got 5")):
-        with pytest.raises(InputError, match=re.escape(message)):
-            model(IDS, labels=wrong)
-        assert model.config.problem_type is None
-    assert model(IDS, labels=torch.tensor([0, 2])).loss.isfinite()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_classification_is_the_same_wherever_the_padding_stands(config, kind):
-    model = randomise(LinformerForSequenceClassification(config(num_labels=3, **fields(kind)))).eval()
-    ids = tokens(2, 23)
-    padded, mask = torch.full((2, 31), 1), torch.zeros(2, 31, dtype=torch.long)
-    padded[:, 5:28], mask[:, 5:28] = ids, 1
-    torch.testing.assert_close(model(padded, mask).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
-
-
-def test_the_classifier_reads_the_first_real_token(config):
-    model = randomise(LinformerForSequenceClassification(config(num_labels=3))).eval()
-    ids, mask = tokens(2, 31), torch.ones(2, 31, dtype=torch.long)
-    mask[:, :5] = 0
-    other = ids.clone()
-    other[:, :5] = tokens(2, 5)
-    assert torch.equal(model(ids, mask).logits, model(other, mask).logits)
-    hidden = model.linformer(ids, mask).last_hidden_state
-    torch.testing.assert_close(model(ids, mask).logits, model.classifier(hidden[:, 5:]))
 
 
 @pytest.mark.parametrize("kind", KINDS)
