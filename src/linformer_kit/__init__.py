@@ -15,6 +15,9 @@ from linformer_kit.errors import InputError
 
 if TYPE_CHECKING:
     from linformer_kit.attention import LinformerAttention
+    from linformer_kit.checkpoints.bert import load_bert_checkpoint
+    from linformer_kit.checkpoints.fairseq import load_fairseq_checkpoint
+    from linformer_kit.checkpoints.roberta import load_roberta_checkpoint
     from linformer_kit.configuration import LinformerConfig
     from linformer_kit.heads import (
         LinformerForMaskedLM,
@@ -48,6 +51,9 @@ _HOMES = {
     "MaxPoolProjection": "projection",
     "MeanPoolProjection": "projection",
     "RandomProjection": "projection",
+    "load_bert_checkpoint": "checkpoints.bert",
+    "load_fairseq_checkpoint": "checkpoints.fairseq",
+    "load_roberta_checkpoint": "checkpoints.roberta",
 }
 
 __all__ = ["InputError", "__version__", *_HOMES]

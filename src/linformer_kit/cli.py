@@ -23,7 +23,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from linformer_kit._version import __version__
 from linformer_kit.errors import InputError
-from linformer_kit.settings import FillMaskSettings, PretrainSettings
+from linformer_kit.settings import ConvertSettings, FillMaskSettings, PretrainSettings
 
 RECIPES = Path(__file__).parent / "recipes"
 
@@ -47,6 +47,12 @@ COMMANDS = {
         FillMaskSettings,
         "linformer_kit.predict:main",
         positionals=("model", "text"),
+    ),
+    "convert": Command(
+        "Make a Linformer of a RoBERTa, a BERT or a fairseq checkpoint",
+        ConvertSettings,
+        "linformer_kit.convert:main",
+        positionals=("source", "out"),
     ),
 }
 

@@ -64,6 +64,9 @@ class LinformerConfig(ModelSettings, PreTrainedConfig):
 
     In the paper's letters: `max_position_embeddings` n, `projected_dim` k, `hidden_size` d_m, `num_attention_heads` h.
 
+    One field more is for encoders that come from elsewhere: with `pooler`, `LinformerModel` has BERT's pooler, a linear
+    map and tanh over the first token. Models with a head never do.
+
     Example:
         >>> config = LinformerConfig(max_position_embeddings=4096, projected_dim=256, sharing="layerwise")
 
@@ -72,6 +75,8 @@ class LinformerConfig(ModelSettings, PreTrainedConfig):
     """
 
     model_type = "linformer"
+
+    pooler: bool = False
 
     def __post_init__(self, **kwargs: Any) -> None:
         _refuse_unknown(kwargs)
@@ -94,7 +99,7 @@ def _refuse_unknown(fields: dict[str, Any]) -> None:
         raise InputError(f"{name}: expected a field of LinformerConfig, got an unknown one{hint}")
 
 
-def _check_fields(config: ModelSettings) -> None:
+def _check_fields(config: LinformerConfig) -> None:
     for name in _POSITIVE:
         _require(_is_integer(value := getattr(config, name)) and value > 0, name, "a positive integer", value)
     for name in ("type_vocab_size", "position_offset"):
@@ -106,8 +111,8 @@ def _check_fields(config: ModelSettings) -> None:
     for name in ("initializer_range", "layer_norm_eps"):
         finite = _is_number(value := getattr(config, name)) and 0 < value < math.inf
         _require(finite, name, "a positive number", value)
-    value = config.tie_word_embeddings
-    _require(isinstance(value, bool), "tie_word_embeddings", "True or False", value)
+    for name in ("tie_word_embeddings", "pooler"):
+        _require(isinstance(value := getattr(config, name), bool), name, "True or False", value)
     for name, literal in _CHOICES.items():
         choices = get_args(literal)
         _require((value := getattr(config, name)) in choices, name, f"one of {', '.join(choices)}", value)

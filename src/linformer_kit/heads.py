@@ -31,7 +31,7 @@ from transformers.utils.generic import can_return_tuple
 
 from linformer_kit.configuration import LinformerConfig
 from linformer_kit.errors import InputError
-from linformer_kit.modeling import LinformerModel, LinformerPreTrainedModel, check_ids, check_integers
+from linformer_kit.modeling import LinformerModel, LinformerPreTrainedModel, check_ids, check_integers, first_token
 from linformer_kit.settings import IGNORED_LABEL
 
 
@@ -60,7 +60,7 @@ class LinformerForMaskedLM(LinformerPreTrainedModel):
 
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__(config)
-        self.linformer = LinformerModel(config)
+        self.linformer = LinformerModel(config, add_pooling_layer=False)
         self.lm_head = LinformerLMHead(config)
         self.post_init()
 
@@ -130,11 +130,7 @@ class LinformerClassificationHead(nn.Module):
     def forward(
         self, hidden: Float[Tensor, "batch seq_len embed"], attention_mask: Tensor | None = None
     ) -> Float[Tensor, "batch labels"]:
-        if attention_mask is None:
-            first = hidden[:, 0]
-        else:  # padding may stand on the left
-            positions = (attention_mask != 0).int().argmax(dim=1)
-            first = hidden[torch.arange(hidden.shape[0], device=hidden.device), positions]
+        first = first_token(hidden, attention_mask)
         return self.out_proj(self.dropout(torch.tanh(self.dense(self.dropout(first)))))
 
 
@@ -148,7 +144,7 @@ class LinformerForSequenceClassification(LinformerPreTrainedModel):
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__(config)
         self.num_labels = config.num_labels
-        self.linformer = LinformerModel(config)
+        self.linformer = LinformerModel(config, add_pooling_layer=False)
         self.classifier = LinformerClassificationHead(config)
         self.post_init()
 
@@ -221,7 +217,7 @@ class LinformerForTokenClassification(LinformerPreTrainedModel):
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__(config)
         self.num_labels = config.num_labels
-        self.linformer = LinformerModel(config)
+        self.linformer = LinformerModel(config, add_pooling_layer=False)
         self.dropout = nn.Dropout(_classifier_dropout(config))
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
@@ -272,7 +268,7 @@ class LinformerForQuestionAnswering(LinformerPreTrainedModel):
 
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__(config)
-        self.linformer = LinformerModel(config)
+        self.linformer = LinformerModel(config, add_pooling_layer=False)
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
         self.post_init()
 

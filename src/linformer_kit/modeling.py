@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple
 
 from linformer_kit import _auto
@@ -274,14 +274,19 @@ class LinformerPreTrainedModel(PreTrainedModel):
 class LinformerModel(LinformerPreTrainedModel):
     """Embeddings and encoder: token ids to hidden states.
 
+    Args:
+        config: The architecture.
+        add_pooling_layer: Whether to make the pooler that `config.pooler` asks for; models with a head do not.
+
     Raises (all models):
         InputError: a ValueError that names the argument, what was expected and what was got.
     """
 
-    def __init__(self, config: LinformerConfig) -> None:
+    def __init__(self, config: LinformerConfig, add_pooling_layer: bool = True) -> None:
         super().__init__(config)
         self.embeddings = LinformerEmbeddings(config)
         self.encoder = LinformerEncoder(config)
+        self.pooler = nn.Linear(config.hidden_size, config.hidden_size) if config.pooler and add_pooling_layer else None
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -300,7 +305,7 @@ class LinformerModel(LinformerPreTrainedModel):
         inputs_embeds: Float[Tensor, "batch seq_len embed"] | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
-    ) -> BaseModelOutput:
+    ) -> BaseModelOutputWithPooling:
         """Encode.
 
         Args:
@@ -313,8 +318,8 @@ class LinformerModel(LinformerPreTrainedModel):
             output_hidden_states: Also return the embeddings and the output of each layer.
 
         Returns:
-            `last_hidden_state`, `[batch, seq_len, hidden_size]`, and what was asked for. What stands at padded
-            positions is not defined.
+            `last_hidden_state`, `[batch, seq_len, hidden_size]`, and what was asked for; with a pooler,
+            `pooler_output`, `[batch, hidden_size]`. What stands at padded positions is not defined.
         """
         _check_inputs(self.config, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         if inputs_embeds is None:
@@ -325,7 +330,7 @@ class LinformerModel(LinformerPreTrainedModel):
         # A NaN in padding would pass through residuals into the gradients of shared weights.
         inputs_embeds = zero_padding(inputs_embeds, padding_mask)
         hidden = self.embeddings(inputs_embeds, position_ids, token_type_ids)
-        return self.encoder(
+        encoded = self.encoder(
             hidden,
             padding_mask,
             output_attentions=self.config.output_attentions if output_attentions is None else output_attentions,
@@ -333,6 +338,20 @@ class LinformerModel(LinformerPreTrainedModel):
                 self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
             ),
         )
+        pooled = None
+        if self.pooler is not None:
+            pooled = torch.tanh(self.pooler(first_token(encoded.last_hidden_state, attention_mask)))
+        return BaseModelOutputWithPooling(**encoded, pooler_output=pooled)
+
+
+def first_token(
+    hidden: Float[Tensor, "batch seq_len embed"], attention_mask: Tensor | None
+) -> Float[Tensor, "batch embed"]:
+    """The hidden state of the first real token: padding may stand on the left."""
+    if attention_mask is None:
+        return hidden[:, 0]
+    positions = (attention_mask != 0).int().argmax(dim=1)
+    return hidden[torch.arange(hidden.shape[0], device=hidden.device), positions]
 
 
 def _by_head(dim: int | list[int], num_heads: int) -> list[int]:

@@ -184,3 +184,36 @@ class FillMaskSettings:
     text: str
     top_k: int = 5
     json: bool = False
+
+
+@dataclass(kw_only=True)
+class ConvertSettings:
+    """A foreign checkpoint as a Linformer.
+
+    Attributes:
+        source: Folder or hub id of a RoBERTa or BERT, or file of a fairseq Linformer or RoBERTa (.pt).
+        out: New folder for the Linformer and its tokenizer.
+        projected_dim: k of new E and F; default: 128, or the longest sequence if that is less. Not for fairseq.
+        sharing: Which new E and F are one and the same; default: headwise. Not for fairseq.
+        projection: The map of n positions to k slots; default: linear. Not for fairseq.
+        shorter_input: What texts shorter than n use; default: prefix. Not for fairseq.
+        attention: `full` converts to the Transformer that the source is; default: linformer. Not for fairseq.
+        max_position_embeddings: Longest sequence of the result; default: that of the source.
+        resize_mode: How a longer or shorter n comes about: positions repeated (`extend`) or stretched (`interpolate`).
+        num_attention_heads: Heads in a layer, where a fairseq file does not say.
+        classification_head: Name of the head of a fairseq file to take instead of the masked language model's.
+        tokenizer: Folder or hub id of the tokenizer, where the source has none.
+    """
+
+    source: str
+    out: str
+    projected_dim: int | list[int] | list[list[int]] | None = None
+    sharing: Sharing | None = None
+    projection: Projection | None = None
+    shorter_input: ShorterInput | None = None
+    attention: Attention | None = None
+    max_position_embeddings: int | None = None
+    resize_mode: ResizeMode = "extend"
+    num_attention_heads: int | None = None
+    classification_head: str | None = None
+    tokenizer: str | None = None

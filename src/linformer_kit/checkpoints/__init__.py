@@ -1,0 +1,1 @@
+"""Foreign checkpoints as Linformers: one file for each format."""

@@ -1,0 +1,40 @@
+"""BERT as a Linformer: RoBERTa's architecture with other names, token types and positions from 0."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from linformer_kit.checkpoints.roberta import CLASSES, ENCODER_NAMES, build_linear, read_encoder, rename
+from linformer_kit.heads import LinformerForMaskedLM, LinformerForSequenceClassification
+from linformer_kit.modeling import LinformerPreTrainedModel
+
+MODEL_TYPES = ("bert",)
+
+_CLASSES: dict[str, type[LinformerPreTrainedModel]] = {"ForPreTraining": LinformerForMaskedLM, **CLASSES}
+_MASKED_LM_NAMES = (
+    ("cls.predictions.transform.dense", "lm_head.dense"),
+    ("cls.predictions.transform.LayerNorm", "lm_head.layer_norm"),
+    ("cls.predictions.bias", "lm_head.decoder.bias"),
+    ("cls.predictions.decoder", "lm_head.decoder"),
+)
+# Their pooler belongs to the classifier: together they are what RoBERTa's head is.
+_CLASSIFICATION_NAMES = (("classifier", "classifier.out_proj"), ("linformer.pooler", "classifier.dense"))
+
+
+def load_bert_checkpoint(source: str | os.PathLike[str], **fields: Any) -> LinformerPreTrainedModel:
+    """A BERT as a Linformer: all its weights kept, E and F new.
+
+    Of a `BertForPreTraining` the masked language model is kept; what predicts the next sentence, and the pooler under
+    it, have no place there and are left out.
+
+    Args, Returns, Raises: as `roberta.load_roberta_checkpoint`.
+    """
+    config, class_name, weights = read_encoder(source, MODEL_TYPES, _CLASSES)
+    model_class = _CLASSES[class_name]
+    names = [("bert.", "linformer."), *ENCODER_NAMES, *_MASKED_LM_NAMES]
+    if model_class is LinformerForSequenceClassification:
+        names.extend(_CLASSIFICATION_NAMES)
+    if class_name == "ForPreTraining":
+        weights = {k: v for k, v in weights.items() if not k.startswith(("bert.pooler.", "cls.seq_relationship."))}
+    return build_linear(source, config, model_class, rename(weights, names), offset=0, fields=fields)

@@ -1,0 +1,155 @@
+"""RoBERTa, and the models that are RoBERTa under another name, as Linformers."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import transformers
+from safetensors import SafetensorError
+from torch import Tensor
+from transformers import AutoConfig, PreTrainedConfig
+
+from linformer_kit.checkpoints.build import build_model, linformer_config
+from linformer_kit.errors import InputError
+from linformer_kit.heads import (
+    LinformerForMaskedLM,
+    LinformerForQuestionAnswering,
+    LinformerForSequenceClassification,
+    LinformerForTokenClassification,
+)
+from linformer_kit.modeling import LinformerModel, LinformerPreTrainedModel
+
+MODEL_TYPES = ("roberta", "xlm-roberta", "camembert")
+
+# Ends of their class names, and our class.
+CLASSES: dict[str, type[LinformerPreTrainedModel]] = {
+    "ForMaskedLM": LinformerForMaskedLM,
+    "ForSequenceClassification": LinformerForSequenceClassification,
+    "ForTokenClassification": LinformerForTokenClassification,
+    "ForQuestionAnswering": LinformerForQuestionAnswering,
+    "Model": LinformerModel,
+}
+
+# Their names and ours, in the order of replacement; what stays the same is not here.
+ENCODER_NAMES = (
+    ("embeddings.LayerNorm", "embeddings.layer_norm"),
+    ("encoder.layer.", "encoder.layers."),
+    ("attention.self.query", "self_attn.q_proj"),
+    ("attention.self.key", "self_attn.k_proj"),
+    ("attention.self.value", "self_attn.v_proj"),
+    ("attention.output.dense", "self_attn.out_proj"),
+    ("attention.output.LayerNorm", "self_attn_layer_norm"),
+    ("intermediate.dense", "fc1"),
+    ("output.dense", "fc2"),
+    ("output.LayerNorm", "final_layer_norm"),
+    ("pooler.dense", "pooler"),
+)
+_NAMES = (("roberta.", "linformer."), *ENCODER_NAMES, ("lm_head.bias", "lm_head.decoder.bias"))
+
+
+def load_roberta_checkpoint(source: str | os.PathLike[str], **fields: Any) -> LinformerPreTrainedModel:
+    """A RoBERTa (XLM-RoBERTa, CamemBERT) as a Linformer: all its weights kept, E and F new.
+
+    Args:
+        source: Folder or hub id.
+        fields: Fields of `LinformerConfig` that the source does not decide: projected_dim, sharing, projection, …
+            With `attention="full"` the result is the source itself in our code, with equal outputs.
+
+    Returns:
+        The model, in evaluation mode, of the class that answers to the source's own; n is its longest input, its
+        position table less the unused rows. New E and F know nothing yet: train on before use.
+
+    Raises:
+        InputError: if the source is no whole model of this kind, or a field does not fit.
+    """
+    config, class_name, weights = read_encoder(source, MODEL_TYPES, CLASSES)
+    if class_name == "ForMaskedLM" and config.hidden_act != "gelu":
+        # Their head has gelu whatever the layers have; ours has what the layers have.
+        raise InputError(f"{source}: expected hidden_act gelu in a masked language model, got {config.hidden_act}")
+    offset = config.pad_token_id + 1
+    return build_linear(source, config, CLASSES[class_name], rename(weights, _NAMES), offset=offset, fields=fields)
+
+
+def read_encoder(
+    source: str | os.PathLike[str], model_types: Sequence[str], classes: dict[str, Any]
+) -> tuple[PreTrainedConfig, str, dict[str, Tensor]]:
+    """Configuration, end of the class name and weights of a model, read by transformers' own class for it.
+
+    Raises:
+        InputError: if it is of another kind, not whole, or has parts that a Linformer has not.
+    """
+    source = str(source)
+    if os.path.isdir(source):
+        _check_folder(Path(source))
+    try:
+        config = AutoConfig.from_pretrained(source)
+        if config.model_type not in model_types:
+            raise InputError(f"{source}: expected a model of type {', '.join(model_types)}, got {config.model_type}")
+        architecture = (getattr(config, "architectures", None) or [""])[0]
+        class_name = next((end for end in classes if architecture.endswith(end)), None)
+        if class_name is None:
+            raise InputError(f"{source}: expected an architecture ending in {', '.join(classes)}, got {architecture!r}")
+        _check_attention(source, config)
+        loaded, info = getattr(transformers, architecture).from_pretrained(source, output_loading_info=True)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{source}: expected a pretrained encoder, got {str(error).splitlines()[0]}") from error
+    missing = {name for name in info["missing_keys"] if not name.startswith("pooler.")}
+    if missing:
+        raise InputError(f"{source}: expected all weights of {architecture}, got none for {min(missing)}")
+    return config, class_name, {k: v for k, v in loaded.state_dict().items() if k not in info["missing_keys"]}
+
+
+def rename(weights: dict[str, Tensor], names: Sequence[tuple[str, str]]) -> dict[str, Tensor]:
+    """The weights under our names, by replacing parts of theirs one after the other."""
+    renamed = {}
+    for name, tensor in weights.items():
+        for theirs, ours in names:
+            name = name.replace(theirs, ours)
+        renamed[name] = tensor
+    return renamed
+
+
+def build_linear(
+    source: str | os.PathLike[str],
+    config: PreTrainedConfig,
+    model_class: type[LinformerPreTrainedModel],
+    weights: dict[str, Tensor],
+    *,
+    offset: int,
+    fields: dict[str, Any],
+) -> LinformerPreTrainedModel:
+    """The Linformer of a configuration and renamed weights of transformers; `offset` is of its positions."""
+    same = (
+        "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act hidden_dropout_prob "
+        "attention_probs_dropout_prob classifier_dropout type_vocab_size initializer_range layer_norm_eps pad_token_id "
+        "bos_token_id eos_token_id tie_word_embeddings problem_type id2label label2id"
+    )
+    kept = {name: getattr(config, name, None) for name in same.split()}
+    kept["max_position_embeddings"] = config.max_position_embeddings - offset
+    kept["position_offset"] = offset
+    kept["pooler"] = "pooler.weight" in weights
+    made = linformer_config(str(source), kept, fields)
+    return build_model(model_class, made, weights, str(source), new_projections=True)
+
+
+def _check_folder(folder: Path) -> None:
+    if not (folder / "config.json").is_file():
+        raise InputError(f"{folder}: expected config.json of a pretrained encoder, got none")
+    try:
+        json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"{folder / 'config.json'}: expected JSON, got {error}") from None
+
+
+def _check_attention(source: str, config: PreTrainedConfig) -> None:
+    kind = getattr(config, "position_embedding_type", None) or "absolute"
+    if kind != "absolute":
+        raise InputError(f"{source}: expected position_embedding_type absolute, got {kind}")
+    if getattr(config, "is_decoder", False) or getattr(config, "add_cross_attention", False):
+        raise InputError(f"{source}: expected an encoder, got a decoder")

@@ -1,0 +1,165 @@
+"""Official checkpoints against an oracle of the official forward pass, in float64."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+import pytest
+import torch
+
+from linformer_kit import InputError, LinformerForMaskedLM, LinformerModel, load_fairseq_checkpoint
+from tests.reference import fairseq_linformer as official
+
+MATRICES = {"none": 12, "headwise": 6, "key_value": 3, "layerwise": 1, "roberta": 0}
+
+
+def ids(length: int) -> torch.Tensor:
+    return torch.randint(5, official.VOCAB, (2, length))
+
+
+def saved(tmp_path, content) -> str:
+    path = tmp_path / "checkpoint.pt"
+    torch.save(content, path)
+    return str(path)
+
+
+@pytest.mark.parametrize("sharing", official.SHARINGS)
+@pytest.mark.parametrize("old", [False, True])
+def test_gives_what_the_official_code_gives(sharing, old, tmp_path):
+    content = official.checkpoint(sharing)
+    path = saved(tmp_path, official.old_layout(content) if old else content)
+    model = load_fairseq_checkpoint(path).double()
+    assert type(model) is LinformerForMaskedLM
+    assert model.projection_matrix_count() == MATRICES[sharing]
+    weights = {name: tensor.double() for name, tensor in content["model"].items()}
+    for length in (official.N, 13, 1):
+        tokens = ids(length)
+        torch.testing.assert_close(
+            model(tokens).logits, official.masked_lm_logits(weights, tokens), rtol=1e-10, atol=1e-10
+        )
+    config = model.config
+    assert (config.max_position_embeddings, config.position_offset, config.bias_order) == (31, 2, "after_projection")
+    assert (config.hidden_dropout_prob, config.attention_probs_dropout_prob, config.classifier_dropout) == (
+        0.2,
+        0.1,
+        0.3,
+    )
+    model.float().save_pretrained(tmp_path / "ours")
+    again = LinformerForMaskedLM.from_pretrained(tmp_path / "ours")
+    assert torch.equal(again(tokens).logits, model(tokens).logits)
+
+
+@pytest.mark.parametrize("sharing", official.SHARINGS)
+def test_a_classification_head(sharing, tmp_path):
+    content = official.checkpoint(sharing, classification_head="imdb")
+    model = load_fairseq_checkpoint(saved(tmp_path, content), classification_head="imdb").double()
+    weights = {name: tensor.double() for name, tensor in content["model"].items()}
+    tokens = ids(29)
+    expected = official.classification_logits(weights, tokens, "imdb")
+    torch.testing.assert_close(model(tokens).logits, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_a_head_of_its_own_matrix_stays_untied(tmp_path):
+    content = official.checkpoint("headwise")
+    content["model"]["encoder.lm_head.weight"] = torch.randn(official.VOCAB, official.WIDTH)
+    model = load_fairseq_checkpoint(saved(tmp_path, content))
+    assert not model.config.tie_word_embeddings
+    tokens = ids(29)
+    torch.testing.assert_close(
+        model(tokens).logits, official.masked_lm_logits(content["model"], tokens), rtol=1e-4, atol=1e-4
+    )
+
+
+def test_token_types_and_a_longer_position_table(tmp_path):
+    """Both are carried over: segment embeddings as token types, and of the positions those that E has columns for."""
+    content = official.checkpoint("headwise")
+    weights = content["model"]
+    weights[f"{official.PREFIX}segment_embeddings.weight"] = torch.randn(2, official.WIDTH)
+    positions = weights[f"{official.PREFIX}embed_positions.weight"]
+    weights[f"{official.PREFIX}embed_positions.weight"] = torch.cat([positions, torch.randn(5, official.WIDTH)])
+    model = load_fairseq_checkpoint(saved(tmp_path, content))
+    assert (model.config.type_vocab_size, model.config.max_position_embeddings) == (2, official.N)
+    embeddings = model.linformer.embeddings
+    assert torch.equal(embeddings.position_embeddings.weight, positions)
+    assert torch.equal(embeddings.token_type_embeddings.weight, weights[f"{official.PREFIX}segment_embeddings.weight"])
+
+
+def test_newer_files_and_files_that_say_less(tmp_path):
+    content = official.checkpoint("key_value")
+    arguments = vars(content.pop("args"))
+    path = saved(tmp_path, {**content, "cfg": {"model": argparse.Namespace(**arguments)}})
+    assert load_fairseq_checkpoint(path).config.num_attention_heads == official.HEADS
+    path = saved(tmp_path, content)
+    with pytest.raises(InputError, match="expected num_attention_heads, which this file does not hold, got none"):
+        load_fairseq_checkpoint(path)
+    assert load_fairseq_checkpoint(path, num_attention_heads=2).config.hidden_dropout_prob == 0.1
+
+
+def test_a_file_without_heads_is_a_base_model(tmp_path):
+    content = official.checkpoint("headwise")
+    content["model"] = {name: tensor for name, tensor in content["model"].items() if "lm_head" not in name}
+    model = load_fairseq_checkpoint(saved(tmp_path, content))
+    assert type(model) is LinformerModel
+    tokens = ids(29)
+    torch.testing.assert_close(
+        model(tokens).last_hidden_state, official.features(content["model"], tokens), rtol=1e-4, atol=1e-4
+    )
+
+
+class Harmful:
+    """What no pickle may bring along."""
+
+    def __reduce__(self):
+        return (print, ("this must never run",))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: {"model": Harmful()}, "expected a pickle of tensors and argparse.Namespace, got"),
+        (lambda c: {"weights": c["model"]}, "expected a fairseq checkpoint with a model in it, got something else"),
+        (lambda c: {"model": {"a": 3}}, "expected tensors in the model, got other things"),
+        (
+            lambda c: {"model": {"a": torch.ones(3)}},
+            "expected encoder.sentence_encoder.embed_tokens.weight in the model",
+        ),
+        (lambda c: drop(c, "layers.1.self_attn.compress_v"), "layers.1.self_attn.projection.value_projection for"),
+        (
+            lambda c: drop(c, "layers.2.fc1.bias"),
+            "expected linformer.encoder.layers.2.fc1.bias for LinformerForMaskedLM",
+        ),
+        (lambda c: add(c, "encoder.extra.weight"), "got encoder.extra.weight as well"),
+        (lambda c: add(c, "encoder.sentence_encoder.layers.0.fc2.bias"), "fc2.bias of [14], got [3]"),
+    ],
+)
+def test_files_refused(change, message, tmp_path, capsys):
+    path = saved(tmp_path, change(official.checkpoint("headwise")))
+    with pytest.raises(InputError, match=re.escape(message)):
+        load_fairseq_checkpoint(path)
+    assert capsys.readouterr().out == ""
+
+
+def drop(content, part):
+    content["model"] = {name: tensor for name, tensor in content["model"].items() if part not in name}
+    return content
+
+
+def add(content, name):
+    content["model"][name] = torch.ones(3)
+    return content
+
+
+@pytest.mark.parametrize("content", [b"", b"no pickle at all", b"PK\x03\x04 half a zip"])
+def test_files_that_are_no_checkpoint(content, tmp_path):
+    (tmp_path / "broken.pt").write_bytes(content)
+    with pytest.raises(InputError, match=r"broken\.pt: expected a pickle of tensors"):
+        load_fairseq_checkpoint(tmp_path / "broken.pt")
+    with pytest.raises(InputError, match=r"none\.pt: expected a fairseq checkpoint, got no such file"):
+        load_fairseq_checkpoint(tmp_path / "none.pt")
+
+
+def test_a_head_that_is_not_there(tmp_path):
+    path = saved(tmp_path, official.checkpoint("headwise", classification_head="imdb"))
+    with pytest.raises(InputError, match=r"classification_head: expected one of imdb in .*, got 'sst2'"):
+        load_fairseq_checkpoint(path, classification_head="sst2")

@@ -1,0 +1,97 @@
+"""`linformer convert`, from a file or folder to a folder that everything else reads."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast
+
+from linformer_kit.cli import main
+from tests.checkpoints.test_encoders import source
+from tests.reference import fairseq_linformer as official
+
+
+def save_tokenizer(folder, size: int = 53) -> None:
+    vocabulary = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "<mask>": 4, **{f"w{i}": i for i in range(5, size)}}
+    words = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
+    words.pre_tokenizer = WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", mask_token="<mask>").save_pretrained(folder)
+
+
+def test_a_folder_with_its_tokenizer(tmp_path, capsys):
+    source("RobertaForMaskedLM", tmp_path / "theirs")
+    save_tokenizer(tmp_path / "theirs")
+    options = ["--projected_dim", "7", "--sharing", "layerwise", "--shorter_input", "stretch"]
+    main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours"), *options])
+    out = capsys.readouterr().out
+    assert "LinformerForMaskedLM" in out and "n 37, k 7, sharing layerwise" in out
+    assert "1 matrices E and F (linear). They know nothing yet" in out
+    model = AutoModelForMaskedLM.from_pretrained(tmp_path / "ours")
+    assert (model.config.sharing, model.config.shorter_input) == ("layerwise", "stretch")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "ours")
+    assert tokenizer.model_max_length == 37 and tokenizer("w7 w9")["input_ids"] == [7, 9]
+    main(["fill-mask", str(tmp_path / "ours"), "w7 <mask> w9"])
+    assert len(capsys.readouterr().out.splitlines()) == 5
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ours", "theirs"]
+
+
+def test_a_longer_model(tmp_path):
+    source("BertForMaskedLM", tmp_path / "theirs")
+    arguments = ["--projected_dim", "7", "--max_position_embeddings", "111", "--resize_mode", "interpolate"]
+    main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours"), *arguments])
+    model = AutoModelForMaskedLM.from_pretrained(tmp_path / "ours")
+    assert model(torch.full((1, 111), 5)).logits.isfinite().all()
+
+
+def test_a_fairseq_file(tmp_path, capsys):
+    content = official.checkpoint("headwise")
+    torch.save(content, tmp_path / "model.pt")
+    save_tokenizer(tmp_path / "words")
+    out = tmp_path / "below" / "ours"
+    main(["convert", str(tmp_path / "model.pt"), str(out), "--tokenizer", str(tmp_path / "words")])
+    assert "know nothing" not in capsys.readouterr().out
+    model = AutoModelForMaskedLM.from_pretrained(out)
+    tokens = torch.randint(5, official.VOCAB, (2, 13))
+    expected = official.masked_lm_logits(content["model"], tokens)
+    torch.testing.assert_close(model(tokens).logits, expected, rtol=1e-4, atol=1e-4)
+    main(["convert", str(tmp_path / "model.pt"), str(tmp_path / "without")])
+    assert "No tokenizer: the source has none; --tokenizer names one." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere", "OUT"], "nowhere: expected a pretrained encoder, got"),
+        (["SOURCE", "SOURCE"], "out: expected a new or empty folder, got"),
+        (
+            ["SOURCE", "OUT", "--projected_dim", "99"],
+            "projected_dim: expected 1 to 37 (max_position_embeddings), got 99",
+        ),
+        (["SOURCE", "OUT", "--num_attention_heads", "2"], "num_attention_heads: expected none for a model that is no"),
+        (
+            ["FILE", "OUT", "--sharing", "none"],
+            "sharing: expected none for a fairseq file, which decides it, got 'none'",
+        ),
+        (["FILE", "OUT", "--tokenizer", "nowhere"], "tokenizer: expected a tokenizer, got nowhere"),
+        (["FILE", "OUT", "--tokenizer", "LARGE"], "tokenizer: expected at most 53 tokens, got 54"),
+        (["SOURCE", "OUT", "--max_position_embeddings", "5"], "seq_len: expected at least 37 for mode extend, got 5"),
+        (["OTHER", "OUT"], "expected a model of type roberta, xlm-roberta, camembert, bert, got distilbert"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(arguments, message, tmp_path, capsys):
+    source("BertForMaskedLM", tmp_path / "SOURCE")
+    source("DistilBertForMaskedLM", tmp_path / "OTHER", dim=33, n_heads=3, hidden_dim=29, n_layers=2)
+    torch.save(official.checkpoint("headwise"), tmp_path / "FILE")
+    save_tokenizer(tmp_path / "LARGE", 54)
+    places = [str(tmp_path / name) if name.isupper() else name for name in arguments]
+    with pytest.raises(SystemExit) as exit_:
+        main(["convert", *places])
+    captured = capsys.readouterr()
+    assert exit_.value.code == 2
+    assert re.fullmatch(rf"linformer: error: .*{re.escape(message)}.*\n", captured.err.splitlines(True)[-1])
+    assert not (tmp_path / "OUT").exists()
