@@ -17,6 +17,7 @@ LAYERS = (
     "__main__",
     "cli",
     "pretrain",
+    "analysis",
     "predict",
     "convert",
     "report",

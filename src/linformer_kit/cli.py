@@ -23,7 +23,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from linformer_kit._version import __version__
 from linformer_kit.errors import InputError
-from linformer_kit.settings import ConvertSettings, FillMaskSettings, PretrainSettings
+from linformer_kit.settings import ConvertSettings, FillMaskSettings, InspectSettings, PretrainSettings
 
 RECIPES = Path(__file__).parent / "recipes"
 
@@ -53,6 +53,12 @@ COMMANDS = {
         ConvertSettings,
         "linformer_kit.convert:main",
         positionals=("source", "out"),
+    ),
+    "inspect": Command(
+        "Draw which slots the heads of a model attend to, and its E and F",
+        InspectSettings,
+        "linformer_kit.analysis.inspection:main",
+        positionals=("model", "output_dir"),
     ),
 }
 
@@ -176,7 +182,7 @@ def _normalise(arguments: Sequence[str], settings: type) -> list[str]:
             continue
         name, equals, value = argument.partition("=")
         name = "--" + name[2:].replace("-", "_")
-        if hints.get(name) == list[str] | None:
+        if hints.get(name) in (list[str] | None, list[int] | None):
             values = [value] if equals else []
             while queue and not equals and not queue[0].startswith("--"):
                 values.append(queue.popleft())

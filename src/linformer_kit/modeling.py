@@ -144,6 +144,16 @@ class LinformerEncoder(nn.Module):
             LinformerLayer(config, k, owns_projection=self.linear and not layerwise) for k in dims
         )
 
+    @property
+    def attentions(self) -> list[LinformerAttention]:
+        """The attention of each layer."""
+        return [layer.self_attn for layer in self.layers if isinstance(layer, LinformerLayer)]
+
+    @property
+    def projections(self) -> list[SequenceProjection | None]:
+        """What each layer projects with: its own, or the one of all."""
+        return [self.projection or attention.projection for attention in self.attentions]
+
     def forward(
         self,
         hidden: Float[Tensor, "batch seq_len embed"],
@@ -218,16 +228,14 @@ class LinformerPreTrainedModel(PreTrainedModel):
         heads = self.config.num_attention_heads
         wanted = self.config.projected_dim if projected_dim is None else projected_dim
         check_projected_dim(self.config, wanted)
-        attentions = [module for module in encoder.modules() if isinstance(module, LinformerAttention)]
-        dims: list[Any] = wanted if isinstance(wanted, list) else [wanted] * len(attentions)
-        for index, (attention, dim) in enumerate(zip(attentions, dims, strict=True)):
+        dims: list[Any] = wanted if isinstance(wanted, list) else [wanted] * len(encoder.layers)
+        for index, (projection, dim) in enumerate(zip(encoder.projections, dims, strict=True)):
             made, slots = _by_head(self.config.projected_dim_of(index), heads), _by_head(dim, heads)
             if any(new > old for new, old in zip(slots, made, strict=True)):
                 raise InputError(f"projected_dim: expected at most {made} by head in layer {index}, got {slots}")
-            projection = attention.projection or encoder.projection
             assert projection is not None
             projection.fewer_slots(dim, heads)
-        for attention, dim in zip(attentions, dims, strict=True):
+        for attention, dim in zip(encoder.attentions, dims, strict=True):
             attention.projected_dim = dim
 
     @torch.no_grad()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import matplotlib
 
 matplotlib.use("Agg")  # before pyplot: no screen is needed
 import matplotlib.pyplot as plt
+import numpy as np
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+_LABELLED_TOKENS = 40  # more than these have no room on an axis
 _HIGHEST_DRAWN = 100.0  # nats; a model that has diverged stays on the page
 
 LABELS = {"linformer": "Linformer", "full": "Transformer (full attention)"}
@@ -28,8 +31,7 @@ def write_pretrain_report(results: dict[str, Any], folder: Path) -> str:
     Returns:
         The Markdown text.
     """
-    numbers = json.dumps(_finite(results), indent=2, ensure_ascii=False, allow_nan=False)
-    (folder / "metrics.json").write_text(numbers + "\n", encoding="utf-8")
+    _write_json(results, folder / "metrics.json")
     text = pretrain_markdown(results)
     (folder / "metrics.md").write_text(text, encoding="utf-8")
     draw_perplexity(results, folder / "perplexity.png")
@@ -114,6 +116,103 @@ def draw_perplexity(results: dict[str, Any], path: Path) -> None:
     axes.legend()
     figure.savefig(path, dpi=150)
     plt.close(figure)
+
+
+def write_inspection_report(results: dict[str, Any], folder: Path) -> str:
+    """Write `inspection.json` and `inspection.md`.
+
+    Args:
+        results: What `analysis.inspection.inspect` found.
+        folder: Where to write.
+
+    Returns:
+        The Markdown text.
+    """
+    _write_json(results, folder / "inspection.json")
+    text = inspection_markdown(results)
+    (folder / "inspection.md").write_text(text, encoding="utf-8")
+    return text
+
+
+def inspection_markdown(results: dict[str, Any]) -> str:
+    """How many slots each head of each layer spreads its attention over."""
+    rows = [
+        [f"layer {layer}", *(f"{slots:,.1f}" for slots in heads)]
+        for layer, heads in enumerate(results["effective_slots"])
+    ]
+    header = ["", *(f"head {head}" for head in range(len(results["effective_slots"][0])))]
+    kind = f"{results['projection']}, sharing {results['sharing']}, k {results['projected_dim']}"
+    lines = [
+        "# Inspection",
+        "",
+        f"Model: {_code(results['model'])} ({kind if results['attention'] == 'linformer' else 'full attention'}). "
+        f"Text: {results['text']}, {len(results['tokens']):,} tokens.",
+        "",
+        "Effective slots: e to the entropy of the rows of the context mapping, averaged over the tokens. 1: each token "
+        "attends to a single slot; all of them: to all alike.",
+        "",
+        *_table(header, rows),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def draw_context_mappings(results: dict[str, Any], mappings: np.ndarray, path: Path) -> None:
+    """Context mappings as images, a row for each layer and a column for each head.
+
+    Args:
+        results: What `write_inspection_report` takes: layers, heads and tokens.
+        mappings: `[layers, heads, tokens, slots]`, those that are drawn.
+        path: Where to write.
+    """
+    layers, heads, tokens, _ = mappings.shape
+    figure, axes = plt.subplots(
+        layers, heads, figsize=(1.2 + 3 * heads, 0.8 + 3 * layers), squeeze=False, sharey=True, layout="constrained"
+    )
+    highest = float(np.quantile(mappings, 0.998))
+    for row, layer in enumerate(results["layers"]):
+        for column, head in enumerate(results["heads"]):
+            image = axes[row, column].imshow(mappings[row, column], aspect="auto", vmin=0, vmax=highest)
+            axes[row, column].set_title(f"layer {layer}, head {head}", fontsize=10)
+    labels = [json.dumps(token, ensure_ascii=False)[1:-1] for token in results["tokens"]]
+    for axis in axes[:, 0]:
+        if tokens <= _LABELLED_TOKENS:
+            axis.set_yticks(range(tokens), [label.replace("$", r"\$") for label in labels], fontsize=6)
+        axis.set_ylabel("token")
+    full = results["attention"] == "full"
+    for axis in axes[-1]:
+        axis.set_xlabel("token" if full else "slot, by its place in the text")
+    bar = figure.colorbar(image, ax=axes, shrink=min(1.0, 2 / layers), extend="max")
+    bar.set_label("attention weight, P" if full else "attention weight, P̄")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def draw_projections(images: Sequence[Any], path: Path) -> None:
+    """Matrices of projections as images, E and F side by side, one colour scale for each.
+
+    Args:
+        images: `analysis.inspection.Image`s.
+        path: Where to write.
+    """
+    columns = 2 if any(" F" in image.name for image in images) else 1
+    rows = -(-len(images) // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(5.5 * columns, 2.9 * rows), squeeze=False, layout="constrained")
+    for axis, image in zip(axes.flat, images, strict=True):
+        highest = float(np.abs(image.matrix).max()) or 1.0
+        drawn = axis.imshow(
+            image.matrix, aspect="auto", cmap="RdBu", vmin=-highest, vmax=highest, interpolation="nearest"
+        )
+        axis.set_title(image.name, fontsize=10)
+        axis.set_xlabel(image.columns)
+        axis.set_ylabel(image.rows)
+        figure.colorbar(drawn, ax=axis, label="weight")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _write_json(results: dict[str, Any], path: Path) -> None:
+    numbers = json.dumps(_finite(results), indent=2, ensure_ascii=False, allow_nan=False)
+    path.write_text(numbers + "\n", encoding="utf-8")
 
 
 def _finite(value: Any) -> Any:

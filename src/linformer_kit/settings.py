@@ -217,3 +217,26 @@ class ConvertSettings:
     num_attention_heads: int | None = None
     classification_head: str | None = None
     tokenizer: str | None = None
+
+
+@dataclass(kw_only=True)
+class InspectSettings:
+    """A look inside a model.
+
+    Attributes:
+        model: Folder or hub id of a Linformer.
+        output_dir: New folder for pictures and numbers.
+        text: Text to run the model on; default: the source of Python's argparse.
+        text_file: File with the text, UTF-8.
+        max_tokens: Tokens of the text to use; default: as many as the model takes.
+        layers: Layers to draw, from 0; default: up to four, evenly spread.
+        heads: Heads to draw, from 0; default: up to four, evenly spread.
+    """
+
+    model: str
+    output_dir: str
+    text: str | None = None
+    text_file: str | None = None
+    max_tokens: int | None = None
+    layers: list[int] | None = None
+    heads: list[int] | None = None
