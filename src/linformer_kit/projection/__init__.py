@@ -1,0 +1,90 @@
+"""The maps of n positions to k slots, and how layers and heads share them (section 4 of the paper).
+
+A projection is a module called with the *inputs* of keys and values and with the linear maps W_K and W_V, because the
+order of the multiplications is its own business: E·(X·W) and (E·X)·W are the same number at very different cost.
+A new projection is a new class in `matrices` or `windows`, a new line in `PROJECTIONS`, and a new name in
+`settings.Projection`.
+
+    LinearProjection       E and F are learned                      E·(X·W) is computed as (E·X)·W
+    RandomProjection       E = F = R, Gaussian and fixed            likewise
+    MeanPoolProjection     means over k windows                     likewise
+    MaxPoolProjection      maxima over k windows, after W
+    ConvProjection         k windows under a learned kernel for each dimension of a head, after W
+    DenseConvProjection    likewise, with a kernel that mixes the dimensions of a head
+
+Axes as in `functional`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from linformer_kit.errors import InputError
+from linformer_kit.projection.base import (
+    BIAS_ORDERS,
+    SHARINGS,
+    SHORTER_INPUTS,
+    SequenceProjection,
+    Slots,
+    check_resize,
+)
+from linformer_kit.projection.matrices import LinearProjection, RandomProjection
+from linformer_kit.projection.windows import (
+    ConvProjection,
+    DenseConvProjection,
+    MaxPoolProjection,
+    MeanPoolProjection,
+    more_windows,
+)
+
+__all__ = [
+    "BIAS_ORDERS",
+    "PROJECTIONS",
+    "SHARINGS",
+    "SHORTER_INPUTS",
+    "ConvProjection",
+    "DenseConvProjection",
+    "LinearProjection",
+    "MaxPoolProjection",
+    "MeanPoolProjection",
+    "RandomProjection",
+    "SequenceProjection",
+    "Slots",
+    "build_projection",
+    "check_resize",
+    "more_windows",
+]
+
+PROJECTIONS: dict[str, type[SequenceProjection]] = {
+    "linear": LinearProjection,
+    "mean_pool": MeanPoolProjection,
+    "max_pool": MaxPoolProjection,
+    "conv": ConvProjection,
+    "dense_conv": DenseConvProjection,
+    "random": RandomProjection,
+}
+
+
+def build_projection(
+    name: str,
+    *,
+    seq_len: int,
+    projected_dim: int | Sequence[int],
+    num_heads: int,
+    head_dim: int,
+    sharing: str,
+    shorter_input: str,
+) -> SequenceProjection:
+    """The projection of that name; head_dim is the width of a head.
+
+    Raises:
+        InputError: for an unknown name, and what the projection itself refuses.
+    """
+    if name not in PROJECTIONS:
+        raise InputError(f"projection: expected one of {', '.join(PROJECTIONS)}, got {name!r}")
+    kind = PROJECTIONS[name]
+    arguments: dict[str, Any] = {"num_heads": num_heads, "sharing": sharing, "shorter_input": shorter_input}
+    if issubclass(kind, ConvProjection):
+        arguments["head_dim"] = head_dim
+    return kind(seq_len, projected_dim, **arguments)

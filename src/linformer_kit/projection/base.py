@@ -1,0 +1,310 @@
+"""What all projections have in common: sizes, sharing, heads in groups of equal k, and the linear maps of heads.
+
+Axes as in `functional`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, get_args
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from linformer_kit.errors import InputError
+from linformer_kit.functional import padding_after, split_heads, stretch_matrix, zero_padding
+from linformer_kit.settings import BiasOrder, ResizeMode, Sharing, ShorterInput
+
+SHARINGS = get_args(Sharing)
+BIAS_ORDERS = get_args(BiasOrder)
+SHORTER_INPUTS = get_args(ShorterInput)
+RESIZE_MODES = get_args(ResizeMode)
+
+Groups = list[tuple[int, list[int] | None]]  # heads by their number of slots, the largest first; None: all heads
+
+
+class Slots(NamedTuple):
+    """Projected keys and values of the heads that have one number of slots."""
+
+    key: Float[Tensor, "batch heads slots head_dim"]
+    value: Float[Tensor, "batch heads slots head_dim"]
+    empty: Bool[Tensor, "batch_or_1 slots"] | None  # True for a slot without any real token; None: there is none
+    heads: list[int] | None  # None: all of them
+
+
+class Inputs(NamedTuple):
+    """What a projection is called with; key and value are padded on the right only, and zero there."""
+
+    key: Float[Tensor, "batch seq_len embed"]
+    value: Float[Tensor, "batch seq_len embed"]
+    key_map: HeadMap
+    value_map: HeadMap
+    lengths: Int[Tensor, " batch"] | None  # real tokens in each sequence; None: all are real
+
+    @property
+    def padding_mask(self) -> Bool[Tensor, "batch seq_len"] | None:
+        return None if self.lengths is None else padding_after(self.lengths, self.key.shape[1])
+
+
+class SequenceProjection(nn.Module):
+    """What all projections have in common: sizes, sharing, and heads in groups of equal k.
+
+    Args:
+        seq_len: n, the longest sequence.
+        projected_dim: k, the number of slots, from 1 to seq_len; or one for each head.
+        num_heads: h.
+        sharing: `none`: E and F for each head; `headwise`: E and F for all heads; `key_value` and `layerwise`: one
+            for both, E = F. With `layerwise` the same module serves every layer; its owner passes it on. Where a
+            projection has no parameters, sharing changes nothing.
+        shorter_input: What becomes of m < n real tokens. `prefix`: the first m columns of E, the first windows.
+            `stretch`: E is resampled to m columns (`functional.stretch_matrix`), min(k, m) windows tile the m tokens.
+
+    Raises:
+        InputError: for a projected_dim outside 1 … seq_len, an unknown sharing or shorter_input.
+    """
+
+    nested = True  # whether heads may have fewer slots than others and than there are
+    stretches = True  # whether shorter_input makes a difference
+    windowed = False  # whether slots are windows, which become more when a model is extended
+
+    def __init__(
+        self,
+        seq_len: int,
+        projected_dim: int | Sequence[int],
+        *,
+        num_heads: int,
+        sharing: str = "headwise",
+        shorter_input: str = "prefix",
+    ) -> None:
+        super().__init__()
+        if sharing not in SHARINGS:
+            raise InputError(f"sharing: expected one of {', '.join(SHARINGS)}, got {sharing!r}")
+        if shorter_input not in SHORTER_INPUTS:
+            raise InputError(f"shorter_input: expected one of {', '.join(SHORTER_INPUTS)}, got {shorter_input!r}")
+        self.seq_len = seq_len
+        self.head_dims = slots_by_head(projected_dim, num_heads, limit=seq_len, limited_by="the longest sequence")
+        self.sharing = sharing
+        self.shorter_input = shorter_input
+        if not self.nested:
+            self._require_uniform(self.head_dims)
+
+    @property
+    def projected_dim(self) -> int:
+        """The largest k."""
+        return max(self.head_dims)
+
+    @property
+    def num_heads(self) -> int:
+        return len(self.head_dims)
+
+    @property
+    def tied(self) -> bool:
+        """Whether E = F."""
+        return self.sharing in ("key_value", "layerwise")
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all heads have one k."""
+        return len(set(self.head_dims)) == 1
+
+    def initial_values(self) -> dict[str, Tensor]:
+        """The start of every parameter and buffer, by name."""
+        return {}
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Start anew; what is drawn is drawn again."""
+        for name, value in self.initial_values().items():
+            getattr(self, name).copy_(value)
+
+    def matrix_count(self) -> int:
+        """Number of learned n → k maps in here, as section 4 of the paper counts them."""
+        if next(self.parameters(), None) is None:
+            return 0
+        return (self.num_heads if self.sharing == "none" else 1) * (1 if self.tied else 2)
+
+    def extra_repr(self) -> str:
+        slots = self.projected_dim if self.uniform else list(self.head_dims)
+        return f"{self.seq_len} -> {slots}, sharing={self.sharing}, shorter_input={self.shorter_input}"
+
+    def forward(
+        self,
+        key: Float[Tensor, "batch seq_len embed"],
+        value: Float[Tensor, "batch seq_len embed"],
+        key_map: nn.Linear,
+        value_map: nn.Linear,
+        *,
+        num_heads: int,
+        lengths: Int[Tensor, " batch"] | None = None,
+        bias_order: str = "before_projection",
+        projected_dim: int | Sequence[int] | None = None,
+    ) -> list[Slots]:
+        """Projected keys E·(K·W_K) and values F·(V·W_V), heads split, for each group of heads with one k.
+
+        Args:
+            key: Input of the keys, padded on the right only, zero there.
+            value: Input of the values, likewise.
+            key_map: W_K and b_K.
+            value_map: W_V and b_V.
+            num_heads: h.
+            lengths: Real tokens in each sequence; None: all are real.
+            bias_order: `before_projection` or `after_projection`.
+            projected_dim: Fewer slots than the projection was made for, for all heads or for each.
+
+        Raises:
+            InputError: if the sequence is longer than seq_len, or as `fewer_slots`.
+        """
+        # An exported program serves many lengths, so nothing in it may depend on the one that it was traced with.
+        if not torch.compiler.is_exporting() and key.shape[1] > self.seq_len:
+            raise InputError(f"sequence length: expected at most {self.seq_len}, got {key.shape[1]}")
+        dims = self.fewer_slots(projected_dim, num_heads)
+        by_size = {k: [head for head, other in enumerate(dims) if other == k] for k in sorted(set(dims), reverse=True)}
+        groups = [(k, heads if len(by_size) > 1 else None) for k, heads in by_size.items()]
+        key_heads, value_heads = HeadMap(key_map, num_heads, bias_order), HeadMap(value_map, num_heads, bias_order)
+        return self._project(Inputs(key, value, key_heads, value_heads, lengths), groups)
+
+    def fewer_slots(self, projected_dim: int | Sequence[int] | None, num_heads: int) -> tuple[int, ...]:
+        """The number of slots of each head, checked against those that the projection was made for.
+
+        Raises:
+            InputError: for more slots than there are, for fewer where the projection cannot have them, or if it was
+                made for another number of heads.
+        """
+        if num_heads != self.num_heads:
+            raise InputError(f"num_heads: expected {self.num_heads}, as the projection has, got {num_heads}")
+        if projected_dim is None:
+            return self.head_dims
+        dims = slots_by_head(projected_dim, num_heads, limit=self.projected_dim, limited_by="those of the projection")
+        if any(wanted > made for wanted, made in zip(dims, self.head_dims, strict=True)):
+            raise InputError(f"projected_dim: expected at most {list(self.head_dims)} by head, got {list(dims)}")
+        if not self.nested:
+            self._require_uniform({*dims, *self.head_dims})
+        return dims
+
+    def resize(self, seq_len: int, mode: str) -> None:
+        """Change the longest sequence in place, and with `extend` the number of slots where windows keep their size.
+
+        Args:
+            seq_len: The new n.
+            mode: `extend`: texts of up to the old length give what they gave, and columns repeat periodically beyond.
+                `interpolate`: E and F are stretched.
+
+        Raises:
+            InputError: for a length that the mode or the number of slots does not allow.
+        """
+        self.check_resize(seq_len, mode)
+        self._resize(seq_len, mode)
+        self.seq_len = seq_len
+
+    def check_resize(self, seq_len: int, mode: str) -> None:
+        """Raise what `resize` would."""
+        check_resize(self.seq_len, seq_len, mode, least=self.projected_dim)
+        if mode == "extend" and self.stretches and self.shorter_input == "stretch":
+            raise InputError("mode: expected interpolate with shorter_input stretch, where every length is stretched")
+
+    def _project(self, inputs: Inputs, groups: Groups) -> list[Slots]:
+        """The projection itself, for each group of heads."""
+        raise NotImplementedError
+
+    def _resize(self, seq_len: int, mode: str) -> None:
+        raise NotImplementedError
+
+    def _require_uniform(self, dims: Sequence[int] | set[int]) -> None:
+        if len(set(dims)) > 1:
+            raise InputError(
+                "projected_dim: expected the same for all heads and at all times, because the kernel of a convolution "
+                f"is tied to it, got {sorted(set(dims))}"
+            )
+
+
+class HeadMap:
+    """W_K or W_V with its bias, for all heads or some of them, in the order that `bias_order` wants."""
+
+    def __init__(self, linear: nn.Linear, num_heads: int, bias_order: str) -> None:
+        self.linear = linear
+        self.num_heads = num_heads
+        self.bias_first = bias_order == "before_projection"
+
+    def _of(self, heads: list[int] | None) -> tuple[Tensor, Tensor | None]:
+        weight, bias = self.linear.weight, self.linear.bias
+        if heads is None:
+            return weight, bias
+        weight = weight.unflatten(0, (self.num_heads, -1))[heads].flatten(0, 1)
+        return weight, None if bias is None else bias.unflatten(0, (self.num_heads, -1))[heads].flatten()
+
+    def __call__(self, inputs: Tensor, heads: list[int] | None, padding_mask: Tensor | None) -> Tensor:
+        """X·W + m·b, or X·W where the bias comes later; m is 1 on real tokens. `[batch, seq_len, heads, head_dim]`."""
+        weight, bias = self._of(heads)
+        if bias is None or not self.bias_first:
+            mapped = nn.functional.linear(inputs, weight)
+        else:
+            mapped = zero_padding(nn.functional.linear(inputs, weight, bias), padding_mask)
+        return mapped.unflatten(2, (self.num_heads if heads is None else len(heads), -1))
+
+    def add_bias(self, slots: Tensor, heads: list[int] | None) -> Tensor:
+        """Slots + 1·b where the bias comes after the projection. `[batch, heads, slots, head_dim]`."""
+        bias = self._of(heads)[1]
+        if bias is None or self.bias_first:
+            return slots
+        return slots + bias.to(slots.dtype).view(slots.shape[1], 1, -1)
+
+    def project(self, matrices: Tensor, inputs: Tensor, heads: list[int] | None, padding_mask: Tensor | None) -> Tensor:
+        """The order of the paper: E·(X·W + m·b), or E·(X·W) + 1·b."""
+        return self.add_bias(matrices @ self(inputs, heads, padding_mask).transpose(1, 2), heads)
+
+    def of_compressed(
+        self, compressed: Tensor, heads: list[int] | None, row_sums: Tensor | None = None, scale: float = 1.0
+    ) -> Tensor:
+        """The same number from E·X: (E·X)·W + (E·m)⊗b, or (E·X)·W + 1⊗b; W is applied to k rows instead of n.
+
+        `row_sums` is E·m; None: 1. Both E·X and E·m are multiplied by `scale`.
+        """
+        weight, bias = self._of(heads)
+        if scale != 1:
+            compressed = compressed * scale
+        if bias is None or row_sums is None or not self.bias_first:
+            mapped = nn.functional.linear(compressed, weight, bias)
+        else:
+            mapped = nn.functional.linear(compressed, weight)
+            mapped = mapped + ((row_sums * scale)[..., None] * bias).to(mapped.dtype)
+        return split_heads(mapped, self.num_heads if heads is None else len(heads))
+
+
+def check_resize(seq_len: int, new_seq_len: int, mode: str, *, least: int = 1) -> None:
+    """Refuse an unknown mode, `extend` to fewer positions, and `interpolate` to fewer than `least`.
+
+    Raises:
+        InputError: that says so.
+    """
+    if mode not in RESIZE_MODES:
+        raise InputError(f"mode: expected one of {', '.join(RESIZE_MODES)}, got {mode!r}")
+    least = seq_len if mode == "extend" else least
+    if not is_integer(new_seq_len) or new_seq_len < least:
+        raise InputError(f"seq_len: expected at least {least} for mode {mode}, got {new_seq_len!r}")
+
+
+def slots_by_head(
+    projected_dim: int | Sequence[int], num_heads: int, *, limit: int, limited_by: str
+) -> tuple[int, ...]:
+    """The number of slots of each head.
+
+    Raises:
+        InputError: for anything but an integer from 1 to limit, or one for each head.
+    """
+    dims: list[Any] = list(projected_dim) if isinstance(projected_dim, (list, tuple)) else [projected_dim] * num_heads
+    if len(dims) != num_heads:
+        raise InputError(f"projected_dim: expected one number for each of {num_heads} heads, got {len(dims)}")
+    for dim in dims:
+        if not is_integer(dim) or not 1 <= dim <= limit:
+            raise InputError(f"projected_dim: expected 1 to {limit} ({limited_by}), got {dim!r}")
+    return tuple(dims)
+
+
+def is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def stretch_to(matrix: Float[Tensor, "*rows seq_len"], width: int) -> Float[Tensor, "*rows width"]:
+    """`functional.stretch_matrix` to a single length."""
+    return stretch_matrix(matrix, torch.tensor([width], device=matrix.device), width)[0]

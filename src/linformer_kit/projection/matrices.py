@@ -1,0 +1,175 @@
+"""Projections by a matrix: learned E and F, or a fixed Gaussian R.
+
+Axes as in `functional`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from linformer_kit.functional import pooling_matrix, spread_order, stretch_matrix
+from linformer_kit.projection.base import Groups, Inputs, SequenceProjection, Slots, stretch_to
+
+
+class _MatrixProjection(SequenceProjection):
+    """E and F are matrices, learned or fixed."""
+
+    @property
+    def by_head(self) -> bool:
+        """Whether each head has matrices of its own."""
+        return False
+
+    def _matrices(self) -> tuple[Tensor, Tensor]:
+        """E and F; one and the same tensor where E = F."""
+        raise NotImplementedError
+
+    def _scale(self, slots: int) -> float:
+        """What the first rows are multiplied by where a head has fewer slots than there are rows."""
+        return 1.0
+
+    def _project(self, inputs: Inputs, groups: Groups) -> list[Slots]:
+        key, value, key_map, value_map, lengths = inputs
+        length, padding_mask = key.shape[1], inputs.padding_mask
+        key_matrix, value_matrix = self._matrices()
+        tied = value_matrix is key_matrix
+        key_matrix = self._fit(key_matrix, length, lengths)
+        value_matrix = key_matrix if tied else self._fit(value_matrix, length, lengths)
+        most = groups[0][0]
+        # Fewer rows for W is the cheap order. It needs one matrix for all heads, and it is cheap only if k < n.
+        if self.by_head or (not torch.compiler.is_exporting() and length <= most):
+            return [
+                Slots(
+                    key_map.project(self._rows(key_matrix, k, heads), key, heads, padding_mask),
+                    value_map.project(self._rows(value_matrix, k, heads), value, heads, padding_mask),
+                    None,
+                    heads,
+                )
+                for k, heads in groups
+            ]
+        key_matrix, value_matrix = key_matrix[..., :most, :], value_matrix[..., :most, :]
+        compressed_key = key_matrix @ key
+        compressed_value = compressed_key if tied and value is key else value_matrix @ value
+        key_sums = _row_sums(key_matrix, padding_mask)
+        value_sums = key_sums if tied else _row_sums(value_matrix, padding_mask)
+        return [
+            Slots(
+                key_map.of_compressed(compressed_key[:, :k], heads, key_sums[..., :k], self._scale(k)),
+                value_map.of_compressed(compressed_value[:, :k], heads, value_sums[..., :k], self._scale(k)),
+                None,
+                heads,
+            )
+            for k, heads in groups
+        ]
+
+    def _fit(self, matrix: Tensor, length: int, lengths: Tensor | None) -> Tensor:
+        """The matrix for the present lengths: its columns, with the batch in front where sequences differ."""
+        if self.shorter_input == "stretch" and self.stretches:
+            if lengths is None:
+                return stretch_to(matrix, length)
+            return stretch_matrix(matrix, lengths.clamp(min=1), length)
+        if torch.compiler.is_exporting():  # a slice would tell the full length from shorter ones
+            return matrix.index_select(-1, torch.arange(length, device=matrix.device))
+        return matrix[..., :length]
+
+    def _rows(self, matrix: Tensor, slots: int, heads: list[int] | None) -> Tensor:
+        """The matrices of some heads, `[..., heads or 1, slots, length]`."""
+        if not self.by_head:
+            rows = matrix[..., None, :slots, :]
+            return rows if self._scale(slots) == 1 else rows * self._scale(slots)
+        if self.uniform:
+            return matrix[..., :slots, :] if heads is None else matrix[..., heads, :slots, :]
+        heads = list(range(self.num_heads)) if heads is None else heads
+        first = [sum(self.head_dims[:head]) for head in heads]
+        rows = matrix[..., [row + slot for row in first for slot in range(slots)], :]
+        return rows.unflatten(-2, (len(heads), slots))
+
+
+class LinearProjection(_MatrixProjection):
+    """Learned E and F: each slot is a weighted sum of all positions (equation 7).
+
+    The parameters are `key_projection` (E) and, where it is not E itself, `value_projection` (F), each
+    `[projected_dim, seq_len]`. For sharing `none` the heads stand in front or, if they differ in k, their matrices one
+    below the other, `[sum of k, seq_len]`. For any other sharing a head with a smaller k uses the first rows.
+
+    They start as scaled mean pooling (`functional.pooling_matrix`), its rows in `functional.spread_order`, so that the
+    first rows see the sequence evenly.
+    """
+
+    value_projection: nn.Parameter | None
+
+    def __init__(self, seq_len: int, projected_dim: int | Sequence[int], **arguments: Any) -> None:
+        super().__init__(seq_len, projected_dim, **arguments)
+        matrix = self._initial_matrix()
+        self.key_projection = nn.Parameter(matrix)
+        self.register_parameter("value_projection", None if self.tied else nn.Parameter(matrix.clone()))
+
+    @property
+    def by_head(self) -> bool:
+        return self.sharing == "none"
+
+    def initial_values(self) -> dict[str, Tensor]:
+        matrix = self._initial_matrix()
+        return {name: matrix for name, _ in self.named_parameters()}
+
+    def _initial_matrix(self) -> Tensor:
+        dims = self.head_dims if self.by_head else (self.projected_dim,)
+        matrices = [pooling_matrix(k, self.seq_len)[spread_order(k)] for k in dims]
+        if not self.by_head:
+            return matrices[0]
+        return torch.stack(matrices) if self.uniform else torch.cat(matrices)
+
+    def _matrices(self) -> tuple[Tensor, Tensor]:
+        return self.key_projection, self.key_projection if self.value_projection is None else self.value_projection
+
+    @torch.no_grad()
+    def _resize(self, seq_len: int, mode: str) -> None:
+        for name, matrix in list(self.named_parameters()):
+            if mode == "extend":
+                resized = matrix[..., torch.arange(seq_len, device=matrix.device) % self.seq_len]
+            else:
+                resized = stretch_to(matrix, seq_len)
+            setattr(self, name, nn.Parameter(resized, requires_grad=matrix.requires_grad))
+
+
+class RandomProjection(_MatrixProjection):
+    """E = F = R with independent entries N(0, 1/k), fixed: the matrix of Theorems 1 and 2.
+
+    R is the buffer `matrix`, `[projected_dim, seq_len]`, saved with the model. All heads share it whatever the sharing
+    is; `layerwise` shares it among layers too. Fewer slots are the first rows times √(k/k'), again N(0, 1/k'). Its
+    columns are alike, so there is nothing to stretch, and a longer R gets new columns.
+    """
+
+    stretches = False
+    matrix: Tensor
+
+    def __init__(self, seq_len: int, projected_dim: int | Sequence[int], **arguments: Any) -> None:
+        super().__init__(seq_len, projected_dim, **arguments)
+        self.register_buffer("matrix", self._draw(seq_len))
+
+    def initial_values(self) -> dict[str, Tensor]:
+        return {"matrix": self._draw(self.seq_len)}
+
+    def _draw(self, columns: int) -> Tensor:
+        return torch.randn(self.projected_dim, columns) / math.sqrt(self.projected_dim)
+
+    def _matrices(self) -> tuple[Tensor, Tensor]:
+        return self.matrix, self.matrix
+
+    def _scale(self, slots: int) -> float:
+        return math.sqrt(self.projected_dim / slots)
+
+    def _resize(self, seq_len: int, mode: str) -> None:
+        new = self._draw(max(0, seq_len - self.seq_len)).to(self.matrix)
+        self.matrix = torch.cat([self.matrix[:, :seq_len], new], dim=1)
+
+
+def _row_sums(matrix: Tensor, padding_mask: Tensor | None) -> Tensor:
+    """E·m, with m 1 on real tokens and 0 on padding."""
+    if padding_mask is None or matrix.dim() == 3:  # a matrix of its own for each sequence is zero on padding
+        return matrix.sum(dim=-1)
+    return (~padding_mask).to(matrix.dtype) @ matrix.T
