@@ -13,6 +13,8 @@ matplotlib.use("Agg")  # before pyplot: no screen is needed
 import matplotlib.pyplot as plt
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from linformer_kit.training.checkpoint import write_whole
+
 _HIGHEST_DRAWN = 100.0  # nats; a model that has diverged stays on the page
 
 LABELS = {"linformer": "Linformer", "full": "Transformer (full attention)"}
@@ -29,9 +31,9 @@ def write_pretrain_report(results: dict[str, Any], folder: Path) -> str:
         The Markdown text.
     """
     numbers = json.dumps(_finite(results), indent=2, ensure_ascii=False, allow_nan=False)
-    (folder / "metrics.json").write_text(numbers + "\n", encoding="utf-8")
+    write_whole(folder / "metrics.json", numbers + "\n")
     text = pretrain_markdown(results)
-    (folder / "metrics.md").write_text(text, encoding="utf-8")
+    write_whole(folder / "metrics.md", text)
     draw_perplexity(results, folder / "perplexity.png")
     return text
 
