@@ -39,6 +39,7 @@ def test_recipe_then_config_then_command_line(tmp_path):
         (["--compare-full", "--seed", "1"], "compare_full", True),
         (["--compare_full", "false"], "compare_full", False),
         (["--resume", "true"], "resume", True),
+        (["--resume", "yes"], "resume", True),
         (["--bf16", "true"], "bf16", "true"),
         (["--train-file", "a.txt", "b c.txt", "--seed", "1"], "train_file", ["a.txt", "b c.txt"]),
         (["--train_file=a.txt", "--train_file=b.txt"], "train_file", ["a.txt", "b.txt"]),
@@ -62,6 +63,8 @@ def test_positionals_of_fill_mask():
     ("arguments", "message"),
     [
         (["pretrain", "--learning_rate", "fast"], "learning_rate: expected float, got fast"),
+        (["pretrain", "--max_steps", ""], "max_steps: expected int, got none"),
+        (["pretrain", "--model", "foo"], "model: expected settings by name, got foo"),
         (["pretrain", "--max_steps", "1.5"], "max_steps: expected int, got 1.5"),
         (["pretrain", "--save_total_limit", "few"], "save_total_limit: expected int, null, got few"),
         (["pretrain", "--max_step", "3"], "unrecognized arguments: --max_step 3"),
@@ -78,6 +81,18 @@ def test_positionals_of_fill_mask():
         (["pretrain", "--trainer.adam_beta", "1"], "trainer.adam_beta: expected a field of TrainingArguments, got an unknown one"),
         (["pretrain", "--trainer.learning_rate", "1"], "trainer.learning_rate: expected --learning_rate, which is a setting"),
         (["pretrain", "--trainer.adam_beta2", "high"], "trainer.adam_beta2: expected float, got 'high'"),
+        (["pretrain", "--trainer.adam_beta2", "3"], "trainer: Invalid beta parameter at index 1: 3"),
+        (["pretrain", "--trainer.optim_args", "foo"], "trainer: not enough values to unpack"),
+        (["pretrain", "--trainer.optim_args", "3"], "trainer: 'int' object has no attribute"),
+        (["pretrain", "--trainer.lr_scheduler_kwargs", "{foo: 3}"], "trainer: get_linear_schedule_with_warmup() got an unexpected"),
+        (["pretrain", "--trainer.log_level", "foo"], "trainer: KeyError: 'foo'"),
+        (["pretrain", "--trainer.torch_compile", "true", "--trainer.torch_compile_backend", "foo"], "trainer: 'FOO' is not a valid DynamoBackend"),
+        (["pretrain", "--trainer.accelerator_config", "foo"], "training: [Errno 2] No such file or directory: 'foo'"),
+        (["pretrain", "--trainer.fsdp", "full_shard"], "trainer.fsdp: expected another field, pretraining does not support"),
+        (["pretrain", "--trainer.use_liger_kernel", "true"], "trainer.use_liger_kernel: expected another field"),
+        (["pretrain", "--trainer.debug", "underflow_overflow"], "trainer.debug: expected another field"),
+        (["pretrain", "--trainer.push_to_hub", "true"], "trainer.push_to_hub: expected another field"),
+        (["pretrain", "--trainer.save_only_model", "true"], "trainer.save_only_model: expected another field"),
         (["pretrain", "--seed", "4294967296"], "seed: expected 0 to 4294967295, got 4294967296"),
         (["pretrain", "--report_to", "nope"], "report_to: nope is not supported"),
         (["pretrain", "--trainer.metric_for_best_model", "bleu"], "trainer.metric_for_best_model: expected loss, the one that is measured"),
@@ -108,6 +123,13 @@ def test_bad_input_is_one_line_and_exit_2(arguments, message, capsys, tmp_path, 
         ("learning_rate: [1]\n", "learning_rate: expected float, got [1]"),
         ("a: 1\nb: [\n", "bad.yaml: line 3: expected YAML, got expected the node content"),
         ("a: \0\n", "bad.yaml: expected YAML, got"),
+        ("a: 2001-99-99\n", "bad.yaml: expected YAML, got month must be in 1..12"),
+        ("config: [none.yaml]\n", "bad.yaml: expected settings, got config, which only the command line takes"),
+        ("__path__: x\n", "bad.yaml: expected names of settings, got '__path__'"),
+        ("model:\n  __path__: x\n", "bad.yaml: expected names of settings, got '__path__'"),
+        ("trainer: {1: 2}\n", "bad.yaml: expected names of settings, got 1"),
+        ("trainer: &a {b: [*a]}\n", "bad.yaml: expected YAML, got lists or names that nest too deeply"),
+        (f"a: {'[' * 3000}", "bad.yaml: expected YAML, got lists or names that nest too deeply"),
         ("just text", "bad.yaml: expected YAML of names and values, got str"),
     ],
 )
@@ -116,7 +138,7 @@ def test_bad_files_of_settings(option, content, message, capsys, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.yaml").write_text(content)
     with pytest.raises(SystemExit) as exit_:
-        main(["pretrain", option, "bad.yaml"])
+        main(["pretrain", option, "bad.yaml", "--max_steps=0"])  # refused too, later: nothing trains
     error = capsys.readouterr().err
     assert exit_.value.code == 2 and error.count("\n") == 1
     assert message in error
@@ -143,6 +165,8 @@ def test_a_file_that_the_system_refuses_is_one_line(capsys, tmp_path, monkeypatc
     ("content", "message"),
     [
         ("model: 3\n", "model: expected settings by name, got 3"),
+        ("model: foo\n", "model: expected settings by name, got foo"),
+        ("trainer: null\n", "trainer: expected fields of TrainingArguments by name, got None"),
         ("recipe: huge\n", "recipe: expected one of paper-base-1024, paper-base-512, small, tiny or a YAML file"),
     ],
 )
@@ -161,6 +185,11 @@ def test_a_recipe_named_in_a_config_counts_and_the_command_line_wins(tmp_path):
     assert (settings.model.hidden_size, settings.seed) == (256, 3)
     settings = parse(["pretrain", "--config", str(tmp_path / "config.yaml"), "--recipe", "tiny"])[1]
     assert (settings.model.hidden_size, settings.seed) == (128, 3)
+
+
+@pytest.mark.parametrize("arguments", [["--recipe", "small", "--recipe=tiny"], ["--recipe=small", "--recipe", "tiny"]])
+def test_the_later_recipe_wins_however_it_is_spelled(arguments):
+    assert parse(["pretrain", *arguments])[1].model.hidden_size == 128
 
 
 def test_print_config_names_every_setting(capsys):

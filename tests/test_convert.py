@@ -66,7 +66,7 @@ def test_a_fairseq_file(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere", "OUT"], "nowhere: expected a pretrained encoder, got"),
+        (["nowhere", "OUT"], "source: expected a pretrained encoder, got nowhere: "),
         (["SOURCE", "SOURCE"], "out: expected a new or empty folder, got"),
         (
             ["SOURCE", "OUT", "--projected_dim", "99"],

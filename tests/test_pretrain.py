@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import math
@@ -14,11 +15,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast, pipeline
 
 import linformer_kit as lk
 from linformer_kit.cli import main
 from linformer_kit.predict import fill_mask
+from linformer_kit.pretrain import _IDENTITY
+from linformer_kit.settings import PretrainSettings
 
 SHAPE = {
     "vocab_size": 277,
@@ -105,7 +111,7 @@ def test_resume_goes_on_from_the_newest_whole_checkpoint(run, corpus, tmp_path, 
     shutil.copytree(run, folder)
     (folder / "checkpoint-4" / "model.safetensors").unlink()
     with caplog.at_level(logging.INFO, logger="linformer_kit"):
-        main(arguments(corpus, folder, "--resume"))
+        main(arguments(corpus, folder, "--resume", "--compare-full"))
     assert "checkpoint-2" in caplog.text
     resumed, whole = (json.loads((path / "metrics.json").read_text())["models"]["linformer"] for path in (folder, run))
     assert resumed["validation_loss"] == whole["validation_loss"] and resumed["curve"] == whole["curve"]
@@ -156,6 +162,67 @@ def test_a_run_is_not_resumed_as_another_one(run, corpus, capsys):
     assert "resume: expected trainer.adam_beta2 as in" in error
     error = fail(capsys, *arguments(corpus, run, "--resume", "--max_steps=3"))
     assert "max_steps: expected at least the 4 updates of" in error
+    error = fail(capsys, *arguments(corpus, run, "--resume"))
+    assert f"resume: expected compare_full as in {run / 'settings.yaml'}, True, got False" in error
+
+
+@pytest.mark.parametrize("name", ["settings.yaml", "run.json", "metrics.json"])
+def test_a_damaged_run_is_not_resumed(run, corpus, capsys, tmp_path, name):
+    folder = tmp_path / "out"
+    shutil.copytree(run, folder)
+    (folder / name).write_text('{"model": [')
+    error = fail_last_line(capsys, *arguments(corpus, folder, "--resume", "--compare-full"))
+    assert re.search(rf"error: {folder / name}:( line 1:)? expected (YAML|JSON), got", error)
+
+
+@pytest.mark.parametrize("place", [".", "full"])
+@pytest.mark.parametrize("option", ["--seed=3", "--resume", "--overwrite"])
+def test_a_model_of_others_is_kept(run, corpus, capsys, tmp_path, place, option):
+    theirs = tmp_path / place
+    theirs.mkdir(exist_ok=True)
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(run / name, theirs)
+    error = fail(capsys, *arguments(corpus, tmp_path, "--compare-full", option))
+    assert f"output_dir: expected no model that is not ours, but {theirs} holds one" in error
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"config.json", "model.safetensors"}
+
+
+def test_overwrite_keeps_the_old_run_until_the_new_one_can_start(run, corpus, capsys, tmp_path):
+    gap = {
+        "<s>": 0,
+        "<pad>": 1,
+        "<mask>": 2,
+        "<unk>": 3,
+        "first": 4,
+        "</s>": 11,
+    }  # six tokens, of which one has an id above 5
+    words = Tokenizer(WordLevel(gap, unk_token="<unk>"))
+    words.pre_tokenizer = Whitespace()
+    roles = {
+        "bos_token": "<s>",
+        "pad_token": "<pad>",
+        "mask_token": "<mask>",
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+    }
+    PreTrainedTokenizerFast(tokenizer_object=words, **roles).save_pretrained(tmp_path / "gap")
+    folder = tmp_path / "out"
+    shutil.copytree(run, folder)
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    error = fail(capsys, *arguments(corpus, folder, "--overwrite", "--trainer.adam_beta2=3"))
+    assert "trainer: Invalid beta parameter at index 1: 3" in error
+    error = fail_last_line(capsys, *arguments(corpus, folder, "--overwrite", f"--tokenizer={tmp_path / 'gap'}"))
+    assert "eos_token_id: expected a token id under vocab_size 6, got 11" in error
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+def test_the_documentation_names_what_may_change_in_a_resumed_run():
+    """All that is not compared, but for the folder and what to do with it."""
+    docs = Path(__file__).parents[1] / "docs" / "pretraining.md"
+    section = re.search(r"^`--resume` continues.*?\n\n", docs.read_text(), re.MULTILINE | re.DOTALL)[0]
+    named = set(re.findall(r"`--(\w+)`", section)) - {"resume", "overwrite"}
+    fields = {field.name for field in dataclasses.fields(PretrainSettings)}
+    assert named == fields - set(_IDENTITY) - {"output_dir", "resume", "overwrite"}
 
 
 def test_a_run_is_not_resumed_on_other_text(corpus, capsys, tmp_path):
@@ -181,6 +248,19 @@ def test_resuming_what_is_finished_trains_no_further(run, corpus, tmp_path):
     for name in ("linformer", "full"):
         assert results[name]["validation_loss"] == before[name]["validation_loss"]
         assert results[name]["curve"] == before[name]["curve"]
+        for time in ("seconds", "tokens_per_second"):
+            assert results[name][time] == before[name][time] > 0
+
+
+def test_a_twin_may_join_later_and_goes_with_the_run(corpus, tmp_path):
+    folder = tmp_path / "out"
+    main(arguments(corpus, folder))
+    main(arguments(corpus, folder, "--resume", "--compare-full"))
+    models = json.loads((folder / "metrics.json").read_text())["models"]
+    assert [(name, model["updates"]) for name, model in models.items()] == [("linformer", 4), ("full", 4)]
+    assert (folder / "full" / "twin.json").read_text() == (folder / "run.json").read_text()
+    main(arguments(corpus, folder, "--overwrite"))
+    assert (folder / "model.safetensors").exists() and not (folder / "full").exists()
 
 
 def test_a_damaged_cache_is_made_again(run, corpus, tmp_path):
@@ -298,6 +378,19 @@ def test_half_written_and_foreign_model_folders(run, capsys, tmp_path):
         "shape": (
             lambda f: (f / "config.json").write_text(json.dumps({**config, "projected_dim": 5})),
             "got none for linformer.encoder.layers.0.self_attn.projection.key_projection and 3 others",
+        ),
+        "surplus": (
+            lambda f: (f / "config.json").write_text(json.dumps({**config, "attention": "full"})),
+            "got no place for linformer.encoder.layers.0.self_attn.projection.key_projection and 3 others",
+        ),
+        "tokenizer": (lambda f: (f / "tokenizer.json").write_text("{}"), "tokenizer: KeyError: "),
+        "dtype": (
+            lambda f: (f / "config.json").write_text(json.dumps({**config, "dtype": "foo"})),
+            "dtype: module 'torch' has no attribute 'foo'",
+        ),
+        "labels": (
+            lambda f: (f / "config.json").write_text(json.dumps({**config, "num_labels": "x"})),
+            "labels: 'str' object cannot be interpreted as an integer",
         ),
     }  # fmt: skip
     for name, (change, message) in cases.items():

@@ -17,14 +17,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
-import yaml
 from docstring_parser import parse as docstring
 from jsonargparse import ArgumentParser, Namespace
 
 from linformer_kit._version import __version__
 from linformer_kit.errors import InputError
-from linformer_kit.settings import ConvertSettings, FillMaskSettings, InspectSettings, PretrainSettings
+from linformer_kit.settings import (
+    ConvertSettings,
+    FillMaskSettings,
+    InspectSettings,
+    PretrainSettings,
+    read_yaml,
+)
 
+_YES_OR_NO = ("true", "false", "yes", "no")
 RECIPES = Path(__file__).parent / "recipes"
 
 
@@ -98,12 +104,12 @@ def parse(arguments: Sequence[str]) -> tuple[str, Any]:
     """
     command = COMMANDS.get(arguments[0]) if arguments else None
     rest = _normalise(arguments[1:], command.settings) if command else []
-    configs = [_read_yaml(Path(path)) for path in _values_of("--config", rest)]
+    configs = [_read_settings(Path(path)) for path in _values_of("--config", rest)]
     recipe = None
     if command and command.recipe:
         named = [config["recipe"] for config in configs if "recipe" in config]
         recipe = _recipe_file([command.recipe, *named, *_values_of("--recipe", rest)][-1])
-        _read_yaml(recipe)
+        _read_settings(recipe)
     parser = _build_parser(recipe)
     namespace = parser.parse_args([*arguments[:1], *rest])
     name = namespace.command
@@ -156,7 +162,10 @@ def _readable(message: str) -> str:
     message = re.sub(
         r"Does not validate .* Subtypes: \[(.*?)\] Errors: .* Given value: (.*)", r"expected \1, got \2", message
     )
-    message = re.sub(r"Expected an? (.*)\. Got value: (.*)", r"expected \1, got \2", message)
+    message = re.sub(
+        r"Expected an? (.*)\. Got value: ?(.*)", lambda match: f"expected {match[1]}, got {match[2] or 'none'}", message
+    )
+    message = re.sub(r"Unable to load config '(.*?)' - .*", r"expected settings by name, got \1", message)
     message = re.sub(
         r"Subcommand '([^']+)' does not accept option '([^']+)'",
         r"\2: expected a setting of \1, got an unknown one",
@@ -187,7 +196,7 @@ def _normalise(arguments: Sequence[str], settings: type) -> list[str]:
             while queue and not equals and not queue[0].startswith("--"):
                 values.append(queue.popleft())
             normalised += [f"{name}+={item}" for item in values] or [name]
-        elif hints.get(name) is bool and not equals and (not queue or queue[0].lower() not in ("true", "false")):
+        elif hints.get(name) is bool and not equals and (not queue or queue[0].lower() not in _YES_OR_NO):
             normalised.append(f"{name}=true")
         else:
             normalised.append(f"{name}{equals}{value}")
@@ -208,23 +217,20 @@ def _recipe_names() -> str:
 
 
 def _values_of(name: str, arguments: Sequence[str]) -> list[str]:
-    values = [argument.partition("=")[2] for argument in arguments if argument.startswith(f"{name}=")]
-    return values + [value for flag, value in itertools.pairwise(arguments) if flag == name]
+    """What --name VALUE and --name=VALUE say, in their order; the parser refuses a name without a value."""
+    values = []
+    for argument, following in itertools.pairwise([*arguments, "--"]):
+        if argument == name and not following.startswith("--"):
+            values.append(following)
+        elif argument.startswith(f"{name}="):
+            values.append(argument.partition("=")[2])
+    return values
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
-    """The content, checked: the parser's own message about broken YAML names no file."""
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"config: expected a YAML file, got {path}, which does not exist") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f" line {mark.line + 1}:" if mark else ""
-        problem = " ".join(str(getattr(error, "problem", None) or error).split())
-        raise InputError(f"{path}:{place} expected YAML, got {problem}") from None
-    if not isinstance(content, dict):
-        raise InputError(f"{path}: expected YAML of names and values, got {type(content).__name__}")
+def _read_settings(path: Path) -> dict[str, Any]:
+    content = read_yaml(path)
+    if "config" in content:
+        raise InputError(f"{path}: expected settings, got config, which only the command line takes")
     return content
 
 

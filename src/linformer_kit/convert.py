@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -12,7 +11,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
 from linformer_kit.checkpoints import bert, roberta
 from linformer_kit.checkpoints.fairseq import load_fairseq_checkpoint
-from linformer_kit.errors import InputError
+from linformer_kit.errors import InputError, input_errors
 from linformer_kit.modeling import LinformerPreTrainedModel
 from linformer_kit.settings import ConvertSettings
 
@@ -112,11 +111,12 @@ def _tokenizer(settings: ConvertSettings, model: LinformerPreTrainedModel) -> Pr
     if settings.tokenizer is None and _is_fairseq(settings.source):
         return None
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError, KeyError, TypeError, json.JSONDecodeError) as error:
+        with input_errors(f"tokenizer: expected a tokenizer, got {source}"):
+            tokenizer = AutoTokenizer.from_pretrained(source)
+    except InputError:
         if settings.tokenizer is None:
             return None
-        raise InputError(f"tokenizer: expected a tokenizer, got {source}: {str(error).splitlines()[0]}") from error
+        raise
     if len(tokenizer) > model.config.vocab_size:
         raise InputError(f"tokenizer: expected at most {model.config.vocab_size} tokens, got {len(tokenizer)}")
     tokenizer.model_max_length = model.config.max_position_embeddings

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class InputError(ValueError):
     """Bad input: the message is one line that says what, what was expected and what was got.
 
     It is a `ValueError`, so library users catch it as such; the command line prints the message alone and exits 2.
     """
+
+
+@contextmanager
+def input_errors(what: str) -> Iterator[None]:
+    """Around calls of a library with nothing of ours but what a person gave: whatever it raises is an `InputError`."""
+    try:
+        yield
+    except Exception as error:
+        kind = f"{type(error).__name__}: " if isinstance(error, KeyError) else ""  # a key alone says nothing
+        first_line = next(iter(str(error).splitlines()), type(error).__name__)
+        raise InputError(f"{what}: {kind}{first_line}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, pipeline
 
-from linformer_kit.errors import InputError
+from linformer_kit.errors import InputError, input_errors
 from linformer_kit.settings import FillMaskSettings
 
 
@@ -74,24 +75,31 @@ def load_masked_language_model(name: str) -> tuple[PreTrainedModel, PreTrainedTo
     Raises:
         InputError: if the folder does not exist or is half-written, or the model is of a kind without masks.
     """
+    return load_model(name, AutoModelForMaskedLM, "a masked language model")
+
+
+def load_model(name: str, auto_class: Any, kind: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Model by one of transformers' Auto classes, in evaluation mode, and tokenizer, from a folder or the hub.
+
+    Raises:
+        InputError: if the folder does not exist or is half-written, or the model is not of that kind.
+    """
     if os.path.isdir(name) or name.startswith((".", "/", "~")) or name.count("/") > 1:
         check_model_folder(Path(name))
-    try:
+    with input_errors(f"model: expected {kind}, got {name}"):
         # Sizes that do not fit are refused below, in one line instead of a report and an exception.
-        model, loading = AutoModelForMaskedLM.from_pretrained(
-            name, output_loading_info=True, ignore_mismatched_sizes=True
-        )
+        model, loading = auto_class.from_pretrained(name, output_loading_info=True, ignore_mismatched_sizes=True)
         tokenizer = AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise InputError(
-            f"model: expected a masked language model, got {name}: {str(error).splitlines()[0]}"
-        ) from error
-    unusable = sorted(loading["missing_keys"]) + sorted(key for key, *_ in loading["mismatched_keys"])
-    if unusable:
-        more = f" and {len(unusable) - 1} others" if len(unusable) > 1 else ""
-        raise InputError(
-            f"model: expected weights that fit its config.json in {name}, got none for {unusable[0]}{more}"
-        )
+    absent = sorted(loading["missing_keys"]) + sorted(key for key, *_ in loading["mismatched_keys"])
+    # Heads of other tasks are left over as a matter of course, and of other models more than that.
+    encoder = re.compile(rf"({model.base_model_prefix}\.)?(encoder|embeddings)\.")
+    surplus = (
+        sorted(filter(encoder.match, loading["unexpected_keys"])) if model.config.model_type == "linformer" else []
+    )
+    for keys, got in ((absent, "none for"), (surplus, "no place for")):
+        if keys:
+            more = f" and {len(keys) - 1} others" if len(keys) > 1 else ""
+            raise InputError(f"model: expected weights that fit its config.json in {name}, got {got} {keys[0]}{more}")
     return model.eval(), tokenizer
 
 

@@ -38,11 +38,20 @@ from linformer_kit.errors import InputError
 from linformer_kit.heads import LinformerForMaskedLM
 from linformer_kit.predict import guess_held_out
 from linformer_kit.report import pretrain_markdown, write_pretrain_report
-from linformer_kit.settings import IGNORED_LABEL, CorpusSettings, PretrainSettings
+from linformer_kit.settings import IGNORED_LABEL, CorpusSettings, PretrainSettings, read_yaml
 from linformer_kit.training.arguments import training_arguments
-from linformer_kit.training.checkpoint import TWIN_FOLDER, check_output_dir, newest_whole_checkpoint, open_output_dir
+from linformer_kit.training.checkpoint import (
+    RUN_MARK,
+    TWIN_FOLDER,
+    TWIN_MARK,
+    check_output_dir,
+    newest_whole_checkpoint,
+    open_output_dir,
+    read_json,
+    write_whole,
+)
 from linformer_kit.training.metrics import unigram_entropy
-from linformer_kit.training.trainer import PretrainTrainer
+from linformer_kit.training.trainer import PretrainTrainer, check_training
 
 logger = logging.getLogger(__name__)
 
@@ -107,17 +116,21 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
     """
     # Before the work on the text: refuse what will not fit.
     LinformerConfig(**dataclasses.asdict(settings.model))
-    training_arguments(settings, Path("unused"))
+    check_training(settings)
     if not 0 < settings.mlm_probability < 1:
         raise InputError(f"mlm_probability: expected more than 0 and less than 1, got {settings.mlm_probability}")
     process = PartialState()
     if process.num_processes > 1 and settings.output_dir is None:
         raise InputError(f"output_dir: expected a folder for {process.num_processes} processes to share, got none")
     if process.is_main_process:
-        check_output_dir(settings.output_dir, resume=settings.resume, overwrite=settings.overwrite)
+        check_output_dir(
+            settings.output_dir, resume=settings.resume, overwrite=settings.overwrite, twin=_has_twin(settings)
+        )
         _check_resume(settings)
+    earlier = _earlier_results(settings)
     with process.main_process_first():
         data = load_data(settings)
+    model_config(settings, data.tokenizer, attention=settings.model.attention)  # refused while nothing is removed yet
     folder = Path(settings.output_dir or "")
     if process.is_main_process:
         _check_same_text(settings, data)
@@ -141,10 +154,13 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
         "versions": _versions(),
     }
     runs = {settings.model.attention: folder}
-    if settings.compare_full and settings.model.attention != "full":
+    if _has_twin(settings):
         runs["full"] = folder / TWIN_FOLDER
     for attention, model_folder in runs.items():
-        results["models"][attention] = train_model(settings, data, model_folder, attention=attention)
+        result = train_model(settings, data, model_folder, attention=attention)
+        if not result["seconds"]:  # it was finished: the times are those of its training
+            result |= {name: earlier.get(attention, result)[name] for name in ("seconds", "tokens_per_second")}
+        results["models"][attention] = result
         if process.is_main_process:
             write_pretrain_report(results, folder)
     for attention, result in results["models"].items():
@@ -293,6 +309,16 @@ def _unigram_entropy(data: Data) -> float:
     )
 
 
+def _has_twin(settings: PretrainSettings) -> bool:
+    return settings.compare_full and settings.model.attention != "full"
+
+
+def _earlier_results(settings: PretrainSettings) -> dict[str, Any]:
+    """What the run to be resumed has measured so far, by kind of attention."""
+    path = Path(settings.output_dir or "") / "metrics.json"
+    return read_json(path).get("models", {}) if settings.resume and path.exists() else {}
+
+
 def _check_resume(settings: PretrainSettings) -> None:
     """Refuse to continue a run as another one."""
     folder = Path(settings.output_dir or "")
@@ -305,8 +331,9 @@ def _check_resume(settings: PretrainSettings) -> None:
             raise InputError(
                 f"max_steps: expected at least the {updates} updates of {checkpoint}, got {settings.max_steps}"
             )
-    before, now = yaml.safe_load(path.read_text(encoding="utf-8")), dataclasses.asdict(settings)
-    for name in _IDENTITY:
+    before, now = read_yaml(path), dataclasses.asdict(settings)
+    # A twin may join a run, but its results would be lost without it.
+    for name in _IDENTITY if settings.compare_full else (*_IDENTITY, "compare_full"):
         old, new, place = before.get(name), now[name], name
         if isinstance(old, dict) and isinstance(new, dict) and old != new:
             inner = next(key for key in (*new, *old) if old.get(key) != new.get(key))
@@ -324,10 +351,10 @@ def _trainer_state(checkpoint: Path) -> TrainerState:
 
 def _check_same_text(settings: PretrainSettings, data: Data) -> None:
     """Refuse to continue on other text, or with a tokenizer whose ids mean something else."""
-    path = Path(settings.output_dir or "") / "run.json"
+    path = Path(settings.output_dir or "") / RUN_MARK
     if not settings.resume or not path.exists():
         return
-    before = json.loads(path.read_text(encoding="utf-8"))
+    before = read_json(path)
     for name, now in _fingerprints(data).items():
         if before.get(name) != now:
             raise InputError(f"resume: expected the {name.replace('_fingerprint', '')} of {path}, got another one")
@@ -344,7 +371,6 @@ def _save_run(settings: PretrainSettings, data: Data, folder: Path) -> None:
     """The resolved settings, and what else is needed to do the same again."""
     # Where, and what to do with what was there, are not what the run is: repeating it must not touch this one.
     resolved = {k: v for k, v in dataclasses.asdict(settings).items() if k not in ("output_dir", "resume", "overwrite")}
-    (folder / "settings.yaml").write_text(yaml.safe_dump(resolved, sort_keys=False), "utf-8")
     run = {
         "command": "pretrain",
         "arguments": sys.argv[1:],
@@ -352,7 +378,12 @@ def _save_run(settings: PretrainSettings, data: Data, folder: Path) -> None:
         **_fingerprints(data),
         "versions": _versions(),
     }
-    (folder / "run.json").write_text(json.dumps(run, indent=2) + "\n", encoding="utf-8")
+    text = json.dumps(run, indent=2) + "\n"
+    write_whole(folder / RUN_MARK, text)  # first: without it the rest is not known as ours
+    write_whole(folder / "settings.yaml", yaml.safe_dump(resolved, sort_keys=False))
+    if _has_twin(settings):
+        (folder / TWIN_FOLDER).mkdir(exist_ok=True)
+        write_whole(folder / TWIN_FOLDER / TWIN_MARK, text)
 
 
 def _versions() -> dict[str, str]:

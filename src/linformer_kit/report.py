@@ -15,6 +15,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from linformer_kit.training.checkpoint import write_whole
+
 _LABELLED_TOKENS = 40  # more than these have no room on an axis
 _HIGHEST_DRAWN = 100.0  # nats; a model that has diverged stays on the page
 
@@ -33,7 +35,7 @@ def write_pretrain_report(results: dict[str, Any], folder: Path) -> str:
     """
     _write_json(results, folder / "metrics.json")
     text = pretrain_markdown(results)
-    (folder / "metrics.md").write_text(text, encoding="utf-8")
+    write_whole(folder / "metrics.md", text)
     draw_perplexity(results, folder / "perplexity.png")
     return text
 
@@ -130,7 +132,7 @@ def write_inspection_report(results: dict[str, Any], folder: Path) -> str:
     """
     _write_json(results, folder / "inspection.json")
     text = inspection_markdown(results)
-    (folder / "inspection.md").write_text(text, encoding="utf-8")
+    write_whole(folder / "inspection.md", text)
     return text
 
 
@@ -212,7 +214,7 @@ def draw_projections(images: Sequence[Any], path: Path) -> None:
 
 def _write_json(results: dict[str, Any], path: Path) -> None:
     numbers = json.dumps(_finite(results), indent=2, ensure_ascii=False, allow_nan=False)
-    path.write_text(numbers + "\n", encoding="utf-8")
+    write_whole(path, numbers + "\n")
 
 
 def _finite(value: Any) -> Any:

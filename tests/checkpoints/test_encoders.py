@@ -134,5 +134,5 @@ def test_half_a_model_refused(tmp_path):
     with pytest.raises(InputError, match=r"expected all weights of BertModel, got none for encoder\.layer\.1\.output"):
         load(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"broken")
-    with pytest.raises(InputError, match="expected a pretrained encoder, got"):
+    with pytest.raises(InputError, match="source: expected a pretrained encoder, got"):
         load(tmp_path)

@@ -129,6 +129,14 @@ def test_folder_without_tokenizer(tmp_path, with_config):
         load_tokenizer(str(tmp_path), max_length=67)
 
 
+@pytest.mark.parametrize("content", ["{}", "{", '{"model": 3}'])
+def test_damaged_tokenizer(saved, tmp_path, content):
+    (tmp_path / "tokenizer.json").write_text(content)
+    message = f"tokenizer {tmp_path}: expected a folder with tokenizer.json, as save_pretrained writes it"
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        load_tokenizer(str(tmp_path), max_length=67)
+
+
 @pytest.mark.parametrize("name", ["nobody/nothing", "./no/such/folder"])
 def test_no_tokenizer_of_that_name(name):
     message = f"tokenizer {name}: expected a folder or an id on the Hugging Face hub, and neither was found"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 import torch
 
+from linformer_kit import InputError
 from linformer_kit.cli import parse
 from linformer_kit.training.arguments import training_arguments
 
@@ -45,6 +47,13 @@ def test_what_is_asked_for_wins(processor, available, asked, result, tmp_path):
 def test_half_precision_is_not_both(processor, tmp_path):
     processor(True)
     assert build(tmp_path, trainer={"fp16": True}).bf16 is False
+
+
+@pytest.mark.parametrize("fields", [None, {1: 2}, ["adam_beta2"]])
+def test_trainer_fields_have_names(fields, tmp_path):
+    message = f"trainer: expected fields of TrainingArguments by name, got {fields!r}"
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        build(tmp_path, trainer=fields)
 
 
 def test_trainer_fields_arrive(processor, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -10,7 +11,14 @@ import torch
 from safetensors.torch import save_file
 
 from linformer_kit import InputError
-from linformer_kit.training.checkpoint import check_output_dir, holds_run, newest_whole_checkpoint, open_output_dir
+from linformer_kit.training.checkpoint import (
+    check_output_dir,
+    holds_run,
+    newest_whole_checkpoint,
+    open_output_dir,
+    read_json,
+    write_whole,
+)
 
 
 def checkpoint(folder: Path, step: int) -> Path:
@@ -55,25 +63,36 @@ def test_no_folder_holds_no_checkpoint(tmp_path):
 
 def test_a_folder_with_a_run_is_refused(tmp_path):
     checkpoint(tmp_path, 5)
+    (tmp_path / "run.json").write_text("{}")
     message = f"expected a folder without a run, but {tmp_path} holds one; continue it with --resume or remove it with"
     with pytest.raises(InputError, match=re.escape(message)):
         check_output_dir(str(tmp_path), resume=False, overwrite=False)
     check_output_dir(str(tmp_path), resume=True, overwrite=False)
-    (tmp_path / "run.json").write_text("{}")
     check_output_dir(str(tmp_path), resume=False, overwrite=True)
     assert holds_run(tmp_path), "checking removes nothing"
 
 
-def test_a_file_is_refused(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="output_dir: expected a folder, got the file"):
-        check_output_dir(str(tmp_path / "file"), resume=False, overwrite=False)
+@pytest.mark.parametrize("output_dir", ["runs", "runs/below/it", "link", None])
+def test_a_file_is_refused(output_dir, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").write_text("")
+    (tmp_path / "link").symlink_to("nowhere")
+    with pytest.raises(InputError, match=r"^output_dir: expected a folder, got the file (runs|link)$"):
+        check_output_dir(output_dir, resume=False, overwrite=False)
+
+
+def test_a_folder_that_may_not_be_written_to_is_refused(tmp_path, monkeypatch):
+    """The tests may run as root, who may write everywhere: the answer of the system is the only thing not real here."""
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    message = f"output_dir: expected a folder to write to, got {tmp_path}, which may not be written to"
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        check_output_dir(str(tmp_path / "new" / "one"), resume=False, overwrite=False)
 
 
 def test_overwrite_removes_the_run_and_nothing_else(tmp_path):
     checkpoint(tmp_path, 5)
     checkpoint(tmp_path / "full", 5)
-    for name in ("metrics.json", "runs/date_host/events.out.tfevents.1", "full/model.safetensors"):
+    for name in ("metrics.json", "runs/date_host/events.out.tfevents.1", "full/model.safetensors", "full/twin.json"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("{}")
     (tmp_path / "notes.txt").write_text("mine")
@@ -83,7 +102,7 @@ def test_overwrite_removes_the_run_and_nothing_else(tmp_path):
 
 def test_overwrite_keeps_runs_and_files_that_stand_where_a_run_writes(tmp_path):
     kept = {"runs/pretrain-1/model.safetensors", "runs/pretrain-1/runs/x/events.out.tfevents.1", "full/notes.txt"}
-    for name in (*kept, "run.json", "full/config.json"):
+    for name in (*kept, "run.json", "full/config.json", "full/twin.json"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("{}")
     open_output_dir(str(tmp_path), command="pretrain", overwrite=True)
@@ -95,10 +114,47 @@ def test_runs_of_others_below_do_not_make_a_run(tmp_path):
     assert not holds_run(tmp_path)
 
 
-def test_a_model_of_others_is_not_overwritten(tmp_path):
-    (tmp_path / "model.safetensors").write_text("")
-    with pytest.raises(InputError, match=r"overwrite: expected run\.json in"):
-        check_output_dir(str(tmp_path), resume=False, overwrite=True)
+def test_overwrite_keeps_what_stands_in_the_place_of_a_twin(tmp_path):
+    """Files of a model, and even a run of its own, that somebody put there."""
+    for name in ("run.json", "full/config.json", "full/model.safetensors", "full/run.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    open_output_dir(str(tmp_path), command="pretrain", overwrite=True)
+    assert {path.name for path in tmp_path.rglob("*")} == {"full", "config.json", "model.safetensors", "run.json"}
+    assert not (tmp_path / "run.json").exists()
+
+
+@pytest.mark.parametrize("options", [{}, {"resume": True}, {"overwrite": True}])
+@pytest.mark.parametrize(("place", "mark"), [(".", "run.json"), ("full", "twin.json")])
+def test_a_model_of_others_is_neither_resumed_nor_overwritten(place, mark, options, tmp_path):
+    folder = tmp_path / place
+    folder.mkdir(exist_ok=True)
+    (folder / "model.safetensors").write_text("")
+    options = {"resume": False, "overwrite": False, "twin": True, **options}
+    message = f"output_dir: expected no model that is not ours, but {folder} holds one without {mark}"
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        check_output_dir(str(tmp_path), **options)
+    if place == "full":
+        check_output_dir(str(tmp_path), **{**options, "twin": False})
+
+
+def test_a_text_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "run.json"
+    write_whole(path, "old")
+    monkeypatch.setattr(Path, "write_text", lambda path, *_, **__: path.write_bytes(b"ne") and 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        write_whole(path, "new")
+    assert path.read_text() == "old"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("{", "expected JSON, got Expecting"), ("3", "expected JSON of names and values, got int"), ("[" * 10**5, "expected JSON, got maximum")],
+)  # fmt: skip
+def test_json_that_is_none_is_refused(content, message, tmp_path):
+    (tmp_path / "run.json").write_text(content)
+    with pytest.raises(InputError, match=f"^{re.escape(str(tmp_path / 'run.json'))}: {message}"):
+        read_json(tmp_path / "run.json")
 
 
 def test_the_default_folder_is_a_new_one_each_time(tmp_path, monkeypatch):

@@ -90,6 +90,16 @@ def test_resumed_equals_uninterrupted(build, tmp_path, workers):
             assert torch.equal(ours, theirs)
 
 
+def test_a_resumed_run_evaluates_saves_and_logs_as_often_as_it_is_told(build, tmp_path):
+    build("whole", eval_strategy="steps", eval_steps=3).train()
+    resumed = build("whole", eval_strategy="steps", eval_steps=2, save_steps=5, logging_steps=4)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
+    later = [entry for entry in resumed.state.log_history if entry["step"] > 3]
+    assert [entry["step"] for entry in later if "eval_loss" in entry] == [4, 6, 7], "and at the end"
+    assert [entry["step"] for entry in later if "loss" in entry] == [4]
+    assert (tmp_path / "whole" / "checkpoint-5").exists()
+
+
 def test_every_epoch_has_its_own_order_and_masks(build):
     trainer = build(max_steps=10)
     seen: list[torch.Tensor] = []

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoModel, PreTrainedTokenizerBase
 
 from linformer_kit.errors import InputError
 from linformer_kit.modeling import LinformerModel
-from linformer_kit.predict import check_model_folder
+from linformer_kit.predict import load_model
 from linformer_kit.projection import ConvProjection, LinearProjection, RandomProjection, SequenceProjection
 from linformer_kit.report import draw_context_mappings, draw_projections, write_inspection_report
 from linformer_kit.settings import InspectSettings
@@ -203,15 +203,7 @@ def _tokens(
 
 
 def _load(name: str) -> tuple[LinformerModel, PreTrainedTokenizerBase]:
-    if Path(name).is_dir() or name.startswith((".", "/", "~")):
-        check_model_folder(Path(name))
-    try:
-        model, loading = AutoModel.from_pretrained(name, output_loading_info=True)
-        tokenizer = AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        raise InputError(f"model: expected a Linformer, got {name}: {str(error).splitlines()[0]}") from error
+    model, tokenizer = load_model(name, AutoModel, "a Linformer")
     if not isinstance(model, LinformerModel):
         raise InputError(f"model: expected a Linformer, got {name}, a {model.config.model_type}")
-    if loading["missing_keys"]:
-        raise InputError(f"model: expected all weights in {name}, got none for {min(loading['missing_keys'])}")
-    return model.eval(), tokenizer
+    return model, tokenizer

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig
 
 from linformer_kit.checkpoints.build import build_model, linformer_config
-from linformer_kit.errors import InputError
+from linformer_kit.errors import InputError, input_errors
 from linformer_kit.heads import (
     LinformerForMaskedLM,
     LinformerForQuestionAnswering,
@@ -85,20 +84,18 @@ def read_encoder(
     source = str(source)
     if os.path.isdir(source):
         _check_folder(Path(source))
-    try:
+    wanted = f"source: expected a pretrained encoder, got {source}"
+    with input_errors(wanted):
         config = AutoConfig.from_pretrained(source)
-        if config.model_type not in model_types:
-            raise InputError(f"{source}: expected a model of type {', '.join(model_types)}, got {config.model_type}")
-        architecture = (getattr(config, "architectures", None) or [""])[0]
-        class_name = next((end for end in classes if architecture.endswith(end)), None)
-        if class_name is None:
-            raise InputError(f"{source}: expected an architecture ending in {', '.join(classes)}, got {architecture!r}")
-        _check_attention(source, config)
+    if config.model_type not in model_types:
+        raise InputError(f"{source}: expected a model of type {', '.join(model_types)}, got {config.model_type}")
+    architecture = (getattr(config, "architectures", None) or [""])[0]
+    class_name = next((end for end in classes if architecture.endswith(end)), None)
+    if class_name is None:
+        raise InputError(f"{source}: expected an architecture ending in {', '.join(classes)}, got {architecture!r}")
+    _check_attention(source, config)
+    with input_errors(wanted):
         loaded, info = getattr(transformers, architecture).from_pretrained(source, output_loading_info=True)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{source}: expected a pretrained encoder, got {str(error).splitlines()[0]}") from error
     missing = {name for name in info["missing_keys"] if not name.startswith("pooler.")}
     if missing:
         raise InputError(f"{source}: expected all weights of {architecture}, got none for {min(missing)}")

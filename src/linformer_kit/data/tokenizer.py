@@ -82,7 +82,7 @@ def load_tokenizer(name_or_path: str, *, max_length: int) -> PreTrainedTokenizer
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(name_or_path)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # a damaged file makes the libraries raise whatever comes
         if Path(name_or_path).exists():
             expected = "a folder with tokenizer.json, as save_pretrained writes it"
         else:

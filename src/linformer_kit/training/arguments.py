@@ -11,7 +11,7 @@ import torch
 from transformers import TrainingArguments
 from transformers.integrations import get_reporting_integration_callbacks
 
-from linformer_kit.errors import InputError
+from linformer_kit.errors import InputError, input_errors
 from linformer_kit.settings import PretrainSettings
 
 _AT_LEAST_ONE = (
@@ -36,6 +36,22 @@ _FIXED: dict[str, Any] = {
     "logging_nan_inf_filter": False,
     "disable_tqdm": True,
 }
+# What would take more than a field: a model split over devices, kernels of other models, a hub, checkpoints that no run
+# goes on from, another way to measure.
+_UNSUPPORTED = (
+    "debug",
+    "deepspeed",
+    "fsdp",
+    "fsdp_config",
+    "include_for_metrics",
+    "label_names",
+    "liger_kernel_config",
+    "parallelism_config",
+    "prediction_loss_only",
+    "push_to_hub",
+    "save_only_model",
+    "use_liger_kernel",
+)
 
 
 def training_arguments(settings: PretrainSettings, folder: Path) -> TrainingArguments:
@@ -46,8 +62,8 @@ def training_arguments(settings: PretrainSettings, folder: Path) -> TrainingArgu
         folder: Where checkpoints and logs go.
 
     Raises:
-        InputError: for numbers out of range, and for names below `trainer` that are unknown or have a setting of
-            their own.
+        InputError: for numbers out of range, and for names below `trainer` that are unknown, have a setting of
+            their own or ask for what pretraining cannot do.
     """
     if settings.seed >= 2**32:
         raise InputError(f"seed: expected 0 to {2**32 - 1}, got {settings.seed}")
@@ -60,25 +76,25 @@ def training_arguments(settings: PretrainSettings, folder: Path) -> TrainingArgu
     defaults = {"use_cpu": not torch.accelerator.is_available(), "dataloader_pin_memory": torch.cuda.is_available()}
     extra = defaults | settings.trainer
     bf16 = _use_bf16(settings, on_cpu=bool(extra["use_cpu"]))
-    try:
+    with input_errors("training"):
         arguments = TrainingArguments(output_dir=str(folder), bf16=bf16, **extra, **shared, **_FIXED)
-    except (TypeError, ValueError, ImportError) as error:
-        raise InputError(f"training: {str(error).splitlines()[0]}") from error
-    try:
+    with input_errors("report_to"):
         for logger in get_reporting_integration_callbacks(arguments.report_to):
             logger()  # says whether its package is there
-    except (ValueError, RuntimeError, ImportError) as error:
-        raise InputError(f"report_to: {str(error).splitlines()[0]}") from error
     return arguments
 
 
 def _check_trainer_fields(fields: dict[str, Any]) -> None:
+    if not isinstance(fields, dict) or not all(isinstance(name, str) for name in fields):
+        raise InputError(f"trainer: expected fields of TrainingArguments by name, got {fields!r}")
     known = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
     for name, value in fields.items():
         if name in _SHARED or name in ("bf16", "output_dir"):
             raise InputError(f"trainer.{name}: expected --{name}, which is a setting of its own")
         if name in _FIXED:
             raise InputError(f"trainer.{name}: expected another field, pretraining sets this one to {_FIXED[name]}")
+        if name in _UNSUPPORTED:
+            raise InputError(f"trainer.{name}: expected another field, pretraining does not support this one")
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f" (did you mean {close[0]}?)" if close else ""

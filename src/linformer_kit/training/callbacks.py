@@ -1,4 +1,4 @@
-"""What a person sees while a model trains."""
+"""What a person sees while a model trains, and how often."""
 
 from __future__ import annotations
 
@@ -84,3 +84,12 @@ class ProgressBar(TrainerCallback):
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+class ArgumentIntervals(TrainerCallback):
+    """Evaluates, saves and logs as often as the arguments say: a checkpoint brings the intervals of its own run."""
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        state.compute_steps(args, state.max_steps)

@@ -4,72 +4,98 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import re
 import shutil
 import zipfile
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
 from linformer_kit.errors import InputError
 
+_NEW_FOLDERS = "runs"  # where folders go that nobody has named
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")
-# What a run leaves at the top of its folder; what `overwrite` removes, and nothing else.
+TWIN_FOLDER = "full"  # the full-attention twin
+# What proves that a folder is a run of ours, or its twin: without it, files that stand where ours would are another's.
+RUN_MARK = "run.json"
+TWIN_MARK = "twin.json"
+# What a run leaves at the top of its folder, and what `overwrite` removes of it, the marks last.
 RUN_FILES = (
     "config.json",
     "model.safetensors",
     "metrics.json",
     "metrics.md",
     "perplexity.png",
-    "run.json",
     "settings.yaml",
     "tokenizer.json",
     "tokenizer_config.json",
+    TWIN_MARK,
+    RUN_MARK,
 )
-TWIN_FOLDER = "full"  # the full-attention twin, a run of its own
 
 
-def check_output_dir(output_dir: str | None, *, resume: bool, overwrite: bool) -> None:
+def check_output_dir(output_dir: str | None, *, resume: bool, overwrite: bool, twin: bool = False) -> None:
     """Refuse an output folder that another run would be lost in.
 
     Args:
         output_dir: The folder, or None for a new one.
         resume: Whether a run that is there goes on.
         overwrite: Whether a run that is there is removed.
+        twin: Whether a full-attention twin is trained as well.
 
     Raises:
-        InputError: if the folder holds a run and neither is given, or both are, or it is a file, or what is to be
-            overwritten is not a run of ours.
+        InputError: if the folder holds a run and neither is given, or both are, or no such folder can be made, or it
+            holds a model that is not ours.
     """
     if resume and overwrite:
         raise InputError("resume, overwrite: expected at most one of them, got both")
+    if output_dir is None and resume:
+        raise InputError("resume: expected an output_dir to resume in, got none")
+    folder = Path(output_dir or _NEW_FOLDERS)
+    _check_writable(folder)
     if output_dir is None:
-        if resume:
-            raise InputError("resume: expected an output_dir to resume in, got none")
         return
-    folder = Path(output_dir)
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"output_dir: expected a folder, got the file {folder}")
-    if holds_run(folder) and overwrite and not (folder / "run.json").exists():
-        raise InputError(
-            f"overwrite: expected run.json in {folder}, as every run leaves one, got other files of a model"
-        )
-    if holds_run(folder) and not (resume or overwrite):
-        raise InputError(
-            f"output_dir: expected a folder without a run, but {folder} holds one; "
-            "continue it with --resume or remove it with --overwrite"
-        )
+    for place, mark in ((folder, RUN_MARK), (folder / TWIN_FOLDER, TWIN_MARK))[: 1 + twin]:
+        if not holds_run(place):
+            continue
+        if not (place / mark).exists():
+            raise InputError(f"output_dir: expected no model that is not ours, but {place} holds one without {mark}")
+        if not (resume or overwrite):
+            raise InputError(
+                f"output_dir: expected a folder without a run, but {place} holds one; "
+                "continue it with --resume or remove it with --overwrite"
+            )
 
 
 def open_output_dir(output_dir: str | None, *, command: str, overwrite: bool) -> Path:
     """Make the folder, or a new one, `runs/<command>-<date>-<time>`; with `overwrite` remove the run that is there."""
     if output_dir is None:
-        return _new_folder(Path("runs"), f"{command}-{datetime.datetime.now():%Y%m%d-%H%M%S}")
+        return _new_folder(Path(_NEW_FOLDERS), f"{command}-{datetime.datetime.now():%Y%m%d-%H%M%S}")
     folder = Path(output_dir)
     if overwrite:
         _remove_run(folder)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text at once: whoever reads, even after a crash, finds all of the new one or all of the old."""
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file of names and values, refused in one line if it is none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: expected JSON, got {error}") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: expected JSON of names and values, got {type(content).__name__}")
+    return content
 
 
 def holds_run(folder: Path) -> bool:
@@ -80,6 +106,15 @@ def holds_run(folder: Path) -> bool:
 def newest_whole_checkpoint(folder: Path) -> Path | None:
     """The checkpoint with the most updates of which every file is there and readable, or None."""
     return next((path for path in _checkpoints(folder) if _is_whole(path)), None)
+
+
+def _check_writable(folder: Path) -> None:
+    """Refuse a folder that could not be made or written to, after all the work on the text."""
+    nearest = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    if not nearest.is_dir():
+        raise InputError(f"output_dir: expected a folder, got the file {nearest}")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise InputError(f"output_dir: expected a folder to write to, got {nearest}, which may not be written to")
 
 
 def _checkpoints(folder: Path) -> list[Path]:
@@ -104,6 +139,9 @@ def _is_whole(checkpoint: Path) -> bool:
 
 def _remove_run(folder: Path) -> None:
     """Remove what a run has written, and no folder that holds anything else."""
+    twin = folder / TWIN_FOLDER
+    if (twin / TWIN_MARK).exists():
+        _remove_run(twin)
     for path in _checkpoints(folder):
         shutil.rmtree(path)
     for name in RUN_FILES:
@@ -111,9 +149,6 @@ def _remove_run(folder: Path) -> None:
     logs = folder / "runs"
     for path in logs.glob("*/events.out.tfevents*"):
         path.unlink()
-    twin = folder / TWIN_FOLDER
-    if twin.is_dir():
-        _remove_run(twin)
     for path in (*logs.glob("*"), logs, twin):
         if path.is_dir() and not any(path.iterdir()):
             path.rmdir()

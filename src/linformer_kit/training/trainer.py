@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import EvalPrediction, PrinterCallback, ProgressCallback, Trainer, TrainingArguments
 
+from linformer_kit.configuration import LinformerConfig
 from linformer_kit.data.masking import EpochSampler, MaskedBlocks
-from linformer_kit.training.callbacks import ProgressBar
+from linformer_kit.errors import input_errors
+from linformer_kit.heads import LinformerForMaskedLM
+from linformer_kit.settings import PretrainSettings
+from linformer_kit.training.arguments import training_arguments
+from linformer_kit.training.callbacks import ArgumentIntervals, ProgressBar
 from linformer_kit.training.metrics import masked_token_losses
 
 
@@ -48,6 +55,7 @@ class PretrainTrainer(Trainer):
         tokens = self.args.train_batch_size * args.gradient_accumulation_steps * args.world_size * seq_len
         self.progress = ProgressBar(tokens_per_update=tokens)
         self.add_callback(self.progress)
+        self.add_callback(ArgumentIntervals)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> torch.utils.data.Sampler | None:
         """Order and epoch come from one sampler, so both reach worker processes and survive a resume."""
@@ -74,6 +82,26 @@ class PretrainTrainer(Trainer):
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         output.metrics[f"{metric_key_prefix}_loss"] = output.metrics.pop(f"{metric_key_prefix}_mean_token_loss")
         return output
+
+
+def check_training(settings: PretrainSettings) -> None:
+    """Refuse settings that no trainer can be made of, before anything is read, written or removed.
+
+    transformers looks at many of its arguments only when it builds the trainer, the optimizer and the schedule, so they
+    are built, for the smallest model that there is.
+
+    Raises:
+        InputError: for whatever is refused.
+    """
+    sizes = ("vocab_size", "max_position_embeddings", "projected_dim", "hidden_size", "intermediate_size")
+    fields: dict[str, Any] = dict.fromkeys((*sizes, "num_hidden_layers", "num_attention_heads"), 1)
+    fields |= dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
+    model = LinformerForMaskedLM(LinformerConfig(**fields))
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = training_arguments(settings, Path(folder))
+        with input_errors("trainer"):
+            trainer = Trainer(model, arguments, eval_dataset={}, compute_metrics=_mean_token_loss)
+            trainer.create_optimizer_and_scheduler(num_training_steps=settings.max_steps)
 
 
 def _mean_token_loss(prediction: EvalPrediction) -> dict[str, float]:
