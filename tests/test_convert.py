@@ -67,6 +67,7 @@ def test_a_fairseq_file(tmp_path, capsys):
     ("arguments", "message"),
     [
         (["nowhere", "OUT"], "source: expected a pretrained encoder, got nowhere: "),
+        (["NOWHERE", "OUT"], "source: expected a folder, a hub id or a fairseq file, got"),
         (["SOURCE", "SOURCE"], "out: expected a new or empty folder, got"),
         (
             ["SOURCE", "OUT", "--projected_dim", "99"],

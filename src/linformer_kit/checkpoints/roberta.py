@@ -82,7 +82,7 @@ def read_encoder(
         InputError: if it is of another kind, not whole, or has parts that a Linformer has not.
     """
     source = str(source)
-    if os.path.isdir(source):
+    if os.path.isdir(source) or source.startswith((".", "/", "~")) or source.count("/") > 1:  # no hub id
         _check_folder(Path(source))
     wanted = f"source: expected a pretrained encoder, got {source}"
     with input_errors(wanted):
@@ -136,6 +136,8 @@ def build_linear(
 
 
 def _check_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise InputError(f"source: expected a folder, a hub id or a fairseq file, got {folder}, which does not exist")
     if not (folder / "config.json").is_file():
         raise InputError(f"{folder}: expected config.json of a pretrained encoder, got none")
     try:
