@@ -64,6 +64,14 @@ def test_pooling_makes_new_windows_for_fewer_slots(config):
     assert torch.equal(model(ids).last_hidden_state, small(ids).last_hidden_state)
 
 
+def test_a_single_number_is_for_those_that_have_more(config):
+    model = LinformerModel(config(projected_dim=[[7, 5, 2], [3, 2, 6]])).eval()
+    model.set_projected_dim(4)
+    weights = model(tokens(1, 31), output_attentions=True).attentions
+    slots = [[(w[0, head] > 0).any(dim=0).sum().item() for head in range(3)] for w in weights]
+    assert slots == [[4, 4, 2], [3, 2, 4]]
+
+
 def test_a_saved_model_keeps_all_its_slots(config, tmp_path):
     model = randomise(LinformerModel(config())).eval()
     ids = tokens(2, 31)
@@ -79,7 +87,11 @@ def test_a_saved_model_keeps_all_its_slots(config, tmp_path):
         ({}, 8, "projected_dim: expected at most [7, 7, 7] by head in layer 0, got [8, 8, 8]"),
         ({}, 0, "projected_dim: expected 1 to 37 (max_position_embeddings), got 0"),
         ({}, [5], "projected_dim: expected one for each of 2 layers, got [5]"),
-        ({"projected_dim": [7, 3]}, 5, "projected_dim: expected at most [3, 3, 3] by head in layer 1, got [5, 5, 5]"),
+        (
+            {"projected_dim": [7, 3]},
+            [5, 5],
+            "projected_dim: expected at most [3, 3, 3] by head in layer 1, got [5, 5, 5]",
+        ),
         ({"projection": "conv"}, 5, "the kernel of a convolution is tied to it, got [5, 7]"),
         ({"attention": "full"}, 5, "set_projected_dim: expected a model with attention linformer, got full"),
     ],

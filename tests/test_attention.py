@@ -9,7 +9,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from linformer_kit import InputError, LinearProjection, LinformerAttention
+from linformer_kit import ConvProjection, InputError, LinearProjection, LinformerAttention
 from linformer_kit.projection import PROJECTIONS, SHORTER_INPUTS
 from tests.conftest import randomise
 from tests.reference.attention import attention_reference
@@ -214,6 +214,7 @@ def test_a_layer_of_the_longest_length_starts_as_healthy_as_a_short_one():
 
 
 X = torch.zeros(2, 23, EMBED)
+SHARED = LinearProjection(N, K, num_heads=HEADS, sharing="layerwise")
 
 
 @pytest.mark.parametrize(
@@ -229,6 +230,14 @@ X = torch.zeros(2, 23, EMBED)
         ({"key_padding_mask": torch.ones(2, 23).long()}, "got torch.int64 [2, 23]"),
         ({"key_padding_mask": torch.ones(2, 23)}, "expected bool, or floating point of only 0 and -inf"),
         ({"key_lengths": torch.ones(3).long()}, "key_lengths: expected [2] of torch.int64 or torch.int32, got [3] of"),
+        ({"key_lengths": torch.tensor([3, 24])}, "key_lengths: expected 0 to 23, got 24"),
+        ({"key_lengths": torch.tensor([3, -1])}, "key_lengths: expected 0 to 23, got -1"),
+        (
+            {"key_lengths": torch.tensor([3.0, 1])},
+            "key_lengths: expected [2] of torch.int64 or torch.int32, got [2] of",
+        ),
+        ({"key_lengths": [3, 1]}, "key_lengths: expected [2] of torch.int64 or torch.int32, got [3, 1]"),
+        ({"key": X[:, :0], "value": X[:, :0]}, "key: expected at least one position, got none"),
         (
             {"key_lengths": torch.ones(2).long(), "key_padding_mask": torch.zeros(2, 23, dtype=torch.bool)},
             "key_padding_mask, key_lengths: expected at most one of them, got both",
@@ -250,12 +259,50 @@ def test_calls_refused(arguments, message):
         ({"dropout": 1.5}, "dropout: expected a number from 0 up to but not 1, got 1.5"),
         ({"projected_dim": 2.5}, "projected_dim: expected 1 to 31 (the longest sequence), got 2.5"),
         ({"bias_order": "never"}, "bias_order: expected one of before_projection, after_projection, got 'never'"),
+        ({"dropout": "0"}, "dropout: expected a number from 0 up to but not 1, got '0'"),
+        ({"max_seq_len": 12.5}, "seq_len: expected a positive integer, got 12.5"),
+        ({"projection": torch.nn.Linear(3, 3)}, "projection: expected a name, a projection module or None, got Linear"),
+        ({"projection": SHARED, "max_seq_len": 37}, "max_seq_len: expected 31, as the projection has, got 37"),
+        ({"projection": SHARED, "sharing": "none"}, "sharing: expected 'layerwise', as the projection has, got 'none'"),
+        ({"projection": SHARED, "shorter_input": "stretch"}, "shorter_input: expected 'prefix', as the projection has"),
+        ({"projection": SHARED, "projected_dim": 9}, "projected_dim: expected 1 to 7 (those of the projection), got 9"),
         ({"projected_dim": None}, "max_seq_len and projected_dim: expected a number each, got None"),
     ],
 )
 def test_constructions_refused(arguments, message):
     with pytest.raises(InputError, match=re.escape(message)):
         LinformerAttention(**{"embed_dim": 33, "num_heads": 3, "max_seq_len": 31, "projected_dim": 7, **arguments})
+
+
+def test_a_kernel_for_other_heads_is_refused():
+    layer = LinformerAttention(EMBED, HEADS, projection=ConvProjection(N, K, num_heads=HEADS, head_dim=5))
+    with pytest.raises(InputError, match="head_dim: expected 5, as the kernel has, got 11"):
+        layer(X, X, X)
+
+
+@pytest.mark.parametrize("projection", ["linear", None])
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_dropout_acts_while_training_only(projection, need_weights):
+    layer, x = LinformerAttention(EMBED, HEADS, N, K, projection=projection, dropout=0.5), torch.randn(2, 23, EMBED)
+
+    def run() -> torch.Tensor:
+        return layer(x, x, x, need_weights=need_weights)[0]
+
+    assert not torch.equal(run(), run())
+    layer.eval()
+    assert torch.equal(run(), run())
+
+
+def test_with_e_equal_to_f_the_sequence_is_compressed_once():
+    """Counted by torch: beside E·X itself nothing of the size of the sequence but W_Q, W_O and attention."""
+
+    def cost(sharing: str) -> int:
+        layer, x = LinformerAttention(32, 4, 96, 8, sharing=sharing), torch.randn(1, 96, 32)
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            layer(x, x, x)
+        return counter.get_total_flops()
+
+    assert cost("headwise") - cost("key_value") == 2 * 8 * 96 * 32
 
 
 def test_unknown_arguments_are_refused():

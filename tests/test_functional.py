@@ -114,13 +114,25 @@ def test_every_beginning_of_the_order_is_spread(count):
 
 def test_stretch_matrix_by_hand():
     matrix = torch.tensor([[1.0, 2, 3, 4]])
-    shorter = functional.stretch_matrix(matrix, torch.tensor([2, 3, 4]), 4)
-    assert shorter.shape == (3, 1, 4)
-    torch.testing.assert_close(shorter[0, 0], torch.tensor([3.0, 7, 0, 0]))
-    torch.testing.assert_close(shorter[1, 0], torch.tensor([1 + 2 / 3, 4 / 3 + 2, 1 + 4.0, 0])[[0, 1, 2, 3]])
-    assert torch.equal(shorter[2], matrix)
-    longer = functional.stretch_matrix(matrix, torch.tensor([8]), 8)[0]
-    torch.testing.assert_close(longer, torch.tensor([[0.5, 0.5, 1, 1, 1.5, 1.5, 2, 2]]))
+    torch.testing.assert_close(functional.stretch_matrix(matrix, 2), torch.tensor([[3.0, 7]]))
+    torch.testing.assert_close(functional.stretch_matrix(matrix, 3), torch.tensor([[1 + 2 / 3, 4 / 3 + 2, 1 + 4.0]]))
+    torch.testing.assert_close(functional.stretch_matrix(matrix, 8), torch.tensor([[0.5, 0.5, 1, 1, 1.5, 1.5, 2, 2]]))
+
+
+def test_stretch_tokens_by_hand():
+    hidden = torch.tensor([[3.0], [6.0], [12.0], [0.0]]).expand(3, -1, -1)
+    stretched = functional.stretch_tokens(hidden, torch.tensor([1, 2, 3]), 4)[..., 0]
+    torch.testing.assert_close(stretched, torch.tensor([[3.0, 3, 3, 3], [3, 3, 6, 6], [3, 5, 8, 12]]))
+
+
+@pytest.mark.parametrize("length", [1, 5, 16, 17])
+def test_stretching_the_tokens_is_stretching_the_matrix(length):
+    matrix, hidden = torch.randn(3, 17, dtype=torch.float64), torch.randn(1, 17, 5, dtype=torch.float64)
+    stretched = functional.stretch_tokens(hidden, torch.tensor([length]), 17)
+    expected = functional.stretch_matrix(matrix, length) @ hidden[:, :length]
+    torch.testing.assert_close(matrix @ stretched, expected, rtol=1e-10, atol=1e-10)
+    if length == 17:
+        assert torch.equal(stretched, hidden)
 
 
 def test_pooling_windows_by_hand():

@@ -280,14 +280,17 @@ def test_compiles_as_one_graph(config, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_exported_once_for_every_length(config, kind):
-    model = randomise(LinformerModel(config(**fields(kind)))).eval()
+@pytest.mark.parametrize("shorter_input", SHORTER_INPUTS)
+def test_exported_once_for_every_size(config, kind, shorter_input):
+    model = randomise(LinformerModel(config(shorter_input=shorter_input, **fields(kind)))).eval()
     ids = tokens(2, 23)
+    batch = torch.export.Dim("batch", min=1, max=5)
     length = torch.export.Dim("length", min=2, max=SIZES["max_position_embeddings"])
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    program = torch.export.export(model, (), inputs, dynamic_shapes={name: {1: length} for name in inputs}).module()
-    for seq_len in (2, SIZES["projected_dim"], 29, SIZES["max_position_embeddings"]):
-        ids, mask = tokens(2, seq_len), torch.ones(2, seq_len, dtype=torch.long)
+    sizes = {name: {0: batch, 1: length} for name in inputs}
+    program = torch.export.export(model, (), inputs, dynamic_shapes=sizes).module()
+    for rows, seq_len in ((1, 2), (3, SIZES["projected_dim"]), (2, 29), (5, SIZES["max_position_embeddings"])):
+        ids, mask = tokens(rows, seq_len), torch.ones(rows, seq_len, dtype=torch.long)
         mask[0, 1:] = 0
         ours, theirs = (f(input_ids=ids, attention_mask=mask).last_hidden_state for f in (program, model))
         torch.testing.assert_close(ours[mask == 1], theirs[mask == 1], rtol=1e-4, atol=1e-4)

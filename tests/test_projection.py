@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 import torch
 
-from linformer_kit import InputError, LinearProjection
+from linformer_kit import InputError, LinearProjection, RandomProjection
 from linformer_kit.functional import pooling_matrix
 from linformer_kit.projection import PROJECTIONS, build_projection
 from linformer_kit.settings import Projection
@@ -32,11 +32,43 @@ def test_start_is_scaled_pooling_in_an_order_whose_beginning_is_spread():
         assert torch.equal(matrix, pooling_matrix(7, 31)[[0, 4, 2, 6, 1, 5, 3]])
 
 
+def test_random_entries_have_variance_one_over_k():
+    """The matrix of Theorems 1 and 2, whatever n is; extended, its new columns are like the old ones."""
+    for k, n in ((16, 4096), (64, 2048)):
+        projection = RandomProjection(n, k, num_heads=3)
+        assert projection.matrix.std().item() == pytest.approx(k**-0.5, rel=0.02)
+        old = projection.matrix.clone()
+        projection.resize(2 * n, "extend")
+        assert torch.equal(projection.matrix[:, :n], old)
+        assert projection.matrix[:, n:].std().item() == pytest.approx(k**-0.5, rel=0.02)
+        assert not torch.equal(projection.matrix[:, n:], old)
+
+
+@pytest.mark.parametrize("name", ["conv", "dense_conv"])
+@pytest.mark.parametrize("window", [4, 64])
+def test_kernels_start_as_scaled_means(name, window):
+    kind = PROJECTIONS[name](5 * window, 5, num_heads=2, head_dim=3)
+    kernel = kind.key_projection
+    summed = kernel.sum(dim=-1)  # what a window of equal tokens gives
+    torch.testing.assert_close(summed, window**0.5 * (torch.ones(3) if name == "conv" else torch.eye(3)))
+    assert torch.equal(kernel, kernel[..., :1].expand_as(kernel))
+
+
+@pytest.mark.parametrize("name", ["linear", "conv"])
+@pytest.mark.parametrize("mode", ["extend", "interpolate"])
+def test_frozen_projections_stay_frozen(name, mode):
+    arguments = {"head_dim": 3} if name == "conv" else {}
+    projection = PROJECTIONS[name](12, 4, num_heads=2, **arguments).requires_grad_(False)
+    projection.resize(24, mode)
+    assert [parameter.requires_grad for parameter in projection.parameters()] == [False, False]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"projected_dim": 32}, "projected_dim: expected 1 to 31 (the longest sequence), got 32"),
         ({"projected_dim": 0}, "projected_dim: expected 1 to 31 (the longest sequence), got 0"),
+        ({"seq_len": 12.5}, "seq_len: expected a positive integer, got 12.5"),
         ({"sharing": "all"}, "sharing: expected one of none, headwise, key_value, layerwise, got 'all'"),
         (
             {"name": "dense"},

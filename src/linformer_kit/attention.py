@@ -79,7 +79,7 @@ class LinformerAttention(nn.Module):
             raise InputError(f"embed_dim: expected a positive integer, got {embed_dim!r}")
         if not isinstance(num_heads, int) or num_heads < 1 or embed_dim % num_heads:
             raise InputError(f"num_heads: expected a divisor of embed_dim {embed_dim}, got {num_heads!r}")
-        if not 0 <= dropout < 1:
+        if not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
             raise InputError(f"dropout: expected a number from 0 up to but not 1, got {dropout!r}")
         if bias_order not in BIAS_ORDERS:
             raise InputError(f"bias_order: expected one of {', '.join(BIAS_ORDERS)}, got {bias_order!r}")
@@ -97,6 +97,7 @@ class LinformerAttention(nn.Module):
             )
             projected_dim = None
         elif projection is not None:
+            _check_module(projection, max_seq_len, sharing, shorter_input)
             projection.fewer_slots(projected_dim, num_heads)
         self.embed_dim = embed_dim
         self.num_heads = num_heads
@@ -156,6 +157,7 @@ class LinformerAttention(nn.Module):
         padding_mask = key_padding_mask
         if key_lengths is not None:
             _check_lengths(key_lengths, key, key_padding_mask)
+            key_lengths = key_lengths.clamp(0, key.shape[1])
             padding_mask = functional.padding_after(key_lengths, key.shape[1])
         # Selected once for all three: the NaN-proof zero is needed in the backward pass of the queries as well.
         clean_key = functional.zero_padding(key, padding_mask)
@@ -233,6 +235,8 @@ class LinformerAttention(nn.Module):
                 "query, key, value: expected one batch size, and key and value of one length, "
                 f"got {list(query.shape)}, {list(key.shape)}, {list(value.shape)}"
             )
+        if not torch.compiler.is_exporting() and key.shape[1] == 0:
+            raise InputError("key: expected at least one position, got none")
         if key_padding_mask is not None and (
             key_padding_mask.dtype != torch.bool or key_padding_mask.shape != key.shape[:2]
         ):
@@ -242,14 +246,33 @@ class LinformerAttention(nn.Module):
             )
 
 
+def _check_module(projection: SequenceProjection, max_seq_len: int | None, sharing: str, shorter_input: str) -> None:
+    """Refuse what says otherwise than the module that was given; a default says nothing."""
+    if not isinstance(projection, SequenceProjection):
+        raise InputError(f"projection: expected a name, a projection module or None, got {type(projection).__name__}")
+    for name, value, default, own in (
+        ("max_seq_len", max_seq_len, None, projection.seq_len),
+        ("sharing", sharing, "headwise", projection.sharing),
+        ("shorter_input", shorter_input, "prefix", projection.shorter_input),
+    ):
+        if value not in (default, own):
+            raise InputError(f"{name}: expected {own!r}, as the projection has, got {value!r}")
+
+
 def _check_lengths(lengths: Tensor, key: Tensor, key_padding_mask: Tensor | None) -> None:
     if key_padding_mask is not None:
         raise InputError("key_padding_mask, key_lengths: expected at most one of them, got both")
-    if lengths.shape != key.shape[:1] or lengths.dtype not in (torch.int32, torch.int64):
-        raise InputError(
-            f"key_lengths: expected [{len(key)}] of torch.int64 or torch.int32, "
-            f"got {list(lengths.shape)} of {lengths.dtype}"
-        )
+    batch, seq_len, _ = key.shape
+    if not isinstance(lengths, Tensor) or lengths.dtype not in (torch.int32, torch.int64) or lengths.shape != (batch,):
+        got = f"{list(lengths.shape)} of {lengths.dtype}" if isinstance(lengths, Tensor) else repr(lengths)
+        raise InputError(f"key_lengths: expected [{batch}] of torch.int64 or torch.int32, got {got}")
+    if lengths.device != key.device:
+        raise InputError(f"key_lengths: expected a tensor on {key.device}, got one on {lengths.device}")
+    # Their range, where looking costs nothing: not on an accelerator, and not in a trace.
+    if lengths.device.type == "cpu" and not torch.compiler.is_compiling() and batch:
+        low, high = lengths.min().item(), lengths.max().item()
+        if low < 0 or high > seq_len:
+            raise InputError(f"key_lengths: expected 0 to {seq_len}, got {low if low < 0 else high}")
 
 
 def _padding_from_scores(mask: Tensor) -> Tensor:

@@ -90,30 +90,43 @@ def spread_order(count: int) -> list[int]:
     return [index for index in reversed_bits if index < count]
 
 
-def stretch_matrix(
-    matrix: Float[Tensor, "*rows seq_len"], lengths: Int[Tensor, " batch"], width: int
-) -> Float[Tensor, "batch *rows width"]:
-    """Resample the columns of E or F from n positions to other lengths, shorter or longer; row sums stay.
+def stretch_matrix(matrix: Float[Tensor, "*rows seq_len"], width: int) -> Float[Tensor, "*rows width"]:
+    """Resample the columns of E or F from n positions to m, fewer or more; row sums stay.
 
     Each row is read as a function that is constant over each of n equal parts of the text, and integrated over m equal
-    parts instead: column j of the result is the integral over [j·n/m, (j+1)·n/m). At m = n nothing changes, not a bit.
-
-    Args:
-        matrix: Rows over n positions.
-        lengths: m, one for each matrix that results; 1 or more.
-        width: Columns of the result, at least the largest m; those from m on are zero.
+    parts instead: column j of the result is the integral over [j·n/m, (j+1)·n/m).
     """
     seq_len = matrix.shape[-1]
     # Double, because differences of long sums follow; there is none on Apple's GPUs.
     exact = matrix.float() if matrix.device.type == "mps" else matrix.double()
     integral = F.pad(exact.cumsum(dim=-1), (1, 0))
-    edges = torch.arange(width + 1, device=matrix.device).clamp(max=lengths[:, None]) * seq_len
-    whole = (edges // lengths[:, None]).flatten()
-    part = ((edges % lengths[:, None]) / lengths[:, None].to(exact.dtype)).flatten()
-    following = (whole + 1).clamp(max=seq_len)
-    low, high = integral.index_select(-1, whole), integral.index_select(-1, following)
-    sums = torch.lerp(low, high, part.expand_as(low)).unflatten(-1, (len(lengths), width + 1))
-    return sums.diff(dim=-1).movedim(-2, 0).to(matrix.dtype)
+    edges = torch.arange(width + 1, device=matrix.device) * seq_len
+    whole, part = edges // width, (edges % width) / width
+    low, high = integral[..., whole], integral[..., (whole + 1).clamp(max=seq_len)]
+    return torch.lerp(low, high, part.to(exact.dtype).expand_as(low)).diff(dim=-1).to(matrix.dtype)
+
+
+def stretch_tokens(
+    hidden: Float[Tensor, "batch seq_len embed"], lengths: Int[Tensor, " batch_or_1"], width: int
+) -> Float[Tensor, "batch width embed"]:
+    """Spread the first m tokens of each sequence evenly over n ≥ m positions.
+
+    Position i of n covers the part [i·m/n, (i+1)·m/n) of the text, which touches one token or two neighbours, and gets
+    their mean by how much of each it touches. So E·(stretched X) is E, resampled to m columns by `stretch_matrix`,
+    times X; at m = n it is X itself.
+
+    Args:
+        hidden: Tokens, padded on the right only.
+        lengths: m of each sequence, or one for all.
+        width: n.
+    """
+    count = lengths.clamp(min=1)[:, None]
+    edges = torch.arange(width, device=hidden.device) * count
+    first = edges // width
+    share = (((first + 1) * width - edges) / count).clamp(max=1)[..., None].to(hidden.dtype)
+    second = torch.minimum(first + 1, count - 1)
+    first, second = (positions.expand(hidden.shape[0], -1) for positions in (first, second))
+    return take_positions(hidden, first) * share + take_positions(hidden, second) * (1 - share)
 
 
 class Windows(NamedTuple):
@@ -163,7 +176,7 @@ def pooling_windows(
         count: How many windows to return; default: as many as seq_len positions can fill.
         device: Where the result lives.
     """
-    real = torch.tensor([seq_len], device=device) if lengths is None else lengths
+    real = torch.full((1,), seq_len, device=device) if lengths is None else lengths
     tiled: int | Tensor = max_seq_len
     windows: int | Tensor = projected_dim
     fillable = -(-seq_len * projected_dim // max_seq_len)
@@ -171,7 +184,7 @@ def pooling_windows(
         tiled, windows = real[:, None], real.clamp(min=1, max=projected_dim)[:, None]
         fillable = min(projected_dim, seq_len)
     edges = torch.arange((fillable if count is None else count) + 1, device=real.device) * tiled // windows
-    edges = torch.minimum(edges.expand(len(real), -1), real[:, None])
+    edges = torch.minimum(edges.expand(real.shape[0], -1), real[:, None])
     positions = edges[:, :-1, None] + torch.arange(-(-max_seq_len // projected_dim), device=real.device)
     return Windows(positions.clamp(max=seq_len - 1), positions < edges[:, 1:, None])
 
@@ -214,7 +227,7 @@ def scaled_dot_product_attention(
         return F.dropout(weights, dropout) @ value, weights
     mask = None
     if key_padding_mask is not None:
-        mask = ~_some_key(key_padding_mask)[:, None, None, :].expand(-1, -1, query.shape[2], -1)
+        mask = ~_some_key(key_padding_mask)[:, None, None, :]
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout), None
 
 

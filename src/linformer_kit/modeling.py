@@ -131,7 +131,7 @@ class LinformerEncoder(nn.Module):
             build_projection(
                 config.projection,
                 seq_len=config.max_position_embeddings,
-                projected_dim=max(k for dim in dims if dim for k in _by_head(dim, 1)),
+                projected_dim=_largest(config.projected_dim),
                 num_heads=config.num_attention_heads,
                 head_dim=config.hidden_size // config.num_attention_heads,
                 sharing=config.sharing,
@@ -218,7 +218,8 @@ class LinformerPreTrainedModel(PreTrainedModel):
         stay whole: they are saved as they were, and setting the number back gives the same outputs bit for bit.
 
         Args:
-            projected_dim: k for all layers, for each, or for each head of each; None: as the model was made.
+            projected_dim: k for all layers, for each, or for each head of each; None: as the model was made. A single
+                number is for the layers and heads that have more; those that have fewer keep what they have.
 
         Raises:
             InputError: for more slots than the model was made with, for convolutions, whose kernel is tied to k, or
@@ -226,8 +227,10 @@ class LinformerPreTrainedModel(PreTrainedModel):
         """
         encoder = self._linear_encoder("set_projected_dim")
         heads = self.config.num_attention_heads
-        wanted = self.config.projected_dim if projected_dim is None else projected_dim
+        wanted: Any = self.config.projected_dim if projected_dim is None else projected_dim
         check_projected_dim(self.config, wanted)
+        if isinstance(wanted, int) and wanted <= _largest(self.config.projected_dim):
+            wanted = _each(self.config.projected_dim, lambda made: min(made, wanted))
         dims: list[Any] = wanted if isinstance(wanted, list) else [wanted] * len(encoder.layers)
         for index, (projection, dim) in enumerate(zip(encoder.projections, dims, strict=True)):
             made, slots = _by_head(self.config.projected_dim_of(index), heads), _by_head(dim, heads)
@@ -250,8 +253,9 @@ class LinformerPreTrainedModel(PreTrainedModel):
                 `interpolate` stretches E and F, whose row sums stay, kernels and positions over the new length, longer
                 or shorter; windows grow or shrink. Texts of the old length give other outputs.
 
-        A number of slots set by `set_projected_dim` is forgotten. The `model_max_length` of a tokenizer is its owner's
-        to set.
+        A number of slots set by `set_projected_dim` is forgotten. E, F and the positions become new parameters, so make
+        an optimizer afterwards; and models that share this model's configuration object are not resized with it. The
+        `model_max_length` of a tokenizer is its owner's to set.
 
         Raises:
             InputError: for a length under the old one with `extend`, or under the number of slots with `interpolate`;
@@ -364,6 +368,10 @@ def first_token(
 
 def _by_head(dim: int | list[int], num_heads: int) -> list[int]:
     return dim if isinstance(dim, list) else [dim] * num_heads
+
+
+def _largest(projected_dim: Any) -> int:
+    return max(map(_largest, projected_dim)) if isinstance(projected_dim, list) else projected_dim
 
 
 def _each(projected_dim: Any, change: Callable[[int], int]) -> Any:

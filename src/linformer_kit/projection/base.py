@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from linformer_kit.errors import InputError
-from linformer_kit.functional import padding_after, split_heads, stretch_matrix, zero_padding
+from linformer_kit.functional import padding_after, split_heads, zero_padding
 from linformer_kit.settings import BiasOrder, ResizeMode, Sharing, ShorterInput
 
 SHARINGS = get_args(Sharing)
@@ -58,7 +58,7 @@ class SequenceProjection(nn.Module):
             for both, E = F. With `layerwise` the same module serves every layer; its owner passes it on. Where a
             projection has no parameters, sharing changes nothing.
         shorter_input: What becomes of m < n real tokens. `prefix`: the first m columns of E, the first windows.
-            `stretch`: E is resampled to m columns (`functional.stretch_matrix`), min(k, m) windows tile the m tokens.
+            `stretch`: E is resampled to m columns (`functional.stretch_tokens`), min(k, m) windows tile the m tokens.
 
     Raises:
         InputError: for a projected_dim outside 1 … seq_len, an unknown sharing or shorter_input.
@@ -78,6 +78,8 @@ class SequenceProjection(nn.Module):
         shorter_input: str = "prefix",
     ) -> None:
         super().__init__()
+        if not is_integer(seq_len) or seq_len < 1:
+            raise InputError(f"seq_len: expected a positive integer, got {seq_len!r}")
         if sharing not in SHARINGS:
             raise InputError(f"sharing: expected one of {', '.join(SHARINGS)}, got {sharing!r}")
         if shorter_input not in SHORTER_INPUTS:
@@ -224,6 +226,7 @@ class HeadMap:
     def __init__(self, linear: nn.Linear, num_heads: int, bias_order: str) -> None:
         self.linear = linear
         self.num_heads = num_heads
+        self.head_dim = linear.out_features // num_heads
         self.bias_first = bias_order == "before_projection"
 
     def _of(self, heads: list[int] | None) -> tuple[Tensor, Tensor | None]:
@@ -303,8 +306,3 @@ def slots_by_head(
 
 def is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def stretch_to(matrix: Float[Tensor, "*rows seq_len"], width: int) -> Float[Tensor, "*rows width"]:
-    """`functional.stretch_matrix` to a single length."""
-    return stretch_matrix(matrix, torch.tensor([width], device=matrix.device), width)[0]

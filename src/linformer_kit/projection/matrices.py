@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from linformer_kit.functional import pooling_matrix, spread_order, stretch_matrix
-from linformer_kit.projection.base import Groups, Inputs, SequenceProjection, Slots, stretch_to
+from linformer_kit.functional import pooling_matrix, spread_order, stretch_matrix, stretch_tokens
+from linformer_kit.projection.base import Groups, Inputs, SequenceProjection, Slots
 
 
 class _MatrixProjection(SequenceProjection):
@@ -33,12 +33,14 @@ class _MatrixProjection(SequenceProjection):
         return 1.0
 
     def _project(self, inputs: Inputs, groups: Groups) -> list[Slots]:
-        key, value, key_map, value_map, lengths = inputs
+        if self.stretches and self.shorter_input == "stretch":
+            inputs = self._stretched(inputs)
+        key, value, key_map, value_map, _ = inputs
         length, padding_mask = key.shape[1], inputs.padding_mask
         key_matrix, value_matrix = self._matrices()
         tied = value_matrix is key_matrix
-        key_matrix = self._fit(key_matrix, length, lengths)
-        value_matrix = key_matrix if tied else self._fit(value_matrix, length, lengths)
+        key_matrix = _first_columns(key_matrix, length)
+        value_matrix = key_matrix if tied else _first_columns(value_matrix, length)
         most = groups[0][0]
         # Fewer rows for W is the cheap order. It needs one matrix for all heads, and it is cheap only if k < n.
         if self.by_head or (not torch.compiler.is_exporting() and length <= most):
@@ -51,7 +53,7 @@ class _MatrixProjection(SequenceProjection):
                 )
                 for k, heads in groups
             ]
-        key_matrix, value_matrix = key_matrix[..., :most, :], value_matrix[..., :most, :]
+        key_matrix, value_matrix = key_matrix[:most], value_matrix[:most]
         compressed_key = key_matrix @ key
         compressed_value = compressed_key if tied and value is key else value_matrix @ value
         key_sums = _row_sums(key_matrix, padding_mask)
@@ -66,27 +68,26 @@ class _MatrixProjection(SequenceProjection):
             for k, heads in groups
         ]
 
-    def _fit(self, matrix: Tensor, length: int, lengths: Tensor | None) -> Tensor:
-        """The matrix for the present lengths: its columns, with the batch in front where sequences differ."""
-        if self.shorter_input == "stretch" and self.stretches:
-            if lengths is None:
-                return stretch_to(matrix, length)
-            return stretch_matrix(matrix, lengths.clamp(min=1), length)
-        if torch.compiler.is_exporting():  # a slice would tell the full length from shorter ones
-            return matrix.index_select(-1, torch.arange(length, device=matrix.device))
-        return matrix[..., :length]
+    def _stretched(self, inputs: Inputs) -> Inputs:
+        """Texts as long as E is wide, so that none is shorter any more."""
+        key, value, lengths = inputs.key, inputs.value, inputs.lengths
+        if lengths is None:
+            if not torch.compiler.is_exporting() and key.shape[1] == self.seq_len:
+                return inputs
+            lengths = torch.full((1,), key.shape[1], device=key.device)
+        stretched = stretch_tokens(key, lengths, self.seq_len)
+        other = stretched if value is key else stretch_tokens(value, lengths, self.seq_len)
+        return inputs._replace(key=stretched, value=other, lengths=None)
 
     def _rows(self, matrix: Tensor, slots: int, heads: list[int] | None) -> Tensor:
-        """The matrices of some heads, `[..., heads or 1, slots, length]`."""
+        """The matrices of some heads, `[heads, slots, length]`, or the one of all."""
         if not self.by_head:
-            rows = matrix[..., None, :slots, :]
+            rows = matrix[:slots]
             return rows if self._scale(slots) == 1 else rows * self._scale(slots)
         if self.uniform:
-            return matrix[..., :slots, :] if heads is None else matrix[..., heads, :slots, :]
-        heads = list(range(self.num_heads)) if heads is None else heads
-        first = [sum(self.head_dims[:head]) for head in heads]
-        rows = matrix[..., [row + slot for row in first for slot in range(slots)], :]
-        return rows.unflatten(-2, (len(heads), slots))
+            return matrix[:, :slots] if heads is None else matrix[heads, :slots]
+        matrices = matrix.split(self.head_dims)
+        return torch.stack([matrices[head][:slots] for head in heads or range(self.num_heads)])
 
 
 class LinearProjection(_MatrixProjection):
@@ -132,7 +133,7 @@ class LinearProjection(_MatrixProjection):
             if mode == "extend":
                 resized = matrix[..., torch.arange(seq_len, device=matrix.device) % self.seq_len]
             else:
-                resized = stretch_to(matrix, seq_len)
+                resized = stretch_matrix(matrix, seq_len)
             setattr(self, name, nn.Parameter(resized, requires_grad=matrix.requires_grad))
 
 
@@ -168,8 +169,14 @@ class RandomProjection(_MatrixProjection):
         self.matrix = torch.cat([self.matrix[:, :seq_len], new], dim=1)
 
 
+def _first_columns(matrix: Tensor, length: int) -> Tensor:
+    if torch.compiler.is_exporting():  # a slice would tell the full length from shorter ones
+        return matrix.index_select(-1, torch.arange(length, device=matrix.device))
+    return matrix[..., :length]
+
+
 def _row_sums(matrix: Tensor, padding_mask: Tensor | None) -> Tensor:
     """E·m, with m 1 on real tokens and 0 on padding."""
-    if padding_mask is None or matrix.dim() == 3:  # a matrix of its own for each sequence is zero on padding
+    if padding_mask is None:
         return matrix.sum(dim=-1)
     return (~padding_mask).to(matrix.dtype) @ matrix.T

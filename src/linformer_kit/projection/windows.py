@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from linformer_kit.errors import InputError
-from linformer_kit.functional import Windows, pooling_windows
-from linformer_kit.projection.base import Groups, Inputs, SequenceProjection, Slots, stretch_to
+from linformer_kit.functional import Windows, pooling_windows, stretch_matrix
+from linformer_kit.projection.base import Groups, Inputs, SequenceProjection, Slots
 
 
 class _WindowProjection(SequenceProjection):
@@ -122,6 +122,11 @@ class ConvProjection(_MappedWindowProjection):
         kernel = self._initial_kernel()
         return {name: kernel for name, _ in self.named_parameters()}
 
+    def _project(self, inputs: Inputs, groups: Groups) -> list[Slots]:
+        if inputs.key_map.head_dim != self.head_dim:
+            raise InputError(f"head_dim: expected {self.head_dim}, as the kernel has, got {inputs.key_map.head_dim}")
+        return super()._project(inputs, groups)
+
     @property
     def _width(self) -> int:
         return -(-self.seq_len // self.projected_dim)
@@ -145,7 +150,7 @@ class ConvProjection(_MappedWindowProjection):
         super()._resize(seq_len, mode)
         if mode == "interpolate":
             for name, kernel in list(self.named_parameters()):
-                stretched = stretch_to(kernel, -(-seq_len // self.projected_dim))
+                stretched = stretch_matrix(kernel, -(-seq_len // self.projected_dim))
                 setattr(self, name, nn.Parameter(stretched, requires_grad=kernel.requires_grad))
 
 
