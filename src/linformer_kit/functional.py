@@ -123,7 +123,8 @@ def stretch_tokens(
     count = lengths.clamp(min=1)[:, None]
     edges = torch.arange(width, device=hidden.device) * count
     first = edges // width
-    share = (((first + 1) * width - edges) / count).clamp(max=1)[..., None].to(hidden.dtype)
+    exact = torch.promote_types(hidden.dtype, torch.float32)
+    share = (((first + 1) * width - edges).to(exact) / count).clamp(max=1)[..., None].to(hidden.dtype)
     second = torch.minimum(first + 1, count - 1)
     first, second = (positions.expand(hidden.shape[0], -1) for positions in (first, second))
     return take_positions(hidden, first) * share + take_positions(hidden, second) * (1 - share)
