@@ -101,9 +101,9 @@ def stretch_matrix(matrix: Float[Tensor, "*rows seq_len"], width: int) -> Float[
     exact = matrix.float() if matrix.device.type == "mps" else matrix.double()
     integral = F.pad(exact.cumsum(dim=-1), (1, 0))
     edges = torch.arange(width + 1, device=matrix.device) * seq_len
-    whole, part = edges // width, (edges % width) / width
+    whole, part = edges // width, (edges % width).to(exact.dtype) / width
     low, high = integral[..., whole], integral[..., (whole + 1).clamp(max=seq_len)]
-    return torch.lerp(low, high, part.to(exact.dtype).expand_as(low)).diff(dim=-1).to(matrix.dtype)
+    return torch.lerp(low, high, part.expand_as(low)).diff(dim=-1).to(matrix.dtype)
 
 
 def stretch_tokens(
