@@ -12,7 +12,7 @@ from transformers.activations import ACT2FN
 
 from linformer_kit import _auto
 from linformer_kit.errors import InputError
-from linformer_kit.projection import PROJECTIONS
+from linformer_kit.projection import PROJECTIONS, is_integer
 from linformer_kit.settings import (
     Attention,
     BiasOrder,
@@ -101,9 +101,9 @@ def _refuse_unknown(fields: dict[str, Any]) -> None:
 
 def _check_fields(config: LinformerConfig) -> None:
     for name in _POSITIVE:
-        _require(_is_integer(value := getattr(config, name)) and value > 0, name, "a positive integer", value)
+        _require(is_integer(value := getattr(config, name)) and value > 0, name, "a positive integer", value)
     for name in ("type_vocab_size", "position_offset"):
-        _require(_is_integer(value := getattr(config, name)) and value >= 0, name, "an integer of 0 or more", value)
+        _require(is_integer(value := getattr(config, name)) and value >= 0, name, "an integer of 0 or more", value)
     for name in _PROBABILITIES:
         value = getattr(config, name)
         if value is not None or name != "classifier_dropout":
@@ -121,7 +121,7 @@ def _check_fields(config: LinformerConfig) -> None:
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         value = getattr(config, name)
         if value is not None:
-            allowed = _is_integer(value) and 0 <= value < config.vocab_size
+            allowed = is_integer(value) and 0 <= value < config.vocab_size
             _require(allowed, name, f"a token id under vocab_size {config.vocab_size}", value)
     _require(
         config.hidden_size % config.num_attention_heads == 0,
@@ -147,7 +147,7 @@ def check_projected_dim(config: ModelSettings, projected_dim: Any) -> None:
         if isinstance(layer, list):
             _require(len(layer) == heads, "projected_dim", f"one for each of {heads} heads", layer)
         for dim in layer if isinstance(layer, list) else [layer]:
-            allowed = _is_integer(dim) and 1 <= dim <= config.max_position_embeddings
+            allowed = is_integer(dim) and 1 <= dim <= config.max_position_embeddings
             expected = f"1 to {config.max_position_embeddings} (max_position_embeddings)"
             _require(allowed, "projected_dim", expected, dim)
     if not PROJECTIONS[config.projection].nested:
@@ -155,10 +155,6 @@ def check_projected_dim(config: ModelSettings, projected_dim: Any) -> None:
         shared = config.sharing == "layerwise" and len({str(dims) for dims in by_layer}) > 1
         expected = f"one number wherever layers or heads share a kernel, as {config.projection} ties it to k"
         _require(not differ and not shared, "projected_dim", expected, projected_dim)
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_number(value: Any) -> bool:

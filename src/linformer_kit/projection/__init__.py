@@ -28,6 +28,7 @@ from linformer_kit.projection.base import (
     SequenceProjection,
     Slots,
     check_resize,
+    is_integer,
 )
 from linformer_kit.projection.matrices import LinearProjection, RandomProjection
 from linformer_kit.projection.windows import (
@@ -53,6 +54,7 @@ __all__ = [
     "Slots",
     "build_projection",
     "check_resize",
+    "is_integer",
     "more_windows",
 ]
 

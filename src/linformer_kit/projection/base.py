@@ -305,4 +305,5 @@ def slots_by_head(
 
 
 def is_integer(value: Any) -> bool:
+    """Whether a value is a whole number and not True or False."""
     return isinstance(value, int) and not isinstance(value, bool)
