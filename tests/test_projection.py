@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 import torch
 
-from linformer_kit import InputError, LinearProjection, RandomProjection
+from linformer_kit import InputError, LinearProjection, MeanPoolProjection, RandomProjection
 from linformer_kit.functional import pooling_matrix
 from linformer_kit.projection import PROJECTIONS, build_projection
 from linformer_kit.settings import Projection
@@ -52,6 +52,15 @@ def test_kernels_start_as_scaled_means(name, window):
     summed = kernel.sum(dim=-1)  # what a window of equal tokens gives
     torch.testing.assert_close(summed, window**0.5 * (torch.ones(3) if name == "conv" else torch.eye(3)))
     assert torch.equal(kernel, kernel[..., :1].expand_as(kernel))
+
+
+def test_means_of_long_windows_in_half_precision():
+    """512 times 200 is more than half precision can hold; their mean is not."""
+    projection, linear = MeanPoolProjection(1024, 2, num_heads=1), torch.nn.Linear(3, 3, bias=False).half()
+    with torch.no_grad():
+        linear.weight.copy_(torch.eye(3))
+    x = torch.full((1, 1024, 3), 200.0).half()
+    assert torch.equal(projection(x, x, linear, linear, num_heads=1)[0].key, torch.full((1, 1, 2, 3), 200.0).half())
 
 
 @pytest.mark.parametrize("name", ["linear", "conv"])
