@@ -24,6 +24,7 @@ from linformer_kit.training.checkpoint import write_whole
 
 _LABELLED_TOKENS = 40  # more than these have no room on an axis
 _LONGEST_LABEL = 16  # characters; whole sentences can be a token
+_PIXELS = 300  # along the shorter side of a panel
 _HIGHEST_DRAWN = 100.0  # nats; a model that has diverged stays on the page
 
 LABELS = {"linformer": "Linformer", "full": "Transformer (full attention)"}
@@ -244,7 +245,8 @@ def draw_projections(images: Sequence[Any], path: Path) -> None:
 def _draw_matrix(axis: Axes, matrix: np.ndarray, title: str, colours: str, lowest: float, highest: float) -> Any:
     """Crisp where there is room, averaged where there are more numbers than pixels; NaN is grey."""
     cmap = plt.get_cmap(colours).with_extremes(bad="lightgrey")
-    drawn = axis.imshow(matrix, aspect="auto", cmap=cmap, vmin=lowest, vmax=highest, interpolation="antialiased")
+    interpolation = "antialiased" if max(matrix.shape) > _PIXELS else "nearest"
+    drawn = axis.imshow(matrix, aspect="auto", cmap=cmap, vmin=lowest, vmax=highest, interpolation=interpolation)
     axis.set_title(title, fontsize=10)
     for numbered in (axis.xaxis, axis.yaxis):
         numbered.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
