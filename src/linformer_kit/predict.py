@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, pipeline
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    pipeline,
+)
 
 from linformer_kit.errors import InputError, input_errors
 from linformer_kit.settings import FillMaskSettings
@@ -87,8 +95,13 @@ def load_model(name: str, auto_class: Any, kind: str) -> tuple[PreTrainedModel, 
     if os.path.isdir(name) or name.startswith((".", "/", "~")) or name.count("/") > 1:
         check_model_folder(Path(name))
     with input_errors(f"model: expected {kind}, got {name}"):
+        # Models with a head save no pooler, and nobody here asks for its output.
+        bare = auto_class is AutoModel and AutoConfig.from_pretrained(name).model_type == "linformer"
+        arguments = {"add_pooling_layer": False} if bare else {}
         # Sizes that do not fit are refused below, in one line instead of a report and an exception.
-        model, loading = auto_class.from_pretrained(name, output_loading_info=True, ignore_mismatched_sizes=True)
+        model, loading = auto_class.from_pretrained(
+            name, output_loading_info=True, ignore_mismatched_sizes=True, **arguments
+        )
         tokenizer = AutoTokenizer.from_pretrained(name)
     absent = sorted(loading["missing_keys"]) + sorted(key for key, *_ in loading["mismatched_keys"])
     # Heads of other tasks are left over as a matter of course, and of other models more than that.

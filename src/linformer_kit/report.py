@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +16,15 @@ import matplotlib
 matplotlib.use("Agg")  # before pyplot: no screen is needed
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.axes import Axes
+from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from linformer_kit.training.checkpoint import write_whole
 
 _LABELLED_TOKENS = 40  # more than these have no room on an axis
+_LONGEST_LABEL = 16  # characters; whole sentences can be a token
+_PIXELS = 300  # along the shorter side of a panel
 _HIGHEST_DRAWN = 100.0  # nats; a model that has diverged stays on the page
 
 LABELS = {"linformer": "Linformer", "full": "Transformer (full attention)"}
@@ -120,6 +127,29 @@ def draw_perplexity(results: dict[str, Any], path: Path) -> None:
     plt.close(figure)
 
 
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """Somewhere to write what is to stand in `folder`, new or empty, in the end; after a failure nothing is left of it.
+
+    A folder that is there already stays the same one, since somebody may stand in it: what was written moves in.
+    """
+    folder = folder.resolve()
+    there = folder.exists()
+    part = (folder if there else folder.parent) / f".{folder.name}.{os.getpid()}"
+    part.mkdir(parents=True)
+    try:
+        yield part
+        if there:
+            for path in part.iterdir():
+                os.replace(path, folder / path.name)
+            part.rmdir()
+        else:
+            os.replace(part, folder)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+
+
 def write_inspection_report(results: dict[str, Any], folder: Path) -> str:
     """Write `inspection.json` and `inspection.md`.
 
@@ -154,6 +184,10 @@ def inspection_markdown(results: dict[str, Any]) -> str:
         "attends to a single slot; all of them: to all alike.",
         "",
         *_table(header, rows),
+        "",
+        f"`inspection.npz` holds the context mappings of layers {_listed(results['layers'])} and heads "
+        f"{_listed(results['heads'])} as `context_mappings[layer, head, token, slot]`, NaN where a head has no such "
+        "slot, and the matrices in `projections.png`, all with slots in the model's own order.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -163,26 +197,25 @@ def draw_context_mappings(results: dict[str, Any], mappings: np.ndarray, path: P
 
     Args:
         results: What `write_inspection_report` takes: layers, heads and tokens.
-        mappings: `[layers, heads, tokens, slots]`, those that are drawn.
+        mappings: `[layers, heads, tokens, slots]`, those that are drawn; NaN, drawn grey, for slots that a head lacks.
         path: Where to write.
     """
     layers, heads, tokens, _ = mappings.shape
     figure, axes = plt.subplots(
         layers, heads, figsize=(1.2 + 3 * heads, 0.8 + 3 * layers), squeeze=False, sharey=True, layout="constrained"
     )
-    highest = float(np.quantile(mappings, 0.998))
+    highest = float(np.nanquantile(mappings, 0.998)) or 1.0  # 0: each token attends to one of very many
     for row, layer in enumerate(results["layers"]):
         for column, head in enumerate(results["heads"]):
-            image = axes[row, column].imshow(mappings[row, column], aspect="auto", vmin=0, vmax=highest)
-            axes[row, column].set_title(f"layer {layer}, head {head}", fontsize=10)
-    labels = [json.dumps(token, ensure_ascii=False)[1:-1] for token in results["tokens"]]
+            axis = axes[row, column]
+            image = _draw_matrix(axis, mappings[row, column], f"layer {layer}, head {head}", "viridis", 0, highest)
     for axis in axes[:, 0]:
         if tokens <= _LABELLED_TOKENS:
-            axis.set_yticks(range(tokens), [label.replace("$", r"\$") for label in labels], fontsize=6)
+            axis.set_yticks(range(tokens), [_label(token) for token in results["tokens"]], fontsize=6)
         axis.set_ylabel("token")
-    full = results["attention"] == "full"
+    full, placed = results["attention"] == "full", results["projection"] != "random"
     for axis in axes[-1]:
-        axis.set_xlabel("token" if full else "slot, by its place in the text")
+        axis.set_xlabel("token" if full else "slot, by its place in the text" if placed else "slot")
     bar = figure.colorbar(image, ax=axes, shrink=min(1.0, 2 / layers), extend="max")
     bar.set_label("attention weight, P" if full else "attention weight, P̄")
     figure.savefig(path, dpi=150)
@@ -201,15 +234,41 @@ def draw_projections(images: Sequence[Any], path: Path) -> None:
     figure, axes = plt.subplots(rows, columns, figsize=(5.5 * columns, 2.9 * rows), squeeze=False, layout="constrained")
     for axis, image in zip(axes.flat, images, strict=True):
         highest = float(np.abs(image.matrix).max()) or 1.0
-        drawn = axis.imshow(
-            image.matrix, aspect="auto", cmap="RdBu", vmin=-highest, vmax=highest, interpolation="nearest"
-        )
-        axis.set_title(image.name, fontsize=10)
+        drawn = _draw_matrix(axis, image.matrix[image.order], image.name, "RdBu", -highest, highest)
         axis.set_xlabel(image.columns)
         axis.set_ylabel(image.rows)
         figure.colorbar(drawn, ax=axis, label="weight")
     figure.savefig(path, dpi=150)
     plt.close(figure)
+
+
+def _draw_matrix(axis: Axes, matrix: np.ndarray, title: str, colours: str, lowest: float, highest: float) -> Any:
+    """Crisp where there is room, averaged where there are more numbers than pixels; NaN is grey."""
+    cmap = plt.get_cmap(colours).with_extremes(bad="lightgrey")
+    interpolation = "antialiased" if max(matrix.shape) > _PIXELS else "nearest"
+    drawn = axis.imshow(matrix, aspect="auto", cmap=cmap, vmin=lowest, vmax=highest, interpolation=interpolation)
+    axis.set_title(title, fontsize=10)
+    for numbered in (axis.xaxis, axis.yaxis):
+        numbered.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
+    return drawn
+
+
+def _label(token: str) -> str:
+    """A token on an axis: cut, and with escapes for what cannot be seen or is not in the font."""
+    font = get_font(findfont(FontProperties()))
+    label = ""
+    for character in token:
+        seen = character.isprintable() and font.get_char_index(ord(character)) and character != "\\"
+        shown = character if seen else character.encode("unicode_escape").decode()
+        if len(label) + len(shown) > _LONGEST_LABEL:
+            label += "…"
+            break
+        label += shown
+    return label.replace("$", r"\$")  # no formula
+
+
+def _listed(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))
 
 
 def _write_json(results: dict[str, Any], path: Path) -> None:

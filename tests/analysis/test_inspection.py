@@ -10,7 +10,13 @@ import pytest
 import torch
 
 from linformer_kit import LinformerForMaskedLM, LinformerModel
-from linformer_kit.analysis.inspection import context_mappings, effective_slots, projection_images, slot_order
+from linformer_kit.analysis.inspection import (
+    context_mappings,
+    effective_slots,
+    in_drawn_order,
+    projection_images,
+    slot_order,
+)
 from linformer_kit.cli import main
 from tests.conftest import KINDS, fields, randomise, tokens
 from tests.test_convert import save_tokenizer
@@ -37,7 +43,8 @@ def test_pictures_and_numbers(saved, kind, tmp_path, capsys):
     assert results["tokens"] == ["w5", "w6", "w7", "w8", "w9", "w10", "w11"]
     assert np.shape(results["effective_slots"]) == (2, 3)
     with np.load(out / "inspection.npz") as arrays:
-        assert arrays["context_mappings"].shape[:3] == (2, 3, 7)
+        assert arrays["context_mappings"].shape[:3] == (2, 2, 7)  # the chosen heads alone
+        assert results["arrays"] == {name: list(array.shape) for name, array in arrays.items()}
         images = set(arrays.files) - {"context_mappings"}
     expected = {
         "headwise": {"layer_0_E", "layer_0_F", "layer_1_E", "layer_1_F"},
@@ -63,10 +70,87 @@ def test_the_default_text_is_real(saved, tmp_path):
 def test_context_mappings_are_those_of_the_model(config):
     model = randomise(LinformerModel(config(projected_dim=[7, 3]))).eval()
     ids = tokens(1, 31)
-    mappings = context_mappings(model, ids)
+    mappings, effective = context_mappings(model, ids, [1, 0], [2, 1])
     attentions = model(ids, output_attentions=True).attentions
-    assert torch.equal(mappings[0], attentions[0][0]) and torch.equal(mappings[1][..., :3], attentions[1][0])
-    assert (mappings[1][..., 3:] == 0).all()
+    assert torch.equal(mappings[0, :, :, :3], attentions[1][0, [2, 1]]) and mappings[0, :, :, 3:].isnan().all()
+    assert torch.equal(mappings[1], attentions[0][0, [2, 1]])
+    torch.testing.assert_close(effective, torch.stack([effective_slots(weights[0]) for weights in attentions]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "slots"),
+    [
+        ({}, [7, 3, 5]),
+        ({"sharing": "none"}, [7, 3, 5]),
+        ({"sharing": "layerwise"}, [7, 3, 5]),
+        ({"projection": "mean_pool"}, [5, 2, 4]),  # of 37 positions 23 are filled, ⌈23·k/37⌉ windows
+        ({"projection": "max_pool", "shorter_input": "stretch"}, [7, 3, 5]),
+    ],
+)
+def test_slots_that_a_head_lacks_are_no_zeros(config, changes, slots):
+    model = randomise(LinformerModel(config(projected_dim=[[7, 3, 5]] * 2, **changes))).eval()
+    mappings, _ = context_mappings(model, tokens(1, 23), [0, 1], [0, 1, 2])
+    for head, count in enumerate(slots):
+        assert mappings[:, head, :, count:].isnan().all()
+        torch.testing.assert_close(mappings[:, head, :, :count].sum(dim=-1), torch.ones(2, 23))
+
+
+def test_saved_arrays_match_each_other_and_the_model(saved, tmp_path):
+    """Row s of E and of F belong to slot s of P̄, as in the model: attention can be computed from what is saved."""
+    model = saved(projected_dim=[[7, 3, 5]] * 2)
+    main(["inspect", model, str(tmp_path / "out"), "--text", "w5 w6 w7 w8 w9 w10 w11", "--heads", "1"])
+    attention = LinformerModel.from_pretrained(model).encoder.attentions[0]
+    with np.load(tmp_path / "out" / "inspection.npz") as arrays:
+        assert np.array_equal(arrays["layer_0_E"], attention.projection.key_projection.detach())
+        assert np.array_equal(arrays["layer_0_F"], attention.projection.value_projection.detach())
+        saved_mappings = arrays["context_mappings"]
+    encoder = LinformerModel.from_pretrained(model).eval()
+    ids = torch.tensor([[5, 6, 7, 8, 9, 10, 11]])
+    expected = encoder(ids, output_attentions=True).attentions[1][0, 1, :, :3].detach()
+    torch.testing.assert_close(torch.from_numpy(saved_mappings[1, 0]), expected)
+
+
+def test_pictures_have_slots_in_one_order(config):
+    model = randomise(LinformerModel(config(sharing="none", projected_dim=[[7, 3, 5]] * 2)))
+    images = projection_images(model, [0, 1], [2])
+    for key, value, layer in ((*images[:2], 0), (*images[2:], 1)):
+        matrix = model.encoder.projections[layer].key_projection.detach()[10:]
+        assert np.array_equal(key.order, slot_order(matrix)) and np.array_equal(value.order, key.order)
+        mappings = torch.arange(5.0).expand(2, 1, 1, 5)
+        assert np.array_equal(in_drawn_order(model, mappings, [0, 1], [2])[layer, 0, 0], key.order)
+
+
+@pytest.mark.parametrize("where", ["embeddings.word_embeddings.weight", "encoder.layers.1.self_attn.projection.value"])
+def test_a_model_that_gives_nan_is_refused(saved, where, tmp_path, capsys):
+    model = LinformerForMaskedLM.from_pretrained(saved())
+    parameter = next(value for name, value in model.named_parameters() if where in name)
+    parameter.data[6] = torch.nan
+    model.save_pretrained(tmp_path / "model")
+    with pytest.raises(SystemExit):
+        main(["inspect", str(tmp_path / "model"), str(tmp_path / "out"), "--text", "w5 w6 w7"])
+    found = "the attention of layer 0" if "word" in where else "layer 1 F"
+    assert capsys.readouterr().err.endswith(f"model: expected finite numbers, got a NaN or infinity in {found}\n")
+    assert not (tmp_path / "out").exists()
+
+
+def test_half_precision_a_pooler_left_out_and_a_layer_named_twice(config, tmp_path, capsys):
+    model = LinformerForMaskedLM(config(pooler=True)).to(torch.bfloat16)
+    model.save_pretrained(tmp_path / "model")
+    save_tokenizer(tmp_path / "model", 101)
+    main(["inspect", str(tmp_path / "model"), str(tmp_path / "out"), "--text", "w5", "--layers", "1", "1"])
+    assert json.loads((tmp_path / "out" / "inspection.json").read_text())["layers"] == [1]
+
+
+def test_nothing_is_left_after_an_interruption(saved, tmp_path, monkeypatch):
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("linformer_kit.analysis.inspection.draw_projections", interrupt)
+    model = saved()
+    before = set(tmp_path.iterdir())
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        main(["inspect", model, str(tmp_path / "out"), "--text", "w5"])
+    assert set(tmp_path.iterdir()) == before
 
 
 def test_effective_slots_by_hand():
@@ -79,8 +163,9 @@ def test_slots_are_ordered_by_where_they_look(config):
     matrix = torch.tensor([[0.0, 0, 0, 5], [1, 0, 0, 0], [0, 2, 2, 0], [9, 1, 0, 0]])
     assert slot_order(matrix).tolist() == [1, 3, 2, 0]
     image = projection_images(LinformerModel(config()), [0], [0])[0]
-    centres = (image.matrix * torch.arange(37)).sum(dim=1) / image.matrix.sum(dim=1)
-    assert (centres.diff() > 0).all()
+    matrix = image.matrix[image.order]
+    centres = (matrix * np.arange(37)).sum(axis=1) / matrix.sum(axis=1)
+    assert (np.diff(centres) > 0).all()
 
 
 @pytest.mark.parametrize(
