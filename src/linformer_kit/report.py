@@ -22,7 +22,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from linformer_kit.training.checkpoint import write_whole
 
-_LABELLED_TOKENS = 40  # more than these have no room on an axis
+_LABELLED_TOKENS = 32  # more than these have no room on an axis
 _LONGEST_LABEL = 16  # characters; whole sentences can be a token
 _PIXELS = 300  # along the shorter side of a panel
 _HIGHEST_DRAWN = 100.0  # nats; a model that has diverged stays on the page
