@@ -121,12 +121,15 @@ def test_what_is_left_out_is_named(tmp_path, capsys):
     source("BertForPreTraining", tmp_path / "bert")
     main(["convert", str(tmp_path / "bert"), str(tmp_path / "masked")])
     assert "Left out: bert.pooler.dense, cls.seq_relationship\n" in capsys.readouterr().out
-    torch.save(official.checkpoint("headwise", classification_head="imdb"), tmp_path / "model.pt")
+    content = official.checkpoint("headwise", classification_head="imdb")
+    content["model"]["classification_heads.sst2.dense.bias"] = torch.ones(3)
+    torch.save(content, tmp_path / "model.pt")
     main(["convert", str(tmp_path / "model.pt"), str(tmp_path / "base")])
-    left_out = "Left out: classification_heads.imdb.dense, classification_heads.imdb.out_proj\n"
-    assert left_out in capsys.readouterr().out
+    heads = [f"classification_heads.{name}" for name in ("imdb.dense", "imdb.out_proj", "sst2.dense")]
+    assert f"Left out: {', '.join(heads)}\n" in capsys.readouterr().out
     main(["convert", str(tmp_path / "model.pt"), str(tmp_path / "head"), "--classification_head", "imdb"])
-    assert "Left out: encoder.lm_head, encoder.lm_head.dense, encoder.lm_head.layer_norm\n" in capsys.readouterr().out
+    heads = [heads[2], "encoder.lm_head", "encoder.lm_head.dense", "encoder.lm_head.layer_norm"]
+    assert f"Left out: {', '.join(heads)}\n" in capsys.readouterr().out
     source("RobertaModel", tmp_path / "whole")
     main(["convert", str(tmp_path / "whole"), str(tmp_path / "all")])
     assert "Left out" not in capsys.readouterr().out

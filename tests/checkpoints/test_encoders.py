@@ -179,6 +179,9 @@ def test_positions_begin_after_the_padding_id(tmp_path):
     change_config(tmp_path, pad_token_id=None)
     with pytest.raises(InputError, match="expected a pad_token_id, after which its positions begin, got None"):
         load(tmp_path)
+    _, load = source("BertModel", tmp_path)
+    change_config(tmp_path, pad_token_id=None)
+    assert load(tmp_path).config.pad_token_id is None
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ from linformer_kit.heads import LinformerForMaskedLM, LinformerForSequenceClassi
 from linformer_kit.modeling import LinformerModel, LinformerPreTrainedModel
 
 PADDING_INDEX = 1  # of every fairseq dictionary: positions begin after it
-_ACTIVATIONS = {"gelu_accurate": "gelu_new", "gelu_fast": "gelu_new"}  # the others have the same name here
 _LINFORMER = "encoder.sentence_encoder."
 
 # Older names and those of today, as regular expressions.
@@ -174,13 +173,12 @@ def _fields(source: str, weights: dict[str, Tensor], arguments: dict[str, Any]) 
         for name in ("embed_tokens", "embed_positions", "layers.0.fc1")
     )
     layers = {int(match[1]) for match in (re.search(r"\.layers\.(\d+)\.", name) for name in weights) if match}
-    activation = arguments.get("activation_fn", "gelu")
     fields: dict[str, Any] = {
         "vocab_size": tokens.shape[0],
         "hidden_size": tokens.shape[1],
         "num_hidden_layers": len(layers),
         "intermediate_size": inner.shape[0],
-        "hidden_act": _ACTIVATIONS.get(str(activation), activation),
+        "hidden_act": arguments.get("activation_fn", "gelu"),
         "hidden_dropout_prob": arguments.get("dropout", 0.1),
         "attention_probs_dropout_prob": arguments.get("attention_dropout", 0.1),
         "classifier_dropout": arguments.get("pooler_dropout"),
