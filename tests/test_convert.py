@@ -9,9 +9,12 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast
 
+from linformer_kit import LinformerModel
 from linformer_kit.cli import main
+from linformer_kit.convert import convert
+from linformer_kit.settings import ConvertSettings
 from tests.checkpoints.test_encoders import source
 from tests.reference import fairseq_linformer as official
 
@@ -79,14 +82,22 @@ def test_a_fairseq_file(tmp_path, capsys):
             "sharing: expected none for a fairseq file, which decides it, got 'none'",
         ),
         (["FILE", "OUT", "--tokenizer", "nowhere"], "tokenizer: expected a tokenizer, got nowhere"),
+        (["FILE", "OUT", "--max_position_embeddings", "5"], "max_position_embeddings: expected at least 31 for mode"),
+        (["FILE", "OUT", "--tokenizer", "SOURCE"], "tokenizer: expected a tokenizer, got"),
+        (["BROKEN", "OUT"], "tokenizer: expected a tokenizer, got"),
         (["FILE", "OUT", "--tokenizer", "LARGE"], "tokenizer: expected at most 53 tokens, got 54"),
-        (["SOURCE", "OUT", "--max_position_embeddings", "5"], "seq_len: expected at least 37 for mode extend, got 5"),
+        (
+            ["SOURCE", "OUT", "--max_position_embeddings", "5"],
+            "max_position_embeddings: expected at least 37 for mode extend",
+        ),
         (["OTHER", "OUT"], "expected a model of type roberta, xlm-roberta, camembert, bert, got distilbert"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(arguments, message, tmp_path, capsys):
     source("BertForMaskedLM", tmp_path / "SOURCE")
     source("DistilBertForMaskedLM", tmp_path / "OTHER", dim=33, n_heads=3, hidden_dim=29, n_layers=2)
+    source("BertForMaskedLM", tmp_path / "BROKEN")
+    (tmp_path / "BROKEN" / "tokenizer.json").write_text("{")
     torch.save(official.checkpoint("headwise"), tmp_path / "FILE")
     save_tokenizer(tmp_path / "LARGE", 54)
     places = [str(tmp_path / name) if name.isupper() else name for name in arguments]
@@ -96,3 +107,60 @@ def test_bad_input_is_one_line_and_leaves_nothing(arguments, message, tmp_path, 
     assert exit_.value.code == 2
     assert re.fullmatch(rf"linformer: error: .*{re.escape(message)}.*\n", captured.err.splitlines(True)[-1])
     assert not (tmp_path / "OUT").exists()
+
+
+@pytest.mark.parametrize("class_name", ["BertForMaskedLM", "RobertaForMaskedLM", "CamembertForMaskedLM"])
+def test_a_source_without_a_tokenizer_gets_none(class_name, tmp_path, capsys):
+    source(class_name, tmp_path / "theirs")
+    main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours")])
+    assert "No tokenizer: the source has none; --tokenizer names one." in capsys.readouterr().out
+    assert not [path.name for path in (tmp_path / "ours").iterdir() if "token" in path.name or "vocab" in path.name]
+
+
+def test_what_is_left_out_is_named(tmp_path, capsys):
+    source("BertForPreTraining", tmp_path / "bert")
+    main(["convert", str(tmp_path / "bert"), str(tmp_path / "masked")])
+    assert "Left out: bert.pooler.dense, cls.seq_relationship\n" in capsys.readouterr().out
+    content = official.checkpoint("headwise", classification_head="imdb")
+    content["model"]["classification_heads.sst2.dense.bias"] = torch.ones(3)
+    torch.save(content, tmp_path / "model.pt")
+    main(["convert", str(tmp_path / "model.pt"), str(tmp_path / "base")])
+    heads = [f"classification_heads.{name}" for name in ("imdb.dense", "imdb.out_proj", "sst2.dense")]
+    assert f"Left out: {', '.join(heads)}\n" in capsys.readouterr().out
+    main(["convert", str(tmp_path / "model.pt"), str(tmp_path / "head"), "--classification_head", "imdb"])
+    heads = [heads[2], "encoder.lm_head", "encoder.lm_head.dense", "encoder.lm_head.layer_norm"]
+    assert f"Left out: {', '.join(heads)}\n" in capsys.readouterr().out
+    source("RobertaModel", tmp_path / "whole")
+    main(["convert", str(tmp_path / "whole"), str(tmp_path / "all")])
+    assert "Left out" not in capsys.readouterr().out
+
+
+def test_into_the_empty_folder_where_one_stands_or_that_a_link_names(tmp_path, monkeypatch):
+    source("BertModel", tmp_path / "model.pt")  # a folder, whatever its name says
+    for name in ("here", "linked"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "linked")
+    (tmp_path / "dangling").symlink_to(tmp_path / "new")
+    monkeypatch.chdir(tmp_path / "here")
+    for out in (".", "../link", "../dangling"):
+        main(["convert", "../model.pt", out])
+        assert AutoModel.from_pretrained(out).config.model_type == "linformer"
+    assert {path.name for path in tmp_path.iterdir()} == {"model.pt", "here", "linked", "link", "dangling", "new"}
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+@pytest.mark.parametrize("exists", [False, True])
+def test_nothing_is_left_behind_by_what_did_not_end(error, exists, tmp_path, monkeypatch):
+    def fail(self, folder):
+        (folder / "config.json").write_text("{}")
+        raise error
+
+    source("BertModel", tmp_path / "theirs")
+    out = tmp_path / "ours"
+    if exists:
+        out.mkdir()
+    monkeypatch.setattr(LinformerModel, "save_pretrained", fail)
+    with pytest.raises(error):
+        convert(ConvertSettings(source=str(tmp_path / "theirs"), out=str(out)))
+    assert {path.name for path in tmp_path.iterdir()} == ({"theirs", "ours"} if exists else {"theirs"})
+    assert not exists or not list(out.iterdir())

@@ -7,21 +7,33 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils import cached_file
 
 from linformer_kit.checkpoints import bert, roberta
-from linformer_kit.checkpoints.fairseq import load_fairseq_checkpoint
+from linformer_kit.checkpoints.build import Converted, resize
+from linformer_kit.checkpoints.fairseq import convert_fairseq
+from linformer_kit.configuration import LinformerConfig
 from linformer_kit.errors import InputError, input_errors
-from linformer_kit.modeling import LinformerPreTrainedModel
 from linformer_kit.settings import ConvertSettings
 
+# One of them has the vocabulary of every tokenizer of these models.
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "sentencepiece.bpe.model",
+    "spiece.model",
+    "tokenizer.model",
+)
 _OF_NEW_PROJECTIONS = ("projected_dim", "sharing", "projection", "shorter_input", "attention")
 _OF_FAIRSEQ = ("num_attention_heads", "classification_head")
 
 
 def main(settings: ConvertSettings) -> None:
     """Convert, and say what came of it."""
-    model, tokenizer = convert(settings)
+    (model, left_out), tokenizer = convert(settings)
     config = model.config
     linear = config.attention == "linformer"
     print(
@@ -33,91 +45,103 @@ def main(settings: ConvertSettings) -> None:
             f"New: {model.projection_matrix_count()} matrices E and F ({config.projection}). They know nothing yet: "
             "train on before use."
         )
+    if left_out:
+        print(f"Left out: {', '.join(sorted({name.rpartition('.')[0] for name in left_out}))}")
     if tokenizer is None:
         print("No tokenizer: the source has none; --tokenizer names one.")
     print(f"Saved in {settings.out}")
 
 
-def convert(settings: ConvertSettings) -> tuple[LinformerPreTrainedModel, PreTrainedTokenizerBase | None]:
+def convert(settings: ConvertSettings) -> tuple[Converted, PreTrainedTokenizerBase | None]:
     """Read `settings.source`, and save the Linformer, and the tokenizer if there is one, in `settings.out`.
 
     Returns:
-        What was saved.
+        What was saved, and what of the source was not.
 
     Raises:
         InputError: for a source that is no such checkpoint, settings that do not fit it, or an `out` that holds
             anything. Nothing is written then.
     """
-    out = Path(settings.out)
+    out = Path(os.path.realpath(settings.out))
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise InputError(f"out: expected a new or empty folder, got {out}, which exists")
-    model = _load(settings)
-    if settings.max_position_embeddings is not None:
-        model.resize_sequence_length(settings.max_position_embeddings, mode=settings.resize_mode)
-    tokenizer = _tokenizer(settings, model)
+    converted = _load(settings)
+    tokenizer = _tokenizer(settings, converted.model.config)
     out.parent.mkdir(parents=True, exist_ok=True)
     # Beside it first, then in its place: what stands in `out` is whole.
     folder = out.with_name(f".{out.name}.{os.getpid()}")
     folder.mkdir()
     try:
-        model.save_pretrained(folder)
+        converted.model.save_pretrained(folder)
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
-        os.replace(folder, out)
+        _put(folder, out)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    return model, tokenizer
+    return converted, tokenizer
 
 
-def _load(settings: ConvertSettings) -> LinformerPreTrainedModel:
+def _put(folder: Path, out: Path) -> None:
+    """Move what is in a folder to `out`; a folder that is there already stays the same one, for whoever is in it."""
+    if not out.exists():
+        os.replace(folder, out)
+        return
+    for path in folder.iterdir():
+        shutil.move(path, out / path.name)
+    folder.rmdir()
+
+
+def _load(settings: ConvertSettings) -> Converted:
     fairseq = _is_fairseq(settings.source)
     for name in _OF_NEW_PROJECTIONS if fairseq else _OF_FAIRSEQ:
         if getattr(settings, name) is not None:
             kind = "a fairseq file, which decides it" if fairseq else "a model that is no fairseq file"
             raise InputError(f"{name}: expected none for {kind}, got {getattr(settings, name)!r}")
     if fairseq:
-        return load_fairseq_checkpoint(
-            settings.source,
-            num_attention_heads=settings.num_attention_heads,
-            classification_head=settings.classification_head,
-        )
-    fields: dict[str, Any] = {name: getattr(settings, name) for name in _OF_NEW_PROJECTIONS}
-    fields = {name: value for name, value in fields.items() if value is not None}
+        converted = convert_fairseq(settings.source, settings.num_attention_heads, settings.classification_head)
+        if settings.max_position_embeddings is not None:
+            resize(converted.model, settings.max_position_embeddings, settings.resize_mode)
+        return converted
+    names = (*_OF_NEW_PROJECTIONS, "max_position_embeddings")
+    fields: dict[str, Any] = {name: value for name in names if (value := getattr(settings, name)) is not None}
     if _model_type(settings.source) in bert.MODEL_TYPES:
-        return bert.load_bert_checkpoint(settings.source, **fields)
-    return roberta.load_roberta_checkpoint(settings.source, **fields)
+        return bert.convert_bert(settings.source, fields, settings.resize_mode)
+    return roberta.convert_roberta(settings.source, fields, settings.resize_mode)
 
 
 def _is_fairseq(source: str) -> bool:
-    return os.path.isfile(source) or source.endswith((".pt", ".pth", ".bin"))
+    return os.path.isfile(source) or (source.endswith((".pt", ".pth", ".bin")) and not os.path.isdir(source))
 
 
-def _model_type(source: str) -> str | None:
-    """What kind of model it is; None where it says nothing, so that the loader finds words for it."""
+def _model_type(source: str) -> str:
     known = (*roberta.MODEL_TYPES, *bert.MODEL_TYPES)
-    try:
-        found = AutoConfig.from_pretrained(source).model_type
-    except (OSError, ValueError, KeyError):
-        return None
+    found = roberta.read_config(source).model_type
     if found not in known:
         raise InputError(f"{source}: expected a model of type {', '.join(known)}, got {found}")
     return found
 
 
-def _tokenizer(settings: ConvertSettings, model: LinformerPreTrainedModel) -> PreTrainedTokenizerBase | None:
+def _tokenizer(settings: ConvertSettings, config: LinformerConfig) -> PreTrainedTokenizerBase | None:
     """The tokenizer of the source, or that of the settings, for sequences of the model's length."""
     source = settings.tokenizer or settings.source
-    if settings.tokenizer is None and _is_fairseq(settings.source):
+    if settings.tokenizer is None and (_is_fairseq(source) or not _has_tokenizer(source)):
         return None
-    try:
-        with input_errors(f"tokenizer: expected a tokenizer, got {source}"):
-            tokenizer = AutoTokenizer.from_pretrained(source)
-    except InputError:
-        if settings.tokenizer is None:
-            return None
-        raise
-    if len(tokenizer) > model.config.vocab_size:
-        raise InputError(f"tokenizer: expected at most {model.config.vocab_size} tokens, got {len(tokenizer)}")
-    tokenizer.model_max_length = model.config.max_position_embeddings
+    with input_errors(f"tokenizer: expected a tokenizer, got {source}"):
+        tokenizer = AutoTokenizer.from_pretrained(source)
+    if len(tokenizer) == len(set(tokenizer.all_special_ids)):  # transformers makes such a one of no files at all
+        raise InputError(f"tokenizer: expected a tokenizer, got {source}, which has no vocabulary")
+    if len(tokenizer) > config.vocab_size:
+        raise InputError(f"tokenizer: expected at most {config.vocab_size} tokens, got {len(tokenizer)}")
+    tokenizer.model_max_length = config.max_position_embeddings
     return tokenizer
+
+
+def _has_tokenizer(source: str) -> bool:
+    for name in _TOKENIZER_FILES:
+        try:
+            cached_file(source, name)
+        except OSError:
+            continue
+        return True
+    return False

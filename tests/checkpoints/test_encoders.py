@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
 import torch
 import transformers
+from torch import nn
 from transformers import BertConfig, RobertaConfig
 
 from linformer_kit import InputError, LinformerForMaskedLM, load_bert_checkpoint, load_roberta_checkpoint
@@ -106,7 +108,12 @@ def test_k_is_at_most_n_where_nobody_chose_it(tmp_path):
         ("BertModel", {"hidden_sizes": 3}, "hidden_sizes: expected a field of LinformerConfig, got an unknown one"),
         ("BertModel", {"hidden_size": 11, "num_attention_heads": 1}, "of [101, 11], got [101, 33]"),
         ("RobertaForMaskedLM", {"attention": "full"}, "expected hidden_act gelu in a masked language model, got relu"),
-        ("BertForNextSentencePrediction", {}, "expected an architecture ending in ForPreTraining, ForMaskedLM"),
+        ("BertLMHeadModel", {}, "BertForQuestionAnswering, BertModel, got BertLMHeadModel"),
+        (
+            "BertForNextSentencePrediction",
+            {},
+            "expected architectures in config.json of BertForPreTraining, BertForMaskedLM",
+        ),
     ],
 )
 def test_refused(class_name, fields, message, tmp_path):
@@ -135,4 +142,105 @@ def test_half_a_model_refused(tmp_path):
         load(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"broken")
     with pytest.raises(InputError, match="source: expected a pretrained encoder, got"):
+        load(tmp_path)
+
+
+def change_config(folder, **fields: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def test_another_length_has_new_e_and_f_of_that_length(tmp_path):
+    """The positions are the source's, repeated; E and F start as in any model of that length, with rows of norm 1."""
+    theirs, load = source("RobertaForMaskedLM", tmp_path)
+    ours = load(tmp_path, max_position_embeddings=111, projected_dim=53, sharing="layerwise", shorter_input="stretch")
+    old, new = theirs.roberta.embeddings.position_embeddings.weight, ours.linformer.embeddings.position_embeddings
+    assert torch.equal(new.weight, torch.cat([old[:2], old[2:], old[2:], old[2:]]))
+    matrix = ours.linformer.encoder.projection.key_projection
+    assert matrix.shape[-2:] == (53, 111)
+    assert matrix.norm(dim=-1).mean().item() == pytest.approx(1, rel=0.1)
+    kept = {n: w for n, w in load(tmp_path, attention="full").state_dict().items() if "position" not in n}
+    assert all(torch.equal(weight, ours.state_dict()[name]) for name, weight in kept.items())
+    shorter = load(tmp_path, max_position_embeddings=23, resize_mode="interpolate")
+    assert (shorter.config.max_position_embeddings, shorter.config.projected_dim) == (23, 23)
+    assert load(tmp_path, max_position_embeddings=131).config.projected_dim == 128
+    with pytest.raises(InputError, match="max_position_embeddings: expected at least 37 for mode extend, got 23"):
+        load(tmp_path, max_position_embeddings=23)
+    with pytest.raises(InputError, match="max_position_embeddings: expected a positive integer, got '41'"):
+        load(tmp_path, max_position_embeddings="41")
+
+
+def test_positions_begin_after_the_padding_id(tmp_path):
+    theirs, load = source("RobertaForMaskedLM", tmp_path, pad_token_id=4)
+    ours = load(tmp_path, attention="full")
+    assert (ours.config.position_offset, ours.config.max_position_embeddings, ours.config.pad_token_id) == (5, 34, 4)
+    ids = torch.randint(5, 101, (3, 34))
+    torch.testing.assert_close(ours(ids).logits, theirs(ids).logits, rtol=1e-4, atol=1e-4)
+    change_config(tmp_path, pad_token_id=None)
+    with pytest.raises(InputError, match="expected a pad_token_id, after which its positions begin, got None"):
+        load(tmp_path)
+    _, load = source("BertModel", tmp_path)
+    change_config(tmp_path, pad_token_id=None)
+    assert load(tmp_path).config.pad_token_id is None
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"), [((7, 11), (7, 11)), ((100, 101), (100, None)), ((-1, [3, 5]), (None,) * 2)]
+)
+def test_special_tokens_and_the_problem_are_carried(given, kept, tmp_path):
+    """Ids outside the vocabulary, which nothing uses, become none."""
+    _, load = source("BertForSequenceClassification", tmp_path, problem_type="regression")
+    change_config(tmp_path, bos_token_id=given[0], eos_token_id=given[1])
+    config = load(tmp_path, projected_dim=7).config
+    assert (config.bos_token_id, config.eos_token_id, config.problem_type) == (*kept, "regression")
+
+
+def test_a_roberta_without_pooler_weights(tmp_path):
+    theirs, load = source("RobertaModel", tmp_path)
+    theirs.save_pretrained(tmp_path, state_dict={n: w for n, w in theirs.state_dict().items() if "pooler" not in n})
+    ours = load(tmp_path, attention="full")
+    assert not ours.config.pooler and ours.pooler is None
+    ids = torch.randint(5, 101, (3, 37))
+    expected = theirs(ids).last_hidden_state
+    torch.testing.assert_close(ours(ids).last_hidden_state, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_weights_with_no_place_are_refused_but_for_known_ones(tmp_path):
+    theirs, load = source("BertForMaskedLM", tmp_path)
+    beside = {"bert.pooler.dense.bias": torch.ones(33), "bert.embeddings.position_ids": torch.arange(37)[None]}
+    theirs.save_pretrained(tmp_path, state_dict={**theirs.state_dict(), **beside})
+    load(tmp_path)
+    theirs.save_pretrained(tmp_path, state_dict={**theirs.state_dict(), "bert.adapter.weight": torch.ones(3)})
+    with pytest.raises(InputError, match=r"expected weights of BertForMaskedLM, got bert\.adapter\.weight as well"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"position_embedding_type": "relative_key"}, "expected position_embedding_type absolute, got relative_key"),
+        ({"hidden_size": "24"}, "for field 'hidden_size': TypeError: Field 'hidden_size' expected int, got str"),
+        ({"architectures": None}, "expected architectures in config.json of BertForPreTraining"),
+    ],
+)
+def test_configurations_refused(fields, message, tmp_path):
+    _, load = source("BertModel", tmp_path)
+    change_config(tmp_path, **fields)
+    with pytest.raises(InputError, match=f"^[^\\n]*{re.escape(message)}[^\\n]*$"):
+        load(tmp_path)
+
+
+def test_a_pickle_of_more_than_tensors_refused(tmp_path):
+    theirs, load = source("BertModel", tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save({**theirs.state_dict(), "more": nn.Linear(2, 3)}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(InputError, match=r"its pickle is broken, or holds what is not let in$"):
+        load(tmp_path)
+
+
+def test_numbers_that_are_none_refused(tmp_path):
+    theirs, load = source("BertModel", tmp_path)
+    nn.init.constant_(theirs.encoder.layer[1].output.dense.bias, torch.nan)
+    theirs.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"expected finite floating-point numbers in encoder\.layers\.1\.fc2\.bias"):
         load(tmp_path)

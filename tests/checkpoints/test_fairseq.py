@@ -117,9 +117,10 @@ class Harmful:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: {"model": Harmful()}, "expected a pickle of tensors and argparse.Namespace, got"),
+        (lambda c: {"model": Harmful()}, "got something else: its pickle is broken, or holds what is not let in"),
         (lambda c: {"weights": c["model"]}, "expected a fairseq checkpoint with a model in it, got something else"),
-        (lambda c: {"model": {"a": 3}}, "expected tensors in the model, got other things"),
+        (lambda c: {"model": {"a": 3}}, "expected tensors by name in the model, got other things"),
+        (lambda c: {"model": {3: torch.ones(3)}}, "expected tensors by name in the model, got other things"),
         (
             lambda c: {"model": {"a": torch.ones(3)}},
             "expected encoder.sentence_encoder.embed_tokens.weight in the model",
@@ -128,6 +129,26 @@ class Harmful:
         (
             lambda c: drop(c, "layers.2.fc1.bias"),
             "expected linformer.encoder.layers.2.fc1.bias for LinformerForMaskedLM",
+        ),
+        (lambda c: drop(c, "embed_positions"), "expected encoder.sentence_encoder.embed_positions.weight in the model"),
+        (lambda c: drop(c, "layers.0.fc1"), "expected encoder.sentence_encoder.layers.0.fc1.weight in the model"),
+        (lambda c: add(c, f"{official.PREFIX}embed_tokens.weight"), "embed_tokens.weight of 2 dimensions, got [3]"),
+        (
+            lambda c: add(c, f"{official.PREFIX}layers.0.self_attn.compress_k.weight"),
+            "compress_k.weight of 2 or 3 dimensions, got [3]",
+        ),
+        (
+            lambda c: add(c, f"{official.PREFIX}layers.0.self_attn.in_proj_bias", torch.ones(2)),
+            "expected a multiple of 3 rows in encoder.sentence_encoder.layers.0.self_attn.in_proj_bias, got 2",
+        ),
+        (lambda c: argue(c, activation_fn=["gelu"]), "hidden_act: expected an activation that transformers knows"),
+        (
+            lambda c: add(c, f"{official.PREFIX}layers.0.fc2.bias", torch.full((official.WIDTH,), torch.inf)),
+            "expected finite floating-point numbers in linformer.encoder.layers.0.fc2.bias, got others",
+        ),
+        (
+            lambda c: add(c, f"{official.PREFIX}layers.0.fc2.bias", torch.ones(official.WIDTH, dtype=torch.long)),
+            "expected finite floating-point numbers in linformer.encoder.layers.0.fc2.bias, got others",
         ),
         (lambda c: add(c, "encoder.extra.weight"), "got encoder.extra.weight as well"),
         (lambda c: add(c, "encoder.sentence_encoder.layers.0.fc2.bias"), "fc2.bias of [14], got [3]"),
@@ -145,12 +166,17 @@ def drop(content, part):
     return content
 
 
-def add(content, name):
-    content["model"][name] = torch.ones(3)
+def add(content, name, tensor=None):
+    content["model"][name] = torch.ones(3) if tensor is None else tensor
     return content
 
 
-@pytest.mark.parametrize("content", [b"", b"no pickle at all", b"PK\x03\x04 half a zip"])
+def argue(content, **arguments):
+    vars(content["args"]).update(arguments)
+    return content
+
+
+@pytest.mark.parametrize("content", [b"", b"no pickle at all", b"PK\x03\x04 half a zip", b"\x80\x02a."])
 def test_files_that_are_no_checkpoint(content, tmp_path):
     (tmp_path / "broken.pt").write_bytes(content)
     with pytest.raises(InputError, match=r"broken\.pt: expected a pickle of tensors"):
@@ -163,3 +189,29 @@ def test_a_head_that_is_not_there(tmp_path):
     path = saved(tmp_path, official.checkpoint("headwise", classification_head="imdb"))
     with pytest.raises(InputError, match=r"classification_head: expected one of imdb in .*, got 'sst2'"):
         load_fairseq_checkpoint(path, classification_head="sst2")
+
+
+def test_the_number_of_heads_is_the_files_or_the_callers_but_never_two(tmp_path):
+    path = saved(tmp_path, official.checkpoint("headwise"))
+    assert load_fairseq_checkpoint(path, num_attention_heads=2).config.num_attention_heads == 2
+    with pytest.raises(InputError, match=r"num_attention_heads: expected 2, as .* says, or none, got 7"):
+        load_fairseq_checkpoint(path, num_attention_heads=7)
+    path = saved(tmp_path, argue(official.checkpoint("headwise"), encoder_attention_heads=None))
+    assert load_fairseq_checkpoint(path, num_attention_heads=7).config.num_attention_heads == 7
+
+
+def test_a_classification_head_has_tanh(tmp_path):
+    content = argue(official.checkpoint("headwise", classification_head="imdb"), pooler_activation_fn="relu")
+    path = saved(tmp_path, content)
+    assert type(load_fairseq_checkpoint(path)) is LinformerForMaskedLM
+    with pytest.raises(InputError, match="expected pooler_activation_fn tanh in a classification head, got relu"):
+        load_fairseq_checkpoint(path, classification_head="imdb")
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu_accurate", "gelu_fast"])
+def test_activations(activation, tmp_path):
+    content = argue(official.checkpoint("headwise"), activation_fn=activation)
+    model = load_fairseq_checkpoint(saved(tmp_path, content))
+    tokens = ids(29)
+    expected = official.masked_lm_logits(content["model"], tokens, activation)
+    torch.testing.assert_close(model(tokens).logits, expected, rtol=1e-4, atol=1e-4)

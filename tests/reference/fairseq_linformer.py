@@ -85,7 +85,14 @@ def old_layout(current: dict[str, object]) -> dict[str, object]:
     return {"args": current["args"], "model": weights}
 
 
-def features(weights: dict[str, Tensor], tokens: Tensor) -> Tensor:
+def gelu_tanh(x: Tensor) -> Tensor:
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu, "gelu_accurate": gelu_tanh, "gelu_fast": gelu_tanh}
+
+
+def features(weights: dict[str, Tensor], tokens: Tensor, activation: str = "gelu") -> Tensor:
     """Hidden states of tokens without padding, `[batch, seq_len, embed]`."""
     length = tokens.shape[1]
     x = weights[f"{PREFIX}embed_tokens.weight"][tokens]
@@ -94,13 +101,13 @@ def features(weights: dict[str, Tensor], tokens: Tensor) -> Tensor:
     for index in range(LAYERS):
         layer = f"{PREFIX}layers.{index}."
         x = _norm(weights, f"{layer}self_attn_layer_norm", x + _attention(weights, f"{layer}self_attn.", x))
-        inner = F.gelu(_linear(weights, f"{layer}fc1", x))
+        inner = ACTIVATIONS[activation](_linear(weights, f"{layer}fc1", x))
         x = _norm(weights, f"{layer}final_layer_norm", x + _linear(weights, f"{layer}fc2", inner))
     return x
 
 
-def masked_lm_logits(weights: dict[str, Tensor], tokens: Tensor) -> Tensor:
-    x = F.gelu(_linear(weights, "encoder.lm_head.dense", features(weights, tokens)))
+def masked_lm_logits(weights: dict[str, Tensor], tokens: Tensor, activation: str = "gelu") -> Tensor:
+    x = ACTIVATIONS[activation](_linear(weights, "encoder.lm_head.dense", features(weights, tokens, activation)))
     x = _norm(weights, "encoder.lm_head.layer_norm", x)
     return x @ weights["encoder.lm_head.weight"].T + weights["encoder.lm_head.bias"]
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from linformer_kit.checkpoints.build import Converted
 from linformer_kit.checkpoints.roberta import CLASSES, ENCODER_NAMES, build_linear, read_encoder, rename
 from linformer_kit.heads import LinformerForMaskedLM, LinformerForSequenceClassification
 from linformer_kit.modeling import LinformerPreTrainedModel
+from linformer_kit.settings import ResizeMode
 
-MODEL_TYPES = ("bert",)
+MODEL_TYPES = {"bert": "Bert"}
 
 _CLASSES: dict[str, type[LinformerPreTrainedModel]] = {"ForPreTraining": LinformerForMaskedLM, **CLASSES}
 _MASKED_LM_NAMES = (
@@ -22,7 +24,9 @@ _MASKED_LM_NAMES = (
 _CLASSIFICATION_NAMES = (("classifier", "classifier.out_proj"), ("linformer.pooler", "classifier.dense"))
 
 
-def load_bert_checkpoint(source: str | os.PathLike[str], **fields: Any) -> LinformerPreTrainedModel:
+def load_bert_checkpoint(
+    source: str | os.PathLike[str], *, resize_mode: ResizeMode = "extend", **fields: Any
+) -> LinformerPreTrainedModel:
     """A BERT as a Linformer: all its weights kept, E and F new.
 
     Of a `BertForPreTraining` the masked language model is kept; what predicts the next sentence, and the pooler under
@@ -30,11 +34,19 @@ def load_bert_checkpoint(source: str | os.PathLike[str], **fields: Any) -> Linfo
 
     Args, Returns, Raises: as `roberta.load_roberta_checkpoint`.
     """
-    config, class_name, weights = read_encoder(source, MODEL_TYPES, _CLASSES)
+    return convert_bert(source, fields, resize_mode).model
+
+
+def convert_bert(source: str | os.PathLike[str], fields: dict[str, Any], resize_mode: ResizeMode) -> Converted:
+    """`load_bert_checkpoint`, and what it left out."""
+    config, class_name, weights, left_out = read_encoder(source, MODEL_TYPES, _CLASSES)
     model_class = _CLASSES[class_name]
     names = [("bert.", "linformer."), *ENCODER_NAMES, *_MASKED_LM_NAMES]
     if model_class is LinformerForSequenceClassification:
         names.extend(_CLASSIFICATION_NAMES)
     if class_name == "ForPreTraining":
-        weights = {k: v for k, v in weights.items() if not k.startswith(("bert.pooler.", "cls.seq_relationship."))}
-    return build_linear(source, config, model_class, rename(weights, names), offset=0, fields=fields)
+        left_out += [name for name in weights if name.startswith(("bert.pooler.", "cls.seq_relationship."))]
+        weights = {name: tensor for name, tensor in weights.items() if name not in left_out}
+    renamed = rename(weights, names)
+    model = build_linear(source, config, model_class, renamed, offset=0, fields=fields, resize_mode=resize_mode)
+    return Converted(model, left_out)

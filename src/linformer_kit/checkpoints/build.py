@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import pickle
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from linformer_kit.configuration import LinformerConfig
-from linformer_kit.errors import InputError
+from linformer_kit.errors import InputError, input_errors
 from linformer_kit.modeling import LinformerPreTrainedModel
+from linformer_kit.settings import ResizeMode
+
+
+class Converted(NamedTuple):
+    """A model, and the names of the weights of its source that have no place in it."""
+
+    model: LinformerPreTrainedModel
+    left_out: list[str]
 
 
 def build_model(
@@ -23,7 +33,7 @@ def build_model(
     """A model with these weights, and with `new_projections` E and F that start as in a new model.
 
     Raises:
-        InputError: for a weight that is missing, left over or of another shape.
+        InputError: for a weight that is missing, left over, of another shape or not of finite numbers.
     """
     model = model_class(config)
     wanted = model.state_dict()
@@ -32,6 +42,8 @@ def build_model(
             raise InputError(f"{source}: expected weights of {model_class.__name__}, got {name} as well")
         if tensor.shape != wanted[name].shape:
             raise InputError(f"{source}: expected {name} of {list(wanted[name].shape)}, got {list(tensor.shape)}")
+        if not tensor.is_floating_point() or not tensor.isfinite().all():
+            raise InputError(f"{source}: expected finite floating-point numbers in {name}, got others")
     new = set(model._tied_weights_keys or ()) if config.tie_word_embeddings else set()
     if new_projections:
         new |= {name for name in wanted if ".projection." in name}
@@ -48,9 +60,35 @@ def linformer_config(source: str, fields: dict[str, Any], overrides: Mapping[str
     Raises:
         InputError: for a field that does not fit.
     """
-    longest = fields["max_position_embeddings"]
-    default = {"projected_dim": min(LinformerConfig().projected_dim, longest)}
+    made = {**fields, **overrides}
+    longest = made["max_position_embeddings"]
+    if isinstance(longest, int):  # otherwise the configuration says that it must be one
+        made.setdefault("projected_dim", min(LinformerConfig().projected_dim, longest))
     try:
-        return LinformerConfig(**{**default, **fields, **overrides})
+        return LinformerConfig(**made)
     except InputError as error:
         raise InputError(f"{source}: {error}") from None
+
+
+def resize(model: LinformerPreTrainedModel, max_position_embeddings: int, mode: ResizeMode) -> None:
+    """`resize_sequence_length`, whose errors name the setting."""
+    try:
+        model.resize_sequence_length(max_position_embeddings, mode=mode)
+    except InputError as error:
+        raise InputError(str(error).replace("seq_len:", "max_position_embeddings:", 1)) from None
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """As `input_errors`, with reasons in one line of our own where the library's first line does not say them."""
+    with input_errors(what):
+        try:
+            yield
+        except pickle.UnpicklingError:
+            # torch names a way around its own protection, which nobody should take for a file of somebody else.
+            raise ValueError("its pickle is broken, or holds what is not let in") from None
+        except Exception as error:
+            first, *others = str(error).splitlines() or [""]
+            if not first.endswith(":") or not others:
+                raise
+            raise ValueError(f"{first} {others[0].strip()}") from error

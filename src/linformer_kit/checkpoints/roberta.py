@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import transformers
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig
 
-from linformer_kit.checkpoints.build import build_model, linformer_config
-from linformer_kit.errors import InputError, input_errors
+from linformer_kit.checkpoints.build import Converted, build_model, linformer_config, reading, resize
+from linformer_kit.errors import InputError
 from linformer_kit.heads import (
     LinformerForMaskedLM,
     LinformerForQuestionAnswering,
@@ -21,8 +22,10 @@ from linformer_kit.heads import (
     LinformerForTokenClassification,
 )
 from linformer_kit.modeling import LinformerModel, LinformerPreTrainedModel
+from linformer_kit.settings import ResizeMode
 
-MODEL_TYPES = ("roberta", "xlm-roberta", "camembert")
+# Each with the beginning of its class names.
+MODEL_TYPES = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"}
 
 # Ends of their class names, and our class.
 CLASSES: dict[str, type[LinformerPreTrainedModel]] = {
@@ -47,59 +50,101 @@ ENCODER_NAMES = (
     ("output.LayerNorm", "final_layer_norm"),
     ("pooler.dense", "pooler"),
 )
+# What files hold beside the model that their configuration names: heads of their training, and numbers from 0 on.
+_BESIDE = re.compile(r"(\w+\.)?pooler\.|cls\.seq_relationship\.|.*\bposition_ids$")
 _NAMES = (("roberta.", "linformer."), *ENCODER_NAMES, ("lm_head.bias", "lm_head.decoder.bias"))
 
 
-def load_roberta_checkpoint(source: str | os.PathLike[str], **fields: Any) -> LinformerPreTrainedModel:
+class Encoder(NamedTuple):
+    """What `read_encoder` reads."""
+
+    config: PreTrainedConfig
+    class_name: str
+    weights: dict[str, Tensor]
+    left_out: list[str]
+
+
+def load_roberta_checkpoint(
+    source: str | os.PathLike[str], *, resize_mode: ResizeMode = "extend", **fields: Any
+) -> LinformerPreTrainedModel:
     """A RoBERTa (XLM-RoBERTa, CamemBERT) as a Linformer: all its weights kept, E and F new.
 
     Args:
         source: Folder or hub id.
+        resize_mode: How another max_position_embeddings comes about: positions repeated (`extend`) or stretched
+            (`interpolate`).
         fields: Fields of `LinformerConfig` that the source does not decide: projected_dim, sharing, projection, …
             With `attention="full"` the result is the source itself in our code, with equal outputs.
 
     Returns:
         The model, in evaluation mode, of the class that answers to the source's own; n is its longest input, its
-        position table less the unused rows. New E and F know nothing yet: train on before use.
+        position table less the unused rows, unless max_position_embeddings says another. New E and F know nothing yet:
+        train on before use.
 
     Raises:
         InputError: if the source is no whole model of this kind, or a field does not fit.
     """
-    config, class_name, weights = read_encoder(source, MODEL_TYPES, CLASSES)
+    return convert_roberta(source, fields, resize_mode).model
+
+
+def convert_roberta(source: str | os.PathLike[str], fields: dict[str, Any], resize_mode: ResizeMode) -> Converted:
+    """`load_roberta_checkpoint`, and what it left out."""
+    config, class_name, weights, left_out = read_encoder(source, MODEL_TYPES, CLASSES)
     if class_name == "ForMaskedLM" and config.hidden_act != "gelu":
         # Their head has gelu whatever the layers have; ours has what the layers have.
         raise InputError(f"{source}: expected hidden_act gelu in a masked language model, got {config.hidden_act}")
-    offset = config.pad_token_id + 1
-    return build_linear(source, config, CLASSES[class_name], rename(weights, _NAMES), offset=offset, fields=fields)
+    if config.pad_token_id is None:
+        raise InputError(f"{source}: expected a pad_token_id, after which its positions begin, got None")
+    model = build_linear(
+        source,
+        config,
+        CLASSES[class_name],
+        rename(weights, _NAMES),
+        offset=config.pad_token_id + 1,
+        fields=fields,
+        resize_mode=resize_mode,
+    )
+    return Converted(model, left_out)
 
 
-def read_encoder(
-    source: str | os.PathLike[str], model_types: Sequence[str], classes: dict[str, Any]
-) -> tuple[PreTrainedConfig, str, dict[str, Tensor]]:
-    """Configuration, end of the class name and weights of a model, read by transformers' own class for it.
+def read_config(source: str) -> PreTrainedConfig:
+    """The configuration of a folder or hub id.
+
+    Raises:
+        InputError: if there is none.
+    """
+    if os.path.isdir(source) or source.startswith((".", "/", "~")) or source.count("/") > 1:  # no hub id
+        _check_folder(Path(source))
+    with reading(f"source: expected a pretrained encoder, got {source}"):
+        return AutoConfig.from_pretrained(source)
+
+
+def read_encoder(source: str | os.PathLike[str], model_types: Mapping[str, str], classes: dict[str, Any]) -> Encoder:
+    """A model, read by transformers' own class for it; `model_types` and `classes` are by halves of class names.
 
     Raises:
         InputError: if it is of another kind, not whole, or has parts that a Linformer has not.
     """
     source = str(source)
-    if os.path.isdir(source) or source.startswith((".", "/", "~")) or source.count("/") > 1:  # no hub id
-        _check_folder(Path(source))
-    wanted = f"source: expected a pretrained encoder, got {source}"
-    with input_errors(wanted):
-        config = AutoConfig.from_pretrained(source)
+    config = read_config(source)
     if config.model_type not in model_types:
         raise InputError(f"{source}: expected a model of type {', '.join(model_types)}, got {config.model_type}")
-    architecture = (getattr(config, "architectures", None) or [""])[0]
-    class_name = next((end for end in classes if architecture.endswith(end)), None)
-    if class_name is None:
-        raise InputError(f"{source}: expected an architecture ending in {', '.join(classes)}, got {architecture!r}")
+    known = {model_types[config.model_type] + end: end for end in classes}
+    architecture = next(iter(config.architectures or []), "none")
+    if architecture not in known:
+        raise InputError(f"{source}: expected architectures in config.json of {', '.join(known)}, got {architecture}")
     _check_attention(source, config)
-    with input_errors(wanted):
+    with reading(f"source: expected a pretrained encoder, got {source}"):
         loaded, info = getattr(transformers, architecture).from_pretrained(source, output_loading_info=True)
     missing = {name for name in info["missing_keys"] if not name.startswith("pooler.")}
     if missing:
         raise InputError(f"{source}: expected all weights of {architecture}, got none for {min(missing)}")
-    return config, class_name, {k: v for k, v in loaded.state_dict().items() if k not in info["missing_keys"]}
+    surplus = sorted(name for name in info["unexpected_keys"] if not _BESIDE.match(name))
+    if surplus:
+        raise InputError(f"{source}: expected weights of {architecture}, got {surplus[0]} as well")
+    weights = {name: tensor for name, tensor in loaded.state_dict().items() if name not in info["missing_keys"]}
+    left_out = [name for name in info["unexpected_keys"] if not name.endswith("position_ids")]
+    return Encoder(config, known[architecture], weights, left_out)
 
 
 def rename(weights: dict[str, Tensor], names: Sequence[tuple[str, str]]) -> dict[str, Tensor]:
@@ -120,6 +165,7 @@ def build_linear(
     *,
     offset: int,
     fields: dict[str, Any],
+    resize_mode: ResizeMode,
 ) -> LinformerPreTrainedModel:
     """The Linformer of a configuration and renamed weights of transformers; `offset` is of its positions."""
     same = (
@@ -131,7 +177,16 @@ def build_linear(
     kept["max_position_embeddings"] = config.max_position_embeddings - offset
     kept["position_offset"] = offset
     kept["pooler"] = "pooler.weight" in weights
+    for name in ("bos_token_id", "eos_token_id"):  # some stand outside the vocabulary, where nothing uses them
+        if kept[name] not in range(config.vocab_size):
+            kept[name] = None
     made = linformer_config(str(source), kept, fields)
+    if made.max_position_embeddings != kept["max_position_embeddings"]:
+        # The source itself gets the other length, so that E and F start as in any model of that length.
+        full = linformer_config(str(source), kept, {"attention": "full"})
+        model = build_model(model_class, full, weights, str(source), new_projections=False)
+        resize(model, made.max_position_embeddings, resize_mode)
+        weights = model.state_dict()
     return build_model(model_class, made, weights, str(source), new_projections=True)
 
 
