@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import warnings
-from pathlib import Path
 from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
@@ -16,7 +15,6 @@ from linformer_kit.report import (
     draw_context_mappings,
     draw_projections,
     pretrain_markdown,
-    whole_folder,
     write_pretrain_report,
 )
 
@@ -143,25 +141,3 @@ def test_small_matrices_are_crisp(tmp_path, drawn):
     draw_projections([_image(matrix)], tmp_path / "drawn.png")
     row = np.asarray(Image.open(tmp_path / "drawn.png").convert("RGB"))[200, 150:600]
     assert len(np.unique(row, axis=0)) == 2
-
-
-@pytest.mark.parametrize("form", ["new", "deep", "empty", "here", "link", "broken_link"])
-def test_a_folder_is_written_whole(tmp_path, form, monkeypatch):
-    target = tmp_path / "target"
-    if form in ("empty", "here", "link"):
-        target.mkdir()
-    place = {"deep": tmp_path / "a" / "b", "here": Path(), "link": tmp_path / "l", "broken_link": tmp_path / "l"}
-    folder = place.get(form, target)
-    if "link" in form:
-        folder.symlink_to(target)
-    if form == "here":
-        monkeypatch.chdir(target)
-    with pytest.raises(KeyboardInterrupt), whole_folder(folder) as part:
-        (part / "one").touch()
-        raise KeyboardInterrupt
-    assert not folder.exists() or not any(folder.iterdir())
-    with whole_folder(folder) as part:
-        (part / "one").touch()
-        assert not (folder / "one").exists()
-    assert [path.name for path in folder.iterdir()] == ["one"]
-    assert not list(tmp_path.glob(".*"))

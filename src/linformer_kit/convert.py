@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -16,6 +14,7 @@ from linformer_kit.checkpoints.fairseq import convert_fairseq
 from linformer_kit.configuration import LinformerConfig
 from linformer_kit.errors import InputError, input_errors
 from linformer_kit.settings import ConvertSettings
+from linformer_kit.training.checkpoint import check_new_folder, whole_folder
 
 # One of them has the vocabulary of every tokenizer of these models.
 _TOKENIZER_FILES = (
@@ -62,34 +61,14 @@ def convert(settings: ConvertSettings) -> tuple[Converted, PreTrainedTokenizerBa
         InputError: for a source that is no such checkpoint, settings that do not fit it, or an `out` that holds
             anything. Nothing is written then.
     """
-    out = Path(os.path.realpath(settings.out))
-    if out.is_file() or (out.is_dir() and any(out.iterdir())):
-        raise InputError(f"out: expected a new or empty folder, got {out}, which exists")
+    out = check_new_folder("out", settings.out)
     converted = _load(settings)
     tokenizer = _tokenizer(settings, converted.model.config)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    # Beside it first, then in its place: what stands in `out` is whole.
-    folder = out.with_name(f".{out.name}.{os.getpid()}")
-    folder.mkdir()
-    try:
+    with whole_folder(out) as folder:
         converted.model.save_pretrained(folder)
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
-        _put(folder, out)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
     return converted, tokenizer
-
-
-def _put(folder: Path, out: Path) -> None:
-    """Move what is in a folder to `out`; a folder that is there already stays the same one, for whoever is in it."""
-    if not out.exists():
-        os.replace(folder, out)
-        return
-    for path in folder.iterdir():
-        shutil.move(path, out / path.name)
-    folder.rmdir()
 
 
 def _load(settings: ConvertSettings) -> Converted:

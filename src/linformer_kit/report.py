@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,29 +122,6 @@ def draw_perplexity(results: dict[str, Any], path: Path) -> None:
     axes.legend()
     figure.savefig(path, dpi=150)
     plt.close(figure)
-
-
-@contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
-    """Somewhere to write what is to stand in `folder`, new or empty, in the end; after a failure nothing is left of it.
-
-    A folder that is there already stays the same one, since somebody may stand in it: what was written moves in.
-    """
-    folder = folder.resolve()
-    there = folder.exists()
-    part = (folder if there else folder.parent) / f".{folder.name}.{os.getpid()}"
-    part.mkdir(parents=True)
-    try:
-        yield part
-        if there:
-            for path in part.iterdir():
-                os.replace(path, folder / path.name)
-            part.rmdir()
-        else:
-            os.replace(part, folder)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
 
 
 def write_inspection_report(results: dict[str, Any], folder: Path) -> str:

@@ -17,6 +17,7 @@ from linformer_kit.training.checkpoint import (
     newest_whole_checkpoint,
     open_output_dir,
     read_json,
+    whole_folder,
     write_whole,
 )
 
@@ -161,3 +162,25 @@ def test_the_default_folder_is_a_new_one_each_time(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folders = {open_output_dir(None, command="pretrain", overwrite=False) for _ in range(3)}
     assert len(folders) == 3 and all(folder.parent == Path("runs") and folder.is_dir() for folder in folders)
+
+
+@pytest.mark.parametrize("form", ["new", "deep", "empty", "here", "link", "broken_link"])
+def test_a_folder_is_written_whole(tmp_path, form, monkeypatch):
+    target = tmp_path / "target"
+    if form in ("empty", "here", "link"):
+        target.mkdir()
+    place = {"deep": tmp_path / "a" / "b", "here": Path(), "link": tmp_path / "l", "broken_link": tmp_path / "l"}
+    folder = place.get(form, target)
+    if "link" in form:
+        folder.symlink_to(target)
+    if form == "here":
+        monkeypatch.chdir(target)
+    with pytest.raises(KeyboardInterrupt), whole_folder(folder) as part:
+        (part / "one").touch()
+        raise KeyboardInterrupt
+    assert not folder.exists() or not any(folder.iterdir())
+    with whole_folder(folder) as part:
+        (part / "one").touch()
+        assert not (folder / "one").exists()
+    assert [path.name for path in folder.iterdir()] == ["one"]
+    assert not list(tmp_path.glob(".*"))

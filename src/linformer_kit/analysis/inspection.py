@@ -20,8 +20,9 @@ from linformer_kit.functional import pooling_windows
 from linformer_kit.modeling import LinformerModel
 from linformer_kit.predict import load_model
 from linformer_kit.projection import ConvProjection, LinearProjection, RandomProjection, SequenceProjection
-from linformer_kit.report import draw_context_mappings, draw_projections, whole_folder, write_inspection_report
+from linformer_kit.report import draw_context_mappings, draw_projections, write_inspection_report
 from linformer_kit.settings import InspectSettings
+from linformer_kit.training.checkpoint import check_new_folder, whole_folder
 
 _PANELS = 4  # layers, and heads, that are drawn where nobody chooses
 
@@ -45,9 +46,7 @@ def inspect(settings: InspectSettings) -> str:
         InputError: for a model that is no Linformer or gives no finite numbers, a text without tokens, layers or heads
             that there are not, or an output_dir that holds anything. Nothing is written then.
     """
-    folder = Path(settings.output_dir)
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise InputError(f"output_dir: expected a new or empty folder, got {folder}, which exists")
+    folder = check_new_folder("output_dir", settings.output_dir)
     text, described = _text(settings)
     model, tokenizer = _load(settings.model)
     layers = _chosen("layers", settings.layers, model.config.num_hidden_layers)

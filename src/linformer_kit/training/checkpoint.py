@@ -8,6 +8,8 @@ import os
 import re
 import shutil
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -165,3 +167,38 @@ def _new_folder(parent: Path, name: str) -> Path:
             continue
         return folder
     raise InputError(f"output_dir: expected a free name below {parent}, got 1000 taken ones; give --output_dir")
+
+
+def check_new_folder(name: str, folder: str) -> Path:
+    """The folder, which must be new or empty; `name` is that of the setting.
+
+    Raises:
+        InputError: if it holds anything or is no folder.
+    """
+    path = Path(folder)
+    if path.is_file() or (path.is_dir() and any(path.iterdir())):
+        raise InputError(f"{name}: expected a new or empty folder, got {path}, which exists")
+    return path
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """Somewhere to write what is to stand in `folder`, new or empty, in the end; after a failure nothing is left of it.
+
+    A folder that is there already stays the same one, since somebody may stand in it: what was written moves in.
+    """
+    folder = folder.resolve()
+    there = folder.exists()
+    part = (folder if there else folder.parent) / f".{folder.name}.{os.getpid()}"
+    part.mkdir(parents=True)
+    try:
+        yield part
+        if there:
+            for path in part.iterdir():
+                os.replace(path, folder / path.name)
+            part.rmdir()
+        else:
+            os.replace(part, folder)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
