@@ -126,21 +126,35 @@ def test_shapes_in_the_signatures_are_true():
     code = """
 from jaxtyping import install_import_hook
 with install_import_hook(["linformer_kit.functional", "linformer_kit.projection", "linformer_kit.attention",
-                          "linformer_kit.modeling", "linformer_kit.training.metrics"], "beartype.beartype"):
+                          "linformer_kit.modeling", "linformer_kit.heads", "linformer_kit.analysis.inspection",
+                          "linformer_kit.training.metrics"], "beartype.beartype"):
     import torch
     import linformer_kit as lk
     from linformer_kit import functional, modeling
     from linformer_kit.training import metrics
+    from linformer_kit.analysis import inspection
 from jaxtyping import TypeCheckError
 ids = torch.randint(5, 101, (2, 31))
 mask = torch.ones(2, 31, dtype=torch.long)
-for fields in ({"sharing": "none"}, {"sharing": "layerwise"}, {"attention": "full"}):
-    config = lk.LinformerConfig(vocab_size=101, max_position_embeddings=37, projected_dim=7, hidden_size=33,
-                                num_attention_heads=3, num_hidden_layers=2, intermediate_size=29, **fields)
+mask[0, 19:] = 0
+kinds = [{"projection": name, "shorter_input": form} for name in ("linear", "mean_pool", "max_pool", "conv", "dense_conv", "random")
+         for form in ("prefix", "stretch")]
+kinds += [{"sharing": "none", "projected_dim": [[7, 5, 3], [2, 2, 2]]}, {"sharing": "layerwise"}, {"attention": "full"}]
+for fields in kinds:
+    sizes = {"vocab_size": 101, "max_position_embeddings": 37, "projected_dim": 7, "hidden_size": 33,
+             "num_attention_heads": 3, "num_hidden_layers": 2, "intermediate_size": 29}
+    config = lk.LinformerConfig(**{**sizes, **fields})
     model = lk.LinformerForMaskedLM(config)
     model(ids, attention_mask=mask, labels=ids, output_attentions=True)
     metrics.masked_token_losses(model, ids, ids)
-    lk.LinformerForSequenceClassification(config)(ids, labels=torch.tensor([0, 1]))
+    labels = torch.tensor([0, 1])
+    lk.LinformerForSequenceClassification(config)(ids, mask, labels=labels)
+    lk.LinformerForTokenClassification(config)(ids, mask, labels=ids % 2)
+    lk.LinformerForQuestionAnswering(config)(ids, mask, start_positions=labels, end_positions=labels)
+    model.resize_sequence_length(74, mode="interpolate")
+    inspection.context_mappings(model.linformer, ids[:1], [0], [1])
+x = torch.randn(1, 2, 5, 3)
+functional.svd_attention(x, x, x, 2)
 try:
     functional.split_heads(torch.zeros(2, 3), 3)
 except TypeCheckError:
