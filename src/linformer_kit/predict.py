@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from transformers import (
 )
 
 from linformer_kit.errors import InputError, input_errors
-from linformer_kit.settings import FillMaskSettings
+from linformer_kit.settings import FillMaskSettings, names_folder
 
 
 def main(settings: FillMaskSettings) -> None:
@@ -92,7 +91,7 @@ def load_model(name: str, auto_class: Any, kind: str) -> tuple[PreTrainedModel, 
     Raises:
         InputError: if the folder does not exist or is half-written, or the model is not of that kind.
     """
-    if os.path.isdir(name) or name.startswith((".", "/", "~")) or name.count("/") > 1:
+    if names_folder(name):
         check_model_folder(Path(name))
     with input_errors(f"model: expected {kind}, got {name}"):
         # Models with a head save no pooler, and nobody here asks for its output.

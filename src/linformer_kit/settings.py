@@ -7,6 +7,7 @@ Imports nothing heavy, so that `linformer --help` stays instant. A field without
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -248,6 +249,11 @@ class InspectSettings:
     max_tokens: int | None = None
     layers: list[int] | None = None
     heads: list[int] | None = None
+
+
+def names_folder(name: str) -> bool:
+    """Whether what stands for a model means a folder, there or not, and not an id of the hub."""
+    return os.path.isdir(name) or name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from linformer_kit.functional import (
     PlainProjection,
     full_attention_reference,
     linformer_attention_reference,
+    matrix_projection_reference,
 )
 
 
@@ -79,7 +80,7 @@ def _plain(projection: fast.SequenceProjection, name: str, head: int, k: int) ->
         return pool(lambda rows: rows.max(dim=0).values)
     if isinstance(projection, fast.RandomProjection):
         matrix = projection.matrix[:k] * math.sqrt(projection.projected_dim / k)
-        return lambda rows: matrix[:, : len(rows)] @ rows
+        return matrix_projection_reference(matrix)
     weight = getattr(projection, name)
     weight = projection.key_projection if weight is None else weight
     if isinstance(projection, fast.ConvProjection):
@@ -96,4 +97,4 @@ def _plain(projection: fast.SequenceProjection, name: str, head: int, k: int) ->
         matrix = weight[first : first + k]
     if stretch:
         return lambda rows: stretched(matrix, len(rows)) @ rows
-    return lambda rows: matrix[:, : len(rows)] @ rows
+    return matrix_projection_reference(matrix)

@@ -22,7 +22,7 @@ from linformer_kit.heads import (
     LinformerForTokenClassification,
 )
 from linformer_kit.modeling import LinformerModel, LinformerPreTrainedModel
-from linformer_kit.settings import ResizeMode
+from linformer_kit.settings import ResizeMode, names_folder
 
 # Each with the beginning of its class names.
 MODEL_TYPES = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"}
@@ -113,7 +113,7 @@ def read_config(source: str) -> PreTrainedConfig:
     Raises:
         InputError: if there is none.
     """
-    if os.path.isdir(source) or source.startswith((".", "/", "~")) or source.count("/") > 1:  # no hub id
+    if names_folder(source):
         _check_folder(Path(source))
     with reading(f"source: expected a pretrained encoder, got {source}"):
         return AutoConfig.from_pretrained(source)

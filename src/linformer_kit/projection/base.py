@@ -5,7 +5,7 @@ Axes as in `functional`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, get_args
 
 import torch
@@ -218,6 +218,31 @@ class SequenceProjection(nn.Module):
                 "projected_dim: expected the same for all heads and at all times, because the kernel of a convolution "
                 f"is tied to it, got {sorted(set(dims))}"
             )
+
+
+class LearnedProjection(SequenceProjection):
+    """E and, unless E = F, F are parameters of one form and one start."""
+
+    key_projection: nn.Parameter
+    value_projection: nn.Parameter | None
+
+    def _start(self) -> Tensor:
+        """The start of E and of F."""
+        raise NotImplementedError
+
+    def _make_parameters(self) -> None:
+        start = self._start()
+        self.key_projection = nn.Parameter(start)
+        self.register_parameter("value_projection", None if self.tied else nn.Parameter(start.clone()))
+
+    @torch.no_grad()
+    def _replace_parameters(self, change: Callable[[Tensor], Tensor]) -> None:
+        for name, old in list(self.named_parameters()):
+            setattr(self, name, nn.Parameter(change(old), requires_grad=old.requires_grad))
+
+    def initial_values(self) -> dict[str, Tensor]:
+        start = self._start()
+        return {name: start for name, _ in self.named_parameters()}
 
 
 class HeadMap:

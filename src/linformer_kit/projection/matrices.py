@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from linformer_kit.functional import pooling_matrix, spread_order, stretch_matrix, stretch_tokens
-from linformer_kit.projection.base import Groups, Inputs, SequenceProjection, Slots
+from linformer_kit.projection.base import Groups, Inputs, LearnedProjection, SequenceProjection, Slots
 
 
 class _MatrixProjection(SequenceProjection):
@@ -90,7 +90,7 @@ class _MatrixProjection(SequenceProjection):
         return torch.stack([matrices[head][:slots] for head in heads or range(self.num_heads)])
 
 
-class LinearProjection(_MatrixProjection):
+class LinearProjection(LearnedProjection, _MatrixProjection):
     """Learned E and F: each slot is a weighted sum of all positions (equation 7).
 
     The parameters are `key_projection` (E) and, where it is not E itself, `value_projection` (F), each
@@ -101,23 +101,15 @@ class LinearProjection(_MatrixProjection):
     first rows see the sequence evenly.
     """
 
-    value_projection: nn.Parameter | None
-
     def __init__(self, seq_len: int, projected_dim: int | Sequence[int], **arguments: Any) -> None:
         super().__init__(seq_len, projected_dim, **arguments)
-        matrix = self._initial_matrix()
-        self.key_projection = nn.Parameter(matrix)
-        self.register_parameter("value_projection", None if self.tied else nn.Parameter(matrix.clone()))
+        self._make_parameters()
 
     @property
     def by_head(self) -> bool:
         return self.sharing == "none"
 
-    def initial_values(self) -> dict[str, Tensor]:
-        matrix = self._initial_matrix()
-        return {name: matrix for name, _ in self.named_parameters()}
-
-    def _initial_matrix(self) -> Tensor:
+    def _start(self) -> Tensor:
         dims = self.head_dims if self.by_head else (self.projected_dim,)
         matrices = [pooling_matrix(k, self.seq_len)[spread_order(k)] for k in dims]
         if not self.by_head:
@@ -127,14 +119,12 @@ class LinearProjection(_MatrixProjection):
     def _matrices(self) -> tuple[Tensor, Tensor]:
         return self.key_projection, self.key_projection if self.value_projection is None else self.value_projection
 
-    @torch.no_grad()
     def _resize(self, seq_len: int, mode: str) -> None:
-        for name, matrix in list(self.named_parameters()):
-            if mode == "extend":
-                resized = matrix[..., torch.arange(seq_len, device=matrix.device) % self.seq_len]
-            else:
-                resized = stretch_matrix(matrix, seq_len)
-            setattr(self, name, nn.Parameter(resized, requires_grad=matrix.requires_grad))
+        if mode == "interpolate":
+            self._replace_parameters(lambda matrix: stretch_matrix(matrix, seq_len))
+        else:
+            old = self.seq_len
+            self._replace_parameters(lambda matrix: matrix[..., torch.arange(seq_len, device=matrix.device) % old])
 
 
 class RandomProjection(_MatrixProjection):

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from linformer_kit.errors import InputError
 from linformer_kit.functional import Windows, pooling_windows, stretch_matrix
-from linformer_kit.projection.base import Groups, Inputs, SequenceProjection, Slots
+from linformer_kit.projection.base import Groups, Inputs, LearnedProjection, SequenceProjection, Slots
 
 
 class _WindowProjection(SequenceProjection):
@@ -100,7 +100,7 @@ class MaxPoolProjection(_MappedWindowProjection):
         return largest.unflatten(2, mapped.shape[2:]).transpose(1, 2)
 
 
-class ConvProjection(_MappedWindowProjection):
+class ConvProjection(LearnedProjection, _MappedWindowProjection):
     """A learned convolution with stride n/k over K·W_K and V·W_V: slot i weighs the tokens of window i (section 4).
 
     The kernel is ⌈n/k⌉ wide; a shorter window drops its last taps. It has no bias. The parameters are
@@ -109,18 +109,11 @@ class ConvProjection(_MappedWindowProjection):
     """
 
     nested = False
-    value_projection: nn.Parameter | None
 
     def __init__(self, seq_len: int, projected_dim: int | Sequence[int], *, head_dim: int, **arguments: Any) -> None:
         super().__init__(seq_len, projected_dim, **arguments)
         self.head_dim = head_dim
-        kernel = self._initial_kernel()
-        self.key_projection = nn.Parameter(kernel)
-        self.register_parameter("value_projection", None if self.tied else nn.Parameter(kernel.clone()))
-
-    def initial_values(self) -> dict[str, Tensor]:
-        kernel = self._initial_kernel()
-        return {name: kernel for name, _ in self.named_parameters()}
+        self._make_parameters()
 
     def _project(self, inputs: Inputs, groups: Groups) -> list[Slots]:
         if inputs.key_map.head_dim != self.head_dim:
@@ -131,7 +124,7 @@ class ConvProjection(_MappedWindowProjection):
     def _width(self) -> int:
         return -(-self.seq_len // self.projected_dim)
 
-    def _initial_kernel(self) -> Tensor:
+    def _start(self) -> Tensor:
         kernel = torch.full((self.head_dim, self._width), 1 / math.sqrt(self._width))
         return kernel.repeat(self.num_heads, 1, 1) if self.sharing == "none" else kernel
 
@@ -145,19 +138,16 @@ class ConvProjection(_MappedWindowProjection):
         taps = self._kernel(name).movedim(-1, 0)[: inside.shape[2]]  # [width, heads or 1, head_dim]
         return (inside * taps.to(inside.dtype)).sum(dim=2).transpose(1, 2)
 
-    @torch.no_grad()
     def _resize(self, seq_len: int, mode: str) -> None:
         super()._resize(seq_len, mode)
         if mode == "interpolate":
-            for name, kernel in list(self.named_parameters()):
-                stretched = stretch_matrix(kernel, -(-seq_len // self.projected_dim))
-                setattr(self, name, nn.Parameter(stretched, requires_grad=kernel.requires_grad))
+            self._replace_parameters(lambda kernel: stretch_matrix(kernel, -(-seq_len // self.projected_dim)))
 
 
 class DenseConvProjection(ConvProjection):
     """`ConvProjection` with kernels that also mix the dimensions of a head, `[head_dim out, head_dim in, width]`."""
 
-    def _initial_kernel(self) -> Tensor:
+    def _start(self) -> Tensor:
         kernel = torch.eye(self.head_dim)[..., None] / math.sqrt(self._width) * torch.ones(self._width)
         return kernel.repeat(self.num_heads, 1, 1, 1) if self.sharing == "none" else kernel
 
