@@ -1,0 +1,1 @@
+"""What the operator costs on a machine, and what others cost there."""

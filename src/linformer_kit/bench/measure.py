@@ -1,0 +1,174 @@
+"""Honest measurements: interleaved repetitions, peak memory in a fresh process, and what they were made on."""
+
+from __future__ import annotations
+
+import datetime
+import multiprocessing
+import platform
+import re
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from linformer_kit._version import __version__
+from linformer_kit.errors import InputError
+
+Timings = dict[str, list[float]]  # seconds of each run, by name
+
+
+def interleaved(
+    cases: Mapping[str, Callable[[], object]],
+    *,
+    device: torch.device,
+    repetitions: int = 5,
+    warmup: int = 1,
+    seconds: float = 10.0,
+    done: Callable[[str], object] | None = None,
+) -> Timings:
+    """Time cases in turn, so that what else the machine does falls on all alike.
+
+    Every round runs each case once. A case that has used up its seconds sits out the rounds that follow, and one whose
+    first run alone took more than a third of them is not warmed up: that run counts.
+
+    Args:
+        cases: What to run, by name.
+        device: Where it runs; an accelerator is waited for.
+        repetitions: Rounds.
+        warmup: Runs of each case before the first round.
+        seconds: Time for one case in all rounds.
+        done: Called with a case's name after each of its runs.
+
+    Returns:
+        The seconds of each run of each case, at least one.
+    """
+    timings: Timings = {name: [] for name in cases}
+    for name, run in cases.items():
+        for _ in range(warmup):
+            taken = _timed(run, device)
+            if taken > seconds / 3:
+                timings[name].append(taken)
+                break
+    for _ in range(repetitions):
+        for name, run in cases.items():
+            if not timings[name] or sum(timings[name]) + min(timings[name]) <= seconds:
+                timings[name].append(_timed(run, device))
+            if done is not None:
+                done(name)
+    return timings
+
+
+def _timed(run: Callable[[], object], device: torch.device) -> float:
+    synchronize(device)
+    start = time.perf_counter()
+    run()
+    synchronize(device)
+    return time.perf_counter() - start
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for an accelerator; a CPU is always done."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def summary(runs: list[float]) -> dict[str, Any]:
+    """Median, least, most and number of runs, in seconds."""
+    return {"median_s": statistics.median(runs), "min_s": min(runs), "max_s": max(runs), "runs": len(runs)}
+
+
+def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function returns in a process of its own, where nothing has been allocated before.
+
+    Raises:
+        MemoryError: if the process was killed, which is how memory runs out.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max_workers=1, mp_context=spawn) as pool:
+        try:
+            return pool.submit(function, *arguments).result()
+        except BrokenProcessPool:
+            raise MemoryError("the process was killed") from None
+
+
+def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
+    """Highest memory while a function runs, less what was in use before.
+
+    On a CPU this is the resident set of the process, so measure in a fresh one and where it is large beside a few MB;
+    on an accelerator, what its allocator gave out.
+    """
+    synchronize(device)
+    if device.type == "cpu":
+        before, after = _resident_peak(run)
+        return max(0, after - before)
+    torch.accelerator.reset_peak_memory_stats(device)
+    before = torch.accelerator.memory_allocated(device)
+    run()
+    synchronize(device)
+    return torch.accelerator.max_memory_allocated(device) - before
+
+
+def _resident_peak(run: Callable[[], object]) -> tuple[int, int]:
+    """Resident bytes before, and the highest while a function runs."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        raise InputError("memory: expected Linux, whose /proc tells the resident set, or an accelerator")
+    before = _field(status, "VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # sets the highest back to the present
+    run()
+    return before, _field(status, "VmHWM")
+
+
+def _field(status: Path, name: str) -> int:
+    found = re.search(rf"^{name}:\s+(\d+) kB$", status.read_text(), flags=re.MULTILINE)
+    assert found
+    return int(found[1]) * 1024
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """The machine, the versions and the commit that results were made with."""
+    return {
+        "date": datetime.date.today().isoformat(),
+        "device": _processor() if device.type == "cpu" else torch.cuda.get_device_name(device),
+        "device_type": device.type,
+        "threads": torch.get_num_threads(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "linformer_kit": __version__,
+        "commit": _commit(),
+    }
+
+
+def _processor() -> str:
+    """The processor by its model and, where Linux tells, its family, which tells generations of one name apart."""
+    information = Path("/proc/cpuinfo")
+    if not information.exists():
+        return platform.processor() or platform.machine()
+    fields = dict(re.findall(r"^([^\t:]+)\t*: (.*)$", information.read_text().partition("\n\n")[0], re.MULTILINE))
+    name = fields.get("model name", platform.machine())
+    return f"{name} (family {fields['cpu family']}, model {fields['model']})" if "cpu family" in fields else name
+
+
+def _commit() -> str | None:
+    """The commit that the package is run from, `+` behind it where files differ; None if it was installed."""
+    folder = Path(__file__).parent
+    try:
+        commit = _git("rev-parse", "--short=12", "HEAD", cwd=folder)
+        changed = _git("status", "--porcelain", "--untracked-files=no", "--", str(folder.parent), cwd=folder)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return commit + ("+" if changed else "")
+
+
+def _git(*arguments: str, cwd: Path) -> str:
+    return subprocess.run(["git", *arguments], cwd=cwd, check=True, capture_output=True, text=True).stdout.strip()
