@@ -37,7 +37,7 @@ from linformer_kit.data.tokenizer import (
 from linformer_kit.errors import InputError
 from linformer_kit.heads import LinformerForMaskedLM
 from linformer_kit.predict import guess_held_out
-from linformer_kit.report import pretrain_markdown, write_pretrain_report
+from linformer_kit.report.pretraining import pretrain_markdown, write_pretrain_report
 from linformer_kit.settings import IGNORED_LABEL, CorpusSettings, PretrainSettings, read_yaml
 from linformer_kit.training.arguments import training_arguments
 from linformer_kit.training.checkpoint import (

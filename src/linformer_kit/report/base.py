@@ -1,0 +1,51 @@
+"""What all reports are made of: JSON, tables, text in cells, figures without a screen."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")  # before pyplot: no screen is needed
+import matplotlib.pyplot as plt
+
+from linformer_kit.training.checkpoint import write_whole
+
+__all__ = ["code", "listed", "plt", "table", "write_json"]
+
+
+def write_json(results: dict[str, Any], path: Path) -> None:
+    """Write results whole; what is not finite becomes null."""
+    numbers = json.dumps(_finite(results), indent=2, ensure_ascii=False, allow_nan=False)
+    write_whole(path, numbers + "\n")
+
+
+def _finite(value: Any) -> Any:
+    """JSON knows no NaN: null stands for it."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def table(header: list[str], rows: list[list[str]]) -> list[str]:
+    """The lines of a Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return ["| " + " | ".join(cells) + " |" for cells in lines]
+
+
+def listed(numbers: Iterable[int]) -> str:
+    """Numbers with commas between them."""
+    return ", ".join(map(str, numbers))
+
+
+def code(text: str) -> str:
+    """Text as code that survives in a table cell, whatever it holds."""
+    text = text.replace("\n", "⏎").replace("|", "¦")
+    fence = "``" if "`" in text else "`"
+    return f"{fence} {text} {fence}" if "`" in text else f"`{text}`"

@@ -1,0 +1,136 @@
+"""A look inside a model: which slots its heads attend to, and its matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.ticker import MaxNLocator
+
+from linformer_kit.report.base import code, listed, plt, table, write_json
+from linformer_kit.training.checkpoint import write_whole
+
+_LABELLED_TOKENS = 32  # more than these have no room on an axis
+_LONGEST_LABEL = 16  # characters; whole sentences can be a token
+_PIXELS = 300  # along the shorter side of a panel
+
+
+def write_inspection_report(results: dict[str, Any], folder: Path) -> str:
+    """Write `inspection.json` and `inspection.md`.
+
+    Args:
+        results: What `analysis.inspection.inspect` found.
+        folder: Where to write.
+
+    Returns:
+        The Markdown text.
+    """
+    write_json(results, folder / "inspection.json")
+    text = inspection_markdown(results)
+    write_whole(folder / "inspection.md", text)
+    return text
+
+
+def inspection_markdown(results: dict[str, Any]) -> str:
+    """How many slots each head of each layer spreads its attention over."""
+    rows = [
+        [f"layer {layer}", *(f"{slots:,.1f}" for slots in heads)]
+        for layer, heads in enumerate(results["effective_slots"])
+    ]
+    header = ["", *(f"head {head}" for head in range(len(results["effective_slots"][0])))]
+    kind = f"{results['projection']}, sharing {results['sharing']}, k {results['projected_dim']}"
+    lines = [
+        "# Inspection",
+        "",
+        f"Model: {code(results['model'])} ({kind if results['attention'] == 'linformer' else 'full attention'}). "
+        f"Text: {results['text']}, {len(results['tokens']):,} tokens.",
+        "",
+        "Effective slots: e to the entropy of the rows of the context mapping, averaged over the tokens. 1: each token "
+        "attends to a single slot; all of them: to all alike.",
+        "",
+        *table(header, rows),
+        "",
+        f"`inspection.npz` holds the context mappings of layers {listed(results['layers'])} and heads "
+        f"{listed(results['heads'])} as `context_mappings[layer, head, token, slot]`, NaN where a head has no such "
+        "slot, and the matrices in `projections.png`, all with slots in the model's own order.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def draw_context_mappings(results: dict[str, Any], mappings: np.ndarray, path: Path) -> None:
+    """Context mappings as images, a row for each layer and a column for each head.
+
+    Args:
+        results: What `write_inspection_report` takes: layers, heads and tokens.
+        mappings: `[layers, heads, tokens, slots]`, those that are drawn; NaN, drawn grey, for slots that a head lacks.
+        path: Where to write.
+    """
+    layers, heads, tokens, _ = mappings.shape
+    figure, axes = plt.subplots(
+        layers, heads, figsize=(1.2 + 3 * heads, 0.8 + 3 * layers), squeeze=False, sharey=True, layout="constrained"
+    )
+    highest = float(np.nanquantile(mappings, 0.998)) or 1.0  # 0: each token attends to one of very many
+    for row, layer in enumerate(results["layers"]):
+        for column, head in enumerate(results["heads"]):
+            axis = axes[row, column]
+            image = _draw_matrix(axis, mappings[row, column], f"layer {layer}, head {head}", "viridis", 0, highest)
+    for axis in axes[:, 0]:
+        if tokens <= _LABELLED_TOKENS:
+            axis.set_yticks(range(tokens), [_label(token) for token in results["tokens"]], fontsize=6)
+        axis.set_ylabel("token")
+    full, placed = results["attention"] == "full", results["projection"] != "random"
+    for axis in axes[-1]:
+        axis.set_xlabel("token" if full else "slot, by its place in the text" if placed else "slot")
+    bar = figure.colorbar(image, ax=axes, shrink=min(1.0, 2 / layers), extend="max")
+    bar.set_label("attention weight, P" if full else "attention weight, P̄")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def draw_projections(images: Sequence[Any], path: Path) -> None:
+    """Matrices of projections as images, E and F side by side, one colour scale for each.
+
+    Args:
+        images: `analysis.inspection.Image`s.
+        path: Where to write.
+    """
+    columns = 2 if any(" F" in image.name for image in images) else 1
+    rows = -(-len(images) // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(5.5 * columns, 2.9 * rows), squeeze=False, layout="constrained")
+    for axis, image in zip(axes.flat, images, strict=True):
+        highest = float(np.abs(image.matrix).max()) or 1.0
+        drawn = _draw_matrix(axis, image.matrix[image.order], image.name, "RdBu", -highest, highest)
+        axis.set_xlabel(image.columns)
+        axis.set_ylabel(image.rows)
+        figure.colorbar(drawn, ax=axis, label="weight")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _draw_matrix(axis: Axes, matrix: np.ndarray, title: str, colours: str, lowest: float, highest: float) -> Any:
+    """Crisp where there is room, averaged where there are more numbers than pixels; NaN is grey."""
+    cmap = plt.get_cmap(colours).with_extremes(bad="lightgrey")
+    interpolation = "antialiased" if max(matrix.shape) > _PIXELS else "nearest"
+    drawn = axis.imshow(matrix, aspect="auto", cmap=cmap, vmin=lowest, vmax=highest, interpolation=interpolation)
+    axis.set_title(title, fontsize=10)
+    for numbered in (axis.xaxis, axis.yaxis):
+        numbered.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
+    return drawn
+
+
+def _label(token: str) -> str:
+    """A token on an axis: cut, and with escapes for what cannot be seen or is not in the font."""
+    font = get_font(findfont(FontProperties()))
+    label = ""
+    for character in token:
+        seen = character.isprintable() and font.get_char_index(ord(character)) and character != "\\"
+        shown = character if seen else character.encode("unicode_escape").decode()
+        if len(label) + len(shown) > _LONGEST_LABEL:
+            label += "…"
+            break
+        label += shown
+    return label.replace("$", r"\$")  # no formula

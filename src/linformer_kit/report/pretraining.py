@@ -1,0 +1,127 @@
+"""The results of pretraining: losses, the curve, guesses in held-out text."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from linformer_kit.report.base import code, plt, table, write_json
+from linformer_kit.training.checkpoint import write_whole
+
+_HIGHEST_DRAWN = 100.0  # nats; a model that has diverged stays on the page
+
+LABELS = {"linformer": "Linformer", "full": "Transformer (full attention)"}
+
+
+def write_pretrain_report(results: dict[str, Any], folder: Path) -> str:
+    """Write `metrics.json`, `metrics.md` and `perplexity.png`.
+
+    Args:
+        results: What `pretrain.pretrain` measured.
+        folder: Where to write.
+
+    Returns:
+        The Markdown text.
+    """
+    write_json(results, folder / "metrics.json")
+    text = pretrain_markdown(results)
+    write_whole(folder / "metrics.md", text)
+    draw_perplexity(results, folder / "perplexity.png")
+    return text
+
+
+def pretrain_markdown(results: dict[str, Any]) -> str:
+    """The results of pretraining as Markdown: losses, then the guesses."""
+    corpus, models = results["corpus"], results["models"]
+    rows = [
+        [
+            "unigram (token frequencies alone)",
+            "",
+            "",
+            f"{results['unigram_entropy']:.3f}",
+            _perplexity(results["unigram_entropy"]),
+            "",
+        ]
+    ]
+    for name, model in models.items():
+        loss = model["validation_loss"]
+        rows.append(
+            [
+                LABELS[name],
+                f"{model['parameters']:,}",
+                f"{model['updates']:,}",
+                f"{loss:.3f}",
+                _perplexity(loss),
+                f"{model['tokens_per_second']:,.0f}" if model["tokens_per_second"] else "",
+            ]
+        )
+    header = ["model", "parameters", "updates", "validation loss (nats)", "perplexity", "training tokens/s"]
+    lines = [
+        "# Pretraining",
+        "",
+        f"Corpus: {corpus['description']}. Vocabulary {corpus['vocab_size']:,}; "
+        f"sequences of {corpus['seq_len']} tokens, {_count(corpus['train_sequences'])} to train and "
+        f"{_count(corpus['validation_sequences'])} to validate.",
+        "",
+        *table(header, rows),
+        "",
+        "Loss and perplexity are over the masked tokens of the validation text; the unigram row is the entropy of that "
+        "text's own token frequencies.",
+    ]
+    for name, model in models.items():
+        lines += ["", f"## What {LABELS[name]} guesses in held-out text", ""]
+        lines += table(
+            ["text", "right", "guesses"],
+            [
+                [
+                    code(guess["text"]),
+                    _token(guess["answer"]),
+                    ", ".join(f"{_token(token)} {probability:.0%}" for token, probability in guess["guesses"]),
+                ]
+                for guess in model["guesses"]
+            ],
+        )
+    return "\n".join(lines) + "\n"
+
+
+def draw_perplexity(results: dict[str, Any], path: Path) -> None:
+    """Validation perplexity against updates, with the unigram's as a line."""
+    figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    for name, model in results["models"].items():
+        updates, losses = zip(*model["curve"], strict=True)
+        axes.plot(
+            updates,
+            [math.exp(min(loss, _HIGHEST_DRAWN)) for loss in losses],
+            marker="o",
+            markersize=3,
+            label=LABELS[name],
+        )
+    unigram = math.exp(results["unigram_entropy"])
+    axes.axhline(unigram, color="gray", linestyle="--", linewidth=1, label=f"unigram ({unigram:,.0f})")
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel("updates")
+    axes.set_ylabel("validation perplexity (masked tokens)")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _perplexity(loss: float) -> str:
+    return f"{math.exp(min(loss, 700)):,.1f}"
+
+
+def _count(number: int | None) -> str:
+    return "a stream" if number is None else f"{number:,}"
+
+
+def _token(token: str) -> str:
+    """A token in quotes, so that one sees a space at its start and a token of nothing but line breaks."""
+    return code(json.dumps(token, ensure_ascii=False))
