@@ -1,6 +1,6 @@
 """The command line: a subcommand, its typed settings, one function call.
 
-Each command is one line in `COMMANDS`. Nothing heavy is imported before the settings are parsed and found good.
+Each command is one entry in `COMMANDS`, by its name or by its group's and its own. Nothing heavy is imported before the settings are parsed and found good.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, get_origin, get_type_hints
 
 from docstring_parser import parse as docstring
 from jsonargparse import ArgumentParser, Namespace
 
 from linformer_kit._version import __version__
+from linformer_kit.bench.settings import CeilingSettings, EfficiencySettings, LongSettings
 from linformer_kit.errors import InputError
 from linformer_kit.settings import (
     ConvertSettings,
@@ -66,7 +67,18 @@ COMMANDS = {
         "linformer_kit.analysis.inspection:main",
         positionals=("model", "output_dir"),
     ),
+    "bench efficiency": Command(
+        "Time and memory that Linformers save against Transformers of equal size (Table 3, Fig 2)",
+        EfficiencySettings,
+        "linformer_kit.bench.efficiency:main",
+    ),
+    "bench ceiling": Command(
+        "The machine's limits for these encoders", CeilingSettings, "linformer_kit.bench.ceiling:main"
+    ),
+    "bench long": Command("Encode a million tokens in one pass", LongSettings, "linformer_kit.bench.long:main"),
 }
+# What stands before the second word of a command.
+GROUPS = {"bench": "Measure speed and memory on this machine"}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -102,50 +114,62 @@ def parse(arguments: Sequence[str]) -> tuple[str, Any]:
         InputError: for anything that the command does not take, in one line.
         SystemExit: for --help, --version and --print_config.
     """
-    command = COMMANDS.get(arguments[0]) if arguments else None
-    rest = _normalise(arguments[1:], command.settings) if command else []
+    group = arguments[0] if arguments and arguments[0] in GROUPS else None
+    words = arguments[bool(group) : 1 + bool(group)]
+    command = COMMANDS.get(" ".join([group, *words] if group else words))
+    rest = _normalise(arguments[len(words) + bool(group) :], command.settings) if command else []
     configs = [_read_settings(Path(path)) for path in _values_of("--config", rest)]
     recipe = None
     if command and command.recipe:
         named = [config["recipe"] for config in configs if "recipe" in config]
         recipe = _recipe_file([command.recipe, *named, *_values_of("--recipe", rest)][-1])
         _read_settings(recipe)
-    parser = _build_parser(recipe)
-    namespace = parser.parse_args([*arguments[:1], *rest])
-    name = namespace.command
-    if name is None:
+    parser = _build_parser(group, recipe)
+    namespace = parser.parse_args([*words, *rest])
+    if command is None:
         parser.print_help()
         raise SystemExit(0)
-    values = namespace[name]
+    values = namespace[namespace.command]
     values.pop("config", None)
-    return name, _instantiate(COMMANDS[name].settings, values)
+    return " ".join([group, *words] if group else words), _instantiate(command.settings, values)
 
 
-def _build_parser(recipe: Path | None) -> ArgumentParser:
+def _build_parser(group: str | None, recipe: Path | None) -> ArgumentParser:
+    """The parser of the commands of a group, or of all others and the names of the groups."""
     parser = _OneLineParser(
-        prog="linformer",
-        description="Linformer: pretrain, use and study encoders with linear-time attention.",
+        prog=f"linformer {group}" if group else "linformer",
+        description=f"{GROUPS[group]}."
+        if group
+        else "Linformer: pretrain, use, study and measure encoders with linear-time attention.",
         version=__version__,
         allow_abbrev=False,
     )
     subcommands = parser.add_subcommands(required=False, dest="command")
     for name, command in COMMANDS.items():
-        child = _OneLineParser(
-            description=f"{command.summary}.", default_config_files=[str(recipe)] if recipe and command.recipe else []
-        )
-        child.add_argument("--config", action="config", help="YAML file of settings; may be repeated.")
-        if command.recipe:
-            child.add_argument(
-                "--recipe",
-                default=command.recipe,
-                help=f"Named recipe ({_recipe_names()}) or YAML file that the rest overrides.",
-            )
-        help_texts = {param.arg_name: param.description for param in docstring(command.settings.__doc__ or "").params}
-        for positional in command.positionals:
-            child.add_argument(positional, type=str, help=help_texts[positional])
-        child.add_class_arguments(command.settings, None, skip=set(command.positionals))
-        subcommands.add_subcommand(name, child, help=f"{command.summary}.")
+        *owner, last = name.split()
+        if owner == ([group] if group else []):
+            subcommands.add_subcommand(last, _command_parser(command, recipe), help=f"{command.summary}.")
+    for name, summary in GROUPS.items() if group is None else ():
+        subcommands.add_subcommand(name, _OneLineParser(), help=f"{summary}: `linformer {name}` lists what.")
     return parser
+
+
+def _command_parser(command: Command, recipe: Path | None) -> ArgumentParser:
+    child = _OneLineParser(
+        description=f"{command.summary}.", default_config_files=[str(recipe)] if recipe and command.recipe else []
+    )
+    child.add_argument("--config", action="config", help="YAML file of settings; may be repeated.")
+    if command.recipe:
+        child.add_argument(
+            "--recipe",
+            default=command.recipe,
+            help=f"Named recipe ({_recipe_names()}) or YAML file that the rest overrides.",
+        )
+    help_texts = {param.arg_name: param.description for param in docstring(command.settings.__doc__ or "").params}
+    for positional in command.positionals:
+        child.add_argument(positional, type=str, help=help_texts[positional])
+    child.add_class_arguments(command.settings, None, skip=set(command.positionals))
+    return child
 
 
 class _OneLineParser(ArgumentParser):
@@ -179,7 +203,7 @@ def _normalise(arguments: Sequence[str], settings: type) -> list[str]:
     """Spell arguments as the parser wants them.
 
     Hyphens in names become underscores, a lone --flag of a yes-or-no field means yes, and a field that takes a list
-    takes all that follows it: --train_file a.txt b.txt.
+    takes all that follows it: --train_file a.txt b.txt. Where the field has a default list, it is replaced.
     """
     hints = {f"--{name}": hint for name, hint in get_type_hints(settings).items()}
     queue = deque(arguments)
@@ -191,11 +215,16 @@ def _normalise(arguments: Sequence[str], settings: type) -> list[str]:
             continue
         name, equals, value = argument.partition("=")
         name = "--" + name[2:].replace("-", "_")
-        if hints.get(name) in (list[str] | None, list[int] | None):
+        replaces = get_origin(hints.get(name)) is list
+        if replaces or hints.get(name) in (list[str] | None, list[int] | None):
             values = [value] if equals else []
             while queue and not equals and not queue[0].startswith("--"):
                 values.append(queue.popleft())
-            normalised += [f"{name}+={item}" for item in values] or [name]
+            if replaces and values:
+                items = ", ".join(values)
+                normalised.append(f"{name}={items}" if items.startswith("[") else f"{name}=[{items}]")
+            else:
+                normalised += [f"{name}+={item}" for item in values] or [name]
         elif hints.get(name) is bool and not equals and (not queue or queue[0].lower() not in _YES_OR_NO):
             normalised.append(f"{name}=true")
         else:

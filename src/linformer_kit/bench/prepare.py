@@ -1,0 +1,87 @@
+"""Before a measurement: its settings checked, its device found, its folder made."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from linformer_kit.bench.settings import BenchSettings
+from linformer_kit.errors import InputError
+from linformer_kit.training.checkpoint import check_new_folder, check_output_dir, open_output_dir
+
+_LARGEST_SEED = 2**32 - 1
+
+
+def check(settings: BenchSettings) -> torch.device:
+    """Check what all measurements have in common, before anything is written.
+
+    Returns:
+        The device.
+
+    Raises:
+        InputError: for a number that is not positive, heads that do not divide the width, a device that is not there,
+            or an output_dir that is taken.
+    """
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, (int, float)) and not isinstance(number, bool) and field.name != "seed":
+                require(number > 0, field.name, "a positive number", number)
+    require(0 <= settings.seed <= _LARGEST_SEED, "seed", f"0 to {_LARGEST_SEED}", settings.seed)
+    divides = settings.hidden_size % settings.num_attention_heads == 0
+    require(divides, "num_attention_heads", f"a divisor of {settings.hidden_size}", settings.num_attention_heads)
+    if settings.output_dir is not None and not settings.overwrite:
+        check_new_folder("output_dir", settings.output_dir)
+    check_output_dir(settings.output_dir, resume=False, overwrite=False)
+    return _device(settings.device)
+
+
+def require(condition: bool, name: str, expected: str, got: Any) -> None:
+    """Refuse a setting in one line where the condition does not hold."""
+    if not condition:
+        raise InputError(f"{name}: expected {expected}, got {got}")
+
+
+def pairs(lengths: list[int], projected_dims: list[int]) -> dict[int, list[int]]:
+    """The k under each n, both rising.
+
+    Raises:
+        InputError: if either is empty, or no k is under an n.
+    """
+    for name, numbers in (("lengths", lengths), ("projected_dims", projected_dims)):
+        require(bool(numbers), name, "at least one", "none")
+    by_length = {n: [k for k in sorted(set(projected_dims)) if k < n] for n in sorted(set(lengths))}
+    require(any(by_length.values()), "projected_dims", f"one under the largest of lengths, {max(lengths)}", projected_dims)
+    return by_length
+
+
+def default_tokens(tokens: int | None, device: torch.device) -> int:
+    """Tokens in a batch: as given, or enough to fill the device."""
+    return tokens or (4096 if device.type == "cpu" else 65536)
+
+
+def torch_dtype(settings: BenchSettings) -> torch.dtype:
+    """The number format as torch knows it."""
+    return getattr(torch, settings.dtype)
+
+
+def open_folder(settings: BenchSettings, command: str) -> Path:
+    """The folder of the results, or a new one below runs/; what stands there is written over."""
+    return open_output_dir(settings.output_dir, command=command, overwrite=False)
+
+
+def _device(name: str) -> torch.device:
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    there = ["cpu"] if accelerator is None else ["cpu", accelerator.type]
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    count = 1 if device.type == "cpu" else torch.accelerator.device_count()
+    require(
+        device.type in there and (device.index or 0) < count, "device", f"{' or '.join(there)}, which are there", name
+    )
+    return device

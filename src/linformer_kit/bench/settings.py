@@ -1,0 +1,107 @@
+"""The typed settings of `linformer bench`. Imports nothing heavy, so that `--help` stays instant."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Precision = Literal["float32", "bfloat16", "float16"]
+Mode = Literal["forward", "train"]
+Baseline = Literal["eager", "full", "roberta"]
+
+
+@dataclass(kw_only=True)
+class BenchSettings:
+    """What all measurements have in common: the machine, the width of the encoder, where results go.
+
+    Attributes:
+        device: Where to measure: `cpu`, or an accelerator as torch names it, such as `cuda` or `cuda:1`.
+        dtype: Number format of weights and activations.
+        hidden_size: d_m, the width of the model.
+        num_attention_heads: h, heads in a layer; divides hidden_size.
+        intermediate_size: Width of the feed-forward layer.
+        seed: Seed of weights and tokens, which are random.
+        output_dir: New or empty folder for the results; default: a new folder below runs/.
+        overwrite: Write over the results in output_dir.
+    """
+
+    device: str = "cpu"
+    dtype: Precision = "bfloat16"
+    hidden_size: int = 768
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    seed: int = 0
+    output_dir: str | None = None
+    overwrite: bool = False
+
+
+@dataclass(kw_only=True)
+class EfficiencySettings(BenchSettings):
+    """Time and memory of Linformer encoders and of Transformers of equal size.
+
+    Attributes:
+        mode: A `forward` pass, or forward and backward as in training (`train`).
+        lengths: n in tokens; default: 512 to 65,536 in powers of two, in training on a CPU up to 8,192.
+        projected_dims: k; pairs with k < n are measured.
+        baselines: Transformers to compare with: softmax over a stored n×n matrix (`eager`) and scaled_dot_product_attention
+            in Hugging Face's RobertaModel (`roberta`), and the same in this package (`full`).
+        layers: Layers of the encoders; default: on a CPU 2 up to n 8,192 and 1 above, else 12.
+        tokens: Tokens in a batch, which is at least one sequence; default: 4,096 on a CPU, else 65,536.
+        repetitions: Timed runs of each encoder, fewer where they exceed `seconds`.
+        seconds: Time for the runs of one encoder at one length; a first run over a third of it is the only one.
+        memory: Whether to measure memory, each encoder in a process of its own.
+        budget_gib: Memory that the largest batch is to fit in, GiB.
+    """
+
+    mode: Mode = "forward"
+    lengths: list[int] | None = None
+    projected_dims: list[int] = field(default_factory=lambda: [128, 256, 512, 1024, 2048])
+    baselines: list[Baseline] = field(default_factory=lambda: ["eager", "full", "roberta"])
+    layers: int | None = None
+    tokens: int | None = None
+    repetitions: int = 5
+    seconds: float = 10.0
+    memory: bool = True
+    budget_gib: float = 16.0
+
+
+@dataclass(kw_only=True)
+class CeilingSettings(BenchSettings):
+    """The machine's limits: its best rates, and the time that a layer's own matrix products take alone.
+
+    Attributes:
+        lengths: n in tokens.
+        projected_dims: k; pairs with k < n are measured.
+        tokens: Tokens in a batch, which is at least one sequence; default: 4,096 on a CPU, else 65,536.
+        repetitions: Runs of each product, of which the fastest counts.
+        square: Rows and columns of the matrices that the best rate is measured with; default: 4,096 on a CPU, else 8,192.
+        copy_mib: Size of the tensor that is copied, MiB; larger than the caches.
+    """
+
+    lengths: list[int] = field(default_factory=lambda: [512, 4096, 16384])
+    projected_dims: list[int] = field(default_factory=lambda: [256])
+    tokens: int | None = None
+    repetitions: int = 5
+    square: int | None = None
+    copy_mib: int = 512
+
+
+@dataclass(kw_only=True)
+class LongSettings(BenchSettings):
+    """One pass of a Linformer encoder over a very long sequence.
+
+    Attributes:
+        n: Tokens of the long sequence.
+        reference_length: Tokens of the sequence whose time per token it is compared with.
+        projected_dim: k.
+        layers: Layers of the encoder.
+        vocab_size: Tokens in the vocabulary.
+        repetitions: Timed runs over the reference; the long sequence runs once.
+    """
+
+    n: int = 1_048_576
+    reference_length: int = 4096
+    projected_dim: int = 256
+    layers: int = 12
+    vocab_size: int = 50265
+    repetitions: int = 5
