@@ -6,6 +6,7 @@ import datetime
 import multiprocessing
 import platform
 import re
+import signal
 import statistics
 import subprocess
 import time
@@ -31,6 +32,7 @@ def interleaved(
     repetitions: int = 5,
     warmup: int = 1,
     seconds: float = 10.0,
+    start: Callable[[str], object] | None = None,
     done: Callable[[str], object] | None = None,
 ) -> Timings:
     """Time cases in turn, so that what else the machine does falls on all alike.
@@ -44,7 +46,8 @@ def interleaved(
         repetitions: Rounds.
         warmup: Runs of each case before the first round.
         seconds: Time for one case in all rounds.
-        done: Called with a case's name after each of its runs.
+        start: Called with a case's name before each of its runs, the warm-up's too.
+        done: Called with a case's name in each round, after its run if it has one.
 
     Returns:
         The seconds of each run of each case, at least one.
@@ -52,6 +55,8 @@ def interleaved(
     timings: Timings = {name: [] for name in cases}
     for name, run in cases.items():
         for _ in range(warmup):
+            if start is not None:
+                start(name)
             taken = _timed(run, device)
             if taken > seconds / 3:
                 timings[name].append(taken)
@@ -59,6 +64,8 @@ def interleaved(
     for _ in range(repetitions):
         for name, run in cases.items():
             if not timings[name] or sum(timings[name]) + min(timings[name]) <= seconds:
+                if start is not None:
+                    start(name)
                 timings[name].append(_timed(run, device))
             if done is not None:
                 done(name)
@@ -91,7 +98,9 @@ def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
         MemoryError: if the process was killed, which is how memory runs out.
     """
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=1, mp_context=spawn) as pool:
+    # Ctrl-C reaches it too: it ends without a word, and this process speaks.
+    quietly = (signal.SIGINT, signal.SIG_DFL)
+    with ProcessPoolExecutor(max_workers=1, mp_context=spawn, initializer=signal.signal, initargs=quietly) as pool:
         try:
             return pool.submit(function, *arguments).result()
         except BrokenProcessPool:

@@ -49,13 +49,13 @@ def pairs(lengths: list[int], projected_dims: list[int]) -> dict[int, list[int]]
     """The k under each n, both rising.
 
     Raises:
-        InputError: if either is empty, or no k is under an n.
+        InputError: if either is empty, or an n has no k under it.
     """
     for name, numbers in (("lengths", lengths), ("projected_dims", projected_dims)):
         require(bool(numbers), name, "at least one", "none")
-    by_length = {n: [k for k in sorted(set(projected_dims)) if k < n] for n in sorted(set(lengths))}
-    require(any(by_length.values()), "projected_dims", f"one under the largest of lengths, {max(lengths)}", projected_dims)
-    return by_length
+    least = min(projected_dims)
+    require(min(lengths) > least, "lengths", f"more than the least of projected_dims, {least}", min(lengths))
+    return {n: [k for k in sorted(set(projected_dims)) if k < n] for n in sorted(set(lengths))}
 
 
 def default_tokens(tokens: int | None, device: torch.device) -> int:

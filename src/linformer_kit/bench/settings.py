@@ -36,17 +36,31 @@ class BenchSettings:
 
 
 @dataclass(kw_only=True)
-class EfficiencySettings(BenchSettings):
+class RateSettings(BenchSettings):
+    """What measurements beside the machine's best rates have in common.
+
+    Attributes:
+        tokens: Tokens in a batch, which is at least one sequence; default: 4,096 on a CPU, else 65,536.
+        square: Rows and columns of the matrices that the best rate is measured with; default: 4,096 on a CPU, else 8,192.
+        copy_mib: Size of the tensor that is copied, MiB; larger than the caches.
+    """
+
+    tokens: int | None = None
+    square: int | None = None
+    copy_mib: int = 512
+
+
+@dataclass(kw_only=True)
+class EfficiencySettings(RateSettings):
     """Time and memory of Linformer encoders and of Transformers of equal size.
 
     Attributes:
         mode: A `forward` pass, or forward and backward as in training (`train`).
         lengths: n in tokens; default: 512 to 65,536 in powers of two, in training on a CPU up to 8,192.
         projected_dims: k; pairs with k < n are measured.
-        baselines: Transformers to compare with: softmax over a stored n×n matrix (`eager`) and scaled_dot_product_attention
-            in Hugging Face's RobertaModel (`roberta`), and the same in this package (`full`).
+        baselines: Transformers to compare with: softmax over a stored n×n matrix (`eager`) and
+            scaled_dot_product_attention in Hugging Face's RobertaModel (`roberta`) and in this package (`full`).
         layers: Layers of the encoders; default: on a CPU 2 up to n 8,192 and 1 above, else 12.
-        tokens: Tokens in a batch, which is at least one sequence; default: 4,096 on a CPU, else 65,536.
         repetitions: Timed runs of each encoder, fewer where they exceed `seconds`.
         seconds: Time for the runs of one encoder at one length; a first run over a third of it is the only one.
         memory: Whether to measure memory, each encoder in a process of its own.
@@ -58,7 +72,6 @@ class EfficiencySettings(BenchSettings):
     projected_dims: list[int] = field(default_factory=lambda: [128, 256, 512, 1024, 2048])
     baselines: list[Baseline] = field(default_factory=lambda: ["eager", "full", "roberta"])
     layers: int | None = None
-    tokens: int | None = None
     repetitions: int = 5
     seconds: float = 10.0
     memory: bool = True
@@ -66,24 +79,18 @@ class EfficiencySettings(BenchSettings):
 
 
 @dataclass(kw_only=True)
-class CeilingSettings(BenchSettings):
+class CeilingSettings(RateSettings):
     """The machine's limits: its best rates, and the time that a layer's own matrix products take alone.
 
     Attributes:
         lengths: n in tokens.
         projected_dims: k; pairs with k < n are measured.
-        tokens: Tokens in a batch, which is at least one sequence; default: 4,096 on a CPU, else 65,536.
         repetitions: Runs of each product, of which the fastest counts.
-        square: Rows and columns of the matrices that the best rate is measured with; default: 4,096 on a CPU, else 8,192.
-        copy_mib: Size of the tensor that is copied, MiB; larger than the caches.
     """
 
     lengths: list[int] = field(default_factory=lambda: [512, 4096, 16384])
     projected_dims: list[int] = field(default_factory=lambda: [256])
-    tokens: int | None = None
     repetitions: int = 5
-    square: int | None = None
-    copy_mib: int = 512
 
 
 @dataclass(kw_only=True)

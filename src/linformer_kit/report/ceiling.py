@@ -1,0 +1,79 @@
+"""The machine's limits as tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from linformer_kit.report.base import table, write_json
+from linformer_kit.training.checkpoint import write_whole
+
+
+def write_ceiling_report(results: dict[str, Any], folder: Path) -> str:
+    """Write `ceiling.json` and `ceiling.md`.
+
+    Args:
+        results: What `bench.ceiling.measure_ceiling` found.
+        folder: Where to write.
+
+    Returns:
+        The Markdown text.
+    """
+    write_json(results, folder / "ceiling.json")
+    text = ceiling_markdown(results)
+    write_whole(folder / "ceiling.md", text)
+    return text
+
+
+def ceiling_markdown(results: dict[str, Any]) -> str:
+    """Best rates, then for each n and k the rate of each product of a layer."""
+    settings = results["settings"]
+    layers = results["layers"]
+    names = list(layers[0]["products"])
+    header = ["n", "k", "batch", "all products, ms", "GFLOP/s", *(f"{name}, GFLOP/s" for name in names)]
+    rows = []
+    for layer in layers:
+        products = [layer["products"][name] for name in names]
+        rates = [product["flop"] / product["seconds"] for product in products]
+        total = sum(product["flop"] for product in products) / layer["products_s"]
+        rows.append(
+            [f"{layer[name]:,}" for name in ("seq_len", "projected_dim", "batch")]
+            + [f"{layer['products_s'] * 1e3:,.2f}", *(f"{rate / 1e9:,.0f}" for rate in (total, *rates))]
+        )
+    lines = [
+        "# Limits of the machine",
+        "",
+        environment_line(results["environment"]),
+        "",
+        *rates_lines(results, settings["dtype"]),
+        "",
+        f"## The matrix products of one Linformer layer alone ({settings['dtype']}, width {settings['hidden_size']:,}, "
+        f"{settings['num_attention_heads']} heads, feed-forward {settings['intermediate_size']:,})",
+        "",
+        *table(header, rows),
+        "",
+        "Each product on matrices of the shapes that it has in the layer, the fastest of its runs and of the ways to "
+        "compute it; their sum is a limit for the layer.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def rates_lines(rates: dict[str, Any], dtype: str) -> list[str]:
+    """The best product rate and the copy bandwidth, as a list."""
+    gemm, copy = rates["gemm"], rates["copy"]
+    each = ", ".join(f"{name} {rate / 1e9:,.0f}" for name, rate in gemm["each"].items())
+    square = f"{gemm['square']:,} × {gemm['square']:,}"
+    return [
+        f"- Best product of two {square} matrices in {dtype}: {gemm['flop_per_second'] / 1e9:,.0f} GFLOP/s ({each}).",
+        f"- Copy of {copy['bytes'] / 2**20:,.0f} MiB, read and written: {copy['bytes_per_second'] / 1e9:,.1f} GB/s.",
+    ]
+
+
+def environment_line(environment: dict[str, Any]) -> str:
+    """Machine, versions, commit and date in a sentence."""
+    commit = f", commit {environment['commit']}" if environment["commit"] else ""
+    return (
+        f"{environment['device']}, {environment['threads']} threads, {environment['cpu_capability']}; "
+        f"Python {environment['python']}, torch {environment['torch']}, transformers {environment['transformers']}, "
+        f"linformer-kit {environment['linformer_kit']}{commit}; {environment['date']}."
+    )

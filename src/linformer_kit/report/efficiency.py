@@ -1,0 +1,210 @@
+"""Time and memory saved, from the JSON alone: tables. The pictures are in `efficiency_figures`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from linformer_kit.report.base import table, write_json
+from linformer_kit.report.ceiling import environment_line, rates_lines
+from linformer_kit.report.efficiency_figures import draw_efficiency
+from linformer_kit.training.checkpoint import write_whole
+
+BASELINES = {
+    "eager": "Transformer, softmax over a stored n×n matrix (Hugging Face, eager)",
+    "full": 'Transformer, scaled_dot_product_attention (ours, attention="full")',
+    "roberta": "Transformer, scaled_dot_product_attention (Hugging Face RobertaModel)",
+}
+_EXTRAPOLATED = "~"
+
+Cell = dict[str, Any]
+
+
+def write_efficiency_report(results: dict[str, Any], folder: Path) -> str:
+    """Write `efficiency.json`, `efficiency.md` and the pictures.
+
+    Args:
+        results: What `bench.efficiency.measure_efficiency` has found so far.
+        folder: Where to write.
+
+    Returns:
+        The Markdown text.
+    """
+    write_json(results, folder / "efficiency.json")
+    text = efficiency_markdown(results)
+    write_whole(folder / "efficiency.md", text)
+    draw_efficiency(results, folder)
+    return text
+
+
+def efficiency_markdown(results: dict[str, Any]) -> str:
+    """Time and memory saved beside the paper's, then times, shares of the limits, and memory."""
+    settings = results["settings"]
+    step = "training step" if settings["mode"] == "train" else "forward pass"
+    lines = [
+        f"# Efficiency: {step}, {settings['dtype']}",
+        "",
+        *([] if results["complete"] else ["**Interrupted: not all lengths were measured.**", ""]),
+        environment_line(results["environment"]),
+        "",
+        *_how(results),
+        *rates_lines(results, settings["dtype"]),
+        "",
+        "n: tokens in a sequence; k: projected dimension. `~`: extrapolated from the two longest sequences measured, "
+        "as a·n + b·n². `–`: not measured.",
+    ]
+    for name in settings["baselines"]:
+        lines += ["", f"## Time saved against {BASELINES[name]}", "", *_saved(results, "time_saved", name)]
+    lines += ["", "Time of the Transformer over the Linformer's; in parentheses the paper's (Table 3, one V100).", ""]
+    lines += ["## Time", "", *_times(results), "", "## Share of the machine's limits", "", *_shares(results)]
+    if settings["memory"]:
+        for name in settings["baselines"]:
+            lines += ["", f"## Memory saved against {BASELINES[name]}", "", *_saved(results, "memory_saved", name)]
+        note = "Largest batch of the Linformer over the Transformer's, neither rounded; in parentheses the paper's."
+        lines += ["", note, "", "## Memory", "", *_memory(results)]
+    return "\n".join(lines) + "\n"
+
+
+def _how(results: dict[str, Any]) -> list[str]:
+    """What was run, as a list."""
+    settings, entries = results["settings"], results["cells"] + results["baselines"]
+    train = settings["mode"] == "train"
+    layers = _by_length(entries, "layers")
+    batches = _by_length(entries, "batch")
+    lines = [
+        f"- Encoders of width {settings['hidden_size']:,}, {settings['num_attention_heads']} heads, feed-forward "
+        f"{settings['intermediate_size']:,}, random weights and tokens, vocabulary 1,000; Linformers share one E = F "
+        "in all layers.",
+        f"- Layers: {layers}. Sequences in a batch: {batches}. Word and position embeddings are within the times.",
+        f"- Medians of up to {settings['repetitions']} runs, all encoders of a length in turn, after a warm-up; an "
+        f"encoder has {settings['seconds']:g} s in all, and one whose first run takes over a third of them runs once.",
+    ]
+    if train:
+        lines.append(
+            "- A training step is forward and backward without an optimiser, dropout off, since libraries differ there; "
+            "the loss is the mean square of the output. Operations of the backward pass count as twice the forward's, "
+            "and so does the time of its products."
+        )
+    return lines
+
+
+def _by_length(entries: Iterable[Cell], field: str) -> str:
+    """A field that depends on n alone: each value with the lengths that have it."""
+    lengths: dict[int, set[int]] = {}
+    for entry in entries:
+        lengths.setdefault(entry[field], set()).add(entry["seq_len"])
+    return "; ".join(f"{value:,} at n {', '.join(f'{n:,}' for n in sorted(of))}" for value, of in lengths.items())
+
+
+def _grid(cells: list[Cell], show: Callable[[Cell], str]) -> list[str]:
+    """A table with a row for each n and a column for each k."""
+    dims = sorted({cell["projected_dim"] for cell in cells})
+    rows: dict[int, dict[int, str]] = {}
+    for cell in cells:
+        rows.setdefault(cell["seq_len"], {})[cell["projected_dim"]] = show(cell)
+    header = ["n", *(f"k {k:,}" for k in dims)]
+    return table(header, [[f"{n:,}", *(shown.get(k, "") for k in dims)] for n, shown in rows.items()])
+
+
+def _saved(results: dict[str, Any], field: str, name: str) -> list[str]:
+    def show(cell: Cell) -> str:
+        saved, published = cell[field].get(name), cell[f"paper_{field}"]
+        ours = "–" if saved is None else f"{_ratio(saved['ratio'])}{_EXTRAPOLATED if saved['extrapolated'] else ''}"
+        return ours if published is None else f"{ours} ({published:g})"
+
+    return _grid(results["cells"], show)
+
+
+def _times(results: dict[str, Any]) -> list[str]:
+    """Median time of a batch and a layer by token, all encoders."""
+    rows = []
+    for entry in _sorted(results):
+        time = entry["time"]
+        spread = f"{time['min_s'] * 1e3:,.1f} – {time['max_s'] * 1e3:,.1f}" if time else "–"
+        per_token = entry.get("seconds_per_token_layer")
+        rows.append(
+            [
+                f"{entry['seq_len']:,}",
+                _name(entry),
+                f"{time['median_s'] * 1e3:,.1f}" if time else "–",
+                spread,
+                f"{time['runs']}" if time else "0",
+                "–" if per_token is None else f"{per_token * 1e6:,.3g}{_EXTRAPOLATED if entry['extrapolated'] else ''}",
+            ]
+        )
+    return table(["n", "encoder", "batch, ms", "least – most, ms", "runs", "token and layer, µs"], rows)
+
+
+def _shares(results: dict[str, Any]) -> list[str]:
+    """How near each encoder is to the best rates, and to its own products."""
+    rows = [
+        [
+            f"{entry['seq_len']:,}",
+            _name(entry),
+            f"{entry['layer_flop'] / 1e9:,.3g}",
+            f"{entry['layer_bytes'] / 1e6:,.3g}",
+            f"{entry['share_of_machine']:.0%} ({entry['bound_by']})",
+            f"{entry['share_of_products']:.0%}" if "share_of_products" in entry else "",
+        ]
+        for entry in _sorted(results)
+        if entry["time"]
+    ]
+    header = ["n", "encoder", "layer, GFLOP", "layer, MB", "share of the machine's limit", "share of its own products"]
+    return [
+        *table(header, rows),
+        "",
+        "The machine's limit: operations over the best product rate or bytes over the copy bandwidth, whichever is "
+        "longer (in parentheses which). Own products: the fastest times of the layer's matrix products alone, at the "
+        "same shapes in the same run, over the median time of the layer.",
+    ]
+
+
+def _memory(results: dict[str, Any]) -> list[str]:
+    rows = []
+    for entry in _sorted(results):
+        memory = entry["memory"] or {}
+        mark = _EXTRAPOLATED if memory.get("extrapolated") else ""
+        per_sample, batch = memory.get("bytes_per_sample"), memory.get("largest_batch")
+        row = [
+            f"{entry['seq_len']:,}",
+            _name(entry),
+            f"{memory['peak_bytes'] / 2**20:,.0f} ({memory['batch']:,})" if "peak_bytes" in memory else "–",
+            "–" if per_sample is None else f"{per_sample / 2**20:,.1f}{mark}",
+            "–" if batch is None else f"{int(batch):,}{mark}",
+        ]
+        rows.append([*row, f"{memory['found_batch']:,}"] if memory.get("found_batch") is not None else row)
+    found = any(len(row) > 5 for row in rows)
+    header = ["n", "encoder", "peak, MiB (batch)", "sample, MiB", f"largest batch in {_budget(results)}"]
+    rows = [[*row, *["–"] * (6 - len(row))] if found else row for row in rows]
+    return [*table(header + ["largest batch found"] * found, rows), "", *_memory_note(results)]
+
+
+def _memory_note(results: dict[str, Any]) -> list[str]:
+    train = results["settings"]["mode"] == "train"
+    needed = "the weights of 12 layers and their gradients" if train else "the weights of 12 layers"
+    return [
+        "Each encoder was measured in a process of its own, after a short sequence: the highest use of memory during "
+        "the run less what was in use before (the resident set on a CPU, what the allocator gave out elsewhere). "
+        f"The largest batch is what fits beside {needed}, by the memory of a sample"
+        + (" in 12 layers." if train else ", which layers use one after the other.")
+        + " Where a Transformer took over 10 s for a pass, or eager attention does not fit in 40 % of the free memory, "
+        "it is extrapolated."
+    ]
+
+
+def _budget(results: dict[str, Any]) -> str:
+    return f"{results['settings']['budget_gib']:g} GiB"
+
+
+def _sorted(results: dict[str, Any]) -> list[Cell]:
+    """By length, Transformers first."""
+    return sorted(results["baselines"] + results["cells"], key=lambda entry: entry["seq_len"])
+
+
+def _name(entry: Cell) -> str:
+    return f"Linformer, k {entry['projected_dim']:,}" if "projected_dim" in entry else f"Transformer, {entry['name']}"
+
+
+def _ratio(ratio: float) -> str:
+    return f"{ratio:,.2f}" if ratio < 10 else f"{ratio:,.1f}"

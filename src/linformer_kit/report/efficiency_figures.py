@@ -1,0 +1,132 @@
+"""Time and memory saved, and time per token, as pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
+
+from linformer_kit.report.base import plt
+
+_PANELS = {
+    "eager": "against eager attention",
+    "full": "against SDPA (ours)",
+    "roberta": "against SDPA (RobertaModel)",
+}
+_LABELS = {"eager": "Transformer, eager", "full": "Transformer, SDPA (ours)", "roberta": "Transformer, SDPA (HF)"}
+_MARKERS = {"eager": "s", "full": "^", "roberta": "v"}
+
+Cell = dict[str, Any]
+Point = tuple[int, float, bool]  # n, height, whether extrapolated
+
+
+def draw_efficiency(results: dict[str, Any], folder: Path) -> None:
+    """`time_saved.png`, `time_per_token.png` and, where memory was measured, `memory_saved.png`."""
+    if results["settings"]["baselines"]:
+        _draw_saved(results, "time_saved", "time saved (Transformer / Linformer)", folder / "time_saved.png")
+        if results["settings"]["memory"]:
+            label = "largest batch (Linformer / Transformer)"
+            _draw_saved(results, "memory_saved", label, folder / "memory_saved.png")
+    _draw_time_per_token(results, folder / "time_per_token.png")
+
+
+def _draw_saved(results: dict[str, Any], field: str, label: str, path: Path) -> None:
+    """A panel for each baseline, a line for each k; the paper's dashed in the same colour."""
+    names = results["settings"]["baselines"]
+    figure, axes = plt.subplots(
+        1, len(names), figsize=(1.6 + 3.9 * len(names), 4.3), squeeze=False, sharey=True, layout="constrained"
+    )
+    colours = _colours(results["cells"])
+    for axis, name in zip(axes[0], names, strict=True):
+        for k, colour in colours.items():
+            cells = [cell for cell in results["cells"] if cell["projected_dim"] == k]
+            saved = [(cell["seq_len"], cell[field].get(name)) for cell in cells]
+            points = [(n, of["ratio"], of["extrapolated"]) for n, of in saved if of is not None]
+            _line(axis, points, color=colour, marker="o")
+            paper = f"paper_{field}"
+            published = [(cell["seq_len"], cell[paper]) for cell in cells if cell[paper] is not None]
+            if published:
+                axis.plot(*zip(*published, strict=True), color=colour, linestyle="--", linewidth=1)
+        axis.axhline(1, color="gray", linewidth=1)
+        axis.set_title(_PANELS[name], fontsize=10)
+        _scales(axis, results["cells"], [1, 2, 5])
+    axes[0, 0].set_ylabel(label)
+    axes[0, 0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
+    handles = [Line2D([], [], color=colour, marker="o", markersize=4, label=f"k {k:,}") for k, colour in colours.items()]
+    handles += [Line2D([], [], color="black", linestyle="--", linewidth=1, label="paper")]
+    figure.legend(handles=handles + _hollow(results), loc="outside right center", fontsize=9)
+    _save(figure, path)
+
+
+def _draw_time_per_token(results: dict[str, Any], path: Path) -> None:
+    """A line for each k and each Transformer."""
+    figure, axis = plt.subplots(figsize=(7.8, 4.6), layout="constrained")
+    for k, colour in _colours(results["cells"]).items():
+        cells = [cell for cell in results["cells"] if cell["projected_dim"] == k]
+        _line(axis, _per_token(cells), color=colour, marker="o", label=f"Linformer, k {k:,}")
+    for name, grey in zip(results["settings"]["baselines"], ("black", "dimgray", "darkgray"), strict=False):
+        entries = [entry for entry in results["baselines"] if entry["name"] == name]
+        _line(axis, _per_token(entries), color=grey, marker=_MARKERS[name], label=_LABELS[name])
+    _scales(axis, results["cells"], [1, 2, 5])
+    axis.set_ylabel("time per token and layer, µs")
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    handles = axis.get_legend_handles_labels()[0]
+    figure.legend(handles=[*handles, *_hollow(results)], loc="outside right center", fontsize=9)
+    _save(figure, path)
+
+
+def _per_token(entries: Iterable[Cell]) -> list[Point]:
+    field = "seconds_per_token_layer"
+    return [(entry["seq_len"], entry[field] * 1e6, entry["extrapolated"]) for entry in entries if field in entry]
+
+
+def _line(axis: Axes, points: list[Point], *, marker: str, color: Any, label: str | None = None) -> None:
+    """Through points by n, the extrapolated ones hollow."""
+    if not points:
+        return
+    points = sorted(points)
+    axis.plot([n for n, *_ in points], [height for _, height, _ in points], color=color, linewidth=1.6, zorder=2)
+    for hollow in (False, True):
+        chosen = [(n, height) for n, height, extrapolated in points if extrapolated is hollow]
+        if chosen:
+            face = "white" if hollow else color
+            lengths, heights = zip(*chosen, strict=True)
+            axis.plot(lengths, heights, linestyle="", marker=marker, markersize=4.5, color=color, mfc=face, zorder=3)
+    axis.plot([], [], color=color, marker=marker, markersize=4.5, label=label)  # for the legend
+
+
+def _hollow(results: dict[str, Any]) -> list[Line2D]:
+    """The legend's word on extrapolated points, where there are any."""
+    memories = [entry["memory"] for entry in results["baselines"] if entry["memory"]]
+    if not any(entry["extrapolated"] for entry in results["baselines"] + memories):
+        return []
+    return [Line2D([], [], color="black", linestyle="", marker="o", markersize=4.5, mfc="white", label="extrapolated")]
+
+
+def _scales(axis: Axes, cells: list[Cell], ticks: list[int]) -> None:
+    """Both logarithmic, with numbers in full."""
+    lengths = sorted({cell["seq_len"] for cell in cells})
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    axis.xaxis.set_major_locator(FixedLocator(lengths))
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axis.tick_params(axis="x", labelrotation=45, labelsize=8)
+    axis.yaxis.set_major_locator(LogLocator(subs=ticks))
+    for numbered in (axis.xaxis, axis.yaxis):
+        numbered.set_minor_formatter(NullFormatter())
+    axis.set_xlabel("n, tokens in a sequence")
+    axis.grid(alpha=0.3)
+
+
+def _colours(cells: list[Cell]) -> dict[int, Any]:
+    dims = sorted({cell["projected_dim"] for cell in cells})
+    return {k: plt.get_cmap("viridis")(0.9 * index / max(1, len(dims) - 1)) for index, k in enumerate(dims)}
+
+
+def _save(figure: Any, path: Path) -> None:
+    figure.savefig(path, dpi=150)
+    plt.close(figure)

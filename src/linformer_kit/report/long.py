@@ -1,0 +1,60 @@
+"""One pass over a very long sequence as a table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from linformer_kit.report.base import table, write_json
+from linformer_kit.report.ceiling import environment_line
+from linformer_kit.training.checkpoint import write_whole
+
+
+def write_long_report(results: dict[str, Any], folder: Path) -> str:
+    """Write `long.json` and `long.md`.
+
+    Args:
+        results: What `bench.long.measure_long` found.
+        folder: Where to write.
+
+    Returns:
+        The Markdown text.
+    """
+    write_json(results, folder / "long.json")
+    text = long_markdown(results)
+    write_whole(folder / "long.md", text)
+    return text
+
+
+def long_markdown(results: dict[str, Any]) -> str:
+    """Time per token at both lengths, their ratio, and memory."""
+    settings, short, long = results["settings"], results["reference"], results["long"]
+    runs = f"median of {short['runs']}, {short['min_s'] * 1e3:,.0f} – {short['max_s'] * 1e3:,.0f} ms"
+    rows = [
+        [f"{settings['reference_length']:,}", f"{short['median_s']:,.3f}", f"{short['seconds_per_token'] * 1e6:,.2f}"],
+        [f"{settings['n']:,}", f"{long['seconds']:,.3f}", f"{long['seconds_per_token'] * 1e6:,.2f}"],
+    ]
+    rows = [[*row, how] for row, how in zip(rows, (runs, "one, without a warm-up"), strict=True)]
+    peak, hidden = results["peak_bytes"], results["hidden_bytes"]
+    lines = [
+        f"# One pass over {settings['n']:,} tokens",
+        "",
+        environment_line(results["environment"]),
+        "",
+        f"Linformer encoder, {settings['dtype']}: {settings['layers']} layers, width {settings['hidden_size']:,}, "
+        f"{settings['num_attention_heads']} heads, feed-forward {settings['intermediate_size']:,}, "
+        f"k {settings['projected_dim']:,}, one E = F in all layers, vocabulary {settings['vocab_size']:,}; random "
+        "weights and tokens; one model made for each length.",
+        "",
+        *table(["n", "seconds", "token, µs", "runs"], rows),
+        "",
+        f"- Time per token against that at {settings['reference_length']:,}: {results['ratio']:.3f} ×.",
+        f"- Weights: {_gib(results['weight_bytes'])}. Hidden states of one layer: {_gib(hidden)}.",
+        f"- Highest memory during the pass, over what was in use before it (the weights among that): {_gib(peak)}, "
+        f"{results['peak_in_hidden_states']:.2f} × the hidden states of one layer.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:,.3f} GiB"
