@@ -59,6 +59,40 @@ def test_positionals_of_fill_mask():
     assert (settings.model, settings.text, settings.top_k, settings.json) == ("folder", "import <mask>", 3, True)
 
 
+@pytest.mark.parametrize("arguments", [["bench"], ["bench", "--help"]])
+def test_a_group_lists_its_commands(arguments, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(arguments)
+    printed = capsys.readouterr().out
+    assert exit_.value.code == 0
+    assert printed.startswith("usage: linformer bench") and "efficiency  " in printed and "pretrain" not in printed
+
+
+def test_groups_are_listed_among_the_commands(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    printed = capsys.readouterr().out
+    assert "bench  " in printed and "efficiency" not in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "value"),
+    [
+        ([], "projected_dims", [128, 256, 512, 1024, 2048]),
+        (["--projected-dims", "8", "16", "--seed", "1"], "projected_dims", [8, 16]),  # the default list is replaced
+        (["--projected_dims=8"], "projected_dims", [8]),
+        (["--projected_dims=[8, 16]"], "projected_dims", [8, 16]),
+        (["--baselines="], "baselines", []),
+        (["--baselines", "full", "eager"], "baselines", ["full", "eager"]),
+        (["--lengths", "512", "1024"], "lengths", [512, 1024]),
+    ],
+)
+def test_spellings_of_a_command_in_a_group(arguments, name, value):
+    command, settings = parse(["bench", "efficiency", *arguments])
+    assert command == "bench efficiency"
+    assert getattr(settings, name) == value
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -103,6 +137,12 @@ def test_positionals_of_fill_mask():
         (["pretrain", "--resume", "--overwrite"], "resume, overwrite: expected at most one of them, got both"),
         (["fill-mask", "folder"], "the following arguments are required: "),
         (["train"], "argument command: invalid choice: 'train'"),
+        (["bench", "speed"], "argument command: invalid choice: 'speed'"),
+        (["bench", "--lengths", "3"], "unrecognized arguments: --lengths 3"),
+        (["efficiency"], "argument command: invalid choice: 'efficiency'"),
+        (["bench", "efficiency", "--projected_dims", "8", "few"], "projected_dims: expected int, got few"),
+        (["bench", "efficiency", "--projected_dims"], "argument --projected_dims: expected one argument"),
+        (["bench", "efficiency", "--length", "3"], "unrecognized arguments: --length 3"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line_and_exit_2(arguments, message, capsys, tmp_path, monkeypatch):

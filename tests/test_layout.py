@@ -95,7 +95,10 @@ def test_importing_the_package_is_light():
     assert "torch" in loaded_after("import linformer_kit; linformer_kit.LinformerAttention")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["pretrain", "--help"], ["fill-mask", "--help"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["pretrain", "--help"], ["fill-mask", "--help"], ["bench"], ["bench", "efficiency", "--help"]],
+)
 def test_help_is_light(arguments):
     code = f"from linformer_kit.cli import main\ntry: main({arguments})\nexcept SystemExit: pass"
     assert not loaded_after(code) & HEAVY
@@ -128,12 +131,14 @@ def test_shapes_in_the_signatures_are_true():
 from jaxtyping import install_import_hook
 with install_import_hook(["linformer_kit.functional", "linformer_kit.projection", "linformer_kit.attention",
                           "linformer_kit.modeling", "linformer_kit.heads", "linformer_kit.analysis.inspection",
-                          "linformer_kit.training.metrics"], "beartype.beartype"):
+                          "linformer_kit.training.metrics", "linformer_kit.bench.ceiling",
+                          "linformer_kit.bench.encoders"], "beartype.beartype"):
     import torch
     import linformer_kit as lk
     from linformer_kit import functional, modeling
     from linformer_kit.training import metrics
     from linformer_kit.analysis import inspection
+    from linformer_kit.bench import ceiling, encoders, settings
 from jaxtyping import TypeCheckError
 ids = torch.randint(5, 101, (2, 31))
 mask = torch.ones(2, 31, dtype=torch.long)
@@ -156,6 +161,11 @@ for fields in kinds:
     inspection.context_mappings(model.linformer, ids[:1], [0], [1])
 x = torch.randn(1, 2, 5, 3)
 functional.svd_attention(x, x, x, 2)
+cpu, small = torch.device("cpu"), settings.BenchSettings(hidden_size=33, num_attention_heads=3, intermediate_size=29)
+for product in ceiling.layer_products(37, 7, 2, settings=small, device=cpu).values():
+    product.run()
+encoder = encoders.Encoder(kind="linformer", seq_len=37, layers=2, projected_dim=7)
+encoders.runner(encoders.build(encoder, small, cpu), encoders.random_ids(2, 37, 101, 0, cpu), "train")()
 try:
     functional.split_heads(torch.zeros(2, 3), 3)
 except TypeCheckError:

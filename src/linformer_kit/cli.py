@@ -1,6 +1,7 @@
 """The command line: a subcommand, its typed settings, one function call.
 
-Each command is one entry in `COMMANDS`, by its name or by its group's and its own. Nothing heavy is imported before the settings are parsed and found good.
+Each command is one entry in `COMMANDS`, by its name or by its group's and its own. Nothing heavy is imported before the
+settings are parsed and found good.
 """
 
 from __future__ import annotations
@@ -184,7 +185,9 @@ def _readable(message: str) -> str:
     message = re.sub(r"^argument --(\w+)/--\w+\+:", r"argument --\1:", message)
     message = re.sub(r'^Parser key "([^"]+)": ', r"\1: ", message)
     message = re.sub(
-        r"Does not validate .* Subtypes: \[(.*?)\] Errors: .* Given value: (.*)", r"expected \1, got \2", message
+        r"Does not validate .* Subtypes: \[(.*?)\] Errors: .* Given value: ?(.*)",
+        lambda match: f"expected {match[1]}, got {match[2] or 'none'}",
+        message,
     )
     message = re.sub(
         r"Expected an? (.*)\. Got value: ?(.*)", lambda match: f"expected {match[1]}, got {match[2] or 'none'}", message

@@ -120,10 +120,10 @@ def _product(run: Linear, left: Tensor, right: Tensor) -> Callable[[], object]:
 
 
 class Product(NamedTuple):
-    """One of a layer's products: how to run it, how often a layer has it, operations of one, which alternative it is."""
+    """One of a layer's products: how to run it, how often a layer has it, operations of one, and what it computes."""
 
     run: Callable[[], object]
-    count: int
+    times: int
     flop: int
     of: str
 
@@ -217,7 +217,7 @@ def products_summary(products: dict[str, Product], timings: Timings) -> dict[str
     """
     best: dict[str, dict[str, Any]] = {}
     for name, product in products.items():
-        seconds = product.count * min(timings[name])
+        seconds = product.times * min(timings[name])
         if product.of not in best or seconds < best[product.of]["seconds"]:
-            best[product.of] = {"seconds": seconds, "flop": product.count * product.flop, "by": name}
+            best[product.of] = {"seconds": seconds, "flop": product.times * product.flop, "by": name}
     return {"products_s": sum(product["seconds"] for product in best.values()), "products": best}

@@ -41,9 +41,7 @@ def main(settings: EfficiencySettings) -> None:
     print(f"Saved in {folder}")
 
 
-def _settled(
-    settings: EfficiencySettings, device: torch.device
-) -> tuple[EfficiencySettings, dict[int, list[int]]]:
+def _settled(settings: EfficiencySettings, device: torch.device) -> tuple[EfficiencySettings, dict[int, list[int]]]:
     """Settings with defaults that depend on others filled in, and the k under each n."""
     cpu_training = settings.mode == "train" and device.type == "cpu"
     lengths = [n for n in _LENGTHS if n <= _LONGEST_TRAINED or not cpu_training]

@@ -30,9 +30,9 @@ def measure_memory(encoder: Encoder, batch: int, settings: EfficiencySettings, d
         device: Where to run.
 
     Returns:
-        `batch`, `layers`, `peak_bytes` over what was in use before the run, `bytes_per_sample`, `weight_bytes` of a model of
-        `paper.LAYERS` layers, `found_batch`: on an accelerator the largest batch that ran within the budget. Without
-        `bytes_per_sample` but with `failed`, where memory ran out.
+        `batch`, `layers`, `peak_bytes` over what was in use before the run, `bytes_per_sample`, `weight_bytes` of a
+        model of `paper.LAYERS` layers, `found_batch`: on an accelerator the largest batch that ran within the budget.
+        Without `bytes_per_sample` but with `failed`, where memory ran out.
     """
     try:
         return in_fresh_process(_memory, encoder, batch, settings, str(device), torch.get_num_threads())
@@ -40,8 +40,10 @@ def measure_memory(encoder: Encoder, batch: int, settings: EfficiencySettings, d
         return {"batch": batch, "layers": encoder.layers, "failed": str(error).partition("\n")[0]}
 
 
-def _memory(encoder: Encoder, batch: int, settings: EfficiencySettings, device_name: str, threads: int) -> dict[str, Any]:
-    """Runs in the fresh process. A short sequence first: libraries set themselves up, and gradients have their place."""
+def _memory(
+    encoder: Encoder, batch: int, settings: EfficiencySettings, device_name: str, threads: int
+) -> dict[str, Any]:
+    """Runs in the fresh process. A short sequence first: libraries set themselves up, gradients get their place."""
     torch.set_num_threads(threads)
     device = torch.device(device_name)
     model = build(encoder, settings, device, mode=settings.mode)

@@ -41,7 +41,7 @@ class RateSettings(BenchSettings):
 
     Attributes:
         tokens: Tokens in a batch, which is at least one sequence; default: 4,096 on a CPU, else 65,536.
-        square: Rows and columns of the matrices that the best rate is measured with; default: 4,096 on a CPU, else 8,192.
+        square: Rows and columns of the matrices for the best rate; default: 4,096 on a CPU, else 8,192.
         copy_mib: Size of the tensor that is copied, MiB; larger than the caches.
     """
 

@@ -82,9 +82,9 @@ def _how(results: dict[str, Any]) -> list[str]:
     ]
     if train:
         lines.append(
-            "- A training step is forward and backward without an optimiser, dropout off, since libraries differ there; "
-            "the loss is the mean square of the output. Operations of the backward pass count as twice the forward's, "
-            "and so does the time of its products."
+            "- A training step is forward and backward without an optimiser, dropout off, since libraries differ "
+            "there; the loss is the mean square of the output. Operations of the backward pass count as twice the "
+            "forward's, and so does the time of its products."
         )
     return lines
 

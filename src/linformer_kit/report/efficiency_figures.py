@@ -19,6 +19,7 @@ _PANELS = {
 }
 _LABELS = {"eager": "Transformer, eager", "full": "Transformer, SDPA (ours)", "roberta": "Transformer, SDPA (HF)"}
 _MARKERS = {"eager": "s", "full": "^", "roberta": "v"}
+_TICKS, _MORE_TICKS = (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)  # more where there is less than a power of ten
 
 Cell = dict[str, Any]
 Point = tuple[int, float, bool]  # n, height, whether extrapolated
@@ -53,11 +54,14 @@ def _draw_saved(results: dict[str, Any], field: str, label: str, path: Path) -> 
                 axis.plot(*zip(*published, strict=True), color=colour, linestyle="--", linewidth=1)
         axis.axhline(1, color="gray", linewidth=1)
         axis.set_title(_PANELS[name], fontsize=10)
-        _scales(axis, results["cells"], [1, 2, 5])
+        _scales(axis, results["cells"])
     axes[0, 0].set_ylabel(label)
     axes[0, 0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
-    handles = [Line2D([], [], color=colour, marker="o", markersize=4, label=f"k {k:,}") for k, colour in colours.items()]
-    handles += [Line2D([], [], color="black", linestyle="--", linewidth=1, label="paper")]
+    handles = [
+        Line2D([], [], color=colour, marker="o", markersize=4, label=f"k {k:,}") for k, colour in colours.items()
+    ]
+    if any(cell[f"paper_{field}"] for cell in results["cells"]):
+        handles.append(Line2D([], [], color="black", linestyle="--", linewidth=1, label="paper"))
     figure.legend(handles=handles + _hollow(results), loc="outside right center", fontsize=9)
     _save(figure, path)
 
@@ -71,9 +75,9 @@ def _draw_time_per_token(results: dict[str, Any], path: Path) -> None:
     for name, grey in zip(results["settings"]["baselines"], ("black", "dimgray", "darkgray"), strict=False):
         entries = [entry for entry in results["baselines"] if entry["name"] == name]
         _line(axis, _per_token(entries), color=grey, marker=_MARKERS[name], label=_LABELS[name])
-    _scales(axis, results["cells"], [1, 2, 5])
+    _scales(axis, results["cells"])
     axis.set_ylabel("time per token and layer, µs")
-    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     handles = axis.get_legend_handles_labels()[0]
     figure.legend(handles=[*handles, *_hollow(results)], loc="outside right center", fontsize=9)
     _save(figure, path)
@@ -107,7 +111,7 @@ def _hollow(results: dict[str, Any]) -> list[Line2D]:
     return [Line2D([], [], color="black", linestyle="", marker="o", markersize=4.5, mfc="white", label="extrapolated")]
 
 
-def _scales(axis: Axes, cells: list[Cell], ticks: list[int]) -> None:
+def _scales(axis: Axes, cells: list[Cell]) -> None:
     """Both logarithmic, with numbers in full."""
     lengths = sorted({cell["seq_len"] for cell in cells})
     axis.set_xscale("log", base=2)
@@ -115,7 +119,8 @@ def _scales(axis: Axes, cells: list[Cell], ticks: list[int]) -> None:
     axis.xaxis.set_major_locator(FixedLocator(lengths))
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axis.tick_params(axis="x", labelrotation=45, labelsize=8)
-    axis.yaxis.set_major_locator(LogLocator(subs=ticks))
+    lowest, highest = axis.get_ylim()
+    axis.yaxis.set_major_locator(LogLocator(subs=_TICKS if highest > 10 * lowest else _MORE_TICKS))
     for numbered in (axis.xaxis, axis.yaxis):
         numbered.set_minor_formatter(NullFormatter())
     axis.set_xlabel("n, tokens in a sequence")
