@@ -138,7 +138,7 @@ def test_spellings_of_a_command_in_a_group(arguments, name, value):
         (["fill-mask", "folder"], "the following arguments are required: "),
         (["train"], "argument command: invalid choice: 'train'"),
         (["bench", "speed"], "argument command: invalid choice: 'speed'"),
-        (["bench", "--lengths", "3"], "unrecognized arguments: --lengths 3"),
+        (["bench", "--lengths", "3"], "unrecognized arguments: --lengths"),
         (["efficiency"], "argument command: invalid choice: 'efficiency'"),
         (["bench", "efficiency", "--projected_dims", "8", "few"], "projected_dims: expected int, got few"),
         (["bench", "efficiency", "--projected_dims"], "argument --projected_dims: expected one argument"),

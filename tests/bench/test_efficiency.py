@@ -80,11 +80,70 @@ def test_ctrl_c_keeps_what_is_done(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as exit_:
         run(tmp_path, "--memory=false", "--lengths", "32", "64", "--projected_dims", "8")
     assert exit_.value.code == 130
-    assert capsys.readouterr().err.splitlines()[-1] == "linformer: interrupted"
+    said = capsys.readouterr().err.splitlines()
+    assert said[-2:] == [f"What was measured so far is in {tmp_path}", "linformer: interrupted"]
     results = json.loads((tmp_path / "efficiency.json").read_text())
     assert not results["complete"]
     assert [cell["seq_len"] for cell in results["cells"]] == [32]
     assert "Interrupted" in (tmp_path / "efficiency.md").read_text()
+
+
+def test_ctrl_c_between_time_and_memory_keeps_the_times(tmp_path, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(efficiency, "measure_memory", interrupt)
+    with pytest.raises(SystemExit):
+        run(tmp_path, "--lengths", "32", "--projected_dims", "8", "--baselines", "full")
+    results = json.loads((tmp_path / "efficiency.json").read_text())
+    assert not results["complete"]
+    assert (
+        results["cells"][0]["time_saved"]["full"]["ratio"] > 0 and results["cells"][0]["memory_saved"]["full"] is None
+    )
+
+
+def test_memory_that_fails_is_told_and_extrapolated(tmp_path, monkeypatch):
+    """Half of what is measured is made up: a process that is killed at the longest sequence."""
+
+    def measure(encoder, batch, settings, device):
+        if (encoder.kind, encoder.seq_len) == ("full", 64):
+            return {"batch": batch, "layers": 1, "failed": "the process was killed"}
+        return {
+            "batch": batch,
+            "layers": 1,
+            "bytes_per_sample": 100.0 * encoder.seq_len,
+            "peak_bytes": 1,
+            "weight_bytes": 1,
+        }
+
+    monkeypatch.setattr(efficiency, "measure_memory", measure)
+    results = run(tmp_path, "--lengths", "16", "32", "64", "--projected_dims", "8", "--baselines", "full")
+    memories = [entry["memory"] for entry in results["baselines"]]
+    assert [entry["extrapolated"] for entry in memories] == [False, False, True]
+    assert memories[2]["failed"] == "the process was killed" and memories[2]["bytes_per_sample"] == pytest.approx(6400)
+    assert results["cells"][2]["memory_saved"]["full"] == {"ratio": pytest.approx(1), "extrapolated": True}
+
+
+def test_slow_and_large_baselines_are_left_to_be_extrapolated(monkeypatch):
+    measured = []
+
+    def measure(encoder, batch, settings, device):
+        measured.append((encoder.kind, encoder.layers, batch))
+        return {"bytes_per_sample": 1.0, "weight_bytes": 1, "layers": 1}
+
+    monkeypatch.setattr(efficiency, "measure_memory", measure)
+    monkeypatch.setattr(efficiency, "free_bytes", lambda device: 5 * 3 * 37**2 * 8 * 1.2 * 1.01 / 0.4)
+    settings = EfficiencySettings(dtype="bfloat16", tokens=37, **SMALL)
+    length = efficiency._Length(37, [7], settings, CPU, efficiency.tqdm(disable=True))
+    slow, quick = ({"time": {"median_s": seconds}} for seconds in (11.0, 1.0))
+    for kind, timed in [("full", slow), ("roberta", quick), ("linformer", slow), ("eager", slow)]:
+        length._memory(
+            Encoder(kind=kind, seq_len=37, layers=2, projected_dim=7 if kind == "linformer" else None), timed
+        )
+    batch = 16384 // 37
+    assert measured == [("roberta", 1, batch), ("linformer", 1, batch), ("eager", 1, 5)]
+    monkeypatch.setattr(efficiency, "free_bytes", lambda device: 3 * 37**2 * 8 * 1.2 / 0.41)
+    assert length._memory(Encoder(kind="eager", seq_len=37, layers=2), slow) is None
 
 
 def test_results_are_written_over_only_when_asked(tmp_path, capsys):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -36,7 +37,12 @@ def main(settings: EfficiencySettings) -> None:
     device = check(settings)
     settings, by_length = _settled(settings, device)
     folder = open_folder(settings, "bench-efficiency")
-    results = measure_efficiency(settings, by_length, device, folder)
+    try:
+        results = measure_efficiency(settings, by_length, device, folder)
+    except KeyboardInterrupt:
+        if any(folder.iterdir()):
+            print(f"What was measured so far is in {folder}", file=sys.stderr)
+        raise
     print(efficiency_markdown(results))
     print(f"Saved in {folder}")
 
@@ -83,14 +89,13 @@ def measure_efficiency(
         with tqdm(total=total, unit="run", dynamic_ncols=True, desc="best rates") as bar:
             results |= machine_rates(settings, device)
             for n, dims in by_length.items():
-                baselines, cells = _Length(n, dims, settings, device, bar).measure(results)
-                results["baselines"] += baselines
-                results["cells"] += cells
+                _Length(n, dims, settings, device, bar).measure(results)
                 compare(results)
                 write_efficiency_report(results, folder)
         results["complete"] = True
     finally:
         if results["cells"]:
+            compare(results)
             write_efficiency_report(results, folder)
     return results
 
@@ -104,27 +109,28 @@ class _Length:
     settings: EfficiencySettings
     device: torch.device
     bar: tqdm
+    said: str = ""
 
     def __post_init__(self) -> None:
         default = 12 if self.device.type != "cpu" else 2 if self.seq_len <= _LONGEST_TWO_LAYERS else 1
         self.layers = self.settings.layers or default
         self.batch = max(1, (self.settings.tokens or 0) // self.seq_len)
 
-    def measure(self, rates: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Baselines and cells, without what compares them."""
+    def measure(self, results: dict[str, Any]) -> None:
+        """Add baselines and cells, without what compares them: first with their times, then memory."""
         baselines = [Encoder(kind=kind, seq_len=self.seq_len, layers=self.layers) for kind in self.settings.baselines]
         linformers = [
             Encoder(kind="linformer", seq_len=self.seq_len, layers=self.layers, projected_dim=k) for k in self.dims
         ]
-        timed = [encoder for encoder in baselines if self._fits(encoder, self.batch)] + linformers
-        entries = self._time(timed, rates)
+        timed = [encoder for encoder in baselines if self._room(encoder) >= self.batch] + linformers
+        timings = self._time(timed, results)
         torch.cuda.empty_cache()  # the processes that measure memory share the device
-        found = {encoder.name: self._entry(encoder, entries.get(encoder.name)) for encoder in baselines + linformers}
-        if self.settings.memory:
-            for encoder in baselines + linformers:
-                found[encoder.name]["memory"] = self._memory(encoder, found[encoder.name])
-                self.bar.update()
-        return [found[encoder.name] for encoder in baselines], [found[encoder.name] for encoder in linformers]
+        entries = {encoder: self._entry(encoder, timings.get(encoder.name)) for encoder in baselines + linformers}
+        results["baselines"] += [entries[encoder] for encoder in baselines]
+        results["cells"] += [entries[encoder] for encoder in linformers]
+        for encoder, entry in entries.items() if self.settings.memory else ():
+            entry["memory"] = self._memory(encoder, entry)
+            self.bar.update()
 
     def _entry(self, encoder: Encoder, timing: dict[str, Any] | None) -> dict[str, Any]:
         name = {"name": encoder.kind} if encoder.projected_dim is None else {"projected_dim": encoder.projected_dim}
@@ -194,30 +200,27 @@ class _Length:
 
     def _memory(self, encoder: Encoder, timed: dict[str, Any]) -> dict[str, Any] | None:
         """Peak memory of one layer; None where it is left to be extrapolated."""
-        slow = timed["time"] is None or timed["time"]["median_s"] > _LONGEST_MEMORY_RUN
-        batch = max(1, TOKENS // self.seq_len)
-        if encoder.kind == "eager":
-            while batch > 1 and not self._fits(encoder, batch):
-                batch //= 2
-        elif slow and encoder.kind != "linformer":
+        if encoder.kind in ("full", "roberta") and timed["time"]["median_s"] > _LONGEST_MEMORY_RUN:
             return None
-        if not self._fits(encoder, batch):
+        batch = int(min(max(1, TOKENS // self.seq_len), self._room(encoder)))
+        if batch == 0:
             return None
         self._say(f"memory of {encoder.name}")
         layers = 1 if self.device.type == "cpu" else paper.LAYERS
         memory = measure_memory(dataclasses.replace(encoder, layers=layers), batch, self.settings, self.device)
         return {**memory, "extrapolated": False, "largest_batch": largest_batch(memory, self.settings)}
 
-    def _fits(self, encoder: Encoder, batch: int) -> bool:
-        """Whether eager attention leaves most of the memory free; others do in any case."""
+    def _room(self, encoder: Encoder) -> float:
+        """Sequences with which eager attention leaves most of the memory free; others do in any case."""
         if encoder.kind != "eager":
-            return True
-        needed = score_bytes(batch, self.seq_len, self.settings, layers=encoder.layers, mode=self.settings.mode)
-        return needed <= _SHARE_OF_FREE_MEMORY * free_bytes(self.device)
+            return math.inf
+        needed = score_bytes(1, self.seq_len, self.settings, layers=encoder.layers, mode=self.settings.mode)
+        return _SHARE_OF_FREE_MEMORY * free_bytes(self.device) // needed
 
     def _say(self, what: str) -> None:
         described = f"n {self.seq_len:,}, {what}"
-        if not self.bar.desc.startswith(described):
+        if described != self.said:  # writing it again takes time
+            self.said = described
             self.bar.set_description(described)
 
 
@@ -254,7 +257,7 @@ def _extrapolate(entries: list[dict[str, Any]], settings: dict[str, Any]) -> Non
             memory = {"bytes_per_sample": per_sample, "extrapolated": True}
             memory |= {name: nearest[name] for name in ("layers", "weight_bytes")}
             batch = largest_batch(memory, EfficiencySettings(**settings))
-            entry["memory"] = {**memory, "largest_batch": batch}
+            entry["memory"] = {**(entry["memory"] or {}), **memory, "largest_batch": batch}  # what failed stays told
 
 
 def _time_saved(cell: dict[str, Any], other: dict[str, Any]) -> dict[str, Any] | None:

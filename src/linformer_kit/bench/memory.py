@@ -57,7 +57,7 @@ def _memory(
 
     run(1, min(_WARM_UP_TOKENS, encoder.seq_len))
     peak = peak_bytes(lambda: run(batch), device)
-    found = None if device.type == "cpu" else _search(lambda size: run(size), settings.budget_gib, device)
+    found = None if device.type == "cpu" else _search(run, settings.budget_gib, device)
     return {
         "batch": batch,
         "layers": encoder.layers,
