@@ -124,6 +124,17 @@ def test_memory_that_fails_is_told_and_extrapolated(tmp_path, monkeypatch):
     assert results["cells"][2]["memory_saved"]["full"] == {"ratio": pytest.approx(1), "extrapolated": True}
 
 
+def test_memory_that_runs_out_is_no_crash(monkeypatch):
+    def allocate(*_):
+        torch.empty(2**50)
+
+    monkeypatch.setattr(memory, "in_fresh_process", allocate)
+    encoder = Encoder(kind="full", seq_len=37, layers=1)
+    found = memory.measure_memory(encoder, 3, EfficiencySettings(**SMALL), CPU)
+    assert found["batch"] == 3 and "tried to allocate" in found["failed"]
+    assert not memory.ran_out(RuntimeError("shapes do not fit"))
+
+
 def test_slow_and_large_baselines_are_left_to_be_extrapolated(monkeypatch):
     measured = []
 

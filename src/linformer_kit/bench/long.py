@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from linformer_kit.bench.encoders import Encoder, build, random_ids, runner
 from linformer_kit.bench.measure import environment, in_fresh_process, interleaved, peak_bytes, summary
-from linformer_kit.bench.memory import layers_of, parameter_bytes
+from linformer_kit.bench.memory import layers_of, parameter_bytes, ran_out
 from linformer_kit.bench.prepare import check, open_folder, require, torch_dtype
 from linformer_kit.bench.settings import LongSettings
 from linformer_kit.errors import InputError
@@ -32,8 +32,10 @@ def main(settings: LongSettings) -> None:
     folder = open_folder(settings, "bench-long")
     try:
         results = in_fresh_process(measure_long, settings, str(device), torch.get_num_threads())
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        raise InputError(f"n: expected a sequence that fits in memory, got {settings.n} ({error})") from None
+    except (MemoryError, RuntimeError) as error:
+        if not ran_out(error):
+            raise
+        raise InputError(f"n: expected a sequence that fits in memory, got {settings.n}") from None
     write_long_report(results, folder)
     print(long_markdown(results))
     print(f"Saved in {folder}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -36,8 +37,15 @@ def measure_memory(encoder: Encoder, batch: int, settings: EfficiencySettings, d
     """
     try:
         return in_fresh_process(_memory, encoder, batch, settings, str(device), torch.get_num_threads())
-    except (MemoryError, torch.OutOfMemoryError) as error:
+    except (MemoryError, RuntimeError) as error:
+        if not ran_out(error):
+            raise
         return {"batch": batch, "layers": encoder.layers, "failed": str(error).partition("\n")[0]}
+
+
+def ran_out(error: Exception) -> bool:
+    """Whether memory ran out; torch has no exception of its own for that on a CPU."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "tried to allocate" in str(error)
 
 
 def _memory(
@@ -57,7 +65,7 @@ def _memory(
 
     run(1, min(_WARM_UP_TOKENS, encoder.seq_len))
     peak = peak_bytes(lambda: run(batch), device)
-    found = None if device.type == "cpu" else _search(run, settings.budget_gib, device)
+    found = None if device.type != "cuda" else _search(run, settings.budget_gib, device)
     return {
         "batch": batch,
         "layers": encoder.layers,
@@ -154,6 +162,8 @@ def free_bytes(device: torch.device) -> int:
     """Memory that nobody uses."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    found = re.search(r"^MemAvailable:\s+(\d+) kB$", Path("/proc/meminfo").read_text(), flags=re.MULTILINE)
-    assert found
-    return int(found[1]) * 1024
+    information = Path("/proc/meminfo")
+    found = information.exists() and re.search(r"^MemAvailable:\s+(\d+) kB$", information.read_text(), re.MULTILINE)
+    if found:
+        return int(found[1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # all of it, where nobody tells what is free

@@ -74,14 +74,15 @@ def open_folder(settings: BenchSettings, command: str) -> Path:
 
 
 def _device(name: str) -> torch.device:
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    there = ["cpu"] if accelerator is None else ["cpu", accelerator.type]
+    """The device of that name, with its number."""
     try:
         device = torch.device(name)
     except RuntimeError:
         device = torch.device("meta")
-    count = 1 if device.type == "cpu" else torch.accelerator.device_count()
-    require(
-        device.type in there and (device.index or 0) < count, "device", f"{' or '.join(there)}, which are there", name
-    )
+    count = torch.cuda.device_count()
+    there = ["cpu", *(f"cuda:{index}" for index in range(count))]
+    known = device.type == "cpu" or (device.type == "cuda" and (device.index or 0) < count)
+    require(known, "device", f"{' or '.join(there)}, which {'is' if not count else 'are'} there", name)
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
     return device

@@ -15,7 +15,7 @@ class BenchSettings:
     """What all measurements have in common: the machine, the width of the encoder, where results go.
 
     Attributes:
-        device: Where to measure: `cpu`, or an accelerator as torch names it, such as `cuda` or `cuda:1`.
+        device: Where to measure: `cpu`, `cuda`, or one of several as `cuda:1`.
         dtype: Number format of weights and activations.
         hidden_size: d_m, the width of the model.
         num_attention_heads: h, heads in a layer; divides hidden_size.
