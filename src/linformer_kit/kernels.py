@@ -248,7 +248,8 @@ class _BlockAttention(torch.autograd.Function):
         heads, scale = query.shape[1], query.shape[-1] ** -0.5
         of_query = torch.empty_like(query)
         # Sums over blocks in full precision.
-        of_key, of_value = (torch.zeros(part.shape, dtype=torch.float32) for part in (key, value))
+        full = torch.promote_types(query.dtype, torch.float32)
+        of_key, of_value = (torch.zeros(part.shape, dtype=full) for part in (key, value))
         key_rows, key_columns = (key * scale).contiguous(), key.transpose(2, 3).contiguous()
         value_columns = value.transpose(2, 3).contiguous()
         for samples, rows in _score_blocks(query, key.shape[2]):
