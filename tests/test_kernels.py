@@ -321,6 +321,23 @@ def test_blocks_only_where_nobody_can_tell(monkeypatch, small_blocks, how):
     assert blocked == (how == "nothing of these")
 
 
+def test_plain_on_request(monkeypatch, small_blocks):
+    monkeypatch.setattr(kernels, "_onednn_is_faster", lambda: True)
+    model = model_of()
+    ids = torch.randint(5, 101, (1, 31))
+    weight = torch.randn(1024, 1024)
+    vectors = torch.randn(1, 2, 3, 5, dtype=torch.bfloat16)
+    with torch.no_grad():
+        fast = kernels._suits_onednn(weight, weight), kernels._attends_in_blocks(vectors, vectors, vectors)
+        with kernels.plain():
+            assert not runs_in_blocks(monkeypatch, model, ids)
+            assert not kernels._suits_onednn(weight, weight)
+            assert not kernels._attends_in_blocks(vectors, vectors, vectors)
+        assert fast == (kernels._suits_onednn(weight, weight), kernels._attends_in_blocks(vectors, vectors, vectors))
+        assert fast[0]
+        assert runs_in_blocks(monkeypatch, model, ids)
+
+
 def test_a_replaced_map_runs(small_blocks):
     """What stands in the place of a linear map, an adapter say, is called."""
 

@@ -9,6 +9,8 @@ Axes as in `functional`.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
 import platform
 from collections.abc import Iterator
@@ -26,6 +28,19 @@ _BLOCK_TOKENS = 512  # fewer, and every block reads the weights anew for too lit
 _BLOCK_ELEMENTS = 3 << 19  # of the widest activation of a block: with its neighbours it stays in the cache
 _SCORES = 3 << 20  # elements of a block of the context mapping, likewise
 _ONEDNN_LEAST = 1 << 20  # multiplications; below, the call itself takes longer than it saves
+
+
+_PLAIN = contextvars.ContextVar("plain", default=False)
+
+
+@contextlib.contextmanager
+def plain() -> Iterator[None]:
+    """Within it everything runs the plain way, as written in the equations: to compare, or to look for an error."""
+    token = _PLAIN.set(True)
+    try:
+        yield
+    finally:
+        _PLAIN.reset(token)
 
 
 def linear(
@@ -108,7 +123,7 @@ def runs_in_blocks(module: nn.Module, hidden: Float[Tensor, "batch seq_len embed
         width: Of its widest activation.
     """
     return (
-        not _is_transformed()
+        not _must_be_plain()
         and hidden.device.type == "cpu"
         and hidden.shape[:2].numel() > block_tokens(width)
         and not (module.training or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"))
@@ -144,13 +159,14 @@ def hooked(module: nn.Module) -> bool:
     )
 
 
-def _is_transformed() -> bool:
-    """Whether the code runs to be traced, compiled or transformed, and not for its result."""
+def _must_be_plain() -> bool:
+    """Whether somebody asked for it, or the code runs to be traced, compiled or transformed, and not for its result."""
     return (
         torch.compiler.is_compiling()
         or torch.compiler.is_exporting()
         or torch.jit.is_tracing()
         or torch._C._are_functorch_transforms_active()
+        or _PLAIN.get()
     )
 
 
@@ -161,7 +177,7 @@ def _plain(tensor: Tensor) -> bool:
 
 def _suits_onednn(inputs: Tensor, weight: Tensor) -> bool:
     return (
-        not _is_transformed()
+        not _must_be_plain()
         and inputs.dtype == weight.dtype == torch.float32
         and _plain(inputs)
         and _plain(weight)
@@ -214,7 +230,7 @@ class _OneDNNLinear(torch.autograd.Function):
 
 def _attends_in_blocks(query: Tensor, key: Tensor, value: Tensor) -> bool:
     return (
-        not _is_transformed()
+        not _must_be_plain()
         and query.dtype == key.dtype == value.dtype == torch.bfloat16
         and all(map(_plain, (query, key, value)))
         and bool(torch.backends.mkldnn.enabled)
