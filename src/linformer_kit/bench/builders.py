@@ -52,19 +52,19 @@ class System:
     Attributes:
         label: Its name in tables.
         complexity: Of a layer in the length n.
-        claim: Where that is said: table 1 of the Linformer paper, or the system's own paper.
         note: What it is here.
         build: Settings, n and k to a module that takes `[batch, n, hidden_size]` to the same. k is None unless
             `projected`.
+        claim: Where the complexity is said: table 1 of the Linformer paper, or the system's own paper.
         projected: Whether it has a k.
         package: The distribution that it comes from, if that is an optional one.
     """
 
     label: str
     complexity: str
-    claim: str
     note: str
     build: Callable[[SystemsSettings, int, int | None], nn.Module]
+    claim: str = "table 1"
     projected: bool = False
     package: str | None = None
 
@@ -119,9 +119,7 @@ def _linformer(settings: SystemsSettings, n: int, k: int | None) -> nn.Module:
 
 
 def _sparse(settings: SystemsSettings, n: int, k: int | None) -> nn.Module:
-    attention = StridedAttention(
-        settings.hidden_size, settings.num_attention_heads, n, device=torch.device(settings.device)
-    )
+    attention = StridedAttention(settings.hidden_size, settings.num_attention_heads, n, device=settings.device)
     return EncoderLayer(attention, settings.hidden_size, settings.intermediate_size)
 
 
@@ -226,31 +224,24 @@ def _tatp22(settings: SystemsSettings, n: int, k: int | None) -> nn.Module:
     )
 
 
-_TABLE_1 = "table 1"
-
 SYSTEMS = {
     "recurrent": System(
         "Recurrent (LSTM)",
         "O(n)",
-        _TABLE_1,
         "torch.nn.LSTM, half of the width in each direction, then the same feed-forward part",
         _recurrent,
     ),
-    "transformer": System(
-        "Transformer (RoBERTa)", "O(n²)", _TABLE_1, "transformers' RobertaModel with sdpa", _transformer
-    ),
-    "full": System("Transformer (linformer-kit)", "O(n²)", _TABLE_1, 'LinformerModel with attention="full"', _full),
+    "transformer": System("Transformer (RoBERTa)", "O(n²)", "transformers' RobertaModel with sdpa", _transformer),
+    "full": System("Transformer (linformer-kit)", "O(n²)", 'LinformerModel with attention="full"', _full),
     "sparse": System(
         "Sparse Transformer",
         "O(n√n)",
-        _TABLE_1,
         "strided pattern, stride √n as a power of two; half of the heads near, half strided; FlexAttention, compiled",
         _sparse,
     ),
     "reformer": System(
         "Reformer",
         "O(n log n)",
-        _TABLE_1,
         f"transformers, one LSH layer; {LSH_HASHES} hash, chunks of {LSH_CHUNK}, 2n/{LSH_CHUNK} buckets; "
         "queries are keys, which saves a product",
         _reformer,
@@ -258,52 +249,52 @@ SYSTEMS = {
     "blockwise": System(
         "Blockwise attention",
         "O(n)",
-        "Qiu et al. 2019, with blocks of a fixed size",
         f"RobertaModel with sdpa on blocks of {WINDOW} tokens, which do not see each other",
         _blockwise,
+        claim="Qiu et al. 2019, with blocks of a fixed size",
     ),
     "longformer": System(
         "Longformer",
         "O(n)",
-        "Beltagy et al. 2020",
         f"transformers, window {WINDOW}, no global tokens",
         _longformer,
+        claim="Beltagy et al. 2020",
     ),
     "bigbird": System(
         "BigBird",
         "O(n)",
-        "Zaheer et al. 2020",
         f"transformers, blocks of {BIG_BIRD_BLOCK}, {BIG_BIRD_RANDOM_BLOCKS} random; full attention up to "
         f"{(5 + 2 * BIG_BIRD_RANDOM_BLOCKS) * BIG_BIRD_BLOCK} tokens, as there",
         _big_bird,
+        claim="Zaheer et al. 2020",
     ),
     "nystromformer": System(
         "Nyströmformer",
         "O(n)",
-        "Xiong et al. 2021",
         f"transformers, {LANDMARKS} landmarks, convolution over {LANDMARK_CONVOLUTION} tokens",
         _nystromformer,
+        claim="Xiong et al. 2021",
     ),
-    "fnet": System("FNet", "O(n log n)", "Lee-Thorp et al. 2021", "transformers, no heads: a Fourier transform", _fnet),
+    "fnet": System(
+        "FNet", "O(n log n)", "transformers; no heads but a Fourier transform", _fnet, claim="Lee-Thorp et al. 2021"
+    ),
     "linformer": System(
-        "Linformer (linformer-kit)", "O(n)", _TABLE_1, "LinformerModel, layerwise: E and F are one", _linformer, True
+        "Linformer (linformer-kit)", "O(n)", "LinformerModel, layerwise: E and F are one", _linformer, projected=True
     ),
     "lucidrains": System(
         "Linformer (lucidrains)",
         "O(n)",
-        _TABLE_1,
         "PyPI linformer; E and F apart: it can share them only together with W_K and W_V",
         _lucidrains,
-        True,
-        "linformer",
+        projected=True,
+        package="linformer",
     ),
     "tatp22": System(
         "Linformer (tatp22)",
         "O(n)",
-        _TABLE_1,
         "PyPI linformer-pytorch, layerwise: E and F are one",
         _tatp22,
-        True,
-        "linformer-pytorch",
+        projected=True,
+        package="linformer-pytorch",
     ),
 }

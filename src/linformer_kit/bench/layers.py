@@ -87,7 +87,7 @@ class StridedAttention(nn.Module):
         InputError: for a length that is no multiple of the stride and of FlexAttention's blocks.
     """
 
-    def __init__(self, width: int, num_heads: int, seq_len: int, *, device: torch.device) -> None:
+    def __init__(self, width: int, num_heads: int, seq_len: int, *, device: str) -> None:
         super().__init__()
         self.stride = stride_of(seq_len)
         self.num_heads = num_heads
@@ -135,7 +135,7 @@ def transposed(
     return heads.unflatten(2, (rows, -1)).transpose(2, 3).flatten(2, 3)
 
 
-def strided_block_mask(seq_len: int, stride: int, num_heads: int, device: torch.device) -> BlockMask:
+def strided_block_mask(seq_len: int, stride: int, num_heads: int, device: str) -> BlockMask:
     """Which blocks of FlexAttention hold pairs that see each other, and which pairs.
 
     Reckoned from the corners of the blocks: `create_block_mask` would make an n × n mask for every head.

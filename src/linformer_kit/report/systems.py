@@ -150,18 +150,19 @@ def _skipped(entries: list[dict[str, Any]]) -> list[str]:
 
 
 def draw_systems(results: dict[str, Any], path: Path) -> None:
-    """Time per token against n, both logarithmic, a line for each system; ours are thick."""
+    """Time per token against n, both logarithmic, a line for each system; ours are thick and black."""
     figure, axes = plt.subplots(figsize=(10, 6), layout="constrained")
     drawn = [entry for entry in results["systems"] if entry["runs"]]
     for index, entry in enumerate(drawn):
+        ours = entry["name"] == _OURS
         axes.plot(
             [run["n"] for run in entry["runs"]],
             [run["per_token_s"] * 1e6 for run in entry["runs"]],
-            color=f"C{index % _COLOURS}",
-            linestyle=_LINE_STYLES[index // _COLOURS % len(_LINE_STYLES)],
+            color="black" if ours else f"C{index % _COLOURS}",
+            linestyle="-" if ours else _LINE_STYLES[index // _COLOURS % len(_LINE_STYLES)],
             marker=_MARKERS[index % len(_MARKERS)],
             markersize=5,
-            linewidth=3 if entry["name"] == _OURS else 1.5,
+            linewidth=3 if ours else 1.5,
             label=_label(entry) + (f": p {entry['exponent']['value']:.2f}" if entry["exponent"] else ""),
         )
     axes.set_xscale("log", base=2)
