@@ -27,6 +27,7 @@ from transformers import (
     RobertaModel,
 )
 
+from linformer_kit import kernels
 from linformer_kit.bench.layers import Called, EncoderLayer, StridedAttention, bidirectional_lstm
 from linformer_kit.bench.systems_settings import SystemsSettings
 from linformer_kit.configuration import LinformerConfig
@@ -116,6 +117,16 @@ def _full(settings: SystemsSettings, n: int, k: int | None) -> nn.Module:
 
 def _linformer(settings: SystemsSettings, n: int, k: int | None) -> nn.Module:
     return _ours(settings, n, projected_dim=k, sharing="layerwise")
+
+
+def _plain_linformer(settings: SystemsSettings, n: int, k: int | None) -> nn.Module:
+    linformer = _linformer(settings, n, k)
+
+    def call(module: nn.Module, hidden: Tensor) -> Tensor:
+        with kernels.plain():
+            return module(hidden)
+
+    return Called(linformer, call)
 
 
 def _sparse(settings: SystemsSettings, n: int, k: int | None) -> nn.Module:
@@ -280,6 +291,13 @@ SYSTEMS = {
     ),
     "linformer": System(
         "Linformer (linformer-kit)", "O(n)", "LinformerModel, layerwise: E and F are one", _linformer, projected=True
+    ),
+    "plain": System(
+        "Linformer (linformer-kit, plain)",
+        "O(n)",
+        "the same model in torch's own products and attention, all tokens at once: what `kernels` saves",
+        _plain_linformer,
+        projected=True,
     ),
     "lucidrains": System(
         "Linformer (lucidrains)",
