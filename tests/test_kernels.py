@@ -63,8 +63,8 @@ def test_block_attention_is_attention(small_blocks, shape, masked):
     for tensor in tensors:
         tensor.requires_grad_()
     results = []
-    for attend in (kernels._BlockAttention.apply, lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m)):
-        context = attend(*tensors, mask)
+    for attend in (kernels._BlockAttention.apply, lambda q, k, v, m, _: F.scaled_dot_product_attention(q, k, v, m)):
+        context = attend(*tensors, mask, None)
         weights = torch.sin(torch.arange(context.numel(), dtype=torch.float64)).view(context.shape)
         results.append([context, *torch.autograd.grad((context * weights).sum(), tensors)])
     for ours, plain in zip(*results, strict=True):
@@ -73,18 +73,51 @@ def test_block_attention_is_attention(small_blocks, shape, masked):
         assert torch.equal(kernels._block_attention(*tensors, mask), results[0][0])
 
 
-def test_block_attention_by_numerical_differentiation(small_blocks):
+@pytest.mark.parametrize("drop", [None, kernels._Dropout(0.3, seed=5)], ids=["whole", "dropout"])
+def test_block_attention_by_numerical_differentiation(small_blocks, drop):
     tensors, mask = attention_inputs((2, 2, 7, 3, 2), torch.float64, "each")
     assert torch.autograd.gradcheck(
-        lambda *t: kernels._BlockAttention.apply(*t, mask), [t.requires_grad_() for t in tensors]
+        lambda *t: kernels._BlockAttention.apply(*t, mask, drop), [t.requires_grad_() for t in tensors]
     )
+
+
+def test_dropout_in_blocks():
+    """By its definition: each weight is 0 with the probability, else over 1 less it; other seeds drop other weights."""
+    query, key = torch.zeros(3, 2, 4001, 1), torch.zeros(3, 2, 97, 1)
+    value = torch.eye(97).expand(3, 2, -1, -1)  # the context is the weights
+    weights = 97 * kernels._block_attention(query, key, value, None, kernels._Dropout(0.3, seed=1))
+    dropped = weights == 0
+    assert torch.allclose(weights[~dropped], torch.tensor(1 / 0.7), rtol=1e-4)
+    deviation = (0.3 * 0.7) ** 0.5
+    assert abs(dropped.double().mean() - 0.3) < 4 * deviation / dropped.numel() ** 0.5
+    for dim in ((0, 1, 2), (0, 1, 3), (2, 3)):
+        shares = dropped.double().mean(dim)
+        assert (shares - 0.3).abs().max() < 5 * deviation / (dropped.numel() / shares.numel()) ** 0.5
+    again = kernels._block_attention(query, key, value, None, kernels._Dropout(0.3, seed=1))
+    other = kernels._block_attention(query, key, value, None, kernels._Dropout(0.3, seed=2))
+    assert torch.equal(97 * again, weights)
+    assert 0.05 < (dropped & (other == 0)).double().mean() < 0.13
+    everything = kernels._block_attention(query, key, value, None, kernels._Dropout(0.99999, seed=1))
+    assert everything.isfinite().all()
+
+
+@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="no bfloat16 instructions")
+def test_dropout_follows_the_global_seed():
+    tensors, _ = attention_inputs((2, 3, 31, 7, 4), torch.bfloat16, "none")
+    first, second, again = (
+        (torch.manual_seed(seed), kernels.attention(*tensors, dropout=0.5))[1] for seed in (3, 4, 3)
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)
 
 
 def test_attention_weights_are_not_kept_for_the_backward_pass():
     tensors, _ = attention_inputs((2, 3, 101, 97, 2), torch.float64, "none")
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.numel()), lambda _: None):
-        kernels._BlockAttention.apply(*(tensor.requires_grad_() for tensor in tensors), None)
+        kernels._BlockAttention.apply(
+            *(tensor.requires_grad_() for tensor in tensors), None, kernels._Dropout(0.1, seed=0)
+        )
     assert max(kept) < 2 * 3 * 101 * 97
 
 
