@@ -224,7 +224,7 @@ SHARED = LinearProjection(N, K, num_heads=HEADS, sharing="layerwise")
         ({"attn_mask": torch.zeros(23, 23)}, "attn_mask: expected None: each slot mixes all positions"),
         ({"query": X[0]}, "query: expected [batch, length, 33], got [23, 33]"),
         ({"key": X[..., :5]}, "key: expected [batch, length, 33], got [2, 23, 5]"),
-        ({"value": X[:, :5]}, "query, key, value: expected one batch size, and key and value of one length"),
+        ({"value": X[:, :5]}, "key, value: expected one batch size and one length"),
         ({"key": torch.zeros(2, 37, EMBED), "value": torch.zeros(2, 37, EMBED)}, "expected at most 31, got 37"),
         ({"key_padding_mask": torch.zeros(2, 5, dtype=torch.bool)}, "expected bool [2, 23], True where padded, got"),
         ({"key_padding_mask": torch.ones(2, 23).long()}, "got torch.int64 [2, 23]"),

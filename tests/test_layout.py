@@ -30,14 +30,15 @@ LAYERS = (
     "attention",
     "projection",
     "functional",
+    "kernels",
     "data",
     "_auto",
     "settings",
     "errors",
     "_version",
 )
-MODEL = ("heads", "modeling", "configuration", "attention", "projection", "functional")
-PURE_TORCH = ("attention", "projection", "functional")
+MODEL = ("heads", "modeling", "configuration", "attention", "projection", "functional", "kernels")
+PURE_TORCH = ("attention", "projection", "functional", "kernels")
 
 
 def modules() -> dict[Path, str]:

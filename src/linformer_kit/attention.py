@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from linformer_kit import functional
 from linformer_kit.errors import InputError
+from linformer_kit.kernels import apply_linear
 from linformer_kit.projection import BIAS_ORDERS, SequenceProjection, Slots, build_projection
 
 
@@ -151,42 +153,91 @@ class LinformerAttention(nn.Module):
             InputError: for shapes that do not fit, a sequence longer than max_seq_len, and any mask over pairs of
                 positions: each slot mixes all positions, so such a mask over slots would leak what it should hide.
         """
+        if attn_mask is not None or is_causal:
+            raise InputError(
+                f"{'is_causal: expected False' if attn_mask is None else 'attn_mask: expected None'}: each slot mixes "
+                "all positions, so a mask over pairs of them would leak what it hides; for padding use key_padding_mask"
+            )
+        keys = self._keys(key, value, key_padding_mask, key_lengths)
+        self._check_width("query", query)
+        if query.shape[0] != key.shape[0]:
+            raise InputError(f"query, key: expected one batch size, got {list(query.shape)} and {list(key.shape)}")
+        slots = self._project(keys, projection)
+        return self.attend(keys.key if query is key else query, slots, need_weights)
+
+    def project(
+        self,
+        key: Float[Tensor, "batch seq_len embed"],
+        value: Float[Tensor, "batch seq_len embed"],
+        key_padding_mask: Bool[Tensor, "batch seq_len"] | None = None,
+        *,
+        key_lengths: Int[Tensor, " batch"] | None = None,
+        projection: SequenceProjection | None = None,
+    ) -> list[Slots]:
+        """The first half of `forward`: the projected keys and values that all queries share.
+
+        Args and errors as there.
+
+        Returns:
+            One entry for each group of heads with one number of slots, for `attend`.
+        """
+        return self._project(self._keys(key, value, key_padding_mask, key_lengths), projection)
+
+    def attend(
+        self, query: Float[Tensor, "batch query_len embed"], slots: list[Slots], need_weights: bool = False
+    ) -> tuple[Float[Tensor, "batch query_len embed"], Float[Tensor, "batch heads query_len slots"] | None]:
+        """The second half of `forward`: each query attends to the slots, independently of all other queries.
+
+        Args:
+            query: Input of the queries.
+            slots: What `project` returned for the same sequences.
+            need_weights: Whether to return the context mapping P̄.
+
+        Returns:
+            As `forward`.
+        """
+        heads = functional.split_heads(apply_linear(self.q_proj, query), self.num_heads)
+        context, weights = self._attend(heads, slots, need_weights)
+        return apply_linear(self.out_proj, functional.merge_heads(context)), weights
+
+    def _keys(self, key: Tensor, value: Tensor, key_padding_mask: Tensor | None, key_lengths: Tensor | None) -> _Keys:
+        """Keys and values checked, and zero where padded: selected once, since what reads them needs it in the backward
+        pass as well, where zero times NaN would be NaN."""
         if key_padding_mask is not None and key_padding_mask.is_floating_point():
             key_padding_mask = _padding_from_scores(key_padding_mask)
-        self._check(query, key, value, key_padding_mask, attn_mask, is_causal)
+        self._check_keys(key, value, key_padding_mask)
         padding_mask = key_padding_mask
         if key_lengths is not None:
             _check_lengths(key_lengths, key, key_padding_mask)
             key_lengths = key_lengths.clamp(0, key.shape[1])
             padding_mask = functional.padding_after(key_lengths, key.shape[1])
-        # Selected once for all three: the NaN-proof zero is needed in the backward pass of the queries as well.
         clean_key = functional.zero_padding(key, padding_mask)
         clean_value = clean_key if value is key else functional.zero_padding(value, padding_mask)
-        q = functional.split_heads(self.q_proj(clean_key if query is key else query), self.num_heads)
+        return _Keys(clean_key, clean_value, padding_mask, key_lengths)
+
+    def _project(self, keys: _Keys, projection: SequenceProjection | None) -> list[Slots]:
+        key, value, padding_mask, lengths = keys
         projection = self.projection if projection is None else projection
         if projection is None:
-            k = functional.split_heads(self.k_proj(clean_key), self.num_heads)
-            v = functional.split_heads(self.v_proj(clean_value), self.num_heads)
-            groups = [Slots(k, v, padding_mask, None)]
-        else:
-            if key_padding_mask is not None:
-                key_lengths = (~key_padding_mask).sum(dim=1)
-                order = functional.real_tokens_first(key_padding_mask)
-                tied = clean_value is clean_key
-                clean_key = functional.take_positions(clean_key, order)
-                clean_value = clean_key if tied else functional.take_positions(clean_value, order)
-            groups = projection(
-                clean_key,
-                clean_value,
-                self.k_proj,
-                self.v_proj,
-                num_heads=self.num_heads,
-                lengths=key_lengths,
-                bias_order=self.bias_order,
-                projected_dim=self.projected_dim,
-            )
-        context, weights = self._attend(q, groups, need_weights)
-        return self.out_proj(functional.merge_heads(context)), weights
+            k = functional.split_heads(apply_linear(self.k_proj, key), self.num_heads)
+            v = functional.split_heads(apply_linear(self.v_proj, value), self.num_heads)
+            return [Slots(k, v, padding_mask, None)]
+        if padding_mask is not None and lengths is None:
+            lengths = (~padding_mask).sum(dim=1)
+            order = functional.real_tokens_first(padding_mask)
+            tied = value is key
+            key = functional.take_positions(key, order)
+            value = key if tied else functional.take_positions(value, order)
+        return projection(
+            key,
+            value,
+            self.k_proj,
+            self.v_proj,
+            num_heads=self.num_heads,
+            lengths=lengths,
+            bias_order=self.bias_order,
+            projected_dim=self.projected_dim,
+        )
 
     def _attend(self, query: Tensor, groups: list[Slots], need_weights: bool) -> tuple[Tensor, Tensor | None]:
         """Attention of each group of heads over its slots, heads back in their order."""
@@ -213,27 +264,12 @@ class LinformerAttention(nn.Module):
         padded = [nn.functional.pad(part, (0, most - part.shape[-1])) for _, part in parts if part is not None]
         return context, torch.cat(padded, dim=1)[:, order]
 
-    def _check(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_padding_mask: Tensor | None,
-        attn_mask: Tensor | None,
-        is_causal: bool,
-    ) -> None:
-        if attn_mask is not None or is_causal:
+    def _check_keys(self, key: Tensor, value: Tensor, key_padding_mask: Tensor | None) -> None:
+        self._check_width("key", key)
+        self._check_width("value", value)
+        if key.shape != value.shape:
             raise InputError(
-                f"{'is_causal: expected False' if attn_mask is None else 'attn_mask: expected None'}: each slot mixes "
-                "all positions, so a mask over pairs of them would leak what it hides; for padding use key_padding_mask"
-            )
-        for name, tensor in (("query", query), ("key", key), ("value", value)):
-            if tensor.dim() != 3 or tensor.shape[-1] != self.embed_dim:
-                raise InputError(f"{name}: expected [batch, length, {self.embed_dim}], got {list(tensor.shape)}")
-        if key.shape != value.shape or query.shape[0] != key.shape[0]:
-            raise InputError(
-                "query, key, value: expected one batch size, and key and value of one length, "
-                f"got {list(query.shape)}, {list(key.shape)}, {list(value.shape)}"
+                f"key, value: expected one batch size and one length, got {list(key.shape)} and {list(value.shape)}"
             )
         if not torch.compiler.is_exporting() and key.shape[1] == 0:
             raise InputError("key: expected at least one position, got none")
@@ -244,6 +280,19 @@ class LinformerAttention(nn.Module):
                 f"key_padding_mask: expected bool {list(key.shape[:2])}, True where padded, "
                 f"got {key_padding_mask.dtype} {list(key_padding_mask.shape)}"
             )
+
+    def _check_width(self, name: str, tensor: Tensor) -> None:
+        if tensor.dim() != 3 or tensor.shape[-1] != self.embed_dim:
+            raise InputError(f"{name}: expected [batch, length, {self.embed_dim}], got {list(tensor.shape)}")
+
+
+class _Keys(NamedTuple):
+    """Keys and values as they go into the projection: zero where padded."""
+
+    key: Tensor
+    value: Tensor
+    padding_mask: Tensor | None
+    lengths: Tensor | None  # real tokens in each sequence where all padding is on the right
 
 
 def _check_module(projection: SequenceProjection, max_seq_len: int | None, sharing: str, shorter_input: str) -> None:

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from linformer_kit import kernels
 from linformer_kit.errors import InputError
 
 
@@ -229,7 +230,7 @@ def scaled_dot_product_attention(
     mask = None
     if key_padding_mask is not None:
         mask = ~_some_key(key_padding_mask)[:, None, None, :]
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout), None
+    return kernels.attention(query, key, value, mask, dropout=dropout), None
 
 
 def svd_attention(

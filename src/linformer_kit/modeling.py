@@ -27,6 +27,7 @@ from linformer_kit.attention import LinformerAttention
 from linformer_kit.configuration import LinformerConfig, check_projected_dim
 from linformer_kit.errors import InputError
 from linformer_kit.functional import real_tokens_first, take_positions, zero_padding
+from linformer_kit.kernels import apply_linear, block_tokens, blocks, hooked, runs_in_blocks
 from linformer_kit.projection import SequenceProjection, build_projection, check_resize, more_windows
 from linformer_kit.settings import ResizeMode
 
@@ -50,11 +51,26 @@ class LinformerEmbeddings(nn.Module):
         inputs_embeds: Float[Tensor, "batch seq_len embed"],
         position_ids: Int[Tensor, "batch_or_1 seq_len"],
         token_type_ids: Int[Tensor, "batch seq_len"] | None,
+        *,
+        overwrite: bool = False,
     ) -> Float[Tensor, "batch seq_len embed"]:
+        if hasattr(self, "token_type_embeddings") and token_type_ids is None:
+            token_type_ids = torch.zeros(inputs_embeds.shape[:2], dtype=torch.long, device=inputs_embeds.device)
+        batch, seq_len, embed = inputs_embeds.shape
+        if not runs_in_blocks(self, inputs_embeds, embed):
+            return self._embed(inputs_embeds, position_ids, token_type_ids)
+        embeddings = inputs_embeds if overwrite else torch.empty_like(inputs_embeds)
+        for block in blocks(batch, seq_len, block_tokens(embed)):
+            embeddings[block] = self._embed(
+                inputs_embeds[block],
+                position_ids.expand(batch, -1)[block],
+                None if token_type_ids is None else token_type_ids[block],
+            )
+        return embeddings
+
+    def _embed(self, inputs_embeds: Tensor, position_ids: Tensor, token_type_ids: Tensor | None) -> Tensor:
         embeddings = inputs_embeds + self.position_embeddings(position_ids + self.position_offset)
-        if hasattr(self, "token_type_embeddings"):
-            if token_type_ids is None:
-                token_type_ids = torch.zeros(inputs_embeds.shape[:2], dtype=torch.long, device=inputs_embeds.device)
+        if token_type_ids is not None:
             embeddings = embeddings + self.token_type_embeddings(token_type_ids)
         return self.dropout(self.layer_norm(embeddings))
 
@@ -101,9 +117,14 @@ class LinformerLayer(GradientCheckpointingLayer):
         hidden: Float[Tensor, "batch seq_len embed"],
         padding_mask: Bool[Tensor, "batch seq_len"] | None,
         lengths: Int[Tensor, " batch"] | None,
-        projection: nn.Module | None,
+        projection: SequenceProjection | None,
         output_attentions: bool = False,
+        *,
+        overwrite: bool = False,
     ) -> tuple[Float[Tensor, "batch seq_len embed"], Float[Tensor, "batch heads seq_len slots"] | None]:
+        """One layer; with `overwrite` its result may take the place of `hidden`."""
+        if not output_attentions and runs_in_blocks(self, hidden, self.fc1.out_features):
+            return self._forward_in_blocks(hidden, padding_mask, lengths, projection, overwrite), None
         attended, weights = self.self_attn(
             hidden,
             hidden,
@@ -113,9 +134,31 @@ class LinformerLayer(GradientCheckpointingLayer):
             key_lengths=lengths,
             projection=projection,
         )
+        return self._feed_forward(hidden, attended), weights
+
+    def _forward_in_blocks(
+        self,
+        hidden: Tensor,
+        padding_mask: Tensor | None,
+        lengths: Tensor | None,
+        projection: SequenceProjection | None,
+        overwrite: bool,
+    ) -> Tensor:
+        """The same: once the slots are there, no token needs another one."""
+        slots = self.self_attn.project(hidden, hidden, padding_mask, key_lengths=lengths, projection=projection)
+        slots = [group.arranged() for group in slots]
+        output = hidden if overwrite else torch.empty_like(hidden)
+        batch, seq_len, _ = hidden.shape
+        for block in blocks(batch, seq_len, block_tokens(self.fc1.out_features)):
+            attended, _ = self.self_attn.attend(hidden[block], [group.of_samples(block[0]) for group in slots])
+            output[block] = self._feed_forward(hidden[block], attended)
+        return output
+
+    def _feed_forward(self, hidden: Tensor, attended: Tensor) -> Tensor:
+        """What follows attention, token by token."""
         hidden = self.self_attn_layer_norm(hidden + self.dropout(attended))
-        fed_forward = self.fc2(self.activation(self.fc1(hidden)))
-        return self.final_layer_norm(hidden + self.dropout(fed_forward)), weights
+        fed_forward = apply_linear(self.fc2, self.activation(apply_linear(self.fc1, hidden)))
+        return self.final_layer_norm(hidden + self.dropout(fed_forward))
 
 
 class LinformerEncoder(nn.Module):
@@ -161,7 +204,9 @@ class LinformerEncoder(nn.Module):
         *,
         output_attentions: bool,
         output_hidden_states: bool,
+        overwrite: bool = False,
     ) -> BaseModelOutput:
+        """All layers; with `overwrite`, `hidden` may be lost, and without gradients its memory serves them all."""
         lengths = order = None
         if padding_mask is not None and self.linear:
             # Once for all layers: real tokens first, and back at the end.
@@ -170,7 +215,14 @@ class LinformerEncoder(nn.Module):
             order = order.argsort(dim=1)
         hidden_states, attentions = [hidden] if output_hidden_states else [], []
         for layer in self.layers:
-            hidden, weights = layer(hidden, padding_mask, lengths, self.projection, output_attentions)
+            hidden, weights = layer(
+                hidden,
+                padding_mask,
+                lengths,
+                self.projection,
+                output_attentions,
+                overwrite=overwrite and not output_hidden_states,
+            )
             if output_hidden_states:
                 hidden_states.append(hidden)
             if output_attentions:
@@ -334,6 +386,8 @@ class LinformerModel(LinformerPreTrainedModel):
             `pooler_output`, `[batch, hidden_size]`. What stands at padded positions is not defined.
         """
         _check_inputs(self.config, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        overwrite = not torch.is_grad_enabled() and not any(map(hooked, self.modules()))
+        own = inputs_embeds is None
         if inputs_embeds is None:
             inputs_embeds = self.embeddings.word_embeddings(input_ids)
         padding_mask = None if attention_mask is None else attention_mask == 0
@@ -341,7 +395,8 @@ class LinformerModel(LinformerPreTrainedModel):
             position_ids = _position_ids(padding_mask, inputs_embeds)
         # A NaN in padding would pass through residuals into the gradients of shared weights.
         inputs_embeds = zero_padding(inputs_embeds, padding_mask)
-        hidden = self.embeddings(inputs_embeds, position_ids, token_type_ids)
+        hidden = self.embeddings(inputs_embeds, position_ids, token_type_ids, overwrite=own and overwrite)
+        del inputs_embeds  # here and in the caller of the encoder no name may keep its memory
         encoded = self.encoder(
             hidden,
             padding_mask,
@@ -349,6 +404,7 @@ class LinformerModel(LinformerPreTrainedModel):
             output_hidden_states=(
                 self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
             ),
+            overwrite=overwrite,
         )
         pooled = None
         if self.pooler is not None:

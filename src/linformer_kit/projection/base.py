@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from linformer_kit.errors import InputError
 from linformer_kit.functional import padding_after, split_heads, zero_padding
+from linformer_kit.kernels import arranged, linear
 from linformer_kit.settings import BiasOrder, ResizeMode, Sharing, ShorterInput
 
 SHARINGS = get_args(Sharing)
@@ -31,6 +32,16 @@ class Slots(NamedTuple):
     value: Float[Tensor, "batch heads slots head_dim"]
     empty: Bool[Tensor, "batch_or_1 slots"] | None  # True for a slot without any real token; None: there is none
     heads: list[int] | None  # None: all of them
+
+    def arranged(self) -> Slots:
+        """The same, laid out in memory for queries that come block by block."""
+        key, value = arranged(self.key, self.value)
+        return self._replace(key=key, value=value)
+
+    def of_samples(self, samples: slice) -> Slots:
+        """The slots of some of the sequences."""
+        empty = self.empty if self.empty is None or self.empty.shape[0] == 1 else self.empty[samples]
+        return self._replace(key=self.key[samples], value=self.value[samples], empty=empty)
 
 
 class Inputs(NamedTuple):
@@ -265,9 +276,9 @@ class HeadMap:
         """X·W + m·b, or X·W where the bias comes later; m is 1 on real tokens. `[batch, seq_len, heads, head_dim]`."""
         weight, bias = self._of(heads)
         if bias is None or not self.bias_first:
-            mapped = nn.functional.linear(inputs, weight)
+            mapped = linear(inputs, weight)
         else:
-            mapped = zero_padding(nn.functional.linear(inputs, weight, bias), padding_mask)
+            mapped = zero_padding(linear(inputs, weight, bias), padding_mask)
         return mapped.unflatten(2, (self.num_heads if heads is None else len(heads), -1))
 
     def add_bias(self, slots: Tensor, heads: list[int] | None) -> Tensor:
@@ -292,9 +303,9 @@ class HeadMap:
         if scale != 1:
             compressed = compressed * scale
         if bias is None or row_sums is None or not self.bias_first:
-            mapped = nn.functional.linear(compressed, weight, bias)
+            mapped = linear(compressed, weight, bias)
         else:
-            mapped = nn.functional.linear(compressed, weight)
+            mapped = linear(compressed, weight)
             mapped = mapped + ((row_sums * scale)[..., None] * bias).to(mapped.dtype)
         return split_heads(mapped, self.num_heads if heads is None else len(heads))
 

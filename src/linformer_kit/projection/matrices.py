@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from linformer_kit.functional import pooling_matrix, spread_order, stretch_matrix, stretch_tokens
+from linformer_kit.kernels import compress
 from linformer_kit.projection.base import Groups, Inputs, LearnedProjection, SequenceProjection, Slots
 
 
@@ -54,8 +55,8 @@ class _MatrixProjection(SequenceProjection):
                 for k, heads in groups
             ]
         key_matrix, value_matrix = key_matrix[:most], value_matrix[:most]
-        compressed_key = key_matrix @ key
-        compressed_value = compressed_key if tied and value is key else value_matrix @ value
+        compressed_key = compress(key_matrix, key)
+        compressed_value = compressed_key if tied and value is key else compress(value_matrix, value)
         key_sums = _row_sums(key_matrix, padding_mask)
         value_sums = key_sums if tied else _row_sums(value_matrix, padding_mask)
         return [

@@ -1,0 +1,195 @@
+"""Table 1 in practice: time per token of each kind of encoder layer, its exponent, ours against its peers."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from linformer_kit.report.base import listed, plt, table, write_json
+from linformer_kit.training.checkpoint import write_whole
+
+_OURS = "linformer"
+_LINE_STYLES = ("-", "--", ":")
+_MARKERS = ("o", "s", "^", "D", "v")
+_COLOURS = 10  # of matplotlib's cycle
+
+
+def write_systems_report(results: dict[str, Any], folder: Path) -> str:
+    """Write `systems.json`, `systems.md` and `systems.png`.
+
+    Args:
+        results: What `bench.systems.bench_systems` measured.
+        folder: Where to write.
+
+    Returns:
+        The Markdown text.
+    """
+    write_json(results, folder / "systems.json")
+    text = systems_markdown(results)
+    write_whole(folder / "systems.md", text)
+    draw_systems(results, folder / "systems.png")
+    return text
+
+
+def systems_markdown(results: dict[str, Any]) -> str:
+    """The times, what each system is, ours against its peers, and what was not run."""
+    settings, environment, entries = results["settings"], results["environment"], results["systems"]
+    lines = [
+        "# Systems",
+        "",
+        f"One encoder layer, feed-forward part included: width {settings['hidden_size']}, "
+        f"{settings['num_attention_heads']} heads, feed-forward {settings['intermediate_size']}, {settings['dtype']}, "
+        f"about {settings['tokens']:,} tokens in a batch and one sequence at least. {environment['device']}, "
+        f"{environment['threads']} threads, torch {environment['torch']}, transformers {environment['transformers']}, "
+        f"{environment['date']}, commit {environment['commit']}.",
+        "" if results["complete"] else "\nNot complete: it was stopped, or is still running.\n",
+        "Time per token in µs, median; p in time ∝ nᵖ for one sequence, fitted over the lengths beside it.",
+        "",
+        *_times(settings["lengths"], entries),
+        "",
+        "## What they are",
+        "",
+        *table(
+            ["system", "complexity", "according to", "here"],
+            [
+                [entry["label"], entry["complexity"], entry["claim"], _here(entry)]
+                for entry in {entry["name"]: entry for entry in entries}.values()
+            ],
+        ),
+        *_against_peers(entries),
+        *_compilation(entries),
+        *_skipped(entries),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _label(entry: dict[str, Any]) -> str:
+    return entry["label"] if entry["k"] is None else f"{entry['label']}, k {entry['k']}"
+
+
+def _here(entry: dict[str, Any]) -> str:
+    return f"{entry['note']} ({entry['package']})" if entry["package"] else entry["note"]
+
+
+def _times(lengths: list[int], entries: list[dict[str, Any]]) -> list[str]:
+    rows = []
+    for entry in entries:
+        times = {run["n"]: f"{run['per_token_s'] * 1e6:.3g}" for run in entry["runs"]}
+        fit = entry["exponent"]
+        fitted = [f"{fit['value']:.2f}", listed(fit["lengths"])] if fit else ["", ""]
+        rows.append([_label(entry), entry["complexity"], *(times.get(n, "–") for n in lengths), *fitted])
+    return table(["system", "complexity", *(f"n {n:,}" for n in lengths), "p", "fitted over n"], rows)
+
+
+def peer_ratios(entries: list[dict[str, Any]]) -> dict[str, dict[tuple[int, int], float]]:
+    """The time of each other Linformer over that of ours, by its name and (n, k), where both have run."""
+    times = {
+        (entry["name"], run["n"], entry["k"]): run["per_token_s"]
+        for entry in entries
+        if entry["k"] is not None
+        for run in entry["runs"]
+    }
+    ratios: dict[str, dict[tuple[int, int], float]] = {}
+    for (name, n, k), seconds in times.items():
+        if name != _OURS and (_OURS, n, k) in times:
+            ratios.setdefault(name, {})[n, k] = seconds / times[_OURS, n, k]
+    return ratios
+
+
+def _against_peers(entries: list[dict[str, Any]]) -> list[str]:
+    ratios = peer_ratios(entries)
+    if not ratios:
+        return []
+    labels = {entry["name"]: entry["label"] for entry in entries}
+    cells = sorted({cell for by_cell in ratios.values() for cell in by_cell})
+    rows = [
+        [f"{n:,}", f"{k}", *(f"{by_cell[n, k]:.2f}" if (n, k) in by_cell else "–" for by_cell in ratios.values())]
+        for n, k in cells
+    ]
+    means = [f"{statistics.geometric_mean(by_cell.values()):.2f}" for by_cell in ratios.values()]
+    return [
+        "",
+        "## Ours against other Linformers",
+        "",
+        "Their time over ours; above 1 ours is faster.",
+        "",
+        *table(["n", "k", *(labels[name] for name in ratios)], [*rows, ["geometric mean", "", *means]]),
+    ]
+
+
+def _compilation(entries: list[dict[str, Any]]) -> list[str]:
+    first_runs = [
+        f"{run['first_run_s']:.1f} s at n {run['n']:,}"
+        for entry in entries
+        if entry["name"] == "sparse"
+        for run in entry["runs"]
+    ]
+    if not first_runs:
+        return []
+    return [
+        "",
+        "Not counted: the sparse layer's first run, which compiles it or finds it compiled: "
+        + ", ".join(first_runs)
+        + ".",
+    ]
+
+
+def _skipped(entries: list[dict[str, Any]]) -> list[str]:
+    """What was not run: the lengths of one reason together."""
+    reasons: dict[tuple[str, str], list[int]] = {}
+    for entry in entries:
+        for skipped in entry["skipped"]:
+            reasons.setdefault((_label(entry), skipped["reason"]), []).append(skipped["n"])
+    if not reasons:
+        return []
+    rows = [[label, listed(lengths), reason.replace("|", "¦")] for (label, reason), lengths in reasons.items()]
+    return ["", "## Not run", "", *table(["system", "n", "why"], rows)]
+
+
+def draw_systems(results: dict[str, Any], path: Path) -> None:
+    """Time per token against n, both logarithmic, a line for each system; ours are thick and black."""
+    figure, axes = plt.subplots(figsize=(10, 6), layout="constrained")
+    drawn = [entry for entry in results["systems"] if entry["runs"]]
+    for index, entry in enumerate(drawn):
+        ours = entry["name"] == _OURS
+        axes.plot(
+            [run["n"] for run in entry["runs"]],
+            [run["per_token_s"] * 1e6 for run in entry["runs"]],
+            color="black" if ours else f"C{index % _COLOURS}",
+            linestyle="-" if ours else _LINE_STYLES[index // _COLOURS % len(_LINE_STYLES)],
+            marker=_MARKERS[index % len(_MARKERS)],
+            markersize=5,
+            linewidth=3 if ours else 1.5,
+            label=_label(entry) + (f": p {entry['exponent']['value']:.2f}" if entry["exponent"] else ""),
+        )
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(results["settings"]["lengths"])
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel("n, tokens in a sequence")
+    axes.set_ylabel("time per token and layer (µs)")
+    axes.grid(alpha=0.3, which="both")
+    if drawn:
+        _legend_by_height(figure, axes)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _legend_by_height(figure: Any, axes: Any) -> None:
+    """Beside the axes, in the order of the lines' right ends."""
+    handles, labels = axes.get_legend_handles_labels()
+    pairs = sorted(zip(handles, labels, strict=True), key=lambda pair: -pair[0].get_ydata()[-1])
+    figure.legend(
+        [handle for handle, _ in pairs],
+        [label for _, label in pairs],
+        loc="outside right upper",
+        title="p: time of a sequence ∝ nᵖ",
+        fontsize=9,
+    )
