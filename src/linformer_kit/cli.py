@@ -23,6 +23,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from linformer_kit._version import __version__
 from linformer_kit.bench.settings import CeilingSettings, EfficiencySettings, LongSettings
+from linformer_kit.bench.systems_settings import SystemsSettings
 from linformer_kit.errors import InputError
 from linformer_kit.settings import (
     ConvertSettings,
@@ -75,6 +76,11 @@ COMMANDS = {
     ),
     "bench ceiling": Command(
         "The machine's limits for these encoders", CeilingSettings, "linformer_kit.bench.ceiling:main"
+    ),
+    "bench systems": Command(
+        "Time of a layer of each kind of encoder against the length of the sequence (Table 1)",
+        SystemsSettings,
+        "linformer_kit.bench.systems:main",
     ),
     "bench long": Command("Encode a million tokens in one pass", LongSettings, "linformer_kit.bench.long:main"),
 }
