@@ -22,8 +22,7 @@ from docstring_parser import parse as docstring
 from jsonargparse import ArgumentParser, Namespace
 
 from linformer_kit._version import __version__
-from linformer_kit.bench.settings import CeilingSettings, EfficiencySettings, LongSettings
-from linformer_kit.bench.systems_settings import SystemsSettings
+from linformer_kit.bench.settings import CeilingSettings, EfficiencySettings, LongSettings, SystemsSettings
 from linformer_kit.errors import InputError
 from linformer_kit.settings import (
     ConvertSettings,

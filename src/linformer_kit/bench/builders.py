@@ -29,7 +29,7 @@ from transformers import (
 
 from linformer_kit import kernels
 from linformer_kit.bench.layers import Called, EncoderLayer, StridedAttention, bidirectional_lstm
-from linformer_kit.bench.systems_settings import SystemsSettings
+from linformer_kit.bench.settings import SystemsSettings
 from linformer_kit.configuration import LinformerConfig
 from linformer_kit.errors import InputError
 from linformer_kit.modeling import LinformerModel

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
@@ -23,7 +22,7 @@ from linformer_kit.report.ceiling import ceiling_markdown, write_ceiling_report
 _SCORE_BYTES = 512 * 2**20  # scores of more are made in blocks
 _SECONDS = 5.0  # for all runs of one product
 
-Linear = Callable[[Tensor, Tensor], Tensor]
+Linear = Callable[[Tensor, Tensor, Tensor], Tensor]  # rows, weight, memory for the result
 
 
 def main(settings: CeilingSettings) -> None:
@@ -95,8 +94,8 @@ def machine_rates(settings: RateSettings, device: torch.device) -> dict[str, Any
 
 
 def linear_functions(device: torch.device, dtype: torch.dtype) -> dict[str, Linear]:
-    """The ways to multiply by a weight: F.linear, and oneDNN where F.linear is another library's."""
-    functions: dict[str, Linear] = {"F.linear": F.linear}
+    """The ways to multiply by a weight: torch's, and oneDNN's where torch's is another library's."""
+    functions: dict[str, Linear] = {"torch": _torch_linear}
     if device.type == "cpu" and dtype == torch.float32 and _has_onednn():
         functions["oneDNN"] = _onednn_linear
     return functions
@@ -105,18 +104,25 @@ def linear_functions(device: torch.device, dtype: torch.dtype) -> dict[str, Line
 def _has_onednn() -> bool:
     """Whether torch has its internal oneDNN product, and it works here."""
     try:
-        _onednn_linear(torch.ones(2, 3), torch.ones(5, 3))
+        _onednn_linear(torch.ones(2, 3), torch.ones(5, 3), torch.empty(2, 5))
     except (AttributeError, NotImplementedError, RuntimeError):
         return False
     return True
 
 
-def _onednn_linear(x: Float[Tensor, "rows inputs"], weight: Float[Tensor, "outputs inputs"]) -> Tensor:
+def _torch_linear(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    return torch.mm(x, weight.T, out=target)
+
+
+def _onednn_linear(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    """It always takes new memory."""
     return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
 
 
-def _product(run: Linear, left: Tensor, right: Tensor) -> Callable[[], object]:
-    return torch.no_grad()(lambda: run(left, right))
+def _product(run: Linear, left: Tensor, weight: Tensor) -> Callable[[], object]:
+    """A product into memory that is there already, since new memory can take as long as the product."""
+    target = left.new_empty(len(left), len(weight))
+    return torch.no_grad()(lambda: run(left, weight, target))
 
 
 class Product(NamedTuple):
@@ -169,9 +175,23 @@ def slot_products(
     matrix, x = _random(k, n, device=device, dtype=dtype), _random(batch, n, d, device=device, dtype=dtype)
     slots, weight = (_random(rows, d, device=device, dtype=dtype) for rows in (batch * k, d))
     query, key = (_random(batch * heads, rows, d // heads, device=device, dtype=dtype) for rows in (n, k))
-    alone = {"E @ X": torch.no_grad()(lambda: matrix @ x), **_attention_products(query, key)}
-    products = {name: Product(run, 1, 2 * batch * n * k * d, name) for name, run in alone.items()}
+    alone = _compressions(matrix, x) | _attention_products(query, key)
+    products = {name: Product(run, 1, 2 * batch * n * k * d, name.partition(" (")[0]) for name, run in alone.items()}
     return _dense("key, value", slots, weight, 2) | products
+
+
+def _compressions(
+    matrix: Float[Tensor, "slots seq_len"], x: Float[Tensor, "batch seq_len embed"]
+) -> dict[str, Callable[[], object]]:
+    """E·X of all sequences, in every way that there is."""
+    target = x.new_empty(len(x), len(matrix), x.shape[-1])
+    batched = torch.no_grad()(lambda: torch.bmm(matrix.expand(len(x), -1, -1), x, out=target))
+    others = {kind: run for kind, run in linear_functions(x.device, x.dtype).items() if kind != "torch"}
+    one_by_one = {
+        f"E @ X ({kind})": torch.no_grad()(lambda run=run: [run(matrix, rows.T, target[0]) for rows in x])
+        for kind, run in others.items()
+    }
+    return {"E @ X (torch)": batched, **one_by_one}
 
 
 def _dense(
@@ -195,11 +215,12 @@ def _attention_products(
     block = max(1, min(all_heads, _SCORE_BYTES // (n * key.shape[1] * query.element_size())))
     scores = torch.rand(block, n, key.shape[1], device=query.device).to(query.dtype)
     context = torch.empty_like(query[:block])
+    columns = key.transpose(1, 2).contiguous()
 
     def run_scores() -> None:
         for start in range(0, all_heads, block):
-            q, k = query[start : start + block], key[start : start + block]
-            torch.bmm(q, k.transpose(1, 2), out=scores[: len(q)])
+            q, k = query[start : start + block], columns[start : start + block]
+            torch.bmm(q, k, out=scores[: len(q)])
 
     def run_context() -> None:
         for start in range(0, all_heads, block):

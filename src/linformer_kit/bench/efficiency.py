@@ -160,7 +160,7 @@ class _Length:
             if k is not None:
                 own = {name: timings[f"product {name}"] for name in shared}
                 own |= {name: timings[f"product {name}, k {k}"] for name in by_dim[k]}
-                entry |= self._products_share(products_summary(shared | by_dim[k], own), taken["median_s"])
+                entry |= self._products_share(products_summary(shared | by_dim[k], own), taken["min_s"])
             entries[encoder.name] = entry | self._machine_share(k, taken["median_s"], rates)
         return entries
 
@@ -194,7 +194,7 @@ class _Length:
         return {"layer_flop": cost.flop, "layer_bytes": cost.bytes, "bound_by": least.by, "share_of_machine": share}
 
     def _products_share(self, alone: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """The layer's own products alone as a share of the time taken; a training step has each three times."""
+        """The layer's own products alone, in training three times, as a share of the time taken; fastest runs of both."""
         least = alone["products_s"] * (TRAINING if self.settings.mode == "train" else 1)
         return {**alone, "share_of_products": least * self.layers / seconds}
 

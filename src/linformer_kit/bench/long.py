@@ -110,13 +110,23 @@ def _one_pass(model: nn.Module, settings: LongSettings, device: torch.device) ->
     def once() -> None:
         seconds.extend(interleaved({"long": run}, device=device, repetitions=1, warmup=0)["long"])
 
-    with tqdm(total=settings.layers, unit="layer", dynamic_ncols=True, desc=f"n {settings.n:,}") as bar:
-        for layer in layers_of(model):
-            layer.register_forward_hook(lambda *_: _advance(bar))
+    layers = layers_of(model)
+    with tqdm(total=len(layers), unit="layer", dynamic_ncols=True, desc=f"n {settings.n:,}") as bar:
+        for index, layer in enumerate(layers):
+            layers[index] = _Counted(layer, bar)
         peak = peak_bytes(once, device)
     return seconds[0], peak
 
 
-def _advance(bar: tqdm) -> None:
-    """A hook that returns something would replace the output."""
-    bar.update()
+class _Counted(nn.Module):
+    """A layer that tells a progress bar when it is done. With hooks the model would keep what it may overwrite."""
+
+    def __init__(self, layer: nn.Module, bar: tqdm) -> None:
+        super().__init__()
+        self.layer = layer
+        self.bar = bar
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        output = self.layer(*inputs, **named)
+        self.bar.update()
+        return output

@@ -112,3 +112,26 @@ class LongSettings(BenchSettings):
     layers: int = 12
     vocab_size: int = 50265
     repetitions: int = 5
+
+
+@dataclass(kw_only=True)
+class SystemsSettings(BenchSettings):
+    """One layer of each kind of encoder, timed against the length of the sequence.
+
+    Attributes:
+        systems: Which to time; default: all. Those that are not installed are named in the results.
+        lengths: n in tokens.
+        projected_dims: k of the Linformers; each is run with every k that is below n.
+        tokens: Tokens in a batch: tokens / n sequences, at least one; default: 4,096 on a CPU, else 65,536.
+        repetitions: Timed runs of each layer at each length, the layers in turn.
+        seconds: Time for all runs of one layer at one length; when it is used up, fewer runs have to do.
+        max_seconds: A layer that takes longer than this is not run at longer lengths.
+    """
+
+    systems: list[str] | None = None
+    lengths: list[int] = field(default_factory=lambda: [512, 1024, 2048, 4096, 8192, 16384])
+    projected_dims: list[int] = field(default_factory=lambda: [256])
+    tokens: int | None = None
+    repetitions: int = 5
+    seconds: float = 10.0
+    max_seconds: float = 10.0

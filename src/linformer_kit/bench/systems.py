@@ -23,65 +23,46 @@ from tqdm import tqdm
 
 from linformer_kit.bench.builders import SYSTEMS
 from linformer_kit.bench.measure import environment, interleaved, summary, synchronize
-from linformer_kit.bench.systems_settings import SystemsSettings
+from linformer_kit.bench.prepare import check, default_tokens, open_folder, require, torch_dtype
+from linformer_kit.bench.settings import SystemsSettings
 from linformer_kit.errors import InputError
 from linformer_kit.report.systems import write_systems_report
-from linformer_kit.training.checkpoint import check_new_folder, open_output_dir
-
-_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
-_PROJECTED_DIMS = (256,)
 
 
 def main(settings: SystemsSettings) -> None:
-    """Measure and print."""
-    settings = with_defaults(settings)
-    if settings.output_dir is None:
-        folder = open_output_dir(None, command="bench-systems", overwrite=False)
-    else:
-        folder = check_new_folder("output_dir", settings.output_dir)
-        folder.mkdir(parents=True, exist_ok=True)
+    """Measure, write and print."""
+    settings = checked(settings)
+    folder = open_folder(settings, "bench-systems")
     print(bench_systems(settings, folder))
     print(f"Saved in {folder}")
 
 
-def with_defaults(settings: SystemsSettings) -> SystemsSettings:
-    """The settings with every list filled in, sorted and checked.
+def checked(settings: SystemsSettings) -> SystemsSettings:
+    """The settings with what depends on others filled in, and every list sorted.
 
     Raises:
-        InputError: for unknown systems, numbers that are none or too small, a device that there is not.
+        InputError: for unknown systems, and as `prepare.check`.
     """
+    device = check(settings)
     systems = list(dict.fromkeys(settings.systems or SYSTEMS))
-    if unknown := [name for name in systems if name not in SYSTEMS]:
-        raise InputError(f"systems: expected some of {', '.join(SYSTEMS)}, got {unknown[0]}")
-    settings = dataclasses.replace(
+    for name in systems:
+        require(name in SYSTEMS, "systems", f"some of {', '.join(SYSTEMS)}", name)
+    for name in ("lengths", "projected_dims"):
+        require(bool(getattr(settings, name)), name, "at least one", "none")
+    return dataclasses.replace(
         settings,
         systems=systems,
-        lengths=sorted(set(settings.lengths or _LENGTHS)),
-        projected_dims=sorted(set(settings.projected_dims or _PROJECTED_DIMS)),
+        lengths=sorted(set(settings.lengths)),
+        projected_dims=sorted(set(settings.projected_dims)),
+        tokens=default_tokens(settings.tokens, device),
     )
-    for name in ("lengths", "projected_dims"):
-        if (least := getattr(settings, name)[0]) < 1:
-            raise InputError(f"{name}: expected positive numbers, got {least}")
-    for name in ("hidden_size", "num_attention_heads", "intermediate_size", "tokens", "repetitions"):
-        if getattr(settings, name) < 1:
-            raise InputError(f"{name}: expected a positive number, got {getattr(settings, name)}")
-    if settings.hidden_size % settings.num_attention_heads:
-        raise InputError(
-            f"hidden_size: expected a multiple of num_attention_heads, {settings.num_attention_heads}, "
-            f"got {settings.hidden_size}"
-        )
-    try:
-        torch.empty(0, device=settings.device)
-    except (RuntimeError, AssertionError):
-        raise InputError(f"device: expected one that torch has here, got {settings.device}") from None
-    return settings
 
 
 def bench_systems(settings: SystemsSettings, folder: Path) -> str:
     """Time every system at every length, and write `systems.json`, `systems.md` and `systems.png` after each length.
 
     Args:
-        settings: From `with_defaults`.
+        settings: From `checked`.
         folder: Where to write.
 
     Returns:
@@ -90,7 +71,7 @@ def bench_systems(settings: SystemsSettings, folder: Path) -> str:
     Raises:
         KeyboardInterrupt: when interrupted, after what is done has been written.
     """
-    assert settings.systems and settings.lengths
+    assert settings.systems
     entries = [entry for name in settings.systems for entry in _entries(name, settings)]
     results: dict[str, Any] = {
         "command": "bench systems",
@@ -116,7 +97,6 @@ def bench_systems(settings: SystemsSettings, folder: Path) -> str:
 def _entries(name: str, settings: SystemsSettings) -> list[dict[str, Any]]:
     """What the results say of a system, once for each k if it has one."""
     system = SYSTEMS[name]
-    assert settings.projected_dims
     about = {field: getattr(system, field) for field in ("label", "complexity", "claim", "note")}
     return [
         {
@@ -142,9 +122,9 @@ def _version(package: str | None) -> str | None:
 def _measure_length(settings: SystemsSettings, n: int, entries: list[dict[str, Any]], bar: tqdm) -> None:
     """Add a run at this length, or the reason why there is none, to each entry."""
     device = torch.device(settings.device)
-    batch = max(1, settings.tokens // n)
+    batch = max(1, default_tokens(settings.tokens, device) // n)
     torch.manual_seed(settings.seed)
-    hidden = torch.randn(batch, n, settings.hidden_size).to(device, getattr(torch, settings.dtype))
+    hidden = torch.randn(batch, n, settings.hidden_size).to(device, torch_dtype(settings))
     torch.compiler.reset()  # what was compiled for other lengths counts towards a limit
     cases: dict[str, Callable[[], object]] = {}
     first_runs: dict[str, float] = {}
