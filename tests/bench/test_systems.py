@@ -227,7 +227,7 @@ def test_what_is_slow_is_not_run_at_longer_lengths(small, tmp_path):
     (entry,) = measured(small(systems=["full"], max_seconds=1e-9), tmp_path)["systems"]
     assert [run["n"] for run in entry["runs"]] == [16]
     assert [skipped["n"] for skipped in entry["skipped"]] == [32]
-    assert "s at n 16, more than 0 s" in entry["skipped"][0]["reason"]
+    assert "s at n 16, more than 1e-09 s" in entry["skipped"][0]["reason"]
 
 
 @pytest.mark.parametrize("last", [0, 32])

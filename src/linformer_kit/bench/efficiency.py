@@ -194,7 +194,7 @@ class _Length:
         return {"layer_flop": cost.flop, "layer_bytes": cost.bytes, "bound_by": least.by, "share_of_machine": share}
 
     def _products_share(self, alone: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """The layer's own products alone, in training three times, as a share of the time taken; fastest runs of both."""
+        """The layer's own products alone, in training three times, as a share of the time taken in the fastest run."""
         least = alone["products_s"] * (TRAINING if self.settings.mode == "train" else 1)
         return {**alone, "share_of_products": least * self.layers / seconds}
 
