@@ -221,7 +221,7 @@ class LinformerAttention(nn.Module):
         if projection is None:
             k = functional.split_heads(apply_linear(self.k_proj, key), self.num_heads)
             v = functional.split_heads(apply_linear(self.v_proj, value), self.num_heads)
-            return [Slots(k, v, padding_mask, None)]
+            return [Slots(k, v, padding_mask, None, projected=False)]
         if padding_mask is not None and lengths is None:
             lengths = (~padding_mask).sum(dim=1)
             order = functional.real_tokens_first(padding_mask)
@@ -244,14 +244,15 @@ class LinformerAttention(nn.Module):
         dropout = self.dropout if self.training else 0.0
         parts = [
             functional.scaled_dot_product_attention(
-                query if heads is None else query[:, heads],
-                key,
-                value,
-                empty,
+                query if group.heads is None else query[:, group.heads],
+                group.key,
+                group.value,
+                group.empty,
                 dropout=dropout,
                 need_weights=need_weights,
+                slots=group.projected,
             )
-            for key, value, empty, heads in groups
+            for group in groups
         ]
         if len(parts) == 1:
             return parts[0]

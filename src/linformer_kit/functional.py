@@ -219,8 +219,9 @@ def scaled_dot_product_attention(
     *,
     dropout: float = 0.0,
     need_weights: bool = False,
+    slots: bool = False,
 ) -> tuple[Float[Tensor, "batch heads query_len head_dim"], Float[Tensor, "batch heads query_len keys"] | None]:
-    """Attention of queries over keys (equation 2) or over slots (equation 7); the weights only where asked for.
+    """Attention of queries over keys (equation 2) or, with `slots`, over slots (equation 7); weights where asked for.
 
     Without `need_weights` the query_len × keys matrix is never materialised by our code.
     """
@@ -230,7 +231,9 @@ def scaled_dot_product_attention(
     mask = None
     if key_padding_mask is not None:
         mask = ~_some_key(key_padding_mask)[:, None, None, :]
-    return kernels.attention(query, key, value, mask, dropout=dropout), None
+    if slots:
+        return kernels.attention(query, key, value, mask, dropout=dropout), None
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout), None
 
 
 def svd_attention(

@@ -27,7 +27,7 @@ from linformer_kit.attention import LinformerAttention
 from linformer_kit.configuration import LinformerConfig, check_projected_dim
 from linformer_kit.errors import InputError
 from linformer_kit.functional import real_tokens_first, take_positions, zero_padding
-from linformer_kit.kernels import apply_linear, block_tokens, blocks, hooked, runs_in_blocks
+from linformer_kit.kernels import apply_linear, block_tokens, blocks, is_large, is_replaced, runs_in_blocks
 from linformer_kit.projection import SequenceProjection, build_projection, check_resize, more_windows
 from linformer_kit.settings import ResizeMode
 
@@ -111,6 +111,7 @@ class LinformerLayer(GradientCheckpointingLayer):
         self.final_layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.activation = ACT2FN[config.hidden_act]
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.widest = config.intermediate_size
 
     def forward(
         self,
@@ -123,7 +124,8 @@ class LinformerLayer(GradientCheckpointingLayer):
         overwrite: bool = False,
     ) -> tuple[Float[Tensor, "batch seq_len embed"], Float[Tensor, "batch heads seq_len slots"] | None]:
         """One layer; with `overwrite` its result may take the place of `hidden`."""
-        if not output_attentions and runs_in_blocks(self, hidden, self.fc1.out_features):
+        own = type(self.self_attn) is LinformerAttention
+        if own and not output_attentions and runs_in_blocks(self, hidden, self.widest):
             return self._forward_in_blocks(hidden, padding_mask, lengths, projection, overwrite), None
         attended, weights = self.self_attn(
             hidden,
@@ -149,7 +151,7 @@ class LinformerLayer(GradientCheckpointingLayer):
         slots = [group.arranged() for group in slots]
         output = hidden if overwrite else torch.empty_like(hidden)
         batch, seq_len, _ = hidden.shape
-        for block in blocks(batch, seq_len, block_tokens(self.fc1.out_features)):
+        for block in blocks(batch, seq_len, block_tokens(self.widest)):
             attended, _ = self.self_attn.attend(hidden[block], [group.of_samples(block[0]) for group in slots])
             output[block] = self._feed_forward(hidden[block], attended)
         return output
@@ -214,15 +216,10 @@ class LinformerEncoder(nn.Module):
             hidden, padding_mask = take_positions(hidden, order), None
             order = order.argsort(dim=1)
         hidden_states, attentions = [hidden] if output_hidden_states else [], []
+        overwrite = overwrite and not output_hidden_states and len(self.attentions) == len(self.layers)
+        in_place = {"overwrite": True} if overwrite else {}  # layers that others have put here need not know it
         for layer in self.layers:
-            hidden, weights = layer(
-                hidden,
-                padding_mask,
-                lengths,
-                self.projection,
-                output_attentions,
-                overwrite=overwrite and not output_hidden_states,
-            )
+            hidden, weights = layer(hidden, padding_mask, lengths, self.projection, output_attentions, **in_place)
             if output_hidden_states:
                 hidden_states.append(hidden)
             if output_attentions:
@@ -386,16 +383,17 @@ class LinformerModel(LinformerPreTrainedModel):
             `pooler_output`, `[batch, hidden_size]`. What stands at padded positions is not defined.
         """
         _check_inputs(self.config, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        overwrite = not torch.is_grad_enabled() and not any(map(hooked, self.modules()))
-        own = inputs_embeds is None
+        own = inputs_embeds is None and type(self.embeddings.word_embeddings) is nn.Embedding
         if inputs_embeds is None:
             inputs_embeds = self.embeddings.word_embeddings(input_ids)
+        overwrite = self._may_overwrite(inputs_embeds)
         padding_mask = None if attention_mask is None else attention_mask == 0
         if position_ids is None:
             position_ids = _position_ids(padding_mask, inputs_embeds)
         # A NaN in padding would pass through residuals into the gradients of shared weights.
         inputs_embeds = zero_padding(inputs_embeds, padding_mask)
-        hidden = self.embeddings(inputs_embeds, position_ids, token_type_ids, overwrite=own and overwrite)
+        in_place = {"overwrite": True} if own and overwrite else {}
+        hidden = self.embeddings(inputs_embeds, position_ids, token_type_ids, **in_place)
         del inputs_embeds  # here and in the caller of the encoder no name may keep its memory
         encoded = self.encoder(
             hidden,
@@ -410,6 +408,14 @@ class LinformerModel(LinformerPreTrainedModel):
         if self.pooler is not None:
             pooled = torch.tanh(self.pooler(first_token(encoded.last_hidden_state, attention_mask)))
         return BaseModelOutputWithPooling(**encoded, pooler_output=pooled)
+
+    def _may_overwrite(self, hidden: Tensor) -> bool:
+        """Whether nobody else can hold what one part of the model passes on to the next."""
+        return (
+            is_large(hidden, self.config.intermediate_size)
+            and type(self.embeddings) is LinformerEmbeddings
+            and not any(map(is_replaced, self.modules()))
+        )
 
 
 def first_token(

@@ -18,6 +18,7 @@ from linformer_kit.bench.memory import layers_of, parameter_bytes, ran_out
 from linformer_kit.bench.prepare import check, open_folder, require, torch_dtype
 from linformer_kit.bench.settings import LongSettings
 from linformer_kit.errors import InputError
+from linformer_kit.modeling import LinformerLayer
 from linformer_kit.report.long import long_markdown, write_long_report
 
 _SECONDS = 60.0  # for all runs over the short sequence
@@ -110,23 +111,19 @@ def _one_pass(model: nn.Module, settings: LongSettings, device: torch.device) ->
     def once() -> None:
         seconds.extend(interleaved({"long": run}, device=device, repetitions=1, warmup=0)["long"])
 
-    layers = layers_of(model)
-    with tqdm(total=len(layers), unit="layer", dynamic_ncols=True, desc=f"n {settings.n:,}") as bar:
-        for index, layer in enumerate(layers):
-            layers[index] = _Counted(layer, bar)
+    with tqdm(total=settings.layers, unit="layer", dynamic_ncols=True, desc=f"n {settings.n:,}") as bar:
+        for layer in layers_of(model):
+            layer.__class__, layer.bar = _Counted, bar
         peak = peak_bytes(once, device)
     return seconds[0], peak
 
 
-class _Counted(nn.Module):
-    """A layer that tells a progress bar when it is done. With hooks the model would keep what it may overwrite."""
+class _Counted(LinformerLayer):
+    """Tells a progress bar when it is done. With a hook for that the model would overwrite nothing."""
 
-    def __init__(self, layer: nn.Module, bar: tqdm) -> None:
-        super().__init__()
-        self.layer = layer
-        self.bar = bar
+    bar: tqdm
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        output = self.layer(*inputs, **named)
+        output = super().forward(*inputs, **named)
         self.bar.update()
         return output

@@ -32,10 +32,11 @@ class Slots(NamedTuple):
     value: Float[Tensor, "batch heads slots head_dim"]
     empty: Bool[Tensor, "batch_or_1 slots"] | None  # True for a slot without any real token; None: there is none
     heads: list[int] | None  # None: all of them
+    projected: bool = True  # False with full attention, where each token has a slot of its own
 
     def arranged(self) -> Slots:
         """The same, laid out in memory for queries that come block by block."""
-        key, value = arranged(self.key, self.value)
+        key, value = arranged(self.key, self.value) if self.projected else (self.key, self.value)
         return self._replace(key=key, value=value)
 
     def of_samples(self, samples: slice) -> Slots:

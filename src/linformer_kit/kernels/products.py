@@ -1,0 +1,92 @@
+"""Products by a weight and by E: in float32 through oneDNN where torch's own choice is slow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from linformer_kit.kernels.when import is_ordinary, is_replaced, must_be_plain, onednn_is_faster
+
+_ONEDNN_LEAST = 1 << 20  # multiplications; below, the call itself takes longer than it saves
+
+
+def linear(
+    inputs: Float[Tensor, "*rows columns"],
+    weight: Float[Tensor, "out columns"],
+    bias: Float[Tensor, " out"] | None = None,
+) -> Float[Tensor, "*rows out"]:
+    """X·Wᵀ + 1·b, in float32 through oneDNN where torch's default, MKL, leaves AVX-512 unused."""
+    if not _suits_onednn(inputs, weight, bias):
+        return F.linear(inputs, weight, bias)
+    if torch.is_grad_enabled() and any(
+        tensor is not None and tensor.requires_grad for tensor in (inputs, weight, bias)
+    ):
+        return _OneDNNLinear.apply(inputs, weight, bias)
+    return _onednn_linear(inputs, weight, bias)
+
+
+def apply_linear(module: nn.Module, inputs: Float[Tensor, "*rows columns"]) -> Float[Tensor, "*rows out"]:
+    """A linear map by its module: by `linear` if it is a plain one; whatever replaces or watches it, runs."""
+    if must_be_plain() or type(module) is not nn.Linear or is_replaced(module):
+        return module(inputs)
+    return linear(inputs, module.weight, module.bias)
+
+
+def compress(
+    matrix: Float[Tensor, "projected seq_len"], hidden: Float[Tensor, "batch seq_len embed"]
+) -> Float[Tensor, "batch projected embed"]:
+    """E·X of each sequence."""
+    if must_be_plain() or len(hidden) == 0:
+        return matrix @ hidden
+    if _suits_onednn(matrix, hidden[0].T):
+        return torch.stack([linear(matrix, sequence.T) for sequence in hidden])
+    if torch.is_grad_enabled():
+        return matrix @ hidden
+    # `matrix @ hidden` copies hidden, transposed, to make one product of all sequences. With gradients this form would
+    # round that of E once for each sequence.
+    return torch.bmm(matrix.expand(len(hidden), -1, -1), hidden)
+
+
+def _suits_onednn(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
+    return (
+        not must_be_plain()
+        and inputs.dtype == weight.dtype == torch.float32
+        and is_ordinary(inputs)
+        and is_ordinary(weight)
+        and inputs.dim() > 1
+        and inputs.shape[-1] == weight.shape[1]
+        and (bias is None or (bias.shape == weight.shape[:1] and bias.dtype == torch.float32))
+        and inputs.numel() * weight.shape[0] >= _ONEDNN_LEAST
+        and not torch.is_autocast_enabled("cpu")
+        and bool(torch.backends.mkldnn.enabled)
+        and onednn_is_faster()
+    )
+
+
+def _onednn_linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, "none", [], "")
+
+
+class _OneDNNLinear(torch.autograd.Function):
+    """`linear` with gradients through the same library."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        of_inputs, of_weight, _ = ctx.needs_input_grad
+        ctx.save_for_backward(inputs if of_weight else None, weight if of_inputs else None)
+        return _onednn_linear(inputs, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        inputs, weight = ctx.saved_tensors
+        rows = grad.reshape(-1, grad.shape[-1])
+        of_inputs, of_weight, of_bias = ctx.needs_input_grad
+        return (
+            linear(grad, weight.T) if of_inputs else None,
+            linear(rows.T, inputs.reshape(-1, inputs.shape[-1]).T) if of_weight else None,
+            rows.sum(dim=0) if of_bias else None,
+        )
