@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers import initialization as init
-from transformers.activations import ACT2FN
+from transformers.activations import ACT2FN, GELUActivation
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple
@@ -159,7 +159,11 @@ class LinformerLayer(GradientCheckpointingLayer):
     def _feed_forward(self, hidden: Tensor, attended: Tensor) -> Tensor:
         """What follows attention, token by token."""
         hidden = self.self_attn_layer_norm(hidden + self.dropout(attended))
-        fed_forward = apply_linear(self.fc2, self.activation(apply_linear(self.fc1, hidden)))
+        if type(self.activation) is GELUActivation and not is_replaced(self.activation):
+            activated = apply_linear(self.fc1, hidden, gelu=True)
+        else:
+            activated = self.activation(apply_linear(self.fc1, hidden))
+        fed_forward = apply_linear(self.fc2, activated)
         return self.final_layer_norm(hidden + self.dropout(fed_forward))
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from linformer_kit.kernels.when import is_ordinary, is_replaced, must_be_plain, onednn_is_faster
+from linformer_kit.kernels.when import bfloat16_in_blocks, is_ordinary, is_replaced, must_be_plain, onednn_is_faster
 
 _ONEDNN_LEAST = 1 << 20  # multiplications; below, the call itself takes longer than it saves
 
@@ -19,21 +19,39 @@ def linear(
     weight: Float[Tensor, "out columns"],
     bias: Float[Tensor, " out"] | None = None,
 ) -> Float[Tensor, "*rows out"]:
-    """X·Wᵀ + 1·b, in float32 through oneDNN where torch's default, MKL, leaves AVX-512 unused."""
+    """X·Wᵀ + 1·b.
+
+    In float32 through oneDNN where torch's default, MKL, leaves AVX-512 unused. In bfloat16 torch uses oneDNN itself,
+    but writes the bias into the result first and adds it from there; without gradients oneDNN is asked directly.
+    """
     if not _suits_onednn(inputs, weight, bias):
         return F.linear(inputs, weight, bias)
-    if torch.is_grad_enabled() and any(
-        tensor is not None and tensor.requires_grad for tensor in (inputs, weight, bias)
-    ):
-        return _OneDNNLinear.apply(inputs, weight, bias)
-    return _onednn_linear(inputs, weight, bias)
+    if not _needs_gradients(inputs, weight, bias):
+        return _onednn_linear(inputs, weight, bias)
+    return (_OneDNNLinear.apply if inputs.dtype == torch.float32 else F.linear)(inputs, weight, bias)
 
 
-def apply_linear(module: nn.Module, inputs: Float[Tensor, "*rows columns"]) -> Float[Tensor, "*rows out"]:
-    """A linear map by its module: by `linear` if it is a plain one; whatever replaces or watches it, runs."""
+def linear_gelu(
+    inputs: Float[Tensor, "*rows columns"],
+    weight: Float[Tensor, "out columns"],
+    bias: Float[Tensor, " out"] | None = None,
+) -> Float[Tensor, "*rows out"]:
+    """GELU(X·Wᵀ + 1·b), exact; without gradients inside the product, where `linear` asks oneDNN."""
+    if not _suits_onednn(inputs, weight, bias) or _needs_gradients(inputs, weight, bias):
+        return F.gelu(linear(inputs, weight, bias))
+    return _onednn_linear(inputs, weight, bias, "gelu", "none")
+
+
+def apply_linear(
+    module: nn.Module, inputs: Float[Tensor, "*rows columns"], *, gelu: bool = False
+) -> Float[Tensor, "*rows out"]:
+    """A linear map by its module, then GELU if asked for.
+
+    By `linear` or `linear_gelu` if it is a plain one; whatever replaces or watches it, runs.
+    """
     if must_be_plain() or type(module) is not nn.Linear or is_replaced(module):
-        return module(inputs)
-    return linear(inputs, module.weight, module.bias)
+        return F.gelu(module(inputs)) if gelu else module(inputs)
+    return (linear_gelu if gelu else linear)(inputs, module.weight, module.bias)
 
 
 def compress(
@@ -54,21 +72,30 @@ def compress(
 def _suits_onednn(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
     return (
         not must_be_plain()
-        and inputs.dtype == weight.dtype == torch.float32
+        and inputs.dtype == weight.dtype
+        and (
+            (inputs.dtype == torch.float32 and onednn_is_faster())
+            or (inputs.dtype == torch.bfloat16 and bias is not None and bfloat16_in_blocks())
+        )
         and is_ordinary(inputs)
         and is_ordinary(weight)
         and inputs.dim() > 1
         and inputs.shape[-1] == weight.shape[1]
-        and (bias is None or (bias.shape == weight.shape[:1] and bias.dtype == torch.float32))
+        and (bias is None or (bias.shape == weight.shape[:1] and bias.dtype == inputs.dtype))
         and inputs.numel() * weight.shape[0] >= _ONEDNN_LEAST
         and not torch.is_autocast_enabled("cpu")
         and bool(torch.backends.mkldnn.enabled)
-        and onednn_is_faster()
     )
 
 
-def _onednn_linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, "none", [], "")
+def _needs_gradients(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+
+
+def _onednn_linear(
+    inputs: Tensor, weight: Tensor, bias: Tensor | None, activation: str = "none", algorithm: str = ""
+) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, activation, [], algorithm)
 
 
 class _OneDNNLinear(torch.autograd.Function):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from linformer_kit.kernels.when import is_replaced, must_be_plain
 
-_BLOCK_TOKENS = 256  # for each thread; fewer, and every block reads the weights anew for too little work
+_BLOCK_TOKENS = 512  # for each thread; fewer, and every block reads the weights anew for too little work
 _BLOCK_ELEMENTS = 3 << 19  # of the widest activation of a block: with its neighbours it stays in the cache
 
 
