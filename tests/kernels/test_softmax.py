@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from linformer_kit import functional, kernels
 from linformer_kit.kernels import softmax, when
-from tests.kernels.inputs import attention_inputs
+from tests.kernels.inputs import attention_inputs, heads_of
 
 # batch, heads, query_len, keys, head_dim
 SHAPES = [(1, 3, 29, 7, 5), (5, 3, 29, 7, 5), (3, 2, 1, 1, 1), (2, 1, 53, 31, 11), (7, 3, 2, 13, 3)]
@@ -113,3 +113,23 @@ def test_dropout_draws_on_the_processor_whatever_the_default_device():
         context = kernels.attention(*(tensor.requires_grad_() for tensor in tensors), dropout=0.5)
         context.sum().backward()
     assert all(tensor.grad.device.type == "cpu" for tensor in tensors)
+
+
+def test_keys_arranged_once_are_the_same_keys(monkeypatch):
+    key, value = (heads_of(2, 3, 7, 5, torch.bfloat16) for _ in range(2))
+    for in_blocks in (True, False):
+        monkeypatch.setattr(softmax, "_attends_in_blocks", lambda *_, fast=in_blocks: fast)
+        arranged = kernels.arranged(key, value)
+        assert torch.equal(arranged[0], key) and torch.equal(arranged[1], value)
+        assert (arranged[0].transpose(2, 3) if in_blocks else arranged[0]).is_contiguous()
+        assert arranged[1].is_contiguous()
+
+
+def test_gradients_of_keys_are_summed_in_full_precision(monkeypatch):
+    """In bfloat16 a thousand small parts would be lost beside the sum of the first ones."""
+    monkeypatch.setattr(softmax, "_SCORES", 3)
+    query = torch.zeros(1, 1, 2048, 1, dtype=torch.bfloat16)
+    key = torch.zeros(1, 1, 3, 1, dtype=torch.bfloat16)
+    value = torch.zeros(1, 1, 3, 1, dtype=torch.bfloat16, requires_grad=True)
+    softmax._BlockAttention.apply(query, key, value, None, None).sum().backward()
+    torch.testing.assert_close(value.grad.float(), torch.full((1, 1, 3, 1), 2048 / 3), rtol=0.01, atol=0)

@@ -347,6 +347,31 @@ def test_global_hooks_see_the_whole(monkeypatch, small_blocks, register):
         handle.remove()
 
 
+@pytest.mark.parametrize(
+    "register", ["register_full_backward_hook", "register_full_backward_pre_hook", "register_forward_pre_hook"]
+)
+def test_hooks_of_all_kinds_see_the_whole(monkeypatch, small_blocks, register):
+    model = model_of()
+    for layer in model.encoder.layers:
+        getattr(layer.fc2, register)(lambda *_: None)
+    with torch.no_grad():
+        assert not runs_in_blocks(monkeypatch, model, torch.randint(5, 101, (1, 31)))
+
+
+@pytest.mark.parametrize(
+    ("width", "threads", "expected"), [(3072, 2, 1024), (3072, 1, 1024), (3072, 8, 4096), (128, 2, 12288)]
+)
+def test_how_large_blocks_are(monkeypatch, width, threads, expected):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert kernels.block_tokens(width) == expected
+
+
+def test_other_devices_take_the_whole(small_blocks):
+    with torch.no_grad():
+        assert kernels.is_large(torch.zeros(1, 31, 33), 29)
+        assert not kernels.is_large(torch.zeros(1, 31, 33, device="meta"), 29)
+
+
 def test_windows_that_are_alike_for_all_samples(small_blocks):
     """The mask of empty slots has one row for many samples, in blocks of some samples too."""
     model = model_of(projection="mean_pool", projected_dim=11, max_position_embeddings=37)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import datetime
+import gc
 import multiprocessing
 import platform
 import re
@@ -129,10 +131,19 @@ def _resident_peak(run: Callable[[], object]) -> tuple[int, int]:
     status = Path("/proc/self/status")
     if not status.exists():
         raise InputError("memory: expected Linux, whose /proc tells the resident set, or an accelerator")
+    _give_back_free_memory()
     before = _field(status, "VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # sets the highest back to the present
     run()
     return before, _field(status, "VmHWM")
+
+
+def _give_back_free_memory() -> None:
+    """Else what was freed before, and is resident still, is used again and not counted."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of the GNU C library
+    if trim is not None:
+        trim(0)
 
 
 def _field(status: Path, name: str) -> int:

@@ -175,7 +175,7 @@ def _shares(results: dict[str, Any]) -> list[str]:
         "",
         "The machine's limit: operations over the best product rate or bytes over the copy bandwidth, whichever is "
         "longer (in parentheses which). Own products: the fastest times of the layer's matrix products alone, at the "
-        "same shapes in the same run, over the median time of the layer.",
+        "same shapes in the same run, over the fastest time of the encoder by layer, embeddings included.",
     ]
 
 

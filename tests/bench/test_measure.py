@@ -1,0 +1,64 @@
+"""Measurements are honest: everything in turn, nothing timed twice over its budget, memory that was freed counted anew."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from linformer_kit.bench import measure
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that the cases move themselves."""
+    now = [0.0]
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: now[0])
+    return now
+
+
+def case(clock, name, seconds, log):
+    def run():
+        clock[0] += seconds
+        log.append(name)
+
+    return run
+
+
+def test_cases_take_turns_after_a_warm_up(clock):
+    log, started, done = [], [], []
+    cases = {name: case(clock, name, seconds, log) for name, seconds in (("a", 1.0), ("b", 2.0))}
+    timings = measure.interleaved(cases, device=CPU, repetitions=3, start=started.append, done=done.append)
+    assert log == started == ["a", "b"] + ["a", "b"] * 3
+    assert done == ["a", "b"] * 3
+    assert timings == {"a": [1.0] * 3, "b": [2.0] * 3}
+
+
+def test_long_cases_run_less(clock):
+    """Ten seconds are three runs of 3 s, and the first run of 4 s is not for nothing."""
+    log = []
+    cases = {name: case(clock, name, seconds, log) for name, seconds in (("three", 3.0), ("four", 4.0), ("age", 50.0))}
+    timings = measure.interleaved(cases, device=CPU, repetitions=5, seconds=10.0)
+    assert timings == {"three": [3.0] * 3, "four": [4.0] * 2, "age": [50.0]}
+
+
+def test_summary():
+    assert measure.summary([3.0, 1.0, 7.0]) == {"median_s": 3.0, "min_s": 1.0, "max_s": 7.0, "runs": 3}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the resident set is read from /proc")
+def test_what_was_freed_before_counts_again():
+    pieces = [torch.ones(2_000_000 // 4) for _ in range(40)]
+    keep = torch.ones(1000)  # above them on the heap
+    del pieces
+    taken = measure.peak_bytes(lambda: [torch.ones(2_000_000 // 4) for _ in range(40)], CPU)
+    assert 75_000_000 < taken < 160_000_000
+    assert keep.sum() == 1000
+
+
+def test_the_machine_is_named():
+    told = measure.environment(CPU)
+    assert told["device"] and told["threads"] == torch.get_num_threads() and told["torch"] == torch.__version__

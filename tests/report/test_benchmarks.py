@@ -1,0 +1,42 @@
+"""What is committed under benchmarks/ is made from its JSON, and its JSON has what the reports promise."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from linformer_kit.report.efficiency import efficiency_markdown
+from linformer_kit.report.long import long_markdown
+from linformer_kit.report.systems import systems_markdown
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+MARKDOWN = {"efficiency": efficiency_markdown, "long": long_markdown, "systems": systems_markdown}
+RESULTS = sorted(path for name in MARKDOWN for path in FOLDER.glob(f"*/{name}.json"))
+FIELDS = {
+    "efficiency": {"settings", "baselines", "cells", "gemm", "copy", "complete"},
+    "long": {"settings", "reference", "long", "ratio", "peak_bytes", "hidden_bytes", "weight_bytes"},
+    "systems": {"settings", "systems", "complete"},
+}
+MACHINE = {"date", "device", "threads", "torch", "transformers", "linformer_kit", "commit"}
+
+
+def test_there_are_results():
+    assert RESULTS
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.parent.name)
+def test_tables_are_made_from_the_numbers(path):
+    """After a change of a report: write the Markdown again from the JSON, by the function that is called here."""
+    results = json.loads(path.read_text(encoding="utf-8"))
+    assert path.with_suffix(".md").read_text(encoding="utf-8") == MARKDOWN[path.stem](results)
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.parent.name)
+def test_results_say_what_they_were_made_with(path):
+    results = json.loads(path.read_text(encoding="utf-8"))
+    assert results["command"] == f"bench {path.stem}"
+    assert results.keys() >= FIELDS[path.stem] | {"environment"}
+    assert results["environment"].keys() >= MACHINE and results["environment"]["commit"]
+    assert results.get("complete", True)
