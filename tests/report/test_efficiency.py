@@ -31,6 +31,13 @@ def test_how_far_beyond_the_paper():
     assert line in efficiency_markdown(results)
 
 
+def test_training_has_no_figures_of_the_paper():
+    markdown = efficiency_markdown(efficiency_results([512], mode="train"))
+    assert "paper" not in markdown
+    saved = (2e-5 + 1e-8 * 512) / (1.5e-5 + 8e-9 * 128)
+    assert table_under(markdown, f"Time saved against {BASELINES['full']}")[2][1] == f"{saved:.2f}"
+
+
 def test_time_saved_stands_beside_the_papers():
     markdown = efficiency_markdown(efficiency_results([512, 16384]))
     rows = table_under(markdown, f"Time saved against {BASELINES['full']}")

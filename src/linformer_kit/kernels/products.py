@@ -62,11 +62,43 @@ def compress(
         return matrix @ hidden
     if _suits_onednn(matrix, hidden[0].T):
         return torch.stack([linear(matrix, sequence.T) for sequence in hidden])
-    if torch.is_grad_enabled():
-        return matrix @ hidden
-    # `matrix @ hidden` copies hidden, transposed, to make one product of all sequences. With gradients this form would
-    # round that of E once for each sequence.
+    if _needs_gradients(matrix, hidden):
+        return _Compress.apply(matrix, hidden) if _is_one_format(matrix, hidden) else matrix @ hidden
+    return _compress(matrix, hidden)
+
+
+def _compress(matrix: Tensor, hidden: Tensor) -> Tensor:
+    """Not `matrix @ hidden`, which copies hidden, transposed, to make one product of all sequences."""
     return torch.bmm(matrix.expand(len(hidden), -1, -1), hidden)
+
+
+def _is_one_format(matrix: Tensor, hidden: Tensor) -> bool:
+    """Whether autocast has nothing to convert."""
+    return (
+        matrix.dtype == hidden.dtype
+        and is_ordinary(matrix)
+        and is_ordinary(hidden)
+        and not torch.is_autocast_enabled("cpu")
+    )
+
+
+class _Compress(torch.autograd.Function):
+    """E·X which keeps X itself for the backward pass, and rounds the gradient of E once for all sequences."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor, hidden: Tensor) -> Tensor:
+        of_matrix, of_hidden = ctx.needs_input_grad
+        ctx.save_for_backward(matrix if of_hidden else None, hidden if of_matrix else None)
+        return _compress(matrix, hidden)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        matrix, hidden = ctx.saved_tensors
+        of_matrix, of_hidden = ctx.needs_input_grad
+        return (
+            torch.einsum("bkd,bnd->kn", grad, hidden) if of_matrix else None,
+            _compress(matrix.T, grad) if of_hidden else None,
+        )
 
 
 def _suits_onednn(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:

@@ -57,12 +57,13 @@ def efficiency_markdown(results: dict[str, Any]) -> str:
     ]
     for name in settings["baselines"]:
         lines += ["", f"## Time saved against {BASELINES[name]}", "", *_saved(results, "time_saved", name)]
-    lines += ["", "Time of the Transformer over the Linformer's; in parentheses the paper's (Table 3, one V100).", ""]
+    beside = "; in parentheses the paper's (Table 3, one V100)" if settings["mode"] == "forward" else ""
+    lines += ["", f"Time of the Transformer over the Linformer's{beside}.", ""]
     lines += ["## Time", "", *_times(results), "", "## Share of the machine's limits", "", *_shares(results)]
     if settings["memory"]:
         for name in settings["baselines"]:
             lines += ["", f"## Memory saved against {BASELINES[name]}", "", *_saved(results, "memory_saved", name)]
-        note = "Largest batch of the Linformer over the Transformer's, neither rounded; in parentheses the paper's."
+        note = f"Largest batch of the Linformer over the Transformer's, neither rounded{beside}."
         lines += ["", note, "", "## Memory", "", *_memory(results)]
     return "\n".join(lines) + "\n"
 
