@@ -129,7 +129,8 @@ def test_shapes_in_the_signatures_are_true():
     """The annotations, checked by a type checker while the models run, in a process of its own."""
     code = """
 from jaxtyping import install_import_hook
-with install_import_hook(["linformer_kit.functional", "linformer_kit.projection", "linformer_kit.attention",
+with install_import_hook(["linformer_kit.functional", "linformer_kit.kernels.products", "linformer_kit.kernels.softmax",
+                          "linformer_kit.kernels.tokens", "linformer_kit.projection", "linformer_kit.attention",
                           "linformer_kit.modeling", "linformer_kit.heads", "linformer_kit.analysis.inspection",
                           "linformer_kit.training.metrics", "linformer_kit.bench.ceiling",
                           "linformer_kit.bench.encoders"], "beartype.beartype"):
