@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from linformer_kit.bench.measure import Timings, environment, interleaved
-from linformer_kit.bench.prepare import check, default_tokens, open_folder, pairs, torch_dtype
+from linformer_kit.bench.prepare import check, default_tokens, open_folder, pairs, recorded, torch_dtype
 from linformer_kit.bench.settings import BenchSettings, CeilingSettings, RateSettings
 from linformer_kit.report.ceiling import ceiling_markdown, write_ceiling_report
 
@@ -59,7 +58,7 @@ def measure_ceiling(settings: CeilingSettings, by_length: dict[int, list[int]], 
     return {
         "command": "bench ceiling",
         "environment": environment(device),
-        "settings": dataclasses.asdict(settings),
+        "settings": recorded(settings),
         **rates,
         "layers": layers,
     }

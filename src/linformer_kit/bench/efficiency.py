@@ -21,7 +21,7 @@ from linformer_kit.bench.cost import TRAINING, bound, layer_cost
 from linformer_kit.bench.encoders import VOCAB_SIZE, Encoder, build, random_ids, runner, score_bytes
 from linformer_kit.bench.measure import environment, interleaved, summary
 from linformer_kit.bench.memory import TOKENS, extrapolate, free_bytes, largest_batch, measure_memory
-from linformer_kit.bench.prepare import check, default_tokens, open_folder, pairs, require, torch_dtype
+from linformer_kit.bench.prepare import check, default_tokens, open_folder, pairs, recorded, require, torch_dtype
 from linformer_kit.bench.settings import EfficiencySettings
 from linformer_kit.report.efficiency import efficiency_markdown, write_efficiency_report
 
@@ -81,7 +81,7 @@ def measure_efficiency(
         "command": "bench efficiency",
         "complete": False,
         "environment": environment(device),
-        "settings": dataclasses.asdict(settings),
+        "settings": recorded(settings),
         "baselines": [],
         "cells": [],
     }

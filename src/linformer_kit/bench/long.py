@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from tqdm import tqdm
 from linformer_kit.bench.encoders import Encoder, build, random_ids, runner
 from linformer_kit.bench.measure import environment, in_fresh_process, interleaved, peak_bytes, summary
 from linformer_kit.bench.memory import layers_of, parameter_bytes, ran_out
-from linformer_kit.bench.prepare import check, open_folder, require, torch_dtype
+from linformer_kit.bench.prepare import check, open_folder, recorded, require, torch_dtype
 from linformer_kit.bench.settings import LongSettings
 from linformer_kit.errors import InputError
 from linformer_kit.modeling import LinformerLayer
@@ -65,7 +64,7 @@ def measure_long(settings: LongSettings, device_name: str, threads: int) -> dict
     return {
         "command": "bench long",
         "environment": environment(device),
-        "settings": dataclasses.asdict(settings),
+        "settings": recorded(settings),
         "reference": {**reference, "seconds_per_token": per_token["reference"]},
         "long": {"seconds": seconds, "seconds_per_token": per_token["long"]},
         "ratio": per_token["long"] / per_token["reference"],

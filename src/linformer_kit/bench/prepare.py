@@ -13,6 +13,7 @@ from linformer_kit.errors import InputError
 from linformer_kit.training.checkpoint import check_new_folder, check_output_dir, open_output_dir
 
 _LARGEST_SEED = 2**32 - 1
+_OF_THE_FOLDER = ("output_dir", "overwrite")
 
 
 def check(settings: BenchSettings) -> torch.device:
@@ -66,6 +67,11 @@ def default_tokens(tokens: int | None, device: torch.device) -> int:
 def torch_dtype(settings: BenchSettings) -> torch.dtype:
     """The number format as torch knows it."""
     return getattr(torch, settings.dtype)
+
+
+def recorded(settings: BenchSettings) -> dict[str, Any]:
+    """The settings as they stand in results: all but where these were written."""
+    return {name: value for name, value in dataclasses.asdict(settings).items() if name not in _OF_THE_FOLDER}
 
 
 def open_folder(settings: BenchSettings, command: str) -> Path:

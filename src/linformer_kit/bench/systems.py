@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from linformer_kit.bench.builders import SYSTEMS
 from linformer_kit.bench.measure import environment, interleaved, summary, synchronize
-from linformer_kit.bench.prepare import check, default_tokens, open_folder, require, torch_dtype
+from linformer_kit.bench.prepare import check, default_tokens, open_folder, recorded, require, torch_dtype
 from linformer_kit.bench.settings import SystemsSettings
 from linformer_kit.errors import InputError
 from linformer_kit.report.systems import write_systems_report
@@ -76,7 +76,7 @@ def bench_systems(settings: SystemsSettings, folder: Path) -> str:
     results: dict[str, Any] = {
         "command": "bench systems",
         "environment": environment(torch.device(settings.device)),
-        "settings": dataclasses.asdict(settings),
+        "settings": recorded(settings),
         "systems": entries,
         "complete": False,
     }
