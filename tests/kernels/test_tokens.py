@@ -16,6 +16,7 @@ import linformer_kit as lk
 from linformer_kit import kernels
 from linformer_kit.kernels import products, softmax
 from linformer_kit.modeling import LinformerLayer
+from tests.conftest import SIZES
 
 
 @given(st.integers(0, 9), st.integers(0, 40), st.integers(1, 50))
@@ -45,17 +46,8 @@ KINDS = [
 
 
 def model_of(**fields):
-    sizes = {
-        "vocab_size": 101,
-        "max_position_embeddings": 37,
-        "projected_dim": 7,
-        "hidden_size": 33,
-        "num_attention_heads": 3,
-        "num_hidden_layers": 2,
-        "intermediate_size": 29,
-    }
     torch.manual_seed(0)
-    return lk.LinformerModel(lk.LinformerConfig(**{**sizes, **fields})).double().eval()
+    return lk.LinformerModel(lk.LinformerConfig(**{**SIZES, **fields})).double().eval()
 
 
 def padded(batch, length):

@@ -16,6 +16,7 @@ from tqdm import tqdm
 from linformer_kit.bench.measure import Timings, environment, interleaved
 from linformer_kit.bench.prepare import check, default_tokens, open_folder, pairs, recorded, torch_dtype
 from linformer_kit.bench.settings import BenchSettings, CeilingSettings, RateSettings
+from linformer_kit.kernels.when import has_onednn
 from linformer_kit.report.ceiling import ceiling_markdown, write_ceiling_report
 
 _SCORE_BYTES = 512 * 2**20  # scores of more are made in blocks
@@ -95,18 +96,9 @@ def machine_rates(settings: RateSettings, device: torch.device) -> dict[str, Any
 def linear_functions(device: torch.device, dtype: torch.dtype) -> dict[str, Linear]:
     """The ways to multiply by a weight: torch's, and oneDNN's where torch's is another library's."""
     functions: dict[str, Linear] = {"torch": _torch_linear}
-    if device.type == "cpu" and dtype == torch.float32 and _has_onednn():
+    if device.type == "cpu" and dtype == torch.float32 and has_onednn():
         functions["oneDNN"] = _onednn_linear
     return functions
-
-
-def _has_onednn() -> bool:
-    """Whether torch has its internal oneDNN product, and it works here."""
-    try:
-        _onednn_linear(torch.ones(2, 3), torch.ones(5, 3), torch.empty(2, 5))
-    except (AttributeError, NotImplementedError, RuntimeError):
-        return False
-    return True
 
 
 def _torch_linear(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:

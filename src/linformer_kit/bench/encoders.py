@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Int
@@ -55,33 +55,34 @@ def build(encoder: Encoder, settings: BenchSettings, device: torch.device, *, mo
     return model.to(device).train(mode == "train")
 
 
+def _sizes(encoder: Encoder, settings: BenchSettings) -> dict[str, Any]:
+    """What both configurations have in common."""
+    return {
+        "vocab_size": encoder.vocab_size,
+        "hidden_size": settings.hidden_size,
+        "num_hidden_layers": encoder.layers,
+        "num_attention_heads": settings.num_attention_heads,
+        "intermediate_size": settings.intermediate_size,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+    }
+
+
 def _ours(encoder: Encoder, settings: BenchSettings) -> nn.Module:
     config = LinformerConfig(
-        vocab_size=encoder.vocab_size,
+        **_sizes(encoder, settings),
         max_position_embeddings=encoder.seq_len,
         projected_dim=encoder.projected_dim or 1,
         sharing="layerwise",
         attention="full" if encoder.kind == "full" else "linformer",
-        hidden_size=settings.hidden_size,
-        num_hidden_layers=encoder.layers,
-        num_attention_heads=settings.num_attention_heads,
-        intermediate_size=settings.intermediate_size,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
     )
     return LinformerModel(config)
 
 
 def _roberta(encoder: Encoder, settings: BenchSettings) -> nn.Module:
     config = RobertaConfig(
-        vocab_size=encoder.vocab_size,
+        **_sizes(encoder, settings),
         max_position_embeddings=encoder.seq_len + 2,
-        hidden_size=settings.hidden_size,
-        num_hidden_layers=encoder.layers,
-        num_attention_heads=settings.num_attention_heads,
-        intermediate_size=settings.intermediate_size,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
         type_vocab_size=1,
         attn_implementation="eager" if encoder.kind == "eager" else "sdpa",
     )

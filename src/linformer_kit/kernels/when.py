@@ -70,7 +70,7 @@ def bfloat16_in_blocks() -> bool:
     Measured with AVX-512's. With matrix tiles (AMX) torch's flash attention uses those.
     """
     capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    return bool(capabilities.get("avx512_bf16")) and not capabilities.get("amx_bf16") and _has_onednn()
+    return bool(capabilities.get("avx512_bf16")) and not capabilities.get("amx_bf16") and has_onednn()
 
 
 @functools.cache
@@ -79,12 +79,13 @@ def onednn_is_faster() -> bool:
     return (
         torch.backends.cpu.get_cpu_capability() == "AVX512"
         and torch.backends.mkl.is_available()
-        and _has_onednn()
+        and has_onednn()
         and not _is_intel()
     )
 
 
-def _has_onednn() -> bool:
+def has_onednn() -> bool:
+    """Whether torch was built with oneDNN and lets it be asked directly."""
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,25 @@ import matplotlib.pyplot as plt
 
 from linformer_kit.training.checkpoint import write_whole
 
-__all__ = ["code", "listed", "plt", "table", "write_json"]
+__all__ = ["code", "listed", "plt", "table", "write_json", "write_report"]
 
 
 def write_json(results: dict[str, Any], path: Path) -> None:
     """Write results whole; what is not finite becomes null."""
     numbers = json.dumps(_finite(results), indent=2, ensure_ascii=False, allow_nan=False)
     write_whole(path, numbers + "\n")
+
+
+def write_report(results: dict[str, Any], folder: Path, name: str, markdown: Callable[[dict[str, Any]], str]) -> str:
+    """Write `<name>.json` and, made from the same results, `<name>.md`.
+
+    Returns:
+        The Markdown text.
+    """
+    write_json(results, folder / f"{name}.json")
+    text = markdown(results)
+    write_whole(folder / f"{name}.md", text)
+    return text
 
 
 def _finite(value: Any) -> Any:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from linformer_kit.report.base import table, write_json
-from linformer_kit.training.checkpoint import write_whole
+from linformer_kit.report.base import table, write_report
 
 
 def write_ceiling_report(results: dict[str, Any], folder: Path) -> str:
@@ -19,10 +18,7 @@ def write_ceiling_report(results: dict[str, Any], folder: Path) -> str:
     Returns:
         The Markdown text.
     """
-    write_json(results, folder / "ceiling.json")
-    text = ceiling_markdown(results)
-    write_whole(folder / "ceiling.md", text)
-    return text
+    return write_report(results, folder, "ceiling", ceiling_markdown)
 
 
 def ceiling_markdown(results: dict[str, Any]) -> str:

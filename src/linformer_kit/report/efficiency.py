@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from linformer_kit.report.base import table, write_json
+from linformer_kit.report.base import table, write_report
 from linformer_kit.report.ceiling import environment_line, rates_lines
 from linformer_kit.report.efficiency_figures import draw_efficiency
-from linformer_kit.training.checkpoint import write_whole
 
 BASELINES = {
     "eager": "Transformer, softmax over a stored n×n matrix (Hugging Face, eager)",
@@ -32,9 +31,7 @@ def write_efficiency_report(results: dict[str, Any], folder: Path) -> str:
     Returns:
         The Markdown text.
     """
-    write_json(results, folder / "efficiency.json")
-    text = efficiency_markdown(results)
-    write_whole(folder / "efficiency.md", text)
+    text = write_report(results, folder, "efficiency", efficiency_markdown)
     draw_efficiency(results, folder)
     return text
 

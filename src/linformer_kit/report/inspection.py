@@ -11,8 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.ticker import MaxNLocator
 
-from linformer_kit.report.base import code, listed, plt, table, write_json
-from linformer_kit.training.checkpoint import write_whole
+from linformer_kit.report.base import code, listed, plt, table, write_report
 
 _LABELLED_TOKENS = 32  # more than these have no room on an axis
 _LONGEST_LABEL = 16  # characters; whole sentences can be a token
@@ -29,10 +28,7 @@ def write_inspection_report(results: dict[str, Any], folder: Path) -> str:
     Returns:
         The Markdown text.
     """
-    write_json(results, folder / "inspection.json")
-    text = inspection_markdown(results)
-    write_whole(folder / "inspection.md", text)
-    return text
+    return write_report(results, folder, "inspection", inspection_markdown)
 
 
 def inspection_markdown(results: dict[str, Any]) -> str:

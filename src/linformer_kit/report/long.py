@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from linformer_kit.report.base import table, write_json
+from linformer_kit.report.base import table, write_report
 from linformer_kit.report.ceiling import environment_line
-from linformer_kit.training.checkpoint import write_whole
 
 
 def write_long_report(results: dict[str, Any], folder: Path) -> str:
@@ -20,10 +19,7 @@ def write_long_report(results: dict[str, Any], folder: Path) -> str:
     Returns:
         The Markdown text.
     """
-    write_json(results, folder / "long.json")
-    text = long_markdown(results)
-    write_whole(folder / "long.md", text)
-    return text
+    return write_report(results, folder, "long", long_markdown)
 
 
 def long_markdown(results: dict[str, Any]) -> str:

@@ -9,8 +9,7 @@ from typing import Any
 
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from linformer_kit.report.base import code, plt, table, write_json
-from linformer_kit.training.checkpoint import write_whole
+from linformer_kit.report.base import code, plt, table, write_report
 
 _HIGHEST_DRAWN = 100.0  # nats; a model that has diverged stays on the page
 
@@ -27,9 +26,7 @@ def write_pretrain_report(results: dict[str, Any], folder: Path) -> str:
     Returns:
         The Markdown text.
     """
-    write_json(results, folder / "metrics.json")
-    text = pretrain_markdown(results)
-    write_whole(folder / "metrics.md", text)
+    text = write_report(results, folder, "metrics", pretrain_markdown)
     draw_perplexity(results, folder / "perplexity.png")
     return text
 

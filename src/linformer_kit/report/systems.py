@@ -8,8 +8,7 @@ from typing import Any
 
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from linformer_kit.report.base import listed, plt, table, write_json
-from linformer_kit.training.checkpoint import write_whole
+from linformer_kit.report.base import listed, plt, table, write_report
 
 _OURS = "linformer"
 _LINE_STYLES = ("-", "--", ":")
@@ -27,9 +26,7 @@ def write_systems_report(results: dict[str, Any], folder: Path) -> str:
     Returns:
         The Markdown text.
     """
-    write_json(results, folder / "systems.json")
-    text = systems_markdown(results)
-    write_whole(folder / "systems.md", text)
+    text = write_report(results, folder, "systems", systems_markdown)
     draw_systems(results, folder / "systems.png")
     return text
 
