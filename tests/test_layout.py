@@ -26,6 +26,7 @@ LAYERS = (
     "checkpoints",
     "heads",
     "modeling",
+    "encoder",
     "configuration",
     "attention",
     "projection",
@@ -37,7 +38,7 @@ LAYERS = (
     "errors",
     "_version",
 )
-MODEL = ("heads", "modeling", "configuration", "attention", "projection", "functional", "kernels")
+MODEL = ("heads", "modeling", "encoder", "configuration", "attention", "projection", "functional", "kernels")
 PURE_TORCH = ("attention", "projection", "functional", "kernels")
 
 
@@ -131,7 +132,7 @@ def test_shapes_in_the_signatures_are_true():
 from jaxtyping import install_import_hook
 with install_import_hook(["linformer_kit.functional", "linformer_kit.kernels.products", "linformer_kit.kernels.softmax",
                           "linformer_kit.kernels.tokens", "linformer_kit.projection", "linformer_kit.attention",
-                          "linformer_kit.modeling", "linformer_kit.heads", "linformer_kit.analysis.inspection",
+                          "linformer_kit.encoder", "linformer_kit.modeling", "linformer_kit.heads", "linformer_kit.analysis.inspection",
                           "linformer_kit.training.metrics", "linformer_kit.bench.ceiling",
                           "linformer_kit.bench.encoders"], "beartype.beartype"):
     import torch

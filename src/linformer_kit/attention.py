@@ -46,6 +46,7 @@ class LinformerAttention(nn.Module):
             to every layer.
         projection: Name of a projection (`projection.PROJECTIONS`), or a module, which may be shared with other layers,
             or None: full attention (equation 2), unless `forward` is given a projection.
+        projection_initializer: How E and F of projection `linear` start (`projection.starts`).
         shorter_input: What keys shorter than max_seq_len use: the first columns of E and the first windows (`prefix`),
             or E and windows resampled to their length (`stretch`).
         dropout: Dropout on the context mapping while training.
@@ -71,6 +72,7 @@ class LinformerAttention(nn.Module):
         *,
         sharing: str = "headwise",
         projection: str | SequenceProjection | None = "linear",
+        projection_initializer: str = "pooling",
         shorter_input: str = "prefix",
         dropout: float = 0.0,
         bias: bool = True,
@@ -96,6 +98,7 @@ class LinformerAttention(nn.Module):
                 head_dim=embed_dim // num_heads,
                 sharing=sharing,
                 shorter_input=shorter_input,
+                initializer=projection_initializer,
             )
             projected_dim = None
         elif projection is not None:

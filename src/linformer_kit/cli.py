@@ -22,7 +22,13 @@ from docstring_parser import parse as docstring
 from jsonargparse import ArgumentParser, Namespace
 
 from linformer_kit._version import __version__
-from linformer_kit.bench.settings import CeilingSettings, EfficiencySettings, LongSettings, SystemsSettings
+from linformer_kit.bench.settings import (
+    CeilingSettings,
+    EfficiencySettings,
+    LearningSettings,
+    LongSettings,
+    SystemsSettings,
+)
 from linformer_kit.errors import InputError
 from linformer_kit.settings import (
     ConvertSettings,
@@ -37,13 +43,15 @@ RECIPES = Path(__file__).parent / "recipes"
 
 
 class Command(NamedTuple):
-    """A subcommand: one line of help, the dataclass of its settings, `module:function`, default recipe, positionals."""
+    """A subcommand: one line of help, the dataclass of its settings, `module:function`, default recipe, positionals,
+    and the folder of its recipes below `RECIPES`."""
 
     summary: str
     settings: type
     function: str
     recipe: str | None = None
     positionals: tuple[str, ...] = ()
+    recipes: str = ""
 
 
 COMMANDS = {
@@ -80,6 +88,13 @@ COMMANDS = {
         "Time of a layer of each kind of encoder against the length of the sequence (Table 1)",
         SystemsSettings,
         "linformer_kit.bench.systems:main",
+    ),
+    "bench learning": Command(
+        "Which of several encoders learns best: many small pretrainings from one recipe",
+        LearningSettings,
+        "linformer_kit.bench.learning:main",
+        "start",
+        recipes="learning",
     ),
     "bench long": Command("Encode a million tokens in one pass", LongSettings, "linformer_kit.bench.long:main"),
 }
@@ -128,7 +143,7 @@ def parse(arguments: Sequence[str]) -> tuple[str, Any]:
     recipe = None
     if command and command.recipe:
         named = [config["recipe"] for config in configs if "recipe" in config]
-        recipe = _recipe_file([command.recipe, *named, *_values_of("--recipe", rest)][-1])
+        recipe = _recipe_file([command.recipe, *named, *_values_of("--recipe", rest)][-1], RECIPES / command.recipes)
         _read_settings(recipe)
     parser = _build_parser(group, recipe)
     namespace = parser.parse_args([*words, *rest])
@@ -169,7 +184,7 @@ def _command_parser(command: Command, recipe: Path | None) -> ArgumentParser:
         child.add_argument(
             "--recipe",
             default=command.recipe,
-            help=f"Named recipe ({_recipe_names()}) or YAML file that the rest overrides.",
+            help=f"Named recipe ({_recipe_names(RECIPES / command.recipes)}) or YAML file that the rest overrides.",
         )
     help_texts = {param.arg_name: param.description for param in docstring(command.settings.__doc__ or "").params}
     for positional in command.positionals:
@@ -240,17 +255,17 @@ def _normalise(arguments: Sequence[str], settings: type) -> list[str]:
     return normalised
 
 
-def _recipe_file(name: str) -> Path:
+def _recipe_file(name: str, recipes: Path) -> Path:
     """The file of a recipe by its name or path."""
-    built_in = RECIPES / f"{name}.yaml"
+    built_in = recipes / f"{name}.yaml"
     path = built_in if built_in.exists() else Path(str(name))
     if not path.is_file():
-        raise InputError(f"recipe: expected one of {_recipe_names()} or a YAML file, got {name!r}")
+        raise InputError(f"recipe: expected one of {_recipe_names(recipes)} or a YAML file, got {name!r}")
     return path
 
 
-def _recipe_names() -> str:
-    return ", ".join(sorted(path.stem for path in RECIPES.glob("*.yaml")))
+def _recipe_names(recipes: Path) -> str:
+    return ", ".join(sorted(path.stem for path in recipes.glob("*.yaml")))
 
 
 def _values_of(name: str, arguments: Sequence[str]) -> list[str]:

@@ -19,6 +19,7 @@ from linformer_kit.settings import (
     LinearInitializer,
     ModelSettings,
     Projection,
+    ProjectionInitializer,
     Sharing,
     ShorterInput,
 )
@@ -52,6 +53,7 @@ _PROBABILITIES = ("hidden_dropout_prob", "attention_probs_dropout_prob", "classi
 _CHOICES = {
     "sharing": Sharing,
     "projection": Projection,
+    "projection_initializer": ProjectionInitializer,
     "shorter_input": ShorterInput,
     "attention": Attention,
     "bias_order": BiasOrder,
@@ -87,6 +89,15 @@ class LinformerConfig(ModelSettings, PreTrainedConfig):
         """k of a layer, or of each of its heads."""
         return self.projected_dim[layer] if isinstance(self.projected_dim, list) else self.projected_dim
 
+    @property
+    def largest_projected_dim(self) -> int:
+        """The largest k of all layers and heads."""
+        return _largest(self.projected_dim)
+
+
+def _largest(projected_dim: Any) -> int:
+    return max(map(_largest, projected_dim)) if isinstance(projected_dim, list) else projected_dim
+
 
 def _refuse_unknown(fields: dict[str, Any]) -> None:
     """Nothing is swallowed: a misspelt field is an error and not an attribute that nobody reads."""
@@ -111,7 +122,7 @@ def _check_fields(config: LinformerConfig) -> None:
     for name in ("initializer_range", "layer_norm_eps"):
         finite = _is_number(value := getattr(config, name)) and 0 < value < math.inf
         _require(finite, name, "a positive number", value)
-    for name in ("tie_word_embeddings", "pooler"):
+    for name in ("tie_word_embeddings", "pooler", "norm_first"):
         _require(isinstance(value := getattr(config, name), bool), name, "True or False", value)
     for name, literal in _CHOICES.items():
         choices = get_args(literal)

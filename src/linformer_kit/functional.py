@@ -223,7 +223,8 @@ def scaled_dot_product_attention(
 ) -> tuple[Float[Tensor, "batch heads query_len head_dim"], Float[Tensor, "batch heads query_len keys"] | None]:
     """Attention of queries over keys (equation 2) or, with `slots`, over slots (equation 7); weights where asked for.
 
-    Without `need_weights` the query_len × keys matrix is never materialised by our code.
+    Without `need_weights` the query_len × keys matrix is never materialised by our code. The kernel for slots serves
+    full attention too where gradients are wanted: flash attention's backward pass is slower on CPUs (docs/speed.md).
     """
     if need_weights:
         weights = context_mapping(query, key, key_padding_mask)
@@ -231,7 +232,7 @@ def scaled_dot_product_attention(
     mask = None
     if key_padding_mask is not None:
         mask = ~_some_key(key_padding_mask)[:, None, None, :]
-    if slots:
+    if slots or torch.is_grad_enabled():
         return kernels.attention(query, key, value, mask, dropout=dropout), None
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout), None
 

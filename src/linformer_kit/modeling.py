@@ -1,6 +1,6 @@
-"""The encoder: RoBERTa's architecture with Linformer attention, as transformers expects models to be.
+"""RoBERTa's architecture with Linformer attention, as transformers expects models to be.
 
-`LinformerModel` is embeddings and encoder; `heads` has the models for tasks.
+`LinformerModel` is embeddings and `encoder`; `heads` has the models for tasks.
 With `attention="full"` in the configuration the same classes are the Transformer that Linformer is compared with.
 
 Axes: batch, seq_len (n), embed (hidden_size), heads, slots (projected_dim, or seq_len with full attention), vocab.
@@ -13,22 +13,20 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers import initialization as init
-from transformers.activations import ACT2FN, GELUActivation
-from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPooling
+from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple
 
 from linformer_kit import _auto
-from linformer_kit.attention import LinformerAttention
 from linformer_kit.configuration import LinformerConfig, check_projected_dim
+from linformer_kit.encoder import LinformerEncoder
 from linformer_kit.errors import InputError
-from linformer_kit.functional import real_tokens_first, take_positions, zero_padding
-from linformer_kit.kernels import apply_linear, block_tokens, blocks, is_large, is_replaced, runs_in_blocks
-from linformer_kit.projection import SequenceProjection, build_projection, check_resize, more_windows
+from linformer_kit.functional import zero_padding
+from linformer_kit.kernels import block_tokens, blocks, is_large, is_replaced, runs_in_blocks
+from linformer_kit.projection import SequenceProjection, check_resize, more_windows
 from linformer_kit.settings import ResizeMode
 
 
@@ -87,158 +85,6 @@ class LinformerEmbeddings(nn.Module):
         )
 
 
-class LinformerLayer(GradientCheckpointingLayer):
-    """Attention and feed-forward, each with residual and then LayerNorm (post-norm, as in RoBERTa)."""
-
-    def __init__(
-        self, config: LinformerConfig, projected_dim: int | list[int] | None, *, owns_projection: bool
-    ) -> None:
-        super().__init__()
-        self.self_attn = LinformerAttention(
-            config.hidden_size,
-            config.num_attention_heads,
-            config.max_position_embeddings,
-            projected_dim,
-            sharing=config.sharing,
-            projection=config.projection if owns_projection else None,
-            shorter_input=config.shorter_input,
-            dropout=config.attention_probs_dropout_prob,
-            bias_order=config.bias_order,
-        )
-        self.self_attn_layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
-        self.final_layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.activation = ACT2FN[config.hidden_act]
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        self.widest = config.intermediate_size
-
-    def forward(
-        self,
-        hidden: Float[Tensor, "batch seq_len embed"],
-        padding_mask: Bool[Tensor, "batch seq_len"] | None,
-        lengths: Int[Tensor, " batch"] | None,
-        projection: SequenceProjection | None,
-        output_attentions: bool = False,
-        *,
-        overwrite: bool = False,
-    ) -> tuple[Float[Tensor, "batch seq_len embed"], Float[Tensor, "batch heads seq_len slots"] | None]:
-        """One layer; with `overwrite` its result may take the place of `hidden`."""
-        own = type(self.self_attn) is LinformerAttention
-        if own and not output_attentions and runs_in_blocks(self, hidden, self.widest):
-            return self._forward_in_blocks(hidden, padding_mask, lengths, projection, overwrite), None
-        attended, weights = self.self_attn(
-            hidden,
-            hidden,
-            hidden,
-            padding_mask,
-            need_weights=output_attentions,
-            key_lengths=lengths,
-            projection=projection,
-        )
-        return self._feed_forward(hidden, attended), weights
-
-    def _forward_in_blocks(
-        self,
-        hidden: Tensor,
-        padding_mask: Tensor | None,
-        lengths: Tensor | None,
-        projection: SequenceProjection | None,
-        overwrite: bool,
-    ) -> Tensor:
-        """The same: once the slots are there, no token needs another one."""
-        slots = self.self_attn.project(hidden, hidden, padding_mask, key_lengths=lengths, projection=projection)
-        slots = [group.arranged() for group in slots]
-        output = hidden if overwrite else torch.empty_like(hidden)
-        batch, seq_len, _ = hidden.shape
-        for block in blocks(batch, seq_len, block_tokens(self.widest)):
-            attended, _ = self.self_attn.attend(hidden[block], [group.of_samples(block[0]) for group in slots])
-            output[block] = self._feed_forward(hidden[block], attended)
-        return output
-
-    def _feed_forward(self, hidden: Tensor, attended: Tensor) -> Tensor:
-        """What follows attention, token by token."""
-        hidden = self.self_attn_layer_norm(hidden + self.dropout(attended))
-        if type(self.activation) is GELUActivation and not is_replaced(self.activation):
-            activated = apply_linear(self.fc1, hidden, gelu=True)
-        else:
-            activated = self.activation(apply_linear(self.fc1, hidden))
-        fed_forward = apply_linear(self.fc2, activated)
-        return self.final_layer_norm(hidden + self.dropout(fed_forward))
-
-
-class LinformerEncoder(nn.Module):
-    """The layers, and with layerwise sharing the one projection that they all use."""
-
-    def __init__(self, config: LinformerConfig) -> None:
-        super().__init__()
-        self.linear = config.attention == "linformer"
-        layerwise = self.linear and config.sharing == "layerwise"
-        dims = [config.projected_dim_of(layer) if self.linear else None for layer in range(config.num_hidden_layers)]
-        # Owned here and passed down, so that the one matrix is saved, counted and trained once.
-        self.projection: SequenceProjection | None = (
-            build_projection(
-                config.projection,
-                seq_len=config.max_position_embeddings,
-                projected_dim=_largest(config.projected_dim),
-                num_heads=config.num_attention_heads,
-                head_dim=config.hidden_size // config.num_attention_heads,
-                sharing=config.sharing,
-                shorter_input=config.shorter_input,
-            )
-            if layerwise
-            else None
-        )
-        self.layers = nn.ModuleList(
-            LinformerLayer(config, k, owns_projection=self.linear and not layerwise) for k in dims
-        )
-
-    @property
-    def attentions(self) -> list[LinformerAttention]:
-        """The attention of each layer."""
-        return [layer.self_attn for layer in self.layers if isinstance(layer, LinformerLayer)]
-
-    @property
-    def projections(self) -> list[SequenceProjection | None]:
-        """What each layer projects with: its own, or the one of all."""
-        return [self.projection or attention.projection for attention in self.attentions]
-
-    def forward(
-        self,
-        hidden: Float[Tensor, "batch seq_len embed"],
-        padding_mask: Bool[Tensor, "batch seq_len"] | None,
-        *,
-        output_attentions: bool,
-        output_hidden_states: bool,
-        overwrite: bool = False,
-    ) -> BaseModelOutput:
-        """All layers; with `overwrite`, `hidden` may be lost, and without gradients its memory serves them all."""
-        lengths = order = None
-        if padding_mask is not None and self.linear:
-            # Once for all layers: real tokens first, and back at the end.
-            order, lengths = real_tokens_first(padding_mask), (~padding_mask).sum(dim=1)
-            hidden, padding_mask = take_positions(hidden, order), None
-            order = order.argsort(dim=1)
-        hidden_states, attentions = [hidden] if output_hidden_states else [], []
-        overwrite = overwrite and not output_hidden_states and len(self.attentions) == len(self.layers)
-        in_place = {"overwrite": True} if overwrite else {}  # layers that others have put here need not know it
-        for layer in self.layers:
-            hidden, weights = layer(hidden, padding_mask, lengths, self.projection, output_attentions, **in_place)
-            if output_hidden_states:
-                hidden_states.append(hidden)
-            if output_attentions:
-                attentions.append(weights)
-        if order is not None:
-            hidden = take_positions(hidden, order)
-            hidden_states = [take_positions(states, order) for states in hidden_states]
-            attentions = [weights.take_along_dim(order[:, None, :, None], dim=2) for weights in attentions]
-        return BaseModelOutput(
-            last_hidden_state=hidden,
-            hidden_states=tuple(hidden_states) if output_hidden_states else None,
-            attentions=tuple(attentions) if output_attentions else None,
-        )
-
-
 class LinformerPreTrainedModel(PreTrainedModel):
     """Initialisation, saving and loading, and what all Linformer models can do."""
 
@@ -282,7 +128,7 @@ class LinformerPreTrainedModel(PreTrainedModel):
         heads = self.config.num_attention_heads
         wanted: Any = self.config.projected_dim if projected_dim is None else projected_dim
         check_projected_dim(self.config, wanted)
-        if isinstance(wanted, int) and wanted <= _largest(self.config.projected_dim):
+        if isinstance(wanted, int) and wanted <= self.config.largest_projected_dim:
             wanted = _each(self.config.projected_dim, lambda made: min(made, wanted))
         dims: list[Any] = wanted if isinstance(wanted, list) else [wanted] * len(encoder.layers)
         for index, (projection, dim) in enumerate(zip(encoder.projections, dims, strict=True)):
@@ -434,10 +280,6 @@ def first_token(
 
 def _by_head(dim: int | list[int], num_heads: int) -> list[int]:
     return dim if isinstance(dim, list) else [dim] * num_heads
-
-
-def _largest(projected_dim: Any) -> int:
-    return max(map(_largest, projected_dim)) if isinstance(projected_dim, list) else projected_dim
 
 
 def _each(projected_dim: Any, change: Callable[[int], int]) -> Any:

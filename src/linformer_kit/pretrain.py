@@ -36,9 +36,10 @@ from linformer_kit.data.tokenizer import (
 )
 from linformer_kit.errors import InputError
 from linformer_kit.heads import LinformerForMaskedLM
-from linformer_kit.predict import guess_held_out
+from linformer_kit.predict import guess_held_out, load_masked_language_model
+from linformer_kit.projection import PROJECTIONS
 from linformer_kit.report.pretraining import pretrain_markdown, write_pretrain_report
-from linformer_kit.settings import IGNORED_LABEL, CorpusSettings, PretrainSettings, read_yaml
+from linformer_kit.settings import IGNORED_LABEL, CorpusSettings, ModelSettings, PretrainSettings, read_yaml
 from linformer_kit.training.arguments import training_arguments
 from linformer_kit.training.checkpoint import (
     RUN_MARK,
@@ -50,6 +51,7 @@ from linformer_kit.training.checkpoint import (
     read_json,
     write_whole,
 )
+from linformer_kit.training.memory import keep_freed_memory
 from linformer_kit.training.metrics import unigram_entropy
 from linformer_kit.training.trainer import PretrainTrainer, check_training
 
@@ -60,6 +62,9 @@ STREAM_TOKENIZER_DOCUMENTS = 10_000
 # What a run that is resumed must have in common with its beginning; length, logging and number of processes may change.
 _IDENTITY = (
     "model",
+    "from_model",
+    "resize_to",
+    "resize_mode",
     "tokenizer",
     "mlm_probability",
     "seed",
@@ -68,6 +73,9 @@ _IDENTITY = (
     "learning_rate",
     "warmup_steps",
     "weight_decay",
+    "projection_learning_rate_factor",
+    "projection_weight_decay",
+    "elastic_projected_dims",
     "max_grad_norm",
     "bf16",
     "trainer",
@@ -97,6 +105,12 @@ class Data:
 def main(settings: PretrainSettings) -> None:
     """Pretrain and print the results."""
     results, folder = pretrain(settings)
+    for attention, result in results["models"].items():
+        if not math.isfinite(result["validation_loss"]):
+            raise InputError(
+                f"learning_rate: expected one that training survives, got {settings.learning_rate}, and the validation "
+                f"loss of {attention} attention is {result['validation_loss']}"
+            )
     if PartialState().is_main_process:
         print(pretrain_markdown(results))
         print(f"Everything is in {folder}. Try it:\n  linformer fill-mask {folder} 'import <mask>'")
@@ -115,7 +129,8 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
         InputError: for anything in the settings or the data that does not fit. Nothing that was there is lost.
     """
     # Before the work on the text: refuse what will not fit.
-    LinformerConfig(**dataclasses.asdict(settings.model))
+    settings, start = starting_from(settings)
+    _check_elastic(settings, LinformerConfig(**dataclasses.asdict(settings.model)))
     check_training(settings)
     if not 0 < settings.mlm_probability < 1:
         raise InputError(f"mlm_probability: expected more than 0 and less than 1, got {settings.mlm_probability}")
@@ -157,18 +172,12 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
     if _has_twin(settings):
         runs["full"] = folder / TWIN_FOLDER
     for attention, model_folder in runs.items():
-        result = train_model(settings, data, model_folder, attention=attention)
+        result = train_model(settings, data, model_folder, attention=attention, start=start)
         if not result["seconds"]:  # it was finished: the times are those of its training
             result |= {name: earlier.get(attention, result)[name] for name in ("seconds", "tokens_per_second")}
         results["models"][attention] = result
         if process.is_main_process:
             write_pretrain_report(results, folder)
-    for attention, result in results["models"].items():
-        if not math.isfinite(result["validation_loss"]):
-            raise InputError(
-                f"learning_rate: expected one that training survives, got {settings.learning_rate}, and the validation "
-                f"loss of {attention} attention is {result['validation_loss']}"
-            )
     return results, folder
 
 
@@ -177,7 +186,7 @@ def load_data(settings: PretrainSettings) -> Data:
     seq_len = settings.model.max_position_embeddings
     if settings.tokenizer:
         load_tokenizer(settings.tokenizer, max_length=seq_len)  # refused before the work on the text
-    corpus = load_corpus(settings, seed=settings.seed)
+    corpus = load_corpus(settings, seed=settings.seed if settings.split_seed is None else settings.split_seed)
     logger.info("%s", corpus.description)
     tokenizer = _load_or_train_tokenizer(settings, corpus)
     cache = None if corpus.streaming else cache_folder(settings) / "blocks"
@@ -204,7 +213,9 @@ def load_data(settings: PretrainSettings) -> Data:
     return Data(corpus, tokenizer, train, validation, validation_blocks)
 
 
-def train_model(settings: PretrainSettings, data: Data, folder: Path, *, attention: str) -> dict[str, Any]:
+def train_model(
+    settings: PretrainSettings, data: Data, folder: Path, *, attention: str, start: LinformerForMaskedLM | None = None
+) -> dict[str, Any]:
     """Train one model, save it and measure it.
 
     Args:
@@ -212,34 +223,30 @@ def train_model(settings: PretrainSettings, data: Data, folder: Path, *, attenti
         data: What to train on.
         folder: Where model and checkpoints go.
         attention: `linformer` or `full`.
+        start: The model to go on from, which is changed; None: a new one.
 
     Returns:
         Validation loss in nats and its curve, time, size and guesses in held-out text.
     """
-    arguments = training_arguments(settings, folder)
+    keep_freed_memory()
     set_seed(settings.seed)
     checkpoint = newest_whole_checkpoint(folder) if settings.resume else None
     state = _trainer_state(checkpoint) if checkpoint else None
     finished = state is not None and state.global_step == settings.max_steps
     if finished:
         model = LinformerForMaskedLM.from_pretrained(checkpoint)
+    elif start is not None:
+        model = start
     else:
         model = LinformerForMaskedLM(model_config(settings, data.tokenizer, attention=attention))
+    trainer = build_trainer(settings, data, folder, model)
     logger.info(
         "%s attention: %s parameters, %s n → k matrices, %s, on %s",
         attention,
         f"{model.num_parameters():,}",
         model.projection_matrix_count(),
-        "bf16 mixed precision" if arguments.bf16 else "float32",
-        arguments.device,
-    )
-    trainer = PretrainTrainer(
-        model,
-        arguments,
-        train_dataset=data.train,
-        eval_dataset=data.validation,
-        processing_class=data.tokenizer,
-        seq_len=settings.model.max_position_embeddings,
+        "bf16 mixed precision" if trainer.args.bf16 else "float32",
+        trainer.args.device,
     )
     if settings.resume:
         logger.info("resuming from %s", checkpoint or "the start: no whole checkpoint")
@@ -247,23 +254,41 @@ def train_model(settings: PretrainSettings, data: Data, folder: Path, *, attenti
         trainer.state = state
     else:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    loss = trainer.evaluate()["eval_loss"]
+    updates = trainer.state.global_step
+    curve = {entry["step"]: entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry}
+    if finished or updates not in curve:
+        curve[updates] = trainer.evaluate()["eval_loss"]
+    loss = curve[updates]
     if trainer.is_world_process_zero():
         model.save_pretrained(folder)
         data.tokenizer.save_pretrained(folder)
-    curve = {entry["step"]: entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry}
     return {
         "parameters": model.num_parameters(),
         "projection_matrices": model.projection_matrix_count(),
-        "updates": trainer.state.global_step,
+        "updates": updates,
         "validation_loss": loss,
         "perplexity": math.exp(min(loss, 700)),
         "curve": sorted(curve.items()),
         "seconds": trainer.progress.seconds,
         "tokens_per_second": trainer.progress.tokens_per_second,
-        "bf16": arguments.bf16,
+        "bf16": trainer.args.bf16,
         "guesses": guess_held_out(model, data.tokenizer, data.validation_blocks, seed=settings.seed),
     }
+
+
+def build_trainer(settings: PretrainSettings, data: Data, folder: Path, model: LinformerForMaskedLM) -> PretrainTrainer:
+    """The trainer of a model by the settings; checkpoints go below the folder."""
+    return PretrainTrainer(
+        model,
+        training_arguments(settings, folder),
+        train_dataset=data.train,
+        eval_dataset=data.validation,
+        processing_class=data.tokenizer,
+        seq_len=settings.model.max_position_embeddings,
+        projection_learning_rate_factor=settings.projection_learning_rate_factor,
+        projection_weight_decay=settings.projection_weight_decay,
+        elastic_projected_dims=None if model.config.attention == "full" else settings.elastic_projected_dims,
+    )
 
 
 def model_config(settings: PretrainSettings, tokenizer: PreTrainedTokenizerFast, *, attention: str) -> LinformerConfig:
@@ -276,6 +301,43 @@ def model_config(settings: PretrainSettings, tokenizer: PreTrainedTokenizerFast,
         "eos_token_id": end_token_id(tokenizer),
     }
     return LinformerConfig(**fields)
+
+
+def starting_from(settings: PretrainSettings) -> tuple[PretrainSettings, LinformerForMaskedLM | None]:
+    """The model to go on from, resized, and the settings with its architecture and tokenizer; None for a new one.
+
+    Raises:
+        InputError: for a model that is not ours or cannot be resized so.
+    """
+    if settings.from_model is None:
+        if settings.resize_to is not None:
+            raise InputError(f"resize_to: expected none without from_model, got {settings.resize_to}")
+        return settings, None
+    if settings.compare_full:
+        raise InputError("compare_full: expected false with from_model, which has one kind of attention, got true")
+    model = load_masked_language_model(settings.from_model)[0]
+    if not isinstance(model, LinformerForMaskedLM):
+        raise InputError(
+            f"from_model: expected a Linformer (`linformer convert` makes one), got {type(model).__name__}"
+        )
+    if settings.resize_to is not None:
+        model.resize_sequence_length(settings.resize_to, mode=settings.resize_mode)
+    fields = {field.name: getattr(model.config, field.name) for field in dataclasses.fields(ModelSettings)}
+    return dataclasses.replace(settings, model=ModelSettings(**fields), tokenizer=settings.from_model), model
+
+
+def _check_elastic(settings: PretrainSettings, config: LinformerConfig) -> None:
+    """Refuse numbers of slots that the model cannot be run with."""
+    dims = settings.elastic_projected_dims
+    if dims is None:
+        return
+    if config.attention == "full" or not PROJECTIONS[config.projection].nested:
+        kind = "full attention" if config.attention == "full" else f"projection {config.projection}"
+        raise InputError(f"elastic_projected_dims: expected none with {kind}, got {dims}")
+    for dim in dims or [0]:
+        if not 1 <= dim <= config.largest_projected_dim:
+            expected = f"one or more, each 1 to {config.largest_projected_dim} (projected_dim)"
+            raise InputError(f"elastic_projected_dims: expected {expected}, got {dims}")
 
 
 def _load_or_train_tokenizer(settings: PretrainSettings, corpus: Corpus) -> PreTrainedTokenizerFast:
@@ -297,7 +359,11 @@ def _load_or_train_tokenizer(settings: PretrainSettings, corpus: Corpus) -> PreT
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         tokenizer.save_pretrained(Path(temporary) / "tokenizer")
-        os.replace(Path(temporary) / "tokenizer", folder)  # at once: whoever reads finds all of it or nothing
+        try:
+            os.replace(Path(temporary) / "tokenizer", folder)  # at once: whoever reads finds all of it or nothing
+        except OSError:
+            if not folder.exists():  # else another process was first with the same
+                raise
     return load_tokenizer(str(folder), max_length=max_length)
 
 

@@ -24,6 +24,9 @@ BiasOrder = Literal["before_projection", "after_projection"]
 ShorterInput = Literal["prefix", "stretch"]
 ResizeMode = Literal["extend", "interpolate"]
 LinearInitializer = Literal["normal", "lecun_normal"]
+ProjectionInitializer = Literal[
+    "pooling", "pooling_noise", "shifted_pooling", "selection", "normal", "lecun_normal", "xavier_uniform"
+]
 
 IGNORED_LABEL = -100  # a position without a target, in data and models alike; what losses of torch skip
 
@@ -39,6 +42,7 @@ class ModelSettings:
             of one for each head for each layer.
         sharing: Which matrices E and F are one and the same (section 4 of the paper).
         projection: The map of n positions to k slots.
+        projection_initializer: Start of E and F where `projection` is `linear` (`projection.starts`, docs/learning.md).
         shorter_input: What texts shorter than n use: the first columns of E and the first windows (`prefix`), or E and
             windows resampled to their length (`stretch`).
         attention: `full` is the Transformer of equal size, the baseline of every comparison.
@@ -56,6 +60,8 @@ class ModelSettings:
         initializer_range: Standard deviation of the start of embeddings and linear maps, but not of E and F.
         linear_initializer: Start of the linear maps: `normal` with initializer_range, as in BERT and RoBERTa, or
             `lecun_normal` with 1/√inputs, without which narrow models hardly learn (docs/log.md). Never of the decoder.
+        norm_first: Whether LayerNorm stands before attention and feed-forward (pre-norm) and once more at the end,
+            instead of after each residual (post-norm, as in BERT and RoBERTa); learns earlier (docs/learning.md).
         layer_norm_eps: Epsilon of the layer norms.
         pad_token_id: Token that fills up short sequences.
         bos_token_id: Token at the start of a sequence.
@@ -68,6 +74,7 @@ class ModelSettings:
     projected_dim: int | list[int] | list[list[int]] = 128
     sharing: Sharing = "headwise"
     projection: Projection = "linear"
+    projection_initializer: ProjectionInitializer = "pooling"
     shorter_input: ShorterInput = "prefix"
     attention: Attention = "linformer"
     bias_order: BiasOrder = "before_projection"
@@ -83,6 +90,7 @@ class ModelSettings:
     position_offset: int = 0
     initializer_range: float = 0.02
     linear_initializer: LinearInitializer = "normal"
+    norm_first: bool = False
     layer_norm_eps: float = 1e-5
     pad_token_id: int | None = 1
     bos_token_id: int | None = 0
@@ -104,6 +112,7 @@ class CorpusSettings:
         document: What one document is in a .txt file; `auto` is `wikitext` where the file starts with such a
             heading, else the whole `file`.
         validation_fraction: Share of the documents held out for validation.
+        split_seed: Seed of the choice of these documents; default: seed.
         streaming: Read and tokenise while training and cache nothing; default: only for hub data.
         cache_dir: Where tokenised text is kept; default: linformer_kit in $XDG_CACHE_HOME or ~/.cache.
     """
@@ -115,6 +124,7 @@ class CorpusSettings:
     text_column: str = "text"
     document: Literal["auto", "file", "line", "blank_line", "wikitext"] = "auto"
     validation_fraction: float = 0.05
+    split_seed: int | None = None
     streaming: bool | None = None
     cache_dir: str | None = None
 
@@ -125,6 +135,10 @@ class PretrainSettings(CorpusSettings):
 
     Attributes:
         model: The architecture.
+        from_model: Folder or hub id of a masked language model of this package to go on from, with its architecture
+            and tokenizer; `model` and `tokenizer` do not count then.
+        resize_to: Longest sequence that from_model is resized to, in tokens; default: its own.
+        resize_mode: How it is resized: E, F and positions repeated (`extend`) or stretched (`interpolate`).
         tokenizer: Folder or hub id of an existing tokenizer; without one, a byte-level BPE is trained on the corpus.
         mlm_probability: Share of the tokens to predict; of these 80 % become <mask>, 10 % another token, 10 % stay.
         output_dir: Where the model and all results go; default: a new folder below runs/.
@@ -135,6 +149,10 @@ class PretrainSettings(CorpusSettings):
         learning_rate: Highest learning rate, reached at the end of the warm-up, then falling linearly to 0.
         warmup_steps: Updates of linear warm-up.
         weight_decay: AdamW's weight decay.
+        projection_learning_rate_factor: Learning rate of E and F, as a multiple of learning_rate.
+        projection_weight_decay: Weight decay of E and F; default: weight_decay.
+        elastic_projected_dims: Numbers of slots of which each update draws one, so that the model can be run with any
+            of them (`set_projected_dim`); default: projected_dim alone.
         max_grad_norm: Longest gradient; longer ones are scaled down.
         eval_steps: Updates between evaluations.
         save_steps: Updates between checkpoints.
@@ -152,6 +170,9 @@ class PretrainSettings(CorpusSettings):
     """
 
     model: ModelSettings
+    from_model: str | None = None
+    resize_to: int | None = None
+    resize_mode: ResizeMode = "extend"
     tokenizer: str | None = None
     mlm_probability: float = 0.15
     output_dir: str | None = None
@@ -162,6 +183,9 @@ class PretrainSettings(CorpusSettings):
     learning_rate: float
     warmup_steps: int
     weight_decay: float = 0.01
+    projection_learning_rate_factor: float = 1.0
+    projection_weight_decay: float | None = None
+    elastic_projected_dims: list[int] | None = None
     max_grad_norm: float = 1.0
     eval_steps: int
     save_steps: int

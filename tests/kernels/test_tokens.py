@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import linformer_kit as lk
 from linformer_kit import kernels
+from linformer_kit.encoder import LinformerLayer
 from linformer_kit.kernels import products, softmax
-from linformer_kit.modeling import LinformerLayer
 from tests.conftest import SIZES
 
 
@@ -383,7 +383,7 @@ def test_what_is_fast_is_used(monkeypatch):
         ("linformer_kit.projection.base.linear", "slots"),
         ("linformer_kit.projection.base.arranged", "arranged"),
         ("linformer_kit.attention.apply_linear", "heads"),
-        ("linformer_kit.modeling.apply_linear", "feed-forward"),
+        ("linformer_kit.encoder.apply_linear", "feed-forward"),
     ):
         module, _, attribute = where.rpartition(".")
         owner = kernels if module.endswith("kernels") else importlib.import_module(module)

@@ -16,8 +16,8 @@ from linformer_kit.bench.measure import environment, in_fresh_process, interleav
 from linformer_kit.bench.memory import layers_of, parameter_bytes, ran_out
 from linformer_kit.bench.prepare import check, open_folder, recorded, require, torch_dtype
 from linformer_kit.bench.settings import LongSettings
+from linformer_kit.encoder import LinformerLayer
 from linformer_kit.errors import InputError
-from linformer_kit.modeling import LinformerLayer
 from linformer_kit.report.long import long_markdown, write_long_report
 
 _SECONDS = 60.0  # for all runs over the short sequence

@@ -93,16 +93,21 @@ def summary(runs: list[float]) -> dict[str, Any]:
     return {"median_s": statistics.median(runs), "min_s": min(runs), "max_s": max(runs), "runs": len(runs)}
 
 
+def fresh_processes(count: int) -> ProcessPoolExecutor:
+    """Processes that share nothing with this one."""
+    # Ctrl-C reaches them too: they end without a word, and this process speaks.
+    quietly = (signal.SIGINT, signal.SIG_DFL)
+    spawn = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(max_workers=count, mp_context=spawn, initializer=signal.signal, initargs=quietly)
+
+
 def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
     """What a function returns in a process of its own, where nothing has been allocated before.
 
     Raises:
         MemoryError: if the process was killed, which is how memory runs out.
     """
-    spawn = multiprocessing.get_context("spawn")
-    # Ctrl-C reaches it too: it ends without a word, and this process speaks.
-    quietly = (signal.SIGINT, signal.SIG_DFL)
-    with ProcessPoolExecutor(max_workers=1, mp_context=spawn, initializer=signal.signal, initargs=quietly) as pool:
+    with fresh_processes(1) as pool:
         try:
             return pool.submit(function, *arguments).result()
         except BrokenProcessPool:

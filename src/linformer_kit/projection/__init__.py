@@ -77,8 +77,9 @@ def build_projection(
     head_dim: int,
     sharing: str,
     shorter_input: str,
+    initializer: str,
 ) -> SequenceProjection:
-    """The projection of that name; head_dim is the width of a head.
+    """The projection of that name; head_dim is the width of a head, initializer the start of a linear one.
 
     Raises:
         InputError: for an unknown name, and what the projection itself refuses.
@@ -89,4 +90,6 @@ def build_projection(
     arguments: dict[str, Any] = {"num_heads": num_heads, "sharing": sharing, "shorter_input": shorter_input}
     if issubclass(kind, ConvProjection):
         arguments["head_dim"] = head_dim
+    if issubclass(kind, LinearProjection):
+        arguments["initializer"] = initializer
     return kind(seq_len, projected_dim, **arguments)

@@ -239,13 +239,12 @@ class LearnedProjection(SequenceProjection):
     value_projection: nn.Parameter | None
 
     def _start(self) -> Tensor:
-        """The start of E and of F."""
+        """The start of E or of F; what is random is drawn at each call."""
         raise NotImplementedError
 
     def _make_parameters(self) -> None:
-        start = self._start()
-        self.key_projection = nn.Parameter(start)
-        self.register_parameter("value_projection", None if self.tied else nn.Parameter(start.clone()))
+        self.key_projection = nn.Parameter(self._start())
+        self.register_parameter("value_projection", None if self.tied else nn.Parameter(self._start()))
 
     @torch.no_grad()
     def _replace_parameters(self, change: Callable[[Tensor], Tensor]) -> None:
@@ -253,8 +252,7 @@ class LearnedProjection(SequenceProjection):
             setattr(self, name, nn.Parameter(change(old), requires_grad=old.requires_grad))
 
     def initial_values(self) -> dict[str, Tensor]:
-        start = self._start()
-        return {name: start for name, _ in self.named_parameters()}
+        return {name: self._start() for name, _ in self.named_parameters()}
 
 
 class HeadMap:

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linformer_kit.functional import pooling_matrix, spread_order, stretch_matrix, stretch_tokens
+from linformer_kit.errors import InputError
+from linformer_kit.functional import stretch_matrix, stretch_tokens
 from linformer_kit.kernels import compress
 from linformer_kit.projection.base import Groups, Inputs, LearnedProjection, SequenceProjection, Slots
+from linformer_kit.projection.starts import STARTS
 
 
 class _MatrixProjection(SequenceProjection):
@@ -98,12 +100,17 @@ class LinearProjection(LearnedProjection, _MatrixProjection):
     `[projected_dim, seq_len]`. For sharing `none` the heads stand in front or, if they differ in k, their matrices one
     below the other, `[sum of k, seq_len]`. For any other sharing a head with a smaller k uses the first rows.
 
-    They start as scaled mean pooling (`functional.pooling_matrix`), its rows in `functional.spread_order`, so that the
-    first rows see the sequence evenly.
+    Args:
+        initializer: How E and F start (`starts`).
     """
 
-    def __init__(self, seq_len: int, projected_dim: int | Sequence[int], **arguments: Any) -> None:
+    def __init__(
+        self, seq_len: int, projected_dim: int | Sequence[int], *, initializer: str = "pooling", **arguments: Any
+    ) -> None:
         super().__init__(seq_len, projected_dim, **arguments)
+        if initializer not in STARTS:
+            raise InputError(f"projection_initializer: expected one of {', '.join(STARTS)}, got {initializer!r}")
+        self.initializer = initializer
         self._make_parameters()
 
     @property
@@ -111,11 +118,13 @@ class LinearProjection(LearnedProjection, _MatrixProjection):
         return self.sharing == "none"
 
     def _start(self) -> Tensor:
-        dims = self.head_dims if self.by_head else (self.projected_dim,)
-        matrices = [pooling_matrix(k, self.seq_len)[spread_order(k)] for k in dims]
+        start = STARTS[self.initializer]
         if not self.by_head:
-            return matrices[0]
-        return torch.stack(matrices) if self.uniform else torch.cat(matrices)
+            return start(1, self.projected_dim, self.seq_len)[0]
+        if self.uniform:
+            return start(self.num_heads, self.projected_dim, self.seq_len)
+        # Each head's own place among its peers counts, whatever k the others have.
+        return torch.cat([start(self.num_heads, k, self.seq_len)[head] for head, k in enumerate(self.head_dims)])
 
     def _matrices(self) -> tuple[Tensor, Tensor]:
         return self.key_projection, self.key_projection if self.value_projection is None else self.value_projection

@@ -24,6 +24,7 @@ _AT_LEAST_ONE = (
     "logging_steps",
 )
 _AT_LEAST_ZERO = ("learning_rate", "warmup_steps", "weight_decay", "max_grad_norm", "dataloader_num_workers", "seed")
+_OF_PROJECTIONS = ("projection_learning_rate_factor", "projection_weight_decay")
 # Settings that TrainingArguments takes under the same name.
 _SHARED = (*_AT_LEAST_ONE, *_AT_LEAST_ZERO, "save_total_limit", "activation_checkpointing", "report_to")
 # What pretraining itself decides.
@@ -67,10 +68,11 @@ def training_arguments(settings: PretrainSettings, folder: Path) -> TrainingArgu
     """
     if settings.seed >= 2**32:
         raise InputError(f"seed: expected 0 to {2**32 - 1}, got {settings.seed}")
-    for names, least in ((_AT_LEAST_ONE, 1), (_AT_LEAST_ZERO, 0)):
+    for names, least in ((_AT_LEAST_ONE, 1), (_AT_LEAST_ZERO, 0), (_OF_PROJECTIONS, 0)):
         for name in names:
-            if getattr(settings, name) < least:
-                raise InputError(f"{name}: expected {least} or more, got {getattr(settings, name)}")
+            value = getattr(settings, name)
+            if value is not None and not value >= least:
+                raise InputError(f"{name}: expected {least} or more, got {value}")
     _check_trainer_fields(settings.trainer)
     shared = {name: getattr(settings, name) for name in _SHARED}
     defaults = {"use_cpu": not torch.accelerator.is_available(), "dataloader_pin_memory": torch.cuda.is_available()}

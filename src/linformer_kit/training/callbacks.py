@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from tqdm import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -84,6 +86,34 @@ class ProgressBar(TrainerCallback):
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+class ElasticProjectedDim(TrainerCallback):
+    """Trains with another number of slots in each update; between updates, and so in evaluation, the model has all.
+
+    Args:
+        dims: Numbers of slots to draw from.
+        seed: Seed of all draws.
+    """
+
+    def __init__(self, dims: Sequence[int], *, seed: int) -> None:
+        self.dims = dims
+        self.seed = seed
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
+    ) -> None:
+        model.set_projected_dim(drawn_projected_dim(self.dims, seed=self.seed, update=state.global_step))
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
+    ) -> None:
+        model.set_projected_dim()
+
+
+def drawn_projected_dim(dims: Sequence[int], *, seed: int, update: int) -> int:
+    """The number of slots of one update: a pure function, so the same in every process and after a resume."""
+    return dims[int(np.random.default_rng([seed, update]).integers(len(dims)))]
 
 
 class ArgumentIntervals(TrainerCallback):

@@ -23,17 +23,31 @@ def masked_token_losses(
     model: LinformerForMaskedLM,
     input_ids: Int[Tensor, "batch seq_len"],
     labels: Int[Tensor, "batch seq_len"],
+    attention_mask: Int[Tensor, "batch seq_len"] | None = None,
 ) -> tuple[Float[Tensor, " batch"], Int[Tensor, " batch"]]:
     """Sum of the negative log-likelihoods of the labelled tokens of each sequence, and their count.
 
     The head runs on labelled tokens only. Sums over sequences, unlike means, add up exactly over batches and processes.
     """
-    hidden = model.linformer(input_ids).last_hidden_state
+    hidden = model.linformer(input_ids, attention_mask).last_hidden_state
     selected = labels != IGNORED_LABEL
     losses = F.cross_entropy(model.lm_head(hidden[selected]).float(), labels[selected], reduction="none")
     sequence = selected.nonzero()[:, 0]
     sums = torch.zeros(len(labels), device=losses.device).index_add(0, sequence, losses)
     return sums, selected.sum(dim=1)
+
+
+@torch.inference_mode()
+def mean_token_loss(model: LinformerForMaskedLM, batches: Iterable[dict[str, Tensor]], *, bf16: bool) -> float:
+    """The loss over all labelled tokens of some batches of `masked_token_losses`'s arguments, in mixed precision."""
+    model.eval()
+    total, count = 0.0, 0
+    for batch in batches:
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=bf16):
+            sums, counts = masked_token_losses(model, **{name: ids.to(model.device) for name, ids in batch.items()})
+        total += sums.double().sum().item()
+        count += int(counts.sum())
+    return total / count
 
 
 def unigram_entropy(blocks: Iterable[np.ndarray], *, vocab_size: int, special_ids: Iterable[int]) -> float:

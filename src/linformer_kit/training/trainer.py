@@ -14,9 +14,10 @@ from linformer_kit.configuration import LinformerConfig
 from linformer_kit.data.masking import EpochSampler, MaskedBlocks
 from linformer_kit.errors import input_errors
 from linformer_kit.heads import LinformerForMaskedLM
+from linformer_kit.projection import SequenceProjection
 from linformer_kit.settings import PretrainSettings
 from linformer_kit.training.arguments import training_arguments
-from linformer_kit.training.callbacks import ArgumentIntervals, ProgressBar
+from linformer_kit.training.callbacks import ArgumentIntervals, ElasticProjectedDim, ProgressBar
 from linformer_kit.training.metrics import masked_token_losses
 
 
@@ -30,6 +31,9 @@ class PretrainTrainer(Trainer):
         eval_dataset: `MaskedBlocks`, masked the same at each evaluation.
         processing_class: The tokenizer, saved in each checkpoint.
         seq_len: Tokens in a block, for tokens per second.
+        projection_learning_rate_factor: Learning rate of E and F, as a multiple of that of all else.
+        projection_weight_decay: Weight decay of E and F; None: that of all else.
+        elastic_projected_dims: Numbers of slots of which each update draws one; None: always all.
     """
 
     def __init__(
@@ -41,7 +45,14 @@ class PretrainTrainer(Trainer):
         eval_dataset: MaskedBlocks,
         processing_class: Any,
         seq_len: int,
+        projection_learning_rate_factor: float = 1.0,
+        projection_weight_decay: float | None = None,
+        elastic_projected_dims: list[int] | None = None,
     ) -> None:
+        self._of_projections = {"lr": args.learning_rate * projection_learning_rate_factor}
+        self._of_projections["weight_decay"] = (
+            args.weight_decay if projection_weight_decay is None else projection_weight_decay
+        )
         super().__init__(
             model,
             args,
@@ -56,6 +67,22 @@ class PretrainTrainer(Trainer):
         self.progress = ProgressBar(tokens_per_update=tokens)
         self.add_callback(self.progress)
         self.add_callback(ArgumentIntervals)
+        if elastic_projected_dims:
+            self.add_callback(ElasticProjectedDim(elastic_projected_dims, seed=self.args.seed))
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """The library's optimizer, with E and F in a group of their own where they have settings of their own."""
+        made = self.optimizer is not None
+        optimizer = super().create_optimizer(model)
+        decayed = optimizer.param_groups[0]
+        if not made and any(decayed[name] != value for name, value in self._of_projections.items()):
+            modules = (self.model if model is None else model).modules()
+            projections = [module for module in modules if isinstance(module, SequenceProjection)]
+            matrices = {id(matrix): matrix for module in projections for matrix in module.parameters()}
+            decayed["params"] = [each for each in decayed["params"] if id(each) not in matrices]
+            if matrices:
+                optimizer.add_param_group({**decayed, **self._of_projections, "params": list(matrices.values())})
+        return optimizer
 
     def _get_train_sampler(self, train_dataset: Any = None) -> torch.utils.data.Sampler | None:
         """Order and epoch come from one sampler, so both reach worker processes and survive a resume."""
