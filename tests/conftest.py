@@ -16,7 +16,15 @@ from linformer_kit.projection import PROJECTIONS
 torch.set_num_threads(1)  # the tensors are tiny: threads would only wait for each other
 
 SHARINGS = ("none", "headwise", "key_value", "layerwise")
-KINDS = (*SHARINGS, *(name for name in PROJECTIONS if name != "linear"), "full")
+# Models that differ in more than sharing or projection.
+OTHERS = {
+    "full": {"attention": "full"},
+    "norm_first": {"norm_first": True},
+    "local": {"local_convolution": 5},
+    "local_norm_first": {"local_convolution": 3, "norm_first": True, "sharing": "layerwise"},
+    "local_full": {"local_convolution": 3, "attention": "full"},
+}
+KINDS = (*SHARINGS, *(name for name in PROJECTIONS if name != "linear"), *OTHERS)
 SIZES = {
     "vocab_size": 101,
     "max_position_embeddings": 37,
@@ -57,8 +65,8 @@ def randomise(module: torch.nn.Module, scale: float = 0.3) -> torch.nn.Module:
     return module
 
 
-def fields(kind: str) -> dict[str, str]:
-    """A sharing of the linear projection, another projection, or full attention."""
-    if kind == "full":
-        return {"attention": "full"}
+def fields(kind: str) -> dict[str, object]:
+    """A sharing of the linear projection, another projection, or another model."""
+    if kind in OTHERS:
+        return OTHERS[kind]
     return {"sharing": kind} if kind in SHARINGS else {"projection": kind, "sharing": "none"}

@@ -13,6 +13,8 @@ from transformers import (
     AutoModelForSequenceClassification,
     RobertaConfig,
     RobertaModel,
+    RobertaPreLayerNormConfig,
+    RobertaPreLayerNormModel,
 )
 
 from linformer_kit import (
@@ -126,6 +128,74 @@ def test_full_attention_is_roberta(masked):
         mine = ours(ids, attention_mask=mask).last_hidden_state[real]
         exact = roberta.double()(ids, attention_mask=mask).last_hidden_state[real]
     assert (mine - exact).abs().max() <= 2 * (theirs - exact).abs().max()
+
+
+def test_norm_first_is_roberta_prelayernorm():
+    sizes = {"vocab_size": 101, "hidden_size": 60, "num_attention_heads": 5, "num_hidden_layers": 3}
+    sizes |= {"intermediate_size": 131, "layer_norm_eps": 1e-5}
+    theirs_config = RobertaPreLayerNormConfig(max_position_embeddings=39, type_vocab_size=1, **sizes)
+    theirs = randomise(RobertaPreLayerNormModel(theirs_config, add_pooling_layer=False), scale=0.15).double().eval()
+    ours = LinformerModel(
+        LinformerConfig(
+            max_position_embeddings=37,
+            type_vocab_size=1,
+            position_offset=2,
+            attention="full",
+            norm_first=True,
+            **sizes,
+        )
+    )
+    ours.double().eval().load_state_dict(prelayernorm_state(theirs))
+    ids = tokens(3, 37)
+    expected = theirs(ids, output_hidden_states=True)
+    got = ours(ids, output_hidden_states=True)
+    torch.testing.assert_close(got[0], expected[0], rtol=0, atol=1e-10)
+    for mine, other in zip(got.hidden_states[:-1], expected.hidden_states, strict=False):
+        torch.testing.assert_close(mine, other, rtol=0, atol=1e-10)
+
+
+def prelayernorm_state(theirs: RobertaPreLayerNormModel) -> dict[str, torch.Tensor]:
+    """Their names put as RoBERTa has them, and the last norm."""
+    state = {}
+    for name, tensor in roberta_state(theirs).items():
+        name = re.sub(r"attention\.layer_norm", "self_attn_layer_norm", name)
+        name = re.sub(r"intermediate\.layer_norm", "final_layer_norm", name)
+        state["encoder.layer_norm" + name[len("layer_norm") :] if name.startswith("layer_norm") else name] = tensor
+    return state
+
+
+@pytest.mark.parametrize("attention", ["linformer", "full"])
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_a_local_convolution_stands_beside_attention(config, attention, norm_first):
+    """It adds w_j ⊙ x_(t+j) of the real neighbours to what attention gives; a loop says which."""
+    made = config(local_convolution=5, attention=attention, norm_first=norm_first, num_hidden_layers=1)
+    model = randomise(LinformerModel(made)).double().eval()
+    (layer,) = model.encoder.layers
+    seen = {}
+    layer.self_attn.register_forward_hook(lambda _, inputs, output: seen.update(inputs=inputs[0], attended=output[0]))
+    layer.self_attn_layer_norm.register_forward_hook(lambda _, inputs, output: seen.setdefault("norm", inputs[0]))
+    layer.final_layer_norm.register_forward_pre_hook(lambda _, inputs: seen.update(final=inputs[0]))
+    mask = torch.ones(2, 31, dtype=torch.long)
+    mask[0, 19:] = 0
+    ids = tokens(2, 31)
+    model(ids, mask)
+    x, weight = seen["inputs"], layer.local_convolution.weight
+    local = torch.zeros_like(x)
+    for sample, length in enumerate((19, 31)):
+        for t in range(length):
+            for j in range(5):
+                if 0 <= t + j - 2 < length:
+                    local[sample, t] += weight[:, j] * x[sample, t + j - 2]
+    residual = (seen["norm"] if norm_first else x) + seen["attended"] + local
+    got = seen["final"] if norm_first else seen["norm"]
+    real = mask.bool()
+    torch.testing.assert_close(got[real], residual[real], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("width", [2, -1, 1.5])
+def test_width_of_the_convolution(config, width):
+    with pytest.raises(InputError, match=f"local_convolution: expected .*, got {width}"):
+        config(local_convolution=width)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -302,7 +372,7 @@ def test_hidden_states_and_attentions(config, kind):
     out = model(tokens(2, 31), output_hidden_states=True, output_attentions=True)
     assert len(out.hidden_states) == 3 and torch.equal(out.hidden_states[-1], out.last_hidden_state)
     windowed = kind in PROJECTIONS and PROJECTIONS[kind].windowed  # 31 of 37 positions fill 6 of 7 windows
-    slots = 31 if kind == "full" else 6 if windowed else SIZES["projected_dim"]
+    slots = 31 if model.config.attention == "full" else 6 if windowed else SIZES["projected_dim"]
     assert [weights.shape for weights in out.attentions] == [(2, 3, 31, slots)] * 2
 
 
@@ -317,7 +387,8 @@ def test_hidden_states_and_attentions_stand_where_the_tokens_do(config, kind):
         torch.testing.assert_close(ours[mask == 1], theirs[0], rtol=1e-4, atol=1e-4)
     for ours, theirs in zip(padded.attentions, alone.attentions, strict=True):
         ours = ours[0][:, mask[0] == 1]
-        ours = ours[..., mask[0] == 1] if kind == "full" else ours[..., : theirs.shape[-1]]
+        full = model.config.attention == "full"
+        ours = ours[..., mask[0] == 1] if full else ours[..., : theirs.shape[-1]]
         torch.testing.assert_close(ours, theirs[0], rtol=1e-4, atol=1e-4)
 
 

@@ -18,13 +18,21 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
-from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast, pipeline
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+    PreTrainedTokenizerFast,
+    pipeline,
+)
 
 import linformer_kit as lk
 from linformer_kit.cli import main
 from linformer_kit.predict import fill_mask
 from linformer_kit.pretrain import _IDENTITY
 from linformer_kit.settings import PretrainSettings
+from linformer_kit.training.callbacks import drawn_projected_dim
 
 SHAPE = {
     "vocab_size": 277,
@@ -128,6 +136,83 @@ def test_an_existing_tokenizer(run, corpus, tmp_path):
     main(arguments(corpus, tmp_path / "out", f"--tokenizer={run}", "--model.vocab_size=300"))
     config = lk.LinformerConfig.from_pretrained(tmp_path / "out")
     assert config.vocab_size == len(AutoTokenizer.from_pretrained(run))
+
+
+@pytest.mark.parametrize("mode", ["extend", "interpolate"])
+def test_a_model_is_grown_and_goes_on(run, corpus, tmp_path, mode):
+    command = arguments(corpus, tmp_path / "out", f"--from_model={run}", "--resize_to=46", f"--resize_mode={mode}")
+    main([*command, "--model.hidden_size=99", "--learning_rate=0.0"])
+    grown, expected = (lk.LinformerForMaskedLM.from_pretrained(folder) for folder in (tmp_path / "out", run))
+    expected.resize_sequence_length(46, mode=mode)
+    for (name, ours), theirs in zip(grown.named_parameters(), expected.parameters(), strict=True):
+        assert torch.equal(ours, theirs), name
+    results = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert results["corpus"]["seq_len"] == 46 and results["settings"]["model"]["hidden_size"] == 33
+    for name in ("tokenizer.json",):
+        assert (tmp_path / "out" / name).read_text() == (run / name).read_text()
+    main(
+        [*command, "--learning_rate=0.0", "--resume", "--max_steps=5"]
+    )  # with the checkpoint's weights, not the model's
+    assert json.loads((tmp_path / "out" / "metrics.json").read_text())["models"]["linformer"]["updates"] == 5
+
+
+def test_elastic_training_draws_slots_and_measures_with_all(corpus, tmp_path, monkeypatch):
+    seen = []
+    real = lk.LinformerForMaskedLM.forward
+
+    def forward(self, *inputs, **named):
+        seen.append((self.training, self.linformer.encoder.attentions[0].projected_dim))
+        return real(self, *inputs, **named)
+
+    monkeypatch.setattr(lk.LinformerForMaskedLM, "forward", forward)
+    settings = ["--elastic_projected_dims", "7", "3", "2", "--max_steps=12", "--gradient_accumulation_steps=2"]
+    main([*arguments(corpus, tmp_path / "out"), *settings])
+    trained = [dim for training, dim in seen if training]
+    expected = [drawn_projected_dim([7, 3, 2], seed=3, update=update) for update in range(12)]
+    assert trained == [dim for dim in expected for _ in range(2)] and set(trained) == {7, 3, 2}
+    assert {dim for training, dim in seen if not training} <= {None, 7}
+    assert lk.LinformerForMaskedLM.from_pretrained(tmp_path / "out").config.projected_dim == 7
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--elastic_projected_dims", "8"],
+            "elastic_projected_dims: expected one or more, each 1 to 7 (projected_dim)",
+        ),
+        (["--elastic_projected_dims", "0", "3"], "each 1 to 7 (projected_dim), got [0, 3]"),
+        (["--elastic_projected_dims", "3", "--model.attention=full"], "expected none with full attention, got [3]"),
+        (["--elastic_projected_dims", "3", "--model.projection=conv"], "expected none with projection conv, got [3]"),
+        (["--resize_to=46"], "resize_to: expected none without from_model, got 46"),
+        (["--from_model=RUN", "--compare-full"], "compare_full: expected false with from_model"),
+        (["--from_model=RUN", "--resize_to=5"], "seq_len: expected"),
+        (["--from_model=nowhere/at/all"], "model: expected a folder, got nowhere/at/all, which does not exist"),
+        (["--projection_learning_rate_factor=-1"], "projection_learning_rate_factor: expected 0 or more, got -1.0"),
+    ],
+)
+def test_settings_refused_before_anything_is_written(run, corpus, capsys, tmp_path, options, message):
+    options = [option.replace("RUN", str(run)) for option in options]
+    assert message in fail(capsys, *arguments(corpus, tmp_path / "out"), *options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_foreign_model_is_not_gone_on_from(run, corpus, capsys, tmp_path):
+    sizes = {"vocab_size": 277, "hidden_size": 12, "num_attention_heads": 2, "num_hidden_layers": 1}
+    BertForMaskedLM(BertConfig(intermediate_size=7, **sizes)).save_pretrained(tmp_path / "bert")
+    shutil.copy(run / "tokenizer.json", tmp_path / "bert")
+    shutil.copy(run / "tokenizer_config.json", tmp_path / "bert")
+    error = fail(capsys, *arguments(corpus, tmp_path / "out", f"--from_model={tmp_path / 'bert'}"))
+    assert "from_model: expected a Linformer (`linformer convert` makes one), got BertForMaskedLM" in error
+
+
+def test_the_split_can_stay_the_same_for_other_seeds(corpus, tmp_path):
+    """Losses of several seeds are to compare models, not held-out documents."""
+    marks = {}
+    for name, options in (("a", ["--seed=1"]), ("b", ["--seed=2"]), ("c", ["--seed=2", "--split_seed=1"])):
+        main([*arguments(corpus, tmp_path / name), *options, "--max_steps=1"])
+        marks[name] = json.loads((tmp_path / name / "run.json").read_text())["corpus_fingerprint"]
+    assert marks["a"] == marks["c"] != marks["b"]
 
 
 def fail(capsys, *command: str) -> str:

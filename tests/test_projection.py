@@ -91,7 +91,7 @@ def test_frozen_projections_stay_frozen(name, mode):
 )
 def test_refusals(arguments, message):
     good = {"name": "linear", "seq_len": 31, "projected_dim": 7, "num_heads": 3, "sharing": "none"}
-    good |= {"head_dim": 5, "shorter_input": "prefix"}
+    good |= {"head_dim": 5, "shorter_input": "prefix", "initializer": "pooling"}
     with pytest.raises(InputError, match=re.escape(message)):
         build_projection(**{**good, **arguments})
 

@@ -6,17 +6,71 @@ Axes: batch, seq_len (n), embed (hidden_size), heads, slots (projected_dim, or s
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from transformers import initialization as init
 from transformers.activations import ACT2FN, GELUActivation
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput
 
 from linformer_kit.attention import LinformerAttention
 from linformer_kit.configuration import LinformerConfig
-from linformer_kit.functional import real_tokens_first, take_positions
+from linformer_kit.functional import real_tokens_first, take_positions, zero_padding
 from linformer_kit.kernels import apply_linear, block_tokens, blocks, is_replaced, runs_in_blocks
 from linformer_kit.projection import SequenceProjection, build_projection
+
+
+class LocalConvolution(nn.Module):
+    """Depthwise convolution over neighbours: y_t = Σ_j w_j ⊙ x_(t+j), j from -⌊w/2⌋ to ⌊w/2⌋, nothing beyond the ends.
+
+    Not in the paper. `weight` is `[embed, width]`; there is no bias.
+
+    Args:
+        embed_dim: Width of inputs and output.
+        width: w, tokens that an output sees, an odd number.
+    """
+
+    def __init__(self, embed_dim: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(embed_dim, width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Uniform with variance 1/(3w), as torch's convolutions."""
+        init.uniform_(self.weight, -(self.weight.shape[1] ** -0.5), self.weight.shape[1] ** -0.5)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[0]}, width={self.weight.shape[1]}"
+
+    def forward(
+        self,
+        hidden: Float[Tensor, "batch seq_len embed"],
+        lengths: Int[Tensor, " batch"] | None,
+        rows: slice | None = None,
+    ) -> Float[Tensor, "batch rows embed"]:
+        """Convolve.
+
+        Args:
+            hidden: Inputs, padded on the right only.
+            lengths: Real tokens in each sequence, beyond which nothing is seen; None: all are real.
+            rows: Positions that are wanted; None: all.
+        """
+        embed, width = self.weight.shape
+        reach = width // 2
+        first = 0
+        if rows is not None:
+            first = max(0, rows.start - reach)
+            hidden = hidden[:, first : rows.stop + reach]
+        if lengths is not None:
+            positions = torch.arange(first, first + hidden.shape[1], device=hidden.device)
+            hidden = zero_padding(hidden, positions >= lengths[:, None])
+        # As an image of one line whose channels stand last, the one layout that is fast on CPUs.
+        image = hidden.transpose(1, 2)[:, :, None]
+        convolved = F.conv2d(image, self.weight[:, None, None], padding=(0, reach), groups=embed)[:, :, 0].transpose(
+            1, 2
+        )
+        return convolved if rows is None else convolved[:, rows.start - first : rows.stop - first]
 
 
 class LinformerLayer(GradientCheckpointingLayer):
@@ -43,6 +97,8 @@ class LinformerLayer(GradientCheckpointingLayer):
             bias_order=config.bias_order,
         )
         self.self_attn_layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        width = config.local_convolution
+        self.local_convolution = LocalConvolution(config.hidden_size, width) if width else None
         self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
         self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
         self.final_layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
@@ -75,6 +131,8 @@ class LinformerLayer(GradientCheckpointingLayer):
             key_lengths=lengths,
             projection=projection,
         )
+        if self.local_convolution is not None:
+            attended = attended + self.local_convolution(inputs, lengths)
         return self._feed_forward(hidden, attended), weights
 
     def _forward_in_blocks(
@@ -89,10 +147,15 @@ class LinformerLayer(GradientCheckpointingLayer):
         inputs = self.self_attn_layer_norm(hidden) if self.norm_first else hidden
         slots = self.self_attn.project(inputs, inputs, padding_mask, key_lengths=lengths, projection=projection)
         slots = [group.arranged() for group in slots]
-        output = hidden if overwrite else torch.empty_like(hidden)
+        # A convolution looks back at inputs of the block before.
+        keeps = inputs is hidden and self.local_convolution is not None
+        output = hidden if overwrite and not keeps else torch.empty_like(hidden)
         batch, seq_len, _ = hidden.shape
         for block in blocks(batch, seq_len, block_tokens(self.widest)):
             attended, _ = self.self_attn.attend(inputs[block], [group.of_samples(block[0]) for group in slots])
+            if self.local_convolution is not None:
+                of_block = None if lengths is None else lengths[block[0]]
+                attended = attended + self.local_convolution(inputs[block[0]], of_block, block[1])
             output[block] = self._feed_forward(hidden[block], attended)
         return output
 
@@ -116,6 +179,7 @@ class LinformerEncoder(nn.Module):
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__()
         self.linear = config.attention == "linformer"
+        self.orders = self.linear or config.local_convolution > 0  # whether it matters where padding stands
         layerwise = self.linear and config.sharing == "layerwise"
         dims = [config.projected_dim_of(layer) if self.linear else None for layer in range(config.num_hidden_layers)]
         # Owned here and passed down, so that the one matrix is saved, counted and trained once.
@@ -159,7 +223,7 @@ class LinformerEncoder(nn.Module):
     ) -> BaseModelOutput:
         """All layers; with `overwrite`, `hidden` may be lost, and without gradients its memory serves them all."""
         lengths = order = None
-        if padding_mask is not None and self.linear:
+        if padding_mask is not None and self.orders:
             # Once for all layers: real tokens first, and back at the end.
             order, lengths = real_tokens_first(padding_mask), (~padding_mask).sum(dim=1)
             hidden, padding_mask = take_positions(hidden, order), None
@@ -181,6 +245,8 @@ class LinformerEncoder(nn.Module):
             hidden = take_positions(hidden, order)
             hidden_states = [take_positions(states, order) for states in hidden_states]
             attentions = [weights.take_along_dim(order[:, None, :, None], dim=2) for weights in attentions]
+            if not self.linear:  # the keys are tokens too
+                attentions = [weights.take_along_dim(order[:, None, None, :], dim=3) for weights in attentions]
         return BaseModelOutput(
             last_hidden_state=hidden,
             hidden_states=tuple(hidden_states) if output_hidden_states else None,

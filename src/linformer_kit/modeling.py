@@ -22,7 +22,7 @@ from transformers.utils.generic import can_return_tuple
 
 from linformer_kit import _auto
 from linformer_kit.configuration import LinformerConfig, check_projected_dim
-from linformer_kit.encoder import LinformerEncoder
+from linformer_kit.encoder import LinformerEncoder, LocalConvolution
 from linformer_kit.errors import InputError
 from linformer_kit.functional import zero_padding
 from linformer_kit.kernels import block_tokens, blocks, is_large, is_replaced, runs_in_blocks
@@ -102,6 +102,8 @@ class LinformerPreTrainedModel(PreTrainedModel):
         if isinstance(module, SequenceProjection):
             for name, value in module.initial_values().items():
                 init.copy_(getattr(module, name), value)
+        if isinstance(module, LocalConvolution):
+            module.reset_parameters()
         lecun_normal = self.config.linear_initializer == "lecun_normal"
         if lecun_normal and isinstance(module, nn.Linear) and module is not self.get_output_embeddings():
             init.normal_(module.weight, std=module.in_features**-0.5)

@@ -60,6 +60,9 @@ class ModelSettings:
         initializer_range: Standard deviation of the start of embeddings and linear maps, but not of E and F.
         linear_initializer: Start of the linear maps: `normal` with initializer_range, as in BERT and RoBERTa, or
             `lecun_normal` with 1/√inputs, without which narrow models hardly learn (docs/log.md). Never of the decoder.
+        local_convolution: Tokens that a depthwise convolution beside each attention sees, an odd number; 0: there is
+            none, as in the paper. Slots mix their tokens, so this is how a token tells its neighbours apart, at little
+            cost (docs/learning.md).
         norm_first: Whether LayerNorm stands before attention and feed-forward (pre-norm) and once more at the end,
             instead of after each residual (post-norm, as in BERT and RoBERTa); learns earlier (docs/learning.md).
         layer_norm_eps: Epsilon of the layer norms.
@@ -90,6 +93,7 @@ class ModelSettings:
     position_offset: int = 0
     initializer_range: float = 0.02
     linear_initializer: LinearInitializer = "normal"
+    local_convolution: int = 0
     norm_first: bool = False
     layer_norm_eps: float = 1e-5
     pad_token_id: int | None = 1

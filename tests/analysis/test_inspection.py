@@ -54,7 +54,10 @@ def test_pictures_and_numbers(saved, kind, tmp_path, capsys):
         "mean_pool": set(),
         "max_pool": set(),
         "full": set(),
+        "local_full": set(),
+        "local_norm_first": {"all_layers_E"},
     }
+    expected |= dict.fromkeys(("norm_first", "local"), expected["headwise"])
     by_head = {f"layer_{layer}_{matrix}_head_0" for layer in (0, 1) for matrix in "EF"}
     assert images == expected.get(kind, by_head)
     assert (out / "context_mapping.png").stat().st_size > 10_000

@@ -42,6 +42,9 @@ KINDS = [
     {"projection": "mean_pool", "shorter_input": "stretch", "projected_dim": [11, 5]},
     {"type_vocab_size": 2, "bias_order": "after_projection"},
     {"attention": "full"},
+    {"norm_first": True},
+    {"local_convolution": 5},
+    {"local_convolution": 5, "norm_first": True, "attention": "full"},
 ]
 
 
@@ -394,5 +397,10 @@ def test_what_is_fast_is_used(monkeypatch):
     per_layer = {"attention": 1, "compress": 2, "slots": 2, "heads": 2, "feed-forward": 2}
     assert {name: calls.count(name) for name in set(calls)} == {name: 2 * count for name, count in per_layer.items()}
     calls.clear()
-    model_of(attention="full")(ids)
+    full = model_of(attention="full")
+    full(ids)
+    assert calls.count("attention") == 2 and calls.count("heads") == 8
+    calls.clear()
+    with torch.no_grad():  # flash attention's forward pass is as fast
+        full(ids)
     assert "attention" not in calls and calls.count("heads") == 8

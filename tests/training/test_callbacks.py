@@ -37,3 +37,11 @@ def test_data_and_updates_count_and_evaluation_and_saving_do_not(clock, capsys):
     shown = capsys.readouterr().err
     assert "update 0: validation loss 2.000 nats, perplexity 7.4" in shown
     assert "2/2" in shown
+
+
+def test_a_drawn_number_of_slots_depends_on_seed_and_update_alone():
+    dims = [32, 16, 8]
+    first = [callbacks.drawn_projected_dim(dims, seed=1, update=update) for update in range(300)]
+    assert first == [callbacks.drawn_projected_dim(dims, seed=1, update=update) for update in range(300)]
+    assert first != [callbacks.drawn_projected_dim(dims, seed=2, update=update) for update in range(300)]
+    assert all(70 < first.count(dim) < 130 for dim in dims)

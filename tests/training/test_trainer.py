@@ -35,6 +35,7 @@ def build(config, tokenizer, tmp_path):
 
     def make(folder: str = "run", **arguments: object) -> PretrainTrainer:
         set_seed(1)
+        own = {name: arguments.pop(name) for name in list(arguments) if name.startswith("projection_")}
         fields = {"max_position_embeddings": SEQ_LEN, "vocab_size": len(tokenizer), "hidden_dropout_prob": 0.1}
         defaults = {"max_steps": 7, "per_device_train_batch_size": 4, "learning_rate": 1e-2, "save_steps": 3}
         defaults |= {"logging_steps": 1, "report_to": "none", "remove_unused_columns": False, "disable_tqdm": True}
@@ -46,6 +47,7 @@ def build(config, tokenizer, tmp_path):
             eval_dataset=blocks(tokenizer, 7, seed=1),
             processing_class=tokenizer,
             seq_len=SEQ_LEN,
+            **own,
         )
 
     return make
@@ -75,6 +77,46 @@ def test_accumulated_updates_equal_those_of_the_large_batch(build):
     assert losses(small) == pytest.approx(losses(large), rel=1e-4)
     for ours, theirs in zip(small.model.parameters(), large.model.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("sharing", ["none", "headwise", "layerwise"])
+def test_e_and_f_can_learn_at_a_rate_of_their_own(build, sharing):
+    """With a factor of 0 and decay they stand still; all else learns as it does without."""
+    usual = build("usual", weight_decay=0.1, fields={"sharing": sharing})
+    still = build("still", weight_decay=0.1, fields={"sharing": sharing}, projection_learning_rate_factor=0.0)
+    start = {name: parameter.clone() for name, parameter in still.model.named_parameters()}
+    usual.train(), still.train()
+    for name, parameter in still.model.named_parameters():
+        assert torch.equal(parameter, start[name]) == ("projection." in name), name
+    assert not torch.equal(usual.model.lm_head.dense.weight, still.model.lm_head.dense.weight)
+
+
+@pytest.mark.parametrize(
+    ("factor", "decay", "expected"),
+    [
+        (1.0, None, []),
+        (1.0, 0.01, []),
+        (0.5, None, [(0.5e-2, 0.01)]),
+        (1.0, 0.0, [(1e-2, 0.0)]),
+        (2.0, 0.3, [(2e-2, 0.3)]),
+    ],
+)
+def test_groups_of_the_optimizer(build, factor, decay, expected):
+    """Each parameter in one group; E and F in a third only where they have settings of their own."""
+    trainer = build(weight_decay=0.01, projection_learning_rate_factor=factor, projection_weight_decay=decay)
+    groups = trainer.create_optimizer().param_groups
+    found = [id(parameter) for group in groups for parameter in group["params"]]
+    assert sorted(found) == sorted(id(parameter) for parameter in trainer.model.parameters())
+    assert [(group["lr"], group["weight_decay"]) for group in groups[2:]] == expected
+    matrices = {id(p) for name, p in trainer.model.named_parameters() if "projection." in name}
+    if expected:
+        assert {id(parameter) for parameter in groups[2]["params"]} == matrices and len(matrices) == 4
+    assert [(group["lr"], group["weight_decay"]) for group in groups[:2]] == [(1e-2, 0.01), (1e-2, 0.0)]
+
+
+def test_groups_of_full_attention(build):
+    trainer = build(projection_learning_rate_factor=0.5, fields={"attention": "full"})
+    assert len(trainer.create_optimizer().param_groups) == 2
 
 
 @pytest.mark.parametrize("workers", [0, 2])

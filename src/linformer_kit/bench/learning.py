@@ -30,6 +30,9 @@ _TIMED_ROUNDS = 2
 # Where results are and how they came about is not what they are; files stand in them by their names alone.
 _NOT_RECORDED = ("output_dir", "resume", "processes")
 _FILES = ("english_file", "sentence_file")
+# What a study that is resumed may have more of than before, and what may be different.
+_MAY_GROW = ("cells", "variants")
+_MAY_CHANGE = ("title", "baseline", "learning_rates", "tune", "seeds")
 
 
 def main(settings: LearningSettings) -> None:
@@ -59,7 +62,10 @@ def learn(study: LearningSettings) -> tuple[dict[str, Any], Path]:
             check_new_folder("output_dir", study.output_dir)
         results = _new_results(study)
     folder = open_output_dir(study.output_dir, command="bench-learning", overwrite=False)
-    with fresh_processes(study.processes) as pool, tqdm(unit="training", dynamic_ncols=True) as bar:
+    known = len(results["trials"])
+    total = len({_key(entry) for entry in results["trials"]} | {_key(dataclasses.asdict(t)) for t in _tuning(study)})
+    bar = tqdm(total=total, initial=known, unit="training", dynamic_ncols=True)
+    with fresh_processes(study.processes) as pool, bar:
         run = _Run(study, folder, results, pool, bar)
         run.all_of(_tuning(study))
         rates = {variant: _best_rate(study, variant, results["trials"]) for variant in study.variants}
@@ -83,14 +89,13 @@ class _Run:
         self, study: LearningSettings, folder: Path, results: dict[str, Any], pool: ProcessPoolExecutor, bar: tqdm
     ) -> None:
         self.study, self.folder, self.results, self.pool, self.bar = study, folder, results, pool, bar
-        self.bar.total = len(results["trials"]) + len(list(self._left(_tuning(study))))
-        self.bar.update(len(results["trials"]))
 
     def all_of(self, trials: Iterable[Trial]) -> None:
         """Run what is left of some trials that do not need each other; results are written after each."""
         left = list(self._left(trials))
         self.bar.total = max(self.bar.total, self.bar.n + len(left))
-        left = [self._timed(trial) if trial.minutes else trial for trial in self._measured(left)]
+        self._measure_updates(left)
+        left = [self._timed(trial) if trial.minutes else trial for trial in left]
         threads = max(1, torch.get_num_threads() // self.study.processes)
         extra = (self.study.projected_dims, self.study.sentence_file)
         running = {self.pool.submit(run_trial, trial, self.folder, threads, *extra): trial for trial in left}
@@ -110,19 +115,16 @@ class _Run:
         done = {_key(entry) for entry in self.results["trials"]}
         return (trial for trial in trials if _key(dataclasses.asdict(trial)) not in done)
 
-    def _measured(self, trials: list[Trial]) -> list[Trial]:
-        """The same, after the time of an update of each kind was measured with nothing beside it."""
+    def _measure_updates(self, trials: list[Trial]) -> None:
+        """The time of an update of each kind of trial that has minutes, with nothing beside it."""
         known = self.results["seconds_per_update"]
         kinds = {trial.kind: trial for trial in trials if trial.minutes and trial.kind not in known}
+        threads = torch.get_num_threads()
         rounds = [
-            {
-                kind: in_fresh_process(seconds_per_update, trial, self.folder, torch.get_num_threads())
-                for kind, trial in kinds.items()
-            }
-            for _ in range(_TIMED_ROUNDS if kinds else 0)
+            {kind: in_fresh_process(seconds_per_update, trial, self.folder, threads) for kind, trial in kinds.items()}
+            for _ in range(_TIMED_ROUNDS)
         ]
         known |= {kind: min(each[kind] for each in rounds) for kind in kinds}
-        return trials
 
     def _timed(self, trial: Trial) -> Trial:
         return timed(trial, self.results["seconds_per_update"][trial.kind])
@@ -217,21 +219,17 @@ def _recorded(study: LearningSettings) -> dict[str, Any]:
 
 
 def _earlier_results(study: LearningSettings) -> dict[str, Any] | None:
-    """What there is to go on with; cells, variants and seeds may have joined."""
+    """What there is to go on with. Cells, variants, rates and seeds may join; the rest must be the same."""
     path = Path(study.output_dir or "") / RESULTS
     if study.output_dir is None or not path.exists():
         return None
     results, now = read_json(path), _recorded(study)
-    before = results["settings"]
-    for name in now:
-        joined = name in ("cells", "variants", "seeds", "learning_rates", "title", "tune", "baseline")
-        kept = (
-            all(now[name].get(key, value) == value for key, value in before[name].items())
-            if name in ("cells", "variants")
-            else joined
-        )
-        if before.get(name) != now[name] and not (joined and kept):
-            raise InputError(f"resume: expected {name} as in {path}, got others")
-    results["settings"] = now
-    results["complete"] = False
-    return results
+    before = results.get("settings", {})
+    for name, value in now.items():
+        if name in _MAY_GROW:
+            same = all(value.get(key, old) == old for key, old in before.get(name, {}).items())
+        else:
+            same = name in _MAY_CHANGE or before.get(name) == value
+        if not same:
+            raise InputError(f"resume: expected {name} as in {path}, got another")
+    return {**results, "settings": now, "complete": False}

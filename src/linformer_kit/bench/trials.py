@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from jsonargparse import ArgumentParser, Namespace
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import default_collate
@@ -159,7 +160,7 @@ def run_trial(
     Returns:
         What stands in `learning.json` for it.
     """
-    torch.set_num_threads(threads)
+    _alone(threads)
     place = folder / TRIALS_FOLDER / trial.name
     place.mkdir(parents=True, exist_ok=True)
     with (place / "log.txt").open("a", encoding="utf-8") as log, contextlib.redirect_stderr(log):
@@ -180,7 +181,7 @@ def run_trial(
 
 def seconds_per_update(trial: Trial, folder: Path, threads: int) -> float:
     """Median time of an update of the trial's model, data and optimizer included."""
-    torch.set_num_threads(threads)
+    _alone(threads)
     updates = _WARM_UPDATES + _TIMED_UPDATES
     settings = dataclasses.replace(
         trial.settings, from_model=trial.model_before(folder), max_steps=updates, warmup_steps=1, eval_steps=updates + 1
@@ -197,6 +198,12 @@ def seconds_per_update(trial: Trial, folder: Path, threads: int) -> float:
         trainer.add_callback(clock)
         trainer.train()
     return statistics.median(itertools.islice(clock.seconds(), _WARM_UPDATES, None))
+
+
+def _alone(threads: int) -> None:
+    """What a process that trains beside others needs."""
+    torch.set_num_threads(threads)
+    transformers.utils.logging.set_verbosity_error()
 
 
 class _Clock(TrainerCallback):
@@ -247,13 +254,15 @@ def _more_losses(
 def _sentences(
     patterns: list[str], tokenizer: PreTrainedTokenizerFast, masker: BlockMasker
 ) -> list[dict[str, torch.Tensor]]:
-    """The first short texts of a fitting length, masked, the longest last."""
+    """The first short texts of a fitting length of which anything is masked, the longest last."""
     least, most = _SENTENCE_TOKENS
+    most = min(most, tokenizer.model_max_length)
     rows: list[dict[str, torch.Tensor]] = []
     for text in read_documents(find_files(patterns, field="sentence_file"), document="line", column="sentence"):
         ids = [start_token_id(tokenizer), *tokenizer(text, add_special_tokens=False)["input_ids"]]
         if least <= len(ids) <= most and len(rows) < _SENTENCES:
             rows.append(masker(np.array(ids), epoch=0, index=len(rows)))
+    rows = [row for row in rows if (row["labels"] != IGNORED_LABEL).any()]
     if not rows:
         raise InputError(f"sentence_file: expected texts of {least} to {most} tokens, got none")
     return sorted(rows, key=lambda row: len(row["input_ids"]))

@@ -1,0 +1,97 @@
+"""A study of learning as tables: means, spreads and paired differences by hand; what diverged says so."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from linformer_kit.report import learning
+from linformer_kit.report.learning_figures import draw_curves
+from tests.report.bench_results import ENVIRONMENT
+
+
+def trial(variant: str, rate: float, seed: int, loss: float | None, **more) -> dict:
+    return {
+        "cell": "a",
+        "variant": variant,
+        "learning_rate": rate,
+        "seed": seed,
+        "minutes": None,
+        "updates": 20,
+        "validation_loss": loss,
+        "curve": [[0, 7.0], [10, 6.0], [20, loss]],
+        "unigram_entropy": 6.25,
+        "corpus": {"vocab_size": 1009, "seq_len": 127, "train_sequences": 1301, "validation_sequences": 17},
+        **more,
+    }
+
+
+RESULTS = {
+    "environment": ENVIRONMENT,
+    "settings": {
+        "title": "Of a test",
+        "baseline": "full",
+        "learning_rates": [0.001, 0.002],
+        "tune": {},
+        "seeds": [5, 6],
+        "cells": {"a": {}, "b": {}},
+        "variants": {"full": {}, "ours": {}, "fixed": {"learning_rates": [0.003]}},
+    },
+    "learning_rates": {"full": 0.002, "ours": 0.001, "fixed": 0.003},
+    "complete": False,
+    "trials": [
+        trial("full", 0.001, 5, 5.0),
+        trial("full", 0.002, 5, 4.0),
+        trial("full", 0.002, 6, 4.5),
+        trial("ours", 0.001, 5, 4.25, by_projected_dim={"8": 4.5}, sentences={"prefix": 5.5}),
+        trial("ours", 0.001, 6, 4.5, by_projected_dim={"8": 4.75}, sentences={"prefix": 5.25}),
+        trial("ours", 0.002, 5, None),
+        trial("fixed", 0.003, 5, None),
+    ],
+}
+
+
+def cells_of(lines: list[str], variant: str) -> list[str]:
+    (line,) = (line for line in lines if line.startswith(f"| {variant} |"))
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_learning_rates_that_were_tried():
+    lines = learning.rates_table(RESULTS)
+    assert "in cell a, seed 5" in lines[0]
+    assert cells_of(lines, "full") == ["full", "5.000", "**4.000**"]
+    assert cells_of(lines, "ours") == ["ours", "**4.250**", "diverged"]
+    assert not any("fixed" in line for line in lines)
+
+
+def test_losses_in_a_cell():
+    lines = learning.cell_table(RESULTS, "a")
+    assert "n 127, 1,301 sequences to train, 17 to validate, vocabulary 1,009; unigram entropy 6.250 nats." in lines[0]
+    assert cells_of(lines, "full") == ["full", "0.002", "20", "4.250 ± 0.354", "4.000, 4.500", "", "", ""]
+    ours = ["ours", "0.001", "20", "4.375 ± 0.177", "4.250, 4.500", "+0.125 ± 0.177", "4.625 ± 0.177", "5.375 ± 0.177"]
+    assert cells_of(lines, "ours") == ours
+    assert cells_of(lines, "fixed")[3:6] == ["", "diverged", ""]
+    assert learning.cell_table(RESULTS, "b") == ["Nothing yet."]
+
+
+def test_an_unfinished_study_says_so():
+    text = learning.learning_markdown(RESULTS)
+    assert "Not complete: 7 trainings so far." in text and "Nothing yet." in text
+    assert "Not complete" not in learning.learning_markdown({**RESULTS, "complete": True})
+
+
+@pytest.mark.parametrize("minutes", [None, 3.0])
+def test_curves(minutes, tmp_path, monkeypatch):
+    results = copy.deepcopy(RESULTS)
+    for entry in results["trials"]:
+        entry["minutes"] = minutes
+    drawn = []
+    monkeypatch.setattr("linformer_kit.report.learning_figures.plt.close", drawn.append)
+    draw_curves(results, "a", tmp_path / "a.png")
+    (axes,) = drawn[0].axes
+    assert [line.get_label() for line in axes.lines] == ["full (4.250)", "ours (4.375)"]
+    assert axes.lines[1].get_xdata().tolist() == ([10, 20] if minutes is None else [1.5, 3.0])
+    assert axes.lines[1].get_ydata().tolist() == [6.0, 4.375]
+    assert axes.get_xlabel() == ("updates" if minutes is None else "minutes of training")
+    assert (tmp_path / "a.png").stat().st_size > 5000
