@@ -40,6 +40,7 @@ from linformer_kit.settings import (
 
 _YES_OR_NO = ("true", "false", "yes", "no")
 RECIPES = Path(__file__).parent / "recipes"
+_COMMON_RECIPE = "_common.yaml"
 
 
 class Command(NamedTuple):
@@ -129,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def parse(arguments: Sequence[str]) -> tuple[str, Any]:
     """Name and settings of the command that the arguments ask for.
 
-    Later wins: the recipe, then each --config file, then the command line.
+    Later wins: what all recipes of the command have in common, the recipe, each --config file, the command line.
 
     Raises:
         InputError: for anything that the command does not take, in one line.
@@ -140,12 +141,15 @@ def parse(arguments: Sequence[str]) -> tuple[str, Any]:
     command = COMMANDS.get(" ".join([group, *words] if group else words))
     rest = _normalise(arguments[len(words) + bool(group) :], command.settings) if command else []
     configs = [_read_settings(Path(path)) for path in _values_of("--config", rest)]
-    recipe = None
+    recipes: list[Path] = []
     if command and command.recipe:
         named = [config["recipe"] for config in configs if "recipe" in config]
-        recipe = _recipe_file([command.recipe, *named, *_values_of("--recipe", rest)][-1], RECIPES / command.recipes)
-        _read_settings(recipe)
-    parser = _build_parser(group, recipe)
+        folder = RECIPES / command.recipes
+        recipe = _recipe_file([command.recipe, *named, *_values_of("--recipe", rest)][-1], folder)
+        recipes = [*folder.glob(_COMMON_RECIPE), recipe]
+        for path in recipes:
+            _read_settings(path)
+    parser = _build_parser(group, recipes)
     namespace = parser.parse_args([*words, *rest])
     if command is None:
         parser.print_help()
@@ -155,7 +159,7 @@ def parse(arguments: Sequence[str]) -> tuple[str, Any]:
     return " ".join([group, *words] if group else words), _instantiate(command.settings, values)
 
 
-def _build_parser(group: str | None, recipe: Path | None) -> ArgumentParser:
+def _build_parser(group: str | None, recipes: list[Path]) -> ArgumentParser:
     """The parser of the commands of a group, or of all others and the names of the groups."""
     parser = _OneLineParser(
         prog=f"linformer {group}" if group else "linformer",
@@ -169,16 +173,15 @@ def _build_parser(group: str | None, recipe: Path | None) -> ArgumentParser:
     for name, command in COMMANDS.items():
         *owner, last = name.split()
         if owner == ([group] if group else []):
-            subcommands.add_subcommand(last, _command_parser(command, recipe), help=f"{command.summary}.")
+            subcommands.add_subcommand(last, _command_parser(command, recipes), help=f"{command.summary}.")
     for name, summary in GROUPS.items() if group is None else ():
         subcommands.add_subcommand(name, _OneLineParser(), help=f"{summary}: `linformer {name}` lists what.")
     return parser
 
 
-def _command_parser(command: Command, recipe: Path | None) -> ArgumentParser:
-    child = _OneLineParser(
-        description=f"{command.summary}.", default_config_files=[str(recipe)] if recipe and command.recipe else []
-    )
+def _command_parser(command: Command, recipes: list[Path]) -> ArgumentParser:
+    defaults: list[str | os.PathLike[Any]] = [*recipes] if command.recipe else []
+    child = _OneLineParser(description=f"{command.summary}.", default_config_files=defaults)
     child.add_argument("--config", action="config", help="YAML file of settings; may be repeated.")
     if command.recipe:
         child.add_argument(
@@ -265,7 +268,7 @@ def _recipe_file(name: str, recipes: Path) -> Path:
 
 
 def _recipe_names(recipes: Path) -> str:
-    return ", ".join(sorted(path.stem for path in recipes.glob("*.yaml")))
+    return ", ".join(sorted(path.stem for path in recipes.glob("*.yaml") if path.name != _COMMON_RECIPE))
 
 
 def _values_of(name: str, arguments: Sequence[str]) -> list[str]:

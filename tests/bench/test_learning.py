@@ -15,6 +15,7 @@ from linformer_kit.bench import learning, trials
 from linformer_kit.bench.settings import LearningSettings
 from linformer_kit.cli import RECIPES, main, parse
 from linformer_kit.errors import InputError
+from linformer_kit.functional import spread_order
 
 BASE = {
     "model": {
@@ -104,7 +105,9 @@ def test_what_is_measured(finished):
         updates = 2 if entry["variant"] == "grown" else 4
         assert entry["updates"] == updates and [step for step, _ in entry["curve"]] == list(range(0, updates + 1, 2))
         assert entry["validation_loss"] == entry["curve"][-1][1]
-        assert set(entry["sentences"]) == ({""} if entry["variant"] == "full" else {"prefix", "stretch"})
+        assert set(entry["sentences"]) == (
+            {""} if entry["variant"] == "full" else {"prefix", "stretch", "masked prefix"}
+        )
         assert entry.get("by_projected_dim", {}).keys() == (set() if entry["variant"] == "full" else {"3"})
         assert "description" not in entry["corpus"]
         grown = entry["variant"] == "grown"
@@ -238,7 +241,24 @@ def test_short_texts_are_padded_and_measured_as_alone(corpus, tmp_path, config):
     assert together == pytest.approx((11 * alone[0] + 17 * alone[1]) / 28, rel=1e-5)
 
 
-@pytest.mark.parametrize("path", sorted((RECIPES / "learning").glob("*.yaml")), ids=lambda path: path.stem)
+def test_slots_that_no_token_has_reached_are_masked(config):
+    """6 tokens of 36 reach windows 0 and 1 of 9, and those alone are attended to."""
+    model = lk.LinformerModel(config(max_position_embeddings=36, projected_dim=9, num_hidden_layers=1))
+    (projection,) = model.encoder.projections
+    seen = []
+    projection.register_forward_hook(trials._mask_unreached, with_kwargs=True)
+    projection.register_forward_hook(lambda _, inputs, slots: seen.append(slots[0].empty))
+    ids = torch.randint(5, 101, (2, 11))
+    mask = torch.ones_like(ids)
+    mask[0, 6:] = 0
+    model(ids, mask), model(ids)
+    reached = [[row for row, slot in enumerate(spread_order(9)) if slot * 4 < length] for length in (6, 11)]
+    assert [(~row).nonzero().flatten().tolist() for row in seen[0]] == reached
+    assert [(~row).nonzero().flatten().tolist() for row in seen[1]] == reached[1:]
+    assert list(map(len, reached)) == [2, 3]
+
+
+@pytest.mark.parametrize("path", sorted((RECIPES / "learning").glob("[a-z]*.yaml")), ids=lambda path: path.stem)
 def test_recipes_are_whole(path, tmp_path):
     """Each parses, and every training of it could start; the header says what one must know."""
     settings = parse(["bench", "learning", "--recipe", path.stem, "--english_file", str(tmp_path)])[1]

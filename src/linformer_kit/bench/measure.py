@@ -6,11 +6,13 @@ import ctypes
 import datetime
 import gc
 import multiprocessing
+import os
 import platform
 import re
 import signal
 import statistics
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -95,10 +97,20 @@ def summary(runs: list[float]) -> dict[str, Any]:
 
 def fresh_processes(count: int) -> ProcessPoolExecutor:
     """Processes that share nothing with this one."""
-    # Ctrl-C reaches them too: they end without a word, and this process speaks.
-    quietly = (signal.SIGINT, signal.SIG_DFL)
     spawn = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(max_workers=count, mp_context=spawn, initializer=signal.signal, initargs=quietly)
+    return ProcessPoolExecutor(max_workers=count, mp_context=spawn, initializer=_end_quietly, initargs=(os.getpid(),))
+
+
+def _end_quietly(parent: int) -> None:
+    """With Ctrl-C, without a word, as it reaches the parent too, which speaks; and after a parent that was killed."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -11,7 +11,7 @@ import re
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,10 @@ from linformer_kit.data.files import find_files
 from linformer_kit.data.masking import BlockMasker
 from linformer_kit.data.tokenizer import load_tokenizer, start_token_id
 from linformer_kit.errors import InputError
+from linformer_kit.functional import spread_order
 from linformer_kit.heads import LinformerForMaskedLM
 from linformer_kit.pretrain import build_trainer, load_data, model_config, pretrain, starting_from
-from linformer_kit.projection import SHORTER_INPUTS, SequenceProjection
+from linformer_kit.projection import SHORTER_INPUTS, SequenceProjection, Slots
 from linformer_kit.settings import IGNORED_LABEL, ModelSettings, PretrainSettings
 from linformer_kit.training.arguments import training_arguments
 from linformer_kit.training.memory import keep_freed_memory
@@ -243,12 +244,34 @@ def _more_losses(
     if sentence_file:
         rows = _sentences(sentence_file, tokenizer, BlockMasker(tokenizer, **masking))
         batches = [_padded(rows[index : index + _SENTENCE_BATCH]) for index in range(0, len(rows), _SENTENCE_BATCH)]
-        losses["sentences"] = {}
-        for form in SHORTER_INPUTS if settings.model.attention == "linformer" else ("",):
-            for projection in (module for module in model.modules() if isinstance(module, SequenceProjection)):
-                projection.shorter_input = form
-            losses["sentences"][form] = mean_token_loss(model, batches, bf16=bf16)
+        losses["sentences"] = _by_form(model, lambda: mean_token_loss(model, batches, bf16=bf16))
     return losses
+
+
+def _by_form(model: LinformerForMaskedLM, measure: Callable[[], float]) -> dict[str, float]:
+    """What is measured with each way for short texts, and, beyond those, with slots masked that no text has reached."""
+    projections = [module for module in model.modules() if isinstance(module, SequenceProjection)]
+    if not projections:
+        return {"": measure()}
+    measured = {}
+    for form in SHORTER_INPUTS:
+        for projection in projections:
+            projection.shorter_input = form
+        measured[form] = measure()
+    for projection in projections:
+        projection.shorter_input = "prefix"
+        projection.register_forward_hook(_mask_unreached, with_kwargs=True)
+    return {**measured, "masked prefix": measure()}
+
+
+def _mask_unreached(
+    projection: SequenceProjection, inputs: tuple[torch.Tensor, ...], named: dict[str, Any], slots: list[Slots]
+) -> list[Slots]:
+    """Leaves out the slots whose windows, as E starts, begin behind the last token."""
+    lengths = torch.tensor([inputs[0].shape[1]]) if named["lengths"] is None else named["lengths"]
+    k = projection.projected_dim
+    starts = torch.tensor([slot * projection.seq_len // k for slot in spread_order(k)], device=lengths.device)
+    return [group._replace(empty=starts[: group.key.shape[2]] >= lengths[:, None]) for group in slots]
 
 
 def _sentences(
