@@ -118,6 +118,7 @@ AUTO += "from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_
         "import linformer_kit, transformers.modeling_layers",
         "import linformer_kit; linformer_kit.LinformerConfig",
         "import linformer_kit.configuration",
+        "import linformer_kit.encoder",
         "import linformer_kit.modeling",
         "import linformer_kit.heads",
     ],

@@ -30,9 +30,10 @@ from transformers import (
 import linformer_kit as lk
 from linformer_kit.cli import main
 from linformer_kit.predict import fill_mask
-from linformer_kit.pretrain import _IDENTITY
 from linformer_kit.settings import PretrainSettings
 from linformer_kit.training.callbacks import drawn_projected_dim
+from linformer_kit.training.identity import IDENTITY
+from tests.conftest import randomise
 
 SHAPE = {
     "vocab_size": 277,
@@ -150,10 +151,35 @@ def test_a_model_is_grown_and_goes_on(run, corpus, tmp_path, mode):
     assert results["corpus"]["seq_len"] == 46 and results["settings"]["model"]["hidden_size"] == 33
     for name in ("tokenizer.json",):
         assert (tmp_path / "out" / name).read_text() == (run / name).read_text()
-    main(
-        [*command, "--learning_rate=0.0", "--resume", "--max_steps=5"]
-    )  # with the checkpoint's weights, not the model's
-    assert json.loads((tmp_path / "out" / "metrics.json").read_text())["models"]["linformer"]["updates"] == 5
+
+
+def test_going_on_from_a_model_is_resumed_exactly(run, corpus, tmp_path, capsys):
+    """With E and F at a rate of their own and k drawn, from the same model wherever it stands, and from no other."""
+    options = ["--resize_to=46", "--projection_learning_rate_factor=0.3", "--elastic_projected_dims", "7", "3"]
+    options = ["--trainer.lr_scheduler_type=constant", *options]
+    main([*arguments(corpus, tmp_path / "whole", f"--from_model={run}", "--max_steps=6"), *options])
+    cut = arguments(corpus, tmp_path / "cut")
+    main([*cut, f"--from_model={run}", *options])
+    shutil.copytree(run, tmp_path / "moved", ignore=shutil.ignore_patterns("checkpoint-*", "full"))
+    elsewhere = f"--from_model={tmp_path / 'moved'}"
+    main([*cut, elsewhere, *options, "--resume", "--max_steps=6"])
+    cut_off, whole = (lk.LinformerForMaskedLM.from_pretrained(tmp_path / name) for name in ("cut", "whole"))
+    for ours, theirs in zip(cut_off.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    randomise(lk.LinformerForMaskedLM.from_pretrained(run)).save_pretrained(tmp_path / "moved")
+    error = fail_last_line(capsys, *cut, elsewhere, *options, "--resume", "--max_steps=7")
+    assert "resume: expected the from_model of" in error
+
+
+def test_the_loss_is_that_of_the_model_that_is_kept(corpus, tmp_path):
+    """The best one, where it is loaded at the end, and not the last."""
+    options = ["--trainer.load_best_model_at_end=true", "--learning_rate=0.3", "--max_steps=6", "--eval_steps=2"]
+    main([*arguments(corpus, tmp_path / "out"), *options])
+    result = json.loads((tmp_path / "out" / "metrics.json").read_text())["models"]["linformer"]
+    trainer_state = json.loads((tmp_path / "out" / "checkpoint-6" / "trainer_state.json").read_text())
+    assert result["validation_loss"] == pytest.approx(trainer_state["best_metric"], rel=1e-6)
+    last = next(entry["eval_loss"] for entry in trainer_state["log_history"][::-1] if "eval_loss" in entry)
+    assert last > result["validation_loss"], "else the last would pass"
 
 
 def test_elastic_training_draws_slots_and_measures_with_all(corpus, tmp_path, monkeypatch):
@@ -186,8 +212,8 @@ def test_elastic_training_draws_slots_and_measures_with_all(corpus, tmp_path, mo
         (["--elastic_projected_dims", "3", "--model.projection=conv"], "expected none with projection conv, got [3]"),
         (["--resize_to=46"], "resize_to: expected none without from_model, got 46"),
         (["--from_model=RUN", "--compare-full"], "compare_full: expected false with from_model"),
-        (["--from_model=RUN", "--resize_to=5"], "seq_len: expected"),
-        (["--from_model=nowhere/at/all"], "model: expected a folder, got nowhere/at/all, which does not exist"),
+        (["--from_model=RUN", "--resize_to=5"], "resize_to: expected"),
+        (["--from_model=nowhere/at/all"], "from_model: expected a folder, got nowhere/at/all, which does not exist"),
         (["--projection_learning_rate_factor=-1"], "projection_learning_rate_factor: expected 0 or more, got -1.0"),
     ],
 )
@@ -307,7 +333,7 @@ def test_the_documentation_names_what_may_change_in_a_resumed_run():
     section = re.search(r"^`--resume` continues.*?\n\n", docs.read_text(), re.MULTILINE | re.DOTALL)[0]
     named = set(re.findall(r"`--(\w+)`", section)) - {"resume", "overwrite"}
     fields = {field.name for field in dataclasses.fields(PretrainSettings)}
-    assert named == fields - set(_IDENTITY) - {"output_dir", "resume", "overwrite"}
+    assert named == fields - set(IDENTITY) - {"output_dir", "resume", "overwrite"}
 
 
 def test_a_run_is_not_resumed_on_other_text(corpus, capsys, tmp_path):

@@ -20,7 +20,11 @@ def install() -> None:
 
 def register() -> None:
     """Load the models; their modules register them."""
-    for module, last in (("configuration", "LinformerConfig"), ("modeling", "LinformerModel")):
+    for module, last in (
+        ("configuration", "LinformerConfig"),
+        ("encoder", "LinformerEncoder"),
+        ("modeling", "LinformerModel"),
+    ):
         loaded = sys.modules.get(f"linformer_kit.{module}")
         if loaded is not None and not hasattr(loaded, last):
             return  # in the middle of its own import, which ends by calling this again

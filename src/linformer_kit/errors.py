@@ -22,3 +22,15 @@ def input_errors(what: str) -> Iterator[None]:
         kind = f"{type(error).__name__}: " if isinstance(error, KeyError) else ""  # a key alone says nothing
         first_line = next(iter(str(error).splitlines()), type(error).__name__)
         raise InputError(f"{what}: {kind}{first_line}") from error
+
+
+@contextmanager
+def renamed(name: str, own: str) -> Iterator[None]:
+    """Around a call that knows a setting by another name: its `InputError` about `name` is one about `own`."""
+    try:
+        yield
+    except InputError as error:
+        message = str(error)
+        if not message.startswith(f"{name}:"):
+            raise
+        raise InputError(own + message[len(name) :]) from None

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib.metadata
 import itertools
 import json
 import logging
 import math
 import os
-import platform
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-import yaml
 from accelerate import PartialState
 from datasets import Dataset
-from transformers import PreTrainedTokenizerFast, TrainerState, set_seed
+from transformers import PreTrainedTokenizerFast, set_seed
 
-from linformer_kit._version import __version__
 from linformer_kit.configuration import LinformerConfig
 from linformer_kit.data.corpus import Corpus, cache_folder, load_corpus
 from linformer_kit.data.masking import MaskedBlocks
@@ -34,22 +29,28 @@ from linformer_kit.data.tokenizer import (
     tokenizer_fingerprint,
     train_tokenizer,
 )
-from linformer_kit.errors import InputError
+from linformer_kit.errors import InputError, renamed
 from linformer_kit.heads import LinformerForMaskedLM
 from linformer_kit.predict import guess_held_out, load_masked_language_model
 from linformer_kit.projection import PROJECTIONS
 from linformer_kit.report.pretraining import pretrain_markdown, write_pretrain_report
-from linformer_kit.settings import IGNORED_LABEL, CorpusSettings, ModelSettings, PretrainSettings, read_yaml
+from linformer_kit.settings import IGNORED_LABEL, ModelSettings, PretrainSettings
 from linformer_kit.training.arguments import training_arguments
 from linformer_kit.training.checkpoint import (
-    RUN_MARK,
     TWIN_FOLDER,
-    TWIN_MARK,
     check_output_dir,
     newest_whole_checkpoint,
     open_output_dir,
-    read_json,
-    write_whole,
+)
+from linformer_kit.training.identity import (
+    check_same_run,
+    check_same_source,
+    earlier_results,
+    fingerprint,
+    has_twin,
+    save_run,
+    trainer_state,
+    versions,
 )
 from linformer_kit.training.memory import keep_freed_memory
 from linformer_kit.training.metrics import unigram_entropy
@@ -59,28 +60,6 @@ logger = logging.getLogger(__name__)
 
 # Documents of a stream that a tokenizer is trained on.
 STREAM_TOKENIZER_DOCUMENTS = 10_000
-# What a run that is resumed must have in common with its beginning; length, logging and number of processes may change.
-_IDENTITY = (
-    "model",
-    "from_model",
-    "resize_to",
-    "resize_mode",
-    "tokenizer",
-    "mlm_probability",
-    "seed",
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "learning_rate",
-    "warmup_steps",
-    "weight_decay",
-    "projection_learning_rate_factor",
-    "projection_weight_decay",
-    "elastic_projected_dims",
-    "max_grad_norm",
-    "bf16",
-    "trainer",
-    *(field.name for field in dataclasses.fields(CorpusSettings) if field.name != "cache_dir"),
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,30 +107,31 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
     Raises:
         InputError: for anything in the settings or the data that does not fit. Nothing that was there is lost.
     """
-    # Before the work on the text: refuse what will not fit.
     settings, start = starting_from(settings)
-    _check_elastic(settings, LinformerConfig(**dataclasses.asdict(settings.model)))
-    check_training(settings)
-    if not 0 < settings.mlm_probability < 1:
-        raise InputError(f"mlm_probability: expected more than 0 and less than 1, got {settings.mlm_probability}")
+    check(settings)
     process = PartialState()
     if process.num_processes > 1 and settings.output_dir is None:
         raise InputError(f"output_dir: expected a folder for {process.num_processes} processes to share, got none")
     if process.is_main_process:
         check_output_dir(
-            settings.output_dir, resume=settings.resume, overwrite=settings.overwrite, twin=_has_twin(settings)
+            settings.output_dir, resume=settings.resume, overwrite=settings.overwrite, twin=has_twin(settings)
         )
-        _check_resume(settings)
-    earlier = _earlier_results(settings)
+        check_same_run(settings)
+    earlier = earlier_results(settings)
     with process.main_process_first():
         data = load_data(settings)
+    fingerprints = {
+        "corpus_fingerprint": data.corpus.fingerprint,
+        "tokenizer_fingerprint": tokenizer_fingerprint(data.tokenizer),
+        **({} if start is None else {"from_model_fingerprint": fingerprint(start)}),
+    }
     model_config(settings, data.tokenizer, attention=settings.model.attention)  # refused while nothing is removed yet
     folder = Path(settings.output_dir or "")
     if process.is_main_process:
-        _check_same_text(settings, data)
+        check_same_source(settings, fingerprints)
         folder = open_output_dir(settings.output_dir, command="pretrain", overwrite=settings.overwrite)
         settings = dataclasses.replace(settings, output_dir=str(folder))
-        _save_run(settings, data, folder)
+        save_run(settings, folder, corpus=data.corpus.description, fingerprints=fingerprints)
     process.wait_for_everyone()
     results: dict[str, Any] = {
         "command": "pretrain",
@@ -166,10 +146,10 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
         },
         "models": {},
         "settings": dataclasses.asdict(settings),
-        "versions": _versions(),
+        "versions": versions(),
     }
     runs = {settings.model.attention: folder}
-    if _has_twin(settings):
+    if has_twin(settings):
         runs["full"] = folder / TWIN_FOLDER
     for attention, model_folder in runs.items():
         result = train_model(settings, data, model_folder, attention=attention, start=start)
@@ -181,11 +161,20 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
     return results, folder
 
 
+def check(settings: PretrainSettings) -> None:
+    """Refuse what will not fit, before the work on the text."""
+    _check_elastic(settings, LinformerConfig(**dataclasses.asdict(settings.model)))
+    check_training(settings)
+    if not 0 < settings.mlm_probability < 1:
+        raise InputError(f"mlm_probability: expected more than 0 and less than 1, got {settings.mlm_probability}")
+
+
 def load_data(settings: PretrainSettings) -> Data:
     """Documents, tokenizer and masked sequences; tokenised text comes from the cache where it is there."""
     seq_len = settings.model.max_position_embeddings
-    if settings.tokenizer:
-        load_tokenizer(settings.tokenizer, max_length=seq_len)  # refused before the work on the text
+    existing = settings.from_model or settings.tokenizer
+    if existing:
+        load_tokenizer(existing, max_length=seq_len)  # refused before the work on the text
     corpus = load_corpus(settings, seed=settings.seed if settings.split_seed is None else settings.split_seed)
     logger.info("%s", corpus.description)
     tokenizer = _load_or_train_tokenizer(settings, corpus)
@@ -231,7 +220,7 @@ def train_model(
     keep_freed_memory()
     set_seed(settings.seed)
     checkpoint = newest_whole_checkpoint(folder) if settings.resume else None
-    state = _trainer_state(checkpoint) if checkpoint else None
+    state = trainer_state(checkpoint) if checkpoint else None
     finished = state is not None and state.global_step == settings.max_steps
     if finished:
         model = LinformerForMaskedLM.from_pretrained(checkpoint)
@@ -256,7 +245,7 @@ def train_model(
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     updates = trainer.state.global_step
     curve = {entry["step"]: entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry}
-    if finished or updates not in curve:
+    if finished or updates not in curve or trainer.args.load_best_model_at_end:
         curve[updates] = trainer.evaluate()["eval_loss"]
     loss = curve[updates]
     if trainer.is_world_process_zero():
@@ -304,7 +293,7 @@ def model_config(settings: PretrainSettings, tokenizer: PreTrainedTokenizerFast,
 
 
 def starting_from(settings: PretrainSettings) -> tuple[PretrainSettings, LinformerForMaskedLM | None]:
-    """The model to go on from, resized, and the settings with its architecture and tokenizer; None for a new one.
+    """The settings, with the architecture of the model to go on from, and that model, resized; None for a new one.
 
     Raises:
         InputError: for a model that is not ours or cannot be resized so.
@@ -315,15 +304,17 @@ def starting_from(settings: PretrainSettings) -> tuple[PretrainSettings, Linform
         return settings, None
     if settings.compare_full:
         raise InputError("compare_full: expected false with from_model, which has one kind of attention, got true")
-    model = load_masked_language_model(settings.from_model)[0]
+    with renamed("model", "from_model"):
+        model = load_masked_language_model(settings.from_model)[0].float()  # the trainer mixes precisions by itself
     if not isinstance(model, LinformerForMaskedLM):
         raise InputError(
             f"from_model: expected a Linformer (`linformer convert` makes one), got {type(model).__name__}"
         )
     if settings.resize_to is not None:
-        model.resize_sequence_length(settings.resize_to, mode=settings.resize_mode)
+        with renamed("seq_len", "resize_to"), renamed("mode", "resize_mode"):
+            model.resize_sequence_length(settings.resize_to, mode=settings.resize_mode)
     fields = {field.name: getattr(model.config, field.name) for field in dataclasses.fields(ModelSettings)}
-    return dataclasses.replace(settings, model=ModelSettings(**fields), tokenizer=settings.from_model), model
+    return dataclasses.replace(settings, model=ModelSettings(**fields)), model
 
 
 def _check_elastic(settings: PretrainSettings, config: LinformerConfig) -> None:
@@ -342,8 +333,9 @@ def _check_elastic(settings: PretrainSettings, config: LinformerConfig) -> None:
 
 def _load_or_train_tokenizer(settings: PretrainSettings, corpus: Corpus) -> PreTrainedTokenizerFast:
     max_length = settings.model.max_position_embeddings
-    if settings.tokenizer:
-        return load_tokenizer(settings.tokenizer, max_length=max_length)
+    existing = settings.from_model or settings.tokenizer
+    if existing:
+        return load_tokenizer(existing, max_length=max_length)
     vocab_size = settings.model.vocab_size
     if corpus.streaming:
         texts = (row["text"] for row in itertools.islice(corpus.train, STREAM_TOKENIZER_DOCUMENTS))
@@ -373,87 +365,3 @@ def _unigram_entropy(data: Data) -> float:
         vocab_size=len(data.tokenizer),
         special_ids=data.tokenizer.all_special_ids,
     )
-
-
-def _has_twin(settings: PretrainSettings) -> bool:
-    return settings.compare_full and settings.model.attention != "full"
-
-
-def _earlier_results(settings: PretrainSettings) -> dict[str, Any]:
-    """What the run to be resumed has measured so far, by kind of attention."""
-    path = Path(settings.output_dir or "") / "metrics.json"
-    return read_json(path).get("models", {}) if settings.resume and path.exists() else {}
-
-
-def _check_resume(settings: PretrainSettings) -> None:
-    """Refuse to continue a run as another one."""
-    folder = Path(settings.output_dir or "")
-    path = folder / "settings.yaml"
-    if not settings.resume or not path.exists():
-        return
-    for checkpoint in filter(None, map(newest_whole_checkpoint, (folder, folder / TWIN_FOLDER))):
-        updates = _trainer_state(checkpoint).global_step
-        if updates > settings.max_steps:
-            raise InputError(
-                f"max_steps: expected at least the {updates} updates of {checkpoint}, got {settings.max_steps}"
-            )
-    before, now = read_yaml(path), dataclasses.asdict(settings)
-    # A twin may join a run, but its results would be lost without it.
-    for name in _IDENTITY if settings.compare_full else (*_IDENTITY, "compare_full"):
-        old, new, place = before.get(name), now[name], name
-        if isinstance(old, dict) and isinstance(new, dict) and old != new:
-            inner = next(key for key in (*new, *old) if old.get(key) != new.get(key))
-            old, new, place = old.get(inner), new.get(inner), f"{name}.{inner}"
-        if old != new:
-            raise InputError(
-                f"resume: expected {place} as in {path}, {old!r}, got {new!r}; "
-                f"--config {path} gives the same settings again"
-            )
-
-
-def _trainer_state(checkpoint: Path) -> TrainerState:
-    return TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
-
-
-def _check_same_text(settings: PretrainSettings, data: Data) -> None:
-    """Refuse to continue on other text, or with a tokenizer whose ids mean something else."""
-    path = Path(settings.output_dir or "") / RUN_MARK
-    if not settings.resume or not path.exists():
-        return
-    before = read_json(path)
-    for name, now in _fingerprints(data).items():
-        if before.get(name) != now:
-            raise InputError(f"resume: expected the {name.replace('_fingerprint', '')} of {path}, got another one")
-
-
-def _fingerprints(data: Data) -> dict[str, str]:
-    return {
-        "corpus_fingerprint": data.corpus.fingerprint,
-        "tokenizer_fingerprint": tokenizer_fingerprint(data.tokenizer),
-    }
-
-
-def _save_run(settings: PretrainSettings, data: Data, folder: Path) -> None:
-    """The resolved settings, and what else is needed to do the same again."""
-    # Where, and what to do with what was there, are not what the run is: repeating it must not touch this one.
-    resolved = {k: v for k, v in dataclasses.asdict(settings).items() if k not in ("output_dir", "resume", "overwrite")}
-    run = {
-        "command": "pretrain",
-        "arguments": sys.argv[1:],
-        "corpus": data.corpus.description,
-        **_fingerprints(data),
-        "versions": _versions(),
-    }
-    text = json.dumps(run, indent=2) + "\n"
-    write_whole(folder / RUN_MARK, text)  # first: without it the rest is not known as ours
-    write_whole(folder / "settings.yaml", yaml.safe_dump(resolved, sort_keys=False))
-    if _has_twin(settings):
-        (folder / TWIN_FOLDER).mkdir(exist_ok=True)
-        write_whole(folder / TWIN_FOLDER / TWIN_MARK, text)
-
-
-def _versions() -> dict[str, str]:
-    packages = ("torch", "transformers", "accelerate", "datasets", "tokenizers")
-    return {"linformer-kit": __version__, "python": platform.python_version()} | {
-        name: importlib.metadata.version(name) for name in packages
-    }

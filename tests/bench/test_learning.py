@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
 
 import linformer_kit as lk
-from linformer_kit.bench import learning, trials
+from linformer_kit.bench import learning, short_texts, trials
 from linformer_kit.bench.settings import LearningSettings
 from linformer_kit.cli import RECIPES, main, parse
 from linformer_kit.errors import InputError
 from linformer_kit.functional import spread_order
+from linformer_kit.training.metrics import mean_token_loss
 
 BASE = {
     "model": {
@@ -43,11 +47,12 @@ STUDY = {
     "baseline": "full",
     "learning_rates": [1e-3, 1e-2],
     "seeds": [1, 2],
-    "cells": {"short": {}, "long": {"model.max_position_embeddings": 29, "english": True}},
+    "cells": {"short": {}, "lo/ng": {"model.max_position_embeddings": 29, "english": True}},
     "variants": {
         "full": {"model.attention": "full"},
-        "E and F": {"learning_rates": [1e-2]},
-        "grown": {"after": "E and F", "learning_rates": [1e-2], "resize_to": 58, "max_steps": 2},
+        "E, F": {},
+        "E  F": {"learning_rates": [1e-2], "model.projected_dim": 5},
+        "grown": {"after": "E, F", "learning_rates": [5e-3], "resize_to": 58, "max_steps": 2},
     },
 }
 
@@ -70,84 +75,8 @@ def study(corpus: Path, **changes) -> LearningSettings:
     return parse(["bench", "learning", "--recipe", str(path)])[1]
 
 
-@pytest.fixture(scope="module")
-def finished(corpus, tmp_path_factory) -> Path:
-    """A study that is done, as a user runs one."""
-    folder = tmp_path_factory.mktemp("study") / "out"
-    study(corpus, projected_dims=[3], sentence_file=[str(corpus / "sentences.tsv")])
-    main(["bench", "learning", "--recipe", str(corpus / "study.yaml"), "--output_dir", str(folder)])
-    return folder
-
-
-def results_of(folder: Path) -> dict:
-    return json.loads((folder / "learning.json").read_text())
-
-
-def test_a_study_tunes_and_compares(finished):
-    results = results_of(finished)
-    assert results["complete"] and results["learning_rates"].keys() == STUDY["variants"].keys()
-    keys = [tuple(entry[name] for name in ("cell", "variant", "learning_rate", "seed")) for entry in results["trials"]]
-    assert len(keys) == len(set(keys))
-    tuned = {
-        entry["learning_rate"]: entry["validation_loss"]
-        for entry in results["trials"]
-        if entry["variant"] == "full" and (entry["cell"], entry["seed"]) == ("short", 1)
-    }
-    best = min(tuned, key=tuned.get)
-    assert tuned.keys() == {1e-3, 1e-2} and results["learning_rates"]["full"] == best
-    rates = {"full": best, "E and F": 1e-2, "grown": 1e-2}
-    wanted = {(cell, variant, rates[variant], seed) for cell in STUDY["cells"] for variant in rates for seed in (1, 2)}
-    assert wanted | {("short", "full", rate, 1) for rate in tuned} == set(keys)
-
-
-def test_what_is_measured(finished):
-    for entry in results_of(finished)["trials"]:
-        updates = 2 if entry["variant"] == "grown" else 4
-        assert entry["updates"] == updates and [step for step, _ in entry["curve"]] == list(range(0, updates + 1, 2))
-        assert entry["validation_loss"] == entry["curve"][-1][1]
-        assert set(entry["sentences"]) == (
-            {""} if entry["variant"] == "full" else {"prefix", "stretch", "masked prefix"}
-        )
-        assert entry.get("by_projected_dim", {}).keys() == (set() if entry["variant"] == "full" else {"3"})
-        assert "description" not in entry["corpus"]
-        grown = entry["variant"] == "grown"
-        assert entry["corpus"]["seq_len"] == 58 if grown else {"short": 23, "long": 29}[entry["cell"]]
-        assert (entry["after"] == "E and F") == grown
-
-
-def test_models_go_on_from_those_before(finished):
-    """A grown one starts with the loss of the old one stretched out, not with that of a new model."""
-    by_key = {
-        (e["cell"], e["variant"], e["seed"]): e for e in results_of(finished)["trials"] if e["learning_rate"] == 1e-2
-    }
-    grown = by_key["short", "grown", 1]["curve"][0][1]
-    assert grown < by_key["short", "E and F", 1]["curve"][0][1] - 0.1
-    folder = finished / "trials" / "short-grown-lr0.01-seed1"
-    assert lk.LinformerConfig.from_pretrained(folder).max_position_embeddings == 58
-
-
-def test_the_report(finished, capsys):
-    text = (finished / "learning.md").read_text()
-    assert "# Of a test" in text and "## short" in text and "## long" in text
-    assert "| variant | 0.001 | 0.01 |" in text and text.count("**") == 2
-    assert (finished / "curves-short.png").read_bytes().startswith(b"\x89PNG")
-    assert str(finished) not in text + (finished / "learning.json").read_text()
-
-
-def test_resuming_trains_only_what_is_missing(finished, corpus, monkeypatch):
-    results = results_of(finished)
-    kept = results["trials"][:-1]
-    (finished / "learning.json").write_text(json.dumps(results | {"trials": kept, "complete": False}))
-    ran = []
-    real = trials.run_trial
-    monkeypatch.setattr(learning, "run_trial", lambda trial, *rest: ran.append(trial.name) or real(trial, *rest))
-    monkeypatch.setattr(learning, "fresh_processes", InThisProcess)
-    settings = study(corpus, projected_dims=[3], sentence_file=[str(corpus / "sentences.tsv")])
-    again, _ = learning.learn(dataclasses.replace(settings, output_dir=str(finished), resume=True))
-    last = results["trials"][-1]
-    assert len(ran) == 1 and ran[0].endswith(f"seed{last['seed']}")
-    repeated = next(entry for entry in again["trials"] if entry not in kept)
-    assert repeated["validation_loss"] == last["validation_loss"], "it was finished, so nothing was trained again"
+def whole_study(corpus: Path) -> LearningSettings:
+    return study(corpus, projected_dims=[3], sentence_file=[str(corpus / "sentences.tsv")])
 
 
 class InThisProcess:
@@ -163,81 +92,326 @@ class InThisProcess:
         pass
 
     def submit(self, function, *arguments):
-        from concurrent.futures import Future
-
         future = Future()
         future.set_result(function(*arguments))
         return future
 
 
-def test_a_study_is_not_resumed_as_another_one(finished, corpus):
-    changed = study(corpus, projected_dims=[3], sentence_file=[str(corpus / "sentences.tsv")], base={"max_steps": 5})
-    with pytest.raises(InputError, match=r"resume: expected base as in .*learning\.json"):
-        learning.learn(dataclasses.replace(changed, output_dir=str(finished), resume=True))
+@pytest.fixture
+def here(monkeypatch):
+    """Trainings run in this process, one after the other; their names, in order."""
+    ran: list[str] = []
+
+    def run(trial, *rest):
+        ran.append(trial.name)
+        return trials.run_trial(trial, *rest)
+
+    monkeypatch.setattr(learning, "fresh_processes", InThisProcess)
+    monkeypatch.setattr(learning, "in_fresh_process", lambda function, *arguments: function(*arguments))
+    monkeypatch.setattr(learning, "run_trial", run)
+    return ran
+
+
+@pytest.fixture(scope="module")
+def finished(corpus, tmp_path_factory) -> Path:
+    """A study that is done, as a user runs one."""
+    folder = tmp_path_factory.mktemp("study") / "out"
+    whole_study(corpus)
+    recipe = str(corpus / "study.yaml")
+    main(["bench", "learning", "--recipe", recipe, "--output_dir", str(folder), "--processes", "2"])
+    return folder
+
+
+def results_of(folder: Path) -> dict:
+    return json.loads((folder / "learning.json").read_text())
+
+
+def test_a_study_tunes_and_compares(finished):
+    results = results_of(finished)
+    assert results["complete"] and results["learning_rates"].keys() == STUDY["variants"].keys()
+    keys = [tuple(entry[name] for name in ("cell", "variant", "learning_rate", "seed")) for entry in results["trials"]]
+    names = {entry["name"] for entry in results["trials"]}
+    assert len(keys) == len(set(keys)) == len(names)
+    rates = {"E  F": 1e-2, "grown": 5e-3}
+    for variant in ("full", "E, F"):
+        tuned = {
+            entry["learning_rate"]: entry["validation_loss"]
+            for entry in results["trials"]
+            if (entry["variant"], entry["cell"], entry["seed"]) == (variant, "short", 1)
+        }
+        rates[variant] = min(tuned, key=tuned.get)
+        assert tuned.keys() == {1e-3, 1e-2}
+    assert results["learning_rates"] == rates
+    wanted = {(cell, variant, rates[variant], seed) for cell in STUDY["cells"] for variant in rates for seed in (1, 2)}
+    tuning = {("short", variant, rate, 1) for variant in ("full", "E, F") for rate in (1e-3, 1e-2)}
+    assert wanted | tuning == set(keys)
+
+
+def test_what_is_measured(finished):
+    results = results_of(finished)
+    for entry in results["trials"]:
+        updates = 2 if entry["variant"] == "grown" else 4
+        assert entry["updates"] == updates and [step for step, _ in entry["curve"]] == list(range(0, updates + 1, 2))
+        assert entry["validation_loss"] == entry["curve"][-1][1]
+        forms = {""} if entry["variant"] == "full" else {"prefix", "stretch", "masked prefix"}
+        assert set(entry["sentences"]) == forms
+        assert entry.get("by_projected_dim", {}).keys() == (set() if entry["variant"] == "full" else {"3"})
+        assert entry["corpus"]["seq_len"] == 58 if entry["variant"] == "grown" else 29 if "/" in entry["cell"] else 23
+    assert not results["seconds_per_update"]
+
+
+def test_models_go_on_from_those_before(finished):
+    """From the same cell and seed, at the rate that was chosen for it, and with less loss than a new model."""
+    results = results_of(finished)
+    by_name = {entry["name"]: entry for entry in results["trials"]}
+    for entry in results["trials"]:
+        if entry["variant"] == "grown":
+            before = by_name[entry["before"]]
+            assert (before["cell"], before["seed"], before["variant"]) == (entry["cell"], entry["seed"], "E, F")
+            assert before["learning_rate"] == results["learning_rates"]["E, F"]
+            assert entry["curve"][0][1] < before["curve"][0][1] - 0.01
+            assert lk.LinformerConfig.from_pretrained(finished / "trials" / entry["name"]).max_position_embeddings == 58
+        else:
+            assert entry["before"] is None
+
+
+def test_the_report(finished):
+    text = (finished / "learning.md").read_text()
+    assert "# Of a test" in text and "## short" in text and "## lo/ng" in text
+    assert "| variant | 0.001 | 0.01 |" in text and text.count("**") == 4
+    for name in ("curves-short.png", "curves-lo_ng.png"):
+        assert (finished / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_results_name_no_place_on_this_machine(finished, corpus):
+    text = (finished / "learning.md").read_text() + (finished / "learning.json").read_text()
+    assert str(finished) not in text and str(corpus) not in text
+    assert '"*.txt"' in text and '"sentences.tsv"' in text
+
+
+def test_going_on_trains_only_what_is_missing(finished, corpus, here, tmp_path):
+    """What was finished but not yet written down is not trained again."""
+    folder = tmp_path / "out"
+    shutil.copytree(finished, folder)
+    results = results_of(folder)
+    kept, last = results["trials"][:-1], results["trials"][-1]
+    (folder / "learning.json").write_text(json.dumps(results | {"trials": kept, "complete": False}))
+    before = (folder / "trials" / last["name"] / "checkpoint-2" / "model.safetensors").stat().st_mtime_ns
+    again, _ = learning.learn(dataclasses.replace(whole_study(corpus), output_dir=str(folder), resume=True))
+    assert here == [last["name"]]
+    repeated = again["trials"][-1]
+    assert {**repeated, "seconds": 0, "tokens_per_second": 0} == {**last, "seconds": 0, "tokens_per_second": 0}
+    assert (folder / "trials" / last["name"] / "checkpoint-2" / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_a_study_may_grow_and_what_has_changed_is_trained_anew(finished, corpus, here, tmp_path):
+    folder = tmp_path / "out"
+    shutil.copytree(finished, folder)
+    settings = whole_study(corpus)
+    settings = dataclasses.replace(settings, output_dir=str(folder), resume=True, seeds=[1, 2, 3])
+    variants = {**settings.variants, "E  F": {"learning_rates": [1e-2], "model.projected_dim": 6}}
+    results, _ = learning.learn(dataclasses.replace(settings, variants=variants))
+    ran = [entry for entry in results["trials"] if entry["name"] in here]
+    assert len(here) == len(ran) == 2 * 3 + 2 * 3  # the third seed of three, all seeds of the changed one, in two cells
+    assert {entry["seed"] for entry in ran if entry["variant"] != "E  F"} == {3}
+    changed = [entry for entry in results["trials"] if entry["variant"] == "E  F"]
+    assert sorted(entry["seed"] for entry in changed) == [1, 1, 2, 2, 3, 3] and all(e in ran for e in changed)
+
+
+def test_a_study_that_was_killed_before_its_first_result_goes_on(corpus, here, tmp_path, monkeypatch):
+    settings = dataclasses.replace(study(corpus, variants={"full": {}}, learning_rates=[1e-3]), seeds=[1])
+    settings = dataclasses.replace(settings, output_dir=str(tmp_path / "out"))
+    with monkeypatch.context() as patched:
+        patched.setattr(learning, "run_trial", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            learning.learn(settings)
     with pytest.raises(InputError, match="output_dir: expected a new or empty folder"):
-        learning.learn(dataclasses.replace(study(corpus), output_dir=str(finished)))
+        learning.learn(settings)
+    assert learning.learn(dataclasses.replace(settings, resume=True))[0]["complete"]
+
+
+def test_a_study_goes_on_where_it_began(finished, corpus):
+    """Times of two machines do not compare."""
+    results = results_of(finished)
+    path = finished / "learning.json"
+    there = path.read_text()
+    results["environment"]["device"] = "another machine"
+    path.write_text(json.dumps(results))
+    try:
+        with pytest.raises(InputError, match=r"resume: expected device another machine, as in .*learning\.json, got "):
+            learning.learn(dataclasses.replace(whole_study(corpus), output_dir=str(finished), resume=True))
+    finally:
+        path.write_text(there)
+
+
+def test_equal_time(corpus, here, tmp_path, monkeypatch):
+    """Updates are timed once for all seeds and rates, alone, and as many are made as fit."""
+    monkeypatch.setattr(learning, "seconds_per_update", lambda trial, *_: 0.5 if trial.variant == "full" else 0.25)
+    variants = {"full": {"model.attention": "full"}, "ours": {}, "more": {"after": "ours", "minutes": 0.025}}
+    settings = study(corpus, minutes=0.05, variants=variants, learning_rates=[1e-3], cells={"short": {}})
+    results, folder = learning.learn(dataclasses.replace(settings, output_dir=str(tmp_path / "out")))
+    assert sorted(results["seconds_per_update"].values()) == [0.25, 0.25, 0.5]
+    updates = {entry["variant"]: entry["updates"] for entry in results["trials"]}
+    assert updates == {"full": 6, "ours": 12, "more": 6}
+    text = (folder / "learning.md").read_text()
+    row = next(line for line in text.splitlines() if line.startswith("| more |"))
+    assert row.endswith("| 0.075 | 250.000 |")
+
+
+def test_a_study_killed_while_it_is_timed_keeps_the_times(corpus, here, tmp_path, monkeypatch):
+    monkeypatch.setattr(learning, "seconds_per_update", lambda *_: 0.5)
+    settings = study(corpus, minutes=0.05, variants={"full": {}}, learning_rates=[1e-3], cells={"short": {}})
+    settings = dataclasses.replace(settings, output_dir=str(tmp_path / "out"))
+    with monkeypatch.context() as patched:
+        patched.setattr(learning, "run_trial", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            learning.learn(settings)
+    monkeypatch.setattr(learning, "seconds_per_update", None)  # calling it would fail
+    results, _ = learning.learn(dataclasses.replace(settings, resume=True))
+    assert {entry["updates"] for entry in results["trials"]} == {6}
+
+
+def test_what_diverges_is_said_and_ends_nothing(corpus, here, tmp_path):
+    settings = study(corpus, learning_rates=[1e30, 1e31], variants={"full": {}, "ours": {"learning_rates": [1e-3]}})
+    settings = dataclasses.replace(
+        settings, base=dataclasses.replace(settings.base, warmup_steps=0, max_grad_norm=1e30)
+    )
+    settings = dataclasses.replace(settings, output_dir=str(tmp_path / "out"), cells={"short": {}}, seeds=[1])
+    results, folder = learning.learn(settings)
+    losses = {(entry["variant"], entry["learning_rate"]): entry["validation_loss"] for entry in results["trials"]}
+    assert losses["full", 1e30] is None and losses["full", 1e31] is None and losses["ours", 1e-3] is not None
+    text = (folder / "learning.md").read_text()
+    assert "| full | **diverged** | diverged |" in text and "| full | 1e+30 | 4 | diverged | diverged |  |" in text
+
+
+def trial_of(settings: LearningSettings, cell: str, variant: str, rate: float = 1e-3, seed: int = 1) -> trials.Trial:
+    return trials.make_trial(settings, cell, variant, rate, seed, {"E, F": 1e-2})
 
 
 def test_a_trial_is_base_then_cell_then_variant(corpus):
     settings = study(corpus, variants={"x": {"model.projected_dim": 5, "trainer.adam_beta2": 0.9}}, baseline="x")
-    trial = trials.make_trial(settings, "long", "x", 3e-4, 7)
-    assert trial.name == "long-x-lr0.0003-seed7"
+    trial = trial_of(settings, "lo/ng", "x", 3e-4, 7)
+    assert trial.name.startswith("lo_ng-x-lr0.0003-seed7-")
     assert (trial.settings.model.max_position_embeddings, trial.settings.model.projected_dim) == (29, 5)
     assert (trial.settings.learning_rate, trial.settings.seed) == (3e-4, 7)
     assert trial.settings.train_file == [str(corpus / "1*.txt")]
-    assert trial.settings.trainer == {"adam_beta2": 0.9} and settings.base.trainer == {}
+    assert trial.settings.trainer == {"adam_beta2": 0.9} and settings.base.trainer == {"adam_beta2": 0.98}
+
+
+def test_names_of_trials(corpus, tmp_path):
+    """They say what is trained, and nothing of where."""
+    settings = study(corpus)
+    names = {trial_of(settings, cell, variant).name for cell in settings.cells for variant in settings.variants}
+    assert len(names) == 8
+    moved = dataclasses.replace(settings, english_file=["/elsewhere/1*.txt"], processes=3, title="Another")
+    moved.base.cache_dir = str(tmp_path)
+    assert {trial_of(moved, cell, variant).name for cell in moved.cells for variant in moved.variants} == names
+    one, other = trial_of(settings, "short", "E, F"), trial_of(settings, "short", "E, F", 1e-2, 5)
+    assert one.kind == other.kind and one.name != other.name
 
 
 def test_equal_time_makes_the_number_of_updates(corpus):
-    settings = study(
-        corpus, minutes=2.0, base={"max_steps": 100, "warmup_steps": 10, "eval_steps": 50, "save_steps": 25}
-    )
-    trial = trials.timed(trials.make_trial(settings, "short", "full", 1e-3, 1), 0.5)
+    base = {"max_steps": 100, "warmup_steps": 10, "eval_steps": 50, "save_steps": 25}
+    trial = trials.timed(trial_of(study(corpus, minutes=2.0, base=base), "short", "full"), 0.5)
     assert (trial.settings.max_steps, trial.settings.warmup_steps) == (240, 24)
     assert (trial.settings.eval_steps, trial.settings.save_steps) == (120, 60)
 
 
-def test_the_time_of_an_update_is_measured(corpus, tmp_path):
-    trial = trials.make_trial(study(corpus), "short", "full", 1e-3, 1)
-    assert 0 < trials.seconds_per_update(trial, tmp_path, 1) < 10
+def test_the_time_of_an_update_is_a_median(corpus, tmp_path, monkeypatch):
+    """Of 20 updates after the first ones; one that took long does not count for more."""
+    clock = iter([*range(10), 1000, *range(1001, 1100)])
+    monkeypatch.setattr(trials, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    assert trials.seconds_per_update(trial_of(study(corpus), "short", "full"), tmp_path, 1) == 1
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"baseline": "half"}, "baseline: expected one of full, E and F, grown, got half"),
+        ({"baseline": "half"}, "baseline: expected one of full, E, F, E  F, grown, got half"),
         ({"seeds": []}, "seeds: expected at least one, got none"),
-        (
-            {"variants": {"full": {"model.atention": "full"}}},
-            "model.atention: expected a setting of linformer pretrain",
-        ),
-        ({"variants": {"full": {"model.attention": "half"}}}, "half"),
-        ({"variants": {"full": {"max_steps": "many"}}}, "max_steps"),
-        ({"variants": {"full": {"after": "other", "learning_rates": [1e-3]}}}, "full.after: expected another variant"),
-        (
-            {"variants": {"full": {"after": "full", "learning_rates": [1e-3]}}},
-            "after: expected no variant after itself",
-        ),
-        ({"variants": {"full": {}, "b": {"after": "full"}}}, "b.learning_rates: expected one, with `after`"),
-        ({"english_file": None}, "english_file: expected files of English text, as cells ask for it, got none"),
-        ({"tune": {"cell": "none"}}, "tune.cell: expected one of short, long, got none"),
+        ({"seeds": [1, 1]}, "seeds: expected different numbers from 0 to 4294967295, got [1, 1]"),
+        ({"seeds": [-1]}, "seeds: expected different numbers from 0 to 4294967295, got [-1]"),
+        ({"learning_rates": [1e-3, 1e-3]}, "learning_rates: expected a list of different numbers over 0"),
+        ({"learning_rates": [0.0]}, "learning_rates: expected a list of different numbers over 0, got [0.0]"),
+        ({"projected_dims": [0]}, "projected_dims: expected 1 or more, got [0]"),
+        ({"minutes": -3}, "minutes: expected more than 0, got -3"),
         ({"processes": 0}, "processes: expected 1 or more, got 0"),
+        ({"tune": {"cell": "none"}}, "tune.cell: expected one of short, lo/ng, got none"),
+        ({"tune": {"cell": ["none"]}}, "tune.cell: expected one of short, lo/ng, got ['none']"),
+        ({"tune": {"cel": "short"}}, "tune: expected cell and seed, got cel"),
+        ({"tune": {"seed": -1}}, "tune.seed: expected 0 to 4294967295, got -1"),
+        ({"english_file": None}, "english_file: expected files of English text for the cells, got none"),
+        ({"english_file": ["nowhere.txt"]}, "english_file"),
+        ({"sentence_file": ["nowhere.tsv"]}, "sentence_file"),
+        ({"cells": {"short": {"english": 1}}}, "cells.short.english: expected true or false, got 1"),
+        ({"cells": {"short": {"x.y": 3}}}, "cells.short.x.y: expected a setting of linformer pretrain"),
+        ({"cells": {"short": {"seed": 3}}}, "cells.short.seed: expected a setting that is not the study's, got seed"),
+        ({"base": {"mlm_probability": 2.0}}, "mlm_probability: expected more than 0 and less than 1, got 2.0"),
+        (
+            {"base": {"compare_full": True}},
+            "base.compare_full: expected False, which is the study's to decide, got True",
+        ),
     ],
 )
 def test_studies_refused(corpus, tmp_path, changes, message):
+    refused(study(corpus, **changes), tmp_path, message)
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ({"model.atention": "full"}, "variants.full.model.atention: expected a setting of linformer pretrain"),
+        ({"model.attention": "half"}, "half"),
+        (
+            {"model": {"hidden_size": 3}},
+            "variants.full.model: expected a setting of linformer pretrain, got an unknown",
+        ),
+        ({"model": 3}, "variants.full.model: expected a setting of linformer pretrain, got an unknown"),
+        ({"max_steps": "many"}, "max_steps"),
+        ({"learning_rate": 0.5}, "variants.full.learning_rate: expected a setting that is not the study's"),
+        ({"from_model": "x"}, "variants.full.from_model: expected a setting that is not the study's"),
+        (
+            {"learning_rates": 4e-3},
+            "variants.full.learning_rates: expected a list of different numbers over 0, got 0.004",
+        ),
+        ({"learning_rates": []}, "variants.full.learning_rates: expected a list of different numbers over 0, got []"),
+        ({"minutes": "3x"}, "variants.full.minutes: expected more than 0, got 3x"),
+        ({"minutes": float("inf")}, "variants.full.minutes: expected more than 0, got inf"),
+        ({"after": "b", "learning_rates": [1e-3]}, "variants.full.after: expected another variant, got b"),
+        ({"after": ["b"]}, "variants.full.after: expected another variant, got ['b']"),
+        ({"after": "full", "learning_rates": [1e-3]}, "variants: expected none that goes on from itself, got a circle"),
+        ({"after": "c"}, "variants.full.learning_rates: expected one, with `after`, got [0.001, 0.01]"),
+        (
+            {"after": "c", "learning_rates": [1e-3], "model.hidden_size": 66},
+            "variants.full: expected no setting of the model, which is that of `after`, got model.hidden_size",
+        ),
+        ({"resize_to": 46}, "resize_to: expected `after` beside it, got none"),
+        ({"elastic_projected_dims": [8]}, "elastic_projected_dims: expected one or more, each 1 to 7"),
+    ],
+)
+def test_variants_refused(corpus, tmp_path, what, message):
+    refused(study(corpus, variants={"full": what, "c": {}}), tmp_path, message)
+
+
+def refused(settings: LearningSettings, tmp_path: Path, message: str) -> None:
     with pytest.raises(InputError) as error:
-        learning.learn(dataclasses.replace(study(corpus, **changes), output_dir=str(tmp_path / "out")))
+        learning.learn(dataclasses.replace(settings, output_dir=str(tmp_path / "out")))
     assert message in str(error.value) and "\n" not in str(error.value)
     assert not (tmp_path / "out").exists()
 
 
-def test_short_texts_are_padded_and_measured_as_alone(corpus, tmp_path, config):
+def test_resuming_needs_a_folder(corpus):
+    with pytest.raises(InputError, match="resume: expected an output_dir to resume in, got none"):
+        learning.learn(dataclasses.replace(study(corpus), resume=True))
+
+
+def test_short_texts_are_padded_and_measured_as_alone(config):
     """The loss of padded sentences is the mean over their tokens of what each gives alone."""
     rows = [{"input_ids": torch.arange(5, 5 + n), "labels": torch.arange(5, 5 + n)} for n in (11, 17)]
-    batch = trials._padded(rows)
+    batch = short_texts._padded(rows)
     model = lk.LinformerForMaskedLM(config()).eval()
-    together = trials.mean_token_loss(model, [batch], bf16=False)
-    alone = [trials.mean_token_loss(model, [{k: v[None] for k, v in row.items()}], bf16=False) for row in rows]
+    together = mean_token_loss(model, [batch], bf16=False)
+    alone = [mean_token_loss(model, [{k: v[None] for k, v in row.items()}], bf16=False) for row in rows]
     assert together == pytest.approx((11 * alone[0] + 17 * alone[1]) / 28, rel=1e-5)
 
 
@@ -246,7 +420,7 @@ def test_slots_that_no_token_has_reached_are_masked(config):
     model = lk.LinformerModel(config(max_position_embeddings=36, projected_dim=9, num_hidden_layers=1))
     (projection,) = model.encoder.projections
     seen = []
-    projection.register_forward_hook(trials._mask_unreached, with_kwargs=True)
+    projection.register_forward_hook(short_texts._mask_unreached, with_kwargs=True)
     projection.register_forward_hook(lambda _, inputs, slots: seen.append(slots[0].empty))
     ids = torch.randint(5, 101, (2, 11))
     mask = torch.ones_like(ids)
@@ -261,6 +435,7 @@ def test_slots_that_no_token_has_reached_are_masked(config):
 @pytest.mark.parametrize("path", sorted((RECIPES / "learning").glob("[a-z]*.yaml")), ids=lambda path: path.stem)
 def test_recipes_are_whole(path, tmp_path):
     """Each parses, and every training of it could start; the header says what one must know."""
+    (tmp_path / "text.txt").write_text("English")
     settings = parse(["bench", "learning", "--recipe", path.stem, "--english_file", str(tmp_path)])[1]
     learning._check(settings)
     header = path.read_text().split("\ntitle:")[0]

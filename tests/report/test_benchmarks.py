@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from linformer_kit.report.efficiency import efficiency_markdown
+from linformer_kit.report.learning import learning_markdown, study_tables
 from linformer_kit.report.long import long_markdown
 from linformer_kit.report.systems import systems_markdown
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-MARKDOWN = {"efficiency": efficiency_markdown, "long": long_markdown, "systems": systems_markdown}
+DOCS = Path(__file__).parents[2] / "docs"
+MARKDOWN = {
+    "efficiency": efficiency_markdown,
+    "learning": learning_markdown,
+    "long": long_markdown,
+    "systems": systems_markdown,
+}
 RESULTS = sorted(path for name in MARKDOWN for path in FOLDER.glob(f"*/{name}.json"))
 FIELDS = {
     "efficiency": {"settings", "baselines", "cells", "gemm", "copy", "complete"},
+    "learning": {"settings", "learning_rates", "seconds_per_update", "trials", "complete"},
     "long": {"settings", "reference", "long", "ratio", "peak_bytes", "hidden_bytes", "weight_bytes"},
     "systems": {"settings", "systems", "complete"},
 }
@@ -40,3 +49,13 @@ def test_results_say_what_they_were_made_with(path):
     assert results.keys() >= FIELDS[path.stem] | {"environment"}
     assert results["environment"].keys() >= MACHINE and results["environment"]["commit"]
     assert results.get("complete", True)
+
+
+def test_the_tables_of_docs_learning_are_made_from_the_numbers():
+    """Between `<!-- tables of <folder> -->` and `<!-- end -->` stands what `study_tables` makes of that folder's JSON."""
+    text = (DOCS / "learning.md").read_text(encoding="utf-8")
+    found = re.findall(r"<!-- tables of (\S+) -->\n\n(.*?)\n<!-- end -->", text, re.DOTALL)
+    assert {name for name, _ in found} == {path.parent.name for path in FOLDER.glob("*/learning.json")}
+    for name, tables in found:
+        results = json.loads((FOLDER / name / "learning.json").read_text(encoding="utf-8"))
+        assert tables == study_tables(results, heading="###")

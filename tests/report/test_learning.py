@@ -13,6 +13,9 @@ from tests.report.bench_results import ENVIRONMENT
 
 def trial(variant: str, rate: float, seed: int, loss: float | None, **more) -> dict:
     return {
+        "name": f"a-{variant}-{rate}-{seed}",
+        "kind": f"a-{variant}",
+        "before": None,
         "cell": "a",
         "variant": variant,
         "learning_rate": rate,
@@ -22,7 +25,13 @@ def trial(variant: str, rate: float, seed: int, loss: float | None, **more) -> d
         "validation_loss": loss,
         "curve": [[0, 7.0], [10, 6.0], [20, loss]],
         "unigram_entropy": 6.25,
-        "corpus": {"vocab_size": 1009, "seq_len": 127, "train_sequences": 1301, "validation_sequences": 17},
+        "corpus": {
+            "fingerprint": "f",
+            "vocab_size": 1009,
+            "seq_len": 127,
+            "train_sequences": 1301,
+            "validation_sequences": 17,
+        },
         **more,
     }
 
@@ -38,6 +47,7 @@ RESULTS = {
         "cells": {"a": {}, "b": {}},
         "variants": {"full": {}, "ours": {}, "fixed": {"learning_rates": [0.003]}},
     },
+    "seconds_per_update": {},
     "learning_rates": {"full": 0.002, "ours": 0.001, "fixed": 0.003},
     "complete": False,
     "trials": [
@@ -59,10 +69,13 @@ def cells_of(lines: list[str], variant: str) -> list[str]:
 
 def test_learning_rates_that_were_tried():
     lines = learning.rates_table(RESULTS)
-    assert "in cell a, seed 5" in lines[0]
+    assert "in cell a, seed 5" in lines[0] and "among those below too (seed 5)" in lines[0]
     assert cells_of(lines, "full") == ["full", "5.000", "**4.000**"]
     assert cells_of(lines, "ours") == ["ours", "**4.250**", "diverged"]
     assert not any("fixed" in line for line in lines)
+    assert lines[-1] == "At the edge of what was tried, so perhaps not the best: full; ours."
+    only = {**RESULTS["settings"], "variants": {"fixed": {"learning_rates": [0.003]}}}
+    assert learning.rates_table({**RESULTS, "settings": only}) == ["Given, not tuned here."]
 
 
 def test_losses_in_a_cell():
@@ -71,7 +84,7 @@ def test_losses_in_a_cell():
     assert cells_of(lines, "full") == ["full", "0.002", "20", "4.250 ± 0.354", "4.000, 4.500", "", "", ""]
     ours = ["ours", "0.001", "20", "4.375 ± 0.177", "4.250, 4.500", "+0.125 ± 0.177", "4.625 ± 0.177", "5.375 ± 0.177"]
     assert cells_of(lines, "ours") == ours
-    assert cells_of(lines, "fixed")[3:6] == ["", "diverged", ""]
+    assert cells_of(lines, "fixed")[3:6] == ["diverged", "diverged", ""]
     assert learning.cell_table(RESULTS, "b") == ["Nothing yet."]
 
 
@@ -81,6 +94,26 @@ def test_an_unfinished_study_says_so():
     assert "Not complete" not in learning.learning_markdown({**RESULTS, "complete": True})
 
 
+def test_losses_of_other_text_are_not_subtracted():
+    results = copy.deepcopy(RESULTS)
+    for entry in results["trials"]:
+        if entry["variant"] == "ours":
+            entry["corpus"]["seq_len"] = 61
+    lines = learning.cell_table(results, "a")
+    assert cells_of(lines, "ours (measured at n 61)")[3:6] == ["4.375 ± 0.177", "4.250, 4.500", ""]
+
+
+def test_minutes_of_those_before_count():
+    results = copy.deepcopy(RESULTS)
+    for entry in results["trials"]:
+        entry["minutes"] = 3.0 if entry["variant"] == "full" else 1.0
+        if entry["variant"] == "ours":
+            entry["before"] = f"a-full-0.002-{entry['seed']}"
+    results["seconds_per_update"] = {"a-full": 0.25, "a-ours": 0.5}
+    lines = learning.cell_table(results, "a")
+    assert cells_of(lines, "full")[6:8] == ["3.000", "250.000"] and cells_of(lines, "ours")[6:8] == ["4.000", "500.000"]
+
+
 @pytest.mark.parametrize("minutes", [None, 3.0])
 def test_curves(minutes, tmp_path, monkeypatch):
     results = copy.deepcopy(RESULTS)
@@ -88,10 +121,11 @@ def test_curves(minutes, tmp_path, monkeypatch):
         entry["minutes"] = minutes
     drawn = []
     monkeypatch.setattr("linformer_kit.report.learning_figures.plt.close", drawn.append)
-    draw_curves(results, "a", tmp_path / "a.png")
+    curves = {variant: learning.at_chosen_rate(results, "a", variant) for variant in results["settings"]["variants"]}
+    draw_curves(curves, tmp_path / "a.png", title="A")
     (axes,) = drawn[0].axes
     assert [line.get_label() for line in axes.lines] == ["full (4.250)", "ours (4.375)"]
     assert axes.lines[1].get_xdata().tolist() == ([10, 20] if minutes is None else [1.5, 3.0])
     assert axes.lines[1].get_ydata().tolist() == [6.0, 4.375]
-    assert axes.get_xlabel() == ("updates" if minutes is None else "minutes of training")
+    assert axes.get_xlabel() == ("updates" if minutes is None else "minutes of this training")
     assert (tmp_path / "a.png").stat().st_size > 5000

@@ -18,21 +18,18 @@ import torch
 from tqdm import tqdm
 
 from linformer_kit.bench.measure import environment, fresh_processes, in_fresh_process
-from linformer_kit.bench.prepare import require
+from linformer_kit.bench.prepare import LARGEST_SEED, require
 from linformer_kit.bench.settings import LearningSettings
-from linformer_kit.bench.trials import Trial, check_trial, make_trial, run_trial, seconds_per_update, timed
+from linformer_kit.bench.trials import Trial, check_trial, make_trial, recorded, run_trial, seconds_per_update, timed
+from linformer_kit.data.files import find_files
 from linformer_kit.errors import InputError
-from linformer_kit.report.learning import learning_markdown, write_learning_report
+from linformer_kit.report.learning import learning_markdown, rates_of, where_tuned, write_learning_report
 from linformer_kit.training.checkpoint import check_new_folder, check_output_dir, open_output_dir, read_json
 
 RESULTS = "learning.json"
 _TIMED_ROUNDS = 2
-# Where results are and how they came about is not what they are; files stand in them by their names alone.
-_NOT_RECORDED = ("output_dir", "resume", "processes")
-_FILES = ("english_file", "sentence_file")
-# What a study that is resumed may have more of than before, and what may be different.
-_MAY_GROW = ("cells", "variants")
-_MAY_CHANGE = ("title", "baseline", "learning_rates", "tune", "seeds")
+# What may be different where a study goes on; times are of one machine.
+_MAY_DIFFER = ("date", "commit", "linformer_kit")
 
 
 def main(settings: LearningSettings) -> None:
@@ -43,7 +40,7 @@ def main(settings: LearningSettings) -> None:
 
 
 def learn(study: LearningSettings) -> tuple[dict[str, Any], Path]:
-    """Run a study, or go on with one.
+    """Run a study, or go on with one: cells, variants, rates and seeds may join, go or change.
 
     Args:
         study: What to train.
@@ -55,24 +52,20 @@ def learn(study: LearningSettings) -> tuple[dict[str, Any], Path]:
         InputError: for a study that is not whole, or settings that `linformer pretrain` would refuse.
     """
     _check(study)
-    check_output_dir(study.output_dir, resume=False, overwrite=False)
-    results = _earlier_results(study) if study.resume else None
-    if results is None:
-        if study.output_dir is not None:
-            check_new_folder("output_dir", study.output_dir)
-        results = _new_results(study)
-    folder = open_output_dir(study.output_dir, command="bench-learning", overwrite=False)
-    known = len(results["trials"])
-    total = len({_key(entry) for entry in results["trials"]} | {_key(dataclasses.asdict(t)) for t in _tuning(study)})
-    bar = tqdm(total=total, initial=known, unit="training", dynamic_ncols=True)
+    results = _open_results(study)
+    settings = results["settings"]
+    folder = open_output_dir(study.output_dir, command="bench-learning", overwrite=False).resolve()
+    write_learning_report(results, folder)  # a folder with results is one to go on in
+    tuning = _tuning(study)
+    bar = tqdm(initial=len(results["trials"]), unit="training", dynamic_ncols=True)
     with fresh_processes(study.processes) as pool, bar:
         run = _Run(study, folder, results, pool, bar)
-        run.all_of(_tuning(study))
-        rates = {variant: _best_rate(study, variant, results["trials"]) for variant in study.variants}
+        run.all_of(tuning)
+        rates = {variant: _best_rate(settings, variant, results["trials"]) for variant in study.variants}
         results["learning_rates"] = rates
         for variants in _in_order(study):
             run.all_of(
-                make_trial(study, cell, variant, rates[variant], seed)
+                make_trial(study, cell, variant, rates[variant], seed, rates)
                 for cell in study.cells
                 for seed in study.seeds
                 for variant in variants
@@ -92,18 +85,23 @@ class _Run:
 
     def all_of(self, trials: Iterable[Trial]) -> None:
         """Run what is left of some trials that do not need each other; results are written after each."""
-        left = list(self._left(trials))
-        self.bar.total = max(self.bar.total, self.bar.n + len(left))
+        done = {entry["name"] for entry in self.results["trials"]}
+        left = [trial for trial in trials if trial.name not in done]
+        self.bar.total = self.bar.n + len(left)
+        self.bar.refresh()
         self._measure_updates(left)
-        left = [self._timed(trial) if trial.minutes else trial for trial in left]
+        known = self.results["seconds_per_update"]
+        left = [timed(trial, known[trial.kind]) if trial.minutes else trial for trial in left]
         threads = max(1, torch.get_num_threads() // self.study.processes)
         extra = (self.study.projected_dims, self.study.sentence_file)
         running = {self.pool.submit(run_trial, trial, self.folder, threads, *extra): trial for trial in left}
         try:
             for finished in as_completed(running):
-                self.results["trials"].append(finished.result())
+                entry = finished.result()
+                self.results["trials"].append(entry)
                 write_learning_report(self.results, self.folder)
-                self.bar.set_postfix_str(f"{running[finished].name} {finished.result()['validation_loss']:.3f}")
+                loss = entry["validation_loss"]
+                self.bar.set_postfix_str(f"{entry['name']}: {'diverged' if loss is None else f'{loss:.3f}'}")
                 self.bar.update()
         except BrokenProcessPool:
             raise InputError("processes: expected as many as there is memory for, and one of them was killed") from None
@@ -111,77 +109,112 @@ class _Run:
             for future in running:
                 future.cancel()
 
-    def _left(self, trials: Iterable[Trial]) -> Iterable[Trial]:
-        done = {_key(entry) for entry in self.results["trials"]}
-        return (trial for trial in trials if _key(dataclasses.asdict(trial)) not in done)
-
     def _measure_updates(self, trials: list[Trial]) -> None:
-        """The time of an update of each kind of trial that has minutes, with nothing beside it."""
+        """The time of an update of each kind of trial that has minutes, in turn and with nothing beside them."""
         known = self.results["seconds_per_update"]
         kinds = {trial.kind: trial for trial in trials if trial.minutes and trial.kind not in known}
         threads = torch.get_num_threads()
         rounds = [
             {kind: in_fresh_process(seconds_per_update, trial, self.folder, threads) for kind, trial in kinds.items()}
-            for _ in range(_TIMED_ROUNDS)
+            for _ in range(_TIMED_ROUNDS if kinds else 0)
         ]
         known |= {kind: min(each[kind] for each in rounds) for kind in kinds}
-
-    def _timed(self, trial: Trial) -> Trial:
-        return timed(trial, self.results["seconds_per_update"][trial.kind])
+        write_learning_report(self.results, self.folder)  # or a study that goes on would measure others
 
 
 def _check(study: LearningSettings) -> None:
     """Refuse what would fail after hours of training."""
+    require(study.output_dir is not None or not study.resume, "resume", "an output_dir to resume in", "none")
+    _check_numbers(study)
+    require(study.baseline in study.variants, "baseline", f"one of {', '.join(study.variants)}", study.baseline)
+    require(set(study.tune) <= {"cell", "seed"}, "tune", "cell and seed", ", ".join(map(str, study.tune)))
+    cell, seed = where_tuned(dataclasses.asdict(study))
+    require(isinstance(cell, str) and cell in study.cells, "tune.cell", f"one of {', '.join(study.cells)}", cell)
+    require(_is_seed(seed), "tune.seed", f"0 to {LARGEST_SEED}", seed)
+    for name, where in study.cells.items():
+        english = where.get("english", False)
+        require(isinstance(english, bool), f"cells.{name}.english", "true or false", english)
+        require(not english or bool(study.english_file), "english_file", "files of English text for the cells", "none")
+    for name in ("english_file", "sentence_file"):
+        if getattr(study, name):
+            find_files(getattr(study, name), field=name)
+    for name in ("from_model", "resize_to", "output_dir", "resume", "overwrite", "compare_full"):
+        value = getattr(study.base, name)
+        require(not value, f"base.{name}", "False, which is the study's to decide" if value is True else "none", value)
+    for variant, what in study.variants.items():
+        _check_variant(study, variant, what)
+    ordered = sum(map(len, _in_order(study)))
+    require(ordered == len(study.variants), "variants", "none that goes on from itself", "a circle of `after`")
+    first = {variant: rates_of(dataclasses.asdict(study), variant)[0] for variant in study.variants}
+    for cell in study.cells:
+        for variant in study.variants:
+            check_trial(make_trial(study, cell, variant, first[variant], seed, first))
+    if study.output_dir is not None and not (study.resume and (Path(study.output_dir) / RESULTS).exists()):
+        check_new_folder("output_dir", study.output_dir)
+    check_output_dir(study.output_dir, resume=False, overwrite=False)
+
+
+def _check_numbers(study: LearningSettings) -> None:
     for name in ("cells", "variants", "learning_rates", "seeds"):
         require(bool(getattr(study, name)), name, "at least one", "none")
-    require(study.processes >= 1, "processes", "1 or more", study.processes)
-    require(study.baseline in study.variants, "baseline", f"one of {', '.join(study.variants)}", study.baseline)
-    if any(cell.get("english") for cell in study.cells.values()):
-        require(bool(study.english_file), "english_file", "files of English text, as cells ask for it", "none")
-    cell, seed = _where_to_tune(study)
-    require(cell in study.cells, "tune.cell", f"one of {', '.join(study.cells)}", cell)
-    for variant, changes in study.variants.items():
-        rates, earlier = _rates(study, variant), changes.get("after")
-        require(earlier is None or earlier in study.variants, f"{variant}.after", "another variant", earlier)
-        require(earlier is None or len(rates) == 1, f"{variant}.learning_rates", "one, with `after`", rates)
-        for name in study.cells:
-            check_trial(make_trial(study, name, variant, rates[0], seed))
-    require(sum(map(len, _in_order(study))) == len(study.variants), "after", "no variant after itself", "a circle")
+    _check_rates("learning_rates", study.learning_rates)
+    different = all(map(_is_seed, study.seeds)) and len(set(study.seeds)) == len(study.seeds)
+    require(different, "seeds", f"different numbers from 0 to {LARGEST_SEED}", study.seeds)
+    require(_is_positive(study.processes), "processes", "1 or more", study.processes)
+    require(study.minutes is None or _is_positive(study.minutes), "minutes", "more than 0", study.minutes)
+    require(all(dim >= 1 for dim in study.projected_dims), "projected_dims", "1 or more", study.projected_dims)
+
+
+def _check_variant(study: LearningSettings, variant: str, what: dict[str, Any]) -> None:
+    place = f"variants.{variant}"
+    _check_rates(f"{place}.learning_rates", what.get("learning_rates", study.learning_rates))
+    minutes = what.get("minutes")
+    require(minutes is None or _is_positive(minutes), f"{place}.minutes", "more than 0", minutes)
+    after = what.get("after")
+    known = after is None or (isinstance(after, str) and after in study.variants)
+    require(known, f"{place}.after", "another variant", after)
+    if after is not None:
+        rates = rates_of(dataclasses.asdict(study), variant)
+        require(len(rates) == 1, f"{place}.learning_rates", "one, with `after`", rates)
+        of_model = [name for name in what if name.startswith("model.")]
+        require(not of_model, f"{place}", "no setting of the model, which is that of `after`", ", ".join(of_model))
+
+
+def _check_rates(name: str, rates: Any) -> None:
+    listed = isinstance(rates, list) and bool(rates) and all(map(_is_positive, rates))
+    require(listed and len(set(rates)) == len(rates), name, "a list of different numbers over 0", rates)
+
+
+def _is_positive(number: Any) -> bool:
+    return isinstance(number, (int, float)) and not isinstance(number, bool) and 0 < number < math.inf
+
+
+def _is_seed(number: Any) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and 0 <= number <= LARGEST_SEED
 
 
 def _tuning(study: LearningSettings) -> list[Trial]:
     """The trainings that choose learning rates."""
-    cell, seed = _where_to_tune(study)
+    fields = dataclasses.asdict(study)
+    cell, seed = where_tuned(fields)
     return [
-        make_trial(study, cell, variant, rate, seed)
+        make_trial(study, cell, variant, rate, seed, {})
         for variant in study.variants
-        for rate in _rates(study, variant)
-        if len(_rates(study, variant)) > 1
+        for rate in rates_of(fields, variant)
+        if len(rates_of(fields, variant)) > 1
     ]
 
 
-def _where_to_tune(study: LearningSettings) -> tuple[str, int]:
-    return study.tune.get("cell", next(iter(study.cells))), study.tune.get("seed", study.seeds[0])
-
-
-def _rates(study: LearningSettings, variant: str) -> list[float]:
-    return study.variants[variant].get("learning_rates", study.learning_rates)
-
-
-def _best_rate(study: LearningSettings, variant: str, entries: list[dict[str, Any]]) -> float:
-    """The learning rate with the least loss where rates are tuned."""
-    rates = _rates(study, variant)
-    if len(rates) == 1:
-        return rates[0]
-    where = (*_where_to_tune(study), variant)
+def _best_rate(settings: dict[str, Any], variant: str, entries: list[dict[str, Any]]) -> float:
+    """The learning rate with the least loss where rates are tuned; the first if no training survived any."""
+    rates = rates_of(settings, variant)
+    where = (*where_tuned(settings), variant)
     found = {
         entry["learning_rate"]: entry["validation_loss"]
         for entry in entries
-        if (entry["cell"], entry["seed"], entry["variant"]) == where and entry["learning_rate"] in rates
+        if (entry["cell"], entry["seed"], entry["variant"]) == where and entry["validation_loss"] is not None
     }
-    finite = {rate: loss for rate, loss in found.items() if loss is not None and math.isfinite(loss)}
-    require(bool(finite), f"{variant}.learning_rates", "one that training survives", rates)
-    return min(finite, key=lambda rate: finite[rate])
+    return min(rates, key=lambda rate: found.get(rate, math.inf))
 
 
 def _in_order(study: LearningSettings) -> list[list[str]]:
@@ -194,42 +227,38 @@ def _in_order(study: LearningSettings) -> list[list[str]]:
     return groups
 
 
-def _key(entry: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(entry[name] for name in ("cell", "variant", "learning_rate", "seed"))
-
-
-def _new_results(study: LearningSettings) -> dict[str, Any]:
-    return {
+def _open_results(study: LearningSettings) -> dict[str, Any]:
+    """Those of the study that goes on, without what has another meaning now, or new ones."""
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+    assert device is not None
+    here = environment(device)
+    results: dict[str, Any] = {
         "command": "bench learning",
-        "environment": environment(torch.device("cpu")),
-        "settings": _recorded(study),
+        "environment": here,
+        "settings": recorded(study),
         "learning_rates": {},
         "seconds_per_update": {},
         "trials": [],
         "complete": False,
     }
-
-
-def _recorded(study: LearningSettings) -> dict[str, Any]:
-    fields = {name: value for name, value in dataclasses.asdict(study).items() if name not in _NOT_RECORDED}
-    fields["base"].pop("cache_dir")
-    for name in _FILES:
-        fields[name] = None if fields[name] is None else [Path(each).name for each in fields[name]]
-    return fields
-
-
-def _earlier_results(study: LearningSettings) -> dict[str, Any] | None:
-    """What there is to go on with. Cells, variants, rates and seeds may join; the rest must be the same."""
     path = Path(study.output_dir or "") / RESULTS
-    if study.output_dir is None or not path.exists():
-        return None
-    results, now = read_json(path), _recorded(study)
-    before = results.get("settings", {})
-    for name, value in now.items():
-        if name in _MAY_GROW:
-            same = all(value.get(key, old) == old for key, old in before.get(name, {}).items())
-        else:
-            same = name in _MAY_CHANGE or before.get(name) == value
-        if not same:
-            raise InputError(f"resume: expected {name} as in {path}, got another")
-    return {**results, "settings": now, "complete": False}
+    if not study.resume or not path.exists():
+        return results
+    earlier = read_json(path)
+    there = earlier["environment"]
+    for name, value in here.items():
+        if name not in _MAY_DIFFER and there.get(name) != value:
+            raise InputError(f"resume: expected {name} {there.get(name)}, as in {path}, got {value}")
+    commits = dict.fromkeys([*str(there["commit"]).split(", "), str(here["commit"])])
+    meant = {_kind(study, cell, variant) for cell in study.cells for variant in study.variants}
+    return {
+        **results,
+        "environment": {**there, "commit": ", ".join(commits)},
+        "seconds_per_update": earlier["seconds_per_update"],
+        "trials": [entry for entry in earlier["trials"] if entry["kind"] in meant],
+    }
+
+
+def _kind(study: LearningSettings, cell: str, variant: str) -> str:
+    first = {name: rates_of(dataclasses.asdict(study), name)[0] for name in study.variants}
+    return make_trial(study, cell, variant, first[variant], study.seeds[0], first).kind

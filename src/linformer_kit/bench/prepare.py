@@ -12,7 +12,7 @@ from linformer_kit.bench.settings import BenchSettings
 from linformer_kit.errors import InputError
 from linformer_kit.training.checkpoint import check_new_folder, check_output_dir, open_output_dir
 
-_LARGEST_SEED = 2**32 - 1
+LARGEST_SEED = 2**32 - 1
 _OF_THE_FOLDER = ("output_dir", "overwrite")
 
 
@@ -31,7 +31,7 @@ def check(settings: BenchSettings) -> torch.device:
         for number in value if isinstance(value, list) else [value]:
             if isinstance(number, (int, float)) and not isinstance(number, bool) and field.name != "seed":
                 require(number > 0, field.name, "a positive number", number)
-    require(0 <= settings.seed <= _LARGEST_SEED, "seed", f"0 to {_LARGEST_SEED}", settings.seed)
+    require(0 <= settings.seed <= LARGEST_SEED, "seed", f"0 to {LARGEST_SEED}", settings.seed)
     divides = settings.hidden_size % settings.num_attention_heads == 0
     require(divides, "num_attention_heads", f"a divisor of {settings.hidden_size}", settings.num_attention_heads)
     if settings.output_dir is not None and not settings.overwrite:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import matplotlib.pyplot as plt
 
 from linformer_kit.training.checkpoint import write_whole
 
-__all__ = ["code", "listed", "plt", "table", "write_json", "write_report"]
+__all__ = ["code", "file_name", "listed", "plt", "table", "write_json", "write_report"]
 
 
 def write_json(results: dict[str, Any], path: Path) -> None:
@@ -54,6 +55,11 @@ def table(header: list[str], rows: list[list[str]]) -> list[str]:
 def listed(numbers: Iterable[int]) -> str:
     """Numbers with commas between them."""
     return ", ".join(map(str, numbers))
+
+
+def file_name(text: str) -> str:
+    """Text as part of a file's name."""
+    return re.sub(r"\W+", "_", text)
 
 
 def code(text: str) -> str:

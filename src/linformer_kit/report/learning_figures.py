@@ -11,39 +11,36 @@ from linformer_kit.report.base import plt
 _MARKERS = "osD^vPX*<>ph"
 
 
-def draw_curves(results: dict[str, Any], cell: str, path: Path) -> None:
-    """Validation loss of each variant in one cell while it trains: the mean over seeds, and all seeds' range.
+def draw_curves(curves: dict[str, list[dict[str, Any]]], path: Path, *, title: str) -> None:
+    """Validation loss of each variant while it trains: the mean over seeds, and the range of all seeds.
 
-    Against minutes where the trainings had equal time, else against updates.
+    Against minutes where the trainings had equal time, each from the beginning of its own, else against updates.
+
+    Args:
+        curves: The trainings of each variant, as in `learning.json`.
+        path: Where to draw.
+        title: Above the picture.
     """
-    settings = results["settings"]
     figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
-    in_time = False
-    for number, variant in enumerate(settings["variants"]):
-        entries = [
-            entry
-            for entry in results["trials"]
-            if (entry["cell"], entry["variant"], entry["learning_rate"])
-            == (cell, variant, results["learning_rates"].get(variant))
-            and entry["seed"] in settings["seeds"]
-            and entry["validation_loss"] is not None
-        ]
+    in_time = any(entry["minutes"] for entries in curves.values() for entry in entries)
+    for number, (variant, entries) in enumerate(curves.items()):
+        entries = [entry for entry in entries if entry["validation_loss"] is not None]
         if not entries:
             continue
-        curves = [dict(map(tuple, entry["curve"])) for entry in entries]
-        updates = [update for update in curves[0] if all(update in curve for curve in curves) and update]
-        minutes = entries[0]["minutes"]
-        in_time |= minutes is not None
-        places = [update if minutes is None else minutes * update / entries[0]["updates"] for update in updates]
-        losses = [[curve[update] for curve in curves] for update in updates]
-        means = [statistics.mean(each) for each in losses]
-        (line,) = axes.plot(
-            places, means, marker=_MARKERS[number % len(_MARKERS)], markersize=4, label=f"{variant} ({means[-1]:.3f})"
+        losses = [dict(map(tuple, entry["curve"])) for entry in entries]
+        updates = [update for update in losses[0] if all(curve.get(update) is not None for curve in losses) and update]
+        per_update = (entries[0]["minutes"] or 0) / entries[0]["updates"] if in_time else 1
+        places = [update * per_update for update in updates]
+        by_update = [[curve[update] for curve in losses] for update in updates]
+        means = [statistics.mean(each) for each in by_update]
+        label = f"{variant} ({means[-1]:.3f})"
+        (line,) = axes.plot(places, means, marker=_MARKERS[number % len(_MARKERS)], markersize=4, label=label)
+        axes.fill_between(
+            places, list(map(min, by_update)), list(map(max, by_update)), color=line.get_color(), alpha=0.15
         )
-        axes.fill_between(places, list(map(min, losses)), list(map(max, losses)), color=line.get_color(), alpha=0.15)
-    axes.set_xlabel("minutes of training" if in_time else "updates")
+    axes.set_xlabel("minutes of this training" if in_time else "updates")
     axes.set_ylabel("validation loss (nats)")
-    axes.set_title(f"{settings['title']}: {cell}", fontsize=11)
+    axes.set_title(title, fontsize=11)
     axes.grid(alpha=0.3)
     if axes.lines:
         axes.legend(fontsize=8)

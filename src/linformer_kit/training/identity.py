@@ -1,0 +1,165 @@
+"""What makes a run the same run: settings, text and tokenizer, saved with it and compared when it is resumed."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+from torch import nn
+from transformers import TrainerState
+
+from linformer_kit._version import __version__
+from linformer_kit.errors import InputError
+from linformer_kit.settings import CorpusSettings, ModelSettings, PretrainSettings, read_yaml
+from linformer_kit.training.checkpoint import (
+    RUN_MARK,
+    TWIN_FOLDER,
+    TWIN_MARK,
+    newest_whole_checkpoint,
+    read_json,
+    write_whole,
+)
+
+# What a run that is resumed must have in common with its beginning; length, logging and number of processes may change.
+IDENTITY = (
+    "model",
+    "resize_to",
+    "resize_mode",
+    "tokenizer",
+    "mlm_probability",
+    "seed",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "learning_rate",
+    "warmup_steps",
+    "weight_decay",
+    "projection_learning_rate_factor",
+    "projection_weight_decay",
+    "elastic_projected_dims",
+    "max_grad_norm",
+    "bf16",
+    "trainer",
+    *(field.name for field in dataclasses.fields(CorpusSettings) if field.name != "cache_dir"),
+)
+# Where, and what to do with what was there, are not what the run is: repeating it must not touch this one.
+_NOT_SAVED = ("output_dir", "resume", "overwrite")
+_SETTINGS = "settings.yaml"
+_FINGERPRINT = "_fingerprint"
+
+
+def check_same_run(settings: PretrainSettings) -> None:
+    """Refuse to continue a run as another one."""
+    folder = Path(settings.output_dir or "")
+    path = folder / _SETTINGS
+    if not settings.resume or not path.exists():
+        return
+    for checkpoint in filter(None, map(newest_whole_checkpoint, (folder, folder / TWIN_FOLDER))):
+        updates = trainer_state(checkpoint).global_step
+        if updates > settings.max_steps:
+            raise InputError(
+                f"max_steps: expected at least the {updates} updates of {checkpoint}, got {settings.max_steps}"
+            )
+    before, now = {**_defaults(PretrainSettings), **read_yaml(path)}, dataclasses.asdict(settings)
+    if isinstance(before["model"], dict):
+        before["model"] = {**_defaults(ModelSettings), **before["model"]}
+    # A twin may join a run, but its results would be lost without it.
+    for name in IDENTITY if settings.compare_full else (*IDENTITY, "compare_full"):
+        old, new, place = before[name], now[name], name
+        if isinstance(old, dict) and isinstance(new, dict) and old != new:
+            inner = next(key for key in (*new, *old) if old.get(key) != new.get(key))
+            old, new, place = old.get(inner), new.get(inner), f"{name}.{inner}"
+        if old != new:
+            raise InputError(
+                f"resume: expected {place} as in {path}, {old!r}, got {new!r}; "
+                f"--config {path} gives the same settings again"
+            )
+
+
+def check_same_source(settings: PretrainSettings, fingerprints: dict[str, str]) -> None:
+    """Refuse to continue on other text, with a tokenizer whose ids mean something else, or from another model.
+
+    Args:
+        settings: Of the run.
+        fingerprints: Those of what the run is made of, by name, each ending in _fingerprint.
+    """
+    path = Path(settings.output_dir or "") / RUN_MARK
+    if not settings.resume or not path.exists():
+        return
+    before = read_json(path)
+    for name in dict.fromkeys([*fingerprints, *filter(lambda name: name.endswith(_FINGERPRINT), before)]):
+        if before.get(name) != fingerprints.get(name):
+            raise InputError(f"resume: expected the {name.removesuffix(_FINGERPRINT)} of {path}, got another one")
+
+
+def save_run(settings: PretrainSettings, folder: Path, *, corpus: str, fingerprints: dict[str, str]) -> None:
+    """The resolved settings, and what else is needed to do the same again.
+
+    Args:
+        settings: Of the run.
+        folder: Where it is.
+        corpus: What the text is, for people.
+        fingerprints: As for `check_same_source`.
+    """
+    resolved = {name: value for name, value in dataclasses.asdict(settings).items() if name not in _NOT_SAVED}
+    run = {
+        "command": "pretrain",
+        "arguments": sys.argv[1:],
+        "corpus": corpus,
+        **fingerprints,
+        "versions": versions(),
+    }
+    text = json.dumps(run, indent=2) + "\n"
+    write_whole(folder / RUN_MARK, text)  # first: without it the rest is not known as ours
+    write_whole(folder / _SETTINGS, yaml.safe_dump(resolved, sort_keys=False))
+    if has_twin(settings):
+        (folder / TWIN_FOLDER).mkdir(exist_ok=True)
+        write_whole(folder / TWIN_FOLDER / TWIN_MARK, text)
+
+
+def earlier_results(settings: PretrainSettings) -> dict[str, Any]:
+    """What the run to be resumed has measured so far, by kind of attention."""
+    path = Path(settings.output_dir or "") / "metrics.json"
+    return read_json(path).get("models", {}) if settings.resume and path.exists() else {}
+
+
+def has_twin(settings: PretrainSettings) -> bool:
+    """Whether an equal model with full attention is trained as well."""
+    return settings.compare_full and settings.model.attention != "full"
+
+
+def fingerprint(model: nn.Module) -> str:
+    """Hexadecimal hash of all weights."""
+    content = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        content.update(f"{name} {tuple(tensor.shape)}".encode())
+        content.update(tensor.detach().cpu().float().contiguous().numpy().data)
+    return content.hexdigest()
+
+
+def trainer_state(checkpoint: Path) -> TrainerState:
+    """Where a checkpoint's training stands."""
+    return TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+
+
+def versions() -> dict[str, str]:
+    """Of everything that a result may depend on."""
+    packages = ("torch", "transformers", "accelerate", "datasets", "tokenizers")
+    return {"linformer-kit": __version__, "python": platform.python_version()} | {
+        name: importlib.metadata.version(name) for name in packages
+    }
+
+
+def _defaults(kind: type) -> dict[str, Any]:
+    """What a run from before a setting was there had of it."""
+    return {
+        field.name: field.default_factory() if callable(field.default_factory) else field.default
+        for field in dataclasses.fields(kind)
+        if not (field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING)
+    }
