@@ -32,6 +32,7 @@ from linformer_kit.errors import InputError
 from linformer_kit.heads import LinformerForMaskedLM
 from linformer_kit.report.base import file_name
 from linformer_kit.settings import ModelSettings, PretrainSettings
+from linformer_kit.training.identity import defaults
 from linformer_kit.training.memory import keep_freed_memory
 from linformer_kit.training.metrics import mean_token_loss
 
@@ -256,9 +257,13 @@ def _parsed(fields: dict[str, Any], owner: str) -> PretrainSettings:
 
 
 def _digest(content: dict[str, Any]) -> str:
-    said = {name: _names_only(value) if name in _PATHS else value for name, value in content.items()}
+    """Of what is said beyond the defaults, so that it stays the same where settings join those of today."""
+    said = {name: value for name, value in content.items() if value != defaults(PretrainSettings).get(name)}
+    usual = defaults(ModelSettings)
+    said["model"] = {name: value for name, value in content["model"].items() if value != usual[name]}
     for name in ("cache_dir", *_RESERVED):
         said.pop(name, None)
+    said |= {name: _names_only(said[name]) for name in _PATHS if name in said}
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:8]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from linformer_kit.report.base import plt
 
 _MARKERS = "osD^vPX*<>ph"
+_FEW = 10
 
 
 def draw_curves(curves: dict[str, list[dict[str, Any]]], path: Path, *, title: str) -> None:
@@ -21,7 +22,9 @@ def draw_curves(curves: dict[str, list[dict[str, Any]]], path: Path, *, title: s
         path: Where to draw.
         title: Above the picture.
     """
-    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
+    figure, axes = plt.subplots(figsize=(10, 5), layout="constrained")
+    colors = plt.get_cmap("tab10" if len(curves) <= _FEW else "tab20")
+    drawn = []
     in_time = any(entry["minutes"] for entries in curves.values() for entry in entries)
     for number, (variant, entries) in enumerate(curves.items()):
         entries = [entry for entry in entries if entry["validation_loss"] is not None]
@@ -34,15 +37,24 @@ def draw_curves(curves: dict[str, list[dict[str, Any]]], path: Path, *, title: s
         by_update = [[curve[update] for curve in losses] for update in updates]
         means = [statistics.mean(each) for each in by_update]
         label = f"{variant} ({means[-1]:.3f})"
-        (line,) = axes.plot(places, means, marker=_MARKERS[number % len(_MARKERS)], markersize=4, label=label)
+        look: dict[str, Any] = {
+            "marker": _MARKERS[number % len(_MARKERS)],
+            "color": colors(number % colors.N),
+            "markersize": 4,
+        }
+        (line,) = axes.plot(places, means, **look, label=label)
         axes.fill_between(
             places, list(map(min, by_update)), list(map(max, by_update)), color=line.get_color(), alpha=0.15
         )
+        drawn.append((means[-1], number, line))
     axes.set_xlabel("minutes of this training" if in_time else "updates")
     axes.set_ylabel("validation loss (nats)")
     axes.set_title(title, fontsize=11)
     axes.grid(alpha=0.3)
-    if axes.lines:
-        axes.legend(fontsize=8)
+    if drawn:  # from the top down, as they end
+        lines = [line for *_, line in sorted(drawn, reverse=True)]
+        figure.legend(
+            handles=lines, loc="outside right center", fontsize=8, title="last loss of the mean", frameon=False
+        )
     figure.savefig(path, dpi=150)
     plt.close(figure)

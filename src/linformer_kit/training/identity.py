@@ -66,9 +66,9 @@ def check_same_run(settings: PretrainSettings) -> None:
             raise InputError(
                 f"max_steps: expected at least the {updates} updates of {checkpoint}, got {settings.max_steps}"
             )
-    before, now = {**_defaults(PretrainSettings), **read_yaml(path)}, dataclasses.asdict(settings)
+    before, now = {**defaults(PretrainSettings), **read_yaml(path)}, dataclasses.asdict(settings)
     if isinstance(before["model"], dict):
-        before["model"] = {**_defaults(ModelSettings), **before["model"]}
+        before["model"] = {**defaults(ModelSettings), **before["model"]}
     # A twin may join a run, but its results would be lost without it.
     for name in IDENTITY if settings.compare_full else (*IDENTITY, "compare_full"):
         old, new, place = before[name], now[name], name
@@ -156,8 +156,8 @@ def versions() -> dict[str, str]:
     }
 
 
-def _defaults(kind: type) -> dict[str, Any]:
-    """What a run from before a setting was there had of it."""
+def defaults(kind: type) -> dict[str, Any]:
+    """The defaults of a dataclass by name: what a run from before a setting was there had of it."""
     return {
         field.name: field.default_factory() if callable(field.default_factory) else field.default
         for field in dataclasses.fields(kind)
