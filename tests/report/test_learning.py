@@ -103,6 +103,14 @@ def test_losses_of_other_text_are_not_subtracted():
     assert cells_of(lines, "ours (measured at n 61)")[3:6] == ["4.375 ± 0.177", "4.250, 4.500", ""]
 
 
+def test_a_study_whose_baseline_is_not_there_yet():
+    results = {**RESULTS, "trials": [entry for entry in RESULTS["trials"] if entry["variant"] != "full"]}
+    lines = learning.cell_table(results, "a")
+    assert "unigram entropy 6.250 nats." in lines[0]
+    assert cells_of(lines, "ours")[3:6] == ["4.375 ± 0.177", "4.250, 4.500", ""]
+    assert not any(line.startswith("| full |") for line in lines)
+
+
 def test_minutes_of_those_before_count():
     results = copy.deepcopy(RESULTS)
     for entry in results["trials"]:

@@ -111,7 +111,8 @@ def cell_table(results: dict[str, Any], cell: str) -> list[str]:
     if not everything:
         return ["Nothing yet."]
     baseline = {entry["seed"]: entry for entry in by_variant[settings["baseline"]]}
-    corpus = next(iter(baseline.values()), everything[0])["corpus"]
+    of_baseline = [*baseline.values()] or everything  # it may be the last to be trained
+    corpus = of_baseline[0]["corpus"]
     extras = _extra_columns(results, everything)
     rows = []
     for variant, entries in by_variant.items():
@@ -140,7 +141,7 @@ def cell_table(results: dict[str, Any], cell: str) -> list[str]:
     return [
         f"n {corpus['seq_len']}, {_count(corpus['train_sequences'])} sequences to train, "
         f"{_count(corpus['validation_sequences'])} to validate, vocabulary {corpus['vocab_size']:,}; "
-        f"unigram entropy {_mean(sorted({entry['unigram_entropy'] for entry in baseline.values()}))} nats.",
+        f"unigram entropy {_mean(sorted({entry['unigram_entropy'] for entry in of_baseline}))} nats.",
         "",
         *table(header, rows),
     ]
