@@ -91,7 +91,7 @@ COMMANDS = {
         "linformer_kit.bench.systems:main",
     ),
     "bench learning": Command(
-        "Which of several encoders learns best: many small pretrainings from one recipe",
+        "Which of several encoders learns best: many small trainings from one recipe",
         LearningSettings,
         "linformer_kit.bench.learning:main",
         "start",

@@ -103,7 +103,7 @@ def make_trial(
     minutes = study.minutes if own["minutes"] is None else own["minutes"]
     settings = _parsed(fields, f"cells.{cell}, variants.{variant}")
     slug = f"{file_name(cell)}-{file_name(variant)}"
-    content = {**dataclasses.asdict(settings), "minutes": minutes, "after": after}
+    content = {**dataclasses.asdict(settings), "cell": cell, "variant": variant, "minutes": minutes, "after": after}
     return Trial(
         cell=cell,
         variant=variant,
