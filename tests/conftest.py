@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -34,6 +35,18 @@ SIZES = {
     "num_hidden_layers": 2,
     "intermediate_size": 29,
 }
+
+
+# Of models that are pretrained in tests, with a tokenizer of their own.
+PRETRAIN_SIZES = {**SIZES, "vocab_size": 277, "max_position_embeddings": 23}
+
+
+def write_corpus(folder: Path) -> Path:
+    """A few documents that are alike, enough to pretrain on."""
+    for number in range(13):
+        lines = [f"def function_{number}_{line}(first, second): return first + second" for line in range(17)]
+        (folder / f"{number}.txt").write_text("\n".join(lines))
+    return folder
 
 
 @pytest.fixture(autouse=True)

@@ -33,32 +33,21 @@ from linformer_kit.predict import fill_mask
 from linformer_kit.settings import PretrainSettings
 from linformer_kit.training.callbacks import drawn_projected_dim
 from linformer_kit.training.identity import IDENTITY
-from tests.conftest import randomise
+from tests.conftest import PRETRAIN_SIZES, randomise, write_corpus
 
-SHAPE = {
-    "vocab_size": 277,
-    "max_position_embeddings": 23,
-    "projected_dim": 7,
-    "hidden_size": 33,
-    "num_attention_heads": 3,
-    "num_hidden_layers": 2,
-    "intermediate_size": 29,
-}
 STEPS = {"max_steps": 4, "eval_steps": 2, "save_steps": 2, "logging_steps": 1, "warmup_steps": 1}
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("corpus")
-    for number in range(13):
-        lines = [f"def function_{number}_{line}(first, second): return first + second" for line in range(17)]
-        (folder / f"{number}.txt").write_text("\n".join(lines))
-    return folder
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 def arguments(corpus: Path, output: Path, *more: str) -> list[str]:
     options = {**STEPS, "seed": 3, "per_device_train_batch_size": 3, "report_to": "none", "output_dir": output}
-    options |= {"cache_dir": corpus.parent / f"{corpus.name}-cache"} | {f"model.{k}": v for k, v in SHAPE.items()}
+    options |= {"cache_dir": corpus.parent / f"{corpus.name}-cache"} | {
+        f"model.{k}": v for k, v in PRETRAIN_SIZES.items()
+    }
     return ["pretrain", "--train_file", str(corpus), *(f"--{name}={value}" for name, value in options.items()), *more]
 
 
@@ -81,7 +70,7 @@ def test_a_run_leaves_everything_that_a_user_needs(run):
 def test_results_are_consistent(run):
     results = json.loads((run / "metrics.json").read_text())
     assert set(results["models"]) == {"linformer", "full"}
-    assert 0 < results["unigram_entropy"] < math.log(SHAPE["vocab_size"])
+    assert 0 < results["unigram_entropy"] < math.log(PRETRAIN_SIZES["vocab_size"])
     for model in results["models"].values():
         assert [step for step, _ in model["curve"]] == [0, 2, 4]
         assert model["curve"][-1][1] == model["validation_loss"]
@@ -89,7 +78,10 @@ def test_results_are_consistent(run):
         assert len(model["guesses"]) >= 1
     linformer, full = results["models"]["linformer"], results["models"]["full"]
     assert linformer["projection_matrices"] == 4 and full["projection_matrices"] == 0
-    assert linformer["parameters"] - full["parameters"] == 4 * SHAPE["projected_dim"] * SHAPE["max_position_embeddings"]
+    assert (
+        linformer["parameters"] - full["parameters"]
+        == 4 * PRETRAIN_SIZES["projected_dim"] * PRETRAIN_SIZES["max_position_embeddings"]
+    )
     # The twins see the same text and the same masks, so both guess the same words.
     assert [guess["text"] for guess in linformer["guesses"]] == [guess["text"] for guess in full["guesses"]]
     table = (run / "metrics.md").read_text()
@@ -99,7 +91,7 @@ def test_results_are_consistent(run):
 def test_model_and_tokenizer_load_and_fit(run):
     model, tokenizer = AutoModelForMaskedLM.from_pretrained(run), AutoTokenizer.from_pretrained(run)
     assert type(model) is lk.LinformerForMaskedLM
-    assert tokenizer.model_max_length == SHAPE["max_position_embeddings"]
+    assert tokenizer.model_max_length == PRETRAIN_SIZES["max_position_embeddings"]
     assert set(tokenizer("a")) == {"input_ids", "attention_mask"}
     assert model.config.vocab_size == len(tokenizer)
     assert (model.config.pad_token_id, model.config.bos_token_id, model.config.eos_token_id) == (1, 0, 2)
@@ -149,8 +141,7 @@ def test_a_model_is_grown_and_goes_on(run, corpus, tmp_path, mode):
         assert torch.equal(ours, theirs), name
     results = json.loads((tmp_path / "out" / "metrics.json").read_text())
     assert results["corpus"]["seq_len"] == 46 and results["settings"]["model"]["hidden_size"] == 33
-    for name in ("tokenizer.json",):
-        assert (tmp_path / "out" / name).read_text() == (run / name).read_text()
+    assert (tmp_path / "out" / "tokenizer.json").read_text() == (run / "tokenizer.json").read_text()
 
 
 def test_going_on_from_a_model_is_resumed_exactly(run, corpus, tmp_path, capsys):

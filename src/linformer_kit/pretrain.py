@@ -172,8 +172,7 @@ def check(settings: PretrainSettings) -> None:
 def load_data(settings: PretrainSettings) -> Data:
     """Documents, tokenizer and masked sequences; tokenised text comes from the cache where it is there."""
     seq_len = settings.model.max_position_embeddings
-    existing = settings.from_model or settings.tokenizer
-    if existing:
+    if existing := _existing_tokenizer(settings):
         load_tokenizer(existing, max_length=seq_len)  # refused before the work on the text
     corpus = load_corpus(settings, seed=settings.seed if settings.split_seed is None else settings.split_seed)
     logger.info("%s", corpus.description)
@@ -331,10 +330,14 @@ def _check_elastic(settings: PretrainSettings, config: LinformerConfig) -> None:
             raise InputError(f"elastic_projected_dims: expected {expected}, got {dims}")
 
 
+def _existing_tokenizer(settings: PretrainSettings) -> str | None:
+    """Folder or hub id of the tokenizer, where there is one to use."""
+    return settings.from_model or settings.tokenizer
+
+
 def _load_or_train_tokenizer(settings: PretrainSettings, corpus: Corpus) -> PreTrainedTokenizerFast:
     max_length = settings.model.max_position_embeddings
-    existing = settings.from_model or settings.tokenizer
-    if existing:
+    if existing := _existing_tokenizer(settings):
         return load_tokenizer(existing, max_length=max_length)
     vocab_size = settings.model.vocab_size
     if corpus.streaming:

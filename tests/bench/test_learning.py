@@ -1,4 +1,4 @@
-"""`linformer bench learning`: which trainings a study has, what is resumed, what is refused; two small studies whole."""
+"""`linformer bench learning`: which trainings a study has, what is resumed, what is refused; a small study whole."""
 
 from __future__ import annotations
 
@@ -20,17 +20,10 @@ from linformer_kit.cli import RECIPES, main, parse
 from linformer_kit.errors import InputError
 from linformer_kit.functional import spread_order
 from linformer_kit.training.metrics import mean_token_loss
+from tests.conftest import PRETRAIN_SIZES, write_corpus
 
 BASE = {
-    "model": {
-        "vocab_size": 277,
-        "max_position_embeddings": 23,
-        "projected_dim": 7,
-        "hidden_size": 33,
-        "num_attention_heads": 3,
-        "num_hidden_layers": 2,
-        "intermediate_size": 29,
-    },
+    "model": PRETRAIN_SIZES,
     "mlm_probability": 0.4,
     "max_steps": 4,
     "per_device_train_batch_size": 3,
@@ -58,10 +51,7 @@ STUDY = {
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("text")
-    for number in range(13):
-        lines = [f"def function_{number}_{line}(first, second): return first + second" for line in range(17)]
-        (folder / f"{number}.txt").write_text("\n".join(lines))
+    folder = write_corpus(tmp_path_factory.mktemp("text"))
     (folder / "sentences.tsv").write_text("sentence\tlabel\n" + "first function and second\t1\n" * 3 + "no\t0\n")
     return folder
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
 from pathlib import Path
@@ -56,11 +56,10 @@ def learn(study: LearningSettings) -> tuple[dict[str, Any], Path]:
     settings = results["settings"]
     folder = open_output_dir(study.output_dir, command="bench-learning", overwrite=False).resolve()
     write_learning_report(results, folder)  # a folder with results is one to go on in
-    tuning = _tuning(study)
     bar = tqdm(initial=len(results["trials"]), unit="training", dynamic_ncols=True)
     with fresh_processes(study.processes) as pool, bar:
         run = _Run(study, folder, results, pool, bar)
-        run.all_of(tuning)
+        run.all_of(_tuning(study))
         rates = {variant: _best_rate(settings, variant, results["trials"]) for variant in study.variants}
         results["learning_rates"] = rates
         for variants in _in_order(study):
@@ -145,10 +144,8 @@ def _check(study: LearningSettings) -> None:
         _check_variant(study, variant, what)
     ordered = sum(map(len, _in_order(study)))
     require(ordered == len(study.variants), "variants", "none that goes on from itself", "a circle of `after`")
-    first = {variant: rates_of(dataclasses.asdict(study), variant)[0] for variant in study.variants}
-    for cell in study.cells:
-        for variant in study.variants:
-            check_trial(make_trial(study, cell, variant, first[variant], seed, first))
+    for trial in _one_of_each_kind(study):
+        check_trial(trial)
     if study.output_dir is not None and not (study.resume and (Path(study.output_dir) / RESULTS).exists()):
         check_new_folder("output_dir", study.output_dir)
     check_output_dir(study.output_dir, resume=False, overwrite=False)
@@ -250,7 +247,7 @@ def _open_results(study: LearningSettings) -> dict[str, Any]:
         if name not in _MAY_DIFFER and there.get(name) != value:
             raise InputError(f"resume: expected {name} {there.get(name)}, as in {path}, got {value}")
     commits = dict.fromkeys([*str(there["commit"]).split(", "), str(here["commit"])])
-    meant = {_kind(study, cell, variant) for cell in study.cells for variant in study.variants}
+    meant = {trial.kind for trial in _one_of_each_kind(study)}
     return {
         **results,
         "environment": {**there, "commit": ", ".join(commits)},
@@ -259,6 +256,10 @@ def _open_results(study: LearningSettings) -> dict[str, Any]:
     }
 
 
-def _kind(study: LearningSettings, cell: str, variant: str) -> str:
-    first = {name: rates_of(dataclasses.asdict(study), name)[0] for name in study.variants}
-    return make_trial(study, cell, variant, first[variant], study.seeds[0], first).kind
+def _one_of_each_kind(study: LearningSettings) -> Iterator[Trial]:
+    """A trial of each variant in each cell, whatever rate and seed it has."""
+    fields = dataclasses.asdict(study)
+    first = {variant: rates_of(fields, variant)[0] for variant in study.variants}
+    for cell in study.cells:
+        for variant in study.variants:
+            yield make_trial(study, cell, variant, first[variant], study.seeds[0], first)

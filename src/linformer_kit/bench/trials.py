@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import io
 import itertools
@@ -246,14 +247,19 @@ def _change(fields: dict[str, Any], name: str, value: Any, owner: str) -> None:
 
 def _parsed(fields: dict[str, Any], owner: str) -> PretrainSettings:
     """Settings from names and values, types checked."""
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(PretrainSettings)
     try:
-        values: Namespace = parser.parse_object(fields)
+        values: Namespace = _parser().parse_object(fields)
     except Exception as error:
         raise InputError(f"{owner}: {' '.join(str(error).split())}") from None
     named = vars(values)
     return PretrainSettings(**{**named, "model": ModelSettings(**vars(named["model"]))})
+
+
+@functools.cache
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(PretrainSettings)
+    return parser
 
 
 def _digest(content: dict[str, Any]) -> str:
@@ -292,12 +298,15 @@ def _more_losses(
     place: Path, settings: PretrainSettings, bf16: bool, projected_dims: list[int], sentence_file: list[str] | None
 ) -> dict[str, Any]:
     """Losses with fewer slots, and of short texts."""
-    model = LinformerForMaskedLM.from_pretrained(place)
+    if not projected_dims and not sentence_file:
+        return {}
+    settings, model = pretrain.starting_from(dataclasses.replace(settings, from_model=str(place), resize_to=None))
+    assert model is not None
     config = model.config
     losses: dict[str, Any] = {}
     dims = [] if config.attention == "full" else [dim for dim in projected_dims if dim < config.largest_projected_dim]
     if dims:
-        blocks = pretrain.load_data(pretrain.starting_from(settings)[0]).validation
+        blocks = pretrain.load_data(settings).validation
         size = settings.per_device_eval_batch_size
         batches = [
             default_collate([blocks[index] for index in range(start, min(start + size, len(blocks)))])

@@ -49,10 +49,8 @@ class PretrainTrainer(Trainer):
         projection_weight_decay: float | None = None,
         elastic_projected_dims: list[int] | None = None,
     ) -> None:
-        self._of_projections = {"lr": args.learning_rate * projection_learning_rate_factor}
-        self._of_projections["weight_decay"] = (
-            args.weight_decay if projection_weight_decay is None else projection_weight_decay
-        )
+        decay = args.weight_decay if projection_weight_decay is None else projection_weight_decay
+        self._of_projections = {"lr": args.learning_rate * projection_learning_rate_factor, "weight_decay": decay}
         super().__init__(
             model,
             args,
