@@ -23,7 +23,8 @@ from linformer_kit.bench.settings import LearningSettings
 from linformer_kit.bench.trials import Trial, check_trial, make_trial, recorded, run_trial, seconds_per_update, timed
 from linformer_kit.data.files import find_files
 from linformer_kit.errors import InputError
-from linformer_kit.report.learning import learning_markdown, rates_of, where_tuned, write_learning_report
+from linformer_kit.report.base import listed
+from linformer_kit.report.learning import learning_markdown, rates_of, seeds_of, where_tuned, write_learning_report
 from linformer_kit.training.checkpoint import check_new_folder, check_output_dir, open_output_dir, read_json
 
 RESULTS = "learning.json"
@@ -68,6 +69,7 @@ def learn(study: LearningSettings) -> tuple[dict[str, Any], Path]:
                 for cell in study.cells
                 for seed in study.seeds
                 for variant in variants
+                if seed in seeds_of(settings, variant)
             )
     results["complete"] = True
     write_learning_report(results, folder)
@@ -155,8 +157,7 @@ def _check_numbers(study: LearningSettings) -> None:
     for name in ("cells", "variants", "learning_rates", "seeds"):
         require(bool(getattr(study, name)), name, "at least one", "none")
     _check_rates("learning_rates", study.learning_rates)
-    different = all(map(_is_seed, study.seeds)) and len(set(study.seeds)) == len(study.seeds)
-    require(different, "seeds", f"different numbers from 0 to {LARGEST_SEED}", study.seeds)
+    _check_seeds("seeds", study.seeds)
     require(_is_positive(study.processes), "processes", "1 or more", study.processes)
     require(study.minutes is None or _is_positive(study.minutes), "minutes", "more than 0", study.minutes)
     require(all(dim >= 1 for dim in study.projected_dims), "projected_dims", "1 or more", study.projected_dims)
@@ -167,12 +168,16 @@ def _check_variant(study: LearningSettings, variant: str, what: dict[str, Any]) 
     _check_rates(f"{place}.learning_rates", what.get("learning_rates", study.learning_rates))
     minutes = what.get("minutes")
     require(minutes is None or _is_positive(minutes), f"{place}.minutes", "more than 0", minutes)
+    _check_seeds(f"{place}.seeds", what.get("seeds", study.seeds), among=study.seeds)
     after = what.get("after")
     known = after is None or (isinstance(after, str) and after in study.variants)
     require(known, f"{place}.after", "another variant", after)
     if after is not None:
-        rates = rates_of(dataclasses.asdict(study), variant)
+        fields = dataclasses.asdict(study)
+        rates = rates_of(fields, variant)
         require(len(rates) == 1, f"{place}.learning_rates", "one, with `after`", rates)
+        seeds, there = (seeds_of(fields, name) for name in (variant, after))
+        require(set(seeds) <= set(there), f"{place}.seeds", f"some of {listed(there)}, those of {after}", listed(seeds))
         of_model = [name for name in what if name.startswith("model.")]
         require(not of_model, f"{place}", "no setting of the model, which is that of `after`", ", ".join(of_model))
 
@@ -180,6 +185,12 @@ def _check_variant(study: LearningSettings, variant: str, what: dict[str, Any]) 
 def _check_rates(name: str, rates: Any) -> None:
     listed = isinstance(rates, list) and bool(rates) and all(map(_is_positive, rates))
     require(listed and len(set(rates)) == len(rates), name, "a list of different numbers over 0", rates)
+
+
+def _check_seeds(name: str, seeds: Any, among: list[int] | None = None) -> None:
+    different = isinstance(seeds, list) and bool(seeds) and all(map(_is_seed, seeds)) and len(set(seeds)) == len(seeds)
+    require(different, name, f"a list of different numbers from 0 to {LARGEST_SEED}", seeds)
+    require(among is None or set(seeds) <= set(among), name, f"some of {among}", seeds)
 
 
 def _is_positive(number: Any) -> bool:

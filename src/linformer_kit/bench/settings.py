@@ -150,7 +150,7 @@ class LearningSettings:
         base: What all trainings have in common: settings of `linformer pretrain`.
         cells: Where it is studied, by name: the settings that differ from base; `english: true` for english_file.
         variants: What is compared, by name: the settings that differ. `after: NAME` goes on from the model of another
-            variant, `minutes` and `learning_rates` are as below for this one.
+            variant, `minutes`, `learning_rates` and `seeds` (some of those below) are as below for this one.
         baseline: The variant that the others are compared with.
         learning_rates: Of several each variant takes the one with the least loss in the trainings of `tune`.
         tune: Cell and seed in which learning rates are chosen; default: the first of each.

@@ -38,7 +38,7 @@ from linformer_kit.training.memory import keep_freed_memory
 from linformer_kit.training.metrics import mean_token_loss
 
 # What a variant may say beside settings of `linformer pretrain`, and a cell.
-OF_VARIANTS = ("after", "minutes", "learning_rates")
+OF_VARIANTS = ("after", "minutes", "learning_rates", "seeds")
 OF_CELLS = ("english",)
 # Settings that the study itself decides, or that it has no use for.
 _RESERVED = ("learning_rate", "seed", "from_model", "output_dir", "resume", "overwrite", "compare_full")

@@ -55,6 +55,11 @@ def rates_of(settings: dict[str, Any], variant: str) -> list[float]:
     return settings["variants"][variant].get("learning_rates", settings["learning_rates"])
 
 
+def seeds_of(settings: dict[str, Any], variant: str) -> list[int]:
+    """The seeds that a variant is trained with."""
+    return settings["variants"][variant].get("seeds", settings["seeds"])
+
+
 def where_tuned(settings: dict[str, Any]) -> tuple[str, int]:
     """Cell and seed in which learning rates are chosen."""
     tune = settings["tune"]
@@ -63,7 +68,7 @@ def where_tuned(settings: dict[str, Any]) -> tuple[str, int]:
 
 def at_chosen_rate(results: dict[str, Any], cell: str, variant: str) -> list[Entry]:
     """The trainings of a variant in a cell at the learning rate that it was given, by seed."""
-    seeds, rate = results["settings"]["seeds"], results["learning_rates"].get(variant)
+    seeds, rate = seeds_of(results["settings"], variant), results["learning_rates"].get(variant)
     found = [
         entry
         for entry in results["trials"]
