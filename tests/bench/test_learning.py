@@ -228,6 +228,18 @@ def test_a_study_may_grow_and_what_has_changed_is_trained_anew(corpus, untrained
     assert len({entry["name"] for entry in results["trials"]}) == len(results["trials"])
 
 
+def test_a_variant_may_have_fewer_seeds(corpus, untrained, tmp_path):
+    variants = {"full": {"seeds": [2]}, "ours": {}, "more": {"after": "full", "seeds": [2]}}
+    settings = study(corpus, variants=variants, learning_rates=[1e-3], cells={"short": {}})
+    results, folder = learning.learn(dataclasses.replace(settings, output_dir=str(tmp_path / "out")))
+    ran = [(entry["variant"], entry["seed"]) for entry in results["trials"]]
+    assert sorted(ran) == [("full", 2), ("more", 2), ("ours", 1), ("ours", 2)]
+    rows = {line.split(" | ")[0]: line.split(" | ")[4] for line in (folder / "learning.md").read_text().splitlines() if line.startswith("| ")}
+    assert rows["| full"] == "4.000" and rows["| ours"] == "4.000, 4.000"
+    alone = {**variants, "full": {"seeds": [1]}}
+    refused(study(corpus, variants=alone, learning_rates=[1e-3]), tmp_path / "more", "variants.more.seeds: expected some of 1, those of full, got 2")
+
+
 def test_a_study_that_was_killed_before_its_first_result_goes_on(corpus, untrained, tmp_path, monkeypatch):
     settings = dataclasses.replace(study(corpus, variants={"full": {}}, learning_rates=[1e-3]), seeds=[1])
     settings = dataclasses.replace(settings, output_dir=str(tmp_path / "out"))
@@ -340,8 +352,8 @@ def test_the_time_of_an_update_is_a_median(corpus, tmp_path, monkeypatch):
     [
         ({"baseline": "half"}, "baseline: expected one of full, E, F, grown, got half"),
         ({"seeds": []}, "seeds: expected at least one, got none"),
-        ({"seeds": [1, 1]}, "seeds: expected different numbers from 0 to 4294967295, got [1, 1]"),
-        ({"seeds": [-1]}, "seeds: expected different numbers from 0 to 4294967295, got [-1]"),
+        ({"seeds": [1, 1]}, "seeds: expected a list of different numbers from 0 to 4294967295, got [1, 1]"),
+        ({"seeds": [-1]}, "seeds: expected a list of different numbers from 0 to 4294967295, got [-1]"),
         ({"learning_rates": [1e-3, 1e-3]}, "learning_rates: expected a list of different numbers over 0"),
         ({"learning_rates": [0.0]}, "learning_rates: expected a list of different numbers over 0, got [0.0]"),
         ({"projected_dims": [0]}, "projected_dims: expected 1 or more, got [0]"),
@@ -386,6 +398,8 @@ def test_studies_refused(corpus, tmp_path, changes, message):
             "variants.full.learning_rates: expected a list of different numbers over 0, got 0.004",
         ),
         ({"learning_rates": []}, "variants.full.learning_rates: expected a list of different numbers over 0, got []"),
+        ({"seeds": 1}, "variants.full.seeds: expected a list of different numbers from 0 to 4294967295, got 1"),
+        ({"seeds": [3]}, "variants.full.seeds: expected some of [1, 2], got [3]"),
         ({"minutes": "3x"}, "variants.full.minutes: expected more than 0, got 3x"),
         ({"minutes": float("inf")}, "variants.full.minutes: expected more than 0, got inf"),
         ({"after": "b", "learning_rates": [1e-3]}, "variants.full.after: expected another variant, got b"),
