@@ -234,10 +234,18 @@ def test_a_variant_may_have_fewer_seeds(corpus, untrained, tmp_path):
     results, folder = learning.learn(dataclasses.replace(settings, output_dir=str(tmp_path / "out")))
     ran = [(entry["variant"], entry["seed"]) for entry in results["trials"]]
     assert sorted(ran) == [("full", 2), ("more", 2), ("ours", 1), ("ours", 2)]
-    rows = {line.split(" | ")[0]: line.split(" | ")[4] for line in (folder / "learning.md").read_text().splitlines() if line.startswith("| ")}
+    rows = {
+        line.split(" | ")[0]: line.split(" | ")[4]
+        for line in (folder / "learning.md").read_text().splitlines()
+        if line.startswith("| ")
+    }
     assert rows["| full"] == "4.000" and rows["| ours"] == "4.000, 4.000"
     alone = {**variants, "full": {"seeds": [1]}}
-    refused(study(corpus, variants=alone, learning_rates=[1e-3]), tmp_path / "more", "variants.more.seeds: expected some of 1, those of full, got 2")
+    refused(
+        study(corpus, variants=alone, learning_rates=[1e-3]),
+        tmp_path / "more",
+        "variants.more.seeds: expected some of 1, those of full, got 2",
+    )
 
 
 def test_a_study_that_was_killed_before_its_first_result_goes_on(corpus, untrained, tmp_path, monkeypatch):

@@ -20,7 +20,15 @@ from tqdm import tqdm
 from linformer_kit.bench.measure import environment, fresh_processes, in_fresh_process
 from linformer_kit.bench.prepare import LARGEST_SEED, require
 from linformer_kit.bench.settings import LearningSettings
-from linformer_kit.bench.trials import Trial, check_trial, make_trial, recorded, run_trial, seconds_per_update, timed
+from linformer_kit.bench.trials import (
+    Trial,
+    check_trial,
+    make_trial,
+    recorded_study,
+    run_trial,
+    seconds_per_update,
+    timed,
+)
 from linformer_kit.data.files import find_files
 from linformer_kit.errors import InputError
 from linformer_kit.report.base import listed
@@ -57,7 +65,7 @@ def learn(study: LearningSettings) -> tuple[dict[str, Any], Path]:
     settings = results["settings"]
     folder = open_output_dir(study.output_dir, command="bench-learning", overwrite=False).resolve()
     write_learning_report(results, folder)  # a folder with results is one to go on in
-    bar = tqdm(initial=len(results["trials"]), unit="training", dynamic_ncols=True)
+    bar = tqdm(initial=len(results["trials"]), unit=" trainings", dynamic_ncols=True)
     with fresh_processes(study.processes) as pool, bar:
         run = _Run(study, folder, results, pool, bar)
         run.all_of(_tuning(study))
@@ -243,7 +251,7 @@ def _open_results(study: LearningSettings) -> dict[str, Any]:
     results: dict[str, Any] = {
         "command": "bench learning",
         "environment": here,
-        "settings": recorded(study),
+        "settings": recorded_study(study),
         "learning_rates": {},
         "seconds_per_update": {},
         "trials": [],

@@ -118,7 +118,7 @@ def make_trial(
     )
 
 
-def recorded(study: LearningSettings) -> dict[str, Any]:
+def recorded_study(study: LearningSettings) -> dict[str, Any]:
     """The settings of a study as they stand in its results: what was done, and no place on this machine."""
     unsaid = ("output_dir", "resume", "processes")
     fields = {name: value for name, value in dataclasses.asdict(study).items() if name not in unsaid}
