@@ -27,8 +27,8 @@ def test_matrices_of_each_sharing(sharing, count, shape):
 
 
 def test_start_is_scaled_pooling_in_an_order_whose_beginning_is_spread():
-    projection = LinearProjection(31, 7, num_heads=3, sharing="none")
-    for matrix in (*projection.key_projection, *projection.value_projection):
+    projection = LinearProjection(31, 7, num_heads=3, sharing="headwise")
+    for matrix in (projection.key_projection, projection.value_projection):
         assert torch.equal(matrix, pooling_matrix(7, 31)[[0, 4, 2, 6, 1, 5, 3]])
 
 

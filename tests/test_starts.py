@@ -19,10 +19,13 @@ RANDOM = ("pooling_noise", "normal", "lecun_normal", "xavier_uniform")
 
 def test_pooling_is_the_default_and_its_rows_are_spread():
     expected = pooling_matrix(K, N)[spread_order(K)]
-    projection = LinearProjection(N, K, num_heads=HEADS, sharing="none")
-    assert torch.equal(projection.key_projection, expected.repeat(HEADS, 1, 1))
+    projection = LinearProjection(N, K, num_heads=HEADS, sharing="headwise")
+    assert torch.equal(projection.key_projection, expected)
     assert torch.equal(projection.value_projection, projection.key_projection)
-    assert LinformerConfig().projection_initializer == projection.initializer == "pooling"
+    assert LinformerConfig().projection_initializer == projection.initializer == "shifted_pooling"
+    by_head = LinearProjection(N, K, num_heads=HEADS, sharing="none")
+    assert torch.equal(by_head.key_projection, STARTS["shifted_pooling"](HEADS, K, N))
+    assert torch.equal(by_head.key_projection[0], expected) and not torch.equal(by_head.key_projection[1], expected)
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ class LinformerAttention(nn.Module):
         *,
         sharing: str = "headwise",
         projection: str | SequenceProjection | None = "linear",
-        projection_initializer: str = "pooling",
+        projection_initializer: str = "shifted_pooling",
         shorter_input: str = "prefix",
         dropout: float = 0.0,
         bias: bool = True,

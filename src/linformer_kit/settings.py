@@ -77,7 +77,7 @@ class ModelSettings:
     projected_dim: int | list[int] | list[list[int]] = 128
     sharing: Sharing = "headwise"
     projection: Projection = "linear"
-    projection_initializer: ProjectionInitializer = "pooling"
+    projection_initializer: ProjectionInitializer = "shifted_pooling"
     shorter_input: ShorterInput = "prefix"
     attention: Attention = "linformer"
     bias_order: BiasOrder = "before_projection"

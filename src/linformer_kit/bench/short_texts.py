@@ -26,7 +26,8 @@ MASKED_PREFIX = "masked prefix"
 _TOKENS = (10, 60)  # the start token included
 _TEXTS = 2000
 _BATCH = 32
-_STARTS_IN_WINDOWS = ("pooling", "pooling_noise")  # of which row i of E stands over window i
+# Of which row i of E stands over window i, or in some heads a part of a window further on.
+_STARTS_IN_WINDOWS = ("pooling", "pooling_noise", "shifted_pooling")
 
 
 def short_text_losses(

@@ -105,7 +105,12 @@ class LinearProjection(LearnedProjection, _MatrixProjection):
     """
 
     def __init__(
-        self, seq_len: int, projected_dim: int | Sequence[int], *, initializer: str = "pooling", **arguments: Any
+        self,
+        seq_len: int,
+        projected_dim: int | Sequence[int],
+        *,
+        initializer: str = "shifted_pooling",
+        **arguments: Any,
     ) -> None:
         super().__init__(seq_len, projected_dim, **arguments)
         if initializer not in STARTS:

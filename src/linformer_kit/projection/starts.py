@@ -4,9 +4,10 @@ Every start has rows of length about 1, whatever n and k are, so that independen
 variance 1; but `normal`, whose rows grow with n, and `xavier_uniform`, whose variance is that of a matrix that maps n
 numbers to k. Axes: heads (1 where they share a matrix), slots (k), seq_len (n).
 
-    pooling          mean pooling over k windows times √(n/k)
+    pooling          mean pooling over k windows times √(n/k), the same for all heads
     pooling_noise    the same plus N(0, 1/n), over √2
-    shifted_pooling  each head's windows begin a little later than those of the head before
+    shifted_pooling  the default: each head's windows begin a little later than those of the head before; the same as
+                     pooling where heads share a matrix
     selection        each slot is one position of its window, each head's a little later than the head's before
     normal           N(0, 0.02²), as in the official code
     lecun_normal     N(0, 1/n)
