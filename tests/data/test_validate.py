@@ -107,6 +107,17 @@ def test_missing_column_names_those_that_exist(tmp_path, name, content, place):
         read(path)
 
 
+@pytest.mark.parametrize(
+    ("name", "content"), [("rows.csv", "text,id,text\nx,1,y\n"), ("rows.tsv", "text\tid\ttext\nx\t1\ty\n")]
+)
+def test_a_column_of_which_there_are_two(tmp_path, name, content):
+    path = tmp_path / name
+    path.write_text(content)
+    with fails(f"{path}: expected one column 'text' (text_column), got 2 of that name"):
+        read(path)
+    assert read(path, column="id") == ["1"]
+
+
 def test_missing_column_in_parquet(tmp_path):
     path = tmp_path / "rows.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"id": [1], "body": ["x"]}), path)

@@ -7,7 +7,7 @@ from typing import TypeAlias
 from datasets import Dataset, IterableDataset, load_dataset
 from datasets.exceptions import DatasetsError
 
-from linformer_kit.data.validate import check_column
+from linformer_kit.data.validate import check_columns
 from linformer_kit.errors import InputError
 from linformer_kit.settings import CorpusSettings
 
@@ -44,7 +44,7 @@ def load_hub(settings: CorpusSettings, *, streaming: bool) -> tuple[Documents, D
 def _text_rows(rows: Documents, column: str, *, source: str) -> Documents:
     # A stream without a declared schema shows its columns only in its rows.
     columns = rows.column_names or list(next(iter(rows), {}))
-    check_column(source, column, columns)
+    check_columns(source, {"text_column": column}, columns)
     declared = rows.features[column] if rows.features else None
     if declared is not None and getattr(declared, "dtype", None) not in ("string", "large_string"):
         raise InputError(f"{source}: column {column!r} is {declared}; expected strings")

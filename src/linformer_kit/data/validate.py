@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,16 +74,21 @@ def check_utf8(path: Path) -> None:
             offset += len(chunk)
 
 
-def check_column(source: Path | str, column: str, columns: Sequence[str]) -> None:
-    """Raise unless `column` is among `columns`.
+def check_columns(source: Path | str, wanted: Mapping[str, str], columns: Sequence[str]) -> None:
+    """Raise unless every wanted column is there once.
 
     Args:
         source: File (with its line, if it has one) or data set that holds the columns.
-        column: Name of the text column that is expected.
+        wanted: Names of the columns that are expected, by the settings that hold the names.
         columns: Names that exist.
     """
-    if column not in columns:
-        raise InputError(f"{source}: no column {column!r} (text_column); it has {', '.join(map(repr, columns))}")
+    for setting, column in wanted.items():
+        if column not in columns:
+            raise InputError(f"{source}: no column {column!r} ({setting}); it has {', '.join(map(repr, columns))}")
+        if columns.count(column) > 1:
+            raise InputError(
+                f"{source}: expected one column {column!r} ({setting}), got {columns.count(column)} of that name"
+            )
 
 
 def check_text(value: Any, *, source: str, column: str) -> str:

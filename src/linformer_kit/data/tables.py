@@ -1,0 +1,108 @@
+"""Rows of tables, read lazily, each with the place where it stands.
+
+| file         | one row is                                                     |
+|--------------|----------------------------------------------------------------|
+| .jsonl .json | a line that holds one JSON object; blank lines count for none  |
+| .csv         | a record, fields quoted with " where needed                    |
+| .tsv         | a line; quotes mean nothing, as in GLUE                        |
+| .parquet     | a row                                                          |
+
+All text is UTF-8, with or without a byte order mark.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+import pyarrow
+import pyarrow.parquet
+
+from linformer_kit.data.validate import check_columns, check_field_count, check_utf8, parse_json_row
+from linformer_kit.errors import InputError
+
+Row = tuple[str, dict[str, Any]]  # file with line or row, and what its columns hold
+
+_PARQUET_ROWS = 256
+# The csv module's own limit, 128 KiB, is shorter than many documents. The largest that every platform takes:
+_LONGEST_FIELD = 2**31 - 1
+
+
+def read_table(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
+    """Read a table.
+
+    Args:
+        path: File whose suffix is a key of `READERS`.
+        columns: Names of the columns that are wanted, by the settings that hold the names.
+
+    Yields:
+        Where a row stands, and its wanted columns: strings from .csv and .tsv, else any value.
+
+    Raises:
+        InputError: At the first thing that cannot be read, with its file and line.
+    """
+    return READERS[path.suffix.lower()](path, columns)
+
+
+@contextmanager
+def open_text(path: Path, newline: str | None = None) -> Iterator[TextIO]:
+    """Open a file of UTF-8 text; what is not is an `InputError` that names the byte."""
+    try:
+        with path.open(encoding="utf-8-sig", newline=newline) as file:
+            yield file
+    except UnicodeDecodeError:
+        check_utf8(path)  # knows the offset in the file; the error at hand only that in a buffer
+        raise
+
+
+def _json_rows(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
+    with open_text(path) as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                source = f"{path} line {number}"
+                row = parse_json_row(line, source=source)
+                check_columns(source, columns, list(row))
+                yield source, {column: row[column] for column in columns.values()}
+
+
+def _delimited_rows(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
+    dialect: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix.lower() == ".tsv" else {}
+    csv.field_size_limit(_LONGEST_FIELD)
+    with open_text(path, newline="") as file:
+        rows = csv.reader(file, strict=True, **dialect)
+        try:
+            header = next(rows, [])
+            check_columns(path, columns, header)
+            last_line = rows.line_num
+            for row in rows:
+                # A quoted field may hold line breaks: name the line where the row starts.
+                source, last_line = f"{path} line {last_line + 1}", rows.line_num
+                if row:
+                    check_field_count(row, header, source=source)
+                    yield source, {column: row[header.index(column)] for column in columns.values()}
+        except csv.Error as error:
+            raise InputError(f"{path} line {rows.line_num}: bad quoting ({error}); expected CSV") from None
+
+
+def _parquet_rows(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
+    try:
+        file = pyarrow.parquet.ParquetFile(path)
+    except pyarrow.ArrowInvalid:
+        raise InputError(f"{path}: not a Parquet file, though its suffix says so") from None
+    with file:
+        check_columns(path, columns, file.schema_arrow.names)
+        batches = file.iter_batches(batch_size=_PARQUET_ROWS, columns=list(columns.values()))
+        rows = (row for batch in batches for row in batch.to_pylist())
+        yield from ((f"{path} row {number}", row) for number, row in enumerate(rows, start=1))
+
+
+READERS: dict[str, Callable[[Path, Mapping[str, str]], Iterator[Row]]] = {
+    ".jsonl": _json_rows,
+    ".json": _json_rows,
+    ".csv": _delimited_rows,
+    ".tsv": _delimited_rows,
+    ".parquet": _parquet_rows,
+}
