@@ -44,6 +44,8 @@ OF_CELLS = ("english",)
 _RESERVED = ("learning_rate", "seed", "from_model", "output_dir", "resume", "overwrite", "compare_full")
 # Settings that say where files are: in results they stand by their names alone.
 _PATHS = ("train_file", "validation_file", "tokenizer", "cache_dir")
+# Defaults of models that were others when results were written: what the names of trials take for unsaid.
+_FIRST_DEFAULTS = {"projection_initializer": "pooling"}
 _TRIALS_FOLDER = "trials"
 _TIMED_UPDATES, _WARM_UPDATES = 20, 5
 
@@ -263,9 +265,9 @@ def _parser() -> ArgumentParser:
 
 
 def _digest(content: dict[str, Any]) -> str:
-    """Of what is said beyond the defaults, so that it stays the same where settings join those of today."""
+    """Of what is said beyond the first defaults, so that it stays the same where settings join those of today."""
     said = {name: value for name, value in content.items() if value != defaults(PretrainSettings).get(name)}
-    usual = defaults(ModelSettings)
+    usual = defaults(ModelSettings) | _FIRST_DEFAULTS
     said["model"] = {name: value for name, value in content["model"].items() if value != usual[name]}
     for name in ("cache_dir", *_RESERVED):
         said.pop(name, None)
