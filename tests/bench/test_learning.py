@@ -19,6 +19,7 @@ from linformer_kit.bench.settings import LearningSettings
 from linformer_kit.cli import RECIPES, main, parse
 from linformer_kit.errors import InputError
 from linformer_kit.functional import spread_order
+from linformer_kit.projection.starts import STARTS
 from linformer_kit.training.metrics import mean_token_loss
 from tests.conftest import PRETRAIN_SIZES, write_corpus
 
@@ -229,23 +230,44 @@ def test_a_study_may_grow_and_what_has_changed_is_trained_anew(corpus, untrained
 
 
 def test_a_variant_may_have_fewer_seeds(corpus, untrained, tmp_path):
-    variants = {"full": {"seeds": [2]}, "ours": {}, "more": {"after": "full", "seeds": [2]}}
+    """And what goes on from it has the same."""
+    variants = {"full": {}, "ours": {"seeds": [2]}, "more": {"after": "ours"}}
     settings = study(corpus, variants=variants, learning_rates=[1e-3], cells={"short": {}})
     results, folder = learning.learn(dataclasses.replace(settings, output_dir=str(tmp_path / "out")))
     ran = [(entry["variant"], entry["seed"]) for entry in results["trials"]]
-    assert sorted(ran) == [("full", 2), ("more", 2), ("ours", 1), ("ours", 2)]
-    rows = {
-        line.split(" | ")[0]: line.split(" | ")[4]
-        for line in (folder / "learning.md").read_text().splitlines()
-        if line.startswith("| ")
+    assert sorted(ran) == [("full", 1), ("full", 2), ("more", 2), ("ours", 2)]
+    rows = [line.split(" | ") for line in (folder / "learning.md").read_text().splitlines() if line.startswith("| ")]
+    assert {row[0]: row[4] for row in rows[2:]} == {
+        "| full": "4.000, 4.000",
+        "| ours": "4.000 (seed 2)",
+        "| more": "4.000 (seed 2)",
     }
-    assert rows["| full"] == "4.000" and rows["| ours"] == "4.000, 4.000"
-    alone = {**variants, "full": {"seeds": [1]}}
-    refused(
-        study(corpus, variants=alone, learning_rates=[1e-3]),
-        tmp_path / "more",
-        "variants.more.seeds: expected some of 1, those of full, got 2",
-    )
+
+
+@pytest.mark.parametrize(
+    ("variants", "message"),
+    [
+        (
+            {"full": {}, "more": {"after": "one"}, "one": {"seeds": [2]}, "most": {"after": "one", "seeds": [1]}},
+            "variants.most.seeds: expected some of [2], those of one, got [1]",
+        ),
+        ({"full": {"seeds": [1]}}, "variants.full.seeds: expected all of [1, 2] for the baseline, got [1]"),
+    ],
+)
+def test_seeds_that_are_missing(corpus, tmp_path, variants, message):
+    refused(study(corpus, variants=variants, learning_rates=[1e-3]), tmp_path, message)
+
+
+@pytest.mark.parametrize("name", [path.stem for path in (RECIPES / "learning").glob("[!_]*.yaml")])
+def test_variants_start_as_their_names_say(name):
+    """Whatever the default is."""
+    settings = parse(["bench", "learning", "--recipe", name])[1]
+    for trial in learning._one_of_each_kind(dataclasses.replace(settings, english_file=["x"])):
+        said = [start for start in STARTS if start in trial.variant.replace(",", "").split()]
+        assert (
+            trial.settings.model.projection_initializer
+            == (said or ["shifted_pooling" if "tiny" in trial.variant else "pooling"])[0]
+        )
 
 
 def test_a_study_that_was_killed_before_its_first_result_goes_on(corpus, untrained, tmp_path, monkeypatch):

@@ -118,6 +118,23 @@ def test_a_column_of_which_there_are_two(tmp_path, name, content):
     assert read(path, column="id") == ["1"]
 
 
+def test_no_columns_at_all(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("\ntext\nx\n")
+    with fails(f"{path}: no column 'text' (text_column); it has none"):
+        read(path)
+
+
+def test_a_parquet_file_with_a_damaged_page(tmp_path):
+    path = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["some text"] * 1000}), path)
+    content = bytearray(path.read_bytes())
+    content[4:60] = b"\xff" * 56
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=f"^{re.escape(str(path))}: expected a whole Parquet file, got .+$"):
+        read(path)
+
+
 def test_missing_column_in_parquet(tmp_path):
     path = tmp_path / "rows.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"id": [1], "body": ["x"]}), path)
@@ -136,6 +153,7 @@ def test_missing_column_in_parquet(tmp_path):
         ),
         ('["x"]', "JSON list; expected one object per line"),
         ('{"text": 7}', "'text' is int; expected a string"),
+        ('{"text": "x", "text": "y"}', "expected 'text' once, got it twice"),
         ('{"text": null}', "'text' is NoneType; expected a string"),
         (
             r'{"text": "ab\ud800"}',

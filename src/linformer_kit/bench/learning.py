@@ -31,7 +31,6 @@ from linformer_kit.bench.trials import (
 )
 from linformer_kit.data.files import find_files
 from linformer_kit.errors import InputError
-from linformer_kit.report.base import listed
 from linformer_kit.report.learning import learning_markdown, rates_of, seeds_of, where_tuned, write_learning_report
 from linformer_kit.training.checkpoint import check_new_folder, check_output_dir, open_output_dir, read_json
 
@@ -154,6 +153,7 @@ def _check(study: LearningSettings) -> None:
         _check_variant(study, variant, what)
     ordered = sum(map(len, _in_order(study)))
     require(ordered == len(study.variants), "variants", "none that goes on from itself", "a circle of `after`")
+    _check_seeds_are_there(study)
     for trial in _one_of_each_kind(study):
         check_trial(trial)
     if study.output_dir is not None and not (study.resume and (Path(study.output_dir) / RESULTS).exists()):
@@ -181,18 +181,29 @@ def _check_variant(study: LearningSettings, variant: str, what: dict[str, Any]) 
     known = after is None or (isinstance(after, str) and after in study.variants)
     require(known, f"{place}.after", "another variant", after)
     if after is not None:
-        fields = dataclasses.asdict(study)
-        rates = rates_of(fields, variant)
+        rates = rates_of(dataclasses.asdict(study), variant)
         require(len(rates) == 1, f"{place}.learning_rates", "one, with `after`", rates)
-        seeds, there = (seeds_of(fields, name) for name in (variant, after))
-        require(set(seeds) <= set(there), f"{place}.seeds", f"some of {listed(there)}, those of {after}", listed(seeds))
         of_model = [name for name in what if name.startswith("model.")]
         require(not of_model, f"{place}", "no setting of the model, which is that of `after`", ", ".join(of_model))
 
 
+def _check_seeds_are_there(study: LearningSettings) -> None:
+    """A variant needs the seeds of the one that it goes on from; the baseline needs all, for differences by seed."""
+    fields = dataclasses.asdict(study)
+    for variant, what in study.variants.items():
+        seeds = seeds_of(fields, variant)
+        if what.get("after") is not None:
+            there = seeds_of(fields, what["after"])
+            expected = f"some of {there}, those of {what['after']}"
+            require(set(seeds) <= set(there), f"variants.{variant}.seeds", expected, seeds)
+    of_baseline = seeds_of(fields, study.baseline)
+    everything = f"all of {study.seeds} for the baseline"
+    require(set(study.seeds) == set(of_baseline), f"variants.{study.baseline}.seeds", everything, of_baseline)
+
+
 def _check_rates(name: str, rates: Any) -> None:
-    listed = isinstance(rates, list) and bool(rates) and all(map(_is_positive, rates))
-    require(listed and len(set(rates)) == len(rates), name, "a list of different numbers over 0", rates)
+    in_range = isinstance(rates, list) and bool(rates) and all(map(_is_positive, rates))
+    require(in_range and len(set(rates)) == len(rates), name, "a list of different numbers over 0", rates)
 
 
 def _check_seeds(name: str, seeds: Any, among: list[int] | None = None) -> None:

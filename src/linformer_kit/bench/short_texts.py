@@ -26,8 +26,7 @@ MASKED_PREFIX = "masked prefix"
 _TOKENS = (10, 60)  # the start token included
 _TEXTS = 2000
 _BATCH = 32
-# Of which row i of E stands over window i, or in some heads a part of a window further on.
-_STARTS_IN_WINDOWS = ("pooling", "pooling_noise", "shifted_pooling")
+_STARTS_IN_WINDOWS = ("pooling", "pooling_noise", "shifted_pooling")  # row i of E stands over window i
 
 
 def short_text_losses(
@@ -79,9 +78,10 @@ def _by_form(model: LinformerForMaskedLM, measure: Callable[[], float]) -> dict[
 
 
 def _stands_in_windows(projection: SequenceProjection) -> bool:
-    return (
-        isinstance(projection, LinearProjection) and projection.uniform and projection.initializer in _STARTS_IN_WINDOWS
-    )
+    if not isinstance(projection, LinearProjection) or not projection.uniform:
+        return False
+    alike = not (projection.by_head and projection.initializer == "shifted_pooling")
+    return alike and projection.initializer in _STARTS_IN_WINDOWS
 
 
 def _mask_unreached(
@@ -99,7 +99,9 @@ def _rows(files: list[str], tokenizer: PreTrainedTokenizerFast, masker: BlockMas
     least, most = _TOKENS
     most = min(most, tokenizer.model_max_length)
     rows: list[dict[str, Tensor]] = []
-    for text in read_documents(find_files(files, field="sentence_file"), document="line", column="sentence"):
+    for text in read_documents(
+        find_files(files, field="sentence_file"), document="line", column="sentence", setting="sentence_file"
+    ):
         ids = [start_token_id(tokenizer), *tokenizer(text, add_special_tokens=False)["input_ids"]]
         if least <= len(ids) <= most and len(rows) < _TEXTS:
             rows.append(masker(np.array(ids), epoch=0, index=len(rows)))

@@ -124,6 +124,7 @@ def recorded_study(study: LearningSettings) -> dict[str, Any]:
     """The settings of a study as they stand in its results: what was done, and no place on this machine."""
     unsaid = ("output_dir", "resume", "processes")
     fields = {name: value for name, value in dataclasses.asdict(study).items() if name not in unsaid}
+    fields["base"]["cache_dir"] = None
     for name in ("english_file", "sentence_file"):
         fields[name] = _names_only(fields[name])
     for changes in (fields["base"], *fields["cells"].values(), *fields["variants"].values()):

@@ -29,13 +29,14 @@ from linformer_kit.data.validate import check_text
 _HEADING = re.compile(r"\s*= [^=\s](?:.*[^=\s])? =\s*")
 
 
-def read_documents(paths: Iterable[Path], *, document: str, column: str) -> Iterator[str]:
+def read_documents(paths: Iterable[Path], *, document: str, column: str, setting: str = "text_column") -> Iterator[str]:
     """Read all documents of some files, in the order of the files.
 
     Args:
         paths: Files whose suffixes are known.
         document: Rule for text files, a key of `RULES`.
         column: Text column of the other files.
+        setting: Where a person can say which column, for errors.
 
     Yields:
         The documents that are not blank.
@@ -44,7 +45,7 @@ def read_documents(paths: Iterable[Path], *, document: str, column: str) -> Iter
         InputError: At the first thing that cannot be read, with its file and line.
     """
     for path in paths:
-        documents = _texts(path, column) if path.suffix.lower() in READERS else RULES[document](path)
+        documents = _texts(path, column, setting) if path.suffix.lower() in READERS else RULES[document](path)
         yield from (text for text in documents if text.strip())
 
 
@@ -95,8 +96,8 @@ def _python_source(path: Path) -> Iterator[str]:
         return
 
 
-def _texts(path: Path, column: str) -> Iterator[str]:
-    for source, row in read_table(path, {"text_column": column}):
+def _texts(path: Path, column: str, setting: str) -> Iterator[str]:
+    for source, row in read_table(path, {setting: column}):
         yield check_text(row[column], source=source, column=column)
 
 

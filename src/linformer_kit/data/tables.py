@@ -96,7 +96,10 @@ def _parquet_rows(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
         check_columns(path, columns, file.schema_arrow.names)
         batches = file.iter_batches(batch_size=_PARQUET_ROWS, columns=list(columns.values()))
         rows = (row for batch in batches for row in batch.to_pylist())
-        yield from ((f"{path} row {number}", row) for number, row in enumerate(rows, start=1))
+        try:
+            yield from ((f"{path} row {number}", row) for number, row in enumerate(rows, start=1))
+        except (pyarrow.ArrowException, OSError) as error:
+            raise InputError(f"{path}: expected a whole Parquet file, got {str(error).splitlines()[0]}") from None
 
 
 READERS: dict[str, Callable[[Path, Mapping[str, str]], Iterator[Row]]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,9 +83,10 @@ def check_columns(source: Path | str, wanted: Mapping[str, str], columns: Sequen
         wanted: Names of the columns that are expected, by the settings that hold the names.
         columns: Names that exist.
     """
+    there = ", ".join(map(repr, columns)) or "none"
     for setting, column in wanted.items():
         if column not in columns:
-            raise InputError(f"{source}: no column {column!r} ({setting}); it has {', '.join(map(repr, columns))}")
+            raise InputError(f"{source}: no column {column!r} ({setting}); it has {there}")
         if columns.count(column) > 1:
             raise InputError(
                 f"{source}: expected one column {column!r} ({setting}), got {columns.count(column)} of that name"
@@ -122,8 +124,18 @@ def parse_json_row(text: str, *, source: str) -> dict[str, Any]:
     Returns:
         The object on that line.
     """
+
+    def without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            repeated = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+            raise InputError(f"{source}: expected {repeated!r} once, got it twice")
+        return found
+
     try:
-        row = json.loads(text)
+        row = json.loads(text, object_pairs_hook=without_repetition)
+    except InputError:
+        raise
     except (ValueError, RecursionError) as error:
         # The rest of the parser's message counts lines within this one line, which would mislead.
         raise InputError(f"{source}: not JSON ({str(error).split(':')[0]}); expected one object per line") from None

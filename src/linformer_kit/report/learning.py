@@ -56,8 +56,11 @@ def rates_of(settings: dict[str, Any], variant: str) -> list[float]:
 
 
 def seeds_of(settings: dict[str, Any], variant: str) -> list[int]:
-    """The seeds that a variant is trained with."""
-    return settings["variants"][variant].get("seeds", settings["seeds"])
+    """The seeds that a variant is trained with: its own, those of the variant that it goes on from, or all."""
+    what = settings["variants"][variant]
+    if what.get("seeds") is None and what.get("after") is not None:
+        return seeds_of(settings, what["after"])
+    return what.get("seeds") or settings["seeds"]
 
 
 def where_tuned(settings: dict[str, Any]) -> tuple[str, int]:
@@ -97,9 +100,10 @@ def rates_table(results: dict[str, Any]) -> list[str]:
         chosen = results["learning_rates"].get(variant)
         rows.append([variant, *(_bold(found.get(rate, ""), rate == chosen) for rate in rates)])
         at_edge += [variant] if chosen in (min(tried), max(tried)) else []
+    below = all(seed in seeds_of(settings, variant) for variant, tried in tuned.items() if len(tried) > 1)
     lines = [
         f"Validation loss in nats in cell {cell}, seed {seed}, by learning rate; the chosen one in bold."
-        + (f" This training is among those below too (seed {seed})." if seed in settings["seeds"] else ""),
+        + (f" This training is among those below too (seed {seed})." if below else ""),
         "",
         *table(["variant", *(f"{rate:g}" for rate in rates)], rows),
     ]
@@ -136,7 +140,7 @@ def cell_table(results: dict[str, Any], cell: str) -> list[str]:
                 f"{results['learning_rates'][variant]:g}",
                 listed(sorted({entry["updates"] for entry in entries})),
                 _mean(losses),
-                ", ".join(map(_number, losses)),
+                _by_seed(entries, settings["seeds"]),
                 "" if variant == settings["baseline"] or not paired else _mean(paired, sign="+"),
                 *(_mean([value(entry) for entry in entries], absent="") for value in extras.values()),
             ]
@@ -193,6 +197,14 @@ def _mean(numbers: list[float | None], sign: str = "", absent: str = "diverged")
         return absent
     spread = f" ± {statistics.stdev(there):.3f}" if len(set(there)) > 1 else ""
     return f"{statistics.mean(there):{sign}.3f}{spread}"
+
+
+def _by_seed(entries: list[Entry], seeds: list[int]) -> str:
+    """The losses in the order of all seeds; each with its seed where some are missing."""
+    losses = [_number(entry["validation_loss"]) for entry in entries]
+    if len(entries) < len(seeds):
+        losses = [f"{loss} (seed {entry['seed']})" for loss, entry in zip(losses, entries, strict=True)]
+    return ", ".join(losses)
 
 
 def _number(loss: float | None) -> str:
