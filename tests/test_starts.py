@@ -17,7 +17,7 @@ N, K, HEADS = 131, 17, 3
 RANDOM = ("pooling_noise", "normal", "lecun_normal", "xavier_uniform")
 
 
-def test_pooling_is_the_default_and_its_rows_are_spread():
+def test_shifted_pooling_is_the_default_and_its_rows_are_spread():
     expected = pooling_matrix(K, N)[spread_order(K)]
     projection = LinearProjection(N, K, num_heads=HEADS, sharing="headwise")
     assert torch.equal(projection.key_projection, expected)
