@@ -84,7 +84,7 @@ def test_losses_in_a_cell():
     assert cells_of(lines, "full") == ["full", "0.002", "20", "4.250 ± 0.354", "4.000, 4.500", "", "", ""]
     ours = ["ours", "0.001", "20", "4.375 ± 0.177", "4.250, 4.500", "+0.125 ± 0.177", "4.625 ± 0.177", "5.375 ± 0.177"]
     assert cells_of(lines, "ours") == ours
-    assert cells_of(lines, "fixed")[3:6] == ["diverged", "diverged", ""]
+    assert cells_of(lines, "fixed")[3:6] == ["diverged", "diverged (seed 5)", ""]
     assert learning.cell_table(RESULTS, "b") == ["Nothing yet."]
 
 
