@@ -267,9 +267,9 @@ def _parser() -> ArgumentParser:
 
 def _digest(content: dict[str, Any]) -> str:
     """Of what is said beyond the first defaults, so that it stays the same where settings join those of today."""
-    said = {name: value for name, value in content.items() if value != defaults(PretrainSettings).get(name)}
-    usual = defaults(ModelSettings) | _FIRST_DEFAULTS
-    said["model"] = {name: value for name, value in content["model"].items() if value != usual[name]}
+    usual, usual_model = defaults(PretrainSettings), defaults(ModelSettings) | _FIRST_DEFAULTS
+    said = {name: value for name, value in content.items() if value != usual.get(name)}
+    said["model"] = {name: value for name, value in content["model"].items() if value != usual_model[name]}
     for name in ("cache_dir", *_RESERVED):
         said.pop(name, None)
     said |= {name: _names_only(said[name]) for name in _PATHS if name in said}

@@ -76,13 +76,14 @@ def _delimited_rows(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
         try:
             header = next(rows, [])
             check_columns(path, columns, header)
+            places = {column: header.index(column) for column in columns.values()}
             last_line = rows.line_num
             for row in rows:
                 # A quoted field may hold line breaks: name the line where the row starts.
                 source, last_line = f"{path} line {last_line + 1}", rows.line_num
                 if row:
                     check_field_count(row, header, source=source)
-                    yield source, {column: row[header.index(column)] for column in columns.values()}
+                    yield source, {column: row[place] for column, place in places.items()}
         except csv.Error as error:
             raise InputError(f"{path} line {rows.line_num}: bad quoting ({error}); expected CSV") from None
 

@@ -83,9 +83,9 @@ def check_columns(source: Path | str, wanted: Mapping[str, str], columns: Sequen
         wanted: Names of the columns that are expected, by the settings that hold the names.
         columns: Names that exist.
     """
-    there = ", ".join(map(repr, columns)) or "none"
     for setting, column in wanted.items():
         if column not in columns:
+            there = ", ".join(map(repr, columns)) or "none"
             raise InputError(f"{source}: no column {column!r} ({setting}); it has {there}")
         if columns.count(column) > 1:
             raise InputError(

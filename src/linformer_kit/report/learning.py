@@ -58,9 +58,10 @@ def rates_of(settings: dict[str, Any], variant: str) -> list[float]:
 def seeds_of(settings: dict[str, Any], variant: str) -> list[int]:
     """The seeds that a variant is trained with: its own, those of the variant that it goes on from, or all."""
     what = settings["variants"][variant]
-    if what.get("seeds") is None and what.get("after") is not None:
-        return seeds_of(settings, what["after"])
-    return what.get("seeds") or settings["seeds"]
+    if "seeds" in what:
+        return what["seeds"]
+    after = what.get("after")
+    return settings["seeds"] if after is None else seeds_of(settings, after)
 
 
 def where_tuned(settings: dict[str, Any]) -> tuple[str, int]:
@@ -84,14 +85,12 @@ def rates_table(results: dict[str, Any]) -> list[str]:
     """The validation loss of each variant at each learning rate that was tried; the chosen one in bold."""
     settings = results["settings"]
     cell, seed = where_tuned(settings)
-    tuned = {variant: rates_of(settings, variant) for variant in settings["variants"]}
-    rates = sorted({rate for tried in tuned.values() if len(tried) > 1 for rate in tried})
+    tuned = {name: rates for name in settings["variants"] if len(rates := rates_of(settings, name)) > 1}
+    rates = sorted({rate for tried in tuned.values() for rate in tried})
     if not rates:
         return ["Given, not tuned here."]
     rows, at_edge = [], []
     for variant, tried in tuned.items():
-        if len(tried) < 2:
-            continue
         found = {
             entry["learning_rate"]: _number(entry["validation_loss"])
             for entry in results["trials"]
@@ -100,7 +99,7 @@ def rates_table(results: dict[str, Any]) -> list[str]:
         chosen = results["learning_rates"].get(variant)
         rows.append([variant, *(_bold(found.get(rate, ""), rate == chosen) for rate in rates)])
         at_edge += [variant] if chosen in (min(tried), max(tried)) else []
-    below = all(seed in seeds_of(settings, variant) for variant, tried in tuned.items() if len(tried) > 1)
+    below = all(seed in seeds_of(settings, variant) for variant in tuned)
     lines = [
         f"Validation loss in nats in cell {cell}, seed {seed}, by learning rate; the chosen one in bold."
         + (f" This training is among those below too (seed {seed})." if below else ""),

@@ -37,15 +37,9 @@ def draw_curves(curves: dict[str, list[dict[str, Any]]], path: Path, *, title: s
         by_update = [[curve[update] for curve in losses] for update in updates]
         means = [statistics.mean(each) for each in by_update]
         label = f"{variant} ({means[-1]:.3f})"
-        look: dict[str, Any] = {
-            "marker": _MARKERS[number % len(_MARKERS)],
-            "color": colors(number % colors.N),
-            "markersize": 4,
-        }
-        (line,) = axes.plot(places, means, **look, label=label)
-        axes.fill_between(
-            places, list(map(min, by_update)), list(map(max, by_update)), color=line.get_color(), alpha=0.15
-        )
+        marker, color = _MARKERS[number % len(_MARKERS)], colors(number % colors.N)
+        (line,) = axes.plot(places, means, marker=marker, color=color, markersize=4, label=label)
+        axes.fill_between(places, list(map(min, by_update)), list(map(max, by_update)), color=color, alpha=0.15)
         drawn.append((means[-1], number, line))
     axes.set_xlabel("minutes of this training" if in_time else "updates")
     axes.set_ylabel("validation loss (nats)")
