@@ -308,6 +308,9 @@ def test_equal_time(corpus, untrained, tmp_path, monkeypatch):
     text = (folder / "learning.md").read_text()
     row = next(line for line in text.splitlines() if line.startswith("| more |"))
     assert row.endswith("| 0.075 | 250.000 |")
+    fewer = {name: variants[name] for name in ("full", "ours")}
+    results, _ = learning.learn(dataclasses.replace(settings, output_dir=str(folder), resume=True, variants=fewer))
+    assert sorted(results["seconds_per_update"].values()) == [0.25, 0.5], "nothing of what is not studied any more"
 
 
 def test_a_study_killed_while_it_is_timed_keeps_the_times(corpus, untrained, tmp_path, monkeypatch):

@@ -281,7 +281,7 @@ def _open_results(study: LearningSettings) -> dict[str, Any]:
     return {
         **results,
         "environment": {**there, "commit": ", ".join(commits)},
-        "seconds_per_update": earlier["seconds_per_update"],
+        "seconds_per_update": {kind: time for kind, time in earlier["seconds_per_update"].items() if kind in meant},
         "trials": [entry for entry in earlier["trials"] if entry["kind"] in meant],
     }
 
