@@ -142,7 +142,8 @@ class PretrainSettings(CorpusSettings):
         from_model: Folder or hub id of a masked language model of this package to go on from, with its architecture
             and tokenizer; `model` and `tokenizer` do not count then.
         resize_to: Longest sequence that from_model is resized to, in tokens; default: its own.
-        resize_mode: How it is resized: E, F and positions repeated (`extend`) or stretched (`interpolate`).
+        resize_mode: How it is resized: E, F and positions stretched (`interpolate`) or repeated (`extend`; texts of the
+            old length then give what they gave). Stretched ones learn on from a better place (docs/learning.md).
         tokenizer: Folder or hub id of an existing tokenizer; without one, a byte-level BPE is trained on the corpus.
         mlm_probability: Share of the tokens to predict; of these 80 % become <mask>, 10 % another token, 10 % stay.
         output_dir: Where the model and all results go; default: a new folder below runs/.
@@ -176,7 +177,7 @@ class PretrainSettings(CorpusSettings):
     model: ModelSettings
     from_model: str | None = None
     resize_to: int | None = None
-    resize_mode: ResizeMode = "extend"
+    resize_mode: ResizeMode = "interpolate"
     tokenizer: str | None = None
     mlm_probability: float = 0.15
     output_dir: str | None = None

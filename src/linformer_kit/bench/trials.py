@@ -44,8 +44,9 @@ OF_CELLS = ("english",)
 _RESERVED = ("learning_rate", "seed", "from_model", "output_dir", "resume", "overwrite", "compare_full")
 # Settings that say where files are: in results they stand by their names alone.
 _PATHS = ("train_file", "validation_file", "tokenizer", "cache_dir")
-# Defaults of models that were others when results were written: what the names of trials take for unsaid.
-_FIRST_DEFAULTS = {"projection_initializer": "pooling"}
+# Defaults of trainings and models that were others when results were written: names of trials take these for unsaid.
+_FIRST_DEFAULTS = {"resize_mode": "extend"}
+_FIRST_MODEL_DEFAULTS = {"projection_initializer": "pooling"}
 _TRIALS_FOLDER = "trials"
 _TIMED_UPDATES, _WARM_UPDATES = 20, 5
 
@@ -267,7 +268,7 @@ def _parser() -> ArgumentParser:
 
 def _digest(content: dict[str, Any]) -> str:
     """Of what is said beyond the first defaults, so that it stays the same where settings join those of today."""
-    usual, usual_model = defaults(PretrainSettings), defaults(ModelSettings) | _FIRST_DEFAULTS
+    usual, usual_model = defaults(PretrainSettings) | _FIRST_DEFAULTS, defaults(ModelSettings) | _FIRST_MODEL_DEFAULTS
     said = {name: value for name, value in content.items() if value != usual.get(name)}
     said["model"] = {name: value for name, value in content["model"].items() if value != usual_model[name]}
     for name in ("cache_dir", *_RESERVED):
