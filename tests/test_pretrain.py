@@ -132,12 +132,12 @@ def test_an_existing_tokenizer(run, corpus, tmp_path):
     assert config.vocab_size == len(AutoTokenizer.from_pretrained(run))
 
 
-@pytest.mark.parametrize("mode", ["extend", "interpolate"])
-def test_a_model_is_grown_and_goes_on(run, corpus, tmp_path, mode):
-    command = arguments(corpus, tmp_path / "out", f"--from_model={run}", "--resize_to=46", f"--resize_mode={mode}")
+@pytest.mark.parametrize("asked", [["--resize_mode=extend"], []], ids=["extend", "interpolate"])
+def test_a_model_is_grown_and_goes_on(run, corpus, tmp_path, asked):
+    command = arguments(corpus, tmp_path / "out", f"--from_model={run}", "--resize_to=46", *asked)
     main([*command, "--model.hidden_size=99", "--learning_rate=0.0"])
     grown, expected = (lk.LinformerForMaskedLM.from_pretrained(folder) for folder in (tmp_path / "out", run))
-    expected.resize_sequence_length(46, mode=mode)
+    expected.resize_sequence_length(46, mode="extend" if asked else "interpolate")
     for (name, ours), theirs in zip(grown.named_parameters(), expected.parameters(), strict=True):
         assert torch.equal(ours, theirs), name
     results = json.loads((tmp_path / "out" / "metrics.json").read_text())
@@ -337,6 +337,18 @@ def test_a_run_is_not_resumed_on_other_text(corpus, capsys, tmp_path):
     error = fail_last_line(capsys, *arguments(text, folder, "--resume", "--max_steps=6"))
     assert f"resume: expected the corpus of {folder / 'run.json'}, got another one" in error
     assert (folder / "tokenizer.json").read_bytes() == before
+
+
+def test_how_a_run_would_be_resized_counts_only_where_it_is(corpus, tmp_path, capsys):
+    """Its default was another once, and runs keep what they were made with."""
+    main(arguments(corpus, tmp_path / "out"))
+    main(arguments(corpus, tmp_path / "out", "--resume", "--resize_mode=extend"))
+    (resized := tmp_path / "resized").mkdir()
+    main(arguments(corpus, resized / "out", f"--from_model={tmp_path / 'out'}", "--resize_to=46"))
+    again = arguments(corpus, resized / "out", f"--from_model={tmp_path / 'out'}", "--resize_to=46", "--resume")
+    with pytest.raises(SystemExit):
+        main([*again, "--resize_mode=extend"])
+    assert "resume: expected resize_mode as in" in capsys.readouterr().err
 
 
 def test_resuming_what_is_finished_trains_no_further(run, corpus, tmp_path):

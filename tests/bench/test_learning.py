@@ -23,6 +23,7 @@ from linformer_kit.projection.starts import STARTS
 from linformer_kit.training.metrics import mean_token_loss
 from tests.conftest import PRETRAIN_SIZES, write_corpus
 
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 BASE = {
     "model": PRETRAIN_SIZES,
     "mlm_probability": 0.4,
@@ -499,3 +500,14 @@ def test_recipes_are_whole(path, tmp_path):
     header = path.read_text().split("\ntitle:")[0]
     for word in (path.stem, "Paper:", "Hardware:", "Time:", f"linformer bench learning --recipe {path.stem}"):
         assert word in header
+
+
+@pytest.mark.parametrize("path", sorted(BENCHMARKS.glob("learning-*/learning.json")), ids=lambda path: path.parent.name)
+def test_committed_trainings_are_those_that_the_recipes_ask_for(path, tmp_path):
+    """So that whoever resumes a study with the recipe of today keeps them: no default has changed their meaning."""
+    recipe = path.parent.name.removeprefix("learning-").partition("_")[0]
+    (tmp_path / "books").mkdir()
+    (tmp_path / "books" / "one.txt").write_text("English")
+    arguments = ["--recipe", recipe, "--english_file", str(tmp_path / "books"), "--base.cache_dir", str(tmp_path)]
+    kinds = {trial.kind for trial in learning._one_of_each_kind(parse(["bench", "learning", *arguments])[1])}
+    assert {entry["kind"] for entry in json.loads(path.read_text())["trials"]} <= kinds
