@@ -302,7 +302,7 @@ SYSTEMS = {
     "lucidrains": System(
         "Linformer (lucidrains)",
         "O(n)",
-        "PyPI linformer; E and F apart: it can share them only together with W_K and W_V",
+        "package linformer; E and F apart: it can share them only together with W_K and W_V",
         _lucidrains,
         projected=True,
         package="linformer",
@@ -310,7 +310,7 @@ SYSTEMS = {
     "tatp22": System(
         "Linformer (tatp22)",
         "O(n)",
-        "PyPI linformer-pytorch, layerwise: E and F are one",
+        "package linformer-pytorch, layerwise: E and F are one",
         _tatp22,
         projected=True,
         package="linformer-pytorch",
