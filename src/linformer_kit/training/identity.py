@@ -70,9 +70,8 @@ def check_same_run(settings: PretrainSettings) -> None:
     if isinstance(before["model"], dict):
         before["model"] = {**defaults(ModelSettings), **before["model"]}
     # A twin may join a run, but its results would be lost without it; how it is resized matters if it is.
-    compared = {*IDENTITY} | (set() if settings.compare_full else {"compare_full"})
-    compared -= {"resize_mode"} if settings.resize_to is None and before["resize_to"] is None else set()
-    for name in filter(compared.__contains__, now):
+    names = IDENTITY if settings.compare_full else (*IDENTITY, "compare_full")
+    for name in (name for name in names if name != "resize_mode" or settings.resize_to is not None):
         old, new, place = before[name], now[name], name
         if isinstance(old, dict) and isinstance(new, dict) and old != new:
             inner = next(key for key in (*new, *old) if old.get(key) != new.get(key))
