@@ -10,17 +10,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 import yaml
 
 import linformer_kit as lk
-from linformer_kit.bench import learning, short_texts, trials
+from linformer_kit.bench import learning, trials
 from linformer_kit.bench.settings import LearningSettings
 from linformer_kit.cli import RECIPES, main, parse
 from linformer_kit.errors import InputError
-from linformer_kit.functional import spread_order
 from linformer_kit.projection.starts import STARTS
-from linformer_kit.training.metrics import mean_token_loss
 from tests.conftest import PRETRAIN_SIZES, write_corpus
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -462,33 +459,6 @@ def refused(settings: LearningSettings, tmp_path: Path, message: str) -> None:
 def test_resuming_needs_a_folder(corpus):
     with pytest.raises(InputError, match="resume: expected an output_dir to resume in, got none"):
         learning.learn(dataclasses.replace(study(corpus), resume=True))
-
-
-def test_short_texts_are_padded_and_measured_as_alone(config):
-    """The loss of padded sentences is the mean over their tokens of what each gives alone."""
-    rows = [{"input_ids": torch.arange(5, 5 + n), "labels": torch.arange(5, 5 + n)} for n in (11, 17)]
-    batch = short_texts._padded(rows)
-    model = lk.LinformerForMaskedLM(config()).eval()
-    together = mean_token_loss(model, [batch], bf16=False)
-    alone = [mean_token_loss(model, [{k: v[None] for k, v in row.items()}], bf16=False) for row in rows]
-    assert together == pytest.approx((11 * alone[0] + 17 * alone[1]) / 28, rel=1e-5)
-
-
-def test_slots_that_no_token_has_reached_are_masked(config):
-    """6 tokens of 36 reach windows 0 and 1 of 9, and those alone are attended to."""
-    model = lk.LinformerModel(config(max_position_embeddings=36, projected_dim=9, num_hidden_layers=1))
-    (projection,) = model.encoder.projections
-    seen = []
-    projection.register_forward_hook(short_texts._mask_unreached, with_kwargs=True)
-    projection.register_forward_hook(lambda _, inputs, slots: seen.append(slots[0].empty))
-    ids = torch.randint(5, 101, (2, 11))
-    mask = torch.ones_like(ids)
-    mask[0, 6:] = 0
-    model(ids, mask), model(ids)
-    reached = [[row for row, slot in enumerate(spread_order(9)) if slot * 4 < length] for length in (6, 11)]
-    assert [(~row).nonzero().flatten().tolist() for row in seen[0]] == reached
-    assert [(~row).nonzero().flatten().tolist() for row in seen[1]] == reached[1:]
-    assert list(map(len, reached)) == [2, 3]
 
 
 @pytest.mark.parametrize("path", sorted((RECIPES / "learning").glob("[a-z]*.yaml")), ids=lambda path: path.stem)
