@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -11,7 +12,9 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import pytest
 import torch
 
-from linformer_kit import LinformerConfig
+from linformer_kit import LinformerConfig, LinformerForMaskedLM
+from linformer_kit.cli import main
+from linformer_kit.data.tokenizer import train_tokenizer
 from linformer_kit.projection import PROJECTIONS
 
 torch.set_num_threads(1)  # the tensors are tiny: threads would only wait for each other
@@ -37,7 +40,7 @@ SIZES = {
 }
 
 
-# Of models that are pretrained in tests, with a tokenizer of their own.
+# Of models with a tokenizer of their own.
 PRETRAIN_SIZES = {**SIZES, "vocab_size": 277, "max_position_embeddings": 23}
 
 
@@ -47,6 +50,60 @@ def write_corpus(folder: Path) -> Path:
         lines = [f"def function_{number}_{line}(first, second): return first + second" for line in range(17)]
         (folder / f"{number}.txt").write_text("\n".join(lines))
     return folder
+
+
+def write_tasks(folder: Path) -> Path:
+    """Local copies of the paper's tasks, as they are distributed, with four texts each to learn from and to measure on."""
+    places = {"train": ("train.tsv", "train.jsonl"), "validation": ("dev.tsv", "test.jsonl")}
+    for table, lines in places.values():
+        rows = {
+            "sst2": ["sentence\tlabel", *(f"it 's \"{table} {n}\t{n % 2}" for n in range(4))],
+            "qnli": [
+                "index\tquestion\tsentence\tlabel",
+                *(f"{n}\twhat ?\t{table} {n}\t{('entailment', 'not_entailment')[n % 2]}" for n in range(4)),
+            ],
+            "qqp": [
+                "id\tquestion1\tquestion2\tis_duplicate",
+                *(f"{n}\twhat ?\t{table} {n}\t{n % 2}" for n in range(4)),
+                "ragged\trow",
+            ],
+        }
+        for task, content in rows.items():
+            (folder / task).mkdir(exist_ok=True)
+            (folder / task / table).write_text("\n".join(content) + "\n")
+        (folder / "imdb").mkdir(exist_ok=True)
+        reviews = ({"id": f"{n}_9", "label": n % 2, "text": f"{lines} {n}"} for n in range(4))
+        (folder / "imdb" / lines).write_text("".join(json.dumps(review) + "\n" for review in reviews))
+    return folder
+
+
+def write_model(folder: Path, text: str, **fields: object) -> Path:
+    """A masked language model that has learnt nothing, and a tokenizer of the words of a text."""
+    length = PRETRAIN_SIZES["max_position_embeddings"]
+    tokenizer = train_tokenizer([text] * 5, vocab_size=PRETRAIN_SIZES["vocab_size"], max_length=length)
+    torch.manual_seed(0)
+    config = LinformerConfig(**{**PRETRAIN_SIZES, "vocab_size": len(tokenizer), **fields})
+    LinformerForMaskedLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def fail(capsys, *command: str) -> str:
+    """The one line on stderr; anything else fails."""
+    error = fail_last_line(capsys, *command)
+    assert "\n" not in error
+    return error
+
+
+def fail_last_line(capsys, *command: str) -> str:
+    """The line on stderr of a command that fails late: progress may stand before it, on lines of its own."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as exit_:
+        main([str(word) for word in command])
+    assert exit_.value.code == 2
+    error = capsys.readouterr().err.rstrip("\n")
+    assert "Traceback" not in error and error.splitlines()[-1].startswith("linformer: error: ")
+    return error
 
 
 @pytest.fixture(autouse=True)

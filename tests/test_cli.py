@@ -122,7 +122,7 @@ def test_spellings_of_a_command_in_a_group(arguments, name, value):
         (["pretrain", "--trainer.log_level", "foo"], "trainer: KeyError: 'foo'"),
         (["pretrain", "--trainer.torch_compile", "true", "--trainer.torch_compile_backend", "foo"], "trainer: 'FOO' is not a valid DynamoBackend"),
         (["pretrain", "--trainer.accelerator_config", "foo"], "training: [Errno 2] No such file or directory: 'foo'"),
-        (["pretrain", "--trainer.fsdp", "full_shard"], "trainer.fsdp: expected another field, pretraining does not support"),
+        (["pretrain", "--trainer.fsdp", "full_shard"], "trainer.fsdp: expected another field, this command does not support it"),
         (["pretrain", "--trainer.use_liger_kernel", "true"], "trainer.use_liger_kernel: expected another field"),
         (["pretrain", "--trainer.debug", "underflow_overflow"], "trainer.debug: expected another field"),
         (["pretrain", "--trainer.push_to_hub", "true"], "trainer.push_to_hub: expected another field"),
@@ -207,7 +207,10 @@ def test_a_file_that_the_system_refuses_is_one_line(capsys, tmp_path, monkeypatc
         ("model: 3\n", "model: expected settings by name, got 3"),
         ("model: foo\n", "model: expected settings by name, got foo"),
         ("trainer: null\n", "trainer: expected fields of TrainingArguments by name, got None"),
-        ("recipe: huge\n", "recipe: expected one of paper-base-1024, paper-base-512, small, tiny or a YAML file"),
+        (
+            "recipe: huge\n",
+            "recipe: expected one of english, paper-base-1024, paper-base-512, small, tiny or a YAML file",
+        ),
     ],
 )
 def test_bad_config_on_top_of_a_recipe(content, message, capsys, tmp_path):

@@ -18,9 +18,14 @@ LAYERS = (
     "cli",
     "bench",
     "pretrain",
-    "analysis",
+    "finetune",
+    "evaluate",
     "predict",
+    "fill_mask",
+    "analysis",
     "convert",
+    "classifier",
+    "loading",
     "report",
     "training",
     "checkpoints",
@@ -98,7 +103,14 @@ def test_importing_the_package_is_light():
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["pretrain", "--help"], ["fill-mask", "--help"], ["bench"], ["bench", "efficiency", "--help"]],
+    [
+        ["--help"],
+        ["pretrain", "--help"],
+        ["finetune", "--help"],
+        ["predict", "--help"],
+        ["bench"],
+        ["bench", "table2", "--help"],
+    ],
 )
 def test_help_is_light(arguments):
     code = f"from linformer_kit.cli import main\ntry: main({arguments})\nexcept SystemExit: pass"

@@ -1,4 +1,4 @@
-"""`linformer pretrain` and `fill-mask`, end to end on a small corpus, as a user calls them."""
+"""`linformer pretrain`, end to end on a small corpus, as a user calls it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ import dataclasses
 import json
 import logging
 import math
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -29,11 +26,10 @@ from transformers import (
 
 import linformer_kit as lk
 from linformer_kit.cli import main
-from linformer_kit.predict import fill_mask
 from linformer_kit.settings import PretrainSettings
 from linformer_kit.training.callbacks import drawn_projected_dim
 from linformer_kit.training.identity import IDENTITY
-from tests.conftest import PRETRAIN_SIZES, randomise, write_corpus
+from tests.conftest import PRETRAIN_SIZES, fail, fail_last_line, randomise, write_corpus
 
 STEPS = {"max_steps": 4, "eval_steps": 2, "save_steps": 2, "logging_steps": 1, "warmup_steps": 1}
 
@@ -233,24 +229,6 @@ def test_the_split_can_stay_the_same_for_other_seeds(corpus, tmp_path):
     assert marks["a"] == marks["c"] != marks["b"]
 
 
-def fail(capsys, *command: str) -> str:
-    """The one line on stderr; anything else fails."""
-    error = fail_last_line(capsys, *command)
-    assert "\n" not in error
-    return error
-
-
-def fail_last_line(capsys, *command: str) -> str:
-    """The line on stderr of a command that fails late: progress may stand before it, on lines of its own."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as exit_:
-        main([str(word) for word in command])
-    assert exit_.value.code == 2
-    error = capsys.readouterr().err.rstrip("\n")
-    assert "Traceback" not in error and error.splitlines()[-1].startswith("linformer: error: ")
-    return error
-
-
 def test_an_output_folder_with_a_run_is_kept(run, corpus, capsys):
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     assert f"but {run} holds one; continue it with --resume" in fail(capsys, *arguments(corpus, run))
@@ -269,7 +247,7 @@ def test_a_run_is_not_resumed_as_another_one(run, corpus, capsys):
     assert f"resume: expected compare_full as in {run / 'settings.yaml'}, True, got False" in error
 
 
-@pytest.mark.parametrize("name", ["settings.yaml", "run.json", "metrics.json"])
+@pytest.mark.parametrize("name", ["settings.yaml", "run.json"])
 def test_a_damaged_run_is_not_resumed(run, corpus, capsys, tmp_path, name):
     folder = tmp_path / "out"
     shutil.copytree(run, folder)
@@ -430,84 +408,3 @@ def test_bad_text(name, content, message, capsys, tmp_path):
     error = fail(capsys, *arguments(folder, tmp_path / "out", "--document=blank_line"))
     assert message in error
     assert not (tmp_path / "out").exists()
-
-
-def test_fill_mask_prints_guesses_with_probabilities(run, capsys):
-    main(["fill-mask", str(run), "def <mask>(first, <mask>)", "--top-k", "3"])
-    lines = capsys.readouterr().out.splitlines()
-    assert [line for line in lines if line.startswith("mask")] == ["mask 1", "mask 2"]
-    assert len(lines) == 8 and re.match(r' *\d+\.\d\d%  ".+"$', lines[1])
-    main(["fill-mask", str(run), "def <mask>(", "--json"])
-    guesses = json.loads(capsys.readouterr().out)
-    assert len(guesses) == 1 and len(guesses[0]) == 5
-    assert guesses == fill_mask(str(run), "def <mask>(")
-    probabilities = [guess["probability"] for guess in guesses[0]]
-    assert probabilities == sorted(probabilities, reverse=True) and 0 < sum(probabilities) < 1
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["no mask"], "text: expected one or more <mask>, got 'no mask'"),
-        (["<mask>" + " word" * 50], "text: expected at most 23 tokens, got"),
-        (["\udcff<mask>"], "text: expected UTF-8, got '\\udcff' at character 0"),
-        (["<mask>", "--top_k", "0"], "top_k: expected 1 to 277 (the vocabulary), got 0"),
-    ],
-)
-def test_bad_text_for_fill_mask(run, options, message, capsys):
-    assert message in fail(capsys, "fill-mask", run, *options)
-
-
-def test_a_reader_that_has_had_enough_is_no_error(run):
-    reader, writer = os.pipe()
-    os.close(reader)
-    command = [sys.executable, "-m", "linformer_kit", "fill-mask", str(run), "<mask>"]
-    result = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
-    os.close(writer)
-    assert (result.returncode, result.stderr) == (141, "")
-
-
-def test_half_written_and_foreign_model_folders(run, capsys, tmp_path):
-    def broken(name: str, change) -> Path:
-        folder = tmp_path / name
-        shutil.copytree(run, folder, ignore=shutil.ignore_patterns("checkpoint-*", "full", "runs"))
-        change(folder)
-        return folder
-
-    config = json.loads((run / "config.json").read_text())
-    cases = {
-        "no_config": (lambda f: (f / "config.json").unlink(), "expected config.json in"),
-        "bad_config": (lambda f: (f / "config.json").write_text("{"), "expected the JSON of a model configuration"),
-        "no_type": (lambda f: (f / "config.json").write_text("{}"), "expected a model_type, got none"),
-        "foreign": (lambda f: (f / "config.json").write_text('{"model_type": "vit"}'), "expected a masked language model"),
-        "field": (
-            lambda f: (f / "config.json").write_text(json.dumps({**config, "projected": 3})),
-            "projected: expected a field of LinformerConfig, got an unknown one",
-        ),
-        "no_tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "expected a tokenizer (tokenizer.json) in"),
-        "no_weights": (lambda f: (f / "model.safetensors").unlink(), "expected model.safetensors in"),
-        "half": (
-            lambda f: (f / "model.safetensors").write_bytes((run / "model.safetensors").read_bytes()[:5000]),
-            "model.safetensors: expected whole safetensors, got a broken file",
-        ),
-        "shape": (
-            lambda f: (f / "config.json").write_text(json.dumps({**config, "projected_dim": 5})),
-            "got none for linformer.encoder.layers.0.self_attn.projection.key_projection and 3 others",
-        ),
-        "surplus": (
-            lambda f: (f / "config.json").write_text(json.dumps({**config, "attention": "full"})),
-            "got no place for linformer.encoder.layers.0.self_attn.projection.key_projection and 3 others",
-        ),
-        "tokenizer": (lambda f: (f / "tokenizer.json").write_text("{}"), "tokenizer: KeyError: "),
-        "dtype": (
-            lambda f: (f / "config.json").write_text(json.dumps({**config, "dtype": "foo"})),
-            "dtype: module 'torch' has no attribute 'foo'",
-        ),
-        "labels": (
-            lambda f: (f / "config.json").write_text(json.dumps({**config, "num_labels": "x"})),
-            "labels: 'str' object cannot be interpreted as an integer",
-        ),
-    }  # fmt: skip
-    for name, (change, message) in cases.items():
-        assert message in fail(capsys, "fill-mask", broken(name, change), "<mask>"), name
-    assert "which does not exist" in fail(capsys, "fill-mask", tmp_path / "none", "<mask>")

@@ -13,7 +13,7 @@ NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
 
 
 def test_names():
-    assert NAMES == ["paper-base-1024", "paper-base-512", "small", "tiny"]
+    assert NAMES == ["english", "paper-base-1024", "paper-base-512", "small", "tiny"]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -28,12 +28,16 @@ from linformer_kit.bench.settings import (
     LearningSettings,
     LongSettings,
     SystemsSettings,
+    Table2Settings,
 )
 from linformer_kit.errors import InputError
 from linformer_kit.settings import (
     ConvertSettings,
+    EvaluateSettings,
     FillMaskSettings,
+    FinetuneSettings,
     InspectSettings,
+    PredictSettings,
     PretrainSettings,
     read_yaml,
 )
@@ -59,10 +63,25 @@ COMMANDS = {
     "pretrain": Command(
         "Pretrain a masked language model on text", PretrainSettings, "linformer_kit.pretrain:main", "tiny"
     ),
+    "finetune": Command(
+        "Fine-tune an encoder to classify texts (Table 2)", FinetuneSettings, "linformer_kit.finetune:main"
+    ),
+    "evaluate": Command(
+        "Measure a classifier on labelled texts",
+        EvaluateSettings,
+        "linformer_kit.evaluate:main",
+        positionals=("model",),
+    ),
+    "predict": Command(
+        "Classify the texts of a file",
+        PredictSettings,
+        "linformer_kit.predict:main",
+        positionals=("model", "file"),
+    ),
     "fill-mask": Command(
         "Guess the <mask> tokens of a text",
         FillMaskSettings,
-        "linformer_kit.predict:main",
+        "linformer_kit.fill_mask:main",
         positionals=("model", "text"),
     ),
     "convert": Command(
@@ -96,6 +115,11 @@ COMMANDS = {
         "linformer_kit.bench.learning:main",
         "start",
         recipes="learning",
+    ),
+    "bench table2": Command(
+        "Accuracy of several encoders on the paper's four tasks, and what it costs (Table 2)",
+        Table2Settings,
+        "linformer_kit.bench.table2:main",
     ),
     "bench long": Command("Encode a million tokens in one pass", LongSettings, "linformer_kit.bench.long:main"),
 }
@@ -189,7 +213,11 @@ def _command_parser(command: Command, recipes: list[Path]) -> ArgumentParser:
             default=command.recipe,
             help=f"Named recipe ({_recipe_names(RECIPES / command.recipes)}) or YAML file that the rest overrides.",
         )
-    help_texts = {param.arg_name: param.description for param in docstring(command.settings.__doc__ or "").params}
+    help_texts = {
+        param.arg_name: param.description
+        for kind in reversed(command.settings.__mro__)
+        for param in docstring(kind.__doc__ or "").params
+    }
     for positional in command.positionals:
         child.add_argument(positional, type=str, help=help_texts[positional])
     child.add_class_arguments(command.settings, None, skip=set(command.positionals))
@@ -308,7 +336,7 @@ def _set_up_logging() -> None:
     """Our own messages go to stderr; of the libraries only errors, and none of their progress bars."""
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
     first = os.environ.get("RANK", "0") == "0"  # of torchrun's processes one speaks
-    logging.getLogger("linformer_kit").setLevel(logging.INFO if first else logging.WARNING)
+    logging.getLogger("linformer_kit").setLevel(logging.INFO if first else logging.ERROR)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # else each forked data worker warns
     libraries = importlib.import_module("transformers.utils.logging")
     libraries.set_verbosity_error()

@@ -13,6 +13,10 @@ class InputError(ValueError):
     """
 
 
+class DivergedError(InputError):
+    """A training that ended in what is no number, at the learning rate that was given."""
+
+
 @contextmanager
 def input_errors(what: str) -> Iterator[None]:
     """Around calls of a library with nothing of ours but what a person gave: whatever it raises is an `InputError`."""

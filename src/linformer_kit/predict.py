@@ -1,210 +1,174 @@
-"""Use a model: fill masks."""
+"""Classify texts with a classifier: any number of them, in their order, in constant memory."""
 
 from __future__ import annotations
 
 import json
-import re
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-import numpy as np
-import torch
-from safetensors import SafetensorError, safe_open
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForMaskedLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    pipeline,
-)
+from tqdm import tqdm
 
-from linformer_kit.errors import InputError, input_errors
-from linformer_kit.settings import FillMaskSettings, names_folder
+from linformer_kit.classifier import Classifier, Prediction, Text, trained_columns
+from linformer_kit.data.examples import Labels, TextColumns
+from linformer_kit.data.tables import READERS, open_text, read_table
+from linformer_kit.data.validate import check_exists, check_not_empty, check_suffix
+from linformer_kit.errors import InputError
+from linformer_kit.settings import PredictSettings
+from linformer_kit.training.checkpoint import read_json, write_whole
+from linformer_kit.training.identity import file_fingerprint
+from linformer_kit.training.scores import check_threshold, predicted
+
+_DIGITS = 6
 
 
-def main(settings: FillMaskSettings) -> None:
-    """Print the guesses for each mask of the text, with probabilities."""
-    guesses = fill_mask(settings.model, settings.text, top_k=settings.top_k)
-    if settings.json:
-        print(json.dumps(guesses, ensure_ascii=False, indent=2))
-        return
-    for number, candidates in enumerate(guesses, start=1):
-        if len(guesses) > 1:
-            print(f"mask {number}")
-        for candidate in candidates:
-            token = json.dumps(candidate["token"], ensure_ascii=False)  # in quotes: white space is part of a token
-            print(f"{candidate['probability']:7.2%}  {token}")
+def main(settings: PredictSettings) -> None:
+    """Write the answers, and how many there are of each class to stderr."""
+    counts = predict(settings)
+    shown = ", ".join(f"{count:,} {name}" for name, count in counts.items() if name is not None)
+    print(f"{counts.pop(None):,} texts: {shown}", file=sys.stderr)
 
 
-def fill_mask(model: str, text: str, *, top_k: int = 5) -> list[list[dict[str, Any]]]:
-    """The likeliest tokens for each mask of a text.
+def predict(settings: PredictSettings) -> dict[str | None, int]:
+    """Classify the texts of a file, a line of JSON for each.
 
-    Args:
-        model: Folder or hub id of a masked language model.
-        text: Text with one or more of the tokenizer's mask tokens.
-        top_k: Guesses for each.
+    A line has `row` (from 1), `label` (or a list, where a text may have several), `probabilities` by class and, where
+    a text was cut, `lost_tokens`. Written as they come: after an interruption `resume` goes on behind the last whole
+    line.
 
     Returns:
-        For each mask, in order, `top_k` dicts of `token` (its text, white space included) and `probability`, the
-        likeliest first.
+        The number of texts of each class, and of all by None; those of this call alone.
 
     Raises:
-        InputError: for a folder that is no whole model, a text without mask or too long, or a top_k out of range.
+        InputError: for a file that cannot be read (nothing is written), a model that is no classifier, an output that
+            is there, or one of another file or model to be resumed.
     """
-    network, tokenizer = load_masked_language_model(model)
-    mask = tokenizer.mask_token
-    if mask is None or mask not in text:
-        raise InputError(f"text: expected one or more {mask}, got {text!r}")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InputError(f"text: expected UTF-8, got {text[error.start]!r} at character {error.start}") from None
-    if not 1 <= top_k <= network.config.vocab_size:
-        raise InputError(f"top_k: expected 1 to {network.config.vocab_size} (the vocabulary), got {top_k}")
-    length = len(tokenizer(text)["input_ids"])
-    limit = network.config.max_position_embeddings
-    if length > limit:
-        raise InputError(f"text: expected at most {limit} tokens, got {length}")
-    answers = pipeline("fill-mask", model=network, tokenizer=tokenizer)(text, top_k=top_k)
-    if isinstance(answers[0], dict):
-        answers = [answers]
-    return [
-        [{"token": answer["token_str"], "probability": answer["score"]} for answer in candidates]
-        for candidates in answers
-    ]
+    if settings.resume and settings.overwrite:
+        raise InputError("resume, overwrite: expected at most one of them, got both")
+    check_threshold(settings.threshold)
+    path = _file(settings)
+    columns = _columns(settings, path)
+    total = sum(1 for _ in _read(path, columns))  # refused before a model is built
+    classifier = Classifier(settings)
+    identity = {
+        "model_fingerprint": classifier.fingerprint(),
+        "file_sha256": file_fingerprint(path),
+        "text_column": columns.text,
+        "text_pair_column": columns.text_pair,
+        "max_length": settings.max_length,
+        "stride": settings.stride,
+        "threshold": settings.threshold,
+    }
+    counts: dict[str | None, int] = {None: 0, **dict.fromkeys(classifier.labels.names, 0)}
+    with _opened(settings, identity) as (done, file):
+        texts = (text for row, text in enumerate(_read(path, columns)) if row >= done)
+        bar = tqdm(total=total, initial=done, unit=" texts", dynamic_ncols=True, delay=2)
+        with bar:
+            for row, prediction in enumerate(classifier(texts), start=done + 1):
+                line = _line(row, prediction, classifier.labels, settings.threshold)
+                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+                names = line["label"] if classifier.labels.multi_label else [line["label"]]
+                for name in (None, *names):
+                    counts[name] += 1
+                bar.update()
+    return counts
 
 
-def load_masked_language_model(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Model, in evaluation mode, and tokenizer, from a folder or the hub.
+def _file(settings: PredictSettings) -> Path:
+    """The file with the texts, which must not be written over."""
+    path = Path(settings.file).expanduser()
+    check_exists(path, field="file")
+    if not path.is_file():
+        raise InputError(f"file: expected a file, got the folder {path}")
+    check_suffix(path, field="file")
+    check_not_empty(path, field="file")
+    for place in _places(settings) if settings.output else ():
+        if place.exists() and place.samefile(path):
+            raise InputError(f"output: expected another file than that of the texts, got {settings.output}")
+    return path
 
-    Raises:
-        InputError: if the folder does not exist or is half-written, or the model is of a kind without masks.
-    """
-    return load_model(name, AutoModelForMaskedLM, "a masked language model")
+
+def _columns(settings: PredictSettings, path: Path) -> TextColumns:
+    """Where texts stand, and second texts where the model was trained on pairs."""
+    trained = trained_columns(settings.model)
+    columns = TextColumns(settings.text_column or trained.text, settings.text_pair_column or trained.text_pair)
+    if path.suffix.lower() not in READERS:
+        if columns.text_pair is not None:
+            raise InputError(f"file: expected a table with a column {columns.text_pair!r} for pairs, got {path}")
+        if settings.text_column is not None:
+            raise InputError(f"text_column: expected none for lines of text, got {settings.text_column!r}")
+    return columns
 
 
-def load_model(name: str, auto_class: Any, kind: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Model by one of transformers' Auto classes, in evaluation mode, and tokenizer, from a folder or the hub.
-
-    Raises:
-        InputError: if the folder does not exist or is half-written, or the model is not of that kind.
-    """
-    if names_folder(name):
-        check_model_folder(Path(name))
-    with input_errors(f"model: expected {kind}, got {name}"):
-        # Models with a head save no pooler, and nobody here asks for its output.
-        bare = auto_class is AutoModel and AutoConfig.from_pretrained(name).model_type == "linformer"
-        arguments = {"add_pooling_layer": False} if bare else {}
-        # Sizes that do not fit are refused below, in one line instead of a report and an exception.
-        model, loading = auto_class.from_pretrained(
-            name, output_loading_info=True, ignore_mismatched_sizes=True, **arguments
-        )
-        tokenizer = AutoTokenizer.from_pretrained(name)
-    absent = sorted(loading["missing_keys"]) + sorted(key for key, *_ in loading["mismatched_keys"])
-    # Heads of other tasks are left over as a matter of course, and of other models more than that.
-    encoder = re.compile(rf"({model.base_model_prefix}\.)?(encoder|embeddings)\.")
-    surplus = (
-        sorted(filter(encoder.match, loading["unexpected_keys"])) if model.config.model_type == "linformer" else []
+def _line(row: int, prediction: Prediction, labels: Labels, threshold: float) -> dict[str, Any]:
+    found = predicted(prediction.probabilities[None], multi_label=labels.multi_label, threshold=threshold)[0]
+    label: Any
+    if labels.multi_label:
+        label = [name for name, yes in zip(labels.names, found, strict=True) if yes]
+    else:
+        label = labels.names[int(found)]
+    probabilities = {
+        name: round(float(chance), _DIGITS) for name, chance in zip(labels.names, prediction.probabilities, strict=True)
+    }
+    return {"row": row, "label": label, "probabilities": probabilities} | (
+        {"lost_tokens": prediction.lost} if prediction.lost else {}
     )
-    for keys, got in ((absent, "none for"), (surplus, "no place for")):
-        if keys:
-            more = f" and {len(keys) - 1} others" if len(keys) > 1 else ""
-            raise InputError(f"model: expected weights that fit its config.json in {name}, got {got} {keys[0]}{more}")
-    return model.eval(), tokenizer
 
 
-def check_model_folder(folder: Path) -> None:
-    """Refuse a folder that is no whole model before any library looks at it.
-
-    Raises:
-        InputError: that names the file that is missing or broken.
-    """
-    if not folder.is_dir():
-        raise InputError(f"model: expected a folder, got {folder}, which does not exist")
-    config = folder / "config.json"
-    if not config.is_file():
-        raise InputError(f"model: expected config.json in {folder}, got none")
-    try:
-        model_type = json.loads(config.read_text(encoding="utf-8")).get("model_type")
-    except (ValueError, AttributeError) as error:
-        raise InputError(f"{config}: expected the JSON of a model configuration, got {error}") from None
-    if model_type is None:
-        raise InputError(f"{config}: expected a model_type, got none")
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model")):
-        raise InputError(f"model: expected a tokenizer (tokenizer.json) in {folder}, got none")
-    weights = sorted(folder.glob("*.safetensors"))
-    if not weights:
-        raise InputError(f"model: expected model.safetensors in {folder}, got none")
-    for path in weights:
-        try:
-            with safe_open(path, framework="numpy"):
-                pass
-        except (OSError, SafetensorError) as error:
-            raise InputError(f"{path}: expected whole safetensors, got a broken file ({error})") from None
+def _read(path: Path, columns: TextColumns) -> Iterator[Text]:
+    """The texts of a file: every row of a table, every line of other files, blank ones too."""
+    if path.suffix.lower() in READERS:
+        for source, row in read_table(path, columns.names()):
+            yield columns.texts(source, row)
+        return
+    with open_text(path) as file:
+        for line in file:
+            yield line.rstrip("\n"), None
 
 
-@torch.no_grad()
-def guess_held_out(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    blocks: Any,
-    *,
-    seed: int,
-    count: int = 5,
-    top_k: int = 3,
-) -> list[dict[str, Any]]:
-    """Mask one word in each of a few held-out blocks and let the model guess; the same words for every model.
-
-    The model sees the whole block, as in training; the text returned is the line around the mask.
-
-    Args:
-        model: A masked language model.
-        tokenizer: Its tokenizer.
-        blocks: Packed sequences, rows with `input_ids`.
-        seed: Seed of the choice.
-        count: Blocks.
-        top_k: Guesses for each.
-
-    Returns:
-        Dicts of `text`, `answer` and `guesses`, pairs of token and probability; tokens with all their white space.
-    """
-    model.eval()
-    generator = np.random.default_rng(seed)
-    guesses: list[dict[str, Any]] = []
-    for index in generator.permutation(len(blocks)).tolist():
-        ids = np.array(blocks[index]["input_ids"], dtype=np.int64)
-        pieces = [tokenizer.decode([token]) for token in ids.tolist()]
-        words = [position for position in range(1, len(ids) - 1) if _is_word(*pieces[position - 1 : position + 2])]
-        if not words:
-            continue
-        position = int(generator.choice(words))
-        masked = torch.from_numpy(ids.copy()).to(model.device)[None]
-        masked[0, position] = tokenizer.mask_token_id
-        likeliest = model(masked).logits[0, position].float().softmax(dim=-1).topk(top_k)
-        tokens = [tokenizer.decode([token]) for token in likeliest.indices.tolist()]
-        guesses.append(
-            {
-                "text": _line_around(tokenizer, ids, position),
-                "answer": pieces[position],
-                "guesses": list(zip(tokens, likeliest.values.tolist(), strict=True)),
-            }
+@contextmanager
+def _opened(settings: PredictSettings, identity: dict[str, Any]) -> Iterator[tuple[int, TextIO]]:
+    """How many answers there are, and where to write the next."""
+    if settings.output is None:
+        if settings.resume:
+            raise InputError("resume: expected an output to resume, got none")
+        yield 0, sys.stdout
+        return
+    path, mark = _places(settings)
+    done = 0
+    if path.exists() and settings.resume:
+        done = _whole_lines(path, mark, identity)
+    elif path.exists() and not settings.overwrite:
+        raise InputError(
+            f"output: expected a new file, got {path}; go on with --resume, or start anew with --overwrite"
         )
-        if len(guesses) == count:
-            break
-    return guesses
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(mark, json.dumps(identity, indent=2) + "\n")
+    with path.open("a" if done else "w", encoding="utf-8") as file:
+        yield done, file
 
 
-def _is_word(before: str, text: str, after: str) -> bool:
-    """Whether a token is a word of its own and not a piece of one."""
-    starts = text[:1].isspace() or not before[-1:].isalnum()
-    return starts and len(text.strip()) > 2 and text.strip().isalpha() and not after[:1].isalnum()
+def _places(settings: PredictSettings) -> tuple[Path, Path]:
+    """The output, and what tells of which file and model it is."""
+    path = Path(settings.output or "").expanduser()
+    return path, path.with_name(f"{path.name}.run.json")
 
 
-def _line_around(tokenizer: PreTrainedTokenizerBase, ids: np.ndarray, position: int) -> str:
-    """The line of text around a token, which is shown as the mask."""
-    before = tokenizer.decode(ids[:position], skip_special_tokens=True).rpartition("\n")[2]
-    after = tokenizer.decode(ids[position + 1 :], skip_special_tokens=True).partition("\n")[0]
-    space = " " if tokenizer.decode([ids[position]])[:1].isspace() else ""
-    return (before[-60:] + space + tokenizer.mask_token + after[:40]).strip()
+def _whole_lines(path: Path, mark: Path, identity: dict[str, Any]) -> int:
+    """The number of whole lines of an output, whose last, half-written one is removed."""
+    if not mark.exists():
+        raise InputError(f"resume: expected {mark} beside {path}, got none")
+    before = read_json(mark)
+    for name, value in identity.items():
+        if before.get(name) != value:
+            raise InputError(f"resume: expected the {name} of {mark}, {before.get(name)!r}, got {value!r}")
+    lines, end = 0, 0
+    with path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                lines, end = lines + 1, end + len(line)
+    os.truncate(path, end)
+    return lines

@@ -30,8 +30,9 @@ from linformer_kit.data.tokenizer import (
     train_tokenizer,
 )
 from linformer_kit.errors import InputError, renamed
+from linformer_kit.fill_mask import guess_held_out, load_masked_language_model
 from linformer_kit.heads import LinformerForMaskedLM
-from linformer_kit.predict import guess_held_out, load_masked_language_model
+from linformer_kit.loading import resize
 from linformer_kit.projection import PROJECTIONS
 from linformer_kit.report.pretraining import pretrain_markdown, write_pretrain_report
 from linformer_kit.settings import IGNORED_LABEL, ModelSettings, PretrainSettings
@@ -45,7 +46,6 @@ from linformer_kit.training.checkpoint import (
 from linformer_kit.training.identity import (
     check_same_run,
     check_same_source,
-    earlier_results,
     fingerprint,
     has_twin,
     save_run,
@@ -54,7 +54,7 @@ from linformer_kit.training.identity import (
 )
 from linformer_kit.training.memory import keep_freed_memory
 from linformer_kit.training.metrics import unigram_entropy
-from linformer_kit.training.trainer import PretrainTrainer, check_training
+from linformer_kit.training.pretraining import PRETRAINING, PretrainTrainer, check_training
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +117,6 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
             settings.output_dir, resume=settings.resume, overwrite=settings.overwrite, twin=has_twin(settings)
         )
         check_same_run(settings)
-    earlier = earlier_results(settings)
     with process.main_process_first():
         data = load_data(settings)
     fingerprints = {
@@ -131,7 +130,8 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
         check_same_source(settings, fingerprints)
         folder = open_output_dir(settings.output_dir, command="pretrain", overwrite=settings.overwrite)
         settings = dataclasses.replace(settings, output_dir=str(folder))
-        save_run(settings, folder, corpus=data.corpus.description, fingerprints=fingerprints)
+        source = {"corpus": data.corpus.description}
+        save_run(settings, folder, command="pretrain", source=source, fingerprints=fingerprints)
     process.wait_for_everyone()
     results: dict[str, Any] = {
         "command": "pretrain",
@@ -153,8 +153,6 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
         runs["full"] = folder / TWIN_FOLDER
     for attention, model_folder in runs.items():
         result = train_model(settings, data, model_folder, attention=attention, start=start)
-        if not result["seconds"]:  # it was finished: the times are those of its training
-            result |= {name: earlier.get(attention, result)[name] for name in ("seconds", "tokens_per_second")}
         results["models"][attention] = result
         if process.is_main_process:
             write_pretrain_report(results, folder)
@@ -240,6 +238,7 @@ def train_model(
         logger.info("resuming from %s", checkpoint or "the start: no whole checkpoint")
     if finished:
         trainer.state = state
+        trainer.progress.count_from(state)
     else:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     updates = trainer.state.global_step
@@ -258,7 +257,7 @@ def train_model(
         "perplexity": math.exp(min(loss, 700)),
         "curve": sorted(curve.items()),
         "seconds": trainer.progress.seconds,
-        "tokens_per_second": trainer.progress.tokens_per_second,
+        "tokens_per_second": trainer.progress.rate,
         "bf16": trainer.args.bf16,
         "guesses": guess_held_out(model, data.tokenizer, data.validation_blocks, seed=settings.seed),
     }
@@ -268,7 +267,7 @@ def build_trainer(settings: PretrainSettings, data: Data, folder: Path, model: L
     """The trainer of a model by the settings; checkpoints go below the folder."""
     return PretrainTrainer(
         model,
-        training_arguments(settings, folder),
+        training_arguments(settings, folder, PRETRAINING),
         train_dataset=data.train,
         eval_dataset=data.validation,
         processing_class=data.tokenizer,
@@ -309,9 +308,7 @@ def starting_from(settings: PretrainSettings) -> tuple[PretrainSettings, Linform
         raise InputError(
             f"from_model: expected a Linformer (`linformer convert` makes one), got {type(model).__name__}"
         )
-    if settings.resize_to is not None:
-        with renamed("seq_len", "resize_to"), renamed("mode", "resize_mode"):
-            model.resize_sequence_length(settings.resize_to, mode=settings.resize_mode)
+    resize(model, settings.resize_to, settings.resize_mode)
     fields = {field.name: getattr(model.config, field.name) for field in dataclasses.fields(ModelSettings)}
     return dataclasses.replace(settings, model=ModelSettings(**fields)), model
 

@@ -55,7 +55,7 @@ def test_what_was_freed_before_counts_again():
     keep = torch.ones(1000)  # above them on the heap
     del pieces
     taken = measure.peak_bytes(lambda: [torch.ones(2_000_000 // 4) for _ in range(40)], CPU)
-    assert 75_000_000 < taken < 160_000_000
+    assert 40_000_000 < taken < 240_000_000  # of 80 MB; without the trim next to nothing
     assert keep.sum() == 1000
 
 

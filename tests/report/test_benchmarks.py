@@ -12,6 +12,7 @@ from linformer_kit.report.efficiency import efficiency_markdown
 from linformer_kit.report.learning import learning_markdown, study_tables
 from linformer_kit.report.long import long_markdown
 from linformer_kit.report.systems import systems_markdown
+from linformer_kit.report.table2 import table2_markdown
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 DOCS = Path(__file__).parents[2] / "docs"
@@ -20,6 +21,7 @@ MARKDOWN = {
     "learning": learning_markdown,
     "long": long_markdown,
     "systems": systems_markdown,
+    "table2": table2_markdown,
 }
 RESULTS = sorted(path for name in MARKDOWN for path in FOLDER.glob(f"*/{name}.json"))
 FIELDS = {
@@ -27,6 +29,7 @@ FIELDS = {
     "learning": {"settings", "learning_rates", "seconds_per_update", "trials", "complete"},
     "long": {"settings", "reference", "long", "ratio", "peak_bytes", "hidden_bytes", "weight_bytes"},
     "systems": {"settings", "systems", "complete"},
+    "table2": {"settings", "models", "fingerprints", "cells", "paper", "complete"},
 }
 MACHINE = {"date", "device", "threads", "torch", "transformers", "linformer_kit", "commit"}
 

@@ -11,6 +11,7 @@ import torch
 from linformer_kit import InputError
 from linformer_kit.cli import parse
 from linformer_kit.training.arguments import training_arguments
+from linformer_kit.training.pretraining import PRETRAINING
 
 BF16_PROCESSOR = "_is_avx512_bf16_supported"
 
@@ -26,7 +27,7 @@ def processor(monkeypatch):
 
 def build(tmp_path, **fields):
     settings = parse(["pretrain"])[1]
-    return training_arguments(dataclasses.replace(settings, **fields), tmp_path)
+    return training_arguments(dataclasses.replace(settings, **fields), tmp_path, PRETRAINING)
 
 
 @pytest.mark.parametrize("available", [True, False])

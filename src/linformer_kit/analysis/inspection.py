@@ -17,8 +17,8 @@ from transformers import AutoModel, PreTrainedTokenizerBase
 
 from linformer_kit.errors import InputError
 from linformer_kit.functional import pooling_windows
+from linformer_kit.loading import load_model
 from linformer_kit.modeling import LinformerModel
-from linformer_kit.predict import load_model
 from linformer_kit.projection import ConvProjection, LinearProjection, RandomProjection, SequenceProjection
 from linformer_kit.report.inspection import draw_context_mappings, draw_projections, write_inspection_report
 from linformer_kit.settings import InspectSettings

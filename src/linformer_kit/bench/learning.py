@@ -31,6 +31,7 @@ from linformer_kit.bench.trials import (
 )
 from linformer_kit.data.files import find_files
 from linformer_kit.errors import InputError
+from linformer_kit.loading import best_device
 from linformer_kit.report.learning import learning_markdown, rates_of, seeds_of, where_tuned, write_learning_report
 from linformer_kit.training.checkpoint import check_new_folder, check_output_dir, open_output_dir, read_json
 
@@ -256,9 +257,7 @@ def _in_order(study: LearningSettings) -> list[list[str]]:
 
 def _open_results(study: LearningSettings) -> dict[str, Any]:
     """Those of the study that goes on, without what has another meaning now, or new ones."""
-    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
-    assert device is not None
-    here = environment(device)
+    here = environment(best_device())
     results: dict[str, Any] = {
         "command": "bench learning",
         "environment": here,

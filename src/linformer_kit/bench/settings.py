@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
-from linformer_kit.settings import PretrainSettings
+from linformer_kit.settings import PretrainSettings, ResizeMode
 
 Precision = Literal["float32", "bfloat16", "float16"]
 Mode = Literal["forward", "train"]
@@ -181,3 +182,59 @@ class LearningSettings:
     processes: int = 1
     output_dir: str | None = None
     resume: bool = False
+
+
+@dataclass(kw_only=True)
+class Table2Settings:
+    """Fine-tuning of several encoders on the tasks of section 5.2 of the paper.
+
+    Attributes:
+        models: Folders or hub ids of encoders.
+        names: What they are called in the table; default: the last part of each.
+        tasks: Which tasks.
+        data_dir: Folder with local copies of the tasks, each in a folder of its name; default: the hub.
+        seeds: Seeds of each model on each task.
+        one_seed: Tasks that are trained with the first seed alone.
+        learning_rates: Of several each model takes the best for each task, with the first seed.
+        max_train_samples: Most texts to learn from; default: all.
+        max_eval_samples: Most texts to measure on; default: all.
+        max_length: Longest input in tokens; default: the longest that each model takes.
+        resize_to: Longest sequence that all models, of this package, are resized to before; default: their own.
+        resize_mode: How: E, F and positions stretched (`interpolate`) or repeated (`extend`).
+        num_train_epochs: Passes over the training texts.
+        per_device_train_batch_size: Texts per device and forward pass.
+        per_device_eval_batch_size: The same in evaluation.
+        gradient_accumulation_steps: Forward passes per update.
+        warmup_steps: Updates of linear warm-up, or, below 1, their share of all.
+        bf16: Mixed precision; `auto` where the processor has bf16 instructions.
+        output_dir: New folder for results and classifiers; default: a new folder below runs/.
+        resume: Continue in output_dir: what is done is kept.
+    """
+
+    models: list[str]
+    names: list[str] | None = None
+    tasks: list[str] = field(default_factory=lambda: ["sst2", "imdb", "qnli", "qqp"])
+    data_dir: str | None = None
+    seeds: list[int] = field(default_factory=lambda: [0])
+    one_seed: list[str] = field(default_factory=list)
+    learning_rates: list[float] = field(default_factory=lambda: [5e-5])
+    max_train_samples: int | None = None
+    max_eval_samples: int | None = None
+    max_length: int | None = None
+    resize_to: int | None = None
+    resize_mode: ResizeMode = "interpolate"
+    num_train_epochs: float = 3.0
+    per_device_train_batch_size: int = 16
+    per_device_eval_batch_size: int = 32
+    gradient_accumulation_steps: int = 1
+    warmup_steps: float = 0.06
+    bf16: Literal["auto", "true", "false"] = "auto"
+    output_dir: str | None = None
+    resume: bool = False
+
+
+def names_only(files: Any) -> Any:
+    """Files without their folders, which mean nothing on another machine; all else as it is."""
+    if isinstance(files, str):
+        return Path(files).name
+    return [names_only(each) for each in files] if isinstance(files, list) else files

@@ -26,7 +26,7 @@ from transformers import TrainerCallback
 from linformer_kit import pretrain
 from linformer_kit.bench.measure import synchronize
 from linformer_kit.bench.prepare import require
-from linformer_kit.bench.settings import LearningSettings
+from linformer_kit.bench.settings import LearningSettings, names_only
 from linformer_kit.bench.short_texts import short_text_losses
 from linformer_kit.data.tokenizer import load_tokenizer
 from linformer_kit.errors import InputError
@@ -127,11 +127,11 @@ def recorded_study(study: LearningSettings) -> dict[str, Any]:
     fields = {name: value for name, value in dataclasses.asdict(study).items() if name not in unsaid}
     fields["base"]["cache_dir"] = None
     for name in ("english_file", "sentence_file"):
-        fields[name] = _names_only(fields[name])
+        fields[name] = names_only(fields[name])
     for changes in (fields["base"], *fields["cells"].values(), *fields["variants"].values()):
         for name in _PATHS:
             if name in changes:
-                changes[name] = _names_only(changes[name])
+                changes[name] = names_only(changes[name])
     return fields
 
 
@@ -274,14 +274,8 @@ def _digest(content: dict[str, Any]) -> str:
     resized = content["resize_to"] is not None
     for name in ("cache_dir", *_RESERVED, *(() if resized else ("resize_mode",))):
         said.pop(name, None)
-    said |= {name: _names_only(said[name]) for name in _PATHS if name in said}
+    said |= {name: names_only(said[name]) for name in _PATHS if name in said}
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:8]
-
-
-def _names_only(files: Any) -> Any:
-    if isinstance(files, str):
-        return Path(files).name
-    return [_names_only(each) for each in files] if isinstance(files, list) else files
 
 
 def _before(trial: Trial, folder: Path) -> str | None:

@@ -41,13 +41,14 @@ class TextFiles:
         return hashlib.sha256(made_of.encode(errors="surrogateescape")).hexdigest()
 
 
-def find_files(patterns: list[str], *, field: str) -> tuple[Path, ...]:
+def find_files(patterns: list[str], *, field: str, suffixes: tuple[str, ...] = SUFFIXES) -> tuple[Path, ...]:
     """Find the files that a person named.
 
     Args:
         patterns: Files, folders (searched to any depth) and globs (`**` is any depth). Hidden files, and files with
             other suffixes, count only where they are named in full.
         field: Setting that holds the patterns, for errors.
+        suffixes: Those of files that can be used.
 
     Returns:
         The files, sorted, each once.
@@ -55,22 +56,22 @@ def find_files(patterns: list[str], *, field: str) -> tuple[Path, ...]:
     Raises:
         InputError: A pattern gives no file, or a file that cannot be text.
     """
-    found = [path for pattern in patterns for path in _match(pattern, field)]
+    found = [path for pattern in patterns for path in _match(pattern, field, suffixes)]
     return tuple(sorted({path.resolve(): path for path in found}.values()))
 
 
-def _match(pattern: str, field: str) -> list[Path]:
+def _match(pattern: str, field: str, suffixes: tuple[str, ...]) -> list[Path]:
     path = Path(pattern).expanduser()
     if path.is_file():
-        check_suffix(path, field=field)
+        check_suffix(path, field=field, suffixes=suffixes)
         check_not_empty(path, field=field)
         return [path]
     if not any(character in pattern for character in "*?["):
         check_exists(path, field=field)
     glob_pattern = f"{escape(str(path))}/**/*" if path.is_dir() else str(path)
     paths = [Path(name) for name in glob(glob_pattern, recursive=True)]
-    texts = [path for path in paths if path.suffix.lower() in SUFFIXES and path.is_file()]
-    check_found(texts, pattern, field=field)
+    texts = [path for path in paths if path.suffix.lower() in suffixes and path.is_file()]
+    check_found(texts, pattern, field=field, suffixes=suffixes)
     return texts
 
 

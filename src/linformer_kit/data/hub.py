@@ -1,12 +1,14 @@
-"""Documents of a data set on the Hugging Face hub, or of a folder that is laid out like one."""
+"""Documents and labelled texts of a data set on the Hugging Face hub, or of a folder that is laid out like one."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
-from datasets import Dataset, IterableDataset, load_dataset
+from datasets import ClassLabel, Dataset, IterableDataset, load_dataset
 from datasets.exceptions import DatasetsError
 
+from linformer_kit.data.tables import Row
 from linformer_kit.data.validate import check_columns
 from linformer_kit.errors import InputError
 from linformer_kit.settings import CorpusSettings
@@ -28,10 +30,7 @@ def load_hub(settings: CorpusSettings, *, streaming: bool) -> tuple[Documents, D
         InputError: No such data set, configuration, split or column.
     """
     name = settings.dataset_name
-    try:
-        splits = load_dataset(name, settings.dataset_config_name, streaming=streaming)
-    except (OSError, ValueError, DatasetsError) as error:
-        raise InputError(f"dataset_name {name}: {str(error).splitlines()[0]}") from error
+    splits = _load(name, settings.dataset_config_name, streaming=streaming)
     if "train" not in splits:
         raise InputError(f"dataset_name {name}: expected a split 'train', got {', '.join(map(repr, splits))}")
     column = settings.text_column
@@ -39,6 +38,50 @@ def load_hub(settings: CorpusSettings, *, streaming: bool) -> tuple[Documents, D
     if "validation" not in splits:
         return train, None
     return train, _text_rows(splits["validation"], column, source=f"dataset_name {name} validation")
+
+
+def labelled_rows(
+    name: str, config: str | None, split: str, columns: Mapping[str, str], *, numbered: bool, optional: bool
+) -> Iterator[Row]:
+    """Rows of one split, each with its place.
+
+    Args:
+        name: The data set.
+        config: Its configuration.
+        split: Split.
+        columns: Names of the columns that are wanted, by the settings that hold the names.
+        numbered: Whether classes are given by number, and not by name where the data set names them.
+        optional: Whether a split that is not there has no rows instead of being an error.
+
+    Raises:
+        InputError: No such data set, configuration, split or column.
+    """
+    splits = _load(name, config, streaming=False)
+    if split not in splits:
+        if optional:
+            return
+        raise InputError(f"dataset_name {name}: expected a split {split!r}, got {', '.join(map(repr, splits))}")
+    rows = splits[split]
+    check_columns(f"dataset_name {name} {split}", columns, rows.column_names)
+    rows = rows.select_columns(list(columns.values()))
+    # A class, or a list of classes, that the data set has names for.
+    named = {column: getattr(feature, "feature", feature) for column, feature in rows.features.items()}
+    named = {column: feature for column, feature in named.items() if isinstance(feature, ClassLabel)}
+    for number, row in enumerate(rows, start=1):
+        source = f"{name} {split} row {number}"
+        for column, feature in named.items():
+            value = row[column]
+            if value is None or (isinstance(value, int) and value < 0):  # a test split, whose classes are kept back
+                raise InputError(f"{source}: no class in {column!r}; expected one")
+            row[column] = value if numbered else feature.int2str(value)
+        yield source, row
+
+
+def _load(name: str | None, config: str | None, *, streaming: bool) -> dict[str, Documents]:
+    try:
+        return load_dataset(name, config, streaming=streaming)
+    except (OSError, ValueError, DatasetsError) as error:
+        raise InputError(f"dataset_name {name}: {str(error).splitlines()[0]}") from error
 
 
 def _text_rows(rows: Documents, column: str, *, source: str) -> Documents:

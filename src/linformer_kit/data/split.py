@@ -10,6 +10,7 @@ from functools import partial
 
 import numpy as np
 from datasets import Dataset, IterableDataset
+from jaxtyping import Bool, Shaped
 from tqdm import tqdm
 
 from linformer_kit.errors import InputError
@@ -45,19 +46,24 @@ def hold_out(documents: Dataset, *, fraction: float, seed: int, name: str) -> tu
         ranks[bar.n : bar.n + len(batch["text"])] = [text_rank(text, seed=seed) for text in batch["text"]]
         bar.update(len(batch["text"]))
     bar.close()
-    different = np.unique(ranks)
-    if len(different) < 2:
+    if len(np.unique(ranks)) < 2:
         raise InputError(
-            f"{name}: expected at least 2 different documents to hold some out, got {len(different)}; give "
+            f"{name}: expected at least 2 different documents to hold some out, got 1; give "
             "--validation_file, or smaller documents by --document line or blank_line"
         )
+    held_out = lowest(ranks, fraction)
+    return documents.select(np.flatnonzero(~held_out)), documents.select(np.flatnonzero(held_out))
+
+
+def lowest(ranks: Shaped[np.ndarray, " items"], fraction: float) -> Bool[np.ndarray, " items"]:
+    """Which ranks are among the lowest of a share, at least one of them and never all, equal ones together.
+
+    Args:
+        ranks: Two different ones or more.
+        fraction: The share.
+    """
     count = max(1, round(fraction * len(ranks)))
-    # Never the highest rank as well: something must be left to learn from.
-    highest_held_out = min(np.sort(ranks)[count - 1], different[-2])
-    return (
-        documents.select(np.flatnonzero(ranks > highest_held_out)),
-        documents.select(np.flatnonzero(ranks <= highest_held_out)),
-    )
+    return ranks <= min(np.sort(ranks)[count - 1], np.unique(ranks)[-2])
 
 
 def hold_out_of_stream(

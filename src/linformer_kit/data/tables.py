@@ -1,12 +1,13 @@
 """Rows of tables, read lazily, each with the place where it stands.
 
-| file         | one row is                                                     |
-|--------------|----------------------------------------------------------------|
-| .jsonl .json | a line that holds one JSON object; blank lines count for none  |
-| .csv         | a record, fields quoted with " where needed                    |
-| .tsv         | a line; quotes mean nothing, as in GLUE                        |
-| .parquet     | a row                                                          |
+| file         | one row is                                            |
+|--------------|-------------------------------------------------------|
+| .jsonl .json | a line that holds one JSON object                     |
+| .csv         | a record, fields quoted with " where needed           |
+| .tsv         | a line; quotes mean nothing, as in GLUE               |
+| .parquet     | a row                                                 |
 
+Blank lines count for none.
 All text is UTF-8, with or without a byte order mark.
 """
 
@@ -31,12 +32,14 @@ _PARQUET_ROWS = 256
 _LONGEST_FIELD = 2**31 - 1
 
 
-def read_table(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
+def read_table(path: Path, columns: Mapping[str, str], *, ragged: list[str] | None = None) -> Iterator[Row]:
     """Read a table.
 
     Args:
         path: File whose suffix is a key of `READERS`.
         columns: Names of the columns that are wanted, by the settings that hold the names.
+        ragged: Where given, records with more or fewer fields than the header are left out, and their places are
+            put here.
 
     Yields:
         Where a row stands, and its wanted columns: strings from .csv and .tsv, else any value.
@@ -44,7 +47,8 @@ def read_table(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
     Raises:
         InputError: At the first thing that cannot be read, with its file and line.
     """
-    return READERS[path.suffix.lower()](path, columns)
+    reader = READERS[path.suffix.lower()]
+    return reader(path, columns) if ragged is None else _delimited_rows(path, columns, ragged)
 
 
 @contextmanager
@@ -68,7 +72,7 @@ def _json_rows(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
                 yield source, {column: row[column] for column in columns.values()}
 
 
-def _delimited_rows(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
+def _delimited_rows(path: Path, columns: Mapping[str, str], ragged: list[str] | None = None) -> Iterator[Row]:
     dialect: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix.lower() == ".tsv" else {}
     csv.field_size_limit(_LONGEST_FIELD)
     with open_text(path, newline="") as file:
@@ -81,7 +85,9 @@ def _delimited_rows(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
             for row in rows:
                 # A quoted field may hold line breaks: name the line where the row starts.
                 source, last_line = f"{path} line {last_line + 1}", rows.line_num
-                if row:
+                if ragged is not None and row and len(row) != len(header):
+                    ragged.append(source)
+                elif row:
                     check_field_count(row, header, source=source)
                     yield source, {column: row[place] for column, place in places.items()}
         except csv.Error as error:

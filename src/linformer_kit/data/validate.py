@@ -29,10 +29,10 @@ def check_exists(path: Path, *, field: str) -> None:
         raise InputError(f"{field}: no such file or folder: {path}")
 
 
-def check_suffix(path: Path, *, field: str) -> None:
+def check_suffix(path: Path, *, field: str, suffixes: Sequence[str] = SUFFIXES) -> None:
     """Raise unless the suffix of a file says how to read it."""
-    if path.suffix.lower() not in SUFFIXES:
-        raise InputError(f"{field}: {path} has suffix {path.suffix!r}; expected one of {' '.join(SUFFIXES)}")
+    if path.suffix.lower() not in suffixes:
+        raise InputError(f"{field}: {path} has suffix {path.suffix!r}; expected one of {' '.join(suffixes)}")
 
 
 def check_not_empty(path: Path, *, field: str) -> None:
@@ -41,10 +41,10 @@ def check_not_empty(path: Path, *, field: str) -> None:
         raise InputError(f"{field}: {path} is empty; expected text")
 
 
-def check_found(paths: Sequence[Path], pattern: str, *, field: str) -> None:
+def check_found(paths: Sequence[Path], pattern: str, *, field: str, suffixes: Sequence[str] = SUFFIXES) -> None:
     """Raise if a folder or glob gave no file."""
     if not paths:
-        raise InputError(f"{field}: {pattern} matches no file; expected files that end in {' '.join(SUFFIXES)}")
+        raise InputError(f"{field}: {pattern} matches no file; expected files that end in {' '.join(suffixes)}")
 
 
 def check_utf8(path: Path) -> None:

@@ -12,7 +12,7 @@ from transformers import TrainingArguments
 from transformers.integrations import get_reporting_integration_callbacks
 
 from linformer_kit.errors import InputError, input_errors
-from linformer_kit.settings import PretrainSettings
+from linformer_kit.settings import TrainingSettings
 
 _AT_LEAST_ONE = (
     "max_steps",
@@ -22,16 +22,23 @@ _AT_LEAST_ONE = (
     "eval_steps",
     "save_steps",
     "logging_steps",
+    "early_stopping_patience",
 )
-_AT_LEAST_ZERO = ("learning_rate", "warmup_steps", "weight_decay", "max_grad_norm", "dataloader_num_workers", "seed")
-_OF_PROJECTIONS = ("projection_learning_rate_factor", "projection_weight_decay")
-# Settings that TrainingArguments takes under the same name.
-_SHARED = (*_AT_LEAST_ONE, *_AT_LEAST_ZERO, "save_total_limit", "activation_checkpointing", "report_to")
-# What pretraining itself decides.
+_AT_LEAST_ZERO = (
+    "learning_rate",
+    "num_train_epochs",
+    "warmup_steps",
+    "weight_decay",
+    "projection_learning_rate_factor",
+    "projection_weight_decay",
+    "max_grad_norm",
+    "dataloader_num_workers",
+    "seed",
+)
+# Fields of TrainingArguments under whose names a command has a setting of its own that is more than one.
+_SPECIAL = ("output_dir", "bf16")
+# What every training here decides.
 _FIXED: dict[str, Any] = {
-    "eval_strategy": "steps",
-    "save_strategy": "steps",
-    "eval_on_start": True,
     "remove_unused_columns": False,
     "activation_checkpointing_kwargs": {"use_reentrant": False},
     "logging_nan_inf_filter": False,
@@ -40,8 +47,10 @@ _FIXED: dict[str, Any] = {
 # What would take more than a field: a model split over devices, kernels of other models, a hub, checkpoints that no run
 # goes on from, another way to measure.
 _UNSUPPORTED = (
+    "batch_eval_metrics",
     "debug",
     "deepspeed",
+    "eval_do_concat_batches",
     "fsdp",
     "fsdp_config",
     "include_for_metrics",
@@ -55,48 +64,70 @@ _UNSUPPORTED = (
 )
 
 
-def training_arguments(settings: PretrainSettings, folder: Path) -> TrainingArguments:
+def training_arguments(settings: TrainingSettings, folder: Path, fixed: dict[str, Any]) -> TrainingArguments:
     """Build TrainingArguments.
 
     Args:
-        settings: The settings of the run.
+        settings: The settings of the run; a field that TrainingArguments has too counts unless it is None.
         folder: Where checkpoints and logs go.
+        fixed: Fields of TrainingArguments that the command decides.
 
     Raises:
         InputError: for numbers out of range, and for names below `trainer` that are unknown, have a setting of
-            their own or ask for what pretraining cannot do.
+            their own or ask for what the command cannot do.
     """
-    if settings.seed >= 2**32:
-        raise InputError(f"seed: expected 0 to {2**32 - 1}, got {settings.seed}")
-    for names, least in ((_AT_LEAST_ONE, 1), (_AT_LEAST_ZERO, 0), (_OF_PROJECTIONS, 0)):
+    values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    for seed in (values.get("seed", 0), *values.get("seeds", ())):
+        if seed >= 2**32:
+            raise InputError(f"seed: expected 0 to {2**32 - 1}, got {seed}")
+    for names, least in ((_AT_LEAST_ONE, 1), (_AT_LEAST_ZERO, 0)):
         for name in names:
-            value = getattr(settings, name)
+            value = values.get(name)
             if value is not None and not value >= least:
                 raise InputError(f"{name}: expected {least} or more, got {value}")
-    _check_trainer_fields(settings.trainer)
-    shared = {name: getattr(settings, name) for name in _SHARED}
+    known = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
+    fixed = _FIXED | fixed
+    _check_trainer_fields(settings.trainer, known, own=values, fixed=fixed)
+    shared = {name: value for name, value in values.items() if name in known and name not in _SPECIAL}
+    shared = {name: value for name, value in shared.items() if value is not None or name == "save_total_limit"}
     defaults = {"use_cpu": not torch.accelerator.is_available(), "dataloader_pin_memory": torch.cuda.is_available()}
     extra = defaults | settings.trainer
-    bf16 = _use_bf16(settings, on_cpu=bool(extra["use_cpu"]))
     with input_errors("training"):
-        arguments = TrainingArguments(output_dir=str(folder), bf16=bf16, **extra, **shared, **_FIXED)
+        arguments = TrainingArguments(
+            output_dir=str(folder),
+            bf16=use_bf16(settings.bf16, on_cpu=bool(extra["use_cpu"]), fp16=bool(extra.get("fp16"))),
+            **extra,
+            **shared | fixed,
+        )
     with input_errors("report_to"):
         for logger in get_reporting_integration_callbacks(arguments.report_to):
             logger()  # says whether its package is there
     return arguments
 
 
-def _check_trainer_fields(fields: dict[str, Any]) -> None:
+def use_bf16(asked: str, *, on_cpu: bool, fp16: bool = False) -> bool:
+    """Whether to compute in bf16 mixed precision: as asked, or with `auto` where the processor has it."""
+    if asked != "auto":
+        return asked == "true"
+    if fp16:
+        return False
+    if on_cpu:
+        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def _check_trainer_fields(
+    fields: dict[str, Any], known: dict[str, Any], *, own: dict[str, Any], fixed: dict[str, Any]
+) -> None:
     if not isinstance(fields, dict) or not all(isinstance(name, str) for name in fields):
         raise InputError(f"trainer: expected fields of TrainingArguments by name, got {fields!r}")
-    known = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
     for name, value in fields.items():
-        if name in _SHARED or name in ("bf16", "output_dir"):
+        if name in own and name in known:
             raise InputError(f"trainer.{name}: expected --{name}, which is a setting of its own")
-        if name in _FIXED:
-            raise InputError(f"trainer.{name}: expected another field, pretraining sets this one to {_FIXED[name]}")
+        if name in fixed:
+            raise InputError(f"trainer.{name}: expected another field, this command sets it to {fixed[name]}")
         if name in _UNSUPPORTED:
-            raise InputError(f"trainer.{name}: expected another field, pretraining does not support this one")
+            raise InputError(f"trainer.{name}: expected another field, this command does not support it")
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f" (did you mean {close[0]}?)" if close else ""
@@ -105,13 +136,3 @@ def _check_trainer_fields(fields: dict[str, Any]) -> None:
             raise InputError(f"trainer.{name}: expected loss, the one that is measured, got {value!r}")
         if isinstance(known[name], (int, float)) and not isinstance(value, (int, float)):
             raise InputError(f"trainer.{name}: expected {type(known[name]).__name__}, got {value!r}")
-
-
-def _use_bf16(settings: PretrainSettings, *, on_cpu: bool) -> bool:
-    if settings.bf16 != "auto":
-        return settings.bf16 == "true"
-    if settings.trainer.get("fp16"):
-        return False
-    if on_cpu:
-        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)

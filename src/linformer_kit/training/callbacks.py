@@ -2,41 +2,54 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+# What stands in the log of a training beside its losses: how long its updates took, and which of them that is.
+_SECONDS, _UPDATES = "training_seconds", "timed_updates"
+
 
 class ProgressBar(TrainerCallback):
-    """One bar over all updates: loss, tokens per second, time left; a line for each evaluation.
+    """One bar over all updates: loss, rate, time left; a line for each evaluation.
 
     Args:
-        tokens_per_update: Tokens in all forward passes of one update, over all processes.
+        each: What all forward passes of one update take together, over all processes.
+        what: Its name: tokens, or texts.
+        describe: An evaluation's metrics in words.
 
     Attributes:
-        seconds: Time of the training so far: data and updates; evaluation and saving do not count.
-        tokens_per_second: Mean over those seconds.
+        seconds: Time of the training so far: data and updates; evaluation and saving do not count. It stands in the log
+            of the training, so that a run that is resumed goes on counting.
+        rate: What was taken in a second, in the mean.
     """
 
-    def __init__(self, *, tokens_per_update: int) -> None:
-        self.tokens_per_update = tokens_per_update
+    def __init__(self, *, each: int, what: str, describe: Callable[[dict[str, float]], str]) -> None:
+        self.each = each
+        self.what = what
+        self.describe = describe
         self.seconds = 0.0
         self.updates = 0
         self._started = 0.0
         self._bar: tqdm | None = None
 
     @property
-    def tokens_per_second(self) -> float:
-        return self.updates * self.tokens_per_update / self.seconds if self.seconds else 0.0
+    def rate(self) -> float:
+        return self.updates * self.each / self.seconds if self.seconds else 0.0
+
+    def count_from(self, state: TrainerState) -> None:
+        """Take over time and updates of a training so far."""
+        known: dict[str, Any] = next((entry for entry in reversed(state.log_history) if _SECONDS in entry), {})
+        self.seconds, self.updates = known.get(_SECONDS, 0.0), known.get(_UPDATES, 0)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        self.count_from(state)
         self._started = time.perf_counter()
         if state.is_world_process_zero:
             self._bar = tqdm(
@@ -59,8 +72,10 @@ class ProgressBar(TrainerCallback):
         logs: dict[str, float] | None = None,
         **kwargs: Any,
     ) -> None:
+        if state.log_history:
+            state.log_history[-1] |= {_SECONDS: self.seconds, _UPDATES: self.updates}
         if self._bar is not None and logs and "loss" in logs:
-            self._bar.set_postfix_str(f"loss {logs['loss']:.3f}, {self.tokens_per_second:,.0f} tokens/s", refresh=False)
+            self._bar.set_postfix_str(f"loss {logs['loss']:.3f}, {self.rate:,.0f} {self.what}/s", refresh=False)
 
     def on_evaluate(
         self,
@@ -71,12 +86,7 @@ class ProgressBar(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         if self._bar is not None and metrics and "eval_loss" in metrics:
-            loss = metrics["eval_loss"]
-            perplexity = math.exp(min(loss, 700))
-            self._bar.write(
-                f"update {state.global_step}: validation loss {loss:.3f} nats, perplexity {perplexity:,.1f}",
-                file=self._bar.fp,
-            )
+            self._bar.write(f"update {state.global_step}: {self.describe(metrics)}", file=self._bar.fp)
         self._started = time.perf_counter()
 
     def on_save(self, *args: Any, **kwargs: Any) -> None:

@@ -20,6 +20,7 @@ from linformer_kit.errors import InputError
 _NEW_FOLDERS = "runs"  # where folders go that nobody has named
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 TWIN_FOLDER = "full"  # the full-attention twin
+SEED_FOLDER = re.compile(r"seed-(\d+)")  # the checkpoints of one seed
 # What proves that a folder is a run of ours, or its twin: without it, files that stand where ours would are another's.
 RUN_MARK = "run.json"
 TWIN_MARK = "twin.json"
@@ -30,6 +31,9 @@ RUN_FILES = (
     "metrics.json",
     "metrics.md",
     "perplexity.png",
+    "curve.png",
+    "confusion.png",
+    "mistakes.jsonl",
     "settings.yaml",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -102,7 +106,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def holds_run(folder: Path) -> bool:
     """Whether the folder holds a run or the files of a model, which a run would write over."""
-    return bool(_checkpoints(folder)) or any((folder / name).exists() for name in RUN_FILES)
+    places = [folder, *_seeds(folder)]
+    return any(map(_checkpoints, places)) or any((folder / name).exists() for name in RUN_FILES)
 
 
 def newest_whole_checkpoint(folder: Path) -> Path | None:
@@ -110,13 +115,13 @@ def newest_whole_checkpoint(folder: Path) -> Path | None:
     return next((path for path in _checkpoints(folder) if _is_whole(path)), None)
 
 
-def _check_writable(folder: Path) -> None:
+def _check_writable(folder: Path, name: str = "output_dir") -> None:
     """Refuse a folder that could not be made or written to, after all the work on the text."""
     nearest = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     if not nearest.is_dir():
-        raise InputError(f"output_dir: expected a folder, got the file {nearest}")
+        raise InputError(f"{name}: expected a folder, got the file {nearest}")
     if not os.access(nearest, os.W_OK | os.X_OK):
-        raise InputError(f"output_dir: expected a folder to write to, got {nearest}, which may not be written to")
+        raise InputError(f"{name}: expected a folder to write to, got {nearest}, which may not be written to")
 
 
 def _checkpoints(folder: Path) -> list[Path]:
@@ -125,6 +130,11 @@ def _checkpoints(folder: Path) -> list[Path]:
         return []
     found = [(int(match[1]), path) for path in folder.iterdir() if (match := CHECKPOINT.fullmatch(path.name))]
     return [path for _, path in sorted(found, reverse=True)]
+
+
+def _seeds(folder: Path) -> list[Path]:
+    """The folders of a run of several seeds."""
+    return sorted(path for path in folder.glob("seed-*") if SEED_FOLDER.fullmatch(path.name) and path.is_dir())
 
 
 def _is_whole(checkpoint: Path) -> bool:
@@ -144,6 +154,10 @@ def _remove_run(folder: Path) -> None:
     twin = folder / TWIN_FOLDER
     if (twin / TWIN_MARK).exists():
         _remove_run(twin)
+    for seed in _seeds(folder):
+        _remove_run(seed)
+        if not any(seed.iterdir()):
+            seed.rmdir()
     for path in _checkpoints(folder):
         shutil.rmtree(path)
     for name in RUN_FILES:
@@ -173,11 +187,12 @@ def check_new_folder(name: str, folder: str) -> Path:
     """The folder, which must be new or empty; `name` is that of the setting.
 
     Raises:
-        InputError: if it holds anything or is no folder.
+        InputError: if it holds anything, is no folder or may not be written to.
     """
     path = Path(folder)
     if path.is_file() or (path.is_dir() and any(path.iterdir())):
         raise InputError(f"{name}: expected a new or empty folder, got {path}, which exists")
+    _check_writable(path.resolve(), name)
     return path
 
 

@@ -8,6 +8,7 @@ import importlib.metadata
 import json
 import platform
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from transformers import TrainerState
 
 from linformer_kit._version import __version__
 from linformer_kit.errors import InputError
-from linformer_kit.settings import CorpusSettings, ModelSettings, PretrainSettings, read_yaml
+from linformer_kit.settings import CorpusSettings, ModelSettings, PretrainSettings, TrainingSettings, read_yaml
 from linformer_kit.training.checkpoint import (
     RUN_MARK,
     TWIN_FOLDER,
@@ -66,13 +67,22 @@ def check_same_run(settings: PretrainSettings) -> None:
             raise InputError(
                 f"max_steps: expected at least the {updates} updates of {checkpoint}, got {settings.max_steps}"
             )
-    before, now = {**defaults(PretrainSettings), **read_yaml(path)}, dataclasses.asdict(settings)
-    if isinstance(before["model"], dict):
+    # A twin may join a run, but its results would be lost without it.
+    check_same_settings(settings, IDENTITY if settings.compare_full else (*IDENTITY, "compare_full"))
+
+
+def check_same_settings(settings: TrainingSettings, names: Iterable[str]) -> None:
+    """Refuse to continue a run whose settings of these names were others."""
+    path = Path(settings.output_dir or "") / _SETTINGS
+    if not settings.resume or not path.exists():
+        return
+    before, now = {**defaults(type(settings)), **read_yaml(path)}, dataclasses.asdict(settings)
+    if isinstance(before.get("model"), dict):
         before["model"] = {**defaults(ModelSettings), **before["model"]}
-    # A twin may join a run, but its results would be lost without it; how it is resized matters if it is.
-    names = IDENTITY if settings.compare_full else (*IDENTITY, "compare_full")
-    for name in (name for name in names if name != "resize_mode" or settings.resize_to is not None):
-        old, new, place = before[name], now[name], name
+    for name in names:
+        if name == "resize_mode" and settings.resize_to is None:
+            continue  # means nothing
+        old, new, place = before.get(name), now[name], name
         if isinstance(old, dict) and isinstance(new, dict) and old != new:
             inner = next(key for key in (*new, *old) if old.get(key) != new.get(key))
             old, new, place = old.get(inner), new.get(inner), f"{name}.{inner}"
@@ -83,7 +93,7 @@ def check_same_run(settings: PretrainSettings) -> None:
             )
 
 
-def check_same_source(settings: PretrainSettings, fingerprints: dict[str, str]) -> None:
+def check_same_source(settings: TrainingSettings, fingerprints: dict[str, str]) -> None:
     """Refuse to continue on other text, with a tokenizer whose ids mean something else, or from another model.
 
     Args:
@@ -99,20 +109,23 @@ def check_same_source(settings: PretrainSettings, fingerprints: dict[str, str]) 
             raise InputError(f"resume: expected the {name.removesuffix(_FINGERPRINT)} of {path}, got another one")
 
 
-def save_run(settings: PretrainSettings, folder: Path, *, corpus: str, fingerprints: dict[str, str]) -> None:
+def save_run(
+    settings: TrainingSettings, folder: Path, *, command: str, source: dict[str, str], fingerprints: dict[str, str]
+) -> None:
     """The resolved settings, and what else is needed to do the same again.
 
     Args:
         settings: Of the run.
         folder: Where it is.
-        corpus: What the text is, for people.
+        command: Which one it is.
+        source: What it learns from, for people, under its name.
         fingerprints: As for `check_same_source`.
     """
     resolved = {name: value for name, value in dataclasses.asdict(settings).items() if name not in _NOT_SAVED}
     run = {
-        "command": "pretrain",
+        "command": command,
         "arguments": sys.argv[1:],
-        "corpus": corpus,
+        **source,
         **fingerprints,
         "versions": versions(),
     }
@@ -124,15 +137,9 @@ def save_run(settings: PretrainSettings, folder: Path, *, corpus: str, fingerpri
         write_whole(folder / TWIN_FOLDER / TWIN_MARK, text)
 
 
-def earlier_results(settings: PretrainSettings) -> dict[str, Any]:
-    """What the run to be resumed has measured so far, by kind of attention."""
-    path = Path(settings.output_dir or "") / "metrics.json"
-    return read_json(path).get("models", {}) if settings.resume and path.exists() else {}
-
-
-def has_twin(settings: PretrainSettings) -> bool:
+def has_twin(settings: TrainingSettings) -> bool:
     """Whether an equal model with full attention is trained as well."""
-    return settings.compare_full and settings.model.attention != "full"
+    return isinstance(settings, PretrainSettings) and settings.compare_full and settings.model.attention != "full"
 
 
 def fingerprint(model: nn.Module) -> str:
@@ -142,6 +149,12 @@ def fingerprint(model: nn.Module) -> str:
         content.update(f"{name} {tuple(tensor.shape)}".encode())
         content.update(tensor.detach().cpu().float().contiguous().numpy().data)
     return content.hexdigest()
+
+
+def file_fingerprint(path: Path) -> str:
+    """Hexadecimal SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def trainer_state(checkpoint: Path) -> TrainerState:

@@ -14,7 +14,7 @@ from linformer_kit import LinformerForMaskedLM
 from linformer_kit.data.masking import MaskedBlocks
 from linformer_kit.data.tokenizer import train_tokenizer
 from linformer_kit.training.metrics import masked_token_losses
-from linformer_kit.training.trainer import PretrainTrainer
+from linformer_kit.training.pretraining import PretrainTrainer
 
 SEQ_LEN = 23
 
@@ -159,8 +159,8 @@ def test_every_epoch_has_its_own_order_and_masks(build):
 def test_tokens_per_second_counts_this_run(build):
     trainer = build(gradient_accumulation_steps=2, max_steps=2)
     trainer.train()
-    assert trainer.progress.tokens_per_update == 4 * 2 * SEQ_LEN
-    assert trainer.progress.updates == 2 and trainer.progress.tokens_per_second > 0
+    assert trainer.progress.each == 4 * 2 * SEQ_LEN
+    assert trainer.progress.updates == 2 and trainer.progress.rate > 0
 
 
 def test_checkpoints_hold_the_tokenizer(build, tmp_path):

@@ -1,0 +1,94 @@
+"""Texts as the tokens of one input each, or of several windows where they are longer than a model takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from linformer_kit.errors import InputError
+
+Window = dict[str, list[int]]  # what a model is called with: input_ids, and token_type_ids where it has them
+
+_TOGETHER = 256  # texts in one call of a tokenizer
+
+
+@dataclass(frozen=True)
+class EncodedText:
+    """One text.
+
+    Attributes:
+        windows: Its tokens, special ones included; more than one only where a stride is given.
+        tokens: Tokens of the whole text, special ones included.
+        lost: Tokens of the text that are in no window.
+    """
+
+    windows: list[Window]
+    tokens: int
+    lost: int
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Makes inputs of texts.
+
+    Args:
+        tokenizer: Any that pads.
+        max_length: Longest input in tokens.
+        stride: Tokens that successive windows share; None: longer texts are cut, of two the longer one first.
+
+    Raises:
+        InputError: for a length without room for text, and a stride that does not fit it or the tokenizer.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    max_length: int
+    stride: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.tokenizer.pad_token is None:
+            raise InputError("model: expected a tokenizer with a padding token, got none")
+        special = self.tokenizer.num_special_tokens_to_add(pair=False)
+        if self.max_length <= special:
+            raise InputError(f"max_length: expected at least {special + 1}, got {self.max_length}")
+        if self.stride is not None:
+            if not self.tokenizer.is_fast:
+                raise InputError("stride: expected a model with a fast tokenizer (tokenizer.json), got a slow one")
+            if not 0 <= self.stride < self.max_length - special:
+                raise InputError(f"stride: expected 0 to {self.max_length - special - 1}, got {self.stride}")
+
+    def __call__(self, texts: Sequence[tuple[str, str | None]]) -> list[EncodedText]:
+        """Encode texts, each alone or with a second one; all of them alike."""
+        return [
+            encoded
+            for start in range(0, len(texts), _TOGETHER)
+            for encoded in self._encode(texts[start : start + _TOGETHER])
+        ]
+
+    def _encode(self, texts: Sequence[tuple[str, str | None]]) -> list[EncodedText]:
+        whole = self._windows(texts)
+        return [
+            EncodedText([window], len(window["input_ids"]), 0)
+            if len(window["input_ids"]) <= self.max_length
+            else self._too_long(text, len(window["input_ids"]))
+            for text, window in zip(texts, whole, strict=True)
+        ]
+
+    def _too_long(self, text: tuple[str, str | None], tokens: int) -> EncodedText:
+        if self.stride is None:
+            windows = self._windows([text], truncation=True, max_length=self.max_length)
+            return EncodedText(windows, tokens, tokens - len(windows[0]["input_ids"]))
+        if text[1] is not None:
+            raise InputError("stride: expected none for pairs of texts, which are cut")
+        windows = self._windows(
+            [text], truncation=True, max_length=self.max_length, stride=self.stride, return_overflowing_tokens=True
+        )
+        return EncodedText(windows, tokens, 0)
+
+    def _windows(self, texts: Sequence[tuple[str, str | None]], **how: object) -> list[Window]:
+        first, second = zip(*texts, strict=True)
+        pairs = None if second[0] is None else list(second)
+        inputs = self.tokenizer(list(first), pairs, return_attention_mask=False, verbose=False, **how)
+        names = [name for name in inputs if name in self.tokenizer.model_input_names]
+        return [dict(zip(names, values, strict=True)) for values in zip(*(inputs[name] for name in names), strict=True)]

@@ -1,0 +1,194 @@
+"""Labelled texts: rows of tables as texts and classes, each known by its place, and checked."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from linformer_kit.data.tables import Row
+from linformer_kit.data.validate import check_text
+from linformer_kit.errors import InputError
+
+_SHOWN = 10  # classes that an error names
+_INTEGER = re.compile(r"(0|-?[1-9]\d*)(\.0+)?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class TextColumns:
+    """Which columns of a table hold texts.
+
+    Attributes:
+        text: The text.
+        text_pair: The second text, where there are two.
+    """
+
+    text: str
+    text_pair: str | None = None
+
+    def names(self) -> dict[str, str]:
+        """Names of columns by the settings that hold them."""
+        pair = {} if self.text_pair is None else {"text_pair_column": self.text_pair}
+        return {"text_column": self.text, **pair}
+
+    def texts(self, source: str, row: dict[str, Any]) -> tuple[str, str | None]:
+        """The text of a row, and the second one.
+
+        Raises:
+            InputError: if one is no text.
+        """
+        text = check_text(row[self.text], source=source, column=self.text)
+        if self.text_pair is None:
+            return text, None
+        return text, check_text(row[self.text_pair], source=source, column=self.text_pair)
+
+
+@dataclass(frozen=True)
+class Columns(TextColumns):
+    """Which columns of a table hold texts and classes.
+
+    Attributes:
+        label: The class, or a list of classes.
+        label_separator: What stands between the classes of one text in a string; None: the string is one class.
+    """
+
+    label: str = "label"
+    label_separator: str | None = None
+
+    def names(self) -> dict[str, str]:
+        return super().names() | {"label_column": self.label}
+
+
+@dataclass(frozen=True)
+class Example:
+    """One labelled text.
+
+    Attributes:
+        source: File and line or row where it stands.
+        text: The text.
+        text_pair: The second text.
+        values: Its classes as they stand there; one, unless texts have several.
+        multi_label: Whether it may have any number of classes.
+    """
+
+    source: str
+    text: str
+    text_pair: str | None
+    values: tuple[str, ...]
+    multi_label: bool
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The classes of a task.
+
+    Attributes:
+        names: Names, by number.
+        multi_label: Whether a text may have any number of them instead of one.
+        numbered: Names by the numbers that a file may have in their place, as those of the paper's tasks do.
+    """
+
+    names: tuple[str, ...]
+    multi_label: bool = False
+    numbered: tuple[str, ...] = ()
+
+    def number(self, value: str, *, source: str, column: str) -> int:
+        """The number of a class as it stands in a file.
+
+        Raises:
+            InputError: for one that is none of these.
+        """
+        candidates = [value, _as_integer(value)]
+        if value.isdecimal() and int(value) < len(self.numbered):
+            candidates.append(self.numbered[int(value)])
+        for candidate in candidates:
+            if candidate in self.names:
+                return self.names.index(candidate)
+        known = listed_classes(self.names)
+        numbers = f", or 0 to {len(self.numbered) - 1}" if self.numbered else ""
+        raise InputError(f"{source}: {column!r} is {value!r}; expected one of {known}{numbers}")
+
+    def target(self, example: Example, *, column: str) -> int | list[float]:
+        """What a model is to answer: the number of the class, or 0 or 1 for each class.
+
+        Raises:
+            InputError: for a class that is none of these, or several where there is one.
+        """
+        if example.multi_label and not self.multi_label:
+            raise InputError(f"{example.source}: {column!r} is a list; expected one class")
+        numbers = [self.number(value, source=example.source, column=column) for value in example.values]
+        return [float(number in numbers) for number in range(len(self.names))] if self.multi_label else numbers[0]
+
+
+def as_examples(rows: Iterable[Row], columns: Columns) -> list[Example]:
+    """Rows of tables as labelled texts.
+
+    Raises:
+        InputError: at the first that is not whole, with its file and line: what is no text, no class, one class where
+            the rows before have lists.
+    """
+    examples: list[Example] = []
+    for source, row in rows:
+        example = _example(source, row, columns)
+        if examples and example.multi_label != examples[0].multi_label:
+            got, expected = ("a list", "one class") if example.multi_label else ("one class", "a list")
+            raise InputError(f"{source}: {columns.label!r} is {got}; expected {expected} as in {examples[0].source}")
+        examples.append(example)
+    return examples
+
+
+def listed_classes(names: Sequence[str]) -> str:
+    """The first of some classes, for people."""
+    return ", ".join(map(repr, names[:_SHOWN])) + (", …" if len(names) > _SHOWN else "")
+
+
+def labels_of(examples: Sequence[Example], column: str) -> Labels:
+    """The classes that occur: whole numbers in their order (1.0, which pandas makes of 1, is 1), else by the alphabet.
+
+    Raises:
+        InputError: if there is nothing to tell apart, or another class in each text.
+    """
+    found = {value for example in examples for value in example.values}
+    multi_label = examples[0].multi_label
+    if len(found) < (1 if multi_label else 2):
+        got = f"only {next(iter(found))!r}" if found else "none"
+        raise InputError(f"label_column {column!r}: expected two or more classes, got {got} in {len(examples)} rows")
+    if len(found) == len(examples) > _SHOWN:
+        raise InputError(
+            f"label_column {column!r}: expected classes, got another value in each of {len(examples)} rows"
+        )
+    integers = {_as_integer(value) for value in found}
+    names = sorted(found) if None in integers else [str(number) for number in sorted(map(int, filter(None, integers)))]
+    if len(names) < (1 if multi_label else 2):
+        raise InputError(f"label_column {column!r}: expected two or more classes, got only {names[0]!r}")
+    return Labels(tuple(names), multi_label=multi_label)
+
+
+def _example(source: str, row: dict[str, Any], columns: Columns) -> Example:
+    text, text_pair = columns.texts(source, row)
+    value = row[columns.label]
+    if columns.label_separator is not None and isinstance(value, str):
+        value = [part for part in value.split(columns.label_separator) if part.strip()]
+    multi_label = isinstance(value, list)
+    values = [_class(each, source, columns.label) for each in (value if multi_label else [value])]
+    return Example(source, text, text_pair, tuple(dict.fromkeys(values)), multi_label)
+
+
+def _class(value: Any, source: str, column: str) -> str:
+    """A class as text: Parquet and JSON have numbers, and floats where some were missing."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    missing = value is None or (isinstance(value, float) and math.isnan(value))
+    if missing or (isinstance(value, str) and not value.strip()):
+        raise InputError(f"{source}: no class in {column!r}; expected one")
+    if not isinstance(value, (str, int)):
+        raise InputError(f"{source}: {column!r} is {type(value).__name__}; expected a class, as text or a whole number")
+    return check_text(str(value).strip(), source=source, column=column)
+
+
+def _as_integer(value: str) -> str | None:
+    """A whole number in its usual form, and None for all else: 01 is a name."""
+    match = _INTEGER.fullmatch(value)
+    return match[1] if match else None

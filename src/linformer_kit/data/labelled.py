@@ -1,0 +1,298 @@
+"""Labelled texts to learn from and to measure on: from a task, files or the hub, checked as a whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from linformer_kit.data.examples import Columns, Example, Labels, as_examples, labels_of, listed_classes
+from linformer_kit.data.files import find_files
+from linformer_kit.data.hub import labelled_rows
+from linformer_kit.data.split import lowest, text_rank
+from linformer_kit.data.tables import read_table
+from linformer_kit.data.tasks import ACCURACY, MACRO_F1, MICRO_F1, TASKS, Task
+from linformer_kit.data.validate import TABLE_SUFFIXES, check_exists
+from linformer_kit.errors import InputError
+from linformer_kit.settings import EvaluateSettings, FinetuneSettings, LabelledSettings
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LabelledTexts:
+    """Labelled texts.
+
+    Attributes:
+        train: To learn from.
+        validation: To measure on.
+        labels: Their classes.
+        columns: Where texts and classes stand.
+        metrics: What to measure, the first to choose a model by.
+        description: What they are and how many, in one line for people.
+    """
+
+    train: list[Example]
+    validation: list[Example]
+    labels: Labels
+    columns: Columns
+    metrics: tuple[str, ...]
+    description: str
+
+    def fingerprint(self) -> str:
+        """Hexadecimal hash of all texts and classes."""
+        content = hashlib.sha256()
+        for examples in (self.train, self.validation):
+            for example in examples:
+                content.update(json.dumps([example.text, example.text_pair, example.values]).encode())
+        return content.hexdigest()
+
+
+def load_labelled(settings: FinetuneSettings) -> LabelledTexts:
+    """Find, read and check all labelled texts; what is odd but usable is a warning.
+
+    Raises:
+        InputError: The settings contradict each other or name what is not there, a row cannot be used (with file and
+            line), or there is one class only.
+    """
+    _check_source(settings, settings.train_file, "train_file")
+    task, columns = task_of(settings), columns_of(settings)
+    train = _read(settings, columns, task, "train")
+    _check_some(train, "training")
+    labels = Labels(task.labels, numbered=task.labels) if task else labels_of(train, columns.label)
+    validation = _read(settings, columns, task, "validation")
+    if not (validation or task or settings.validation_file):
+        train, validation = hold_out(train, fraction=settings.validation_fraction, seed=settings.split_seed)
+    _check_some(validation, "validation")
+    for examples in (train, validation):
+        for example in examples:
+            labels.target(example, column=columns.label)  # refused now, and not after the work on the texts
+    train = sample(train, settings.max_train_samples, name="max_train_samples", seed=settings.split_seed)
+    validation = sample(validation, settings.max_eval_samples, name="max_eval_samples", seed=settings.split_seed)
+    if len({str(labels.target(example, column=columns.label)) for example in train}) < 2:
+        only = " and ".join(map(repr, train[0].values)) or "none"
+        raise InputError(f"label_column {columns.label!r}: expected two or more classes to learn, got only {only}")
+    warn_of_oddities(train, validation)
+    warn_of_classes(train, validation, labels, columns)
+    name = settings.task or settings.dataset_name or " ".join(settings.train_file or [])
+    description = f"{name}: {len(train):,} texts to learn from, {len(validation):,} for validation, {_named(labels)}"
+    return LabelledTexts(train, validation, labels, columns, metrics_of(labels, task), description)
+
+
+def load_measured(
+    settings: EvaluateSettings, labels: Labels, defaults: Columns
+) -> tuple[list[Example], Labels, Columns]:
+    """The labelled texts to measure a classifier on, their classes and where they stand.
+
+    Args:
+        settings: Where the texts are.
+        labels: The classifier's classes.
+        defaults: Columns where the settings name none.
+
+    Raises:
+        InputError: as for `load_labelled`, and for a class that the model does not know.
+    """
+    _check_source(settings, settings.validation_file, "validation_file")
+    task, columns = task_of(settings), columns_of(settings, defaults)
+    if task:
+        known = set(task.labels) <= set(labels.names)
+        labels = replace(labels, numbered=task.labels if known else labels.names)
+    examples = _read(settings, columns, task, "validation")
+    _check_some(examples, "validation")
+    for example in examples:
+        labels.target(example, column=columns.label)
+    examples = sample(examples, settings.max_eval_samples, name="max_eval_samples", seed=0)
+    warn_of_oddities([], examples)
+    return examples, labels, columns
+
+
+def task_of(settings: LabelledSettings) -> Task | None:
+    """The task, if there is one."""
+    return TASKS[settings.task] if settings.task else None
+
+
+def columns_of(settings: LabelledSettings, defaults: Columns | None = None) -> Columns:
+    """Where texts and classes stand: as the task says, or the settings, or else the defaults.
+
+    Raises:
+        InputError: for a column that is named beside a task.
+    """
+    task = task_of(settings)
+    named = {
+        "text_column": settings.text_column,
+        "text_pair_column": settings.text_pair_column,
+        "label_column": settings.label_column,
+        "label_separator": settings.label_separator,
+    }
+    if task:
+        for name, value in named.items():
+            if value is not None:
+                raise InputError(f"{name}: expected none with --task, which knows its own, got {value!r}")
+        label = task.file_label_column if settings.data_dir else task.label_column
+        return Columns(task.text_column, task.text_pair_column, label)
+    for name, value in named.items():
+        if value == "":
+            raise InputError(f"{name}: expected one or more characters, got none")
+    usual = defaults or Columns("text")
+    columns = Columns(
+        settings.text_column or usual.text,
+        settings.text_pair_column or usual.text_pair,
+        settings.label_column or usual.label,
+        settings.label_separator or usual.label_separator,
+    )
+    names = list(columns.names().values())
+    if len(set(names)) < len(names):
+        raise InputError(f"text_column, text_pair_column, label_column: expected different columns, got {names}")
+    return columns
+
+
+def metrics_of(labels: Labels, task: Task | None = None) -> tuple[str, ...]:
+    """What is measured, the first to choose a model by."""
+    if task:
+        return task.metrics
+    return (MICRO_F1, MACRO_F1, ACCURACY) if labels.multi_label else (ACCURACY, MACRO_F1)
+
+
+def hold_out(examples: list[Example], *, fraction: float, seed: int) -> tuple[list[Example], list[Example]]:
+    """Split off the texts of lowest rank by a hash, so equal texts fall on one side.
+
+    Raises:
+        InputError: for a fraction that is not between 0 and 1, or if all texts are the same one.
+    """
+    if not 0 < fraction < 1:
+        raise InputError(f"validation_fraction: expected more than 0 and less than 1, got {fraction}")
+    ranks = np.array([text_rank("\0".join(_key(example)), seed=seed) for example in examples], dtype=np.uint64)
+    if len(np.unique(ranks)) < 2:
+        raise InputError("validation_fraction: expected two or more different texts to hold some out, got one")
+    sides: tuple[list[Example], list[Example]] = ([], [])
+    for example, held_out in zip(examples, lowest(ranks, fraction).tolist(), strict=True):
+        sides[held_out].append(example)
+    return sides
+
+
+def sample(examples: list[Example], count: int | None, *, name: str, seed: int) -> list[Example]:
+    """At most so many of them, drawn at random, in their order.
+
+    Raises:
+        InputError: for a count below 1.
+    """
+    if count is None or count >= len(examples):
+        return examples
+    if count < 1:
+        raise InputError(f"{name}: expected 1 or more, got {count}")
+    drawn = np.random.default_rng(seed).permutation(len(examples))[:count]
+    return [examples[index] for index in np.sort(drawn)]
+
+
+def warn_of_oddities(train: Sequence[Example], validation: Sequence[Example]) -> None:
+    """Say what is usable but seldom meant: empty texts, validation texts that were learnt, one class to measure on."""
+    for examples in (train, validation):
+        empty = [example.source for example in examples if not all(part.strip() for part in _key(example))]
+        if empty:
+            logger.warning("%s: empty text%s", empty[0], f", and {len(empty) - 1:,} others" if len(empty) > 1 else "")
+    learnt = {_key(example) for example in train}
+    both = [example for example in validation if _key(example) in learnt]
+    if both:
+        logger.warning(
+            "validation: %s of %s texts are among the training texts too, the first %s; metrics flatter",
+            f"{len(both):,}",
+            f"{len(validation):,}",
+            both[0].source,
+        )
+    counts = Counter(example.values for example in validation)
+    if len(counts) == 1:
+        logger.warning("validation: all %s texts are %s", f"{len(validation):,}", ", ".join(*counts) or "of no class")
+
+
+def warn_of_classes(train: Sequence[Example], validation: Sequence[Example], labels: Labels, columns: Columns) -> None:
+    """Say which classes are nowhere on one side, and which names differ only in case."""
+    for side, examples in (("training", train), ("validation", validation)):
+        there = {
+            labels.number(value, source=example.source, column=columns.label)
+            for example in examples
+            for value in example.values
+        }
+        absent = [name for number, name in enumerate(labels.names) if number not in there]
+        if absent:
+            logger.warning("%s: no text has class %s", side, listed_classes(absent))
+    alike = Counter(name.casefold() for name in labels.names)
+    for name in labels.names:
+        if alike[name.casefold()] > 1:
+            logger.warning("label_column %r: class %r has a twin that differs in case alone", columns.label, name)
+
+
+def _read(settings: LabelledSettings, columns: Columns, task: Task | None, side: str) -> list[Example]:
+    """The training or validation texts; none where no files or no split for validation are there."""
+    if _on_hub(settings):
+        name, config = (settings.dataset_name, settings.dataset_config_name) if task is None else task.hub
+        split = _split(settings, task) if side == "validation" else side
+        optional = task is None and side == "validation" and isinstance(settings, FinetuneSettings)
+        rows = labelled_rows(str(name), config, split, columns.names(), numbered=task is not None, optional=optional)
+        return as_examples(rows, columns)
+    ragged: list[str] | None = [] if task and task.ragged else None
+    if task:
+        paths: Iterable[Path] = [_task_file(settings, task.train_file if side == "train" else task.validation_file)]
+    else:
+        field = f"{side}_file"
+        paths = find_files(getattr(settings, field) or [], field=field, suffixes=TABLE_SUFFIXES)
+    rows = (row for path in paths for row in read_table(path, columns.names(), ragged=ragged))
+    examples = as_examples(rows, columns)
+    if ragged:
+        logger.warning("%s: other fields than in the header, left out, with %s others", ragged[0], len(ragged) - 1)
+    return examples
+
+
+def _split(settings: LabelledSettings, task: Task | None) -> str:
+    """The split to measure on."""
+    named = settings.split if isinstance(settings, EvaluateSettings) else None
+    return named or (task.hub_validation if task else "validation")
+
+
+def _task_file(settings: LabelledSettings, name: str) -> Path:
+    """A file of the local copy of a task, which may stand in a folder of the task's name."""
+    folder = Path(settings.data_dir or "").expanduser()
+    check_exists(folder, field="data_dir")
+    places = (folder / name, folder / str(settings.task) / name)
+    for place in places:
+        if place.is_file():
+            return place
+    raise InputError(f"data_dir: expected {places[1]} or {places[0]}, got neither")
+
+
+def _check_source(settings: LabelledSettings, files: list[str] | None, field: str) -> None:
+    """Refuse settings that name no texts, or two kinds of them."""
+    given = {"task": settings.task, field: files, "dataset_name": settings.dataset_name}
+    named = [name for name, value in given.items() if value]
+    if len(named) != 1:
+        raise InputError(f"expected one of task, {field} and dataset_name, got {' and '.join(named) or 'none'}")
+    if settings.data_dir and not settings.task:
+        raise InputError("data_dir: expected a task with it, got none")
+    if isinstance(settings, EvaluateSettings) and settings.split and not _on_hub(settings):
+        raise InputError("split: expected a data set of the hub with it, got files")
+    if settings.dataset_config_name and not settings.dataset_name:
+        raise InputError("dataset_config_name: expected a dataset_name with it, got none")
+    if getattr(settings, "validation_file", None) and (settings.task or settings.dataset_name):
+        raise InputError(f"validation_file: expected none with {named[0]}, which has its own")
+
+
+def _on_hub(settings: LabelledSettings) -> bool:
+    return bool(settings.dataset_name or (settings.task and not settings.data_dir))
+
+
+def _check_some(examples: Sequence[Example], side: str) -> None:
+    if not examples:
+        raise InputError(f"expected texts for {side}, got none")
+
+
+def _key(example: Example) -> tuple[str, ...]:
+    return (example.text,) if example.text_pair is None else (example.text, example.text_pair)
+
+
+def _named(labels: Labels) -> str:
+    return f"{len(labels.names)} classes" + (", any number of them for a text" if labels.multi_label else "")

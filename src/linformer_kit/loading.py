@@ -1,0 +1,158 @@
+"""Models and tokenizers from folders and the hub, refused in one line where they are not whole."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from linformer_kit.errors import InputError, input_errors, renamed
+from linformer_kit.settings import ResizeMode, names_folder
+
+
+def load_model(
+    name: str, auto_class: Any, kind: str, *, head: dict[str, Any] | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Model by one of transformers' Auto classes, in evaluation mode, and tokenizer, from a folder or the hub.
+
+    Args:
+        name: Folder or hub id.
+        auto_class: One of transformers' Auto classes.
+        kind: What it makes, for errors.
+        head: Fields of the configuration for another head; one that is not there, does not fit or has other
+            `id2label` starts anew.
+
+    Raises:
+        InputError: if the folder does not exist or is half-written, or the model is not of that kind.
+    """
+    if names_folder(name):
+        check_model_folder(Path(name))
+    with input_errors(f"model: expected {kind}, got {name}"):
+        config = AutoConfig.from_pretrained(name)
+        # Models with a head save no pooler, and nobody here asks for its output.
+        bare = auto_class is AutoModel and config.model_type == "linformer"
+        arguments = {"add_pooling_layer": False} if bare else head or {}
+        # Sizes that do not fit are refused below, in one line instead of a report and an exception.
+        model, loading = auto_class.from_pretrained(
+            name, output_loading_info=True, ignore_mismatched_sizes=True, **arguments
+        )
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    if head is not None and config.id2label != head["id2label"]:
+        _start_head_anew(model, auto_class)
+    absent = sorted(loading["missing_keys"]) + sorted(key for key, *_ in loading["mismatched_keys"])
+    if head is not None:
+        prefix = f"{model.base_model_prefix}."
+        absent = [key for key in absent if key.startswith(prefix) and not key.startswith(f"{prefix}pooler.")]
+    # Heads of other tasks are left over as a matter of course, and of other models more than that.
+    encoder = re.compile(rf"({model.base_model_prefix}\.)?(encoder|embeddings)\.")
+    surplus = (
+        sorted(filter(encoder.match, loading["unexpected_keys"])) if model.config.model_type == "linformer" else []
+    )
+    for keys, got in ((absent, "none for"), (surplus, "no place for")):
+        if keys:
+            more = f" and {len(keys) - 1} others" if len(keys) > 1 else ""
+            raise InputError(f"model: expected weights that fit its config.json in {name}, got {got} {keys[0]}{more}")
+    return model.eval(), tokenizer
+
+
+def _start_head_anew(model: PreTrainedModel, auto_class: Any) -> None:
+    fresh = auto_class.from_config(model.config)
+    for name, module in model.named_children():
+        if name != model.base_model_prefix:
+            module.load_state_dict(getattr(fresh, name).state_dict())
+
+
+def load_classifier(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Classifier of sequences, in evaluation mode, and tokenizer, from a folder or the hub.
+
+    Raises:
+        InputError: if the folder does not exist or is half-written, or holds no classifier.
+    """
+    return load_model(name, AutoModelForSequenceClassification, "a classifier (`linformer finetune` makes one)")
+
+
+def resize(model: PreTrainedModel, resize_to: int | None, resize_mode: ResizeMode) -> None:
+    """Change the longest sequence of a model of this package, in place; None leaves it.
+
+    Raises:
+        InputError: for another model, or a length that it cannot have.
+    """
+    if resize_to is None:
+        return
+    if not hasattr(model, "resize_sequence_length"):
+        raise InputError(f"resize_to: expected none for a model of type {model.config.model_type}, got {resize_to}")
+    with renamed("seq_len", "resize_to"), renamed("mode", "resize_mode"):
+        model.resize_sequence_length(resize_to, mode=resize_mode)
+
+
+def input_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> int:
+    """Longest input in tokens that is made for a model.
+
+    Args:
+        model: Its positions are the limit, less the unused ones of RoBERTa; without positions, what the tokenizer says.
+        tokenizer: Its `model_max_length` is the default.
+        max_length: What was asked for, if anything.
+
+    Raises:
+        InputError: for more than the limit.
+    """
+    limits = [
+        module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
+        for path, module in model.named_modules()
+        if isinstance(module, nn.Embedding) and path.endswith("position_embeddings")
+    ]
+    longest = min(limits, default=tokenizer.model_max_length)
+    if max_length is None:
+        return min(longest, tokenizer.model_max_length)
+    if max_length > longest:
+        raise InputError(f"max_length: expected at most {longest}, which the model takes, got {max_length}")
+    return max_length
+
+
+def best_device() -> torch.device:
+    """The accelerator, or else the CPU."""
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return device or torch.device("cpu")
+
+
+def check_model_folder(folder: Path) -> None:
+    """Refuse a folder that is no whole model before any library looks at it.
+
+    Raises:
+        InputError: that names the file that is missing or broken.
+    """
+    if not folder.is_dir():
+        raise InputError(f"model: expected a folder, got {folder}, which does not exist")
+    config = folder / "config.json"
+    if not config.is_file():
+        raise InputError(f"model: expected config.json in {folder}, got none")
+    try:
+        model_type = json.loads(config.read_text(encoding="utf-8")).get("model_type")
+    except (ValueError, AttributeError) as error:
+        raise InputError(f"{config}: expected the JSON of a model configuration, got {error}") from None
+    if model_type is None:
+        raise InputError(f"{config}: expected a model_type, got none")
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model")):
+        raise InputError(f"model: expected a tokenizer (tokenizer.json) in {folder}, got none")
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights:
+        raise InputError(f"model: expected model.safetensors in {folder}, got none")
+    for path in weights:
+        try:
+            with safe_open(path, framework="numpy"):
+                pass
+        except (OSError, SafetensorError) as error:
+            raise InputError(f"{path}: expected whole safetensors, got a broken file ({error})") from None

@@ -1,0 +1,208 @@
+"""The results of fine-tuning and of evaluation: metrics, curves, who is taken for whom, and the worst mistakes."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from linformer_kit.report.base import code, plt, table, write_report
+from linformer_kit.training.checkpoint import write_whole
+
+_SHOWN_MISTAKES = 5
+_SHOWN_CHARACTERS = 160
+_LABEL_CHARACTERS = 30
+_NAMED_CLASSES = 30  # more than these are numbers on a picture, and a row each in no table
+
+
+def write_finetune_report(results: dict[str, Any], folder: Path) -> str:
+    """Write `metrics.json`, `metrics.md`, `curve.png` and, where a text has one class, `confusion.png`.
+
+    Args:
+        results: What `finetune.finetune` measured.
+        folder: Where to write, and where `mistakes.jsonl` is.
+
+    Returns:
+        The Markdown text.
+    """
+    text = write_report(results, folder, "metrics", finetune_markdown)
+    draw_curves(results, folder / "curve.png")
+    best = best_run(results)
+    if best["confusion"] is not None:
+        draw_confusion(best["confusion"], results["texts"]["labels"], folder / "confusion.png")
+    return text
+
+
+def finetune_markdown(results: dict[str, Any]) -> str:
+    """The results of fine-tuning as Markdown."""
+    texts, metrics, best = results["texts"], results["metrics"], best_run(results)
+    lines = [
+        "# Fine-tuning",
+        "",
+        f"{results['model']['name']} ({results['model']['type']}, {results['model']['parameters']:,} parameters) on "
+        f"{texts['description']}.",
+        "",
+    ]
+    rows = [
+        [
+            str(run["seed"]),
+            *(f"{run['metrics'][name]:.4f}" for name in (*metrics, "loss")),
+            f"{run['best_updates']:,} of {run['updates']:,}",
+            f"{run['seconds']:,.0f}",
+        ]
+        for run in results["runs"]
+    ]
+    if len(rows) > 1:
+        summary = results["summary"]
+        spread = [f"{summary[name]['mean']:.4f} ± {summary[name]['standard_deviation']:.4f}" for name in metrics]
+        rows.append(["mean ± sd", *spread, "", "", ""])
+    lines += table(["seed", *metrics, "loss (nats)", "best after updates", "training, s"], rows)
+    lines += ["", f"The classifier is that of seed {best['seed']}. {_cut(texts['cut'])}"]
+    lines += ["", *class_table(best, texts["labels"])]
+    return "\n".join(lines) + "\n"
+
+
+def write_evaluation_report(results: dict[str, Any], folder: Path) -> str:
+    """Write `metrics.json`, `metrics.md`, `mistakes.jsonl` and, where a text has one class, `confusion.png`.
+
+    Args:
+        results: What `evaluate.evaluate` measured.
+        folder: Where to write.
+
+    Returns:
+        The Markdown text.
+    """
+    text = write_report(results, folder, "metrics", evaluation_markdown)
+    write_mistakes(results["mistakes"], folder)
+    if results["confusion"] is not None:
+        draw_confusion(results["confusion"], results["texts"]["labels"], folder / "confusion.png")
+    return text
+
+
+def evaluation_markdown(results: dict[str, Any]) -> str:
+    """The results of evaluation as Markdown."""
+    texts = results["texts"]
+    lines = ["# Evaluation", "", f"{results['model']} on {texts['count']:,} texts.", ""]
+    lines += table(list(results["metrics"]), [[f"{value:.4f}" for value in results["metrics"].values()]])
+    lines += ["", *class_table(results, texts["labels"])]
+    if texts["cut"]:
+        lines += ["", f"{texts['cut']:,} texts were longer than an input and lost {texts['lost_tokens']:,} tokens."]
+    if results["mistakes"]:
+        lines += ["", "The worst mistakes:", "", *shown_mistakes(results["mistakes"])]
+    return "\n".join(lines) + "\n"
+
+
+def best_run(results: dict[str, Any]) -> dict[str, Any]:
+    """The seed whose classifier is kept: the best at `metric_for_best_model`."""
+    metric = results["metric_for_best_model"]
+    sign = -1 if metric == "loss" else 1
+    return max(results["runs"], key=lambda run: sign * run["metrics"][metric])
+
+
+def class_table(run: dict[str, Any], labels: Sequence[str]) -> list[str]:
+    """Precision, recall and F1 of each class as lines of a Markdown table, of many the most frequent."""
+    found = sorted(zip(labels, run["by_class"], strict=True), key=lambda each: -each[1]["texts"])
+    if len(found) <= _NAMED_CLASSES:
+        found = list(zip(labels, run["by_class"], strict=True))
+    rows = [
+        [code(label), *(f"{each[name]:.3f}" for name in ("precision", "recall", "f1")), f"{each['texts']:,.0f}"]
+        for label, each in found[:_NAMED_CLASSES]
+    ]
+    lines = table(["class", "precision", "recall", "F1", "texts"], rows)
+    if len(found) > _NAMED_CLASSES:
+        lines += ["", f"The {_NAMED_CLASSES} most frequent of {len(found)} classes; metrics.json has all."]
+    return lines
+
+
+def write_mistakes(found: Sequence[dict[str, Any]], folder: Path) -> None:
+    """Write `mistakes.jsonl`, a mistake a line."""
+    lines = (json.dumps(mistake, ensure_ascii=False) + "\n" for mistake in found)
+    write_whole(folder / "mistakes.jsonl", "".join(lines))
+
+
+def draw_curves(results: dict[str, Any], path: Path) -> None:
+    """Losses and metrics against updates, a line for each seed."""
+    metrics = results["metrics"]
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
+    colors = plt.rcParams["axes.prop_cycle"].by_key()["color"]
+    for place, run in enumerate(results["runs"]):
+        suffix = f", seed {run['seed']}" if len(results["runs"]) > 1 else ""
+        color = colors[place % len(colors)]
+        for name, style in (("training loss", ":"), ("validation loss", "-")):
+            _draw(left, run["curve"][name], f"{name.removesuffix(' loss')}{suffix}", color=color, linestyle=style)
+        for name, style in zip(metrics, ("-", "--", "-."), strict=False):
+            shade = color if len(results["runs"]) > 1 else colors[metrics.index(name) % len(colors)]
+            _draw(right, run["curve"][name], f"{name}{suffix}", color=shade, linestyle=style)
+    left.set_ylabel("loss (nats)")
+    right.set_ylabel("validation metric")
+    for axes in (left, right):
+        axes.set_xlabel("updates")
+        axes.grid(alpha=0.3)
+        if axes.has_data():
+            axes.legend(fontsize="small")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def draw_confusion(matrix: list[list[int]], labels: Sequence[str], path: Path) -> None:
+    """Texts of each class (rows) by answer (columns); colours are shares of the row."""
+    counts = np.array(matrix)
+    shares = counts / counts.sum(axis=1, keepdims=True).clip(min=1)
+    named = len(labels) <= _NAMED_CLASSES
+    size = min(12.0, 3.2 + 0.45 * len(labels)) if named else 8.0
+    figure, axes = plt.subplots(figsize=(size + 1, size), layout="constrained")
+    image = axes.imshow(shares, vmin=0, vmax=1, cmap="Blues")
+    if named:
+        names = [_shortened(label, _LABEL_CHARACTERS) for label in labels]
+        plain = {"parse_math": False}  # a dollar sign is one
+        axes.set_xticks(range(len(labels)), names, rotation=45, ha="right", rotation_mode="anchor", **plain)
+        axes.set_yticks(range(len(labels)), names, **plain)
+        for row, column in np.ndindex(counts.shape):
+            if counts[row, column]:
+                color = "white" if shares[row, column] > 0.6 else "black"
+                axes.text(column, row, f"{counts[row, column]:,}", ha="center", va="center", color=color, size="small")
+    axes.set_xlabel("answer")
+    axes.set_ylabel("class")
+    figure.colorbar(image, label="share of the texts of the class", shrink=0.8)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # no font has all scripts
+        figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def shown_mistakes(found: Sequence[dict[str, Any]]) -> list[str]:
+    """The worst few as lines of a Markdown table."""
+    rows = [
+        [
+            code(_shortened(" / ".join(filter(None, (mistake["text"], mistake.get("text_pair")))), _SHOWN_CHARACTERS)),
+            code(str(mistake["label"])),
+            code(str(mistake["predicted"])),
+            f"{mistake['loss']:.2f}",
+        ]
+        for mistake in found[:_SHOWN_MISTAKES]
+    ]
+    return table(["text", "class", "answer", "loss (nats)"], rows)
+
+
+def _draw(axes: Any, points: list[list[float]], label: str, **style: Any) -> None:
+    if points:
+        updates, values = zip(*points, strict=True)
+        axes.plot(updates, values, label=label, marker="o" if len(points) < 20 else None, markersize=3, **style)
+
+
+def _cut(cut: dict[str, dict[str, int]]) -> str:
+    sides = {"train": "training", "validation": "validation"}
+    parts = [
+        f"{found['texts']:,} {sides[side]} texts lost {found['tokens'] / found['of_tokens']:.1%} of all tokens"
+        for side, found in cut.items()
+        if found["texts"]
+    ]
+    return f"Longer than an input, so cut: {'; '.join(parts)}." if parts else "No text was cut."
+
+
+def _shortened(text: str, characters: int) -> str:
+    return text if len(text) <= characters else text[: characters - 1] + "…"

@@ -1,0 +1,56 @@
+"""The typed settings of the commands: names, types, defaults, one line each, and how a YAML file of them is read.
+
+Imports nothing heavy, so that `linformer --help` stays instant. A field without a default comes from the recipe.
+"""
+
+from linformer_kit.settings.classification import (
+    ClassifierSettings,
+    EvaluateSettings,
+    FinetuneSettings,
+    LabelledSettings,
+    PredictSettings,
+    TaskName,
+)
+from linformer_kit.settings.files import names_folder, read_yaml
+from linformer_kit.settings.model import (
+    IGNORED_LABEL,
+    Attention,
+    BiasOrder,
+    LinearInitializer,
+    ModelSettings,
+    Projection,
+    ProjectionInitializer,
+    ResizeMode,
+    Sharing,
+    ShorterInput,
+)
+from linformer_kit.settings.pretraining import CorpusSettings, PretrainSettings
+from linformer_kit.settings.training import TrainingSettings
+from linformer_kit.settings.use import ConvertSettings, FillMaskSettings, InspectSettings
+
+__all__ = [
+    "IGNORED_LABEL",
+    "Attention",
+    "BiasOrder",
+    "ClassifierSettings",
+    "ConvertSettings",
+    "CorpusSettings",
+    "EvaluateSettings",
+    "FillMaskSettings",
+    "FinetuneSettings",
+    "InspectSettings",
+    "LabelledSettings",
+    "LinearInitializer",
+    "ModelSettings",
+    "PredictSettings",
+    "PretrainSettings",
+    "Projection",
+    "ProjectionInitializer",
+    "ResizeMode",
+    "Sharing",
+    "ShorterInput",
+    "TaskName",
+    "TrainingSettings",
+    "names_folder",
+    "read_yaml",
+]

@@ -1,0 +1,53 @@
+"""How a YAML file of settings is read, and whether a name means a folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from linformer_kit.errors import InputError
+
+
+def names_folder(name: str) -> bool:
+    """Whether what stands for a model means a folder, there or not, and not an id of the hub."""
+    return os.path.isdir(name) or name.startswith((".", "/", "~")) or name.count("/") > 1
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The content of a file of settings, checked: the parser's own messages name no file.
+
+    Raises:
+        InputError: in one line, for a file that is missing or is no YAML of names and values.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        names = list(_names(content))
+    except FileNotFoundError:
+        raise InputError(f"config: expected a YAML file, got {path}, which does not exist") from None
+    except RecursionError:
+        raise InputError(f"{path}: expected YAML, got lists or names that nest too deeply") from None
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f" line {mark.line + 1}:" if mark else ""
+        problem = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise InputError(f"{path}:{place} expected YAML, got {problem}") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: expected YAML of names and values, got {type(content).__name__}")
+    for name in names:
+        if not isinstance(name, str) or name.startswith("__"):  # the parser takes `__path__` as a note to itself
+            raise InputError(f"{path}: expected names of settings, got {name!r}")
+    return content
+
+
+def _names(content: Any) -> Iterator[Any]:
+    """Every name at every depth; without end where an anchor holds itself."""
+    if isinstance(content, dict):
+        yield from content
+        content = list(content.values())
+    if isinstance(content, list):
+        for item in content:
+            yield from _names(item)

@@ -1,0 +1,153 @@
+"""What classifiers get right: metrics by the names of `data.tasks`, by class, and by pairs of classes."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Num
+from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, precision_recall_fscore_support
+
+from linformer_kit.data.examples import Example, Labels
+from linformer_kit.data.tasks import ACCURACY, F1, MACRO_F1, MICRO_F1
+from linformer_kit.errors import InputError
+
+_AVERAGES = {MACRO_F1: "macro", MICRO_F1: "micro"}
+
+_MISTAKES = 100
+_SMALLEST = np.finfo(np.float64).tiny
+
+Probabilities = Float[np.ndarray, "texts classes"]
+Targets = Num[np.ndarray, " texts"] | Num[np.ndarray, "texts classes"]
+
+
+def class_probabilities(logits: Float[np.ndarray, "texts classes"], *, multi_label: bool) -> Probabilities:
+    """Of each class: together 1, or each by itself where a text may have several."""
+    logits = logits.astype(np.float64)
+    if multi_label:
+        return 0.5 * (1 + np.tanh(logits / 2))  # the logistic function, which cannot overflow so
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+def predicted(probabilities: Probabilities, *, multi_label: bool, threshold: float = 0.5) -> Targets:
+    """The likeliest class of each text, or 0 and 1 for each class."""
+    return (probabilities >= threshold).astype(np.int64) if multi_label else probabilities.argmax(axis=1)
+
+
+def scores(answers: Targets, targets: Targets, metrics: Sequence[str], classes: int) -> dict[str, float]:
+    """Metrics by name.
+
+    Args:
+        answers: The classes that were predicted, as of `predicted`.
+        targets: The numbers of the right classes `[texts]`, or 0 and 1 for each class `[texts, classes]`.
+        metrics: `accuracy` (of whole answers), `f1` (of class 1 of two), `macro_f1` (mean over the classes), `micro_f1`
+            (over all answers together).
+        classes: How many there are.
+
+    Returns:
+        Each between 0 and 1.
+    """
+    return {name: _score(name, targets, answers, classes) for name in metrics}
+
+
+def by_class(answers: Targets, targets: Targets, classes: int) -> list[dict[str, float]]:
+    """Precision, recall, F1 and the number of texts of each class; arguments as of `scores`."""
+    found = precision_recall_fscore_support(targets, answers, labels=range(classes), average=None, zero_division=0.0)
+    names = ("precision", "recall", "f1", "texts")
+    return [dict(zip(names, map(float, values), strict=True)) for values in zip(*found, strict=True)]
+
+
+def confusion(answers: Num[np.ndarray, " texts"], targets: Num[np.ndarray, " texts"], classes: int) -> list[list[int]]:
+    """How many texts of each class (rows) got each answer (columns)."""
+    return confusion_matrix(targets, answers, labels=range(classes)).tolist()
+
+
+def mistakes(
+    probabilities: Probabilities, answers: Targets, targets: Targets, examples: Sequence[Example], labels: Labels
+) -> list[dict[str, Any]]:
+    """What a classifier got wrong, the worst first: what the right answer was given the least probability of.
+
+    Args:
+        probabilities: Of the classes, as of `class_probabilities`.
+        answers: The classes that were predicted.
+        targets: The right ones.
+        examples: The texts.
+        labels: The classes.
+
+    Returns:
+        The worst hundred: dicts of `source`, `text` (and `text_pair`), `label`, `predicted`, `probability` (of the
+        prediction) and `loss` in nats; lists of classes where a text may have several.
+    """
+    loss = losses(probabilities, targets)
+    wrong = np.flatnonzero((answers != targets).any(axis=1) if labels.multi_label else answers != targets)
+    found = []
+    for index in wrong[np.argsort(-loss[wrong], kind="stable")][:_MISTAKES]:
+        example = examples[index]
+        pair = {} if example.text_pair is None else {"text_pair": example.text_pair}
+        found.append(
+            {
+                "source": example.source,
+                "text": example.text,
+                **pair,
+                "label": _names(targets[index], labels),
+                "predicted": _names(answers[index], labels),
+                "probability": _probability(probabilities[index], answers[index], labels),
+                "loss": float(loss[index]),
+            }
+        )
+    return found
+
+
+def losses(probabilities: Probabilities, targets: Targets) -> Float[np.ndarray, " texts"]:
+    """Negative log-likelihood of the right answer to each text, in nats; over several classes, their mean."""
+    if targets.ndim == 2:
+        return -np.log(np.where(targets == 1, probabilities, 1 - probabilities).clip(min=_SMALLEST)).mean(axis=1)
+    right = np.take_along_axis(probabilities, targets[:, None].astype(np.int64), axis=1)[:, 0]
+    return -np.log(right.clip(min=_SMALLEST))
+
+
+def summary(runs: Sequence[dict[str, Any]], metrics: Sequence[str]) -> dict[str, dict[str, float | None]]:
+    """Mean of each metric, and the sample's standard deviation where there are several seeds."""
+    found = {name: [run["metrics"][name] for run in runs] for name in metrics}
+    return {
+        name: {
+            "mean": statistics.fmean(values),
+            "standard_deviation": statistics.stdev(values) if len(values) > 1 else None,
+        }
+        for name, values in found.items()
+    }
+
+
+def check_metric(name: str | None, metrics: Sequence[str]) -> None:
+    """Refuse a metric that is not measured."""
+    if name is not None and name not in metrics and name != "loss":
+        raise InputError(f"metric_for_best_model: expected one of {', '.join(metrics)} and loss, got {name!r}")
+
+
+def check_threshold(threshold: float) -> None:
+    """Refuse what is no probability."""
+    if not 0 <= threshold <= 1:
+        raise InputError(f"threshold: expected 0 to 1, got {threshold}")
+
+
+def _score(name: str, targets: Targets, answers: Any, classes: int) -> float:
+    if name == ACCURACY:
+        return float(accuracy_score(targets, answers))
+    if name == F1:
+        return float(f1_score(targets, answers, zero_division=0.0))
+    return float(f1_score(targets, answers, labels=range(classes), average=_AVERAGES[name], zero_division=0.0))
+
+
+def _names(target: Any, labels: Labels) -> str | list[str]:
+    if labels.multi_label:
+        return [name for name, yes in zip(labels.names, target, strict=True) if yes]
+    return labels.names[int(target)]
+
+
+def _probability(probabilities: np.ndarray, answer: Any, labels: Labels) -> float | dict[str, float]:
+    if labels.multi_label:
+        return {name: float(each) for name, each, yes in zip(labels.names, probabilities, answer, strict=True) if yes}
+    return float(probabilities[int(answer)])

@@ -1,0 +1,73 @@
+"""Texts as inputs: what is cut, what is read in windows, and nothing lost between them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from linformer_kit import InputError
+from linformer_kit.data.encoding import Encoder
+
+LONG = "the quick brown fox jumps over the lazy dog " * 5
+
+
+def content(tokenizer, window: dict) -> list[int]:
+    return [token for token in window["input_ids"] if token not in tokenizer.all_special_ids]
+
+
+def test_short_texts_are_whole_and_in_order(tokenizer):
+    texts = [("the dog", None), ("", None), ("fox", None)] * 200
+    encoded = Encoder(tokenizer, 30)(texts)
+    assert [tokenizer.decode(text.windows[0]["input_ids"], skip_special_tokens=True) for text in encoded] == [
+        text for text, _ in texts
+    ]
+    assert all(len(text.windows) == 1 and text.lost == 0 for text in encoded)
+    assert [text.tokens for text in encoded] == [len(text.windows[0]["input_ids"]) for text in encoded]
+    assert set(encoded[0].windows[0]) == {"input_ids"}
+
+
+def test_longer_texts_are_cut_and_the_loss_is_counted(tokenizer):
+    (text,) = Encoder(tokenizer, 11)([(LONG, None)])
+    whole = tokenizer(LONG)["input_ids"]
+    (window,) = text.windows
+    assert len(window["input_ids"]) == 11 and window["input_ids"][-1] == tokenizer.eos_token_id
+    assert content(tokenizer, window) == whole[1:10]
+    assert (text.tokens, text.lost) == (len(whole), len(whole) - 11)
+
+
+@pytest.mark.parametrize("stride", [0, 3, 8])
+def test_windows_cover_the_whole_text_and_overlap_by_the_stride(tokenizer, stride):
+    (text,) = Encoder(tokenizer, 11, stride)([(LONG, None)])
+    whole = content(tokenizer, {"input_ids": tokenizer(LONG)["input_ids"]})
+    joined: list[int] = []
+    for window in text.windows:
+        assert len(window["input_ids"]) <= 11
+        tokens = content(tokenizer, window)
+        assert not joined or joined[len(joined) - stride :] == tokens[:stride]
+        joined += tokens[stride if joined else 0 :]
+    assert joined == whole and text.lost == 0 and len(text.windows) > 2
+
+
+def test_of_two_texts_the_longer_one_is_cut_first(tokenizer):
+    (text,) = Encoder(tokenizer, 20)([("the fox", LONG)])
+    kept = tokenizer.decode(text.windows[0]["input_ids"], skip_special_tokens=True)
+    assert kept.startswith("the fox") and len(text.windows[0]["input_ids"]) == 20 and text.lost > 0
+
+
+@pytest.mark.parametrize(
+    ("max_length", "stride", "message"),
+    [
+        (2, None, "max_length: expected at least 3, got 2"),
+        (11, 9, "stride: expected 0 to 8, got 9"),
+        (11, -1, "stride: expected 0 to 8, got -1"),
+    ],
+)
+def test_lengths_that_do_not_fit(tokenizer, max_length, stride, message):
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        Encoder(tokenizer, max_length, stride)
+
+
+def test_pairs_have_no_windows(tokenizer):
+    with pytest.raises(InputError, match=r"^stride: expected none for pairs of texts, which are cut$"):
+        Encoder(tokenizer, 20, 2)([("the fox", LONG)])

@@ -1,0 +1,229 @@
+"""Labelled texts from tasks, files and a data set laid out as on the hub; what is refused and what is said."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import re
+from pathlib import Path
+
+import datasets
+import pytest
+
+from linformer_kit import InputError
+from linformer_kit.data.examples import Columns, Labels
+from linformer_kit.data.labelled import hold_out, load_labelled, load_measured, metrics_of
+from linformer_kit.data.tasks import TASKS
+from linformer_kit.settings import EvaluateSettings, FinetuneSettings
+from tests.conftest import write_tasks
+
+
+def settings(**fields: object) -> FinetuneSettings:
+    return FinetuneSettings(model="none", **fields)
+
+
+def write(path: Path, text: str) -> str:
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def table(count: int, first: int = 0) -> str:
+    return "text,label\n" + "".join(f"text {n},{'ab'[n % 2]}\n" for n in range(first, first + count))
+
+
+@pytest.fixture
+def local(tmp_path) -> Path:
+    return write_tasks(tmp_path)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("nested", [True, False])
+def test_tasks_are_read_as_they_are_distributed(local, task, nested):
+    found = load_labelled(settings(task=task, data_dir=str(local if nested else local / task)))
+    assert len(found.train) == len(found.validation) == 4
+    assert found.labels.names == TASKS[task].labels
+    assert [found.labels.target(text, column="") for text in found.train] == [0, 1, 0, 1]
+    assert (found.train[0].text_pair is None) == (task in ("sst2", "imdb"))
+    assert found.metrics == (("accuracy", "f1") if task == "qqp" else ("accuracy",))
+    assert found.train[1].text in ("it 's \"train.tsv 1", "train.jsonl 1", "what ?")
+
+
+def test_only_a_task_known_for_ragged_rows_leaves_them_out(local, caplog):
+    load_labelled(settings(task="qqp", data_dir=str(local)))
+    assert f"{local / 'qqp' / 'train.tsv'} line 6: other fields than in the header, left out" in caplog.text
+    with (local / "qnli" / "dev.tsv").open("a") as file:
+        file.write("ragged\trow\n")
+    with pytest.raises(InputError, match=r"dev.tsv line 6: expected 4 fields as in the header, got 2$"):
+        load_labelled(settings(task="qnli", data_dir=str(local)))
+
+
+def test_a_part_of_the_texts_is_held_out_and_equal_texts_stay_together(tmp_path):
+    path = write(tmp_path / "t.csv", table(40) + table(40).split("\n", 1)[1])
+    found = load_labelled(settings(train_file=[path], validation_fraction=0.2))
+    assert len(found.train) + len(found.validation) == 80
+    assert 8 <= len(found.validation) <= 24
+    assert not {text.text for text in found.train} & {text.text for text in found.validation}
+    again = load_labelled(settings(train_file=[path], validation_fraction=0.2))
+    other = load_labelled(settings(train_file=[path], validation_fraction=0.2, split_seed=1))
+    assert again == found and other != found
+
+
+def test_samples_are_drawn_at_random_and_repeatably(tmp_path):
+    path, held_out = write(tmp_path / "t.csv", table(50)), write(tmp_path / "v.csv", table(50, 50))
+    fields = {"train_file": [path], "validation_file": [held_out], "max_train_samples": 9, "max_eval_samples": 7}
+    found = load_labelled(settings(**fields))
+    assert (len(found.train), len(found.validation)) == (9, 7)
+    assert found == load_labelled(settings(**fields))
+    assert [text.text for text in found.train] != [f"text {number}" for number in range(9)]
+
+
+def test_a_data_set_as_on_the_hub(tmp_path):
+    write(tmp_path / "train.csv", table(20))
+    found = load_labelled(settings(dataset_name=str(tmp_path)))
+    assert found.labels.names == ("a", "b")
+    assert 0 < len(found.validation) < 20 == len(found.train) + len(found.validation)
+    write(tmp_path / "test.csv", table(5, 20))
+    write(tmp_path / "validation.csv", table(6, 30))
+    found = load_labelled(settings(dataset_name=str(tmp_path)))
+    assert (len(found.train), len(found.validation)) == (20, 6)
+    with pytest.raises(InputError, match=r"no column 'body' \(text_column\); it has 'text', 'label'$"):
+        load_labelled(settings(dataset_name=str(tmp_path), text_column="body"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "expected one of task, train_file and dataset_name, got none"),
+        ({"task": "sst2", "train_file": ["a"]}, "expected one of task, train_file and dataset_name, got task and train_file"),
+        ({"train_file": ["a"], "data_dir": "b"}, "data_dir: expected a task with it, got none"),
+        ({"train_file": ["a"], "dataset_config_name": "b"}, "dataset_config_name: expected a dataset_name with it, got none"),
+        ({"task": "sst2", "validation_file": ["a"]}, "validation_file: expected none with task, which has its own"),
+        ({"task": "sst2", "text_column": "a"}, "text_column: expected none with --task, which knows its own, got 'a'"),
+        ({"task": "sst2", "data_dir": "/none/there"}, "data_dir: no such file or folder: /none/there"),
+        ({"train_file": ["a"], "label_separator": ""}, "label_separator: expected one or more characters, got none"),
+        ({"train_file": ["/none.csv"]}, "train_file: no such file or folder: /none.csv"),
+    ],
+)  # fmt: skip
+def test_settings_that_contradict_each_other(fields, message):
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        load_labelled(settings(**fields))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "fields", "message"),
+    [
+        ("t.csv", "", {}, "train_file: {} is empty; expected text"),
+        ("t.csv", "text,label\n", {}, "expected texts for training, got none"),
+        ("t.txt", "a\n", {}, "train_file: {} has suffix '.txt'; expected one of .jsonl .json .csv .tsv .parquet"),
+        ("t.csv", "body,label\na,b\n", {}, "{}: no column 'text' (text_column); it has 'body', 'label'"),
+        ("t.csv", "text,label,label\na,b,c\n", {}, "{}: expected one column 'label' (label_column), got 2 of that name"),
+        ("t.csv", "text,label\na,b\na,b,c\n", {}, "{} line 3: expected 2 fields as in the header, got 3"),
+        ("t.csv", "text,label\na,\n", {}, "{} line 2: no class in 'label'; expected one"),
+        ("t.csv", "text,label\na,b\nc,b\n", {}, "label_column 'label': expected two or more classes, got only 'b' in 2 rows"),
+        ("t.csv", "text,label\na,b\na,c\n", {}, "validation_fraction: expected two or more different texts to hold some out, got one"),
+        ("t.jsonl", '{"text": "a"}\n', {}, "{} line 1: no column 'label' (label_column); it has 'text'"),
+        ("t.csv", "text,label\na,b\n", {"text_column": "label"}, "text_column, text_pair_column, label_column: expected different columns, got ['label', 'label']"),
+        ("t.csv", table(9), {"validation_fraction": 1.0}, "validation_fraction: expected more than 0 and less than 1, got 1.0"),
+        ("t.csv", table(9), {"max_train_samples": 0}, "max_train_samples: expected 1 or more, got 0"),
+    ],
+)  # fmt: skip
+def test_files_that_cannot_be_used(tmp_path, name, content, fields, message):
+    path = write(tmp_path / name, content)
+    with pytest.raises(InputError, match=f"^{re.escape(message.replace('{}', path))}$"):
+        load_labelled(settings(train_file=[path], **fields))
+
+
+def test_bytes_that_are_no_text(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"text,label\na,b\n\xff\xfe,c\n")
+    with pytest.raises(InputError, match=r"t.csv: not UTF-8 at byte 15 \(0xff\); expected UTF-8 text$"):
+        load_labelled(settings(train_file=[str(path)]))
+
+
+def test_a_class_that_only_the_validation_has(tmp_path):
+    path, held_out = write(tmp_path / "t.csv", table(4)), write(tmp_path / "v.csv", "text,label\nx,a\ny,z\n")
+    with pytest.raises(InputError, match=r"v.csv line 3: 'label' is 'z'; expected one of 'a', 'b'$"):
+        load_labelled(settings(train_file=[path], validation_file=[held_out]))
+
+
+def test_what_is_odd_is_said(tmp_path, caplog):
+    path = write(tmp_path / "t.csv", table(4) + ' ,a\n"",b\n')
+    held_out = write(tmp_path / "v.csv", "text,label\ntext 0,a\ntext 1,a\nnew,a\n")
+    with caplog.at_level(logging.WARNING):
+        found = load_labelled(settings(train_file=[path], validation_file=[held_out]))
+    assert len(found.train) == 6 and len(found.validation) == 3
+    assert f"{path} line 6: empty text, and 1 others" in caplog.text
+    assert f"validation: 2 of 3 texts are among the training texts too, the first {held_out} line 2" in caplog.text
+    assert "validation: all 3 texts are a" in caplog.text
+
+
+def test_classes_that_are_nowhere_on_one_side_or_look_alike(tmp_path, caplog):
+    path = write(tmp_path / "t.csv", "text,label\na,x\nb,X\nc,y\n")
+    held_out = write(tmp_path / "v.csv", "text,label\nd,x\ne,X\n")
+    with caplog.at_level(logging.WARNING):
+        load_labelled(settings(train_file=[path], validation_file=[held_out]))
+    assert "validation: no text has class 'y'" in caplog.text and "training: no text" not in caplog.text
+    assert "label_column 'label': class 'x' has a twin that differs in case alone" in caplog.text
+
+
+def test_half_of_a_pair_that_is_empty_is_said(tmp_path, caplog):
+    path = write(tmp_path / "t.csv", "text,other,label\na,b,x\nb,,y\nc,d,x\n")
+    with caplog.at_level(logging.WARNING):
+        load_labelled(settings(train_file=[path], text_pair_column="other"))
+    assert f"{path} line 3: empty text" in caplog.text
+
+
+def test_a_classifier_is_measured_with_its_own_classes(tmp_path):
+    path = write(tmp_path / "v.csv", "body,class\nx,yes\ny,no\n")
+    asked = EvaluateSettings(model="none", validation_file=[path], text_column="body", label_column="class")
+    columns = Columns("text")
+    examples, labels, where = load_measured(asked, Labels(("no", "yes")), columns)
+    assert [labels.target(example, column="class") for example in examples] == [1, 0]
+    assert (where.text, where.label) == ("body", "class")
+    with pytest.raises(InputError, match=r"line 2: 'class' is 'yes'; expected one of 'a', 'b'$"):
+        load_measured(asked, Labels(("a", "b")), columns)
+    numbers = dataclasses.replace(asked, validation_file=[write(tmp_path / "n.csv", "body,class\nx,1\ny,0\n")])
+    with pytest.raises(InputError, match=r"line 2: 'class' is '1'; expected one of 'no', 'yes'$"):
+        load_measured(numbers, Labels(("no", "yes")), columns)
+
+
+@pytest.mark.parametrize("names", [("negative", "positive"), ("positive", "negative"), ("LABEL_0", "LABEL_1")])
+def test_numbers_of_a_task_are_the_tasks(tmp_path, names):
+    write_tasks(tmp_path)
+    asked = EvaluateSettings(model="none", task="sst2", data_dir=str(tmp_path))
+    examples, labels, where = load_measured(asked, Labels(names), Columns("text"))
+    targets = [labels.target(example, column="label") for example in examples]
+    assert targets == ([1, 0, 1, 0] if names[0] == "positive" else [0, 1, 0, 1]) and where.text == "sentence"
+
+
+def test_another_split_of_the_hub(tmp_path):
+    (tmp_path / "hub").mkdir()
+    write(tmp_path / "hub" / "train.csv", table(6))
+    write(tmp_path / "hub" / "test.csv", table(4))
+    asked = EvaluateSettings(model="none", dataset_name=str(tmp_path / "hub"), split="test")
+    assert len(load_measured(asked, Labels(("a", "b")), Columns("text"))[0]) == 4
+    with pytest.raises(InputError, match=r"^split: expected a data set of the hub with it, got files$"):
+        files = EvaluateSettings(model="none", validation_file=["x"], split="test")
+        load_measured(files, Labels(("a", "b")), Columns("text"))
+
+
+def test_names_of_several_classes_on_the_hub(tmp_path):
+    feature = datasets.Features(
+        {"text": datasets.Value("string"), "label": datasets.List(datasets.ClassLabel(names=["joy", "anger"]))}
+    )
+    rows = {"text": [f"text {n}" for n in range(9)], "label": [[0], [1], [0, 1]] * 3}
+    datasets.Dataset.from_dict(rows, features=feature).to_parquet(tmp_path / "train.parquet")
+    found = load_labelled(settings(dataset_name=str(tmp_path)))
+    assert found.labels == Labels(("anger", "joy"), multi_label=True)
+
+
+def test_metrics():
+    assert metrics_of(Labels(("a", "b"))) == ("accuracy", "macro_f1")
+    assert metrics_of(Labels(("a", "b"), multi_label=True)) == ("micro_f1", "macro_f1", "accuracy")
+    assert metrics_of(Labels(("a", "b")), TASKS["qqp"]) == ("accuracy", "f1")
+
+
+def test_holding_out_leaves_both_sides_something(tmp_path):
+    found = load_labelled(settings(train_file=[write(tmp_path / "t.csv", table(30))])).train
+    for fraction in (0.001, 0.999):
+        assert all(hold_out(found, fraction=fraction, seed=0))

@@ -1,0 +1,161 @@
+"""The loss of all classifiers: by hand, and the same however an update is cut into forward passes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+    TrainingArguments,
+    set_seed,
+)
+
+from linformer_kit import LinformerForSequenceClassification
+from linformer_kit.data.tokenizer import train_tokenizer
+from linformer_kit.training.classification import (
+    ClassificationTrainer,
+    LengthGroupedSampler,
+    balanced_weights,
+    classification_loss,
+)
+
+HF = {
+    "vocab_size": 281,
+    "hidden_size": 12,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 3,
+    "intermediate_size": 13,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+    "classifier_dropout": 0.0,
+    "pad_token_id": 1,
+    "num_labels": 3,
+}
+DISTIL = {"dim": 12, "n_heads": 3, "n_layers": 1, "hidden_dim": 13, "dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0}  # fmt: skip
+
+
+def test_the_loss_of_one_class_of_several():
+    logits = torch.tensor([[2.0, 0.0], [0.0, 0.0]])
+    labels = torch.tensor([0, 1])
+    first, second = math.log(1 + math.exp(-2)), math.log(2)
+    assert classification_loss(logits, labels).item() == pytest.approx((first + second) / 2)
+    assert classification_loss(logits, labels, num_items_in_batch=5).item() == pytest.approx((first + second) / 5)
+    weighted = classification_loss(logits, labels, class_weights=torch.tensor([1.0, 3.0]))
+    assert weighted.item() == pytest.approx((first + 3 * second) / 2)
+    smooth = classification_loss(logits, labels, label_smoothing=0.1)
+    assert smooth.item() == pytest.approx((first + 0.05 * 2 + second) / 2, rel=1e-5)
+
+
+def test_the_loss_of_any_number_of_classes():
+    logits, labels = torch.tensor([[2.0, 0.0]]), torch.tensor([[1.0, 0.0]])
+    first, second = math.log(1 + math.exp(-2)), math.log(2)
+    assert classification_loss(logits, labels).item() == pytest.approx((first + second) / 2)
+    weighted = classification_loss(logits, labels, class_weights=torch.tensor([[1.0, 5.0], [3.0, 1.0]]))
+    assert weighted.item() == pytest.approx((3 * first + 5 * second) / 2)
+
+
+def test_balanced_weights_make_classes_count_alike():
+    labels = torch.tensor([0] * 6 + [1] * 2)
+    weights = balanced_weights(labels, 3)
+    assert weights.tolist() == pytest.approx([8 / 18, 8 / 6, 8 / 3])
+    assert weights[0] * 6 == pytest.approx(weights[1] * 2)
+    several = balanced_weights(torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0], [1.0, 0.0, 1.0]]), 3)
+    assert several.tolist() == [[1.5, 0.5, 1.5], [0.75, 1.5, 0.5]], "without the class, and with it"
+
+
+def test_the_order_is_a_function_of_seed_and_epoch_and_groups_lengths():
+    lengths = [n * 7 % 101 for n in range(997)]
+    sampler = LengthGroupedSampler(lengths, batch_size=2, seed=3)
+    first = list(sampler)
+    torch.manual_seed(5)
+    assert list(sampler) == first and sorted(first) == list(range(997))
+    assert lengths[first[0]] == max(lengths)
+    for start in range(0, 900, 100):  # pools of 50 batches
+        pool = [lengths[index] for index in first[start : start + 100]]
+        assert len(set(pool)) > 20 and pool == sorted(pool, reverse=True)
+    sampler.set_epoch(1)
+    assert list(sampler) != first and list(LengthGroupedSampler(lengths, batch_size=2, seed=4)) != first
+
+
+def trainer(model, folder, texts, tokenizer, *, class_weights=None, **arguments) -> ClassificationTrainer:
+    usual = {
+        "use_cpu": True,
+        "dataloader_pin_memory": False,
+        "report_to": "none",
+        "save_strategy": "no",
+        "remove_unused_columns": False,
+        "disable_tqdm": True,
+        "max_grad_norm": 0.0,
+    }
+    return ClassificationTrainer(
+        model,
+        TrainingArguments(output_dir=str(folder), **(usual | arguments)),
+        train=texts,
+        validation=texts,
+        tokenizer=tokenizer,
+        metrics=("accuracy",),
+        class_weights=class_weights,
+    )
+
+
+def texts_of(targets) -> list:
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(3, 20, (len(targets),), generator=generator).tolist()
+    ids = [torch.randint(5, 281, (length,), generator=generator).tolist() for length in lengths]
+    return [{"input_ids": each, "labels": target} for each, target in zip(ids, targets, strict=True)]
+
+
+def test_the_loss_of_an_evaluation_is_plain(config, tokenizer, tmp_path):
+    texts = texts_of([n % 3 for n in range(11)])
+    model = models(config)["linformer"]()
+    plain = trainer(model, tmp_path, texts, tokenizer, per_device_eval_batch_size=11).evaluate()
+    weights = {"class_weights": torch.tensor([1.0, 9.0, 3.0]), "label_smoothing_factor": 0.3}
+    weighted = trainer(model, tmp_path, texts, tokenizer, per_device_eval_batch_size=4, **weights).evaluate()
+    assert weighted["eval_loss"] == pytest.approx(plain["eval_loss"], rel=1e-5)
+    items = texts_of([n % 3 for n in range(11)])
+    logits = torch.cat([model(torch.tensor([item["input_ids"]])).logits for item in items])
+    expected = torch.nn.functional.cross_entropy(logits, torch.tensor([item["labels"] for item in items]))
+    assert plain["eval_loss"] == pytest.approx(expected.item(), rel=1e-4)
+
+
+def models(config) -> dict:
+    return {
+        "linformer": lambda: LinformerForSequenceClassification(config(vocab_size=281, num_labels=3)),
+        "full": lambda: LinformerForSequenceClassification(config(vocab_size=281, num_labels=3, attention="full")),
+        "bert": lambda: BertForSequenceClassification(BertConfig(**HF)),
+        "roberta": lambda: RobertaForSequenceClassification(RobertaConfig(**HF)),
+        "distilbert": lambda: DistilBertForSequenceClassification(
+            DistilBertConfig(vocab_size=281, pad_token_id=1, num_labels=3, **DISTIL)
+        ),
+    }
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(["the quick brown fox jumps over the lazy dog"] * 7, vocab_size=281, max_length=37)
+
+
+@pytest.mark.parametrize("multi_label", [False, True])
+@pytest.mark.parametrize("kind", ["linformer", "full", "bert", "roberta", "distilbert"])
+def test_accumulated_updates_equal_those_of_the_large_batch(kind, multi_label, config, tokenizer, tmp_path):
+    texts = texts_of([[float(n % 2), 1.0, 0.0] if multi_label else n % 3 for n in range(12)])
+
+    def train(batch: int, accumulation: int) -> dict[str, torch.Tensor]:
+        set_seed(1)
+        model = models(config)[kind]()
+        steps = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulation, "max_steps": 3}
+        trainer(model, tmp_path / str(batch), texts, tokenizer, learning_rate=1e-2, optim="sgd", **steps).train()
+        return dict(model.named_parameters())
+
+    large, small = train(6, 1), train(2, 3)
+    for name, ours in small.items():
+        torch.testing.assert_close(
+            ours, large[name], rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
+        )
