@@ -113,7 +113,7 @@ def test_settings_that_contradict_each_other(fields, message):
     ("name", "content", "fields", "message"),
     [
         ("t.csv", "", {}, "train_file: {} is empty; expected text"),
-        ("t.csv", "text,label\n", {}, "expected texts for training, got none"),
+        ("t.csv", "text,label\n", {}, "train_file {}: expected texts, got none"),
         ("t.txt", "a\n", {}, "train_file: {} has suffix '.txt'; expected one of .jsonl .json .csv .tsv .parquet"),
         ("t.csv", "body,label\na,b\n", {}, "{}: no column 'text' (text_column); it has 'body', 'label'"),
         ("t.csv", "text,label,label\na,b,c\n", {}, "{}: expected one column 'label' (label_column), got 2 of that name"),

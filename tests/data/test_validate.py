@@ -146,6 +146,7 @@ def test_missing_column_in_parquet(tmp_path):
     ("line", "problem"),
     [
         ('{"text": "x"', "not JSON (Expecting ',' delimiter); expected one object per line"),
+        ('{"text" "x"}', "not JSON (Expecting ':' delimiter); expected one object per line"),
         ("plain text", "not JSON (Expecting value); expected one object per line"),
         (
             "[" * 100_000,

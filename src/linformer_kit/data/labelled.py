@@ -64,12 +64,12 @@ def load_labelled(settings: FinetuneSettings) -> LabelledTexts:
     _check_source(settings, settings.train_file, "train_file")
     task, columns = task_of(settings), columns_of(settings)
     train = _read(settings, columns, task, "train")
-    _check_some(train, "training")
+    _check_some(train, settings, "train")
     labels = Labels(task.labels, numbered=task.labels) if task else labels_of(train, columns.label)
     validation = _read(settings, columns, task, "validation")
     if not (validation or task or settings.validation_file):
         train, validation = hold_out(train, fraction=settings.validation_fraction, seed=settings.split_seed)
-    _check_some(validation, "validation")
+    _check_some(validation, settings, "validation")
     for examples in (train, validation):
         for example in examples:
             labels.target(example, column=columns.label)  # refused now, and not after the work on the texts
@@ -104,7 +104,7 @@ def load_measured(
         known = set(task.labels) <= set(labels.names)
         labels = replace(labels, numbered=task.labels if known else labels.names)
     examples = _read(settings, columns, task, "validation")
-    _check_some(examples, "validation")
+    _check_some(examples, settings, "validation")
     for example in examples:
         labels.target(example, column=columns.label)
     examples = sample(examples, settings.max_eval_samples, name="max_eval_samples", seed=0)
@@ -285,9 +285,11 @@ def _on_hub(settings: LabelledSettings) -> bool:
     return bool(settings.dataset_name or (settings.task and not settings.data_dir))
 
 
-def _check_some(examples: Sequence[Example], side: str) -> None:
+def _check_some(examples: Sequence[Example], settings: LabelledSettings, side: str) -> None:
     if not examples:
-        raise InputError(f"expected texts for {side}, got none")
+        files = getattr(settings, f"{side}_file") or []
+        place = " ".join([f"{side}_file", *files]) if files else settings.task or settings.dataset_name
+        raise InputError(f"{place}: expected texts, got none")
 
 
 def _key(example: Example) -> tuple[str, ...]:

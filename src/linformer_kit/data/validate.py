@@ -138,7 +138,8 @@ def parse_json_row(text: str, *, source: str) -> dict[str, Any]:
         raise
     except (ValueError, RecursionError) as error:
         # The rest of the parser's message counts lines within this one line, which would mislead.
-        raise InputError(f"{source}: not JSON ({str(error).split(':')[0]}); expected one object per line") from None
+        problem = str(error).split(": line ")[0]
+        raise InputError(f"{source}: not JSON ({problem}); expected one object per line") from None
     if not isinstance(row, dict):
         raise InputError(f"{source}: JSON {type(row).__name__}; expected one object per line")
     return row
