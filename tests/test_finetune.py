@@ -21,6 +21,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Robe
 from linformer_kit import classifier
 from linformer_kit.cli import main
 from linformer_kit.report.classification import best_run
+from linformer_kit.settings import PredictSettings
 from tests.conftest import PRETRAIN_SIZES, fail, write_model
 
 WORDS = {"happy": ["good", "fine", "great"], "unhappy": ["bad", "poor", "weak"]}
@@ -149,6 +150,24 @@ def test_predict_goes_on_behind_the_last_whole_line(run, texts, tmp_path, monkey
     assert cut.read_bytes() == whole.read_bytes()
     main(["predict", str(run), str(texts), "--output", str(cut), "--resume"])
     assert cut.read_bytes() == whole.read_bytes(), "nothing left to do"
+
+
+def test_a_resume_reads_the_same_texts_together(run, monkeypatch):
+    """Numbers are rounded by what they are batched with, so an interruption must not show in the last digits."""
+    together, own = [], classifier.Classifier._probabilities
+    monkeypatch.setattr(classifier, "_TEXTS_TOGETHER", 7)
+    monkeypatch.setattr(
+        classifier.Classifier, "_probabilities", lambda self, windows: together.append(windows) or own(self, windows)
+    )
+    classify = classifier.Classifier(PredictSettings(model=str(run), file=""))
+    texts = [("number 1 was good " * (1 + number * 5 % 13), None) for number in range(30)]
+    whole = [answer.probabilities.tolist() for answer in classify(texts)]
+    groups = together.copy()
+    assert len(groups) == 5
+    for skip, first in ((0, 0), (3, 0), (7, 1), (23, 3), (30, 5)):
+        together.clear()
+        assert [answer.probabilities.tolist() for answer in classify(texts, skip=skip)] == whole[skip:]
+        assert together == groups[first:]
 
 
 @pytest.mark.slow

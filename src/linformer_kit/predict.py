@@ -64,10 +64,9 @@ def predict(settings: PredictSettings) -> dict[str | None, int]:
     }
     counts: dict[str | None, int] = {None: 0, **dict.fromkeys(classifier.labels.names, 0)}
     with _opened(settings, identity) as (done, file):
-        texts = (text for row, text in enumerate(_read(path, columns)) if row >= done)
         bar = tqdm(total=total, initial=done, unit=" texts", dynamic_ncols=True, delay=2)
         with bar:
-            for row, prediction in enumerate(classifier(texts), start=done + 1):
+            for row, prediction in enumerate(classifier(_read(path, columns), skip=done), start=done + 1):
                 line = _line(row, prediction, classifier.labels, settings.threshold)
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
                 names = line["label"] if classifier.labels.multi_label else [line["label"]]
