@@ -50,7 +50,7 @@ def test_tasks_are_read_as_they_are_distributed(local, task, nested):
 
 def test_only_a_task_known_for_ragged_rows_leaves_them_out(local, caplog):
     load_labelled(settings(task="qqp", data_dir=str(local)))
-    assert f"{local / 'qqp' / 'train.tsv'} line 6: other fields than in the header, left out" in caplog.text
+    assert f"other fields than the header, left out: 1, the first {local / 'qqp' / 'train.tsv'} line 6" in caplog.text
     with (local / "qnli" / "dev.tsv").open("a") as file:
         file.write("ragged\trow\n")
     with pytest.raises(InputError, match=r"dev.tsv line 6: expected 4 fields as in the header, got 2$"):
@@ -152,7 +152,7 @@ def test_what_is_odd_is_said(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         found = load_labelled(settings(train_file=[path], validation_file=[held_out]))
     assert len(found.train) == 6 and len(found.validation) == 3
-    assert f"{path} line 6: empty text, and 1 others" in caplog.text
+    assert f"empty texts: 2, the first {path} line 6" in caplog.text
     assert f"validation: 2 of 3 texts are among the training texts too, the first {held_out} line 2" in caplog.text
     assert "validation: all 3 texts are a" in caplog.text
 
@@ -170,7 +170,7 @@ def test_half_of_a_pair_that_is_empty_is_said(tmp_path, caplog):
     path = write(tmp_path / "t.csv", "text,other,label\na,b,x\nb,,y\nc,d,x\n")
     with caplog.at_level(logging.WARNING):
         load_labelled(settings(train_file=[path], text_pair_column="other"))
-    assert f"{path} line 3: empty text" in caplog.text
+    assert f"empty texts: 1, the first {path} line 3" in caplog.text
 
 
 def test_a_classifier_is_measured_with_its_own_classes(tmp_path):

@@ -195,7 +195,7 @@ def warn_of_oddities(train: Sequence[Example], validation: Sequence[Example]) ->
     for examples in (train, validation):
         empty = [example.source for example in examples if not all(part.strip() for part in _key(example))]
         if empty:
-            logger.warning("%s: empty text%s", empty[0], f", and {len(empty) - 1:,} others" if len(empty) > 1 else "")
+            logger.warning("empty texts: %s, the first %s", f"{len(empty):,}", empty[0])
     learnt = {_key(example) for example in train}
     both = [example for example in validation if _key(example) in learnt]
     if both:
@@ -244,7 +244,7 @@ def _read(settings: LabelledSettings, columns: Columns, task: Task | None, side:
     rows = (row for path in paths for row in read_table(path, columns.names(), ragged=ragged))
     examples = as_examples(rows, columns)
     if ragged:
-        logger.warning("%s: other fields than in the header, left out, with %s others", ragged[0], len(ragged) - 1)
+        logger.warning("rows of other fields than the header, left out: %s, the first %s", len(ragged), ragged[0])
     return examples
 
 
