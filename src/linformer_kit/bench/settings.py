@@ -196,6 +196,7 @@ class Table2Settings:
         seeds: Seeds of each model on each task.
         one_seed: Tasks that are trained with the first seed alone.
         learning_rates: Of several each model takes the best for each task, with the first seed.
+        projection_learning_rate_factor: Learning rate of E and F, as a multiple of these.
         max_train_samples: Most texts to learn from; default: all.
         max_eval_samples: Most texts to measure on; default: all.
         max_length: Longest input in tokens; default: the longest that each model takes.
@@ -218,6 +219,7 @@ class Table2Settings:
     seeds: list[int] = field(default_factory=lambda: [0])
     one_seed: list[str] = field(default_factory=list)
     learning_rates: list[float] = field(default_factory=lambda: [5e-5])
+    projection_learning_rate_factor: float = 1.0
     max_train_samples: int | None = None
     max_eval_samples: int | None = None
     max_length: int | None = None

@@ -28,6 +28,7 @@ RESULTS = "table2.json"
 # Settings that are those of `linformer finetune`.
 _PASSED = (
     "data_dir",
+    "projection_learning_rate_factor",
     "max_train_samples",
     "max_eval_samples",
     "max_length",

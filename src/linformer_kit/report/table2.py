@@ -26,13 +26,16 @@ def table2_markdown(results: dict[str, Any]) -> str:
     settings = results["settings"]
     limit = settings["max_train_samples"]
     batch = settings["per_device_train_batch_size"] * settings["gradient_accumulation_steps"]
+    passes = settings["num_train_epochs"]
+    factor = settings.get("projection_learning_rate_factor", 1.0)
+    slowly = f", E and F at {factor:g} of the learning rate" if factor != 1 else ""
     lines = [
         "# Fine-tuning on the tasks of Table 2",
         "",
         environment_line(results["environment"]),
         "",
-        f"{'All' if limit is None else f'Up to {limit:,}'} training texts, {settings['num_train_epochs']:g} passes, "
-        f"batch {batch}; {_seeds(settings)}. "
+        f"{'All' if limit is None else f'Up to {limit:,}'} training texts, "
+        f"{passes:g} pass{'' if passes == 1 else 'es'}, batch {batch}{slowly}; {_seeds(settings)}. "
         "Accuracy in percent on the texts for validation, of IMDB those of the test. Learning rate and checkpoint are "
         "the best on the same texts, so all figures flatter a little, and alike.",
         "",
