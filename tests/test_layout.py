@@ -27,6 +27,7 @@ LAYERS = (
     "classifier",
     "loading",
     "report",
+    "environment",
     "training",
     "checkpoints",
     "heads",

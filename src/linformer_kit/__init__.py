@@ -14,6 +14,9 @@ from linformer_kit._version import __version__
 from linformer_kit.errors import InputError
 
 if TYPE_CHECKING:
+    from linformer_kit.analysis.choose import choose_projected_dims
+    from linformer_kit.analysis.spectrum import Spectrum, attention_spectrum
+    from linformer_kit.analysis.theorems import theorem1_dim, theorem2_dim
     from linformer_kit.attention import LinformerAttention
     from linformer_kit.checkpoints.bert import load_bert_checkpoint
     from linformer_kit.checkpoints.fairseq import load_fairseq_checkpoint
@@ -51,9 +54,14 @@ _HOMES = {
     "MaxPoolProjection": "projection",
     "MeanPoolProjection": "projection",
     "RandomProjection": "projection",
+    "Spectrum": "analysis.spectrum",
+    "attention_spectrum": "analysis.spectrum",
+    "choose_projected_dims": "analysis.choose",
     "load_bert_checkpoint": "checkpoints.bert",
     "load_fairseq_checkpoint": "checkpoints.fairseq",
     "load_roberta_checkpoint": "checkpoints.roberta",
+    "theorem1_dim": "analysis.theorems",
+    "theorem2_dim": "analysis.theorems",
 }
 
 __all__ = ["InputError", "__version__", *_HOMES]

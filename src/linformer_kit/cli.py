@@ -39,6 +39,8 @@ from linformer_kit.settings import (
     InspectSettings,
     PredictSettings,
     PretrainSettings,
+    SpectrumSettings,
+    TheoremsSettings,
     read_yaml,
 )
 
@@ -95,6 +97,17 @@ COMMANDS = {
         InspectSettings,
         "linformer_kit.analysis.inspection:main",
         positionals=("model", "output_dir"),
+    ),
+    "spectrum": Command(
+        "Show how fast the singular values of a model's attention fall (Fig 1), and choose k by them",
+        SpectrumSettings,
+        "linformer_kit.analysis.figure1:main",
+        positionals=("model",),
+    ),
+    "theorems": Command(
+        "Try Theorems 1 and 2 on random attention and on a model's",
+        TheoremsSettings,
+        "linformer_kit.analysis.theorem_trials:main",
     ),
     "bench efficiency": Command(
         "Time and memory that Linformers save against Transformers of equal size (Table 3, Fig 2)",

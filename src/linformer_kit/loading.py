@@ -42,7 +42,7 @@ def load_model(
         check_model_folder(Path(name))
     with input_errors(f"model: expected {kind}, got {name}"):
         config = AutoConfig.from_pretrained(name)
-        # Models with a head save no pooler, and nobody here asks for its output.
+        # Models with a head save no pooler, and nobody here asks for its output; ours can do without one.
         bare = auto_class is AutoModel and config.model_type == "linformer"
         arguments = {"add_pooling_layer": False} if bare else head or {}
         # Sizes that do not fit are refused below, in one line instead of a report and an exception.
@@ -56,6 +56,8 @@ def load_model(
     if head is not None:
         prefix = f"{model.base_model_prefix}."
         absent = [key for key in absent if key.startswith(prefix) and not key.startswith(f"{prefix}pooler.")]
+    elif auto_class is AutoModel:
+        absent = [key for key in absent if not key.startswith("pooler.")]
     # Heads of other tasks are left over as a matter of course, and of other models more than that.
     encoder = re.compile(rf"({model.base_model_prefix}\.)?(encoder|embeddings)\.")
     surplus = (

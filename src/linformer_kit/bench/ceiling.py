@@ -13,9 +13,10 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
-from linformer_kit.bench.measure import Timings, environment, interleaved
+from linformer_kit.bench.measure import Timings, interleaved
 from linformer_kit.bench.prepare import check, default_tokens, open_folder, pairs, recorded, torch_dtype
 from linformer_kit.bench.settings import BenchSettings, CeilingSettings, RateSettings
+from linformer_kit.environment import environment
 from linformer_kit.kernels.when import has_onednn
 from linformer_kit.report.ceiling import ceiling_markdown, write_ceiling_report
 

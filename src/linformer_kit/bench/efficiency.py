@@ -19,10 +19,11 @@ from linformer_kit.bench import paper
 from linformer_kit.bench.ceiling import machine_rates, products_summary, slot_products, token_products
 from linformer_kit.bench.cost import TRAINING, bound, layer_cost
 from linformer_kit.bench.encoders import VOCAB_SIZE, Encoder, build, random_ids, runner, score_bytes
-from linformer_kit.bench.measure import environment, interleaved, summary
+from linformer_kit.bench.measure import interleaved, summary
 from linformer_kit.bench.memory import TOKENS, extrapolate, free_bytes, largest_batch, measure_memory
 from linformer_kit.bench.prepare import check, default_tokens, open_folder, pairs, recorded, require, torch_dtype
 from linformer_kit.bench.settings import EfficiencySettings
+from linformer_kit.environment import environment
 from linformer_kit.report.efficiency import efficiency_markdown, write_efficiency_report
 
 _LENGTHS = [2**power for power in range(9, 17)]

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from linformer_kit.bench.measure import environment, fresh_processes, in_fresh_process
+from linformer_kit.bench.measure import fresh_processes, in_fresh_process
 from linformer_kit.bench.prepare import LARGEST_SEED, require
 from linformer_kit.bench.settings import LearningSettings
 from linformer_kit.bench.trials import (
@@ -30,6 +30,7 @@ from linformer_kit.bench.trials import (
     timed,
 )
 from linformer_kit.data.files import find_files
+from linformer_kit.environment import environment
 from linformer_kit.errors import InputError
 from linformer_kit.loading import best_device
 from linformer_kit.report.learning import learning_markdown, rates_of, seeds_of, where_tuned, write_learning_report

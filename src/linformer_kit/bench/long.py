@@ -12,11 +12,12 @@ from torch import nn
 from tqdm import tqdm
 
 from linformer_kit.bench.encoders import Encoder, build, random_ids, runner
-from linformer_kit.bench.measure import environment, in_fresh_process, interleaved, peak_bytes, summary
+from linformer_kit.bench.measure import in_fresh_process, interleaved, peak_bytes, summary
 from linformer_kit.bench.memory import layers_of, parameter_bytes, ran_out
 from linformer_kit.bench.prepare import check, open_folder, recorded, require, torch_dtype
 from linformer_kit.bench.settings import LongSettings
 from linformer_kit.encoder import LinformerLayer
+from linformer_kit.environment import environment
 from linformer_kit.errors import InputError
 from linformer_kit.report.long import long_markdown, write_long_report
 

@@ -1,17 +1,14 @@
-"""Honest measurements: interleaved repetitions, peak memory in a fresh process, and what they were made on."""
+"""Honest measurements: interleaved repetitions, and peak memory in a fresh process."""
 
 from __future__ import annotations
 
 import ctypes
-import datetime
 import gc
 import multiprocessing
 import os
-import platform
 import re
 import signal
 import statistics
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -21,9 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
-from linformer_kit._version import __version__
 from linformer_kit.errors import InputError
 
 Timings = dict[str, list[float]]  # seconds of each run, by name
@@ -167,45 +162,3 @@ def _field(status: Path, name: str) -> int:
     found = re.search(rf"^{name}:\s+(\d+) kB$", status.read_text(), flags=re.MULTILINE)
     assert found
     return int(found[1]) * 1024
-
-
-def environment(device: torch.device) -> dict[str, Any]:
-    """The machine, the versions and the commit that results were made with."""
-    return {
-        "date": datetime.date.today().isoformat(),
-        "device": _processor() if device.type == "cpu" else torch.cuda.get_device_name(device),
-        "device_type": device.type,
-        "threads": torch.get_num_threads(),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "system": platform.system(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "linformer_kit": __version__,
-        "commit": _commit(),
-    }
-
-
-def _processor() -> str:
-    """The processor by its model and, where Linux tells, its family, which tells generations of one name apart."""
-    information = Path("/proc/cpuinfo")
-    if not information.exists():
-        return platform.processor() or platform.machine()
-    fields = dict(re.findall(r"^([^\t:]+)\t*: (.*)$", information.read_text().partition("\n\n")[0], re.MULTILINE))
-    name = fields.get("model name", platform.machine())
-    return f"{name} (family {fields['cpu family']}, model {fields['model']})" if "cpu family" in fields else name
-
-
-def _commit() -> str | None:
-    """The commit that the package is run from, `+` behind it where files differ; None if it was installed."""
-    folder = Path(__file__).parent
-    try:
-        commit = _git("rev-parse", "--short=12", "HEAD", cwd=folder)
-        changed = _git("status", "--porcelain", "--untracked-files=no", "--", str(folder.parent), cwd=folder)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return commit + ("+" if changed else "")
-
-
-def _git(*arguments: str, cwd: Path) -> str:
-    return subprocess.run(["git", *arguments], cwd=cwd, check=True, capture_output=True, text=True).stdout.strip()

@@ -22,9 +22,10 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from linformer_kit.bench.builders import SYSTEMS
-from linformer_kit.bench.measure import environment, interleaved, summary, synchronize
+from linformer_kit.bench.measure import interleaved, summary, synchronize
 from linformer_kit.bench.prepare import check, default_tokens, open_folder, recorded, require, torch_dtype
 from linformer_kit.bench.settings import SystemsSettings
+from linformer_kit.environment import environment
 from linformer_kit.errors import InputError
 from linformer_kit.report.systems import write_systems_report
 

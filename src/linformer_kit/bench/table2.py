@@ -12,10 +12,11 @@ from tqdm import tqdm
 
 from linformer_kit import finetune
 from linformer_kit.bench import paper
-from linformer_kit.bench.measure import environment, in_fresh_process, peak_bytes
+from linformer_kit.bench.measure import in_fresh_process, peak_bytes
 from linformer_kit.bench.settings import Table2Settings, names_only
 from linformer_kit.data.labelled import load_labelled
 from linformer_kit.data.tasks import TASKS
+from linformer_kit.environment import environment
 from linformer_kit.errors import DivergedError, InputError
 from linformer_kit.loading import best_device, check_model_folder
 from linformer_kit.report.base import file_name

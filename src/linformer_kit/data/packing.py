@@ -110,13 +110,13 @@ class StreamedBlocks(torch.utils.data.IterableDataset):
             os.environ["TOKENIZERS_PARALLELISM"] = "false"
         # Only iteration row by row shares out the stream among workers.
         texts = (row["text"] for row in self._documents)
-        blocks = (block for group in _blocks(texts, self._tokenizer, self._seq_len) for block in group)
-        for count, block in enumerate(blocks):
+        packed = (block for group in blocks(texts, self._tokenizer, self._seq_len) for block in group)
+        for count, block in enumerate(packed):
             yield self._mask(block, epoch=epoch, index=first + count * step)
 
 
-def _blocks(texts: Iterable[str], tokenizer: PreTrainedTokenizerFast, seq_len: int) -> Iterator[np.ndarray]:
-    """Yield blocks in groups, int32 `[blocks, seq_len]`."""
+def blocks(texts: Iterable[str], tokenizer: PreTrainedTokenizerFast, seq_len: int) -> Iterator[np.ndarray]:
+    """Pack texts: yield blocks in groups, int32 `[blocks, seq_len]`."""
     width = seq_len - 1
     rest = np.empty(0, dtype=np.int32)
     for tokens in _token_stream(texts, tokenizer):
@@ -152,13 +152,13 @@ def _batches(
     documents: Dataset, tokenizer: PreTrainedTokenizerFast, seq_len: int, description: str
 ) -> Iterator[pyarrow.RecordBatch]:
     bar = tqdm(_texts(documents), total=len(documents), desc=f"Tokenising {description}", unit=" documents", delay=2)
-    blocks = 0
-    for group in _blocks(bar, tokenizer, seq_len):
-        blocks += len(group)
+    count = 0
+    for group in blocks(bar, tokenizer, seq_len):
+        count += len(group)
         yield pyarrow.record_batch(
             [pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(group.reshape(-1)), seq_len)], _schema(seq_len)
         )
-    if blocks == 0:
+    if count == 0:
         # So few that counting them again is quick.
         tokens = sum(len(piece) for piece in _token_stream(_texts(documents), tokenizer))
         raise InputError(

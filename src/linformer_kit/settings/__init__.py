@@ -26,7 +26,14 @@ from linformer_kit.settings.model import (
 )
 from linformer_kit.settings.pretraining import CorpusSettings, PretrainSettings
 from linformer_kit.settings.training import TrainingSettings
-from linformer_kit.settings.use import ConvertSettings, FillMaskSettings, InspectSettings
+from linformer_kit.settings.use import (
+    ConvertSettings,
+    FillMaskSettings,
+    InspectSettings,
+    SequenceSettings,
+    SpectrumSettings,
+    TheoremsSettings,
+)
 
 __all__ = [
     "IGNORED_LABEL",
@@ -47,9 +54,12 @@ __all__ = [
     "Projection",
     "ProjectionInitializer",
     "ResizeMode",
+    "SequenceSettings",
     "Sharing",
     "ShorterInput",
+    "SpectrumSettings",
     "TaskName",
+    "TheoremsSettings",
     "TrainingSettings",
     "names_folder",
     "read_yaml",

@@ -1,6 +1,7 @@
 """The settings of commands that use a model or make one of another."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 from linformer_kit.settings.model import Attention, Projection, ResizeMode, Sharing, ShorterInput
 
@@ -76,3 +77,87 @@ class InspectSettings:
     max_tokens: int | None = None
     layers: list[int] | None = None
     heads: list[int] | None = None
+
+
+@dataclass(kw_only=True)
+class SequenceSettings:
+    """The text that an analysis runs a model on.
+
+    Attributes:
+        text: Files, folders or globs (.txt .py .md .jsonl .csv .tsv .parquet); without any, the Python standard
+            library's own source.
+        text_column: Column that holds the text of .jsonl, .csv, .tsv and .parquet.
+        document: What one text is in a .txt file; `auto` is `wikitext` where the file starts with such a heading, else
+            the whole `file`.
+        seq_len: n, tokens in a sequence; default: 512, or as many as the model takes.
+        samples: How many sequences, taken from all files in turn.
+        packing: Join texts and cut them to sequences of n tokens; without it each text is a sequence of its own.
+        output_dir: New folder for the results; default: a new folder below runs/.
+    """
+
+    text: list[str] | None = None
+    text_column: str = "text"
+    document: Literal["auto", "file", "line", "blank_line", "wikitext"] = "auto"
+    seq_len: int | None = None
+    samples: int = 100
+    packing: bool = True
+    output_dir: str | None = None
+
+
+@dataclass(kw_only=True)
+class SpectrumSettings(SequenceSettings):
+    """How fast the singular values of attention fall.
+
+    Attributes:
+        model: Folder or hub id of an encoder, or a spectrum.json, which is drawn again instead.
+        at: Singular values whose share the heat map shows; default: a quarter of the sequence, 128 of 512 as in the
+            paper.
+        leading: Seek only so many of the largest singular values, by a randomised decomposition; default: all, exactly.
+        untrained: Draw the weights of the model anew, to see what training has changed.
+        seed: Seed of these weights.
+        choose: Write `projected_dims.yaml`, k for each layer and head, for `linformer pretrain --config`.
+        energy: The least k that keeps this share of the singular values in each head; default: 0.9, without a budget.
+        budget: The slots of all heads of all layers together, instead of energy.
+        choose_by: k for each `head`, or the same for all heads of a `layer`.
+        multiple_of: What each k is a multiple of.
+    """
+
+    model: str
+    at: int | None = None
+    leading: int | None = None
+    untrained: bool = False
+    seed: int = 0
+    choose: bool = False
+    energy: float | None = None
+    budget: int | None = None
+    choose_by: Literal["head", "layer"] = "head"
+    multiple_of: int = 1
+
+
+@dataclass(kw_only=True)
+class TheoremsSettings(SequenceSettings):
+    """Theorems 1 and 2 as experiments.
+
+    Attributes:
+        model: Folder or hub id of an encoder with full attention, to try them on its attention too.
+        samples: Sequences that everything is tried on, with a model.
+        fit_samples: Further sequences that E and F are fitted to before.
+        layers: Layers of the model, from 0; default: the first, the middle and the last.
+        lengths: n of random attention.
+        head_dim: d of random attention.
+        epsilons: ε, the relative errors that the theorems promise.
+        draws: How often R is drawn for each random matrix; a quarter of it for each of the model's.
+        fit_steps: Updates of this fit; 0: none, and no such curve.
+        seed: Seed of all that is drawn.
+    """
+
+    model: str | None = None
+    samples: int = 4
+    fit_samples: int = 32
+    layers: list[int] | None = None
+    lengths: list[int] = field(default_factory=lambda: [128, 512, 2048])
+    head_dim: int = 64
+    epsilons: list[float] = field(default_factory=lambda: [0.1, 0.25, 0.5])
+    draws: int = 20
+    fit_steps: int = 200
+    seed: int = 0

@@ -1,0 +1,103 @@
+"""How many slots each layer and head needs, by its spectrum."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from linformer_kit.analysis.spectrum import Spectrum
+from linformer_kit.errors import InputError
+
+
+def choose_projected_dims(
+    spectrum: Spectrum,
+    *,
+    energy: float | None = None,
+    budget: int | None = None,
+    by: str = "head",
+    multiple_of: int = 1,
+) -> list[list[int]]:
+    """k for each layer and head, for `LinformerConfig(projected_dim=...)`.
+
+    "Energy" is the paper's measure, the share of the sum of the singular values that the k largest have (Figure 1), and
+    not of their squares. One of `energy` and `budget` is given.
+
+    Args:
+        spectrum: What `attention_spectrum` found, at the length of text that the model is for.
+        energy: The least k that keeps this share in each head, on average over samples; above 0, at most 1.
+        budget: Slots of all heads of all layers together: the ks that keep most energy, summed over heads, with at
+            least `multiple_of` in each. The curves are concave, so taking the largest gain each time is the best
+            choice.
+        by: `head`, or `layer`: heads of a layer alike, by the mean of their curves; cheaper to run.
+        multiple_of: What each k is a multiple of, as far as the rank allows.
+
+    Returns:
+        `[layers][heads]` of k.
+
+    Raises:
+        InputError: unless exactly one of energy and budget is given and in range, and for an energy that a spectrum of
+            leading values alone does not reach.
+
+    Source: the allocation is ours; the paper suggests smaller k in higher layers (section 4).
+    """
+    if (energy is None) == (budget is None):
+        raise InputError(f"energy, budget: expected one of them, got {'neither' if energy is None else 'both'}")
+    if by not in ("head", "layer"):
+        raise InputError(f"by: expected head or layer, got {by!r}")
+    layers, heads, rank = spectrum.cumulative.shape
+    if not 1 <= multiple_of <= rank:
+        raise InputError(f"multiple_of: expected 1 to {rank} (the rank), got {multiple_of!r}")
+    curves = spectrum.cumulative
+    if by == "layer":
+        curves = curves.mean(axis=1, keepdims=True)
+    alike = heads // curves.shape[1]
+    # Only ks that may be: multiples, and the whole rank.
+    choices = np.unique(np.append(np.arange(multiple_of, rank + 1, multiple_of), rank))
+    if energy is not None:
+        dims = _least_dims(curves, choices, energy)
+    else:
+        assert budget is not None
+        dims = _spend(curves, choices, budget, alike)
+    return [list(map(int, np.repeat(dims[layer], alike))) for layer in range(layers)]
+
+
+def kept_energy(spectrum: Spectrum, projected_dims: list[list[int]]) -> float:
+    """The share of the singular values that given ks keep, the mean over layers and heads."""
+    places = np.array(projected_dims)[..., None] - 1
+    return float(np.take_along_axis(spectrum.cumulative, places, axis=-1).mean())
+
+
+def _least_dims(curves: np.ndarray, choices: np.ndarray, energy: float) -> np.ndarray:
+    if not 0 < energy <= 1:
+        raise InputError(f"energy: expected more than 0 and at most 1, got {energy}")
+    enough = curves[..., choices - 1] >= energy - 1e-12
+    short = np.argwhere(~enough[..., -1])
+    if len(short):
+        layer, head = short[0]
+        reached = curves[layer, head, -1]
+        raise InputError(
+            f"energy: expected at most {reached:.3f}, which the {curves.shape[-1]} singular values of layer {layer}, "
+            f"head {head} have, got {energy}"
+        )
+    return choices[enough.argmax(axis=-1)]
+
+
+def _spend(curves: np.ndarray, choices: np.ndarray, budget: int, alike: int) -> np.ndarray:
+    """The largest gains for each slot first, as far as the budget goes."""
+    count, rank = curves[..., 0].size * alike, curves.shape[-1]
+    if not count * choices[0] <= budget <= count * rank:
+        raise InputError(
+            f"budget: expected {count * choices[0]} to {count * rank} slots for {count} heads of {choices[0]} to "
+            f"{rank}, got {budget}"
+        )
+    flat = curves.reshape(-1, rank)
+    kept = flat[:, choices - 1]
+    sizes = np.diff(choices)
+    gains = np.diff(kept, axis=1) / sizes  # per slot, falling along each row
+    taken = np.zeros(len(flat), dtype=int)
+    left = budget - count * int(choices[0])
+    for place in np.argsort(-gains, axis=None, kind="stable"):
+        row, step = divmod(int(place), gains.shape[1])
+        cost = int(sizes[step]) * alike
+        if taken[row] == step and cost <= left:
+            taken[row], left = step + 1, left - cost
+    return choices[taken].reshape(curves.shape[:-1])

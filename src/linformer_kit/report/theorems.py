@@ -1,0 +1,281 @@
+"""Theorems 1 and 2 as tables and figures: errors against k, and what the theorems ask for and promise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
+
+from linformer_kit.report.base import code, plt, table, write_report
+from linformer_kit.report.ceiling import environment_line
+
+_FIRST, _SECOND = "R, as in the proof", "proof, δ = 1/2ⁿ"
+# By which measure a method's curve is drawn and its k sought.
+_MEASURES = {"theorem1": "vector", "theorem2": "relative"}
+_CONSTANT = ("answer 0", "mean of V")  # whatever k is
+_STYLES = {
+    _FIRST: ("tab:red", "o"),
+    _SECOND: ("tab:red", "o"),
+    "proof, δ = 1/n": ("tab:orange", "v"),
+    "proof, δ = 1": ("tab:brown", "^"),
+    "pooling": ("tab:blue", "s"),
+    "fitted E, F": ("tab:green", "D"),
+    "SVD": ("black", "x"),
+    "answer 0": ("grey", ""),
+    "mean of V": ("grey", ""),
+}
+_LEAST_ERROR = 3e-3  # what is less is drawn there: at k = n errors fall to rounding
+
+
+def write_theorems_report(results: dict[str, Any], folder: Path) -> str:
+    """Write `theorems.json`, `theorems.md`, `theorem1.png` and `theorem2.png`.
+
+    Args:
+        results: What `analysis.theorem_trials.theorems` measured.
+        folder: Where to write.
+
+    Returns:
+        The Markdown text.
+    """
+    text = write_report(results, folder, "theorems", theorems_markdown)
+    titles = {
+        "theorem1": "Theorem 1: ‖P̃w - Pw‖ / ‖Pw‖ for the columns w of V",
+        "theorem2": "Theorem 2: ‖softmax(wEᵀ)FV - softmax(w)V‖ / ‖softmax(w)V‖ for the rows w of the scores",
+    }
+    for theorem, title in titles.items():
+        draw_errors(results, theorem, folder / f"{theorem}.png", title=title)
+    return text
+
+
+def theorems_markdown(results: dict[str, Any]) -> str:
+    """What was asked for, promised and measured, as Markdown."""
+    settings = results["settings"]
+    confidence = f"{100 * results['cases'][0]['confidence']:.0f} %"
+    lines = [
+        "# Theorems 1 and 2",
+        "",
+        f"Random: Q, K and V of independent standard normal numbers, d {settings['head_dim']}. "
+        f"{_of_model(settings)}Seed {settings['seed']}; {results['seconds']:,.0f} s. "
+        f"{environment_line(results['environment'])}",
+        "",
+        "## Theorem 1",
+        "",
+        "P̃ = P·Rᵀ·R with the k that the theorem asks for. Promised: the least probability, 1 - 2n·exp(-(ε² - ε³)k/4); "
+        "corrected: with 4n, which Johnson-Lindenstrauss gives for inner products; below 0 says nothing. Held: share "
+        "of the columns w of V with ‖P̃w - Pw‖ ≤ ε‖Pw‖; of entries with |x̃w - xw| ≤ ε|xw|, x a row of P, as the proof "
+        "has it; and with |x̃w - xw| ≤ ε‖x‖‖w‖. k needed: the smallest k tried with which "
+        f"{confidence} of the columns held; above n it saves nothing.",
+        "",
+        *table(
+            [
+                "attention",
+                "n",
+                "ε",
+                "k",
+                "promised",
+                "corrected",
+                "error",
+                "columns held",
+                "entries held",
+                "with ‖x‖‖w‖",
+                "k needed",
+                "of the theorem's",
+            ],
+            [_first_row(case, place) for case in results["cases"] for place in range(len(settings["epsilons"]))],
+        ),
+        "",
+        "## Theorem 2",
+        "",
+        "E = δR and F = e^(-δ)R, δ = 1/2ⁿ, with the k of the appendix. Promised: the least probability for one query, "
+        "1 - 2d·exp(-(ε² - ε³)k/4), or, where k is 9·ln d/(ε² - ε³), with the 4d² events that the proof then has. "
+        "Held: share of the queries with an error of at most ε‖softmax(w)‖‖V‖, as the theorem has it, and of at most "
+        "ε‖softmax(w)V‖; beside the first, what the answer 0 gets.",
+        "",
+        *table(
+            ["attention", "n", "ε", "k", "promised", "error", "held", "answer 0", "held, relative"],
+            [_second_row(case, place) for case in results["cases"] for place in range(len(settings["epsilons"]))],
+        ),
+        "",
+        f"The smallest k tried with which {confidence} of the queries have a relative error of at most ε:",
+        "",
+        *_needed_table(results),
+        "",
+        "Errors are geometric means.",
+        "",
+        "## Steps of the proofs",
+        "",
+        "Random attention. Rank 1: P̃ = P·w·wᵀ/‖w‖² for one w; rank d: P̃ = P·V·V⁺ for all of V. Scores A = QKᵀ/√d. From "
+        "uniform: the largest |k·weight - 1| of softmax(δ·A·Rᵀ), k that of Theorem 2 with ε 0.5.",
+        "",
+        *table(
+            ["n", "d", "error, rank 1", "error, rank d", "rank of A", "rank of exp(A)", "δ = 1/2ⁿ", "from uniform"],
+            [_appendix_row(entry) for entry in results["appendix"]],
+        ),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _of_model(settings: dict[str, Any]) -> str:
+    if settings["model"] is None:
+        return ""
+    fitted = (
+        f"; E and F fitted to {settings['fit_samples']} others in {settings['fit_steps']:,} updates"
+        if settings["fit_steps"]
+        else ""
+    )
+    return f"Model: {code(settings['model'])} on {settings['samples']} sequences of {settings['text']}{fitted}. "
+
+
+def _first_row(case: dict[str, Any], place: int) -> list[str]:
+    bound = case["bounds"][place]
+    k = bound["theorem1_dim"]
+    entry = _at(case["theorem1"][_FIRST], k)
+    needed = _needed(case["theorem1"][_FIRST], "vector", place, case)
+    return [
+        *_of_case(case),
+        f"{bound['epsilon']}",
+        f"{k:,}",
+        _promise(bound["theorem1_failure"]),
+        _promise(bound["theorem1_failure_corrected"]),
+        f"{entry['vector']['error']:.2f}",
+        *(f"{entry[measure]['held'][place]:.3f}" for measure in ("vector", "row", "corrected")),
+        _count(needed),
+        "" if needed is None else f"{needed / k:.2f}",
+    ]
+
+
+def _second_row(case: dict[str, Any], place: int) -> list[str]:
+    bound = case["bounds"][place]
+    k = bound["theorem2_dim"]
+    entry = _at(case["theorem2"][_SECOND], k)
+    return [
+        *_of_case(case),
+        f"{bound['epsilon']}",
+        f"{k:,}",
+        _promise(bound["theorem2_failure"]),
+        f"{entry['relative']['error']:.2f}",
+        f"{entry['stated']['held'][place]:.3f}",
+        f"{case['theorem2']['answer 0'][0]['stated']['held'][place]:.3f}",
+        f"{entry['relative']['held'][place]:.3f}",
+    ]
+
+
+def _needed_table(results: dict[str, Any]) -> list[str]:
+    methods = list(dict.fromkeys(method for case in results["cases"] for method in case["theorem2"]))
+    rows = [
+        [
+            *_of_case(case),
+            f"{epsilon}",
+            *(
+                _count(_needed(case["theorem2"][method], "relative", place, case)) if method in case["theorem2"] else ""
+                for method in methods
+            ),
+        ]
+        for case in results["cases"]
+        for place, epsilon in enumerate(results["settings"]["epsilons"])
+    ]
+    return table(["attention", "n", "ε", *methods], rows)
+
+
+def _appendix_row(entry: dict[str, Any]) -> list[str]:
+    return [
+        f"{entry['n']:,}",
+        f"{entry['d']}",
+        f"{entry['rank_one_error']:.0e}",
+        f"{entry['rank_d_error']:.0e}",
+        f"{entry['rank_of_scores']:,}",
+        f"{entry['rank_of_exponential']:,}",
+        f"{entry['delta']:.0e}" if entry["delta"] else "0 (underflow)",
+        f"{entry['largest_deviation_from_uniform']:.0e}",
+    ]
+
+
+def _needed(entries: list[dict[str, Any]], measure: str, place: int, case: dict[str, Any]) -> int | None:
+    """The smallest k from which on the bound holds as often as asked, up to the largest that was tried."""
+    needed = None
+    for entry in reversed(entries):
+        if entry[measure]["held"][place] < case["confidence"]:
+            break
+        needed = entry["k"]
+    return needed
+
+
+def _at(entries: Iterable[dict[str, Any]], k: int) -> dict[str, Any]:
+    return next(entry for entry in entries if entry["k"] == k)
+
+
+def _of_case(case: dict[str, Any]) -> list[str]:
+    return [case["name"], f"{case['n']:,}"]
+
+
+def _promise(failure: float) -> str:
+    return f"{1 - failure:.2f}"
+
+
+def _count(needed: int | None) -> str:
+    return "none" if needed is None else f"{needed:,}"
+
+
+def draw_errors(results: dict[str, Any], theorem: str, path: Path, *, title: str) -> None:
+    """Relative error against k, a panel for each kind of attention; bands are a factor of one deviation.
+
+    Args:
+        results: As for `write_theorems_report`.
+        theorem: `theorem1` or `theorem2`.
+        path: Where to draw.
+        title: Above the picture.
+    """
+    cases = results["cases"]
+    figure, axes = plt.subplots(
+        1, len(cases), figsize=(1.6 + 3.3 * len(cases), 4.4), squeeze=False, sharey=True, layout="constrained"
+    )
+    handles: dict[str, Any] = {}
+    for axis, case in zip(axes[0], cases, strict=True):
+        for method, entries in case[theorem].items():
+            color, marker = _STYLES[method]
+            errors = [entry[_MEASURES[theorem]] for entry in entries]
+            if method in _CONSTANT:
+                style = ":" if method == "answer 0" else "-."
+                handles[method] = axis.axhline(errors[0]["error"], color=color, linestyle=style, label=method)
+                continue
+            ks = [entry["k"] for entry in entries]
+            means = [max(error["error"], _LEAST_ERROR) for error in errors]
+            (handles[method],) = axis.plot(ks, means, color=color, marker=marker, markersize=4, label=method)
+            low = [max(error["error"] / error["factor"], _LEAST_ERROR) for error in errors]
+            high = [max(error["error"] * error["factor"], _LEAST_ERROR) for error in errors]
+            axis.fill_between(ks, low, high, color=color, alpha=0.12, linewidth=0)
+        _draw_bounds(axis, case, theorem)
+        axis.set_title(f"{case['name']}, n {case['n']:,}, d {case['d']}", fontsize=10)
+        axis.set_xlabel("k")
+    axes[0, 0].set_ylabel("relative error")
+    figure.legend(
+        handles=list(handles.values()),
+        loc="outside lower center",
+        ncols=min(7, len(handles)),
+        frameon=False,
+        fontsize=8,
+    )
+    figure.suptitle(title, fontsize=11)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _draw_bounds(axis: Axes, case: dict[str, Any], theorem: str) -> None:
+    """Where the theorem says that the error is at most ε: right of its k, below the line."""
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    axis.set_ylim(_LEAST_ERROR, 30)
+    for bound in case["bounds"]:
+        k, epsilon = bound[f"{theorem}_dim"], bound["epsilon"]
+        axis.plot([k, k, 2 * k], [_LEAST_ERROR, epsilon, epsilon], color="tab:purple", linewidth=1, linestyle="--")
+        axis.text(k, epsilon, f" ε {epsilon:g}", color="tab:purple", fontsize=7, va="top")
+    axis.axvline(case["n"], color="grey", linewidth=0.8)
+    axis.text(case["n"], 20, " k = n", fontsize=7, color="grey")
+    axis.xaxis.set_major_locator(LogLocator(base=2, numticks=7))
+    axis.xaxis.set_major_formatter(ScalarFormatter())
+    axis.xaxis.set_minor_formatter(NullFormatter())
+    axis.tick_params(axis="x", labelsize=8)
+    axis.grid(alpha=0.3)

@@ -1,0 +1,232 @@
+"""`linformer spectrum`: what it writes, what it chooses, what it refuses, what Ctrl-C leaves."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from transformers import AutoModel, AutoTokenizer, BertConfig, BertForMaskedLM
+
+from linformer_kit import LinformerConfig, attention_spectrum
+from linformer_kit.analysis.spectrum import SpectrumMeter
+from linformer_kit.cli import main
+from linformer_kit.environment import environment
+from linformer_kit.report.spectrum import spectrum_markdown
+from tests.conftest import fail, fail_last_line, randomise, write_corpus, write_model
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    (tmp_path / "texts").mkdir()
+    return write_corpus(tmp_path / "texts")
+
+
+@pytest.fixture
+def model(tmp_path, corpus):
+    return write_model(tmp_path / "model", (corpus / "0.txt").read_text(), attention="full")
+
+
+def run(model, corpus, out, *options: str) -> dict:
+    main(["spectrum", str(model), "--text", str(corpus), "--output_dir", str(out), "--samples", "7", *options])
+    return json.loads((out / "spectrum.json").read_text())
+
+
+def test_the_figure_and_its_numbers(model, corpus, tmp_path, capsys):
+    results = run(model, corpus, tmp_path / "out")
+    out = capsys.readouterr().out
+    assert "| layer | share of the 5 largest |" in out and "All heads of all layers" in out
+    assert (tmp_path / "out" / "spectrum.md").read_text() in out
+    assert (tmp_path / "out" / "spectrum.png").stat().st_size > 20_000
+    assert not (tmp_path / "out" / "projected_dims.yaml").exists()
+    assert (results["samples"], results["tokens"], results["seq_len"], results["at"]) == (7, 7 * 23, 23, 5)
+    assert np.shape(results["cumulative"]) == np.shape(results["spread"]) == (2, 3, 23)
+    # The first sequence of each file: start, tokens, end.
+    tokenizer, encoder = AutoTokenizer.from_pretrained(model), AutoModel.from_pretrained(model).eval()
+    files = [corpus / f"{number}.txt" for number in (0, 1, 10, 11, 12, 2, 3)]
+    ids = [tokenizer(path.read_text(), add_special_tokens=False)["input_ids"][:21] for path in files]
+    batches = [{"input_ids": torch.tensor([[0, *each, 2]])} for each in ids]
+    assert tokenizer.convert_ids_to_tokens([0, 2]) == ["<s>", "</s>"]
+    np.testing.assert_allclose(results["cumulative"], attention_spectrum(encoder, batches).cumulative, atol=1e-6)
+
+
+def test_texts_for_themselves(model, corpus, tmp_path):
+    (corpus / "short.txt").write_text("def function")
+    results = run(model, corpus, tmp_path / "out", "--packing", "false", "--samples", "14")
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    assert results["tokens"] == 13 * 23 + len(tokenizer("def function")["input_ids"])
+
+
+def test_fewer_sequences_than_asked_for_are_said(model, corpus, tmp_path, caplog):
+    results = run(model, corpus, tmp_path / "out", "--document", "file", "--samples", "100000")
+    assert results["samples"] < 100000
+    assert f"{results['samples']:,} of the 100,000 sequences asked for" in caplog.text
+
+
+def test_it_is_drawn_again_from_its_numbers(model, corpus, tmp_path):
+    first = run(model, corpus, tmp_path / "out")
+    main(
+        [
+            "spectrum",
+            str(tmp_path / "out" / "spectrum.json"),
+            "--output_dir",
+            str(tmp_path / "again"),
+            "--at",
+            "9",
+            "--choose",
+        ]
+    )
+    again = json.loads((tmp_path / "again" / "spectrum.json").read_text())
+    assert again.pop("chosen")["energy"] == 0.9
+    assert again == {**first, "at": 9}
+
+
+@pytest.mark.parametrize(
+    "options", [["--energy", "0.5"], ["--budget", "31", "--choose_by", "layer", "--multiple_of", "2"]]
+)
+def test_what_is_chosen_trains(model, corpus, tmp_path, options, capsys):
+    results = run(model, corpus, tmp_path / "out", "--choose", *options)
+    chosen = results["chosen"]
+    written = yaml.safe_load((tmp_path / "out" / "projected_dims.yaml").read_text())["model"]
+    assert written["projected_dim"] == chosen["projected_dim"] and np.shape(chosen["projected_dim"]) == (2, 3)
+    assert "## Chosen k" in capsys.readouterr().out
+    if "--budget" in options:
+        assert np.sum(chosen["projected_dim"]) <= 31 and all(len(set(row)) == 1 for row in chosen["projected_dim"])
+    LinformerConfig(hidden_size=33, **written)
+    main(
+        [
+            "pretrain", "--config", str(tmp_path / "out" / "projected_dims.yaml"), "--train_file", str(corpus),
+            "--output_dir", str(tmp_path / "trained"), "--cache_dir", str(tmp_path / "cache"), "--max_steps", "1",
+            "--model.hidden_size", "33", "--model.vocab_size", "277", "--report_to", "none",
+        ]
+    )  # fmt: skip
+    assert AutoModel.from_pretrained(tmp_path / "trained").config.projected_dim == chosen["projected_dim"]
+
+
+def test_untrained_weights_are_drawn_anew(model, corpus, tmp_path):
+    trained = run(model, corpus, tmp_path / "trained")
+    untrained, again = (run(model, corpus, tmp_path / name, "--untrained", "--seed", "3") for name in ("one", "two"))
+    other = run(model, corpus, tmp_path / "other", "--untrained", "--seed", "1")
+    assert untrained["cumulative"] == again["cumulative"] != trained["cumulative"]
+    assert other["cumulative"] != untrained["cumulative"] and untrained["untrained"]
+
+
+def test_only_leading_values(model, corpus, tmp_path, capsys):
+    results = run(model, corpus, tmp_path / "out", "--leading", "3", "--at", "2")
+    assert np.shape(results["cumulative"]) == (2, 3, 3) and np.shape(results["error"]) == (2, 3)
+    assert "Only the 3 largest singular values were sought" in capsys.readouterr().out
+
+
+def test_masked_language_models_of_others_need_no_pooler(model, corpus, tmp_path):
+    config = BertConfig(
+        vocab_size=277,
+        hidden_size=33,
+        num_hidden_layers=1,
+        num_attention_heads=3,
+        intermediate_size=29,
+        max_position_embeddings=31,
+    )
+    randomise(BertForMaskedLM(config)).save_pretrained(tmp_path / "bert")
+    AutoTokenizer.from_pretrained(model).save_pretrained(tmp_path / "bert")
+    results = run(tmp_path / "bert", corpus, tmp_path / "out")
+    assert results["model_type"] == "bert" and np.shape(results["cumulative"]) == (1, 3, 23)
+
+
+def test_ctrl_c_keeps_what_is_done(model, corpus, tmp_path, monkeypatch, capsys):
+    add = SpectrumMeter.add
+
+    def interrupted(self, inputs):
+        if self.samples == 3:
+            raise KeyboardInterrupt
+        add(self, inputs)
+
+    monkeypatch.setattr(SpectrumMeter, "add", interrupted)
+    with pytest.raises(SystemExit) as exit_:
+        run(model, corpus, tmp_path / "out")
+    assert exit_.value.code == 130
+    results = json.loads((tmp_path / "out" / "spectrum.json").read_text())
+    assert results["samples"] == 3 and results["complete"] is False
+    assert (
+        "Interrupted" in (tmp_path / "out" / "spectrum.md").read_text() and (tmp_path / "out" / "spectrum.png").exists()
+    )
+
+
+def test_an_energy_out_of_reach_loses_nothing(model, corpus, tmp_path, capsys):
+    error = fail_last_line(
+        capsys,
+        "spectrum",
+        model,
+        "--text",
+        corpus,
+        "--output_dir",
+        tmp_path / "out",
+        "--samples",
+        2,
+        "--leading",
+        1,
+        "--at",
+        1,
+        "--choose",
+        "--energy",
+        0.999,
+    )
+    assert "energy: expected at most" in error
+    assert json.loads((tmp_path / "out" / "spectrum.json").read_text())["samples"] == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--samples", "0"], "samples: expected 1 or more, got 0"),
+        (["--seq_len", "99"], "seq_len: expected at most 23, which the model takes, got 99"),
+        (["--seq_len", "3"], "seq_len: expected 4 or more, got 3"),
+        (["--at", "24"], "at: expected at most 23, the number of singular values, got 24"),
+        (["--at", "0"], "at: expected 1 or more, got 0"),
+        (["--leading", "0"], "leading: expected 1 or more, got 0"),
+        (["--energy", "0.5"], "energy: expected --choose with it, got 0.5 without"),
+        (["--choose", "--energy", "2"], "energy: expected more than 0 and at most 1, got 2.0"),
+        (["--choose", "--energy", "0.5", "--budget", "9"], "energy, budget: expected at most one of them, got both"),
+        (["--choose", "--budget", "5"], "budget: expected 6 to 138 slots for 6 heads of 1 to 23, got 5"),
+        (["--text", "nowhere"], "text: no such file or folder: nowhere"),
+    ],
+)
+def test_bad_input_is_one_line_and_writes_nothing(model, corpus, tmp_path, capsys, options, message):
+    error = fail(capsys, "spectrum", model, "--text", corpus, "--output_dir", tmp_path / "out", *options)
+    assert message in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_too_little_text(model, tmp_path, capsys):
+    (tmp_path / "few.txt").write_text("def")
+    error = fail(capsys, "spectrum", model, "--text", tmp_path / "few.txt", "--output_dir", tmp_path / "out")
+    assert "text: expected enough for a sequence of 23 tokens, got less in few.txt" in error
+
+
+def test_a_folder_that_is_taken(model, corpus, tmp_path, capsys):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").touch()
+    error = fail(capsys, "spectrum", model, "--text", corpus, "--output_dir", tmp_path / "out")
+    assert "output_dir: expected a new or empty folder" in error
+
+
+@pytest.mark.parametrize(
+    "content", ["{}", '{"cumulative": [[1]], "spread": [[1]], "error": [[1]], "samples": 1, "tokens": 1}', "no JSON"]
+)
+def test_a_json_that_is_no_spectrum(tmp_path, capsys, content):
+    (tmp_path / "spectrum.json").write_text(content)
+    error = fail(capsys, "spectrum", tmp_path / "spectrum.json", "--output_dir", tmp_path / "out")
+    assert "expected" in error and "spectrum.json" in error
+
+
+def test_the_paper_stands_beside_it_where_it_has_a_figure():
+    flat = np.linspace(0, 1, 512)[None, None].repeat(2, axis=1)
+    results = {
+        "model": "m", "model_type": "bert", "untrained": False, "text": "t", "samples": 1, "packing": True, "tokens": 512,
+        "seconds": 1.0, "leading": None, "complete": True, "cumulative": flat.tolist(), "spread": (0 * flat).tolist(),
+        "environment": environment(torch.device("cpu")),
+    }  # fmt: skip
+    paper = "The paper's Figure 1"
+    assert paper in spectrum_markdown({**results, "seq_len": 512, "at": 128})
+    assert paper not in spectrum_markdown({**results, "seq_len": 512, "at": 64})

@@ -1,0 +1,259 @@
+"""The theorems' numbers by hand, their constructions, and what the experiments must find whatever the numbers are."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from linformer_kit import InputError, theorem1_dim, theorem2_dim
+from linformer_kit.analysis.fitted import fit_projections
+from linformer_kit.analysis.theorems import (
+    Heads,
+    LowRank,
+    gaussian_projection,
+    random_heads,
+    theorem1_errors,
+    theorem2_errors,
+    theorem2_matrices,
+    union_bound,
+    window_means,
+)
+from linformer_kit.cli import main
+from tests.conftest import fail, write_corpus, write_model
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def test_dimensions_by_hand():
+    assert theorem1_dim(512, 0.5) == math.ceil(5 * math.log(512) / (0.25 - 0.125)) == 250
+    assert theorem2_dim(512, 64, 0.5) == 250  # 5 ln 512 = 31.2 is less than 9 ln 64 = 37.4
+    assert theorem2_dim(65536, 64, 0.5) == math.ceil(9 * math.log(64) / 0.125) == 300
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: theorem1_dim(1, 0.5), "n: expected 2 or more, got 1"),
+        (lambda: theorem1_dim(512, 0), "epsilon: expected more than 0 and less than 1, got 0"),
+        (lambda: theorem1_dim(512, 1), "epsilon: expected more than 0 and less than 1, got 1"),
+        (lambda: theorem2_dim(512, 1, 0.5), "d: expected 2 or more, got 1"),
+        (lambda: theorem2_dim(1, 64, 0.5), "n: expected 2 or more, got 1"),
+    ],
+)
+def test_out_of_range(call, message):
+    with pytest.raises(InputError, match=message):
+        call()
+
+
+def test_the_union_bound_of_theorem_1_falls_slowly():
+    """2n·exp(-5/4·ln n) = 2·n^(-1/4), were k no integer."""
+    for n in (512, 65536):
+        assert union_bound(2 * n, theorem1_dim(n, 0.5), 0.5) == pytest.approx(2 * n**-0.25, rel=0.05)
+    assert union_bound(4 * 64**2, theorem2_dim(65536, 64, 0.5), 0.5) > 1  # says nothing
+
+
+def test_windows_are_means():
+    means = window_means(3, 7)
+    assert means.tolist() == [
+        [1 / 2, 1 / 2, 0, 0, 0, 0, 0],
+        [0, 0, 1 / 2, 1 / 2, 0, 0, 0],
+        [0, 0, 0, 0, 1 / 3, 1 / 3, 1 / 3],
+    ]
+    assert torch.equal(window_means(5, 5), torch.eye(5).double())
+
+
+def test_attention_with_identities_is_full_attention(generator):
+    heads = random_heads(3, 23, 7, generator)
+    identity = torch.eye(23, dtype=torch.float64)
+    torch.testing.assert_close(heads.projected(identity, identity), heads.mapping() @ heads.value)
+
+
+def test_rtr_is_the_identity_on_average_with_the_stated_variance(generator):
+    """E[x·RᵀR·w] = x·w, and its variance is (‖x‖²‖w‖² + (x·w)²)/k."""
+    n, k = 31, 17
+    x, w = torch.randn(2, n, generator=generator, dtype=torch.float64)
+    products = torch.stack([(r @ x) @ (r @ w) for r in (gaussian_projection(k, n, generator) for _ in range(20000))])
+    variance = ((x @ x) * (w @ w) + (x @ w) ** 2) / k
+    assert abs(products.mean() - x @ w) < 4 * (variance / 20000).sqrt()
+    assert products.var() == pytest.approx(float(variance), rel=0.05)
+
+
+def test_singular_values_cut_anywhere(generator):
+    heads = random_heads(2, 19, 7, generator)
+    mapping = heads.mapping()
+    u, sigma, vh = np.linalg.svd(mapping.numpy())
+    for k in (1, 5, 19):
+        expected = (u[:, :, :k] * sigma[:, None, :k]) @ vh[:, :k] @ heads.value.numpy()
+        np.testing.assert_allclose(LowRank.of(mapping, heads.value).cut(k).numpy(), expected, atol=1e-12)
+
+
+def test_errors_by_hand():
+    mapping = torch.tensor([[[0.5, 0.5], [0.0, 1.0]]], dtype=torch.float64)
+    value = torch.tensor([[[4.0, 0.0], [2.0, 3.0]]], dtype=torch.float64)
+    exact = mapping @ value  # [[3, 1.5], [2, 3]]
+    approximate = exact + torch.tensor([[[0.3, 0.0], [0.4, 0.3]]], dtype=torch.float64)
+    first = theorem1_errors(mapping, value, exact, approximate)
+    expected = [0.5 / math.sqrt(13), 0.3 / math.sqrt(1.5**2 + 9)]
+    torch.testing.assert_close(first.vector, torch.tensor([expected], dtype=torch.float64))
+    torch.testing.assert_close(first.row[0, :, 0], torch.tensor([0.1, 0.2], dtype=torch.float64))
+    corrected = [0.3 / (math.sqrt(0.5) * math.sqrt(20)), 0.4 / math.sqrt(20)]
+    torch.testing.assert_close(first.corrected[0, :, 0], torch.tensor(corrected, dtype=torch.float64))
+    second = theorem2_errors(mapping, value, exact, approximate)
+    torch.testing.assert_close(second.relative, torch.tensor([[0.3 / math.sqrt(11.25), 0.5 / math.sqrt(13)]]).double())
+    stated = [0.3 / (math.sqrt(0.5) * math.sqrt(29)), 0.5 / math.sqrt(29)]
+    torch.testing.assert_close(second.stated, torch.tensor([stated], dtype=torch.float64))
+
+
+def test_the_construction_of_theorem_2_does_not_see_the_scores(generator):
+    """With δ = 1/2ⁿ all slots weigh alike, whatever the query; so all queries get one answer."""
+    heads = random_heads(1, 64, 11, generator)
+    e, f = theorem2_matrices(gaussian_projection(13, 64, generator), 2.0**-64)
+    outputs = heads.projected(e, f)
+    torch.testing.assert_close(outputs, outputs[:, :1].expand_as(outputs), rtol=0, atol=1e-15)
+    torch.testing.assert_close(outputs[0, 0], (f @ heads.value).mean(dim=1)[0])
+    e, _ = theorem2_matrices(torch.ones(1, 1), 0.5)
+    assert e.item() == 0.5 and theorem2_matrices(torch.ones(1, 1), 0.5)[1].item() == pytest.approx(math.exp(-0.5))
+
+
+def test_two_to_the_minus_n_underflows():
+    assert 2.0**-1074 > 0 and 2.0**-1075 == 0
+
+
+def test_fitted_projections_are_nearer_than_pooling(generator):
+    """Attention that keeps to three positions: E and F can pick them, windows cannot."""
+    texts, n, d = 40, 24, 5
+    keys = torch.zeros(texts, 1, n, d)
+    keys[..., 3] = -20.0
+    keys[..., [3, 4, 17], :4] = 4 * torch.eye(3, 4)
+    query = torch.randn(texts, 1, n, d, generator=generator)
+    query[..., 3] = 1.0
+    heads = Heads(query, keys, torch.randn(texts, 1, n, d, generator=generator))
+    few, other = Heads(*(s[1:] for s in heads)), Heads(*(s[0] for s in heads))
+    e, f = fit_projections(few, 3, steps=300, generator=generator)
+    assert e.shape == f.shape == (1, 3, n)
+    exact, pooled = other.mapping() @ other.value, window_means(3, n).float()
+    errors = [
+        float(theorem2_errors(other.mapping(), other.value, exact, other.projected(*pair)).relative.mean())
+        for pair in ((e, f), (pooled, pooled))
+    ]
+    assert errors[0] < errors[1] / 2
+    start, _ = fit_projections(few, 3, steps=0, generator=generator)
+    assert torch.equal(start[0], pooled)
+
+
+def run(out, *options: str) -> dict:
+    main(
+        [
+            "theorems",
+            "--output_dir",
+            str(out),
+            "--lengths",
+            "32",
+            "--head_dim",
+            "7",
+            "--draws",
+            "4",
+            "--epsilons",
+            "0.5",
+            "0.25",
+            *options,
+        ]
+    )
+    return json.loads((out / "theorems.json").read_text())
+
+
+@pytest.fixture
+def model(tmp_path):
+    (tmp_path / "texts").mkdir()
+    corpus = write_corpus(tmp_path / "texts")
+    return [
+        "--model",
+        str(write_model(tmp_path / "model", (corpus / "0.txt").read_text(), attention="full")),
+        "--text",
+        str(corpus),
+    ]
+
+
+def test_the_experiments(tmp_path, model, capsys):
+    results = run(tmp_path / "out", *model, "--samples", "2", "--fit_samples", "3", "--fit_steps", "3", "--layers", "1")
+    out = capsys.readouterr().out
+    assert (tmp_path / "out" / "theorems.md").read_text() in out
+    assert all((tmp_path / "out" / f"theorem{number}.png").stat().st_size > 20_000 for number in (1, 2))
+    random, of_model = results["cases"]
+    assert (random["n"], random["d"], random["matrices"]) == (32, 7, 3)
+    assert (of_model["n"], of_model["d"], of_model["matrices"]) == (23, 11, 2 * 3)  # two texts to try, three heads
+    assert [bound["theorem1_dim"] for bound in random["bounds"]] == [theorem1_dim(32, 0.5), theorem1_dim(32, 0.25)]
+    for case in results["cases"]:
+        for theorem, measure in (("theorem1", "vector"), ("theorem2", "relative")):
+            last = {method: entries[-1][measure] for method, entries in case[theorem].items()}
+            assert last["SVD"]["error"] < 1e-6 and last["pooling"]["error"] < 1e-6  # at k = n
+            assert last["answer 0"] == {"error": 1.0, "factor": 1.0, "held": [0.0, 0.0]}
+        proof = case["theorem1"]["R, as in the proof"]
+        assert {bound["theorem1_dim"] for bound in case["bounds"]} <= {entry["k"] for entry in proof}
+        assert proof[0]["vector"]["error"] > proof[-1]["vector"]["error"]
+        svd = [entry["vector"]["error"] for entry in case["theorem1"]["SVD"]]
+        assert svd == sorted(svd, reverse=True)
+    assert "fitted E, F" in of_model["theorem2"] and "fitted E, F" not in random["theorem2"]
+    (appendix,) = results["appendix"]
+    assert appendix["rank_one_error"] < 1e-12 and appendix["rank_d_error"] < 1e-12
+    assert (appendix["rank_of_scores"], appendix["rank_of_exponential"]) == (7, 32)
+    assert appendix["largest_deviation_from_uniform"] < 1e-6
+
+
+def test_it_can_be_repeated(tmp_path):
+    first, second = (run(tmp_path / name) for name in ("one", "two"))
+    assert first["cases"] == second["cases"]
+    other = run(tmp_path / "three", "--seed", "1")
+    assert other["cases"] != first["cases"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--epsilons", "0.5", "1.5"], "epsilon: expected more than 0 and less than 1, got 1.5"),
+        (["--lengths", "1"], "lengths: expected 2 or more, got 1"),
+        (["--draws", "0"], "draws: expected 1 or more, got 0"),
+        (["--head_dim", "1"], "head_dim: expected 2 or more, got 1"),
+        (["--fit_steps", "-1"], "fit_steps: expected 0 or more, got -1"),
+    ],
+)
+def test_bad_input_is_one_line_and_writes_nothing(tmp_path, capsys, options, message):
+    assert message in fail(capsys, "theorems", "--output_dir", tmp_path / "out", *options)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--samples", "0"], "samples: expected 1 or more, got 0"),
+        (["--fit_samples", "100000"], "text: expected 100004 sequences of 23 tokens, got"),
+        (["--layers", "2"], "layers: expected layers that linformer has, got 2"),
+    ],
+)
+def test_bad_input_with_a_model(tmp_path, model, capsys, options, message):
+    assert message in fail(capsys, "theorems", "--output_dir", tmp_path / "out", "--lengths", "8", *model, *options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_linear_model_is_refused(tmp_path, model, capsys):
+    linear = write_model(tmp_path / "linear", (tmp_path / "texts" / "0.txt").read_text())
+    error = fail(
+        capsys,
+        "theorems",
+        "--output_dir",
+        tmp_path / "out",
+        "--lengths",
+        "8",
+        "--text",
+        tmp_path / "texts",
+        "--model",
+        linear,
+    )
+    assert "model: expected full attention whose queries can be seen, got a linformer" in error
