@@ -127,23 +127,23 @@ def test_two_to_the_minus_n_underflows():
 
 
 def test_fitted_projections_are_nearer_than_pooling(generator):
-    """Attention that keeps to three positions: E and F can pick them, windows cannot."""
+    """Attention that keeps to three positions, one in each window: E and F can pick them, means cannot."""
     texts, n, d = 40, 24, 5
     keys = torch.zeros(texts, 1, n, d)
-    keys[..., 3] = -20.0
-    keys[..., [3, 4, 17], :4] = 4 * torch.eye(3, 4)
+    keys[..., 3] = -2.0
+    keys[..., [3, 12, 17], :4] = 4 * torch.eye(3, 4)
     query = torch.randn(texts, 1, n, d, generator=generator)
     query[..., 3] = 1.0
     heads = Heads(query, keys, torch.randn(texts, 1, n, d, generator=generator))
     few, other = Heads(*(s[1:] for s in heads)), Heads(*(s[0] for s in heads))
-    e, f = fit_projections(few, 3, steps=300, generator=generator)
+    e, f = fit_projections(few, 3, steps=600, generator=generator, learning_rate=1e-2)
     assert e.shape == f.shape == (1, 3, n)
     exact, pooled = other.mapping() @ other.value, window_means(3, n).float()
     errors = [
         float(theorem2_errors(other.mapping(), other.value, exact, other.projected(*pair)).relative.mean())
         for pair in ((e, f), (pooled, pooled))
     ]
-    assert errors[0] < errors[1] / 2
+    assert errors[0] < 0.7 * errors[1]
     start, _ = fit_projections(few, 3, steps=0, generator=generator)
     assert torch.equal(start[0], pooled)
 

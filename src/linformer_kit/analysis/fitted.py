@@ -11,12 +11,12 @@ from torch import Tensor
 
 from linformer_kit.analysis.theorems import Heads, window_means
 
-_LEARNING_RATE = 1e-2
+_LEARNING_RATE = 1e-3  # with more, real attention overshoots: its keys have a large mean, which row sums of E multiply
 _TEXTS_TOGETHER = 2
 
 
 def fit_projections(
-    heads: Heads, k: int, *, steps: int, generator: torch.Generator
+    heads: Heads, k: int, *, steps: int, generator: torch.Generator, learning_rate: float = _LEARNING_RATE
 ) -> tuple[Float[Tensor, "heads k n"], Float[Tensor, "heads k n"]]:
     """E and F of each head, by Adam on the squared error of softmax(Q·(E·K)ᵀ/√d)·F·V relative to softmax(Q·Kᵀ/√d)·V.
 
@@ -27,6 +27,7 @@ def fit_projections(
         k: Slots.
         steps: Updates.
         generator: Draws the texts.
+        learning_rate: The highest of the schedule.
 
     Returns:
         E and F, `[heads, k, n]`, in float32.
@@ -34,7 +35,7 @@ def fit_projections(
     texts, count, n, _ = heads.query.shape
     start = window_means(k, n).float().expand(count, k, n)
     e, f = (start.clone().requires_grad_() for _ in range(2))
-    optimizer = torch.optim.Adam([e, f], lr=_LEARNING_RATE)
+    optimizer = torch.optim.Adam([e, f], lr=learning_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for _ in range(steps):
         chosen = torch.randperm(texts, generator=generator)[:_TEXTS_TOGETHER]

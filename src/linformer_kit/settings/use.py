@@ -153,7 +153,7 @@ class TheoremsSettings(SequenceSettings):
 
     model: str | None = None
     samples: int = 4
-    fit_samples: int = 32
+    fit_samples: int = 48
     layers: list[int] | None = None
     lengths: list[int] = field(default_factory=lambda: [128, 512, 2048])
     head_dim: int = 64
