@@ -109,6 +109,8 @@ def test_importing_the_package_is_light():
         ["pretrain", "--help"],
         ["finetune", "--help"],
         ["predict", "--help"],
+        ["spectrum", "--help"],
+        ["theorems", "--help"],
         ["bench"],
         ["bench", "table2", "--help"],
     ],

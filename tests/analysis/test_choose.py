@@ -55,6 +55,29 @@ def test_a_budget_keeps_as_much_as_any_choice(budget, multiple_of):
         assert kept_energy(spectrum, dims) == pytest.approx(best, abs=1e-12)
 
 
+@pytest.mark.parametrize("multiple_of", [1, 2])
+@pytest.mark.parametrize("budget", [12, 13, 17, 23, 29, 30])
+def test_a_budget_for_the_least_head_leaves_none_lower_than_it_must(budget, multiple_of):
+    rng = np.random.default_rng(budget)
+    spectrum = of(*np.sort(rng.random((6, 5)) ** 3, axis=1)[:, ::-1].tolist(), heads=3)
+    choices = range(1, 6) if multiple_of == 1 else (2, 4, 5)
+    dims = choose_projected_dims(spectrum, budget=budget, aim="least", multiple_of=multiple_of)
+    assert np.sum(dims) <= budget and set(np.ravel(dims)) <= set(choices)
+
+    def least(ks: object) -> float:
+        places = np.reshape(ks, (2, 3, 1)) - 1
+        return float(np.take_along_axis(spectrum.cumulative, places, axis=-1).min())
+
+    best = max(least(ks) for ks in itertools.product(choices, repeat=6) if sum(ks) <= budget)
+    assert least(dims) == pytest.approx(best, abs=1e-12)
+
+
+def test_a_flat_head_is_starved_by_the_total_and_fed_for_the_least():
+    spectrum = of([30, 25, 24, 21, 0], FLAT, heads=2)
+    assert choose_projected_dims(spectrum, budget=5) == [[4, 1]]
+    assert choose_projected_dims(spectrum, budget=5, aim="least") == [[2, 3]]
+
+
 def test_kept_energy_by_hand():
     assert kept_energy(of(STEEP, FLAT, heads=2), [[1, 3]]) == pytest.approx((0.8 + 0.6) / 2)
 
@@ -78,6 +101,7 @@ def test_the_result_is_a_config():
         ({"budget": 31}, "budget: expected 6 to 30 slots for 6 heads of 1 to 5, got 31"),
         ({"budget": 11, "multiple_of": 2}, "budget: expected 12 to 30 slots for 6 heads of 2 to 5, got 11"),
         ({"budget": 9, "multiple_of": 6}, "multiple_of: expected 1 to 5 \\(the rank\\), got 6"),
+        ({"budget": 9, "aim": "most"}, "aim: expected total or least, got 'most'"),
         ({"budget": 9, "by": "model"}, "by: expected head or layer, got 'model'"),
     ],
 )

@@ -11,8 +11,10 @@ import pytest
 from linformer_kit.report.efficiency import efficiency_markdown
 from linformer_kit.report.learning import learning_markdown, study_tables
 from linformer_kit.report.long import long_markdown
+from linformer_kit.report.spectrum import spectrum_markdown
 from linformer_kit.report.systems import systems_markdown
 from linformer_kit.report.table2 import table2_markdown
+from linformer_kit.report.theorems import theorems_markdown
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 DOCS = Path(__file__).parents[2] / "docs"
@@ -20,16 +22,21 @@ MARKDOWN = {
     "efficiency": efficiency_markdown,
     "learning": learning_markdown,
     "long": long_markdown,
+    "spectrum": spectrum_markdown,
     "systems": systems_markdown,
     "table2": table2_markdown,
+    "theorems": theorems_markdown,
 }
+NO_BENCH = ("spectrum", "theorems")  # commands of their own
 RESULTS = sorted(path for name in MARKDOWN for path in FOLDER.glob(f"*/{name}.json"))
 FIELDS = {
     "efficiency": {"settings", "baselines", "cells", "gemm", "copy", "complete"},
     "learning": {"settings", "learning_rates", "seconds_per_update", "trials", "complete"},
     "long": {"settings", "reference", "long", "ratio", "peak_bytes", "hidden_bytes", "weight_bytes"},
     "systems": {"settings", "systems", "complete"},
+    "spectrum": {"model", "text", "seq_len", "samples", "cumulative", "spread", "error", "at", "complete"},
     "table2": {"settings", "models", "fingerprints", "cells", "paper", "complete"},
+    "theorems": {"settings", "cases", "appendix"},
 }
 MACHINE = {"date", "device", "threads", "torch", "transformers", "linformer_kit", "commit"}
 
@@ -48,7 +55,7 @@ def test_tables_are_made_from_the_numbers(path):
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.parent.name)
 def test_results_say_what_they_were_made_with(path):
     results = json.loads(path.read_text(encoding="utf-8"))
-    assert results["command"] == f"bench {path.stem}"
+    assert results["command"] == (path.stem if path.stem in NO_BENCH else f"bench {path.stem}")
     assert results.keys() >= FIELDS[path.stem] | {"environment"}
     assert results["environment"].keys() >= MACHINE and results["environment"]["commit"]
     assert results.get("complete", True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+
 import numpy as np
 
 from linformer_kit.analysis.spectrum import Spectrum
@@ -13,6 +15,7 @@ def choose_projected_dims(
     *,
     energy: float | None = None,
     budget: int | None = None,
+    aim: str = "total",
     by: str = "head",
     multiple_of: int = 1,
 ) -> list[list[int]]:
@@ -24,9 +27,9 @@ def choose_projected_dims(
     Args:
         spectrum: What `attention_spectrum` found, at the length of text that the model is for.
         energy: The least k that keeps this share in each head, on average over samples; above 0, at most 1.
-        budget: Slots of all heads of all layers together: the ks that keep most energy, summed over heads, with at
-            least `multiple_of` in each. The curves are concave, so taking the largest gain each time is the best
-            choice.
+        budget: Slots of all heads of all layers together, with at least `multiple_of` in each head.
+        aim: What a budget is for: the most energy in `total`, summed over heads, or the most for the head that has
+            the `least`. In total a head with a flat spectrum gets next to nothing, for each slot gains little there.
         by: `head`, or `layer`: heads of a layer alike, by the mean of their curves; cheaper to run.
         multiple_of: What each k is a multiple of, as far as the rank allows.
 
@@ -41,8 +44,9 @@ def choose_projected_dims(
     """
     if (energy is None) == (budget is None):
         raise InputError(f"energy, budget: expected one of them, got {'neither' if energy is None else 'both'}")
-    if by not in ("head", "layer"):
-        raise InputError(f"by: expected head or layer, got {by!r}")
+    for name, value, known in (("aim", aim, ("total", "least")), ("by", by, ("head", "layer"))):
+        if value not in known:
+            raise InputError(f"{name}: expected {' or '.join(known)}, got {value!r}")
     layers, heads, rank = spectrum.cumulative.shape
     if not 1 <= multiple_of <= rank:
         raise InputError(f"multiple_of: expected 1 to {rank} (the rank), got {multiple_of!r}")
@@ -56,7 +60,7 @@ def choose_projected_dims(
         dims = _least_dims(curves, choices, energy)
     else:
         assert budget is not None
-        dims = _spend(curves, choices, budget, alike)
+        dims = _spend(curves, choices, budget, alike, aim)
     return [list(map(int, np.repeat(dims[layer], alike))) for layer in range(layers)]
 
 
@@ -81,23 +85,30 @@ def _least_dims(curves: np.ndarray, choices: np.ndarray, energy: float) -> np.nd
     return choices[enough.argmax(axis=-1)]
 
 
-def _spend(curves: np.ndarray, choices: np.ndarray, budget: int, alike: int) -> np.ndarray:
-    """The largest gains for each slot first, as far as the budget goes."""
+def _spend(curves: np.ndarray, choices: np.ndarray, budget: int, alike: int, aim: str) -> np.ndarray:
+    """One step after the other, to where a slot gains most or where the energy is least; as far as the budget goes.
+
+    For the total this is the best there is, since the curves are concave.
+    """
     count, rank = curves[..., 0].size * alike, curves.shape[-1]
     if not count * choices[0] <= budget <= count * rank:
         raise InputError(
             f"budget: expected {count * choices[0]} to {count * rank} slots for {count} heads of {choices[0]} to "
             f"{rank}, got {budget}"
         )
-    flat = curves.reshape(-1, rank)
-    kept = flat[:, choices - 1]
+    energies = curves.reshape(-1, rank)[:, choices - 1]
     sizes = np.diff(choices)
-    gains = np.diff(kept, axis=1) / sizes  # per slot, falling along each row
-    taken = np.zeros(len(flat), dtype=int)
+    priorities = -np.diff(energies, axis=1) / sizes if aim == "total" else energies[:, :-1]
+    taken = np.zeros(len(energies), dtype=int)
     left = budget - count * int(choices[0])
-    for place in np.argsort(-gains, axis=None, kind="stable"):
-        row, step = divmod(int(place), gains.shape[1])
-        cost = int(sizes[step]) * alike
-        if taken[row] == step and cost <= left:
-            taken[row], left = step + 1, left - cost
+    heap = [(priorities[row, 0], row) for row in range(len(energies))] if len(sizes) else []
+    heapq.heapify(heap)
+    while heap:
+        _, row = heapq.heappop(heap)
+        cost = int(sizes[taken[row]]) * alike
+        if cost <= left:
+            taken[row] += 1
+            left -= cost
+            if taken[row] < len(sizes):
+                heapq.heappush(heap, (priorities[row, taken[row]], row))
     return choices[taken].reshape(curves.shape[:-1])

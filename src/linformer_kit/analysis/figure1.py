@@ -19,7 +19,7 @@ from linformer_kit.analysis.choose import choose_projected_dims, kept_energy
 from linformer_kit.analysis.spectrum import Spectrum, SpectrumMeter
 from linformer_kit.analysis.texts import find_texts, sequence_length, sequences
 from linformer_kit.environment import environment
-from linformer_kit.errors import InputError, renamed
+from linformer_kit.errors import InputError
 from linformer_kit.loading import best_device, load_model
 from linformer_kit.report.spectrum import write_spectrum_report
 from linformer_kit.settings import SpectrumSettings
@@ -195,15 +195,16 @@ def _choose(settings: SpectrumSettings, found: Spectrum) -> dict[str, Any]:
     energy = settings.energy
     if energy is None and settings.budget is None:
         energy = _DEFAULT_ENERGY
-    with renamed("by", "choose_by"):
-        dims = choose_projected_dims(
-            found, energy=energy, budget=settings.budget, by=settings.choose_by, multiple_of=settings.multiple_of
-        )
-    return {
+    asked: dict[str, Any] = {
         "energy": energy,
         "budget": settings.budget,
+        "aim": settings.choose_for,
         "by": settings.choose_by,
         "multiple_of": settings.multiple_of,
+    }
+    dims = choose_projected_dims(found, **asked)
+    return {
+        **asked,
         "projected_dim": dims,
         "kept": round(kept_energy(found, dims), _DIGITS),
     }

@@ -90,7 +90,12 @@ def _reached(curve: np.ndarray) -> str:
 def _chosen(chosen: dict[str, Any]) -> list[str]:
     dims = chosen["projected_dim"]
     total, heads = int(np.sum(dims)), sum(map(len, dims))
-    aim = f"at least {chosen['energy']} of each head" if chosen["budget"] is None else f"{chosen['budget']:,} slots"
+    kind = {"total": "most energy in total", "least": "most energy for the least head"}[chosen["aim"]]
+    aim = (
+        f"at least {chosen['energy']} of each head"
+        if chosen["budget"] is None
+        else f"{chosen['budget']:,} slots, {kind}"
+    )
     header = ["layer", *(f"head {head}" for head in range(len(dims[0])))]
     return [
         f"## Chosen k, for {aim}",

@@ -118,6 +118,7 @@ class SpectrumSettings(SequenceSettings):
         choose: Write `projected_dims.yaml`, k for each layer and head, for `linformer pretrain --config`.
         energy: The least k that keeps this share of the singular values in each head; default: 0.9, without a budget.
         budget: The slots of all heads of all layers together, instead of energy.
+        choose_for: What a budget is spent on: the most energy in `total`, or for the head that has the `least`.
         choose_by: k for each `head`, or the same for all heads of a `layer`.
         multiple_of: What each k is a multiple of.
     """
@@ -130,6 +131,7 @@ class SpectrumSettings(SequenceSettings):
     choose: bool = False
     energy: float | None = None
     budget: int | None = None
+    choose_for: Literal["total", "least"] = "total"
     choose_by: Literal["head", "layer"] = "head"
     multiple_of: int = 1
 
