@@ -31,6 +31,17 @@ def test_they_are_those_of_numpy(shape):
     np.testing.assert_allclose(curves.numpy(), by_numpy(matrices), atol=1e-6)
 
 
+def test_threads_change_nothing_and_are_given_back():
+    matrices = mappings(5, 23, 23)
+    alone = singular_values(matrices)
+    torch.set_num_threads(2)
+    try:
+        torch.testing.assert_close(singular_values(matrices), alone, rtol=0, atol=1e-9)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+
+
 def test_uniform_attention_has_rank_one():
     curves = cumulative_curves(torch.full((1, 17, 17), 1 / 17), limits(1, 17))
     torch.testing.assert_close(curves, torch.ones(1, 17, dtype=torch.float64), atol=1e-6, rtol=0)

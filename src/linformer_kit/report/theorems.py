@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ _CONSTANT = ("answer 0", "mean of V")  # whatever k is
 _STYLES = {
     _FIRST: ("tab:red", "o"),
     _SECOND: ("tab:red", "o"),
-    "proof, δ = 1/n": ("tab:orange", "v"),
+    "proof, δ = 1/n": ("tab:orange", "_"),
     "proof, δ = 1": ("tab:brown", "^"),
     "pooling": ("tab:blue", "s"),
     "fitted E, F": ("tab:green", "D"),
@@ -27,6 +28,8 @@ _STYLES = {
     "answer 0": ("grey", ""),
     "mean of V": ("grey", ""),
 }
+_MARKER_SIZES = {"proof, δ = 1/n": 14}  # it lies under δ = 1/2ⁿ
+_PANELS_ABREAST = 2  # as many as are legible at the width of a page
 _LEAST_ERROR = 3e-3  # what is less is drawn there: at k = n errors fall to rounding
 
 
@@ -42,8 +45,8 @@ def write_theorems_report(results: dict[str, Any], folder: Path) -> str:
     """
     text = write_report(results, folder, "theorems", theorems_markdown)
     titles = {
-        "theorem1": "Theorem 1: ‖P̃w - Pw‖ / ‖Pw‖ for the columns w of V",
-        "theorem2": "Theorem 2: ‖softmax(wEᵀ)FV - softmax(w)V‖ / ‖softmax(w)V‖ for the rows w of the scores",
+        "theorem1": "Theorem 1: ‖P̃w − Pw‖ / ‖Pw‖ for the columns w of V",
+        "theorem2": "Theorem 2: ‖softmax(wEᵀ)FV − softmax(w)V‖ / ‖softmax(w)V‖ for the rows w of the scores",
     }
     for theorem, title in titles.items():
         draw_errors(results, theorem, folder / f"{theorem}.png", title=title)
@@ -229,11 +232,15 @@ def draw_errors(results: dict[str, Any], theorem: str, path: Path, *, title: str
         title: Above the picture.
     """
     cases = results["cases"]
+    rows = math.ceil(len(cases) / _PANELS_ABREAST)
+    columns = min(_PANELS_ABREAST, len(cases))
     figure, axes = plt.subplots(
-        1, len(cases), figsize=(1.6 + 3.3 * len(cases), 4.4), squeeze=False, sharey=True, layout="constrained"
+        rows, columns, figsize=(1 + 4 * columns, 1.4 + 3 * rows), squeeze=False, sharey=True, layout="constrained"
     )
+    for axis in axes.flat[len(cases) :]:
+        axis.axis("off")
     handles: dict[str, Any] = {}
-    for axis, case in zip(axes[0], cases, strict=True):
+    for axis, case in zip(axes.flat, cases, strict=False):
         for method, entries in case[theorem].items():
             color, marker = _STYLES[method]
             errors = [entry[_MEASURES[theorem]] for entry in entries]
@@ -243,18 +250,21 @@ def draw_errors(results: dict[str, Any], theorem: str, path: Path, *, title: str
                 continue
             ks = [entry["k"] for entry in entries]
             means = [max(error["error"], _LEAST_ERROR) for error in errors]
-            (handles[method],) = axis.plot(ks, means, color=color, marker=marker, markersize=4, label=method)
+            (handles[method],) = axis.plot(
+                ks, means, color=color, marker=marker, markersize=_MARKER_SIZES.get(method, 4), label=method
+            )
             low = [max(error["error"] / error["factor"], _LEAST_ERROR) for error in errors]
             high = [max(error["error"] * error["factor"], _LEAST_ERROR) for error in errors]
             axis.fill_between(ks, low, high, color=color, alpha=0.12, linewidth=0)
         _draw_bounds(axis, case, theorem)
         axis.set_title(f"{case['name']}, n {case['n']:,}, d {case['d']}", fontsize=10)
         axis.set_xlabel("k")
-    axes[0, 0].set_ylabel("relative error")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("relative error")
     figure.legend(
         handles=list(handles.values()),
         loc="outside lower center",
-        ncols=min(7, len(handles)),
+        ncols=4,
         frameon=False,
         fontsize=8,
     )
@@ -270,7 +280,7 @@ def _draw_bounds(axis: Axes, case: dict[str, Any], theorem: str) -> None:
     axis.set_ylim(_LEAST_ERROR, 30)
     for bound in case["bounds"]:
         k, epsilon = bound[f"{theorem}_dim"], bound["epsilon"]
-        axis.plot([k, k, 2 * k], [_LEAST_ERROR, epsilon, epsilon], color="tab:purple", linewidth=1, linestyle="--")
+        axis.plot([k, k, 4 * k], [_LEAST_ERROR, epsilon, epsilon], color="tab:purple", linewidth=1, linestyle="--")
         axis.text(k, epsilon, f" ε {epsilon:g}", color="tab:purple", fontsize=7, va="top")
     axis.axvline(case["n"], color="grey", linewidth=0.8)
     axis.text(case["n"], 20, " k = n", fontsize=7, color="grey")
