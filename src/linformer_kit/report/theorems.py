@@ -281,7 +281,9 @@ def _draw_bounds(axis: Axes, case: dict[str, Any], theorem: str) -> None:
     for bound in case["bounds"]:
         k, epsilon = bound[f"{theorem}_dim"], bound["epsilon"]
         axis.plot([k, k, 4 * k], [_LEAST_ERROR, epsilon, epsilon], color="tab:purple", linewidth=1, linestyle="--")
-        axis.text(k, epsilon, f" ε {epsilon:g}", color="tab:purple", fontsize=7, va="top")
+        axis.annotate(
+            f"ε {epsilon:g}", (k, epsilon), (3, -3), textcoords="offset points", color="tab:purple", fontsize=7, va="top"
+        )
     axis.axvline(case["n"], color="grey", linewidth=0.8)
     axis.text(case["n"], 20, " k = n", fontsize=7, color="grey")
     axis.xaxis.set_major_locator(LogLocator(base=2, numticks=7))
