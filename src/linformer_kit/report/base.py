@@ -20,8 +20,10 @@ __all__ = ["code", "file_name", "listed", "plt", "table", "write_json", "write_r
 
 
 def write_json(results: dict[str, Any], path: Path) -> None:
-    """Write results whole; what is not finite becomes null."""
+    """Write results whole, lists of numbers on a line each; what is not finite becomes null."""
     numbers = json.dumps(_finite(results), indent=2, ensure_ascii=False, allow_nan=False)
+    # No string of JSON holds a line break, so these lists are none that stand in one.
+    numbers = re.sub(r"\[\n([^\[\]{}\"]*)\]", lambda match: f"[{' '.join(match[1].split())}]", numbers)
     write_whole(path, numbers + "\n")
 
 
