@@ -282,7 +282,13 @@ def _draw_bounds(axis: Axes, case: dict[str, Any], theorem: str) -> None:
         k, epsilon = bound[f"{theorem}_dim"], bound["epsilon"]
         axis.plot([k, k, 4 * k], [_LEAST_ERROR, epsilon, epsilon], color="tab:purple", linewidth=1, linestyle="--")
         axis.annotate(
-            f"ε {epsilon:g}", (k, epsilon), (3, -3), textcoords="offset points", color="tab:purple", fontsize=7, va="top"
+            f"ε {epsilon:g}",
+            (k, epsilon),
+            (3, -3),
+            textcoords="offset points",
+            color="tab:purple",
+            fontsize=7,
+            va="top",
         )
     axis.axvline(case["n"], color="grey", linewidth=0.8)
     axis.text(case["n"], 20, " k = n", fontsize=7, color="grey")
