@@ -37,6 +37,7 @@ from linformer_kit.analysis.theorems import (
 )
 from linformer_kit.environment import environment
 from linformer_kit.errors import InputError
+from linformer_kit.functional import pooling_matrix
 from linformer_kit.loading import load_model
 from linformer_kit.report.theorems import write_theorems_report
 from linformer_kit.settings import TheoremsSettings
@@ -197,8 +198,8 @@ def _try(case: Case, settings: TheoremsSettings, generator: torch.Generator) -> 
         for k in dims:
             trial.record("both", "SVD", k, low_rank.cut(k))
             means = window_means(k, n)
-            spread = means * (n / k) ** 0.5  # rows of norm 1 where k divides n: a projection, as RᵀR is on average
-            trial.record("theorem1", "pooling", k, mapping @ (spread.mT @ (spread @ heads.value)))
+            windows = pooling_matrix(k, n).double()  # rows of norm 1: RᵀR becomes a projection
+            trial.record("theorem1", "pooling", k, mapping @ (windows.mT @ (windows @ heads.value)))
             trial.record("theorem2", "pooling", k, heads.projected(means, means))
             if k in fitted:
                 trial.record("theorem2", "fitted E, F", k, heads.projected(*fitted[k][number]))

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from linformer_kit.errors import InputError
+from linformer_kit.functional import pooling_matrix
 
 
 def theorem1_dim(n: int, epsilon: float) -> int:
@@ -112,10 +113,9 @@ def theorem2_matrices(r: Float[Tensor, "k n"], delta: float) -> tuple[Float[Tens
 
 
 def window_means(k: int, n: int) -> Float[Tensor, "k n"]:
-    """E = F of mean pooling: row i is the mean over positions ⌊i·n/k⌋ up to ⌊(i+1)·n/k⌋. In float64."""
-    edges = torch.arange(k + 1) * n // k
-    inside = (torch.arange(n) >= edges[:-1, None]) & (torch.arange(n) < edges[1:, None])
-    return inside.double() / inside.sum(dim=1, keepdim=True)
+    """E = F of mean pooling over the windows of `functional.pooling_matrix`: rows have the sum 1. In float64."""
+    windows = pooling_matrix(k, n).double()
+    return windows / windows.sum(dim=1, keepdim=True)
 
 
 class LowRank(NamedTuple):
