@@ -14,12 +14,28 @@ import transformers
 
 from linformer_kit._version import __version__
 
+FIELDS = frozenset(
+    (
+        "date",
+        "device",
+        "device_type",
+        "threads",
+        "cpu_capability",
+        "system",
+        "python",
+        "torch",
+        "transformers",
+        "linformer_kit",
+        "commit",
+    )
+)
+
 
 def environment(device: torch.device) -> dict[str, Any]:
     """The machine, the versions and the commit that results were made with."""
     return {
         "date": datetime.date.today().isoformat(),
-        "device": _processor() if device.type == "cpu" else torch.cuda.get_device_name(device),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
         "device_type": device.type,
         "threads": torch.get_num_threads(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),

@@ -215,10 +215,10 @@ def test_it_can_be_repeated(tmp_path):
     ("options", "message"),
     [
         (["--epsilons", "0.5", "1.5"], "epsilon: expected more than 0 and less than 1, got 1.5"),
-        (["--lengths", "1"], "lengths: expected 2 or more, got 1"),
-        (["--draws", "0"], "draws: expected 1 or more, got 0"),
-        (["--head_dim", "1"], "head_dim: expected 2 or more, got 1"),
-        (["--fit_steps", "-1"], "fit_steps: expected 0 or more, got -1"),
+        (["--lengths", "1"], "lengths: expected 2 to 16,384, got 1"),
+        (["--draws", "0"], "draws: expected 1 to 10,000, got 0"),
+        (["--head_dim", "1"], "head_dim: expected 2 to 4,096, got 1"),
+        (["--fit_steps", "-1"], "fit_steps: expected 0 to 1,000,000,000, got -1"),
     ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(tmp_path, capsys, options, message):
@@ -229,7 +229,7 @@ def test_bad_input_is_one_line_and_writes_nothing(tmp_path, capsys, options, mes
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--samples", "0"], "samples: expected 1 or more, got 0"),
+        (["--samples", "0"], "samples: expected 1 to 1,000,000,000, got 0"),
         (["--fit_samples", "100000"], "text: expected 100004 sequences of 23 tokens, got"),
         (["--layers", "2"], "layers: expected layers that linformer has, got 2"),
     ],

@@ -62,8 +62,14 @@ def visit_attention(model: PreTrainedModel, inputs: Mapping[str, Tensor], visit:
         visit: Called with the number of the layer, from 0, and its attention.
 
     Raises:
-        InputError: for an encoder and decoder, a decoder, a model without attention weights, and weights with a NaN.
+        InputError: for an encoder and decoder, a decoder, a model in training mode or without attention weights, inputs
+            without a token, and weights with a NaN.
     """
+    if model.training:
+        raise InputError("model: expected one in evaluation mode (model.eval()), got one in training")
+    for name, tensor in inputs.items():
+        if not tensor.numel():
+            raise InputError(f"{name}: expected at least one token, got {list(tensor.shape)}")
     if getattr(model.config, "is_encoder_decoder", False):
         raise InputError(f"model: expected an encoder, got an encoder with a decoder ({model.config.model_type})")
     layers = 0
@@ -147,9 +153,9 @@ def _attend(
     scores = query @ key.mT
     if attention_mask is not None:
         scores = scores + attention_mask[..., : key.shape[2]]
-    weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
+    weights = scores.softmax(dim=-1, dtype=torch.float32)
     _visit.get()(_of_real_tokens(weights, _real.get(), query, key, value))
-    return (weights @ value).transpose(1, 2).contiguous(), None
+    return (weights.to(value.dtype) @ value).transpose(1, 2).contiguous(), None
 
 
 def _visit_outputs(

@@ -8,6 +8,7 @@ import numpy as np
 
 from linformer_kit.analysis.spectrum import Spectrum
 from linformer_kit.errors import InputError
+from linformer_kit.projection import is_integer
 
 
 def choose_projected_dims(
@@ -44,6 +45,11 @@ def choose_projected_dims(
     """
     if (energy is None) == (budget is None):
         raise InputError(f"energy, budget: expected one of them, got {'neither' if energy is None else 'both'}")
+    for name, number in (("budget", budget), ("multiple_of", multiple_of)):
+        if number is not None and not is_integer(number):
+            raise InputError(f"{name}: expected a whole number, got {number!r}")
+    if isinstance(energy, (bool, str)):
+        raise InputError(f"energy: expected a number, got {energy!r}")
     for name, value, known in (("aim", aim, ("total", "least")), ("by", by, ("head", "layer"))):
         if value not in known:
             raise InputError(f"{name}: expected {' or '.join(known)}, got {value!r}")
@@ -88,7 +94,8 @@ def _least_dims(curves: np.ndarray, choices: np.ndarray, energy: float) -> np.nd
 def _spend(curves: np.ndarray, choices: np.ndarray, budget: int, alike: int, aim: str) -> np.ndarray:
     """One step after the other, to where a slot gains most or where the energy is least; as far as the budget goes.
 
-    For the total this is the best there is, since the curves are concave.
+    For the total this is the best there is where all steps are alike, since the curves are concave; of larger steps
+    some slots may be left that are too few for another.
     """
     count, rank = curves[..., 0].size * alike, curves.shape[-1]
     if not count * choices[0] <= budget <= count * rank:

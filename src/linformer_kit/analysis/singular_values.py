@@ -44,8 +44,8 @@ def _side_by_side(function: Callable[[Tensor], Tensor], tensors: list[Tensor]) -
     threads = torch.get_num_threads()
     if threads == 1:
         return list(map(function, tensors))
-    torch.set_num_threads(1)
     try:
+        torch.set_num_threads(1)
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             return list(pool.map(function, tensors))
     finally:
@@ -68,12 +68,13 @@ def cumulative_curves(
 def leading_curves(
     matrices: Float[Tensor, "many rows columns"], limits: Int[Tensor, " many"], leading: int
 ) -> tuple[Float[Tensor, "many leading"], Float[Tensor, " many"]]:
-    """The first part of `cumulative_curves` by a randomised decomposition, and how far it can be off.
+    """The first part of `cumulative_curves` by a randomised decomposition, and about how far it can be off.
 
     Twice as many values are found. Of the others the sum is known by its bounds alone: with q values found, σ the least
     of them, R² the rest of ‖P‖² and r the rank, it is between R²/σ, since none is above σ, and √((r - q)·R²), by Cauchy
-    and Schwarz. The curves take the middle, and half the distance is how far they can be off. That counts the leading
-    values as exact; in the flattest heads of a real model their sum is too low by up to 0.4 % (docs/theory.md).
+    and Schwarz. The curves take the middle, and half the distance is said to be their error. That takes the leading
+    values for exact, so it is an estimate and no bound: in flat spectra their sum is too low, by up to 0.4 % in the
+    flattest heads of a real model.
 
     Args:
         matrices: As in `cumulative_curves`.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,8 +34,8 @@ class Spectrum:
             all samples. A shorter sample, of which P has fewer than the most singular values, counts with 1 beyond
             them.
         spread: Standard deviation of the same over samples.
-        error: Largest amount, over samples and ranks, by which the values of a layer and head can differ from those of
-            all singular values; 0 unless only leading ones were sought.
+        error: By how much, over samples and ranks, the values of a layer and head may differ from those of all singular
+            values, an estimate (`singular_values.leading_curves`); 0 where all were sought.
         samples: How many sequences.
         tokens: How many real tokens they have.
     """
@@ -61,14 +62,12 @@ class SpectrumMeter:
         if leading is not None and leading < 1:
             raise InputError(f"leading: expected 1 or more, got {leading}")
         self._model, self._leading = model, leading
-        self._sum: np.ndarray | None = None
-        self._squares = self._error = np.zeros(0)
-        self._samples = self._tokens = 0
+        self._totals: _Totals | None = None
 
     @property
     def samples(self) -> int:
         """Sequences that have been added."""
-        return self._samples
+        return 0 if self._totals is None else self._totals.samples
 
     def add(self, inputs: Mapping[str, Tensor]) -> None:
         """Run the model on a batch; either all of it counts or, after an exception, nothing.
@@ -91,9 +90,8 @@ class SpectrumMeter:
         by_layer = np.stack([_filled(curves, longest) for curves, _ in layers], axis=1)
         error = np.stack([bounds for _, bounds in layers], axis=1)
         present = np.array(counts) > 0
-        self._accumulate(by_layer[present], error[present])
-        self._samples += int(present.sum())
-        self._tokens += sum(counts)
+        if present.any():  # one assignment, which nothing can interrupt
+            self._totals = _added(self._totals, by_layer[present], error[present], sum(counts))
 
     def result(self) -> Spectrum:
         """The spectrum of all batches.
@@ -101,11 +99,11 @@ class SpectrumMeter:
         Raises:
             InputError: if there were none.
         """
-        if self._sum is None or not self._samples:
+        if self._totals is None:
             raise InputError("batches: expected at least one with a real token, got none")
-        mean = self._sum / self._samples
-        spread = np.sqrt(np.maximum(self._squares / self._samples - mean**2, 0))
-        return Spectrum(mean, spread, self._error, self._samples, self._tokens)
+        samples, tokens, total, squares, error = self._totals
+        mean = total / samples
+        return Spectrum(mean, np.sqrt(np.maximum(squares / samples - mean**2, 0)), error, samples, tokens)
 
     def _curves(self, attention: LayerAttention) -> tuple[np.ndarray, np.ndarray]:
         """Cumulative curves `[batch, heads, rank]`, and how far they can be off, `[batch, heads]`."""
@@ -123,20 +121,30 @@ class SpectrumMeter:
                 error.append(bound)
         return tuple(torch.cat(parts).unflatten(0, (batch, heads)).numpy() for parts in (curves, error))
 
-    def _accumulate(self, curves: np.ndarray, error: np.ndarray) -> None:
-        if not len(curves):
-            return
-        total, squares, most = curves.sum(0), (curves**2).sum(0), error.max(0)
-        if self._sum is None:
-            self._sum, self._squares, self._error = total, squares, most
-            return
-        if self._sum.shape[:2] != total.shape[:2]:
-            raise InputError(f"batches: expected {self._sum.shape[:2]} layers and heads, got {total.shape[:2]}")
-        rank = max(total.shape[2], self._sum.shape[2])
-        fresh = len(curves)
-        self._sum = _filled(self._sum, rank, self._samples) + _filled(total, rank, fresh)
-        self._squares = _filled(self._squares, rank, self._samples) + _filled(squares, rank, fresh)
-        self._error = np.maximum(self._error, most)
+
+class _Totals(NamedTuple):
+    """Sums over samples."""
+
+    samples: int
+    tokens: int
+    curves: np.ndarray
+    squares: np.ndarray
+    error: np.ndarray  # the largest
+
+
+def _added(totals: _Totals | None, curves: np.ndarray, error: np.ndarray, tokens: int) -> _Totals:
+    fresh = _Totals(len(curves), tokens, curves.sum(0), (curves**2).sum(0), error.max(0))
+    if totals is None:
+        return fresh
+    if totals.error.shape != fresh.error.shape:
+        raise InputError(f"batches: expected {totals.error.shape} layers and heads, got {fresh.error.shape}")
+    rank = max(fresh.curves.shape[2], totals.curves.shape[2])
+    curves, squares = (
+        _filled(before, rank, totals.samples) + _filled(now, rank, fresh.samples)
+        for before, now in ((totals.curves, fresh.curves), (totals.squares, fresh.squares))
+    )
+    error = np.maximum(totals.error, fresh.error)
+    return _Totals(totals.samples + fresh.samples, totals.tokens + tokens, curves, squares, error)
 
 
 def attention_spectrum(

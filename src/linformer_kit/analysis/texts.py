@@ -20,14 +20,20 @@ from linformer_kit.settings import SequenceSettings
 _DEFAULT_LENGTH = 512
 _SHORTEST = 4  # start, two tokens, end
 _FILES_IN_TURN = 64  # that are open together
+_MOST_SAMPLES = 10**9
 
 
 def sequence_length(settings: SequenceSettings, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
     """Tokens in a sequence: as asked for, or 512 as in Figure 1, or the longest that the model takes if that is less.
 
     Raises:
-        InputError: for more than the model takes, or too few for any text.
+        InputError: for more than the model takes, or too few for any text, and for a tokenizer that is another model's.
     """
+    words = model.get_input_embeddings().num_embeddings
+    if len(tokenizer) > words:
+        raise InputError(
+            f"model: expected a tokenizer of at most {words:,} tokens, as the model has, got {len(tokenizer):,}"
+        )
     if settings.seq_len is None:
         return min(_DEFAULT_LENGTH, input_length(model, tokenizer, None))
     if settings.seq_len < _SHORTEST:
@@ -42,8 +48,8 @@ def find_texts(settings: SequenceSettings) -> TextFiles:
     Raises:
         InputError: as `find_files`, and for settings that do not fit.
     """
-    if settings.samples < 1:
-        raise InputError(f"samples: expected 1 or more, got {settings.samples}")
+    if not 1 <= settings.samples <= _MOST_SAMPLES:
+        raise InputError(f"samples: expected 1 to {_MOST_SAMPLES:,}, got {settings.samples}")
     if settings.text is None:
         return standard_library()
     paths = find_files(settings.text, field="text")

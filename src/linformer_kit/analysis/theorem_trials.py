@@ -29,6 +29,7 @@ from linformer_kit.analysis.theorems import (
     random_heads,
     theorem1_dim,
     theorem1_errors,
+    theorem1_variance_dim,
     theorem2_dim,
     theorem2_errors,
     theorem2_matrices,
@@ -41,13 +42,21 @@ from linformer_kit.functional import pooling_matrix
 from linformer_kit.loading import load_model
 from linformer_kit.report.theorems import write_theorems_report
 from linformer_kit.settings import TheoremsSettings
-from linformer_kit.training.checkpoint import check_new_folder, check_output_dir, open_output_dir, whole_folder
+from linformer_kit.training.checkpoint import (
+    check_new_folder,
+    check_output_dir,
+    open_output_dir,
+    uninterrupted,
+    whole_folder,
+)
 
 CONFIDENCE = 0.9  # share of columns, or of queries, that counts as "the bound holds"
 _RANDOM_MATRICES = 3
 _SMALLEST_K = 8
 _DRAWN_LAYERS = 3
-_DRAWS_RATIO = 4  # R is drawn for each random matrix so many times as often as for each of a model's, of which are more
+_DRAWS_RATIO = 4  # R is drawn so many times as often for random matrices, of which are few, and for k up to n
+_MOST_TIMES_N, _STEPS_PER_OCTAVE = 8, 2  # of the ks above n, with which nothing is saved, but the bound may hold
+_LONGEST, _WIDEST, _LARGEST_DIM, _LARGEST_SEED = 16384, 4096, 200_000, 2**32 - 1
 _CPU = torch.device("cpu")
 
 
@@ -65,16 +74,20 @@ class Case(NamedTuple):
 
 def main(settings: TheoremsSettings) -> None:
     """Measure, write, print."""
-    text, folder = theorems(settings)
+    text, folder, interrupted = theorems(settings)
     print(text)
     print(f"Saved in {folder}")
+    if interrupted:
+        raise KeyboardInterrupt
 
 
-def theorems(settings: TheoremsSettings) -> tuple[str, Path]:
-    """Try both theorems, and write `theorems.json`, `theorems.md`, `theorem1.png` and `theorem2.png`.
+def theorems(settings: TheoremsSettings) -> tuple[str, Path, bool]:
+    """Try both theorems, and write `theorems.json`, `theorems.md`, and pictures.
+
+    Ctrl-C ends the measurement; the kinds of attention that are done are written.
 
     Returns:
-        The Markdown text and the folder.
+        The Markdown text, the folder, and whether there was a Ctrl-C.
 
     Raises:
         InputError: for settings, texts or a model that do not fit; nothing is written then.
@@ -86,37 +99,57 @@ def theorems(settings: TheoremsSettings) -> tuple[str, Path]:
     generator = torch.Generator().manual_seed(settings.seed)
     started = time.perf_counter()
     cases = [_random_case(settings, n, generator) for n in settings.lengths]
-    if settings.model is not None:
-        cases.append(_model_case(settings, generator))
-    measured = [_try(case, settings, generator) for case in cases]
     recorded = {name: value for name, value in dataclasses.asdict(settings).items() if name != "output_dir"}
     if settings.model is not None:
+        cases.append(_model_case(settings, generator))
         recorded["model"] = Path(settings.model).name if Path(settings.model).exists() else settings.model
         recorded["text"] = find_texts(settings).name
-    results = {
-        "command": "theorems",
-        "environment": environment(_CPU),
-        "settings": recorded,
+    results: dict[str, Any] = {"command": "theorems", "environment": environment(_CPU), "settings": recorded}
+    measured: list[dict[str, Any]] = []
+    try:
+        for case in cases:
+            measured.append(_try(case, settings, generator))
+    except KeyboardInterrupt:
+        if not measured:
+            raise
+    interrupted = len(measured) < len(cases)
+    results |= {
         "cases": measured,
-        "appendix": [_appendix(n, settings.head_dim, generator) for n in settings.lengths],
+        "appendix": [_appendix(n, settings.head_dim, generator) for n in ([] if interrupted else settings.lengths)],
+        "complete": not interrupted,
         "seconds": round(time.perf_counter() - started, 1),
     }
     folder = open_output_dir(settings.output_dir, command="theorems", overwrite=False)
-    with whole_folder(folder) as part:
-        return write_theorems_report(results, part), folder
+    with uninterrupted(), whole_folder(folder) as part:
+        return write_theorems_report(results, part), folder, interrupted
 
 
 def _check(settings: TheoremsSettings) -> None:
-    for name, least in (("lengths", 2), ("epsilons", 0)):
+    for name in ("lengths", "epsilons"):
         if not getattr(settings, name):
             raise InputError(f"{name}: expected at least one, got none")
-        if least and min(getattr(settings, name)) < least:
-            raise InputError(f"{name}: expected {least} or more, got {min(getattr(settings, name))}")
+    for name, least, most in (
+        ("lengths", 2, _LONGEST),
+        ("head_dim", 2, _WIDEST),
+        ("draws", 1, 10_000),
+        ("fit_samples", 2, 10**9),
+        ("fit_steps", 0, 10**9),
+        ("seed", 0, _LARGEST_SEED),
+    ):
+        value = getattr(settings, name)
+        for number in value if isinstance(value, list) else [value]:
+            if not least <= number <= most:
+                raise InputError(f"{name}: expected {least} to {most:,}, got {number}")
     for epsilon in settings.epsilons:
-        theorem1_dim(2, epsilon)
-    for name, least in (("head_dim", 2), ("draws", 1), ("samples", 1), ("fit_samples", 1), ("fit_steps", 0)):
-        if getattr(settings, name) < least:
-            raise InputError(f"{name}: expected {least} or more, got {getattr(settings, name)}")
+        k = theorem1_dim(max(settings.lengths), epsilon)
+        if k > _LARGEST_DIM:
+            raise InputError(f"epsilons: expected k of at most {_LARGEST_DIM:,} (Theorem 1), got {k:,} with {epsilon}")
+    for name in ("text", "layers", "seq_len"):
+        value = getattr(settings, name)
+        if settings.model is None and value is not None:
+            raise InputError(f"{name}: expected a model with it, got {value} without")
+    if settings.layers == []:
+        raise InputError("layers: expected at least one, got none")
 
 
 def _random_case(settings: TheoremsSettings, n: int, generator: torch.Generator) -> Case:
@@ -181,16 +214,17 @@ def _dims(n: int) -> list[int]:
 def _try(case: Case, settings: TheoremsSettings, generator: torch.Generator) -> dict[str, Any]:
     n, d = case.n, case.d
     bounds = [_bounds(n, d, epsilon) for epsilon in settings.epsilons]
-    needed = {bound[name] for bound in bounds for name in ("theorem1_dim", "theorem2_dim")}
     dims = _dims(n)
-    meter = _Meter(settings.epsilons)
+    meter = Meter(settings.epsilons)
     dims_to_fit = dims[:-1]  # with k = n the start is exact
     fitting = tqdm(dims_to_fit, desc="Fitting E and F", unit=" k", dynamic_ncols=True, delay=2) if case.fitted else ()
     fitted = {k: case.fitted(k) for k in fitting if case.fitted}
+    variances = []
     bar = tqdm(case.heads, desc=f"Attention of {case.name}, n {n}", unit=" texts", dynamic_ncols=True, delay=2)
     for number, heads in enumerate(bar):
         mapping = heads.mapping()
         exact = mapping @ heads.value
+        variances.append(theorem1_variance_dim(mapping, heads.value, exact).flatten())
         trial = _Trial(heads, mapping, exact, meter)
         low_rank = LowRank.of(mapping, heads.value)
         trial.record("both", "answer 0", 0, torch.zeros_like(exact))
@@ -203,12 +237,7 @@ def _try(case: Case, settings: TheoremsSettings, generator: torch.Generator) -> 
             trial.record("theorem2", "pooling", k, heads.projected(means, means))
             if k in fitted:
                 trial.record("theorem2", "fitted E, F", k, heads.projected(*fitted[k][number]))
-        for k in sorted({*dims, *needed}):
-            for _ in range(case.draws):
-                r = gaussian_projection(k, n, generator)
-                trial.record("theorem1", "R, as in the proof", k, mapping @ (r.mT @ (r @ heads.value)))
-                for label, delta in _deltas(n).items():
-                    trial.record("theorem2", label, k, heads.projected(*theorem2_matrices(r, delta)))
+        _try_the_proofs(trial, case, bounds, generator)
     return {
         "name": case.name,
         "n": n,
@@ -217,13 +246,31 @@ def _try(case: Case, settings: TheoremsSettings, generator: torch.Generator) -> 
         "draws": case.draws,
         "bounds": bounds,
         "confidence": CONFIDENCE,
+        "variance_dim": float(torch.cat(variances).nan_to_num(posinf=math.inf).median()),
         **meter.results(),
     }
 
 
-def _deltas(n: int) -> dict[str, float]:
-    """δ of Theorem 2: as in the proof, and larger ones, with which it would at least see the scores."""
-    return {"proof, δ = 1": 1.0, "proof, δ = 1/n": 1 / n, "proof, δ = 1/2ⁿ": 2.0**-n}
+def _try_the_proofs(trial: _Trial, case: Case, bounds: list[dict[str, Any]], generator: torch.Generator) -> None:
+    """What R gives: with k up to n, with those that the theorems ask for, and for Theorem 1 up to 8n."""
+    n = case.n
+    dims = {*_dims(n), *(bound[name] for bound in bounds for name in ("theorem1_dim", "theorem2_dim"))}
+    steps = _STEPS_PER_OCTAVE * round(math.log2(_MOST_TIMES_N))
+    above = {round(n * 2 ** (step / _STEPS_PER_OCTAVE)) for step in range(1, steps + 1)}
+    for k in sorted(dims | above):
+        for _ in range(case.draws if k <= n else max(1, case.draws // _DRAWS_RATIO)):
+            r = gaussian_projection(k, n, generator)
+            trial.record("theorem1", "R, as in the proof", k, trial.mapping @ (r.mT @ (r @ trial.heads.value)))
+            for label, delta in DELTAS.items() if k in dims else ():
+                trial.record("theorem2", label, k, trial.heads.projected(*theorem2_matrices(r, delta(n))))
+
+
+# δ of Theorem 2: larger ones, with which it would at least see the scores, and that of the proof.
+DELTAS: dict[str, Callable[[int], float]] = {
+    "proof, δ = 1": lambda n: 1.0,
+    "proof, δ = 1/n": lambda n: 1 / n,
+    "proof, δ = 1/2ⁿ": lambda n: 2.0**-n,
+}
 
 
 def _bounds(n: int, d: int, epsilon: float) -> dict[str, Any]:
@@ -246,19 +293,19 @@ def _bounds(n: int, d: int, epsilon: float) -> dict[str, Any]:
 class _Trial:
     """One set of heads: approximate outputs in, errors into the meter."""
 
-    def __init__(self, heads: Heads, mapping: Tensor, exact: Tensor, meter: _Meter) -> None:
-        self._heads, self._mapping, self._exact, self._meter = heads, mapping, exact, meter
+    def __init__(self, heads: Heads, mapping: Tensor, exact: Tensor, meter: Meter) -> None:
+        self.heads, self.mapping, self._exact, self._meter = heads, mapping, exact, meter
 
     def record(self, theorem: str, method: str, k: int, approximate: Float[Tensor, "heads n d"]) -> None:
         """The errors of one method at one k, by the measures of one theorem or of both."""
-        arguments = (self._mapping, self._heads.value, self._exact, approximate)
+        arguments = (self.mapping, self.heads.value, self._exact, approximate)
         if theorem != "theorem2":
             self._meter.add("theorem1", method, k, theorem1_errors(*arguments)._asdict())
         if theorem != "theorem1":
             self._meter.add("theorem2", method, k, theorem2_errors(*arguments)._asdict())
 
 
-class _Meter:
+class Meter:
     """Sums of what the errors of each theorem, method and k do: their means and how many are at most ε."""
 
     def __init__(self, epsilons: list[float]) -> None:
@@ -269,7 +316,7 @@ class _Meter:
         """Count errors in: by measure, their logarithms and those within each ε."""
         sums = self._sums.setdefault((theorem, method, k), {})
         for measure, values in errors.items():
-            logs = values.clamp(min=1e-16).log()
+            logs = values.clamp(1e-16, 1e16).log()  # where an output is 0, errors are infinite
             counts = [float((values <= epsilon).sum()) for epsilon in self._epsilons]
             new = [float(values.numel()), float(logs.sum()), float(logs.square().sum()), *counts]
             sums[measure] = [a + b for a, b in zip(sums.get(measure, [0.0] * len(new)), new, strict=True)]

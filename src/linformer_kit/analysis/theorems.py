@@ -8,6 +8,7 @@ Axes: heads (matrices), n (positions), d (head_dim), k (slots).
 from __future__ import annotations
 
 import math
+from numbers import Integral
 from typing import NamedTuple
 
 import torch
@@ -62,13 +63,13 @@ def union_bound(events: float, k: int, epsilon: float) -> float:
 
 
 def _exponent(epsilon: float) -> float:
-    if not 0 < epsilon < 1:
+    if not 0 < epsilon < 1 or epsilon**2 - epsilon**3 <= 0:  # which underflows
         raise InputError(f"epsilon: expected more than 0 and less than 1, got {epsilon}")
     return epsilon**2 - epsilon**3
 
 
 def _check(name: str, value: int) -> None:
-    if not isinstance(value, int) or value < 2:
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < 2:
         raise InputError(f"{name}: expected 2 or more, got {value!r}")
 
 
@@ -119,7 +120,10 @@ def window_means(k: int, n: int) -> Float[Tensor, "k n"]:
 
 
 class LowRank(NamedTuple):
-    """The singular value decomposition of P, ready to be cut at any rank: equation 6."""
+    """The singular value decomposition of P, ready to be cut at any rank: equation 6.
+
+    The nearest matrix of that rank to P. It knows nothing of V, so P_low·V need not be the nearest to P·V.
+    """
 
     left: Float[Tensor, "heads n rank"]
     right: Float[Tensor, "heads rank d"]
@@ -155,17 +159,34 @@ def theorem1_errors(
     exact: Float[Tensor, "heads n d"],
     approximate: Float[Tensor, "heads n d"],
 ) -> Theorem1Errors:
-    """The errors of P̃·V, `approximate`, against P·V, `exact`."""
+    """The errors of P̃·V, `approximate`, against P·V, `exact`; 0 where there is none, whatever it is relative to."""
     error = (approximate - exact).abs()
     scale = mapping.norm(dim=-1, keepdim=True) * value.norm(dim=-2, keepdim=True)
-    return Theorem1Errors(error.norm(dim=-2) / exact.norm(dim=-2), error / exact.abs(), error / scale)
+    return Theorem1Errors(
+        _relative(error.norm(dim=-2), exact.norm(dim=-2)), _relative(error, exact.abs()), _relative(error, scale)
+    )
+
+
+def theorem1_variance_dim(
+    mapping: Float[Tensor, "heads n n"], value: Float[Tensor, "heads n d"], exact: Float[Tensor, "heads n d"]
+) -> Float[Tensor, "heads d"]:
+    """1 + ‖P‖²·‖w‖²/‖P·w‖² for each column w of V; over ε² that is the k with which Theorem 1's mean square is ε².
+
+    The variance of x·RᵀR·w is (‖x‖²‖w‖² + (x·w)²)/k for each row x of P; this is its sum over rows, relative to ‖P·w‖².
+    """
+    size = mapping.square().sum(dim=(-2, -1))[..., None]
+    return 1 + size * value.square().sum(dim=-2) / exact.square().sum(dim=-2)
+
+
+def _relative(error: Tensor, scale: Tensor) -> Tensor:
+    return torch.where(error == 0, 0.0, error / scale)
 
 
 class Theorem2Errors(NamedTuple):
     """‖õ - o‖ of the output o of each query, by two measures.
 
     Attributes:
-        stated: Over ‖softmax(w)‖·‖V‖_F, what the theorem bounds by ε; w is the row of scores.
+        stated: Over ‖softmax(w)‖·‖V‖, the Frobenius norm of V, what the theorem bounds by ε; w is the row of scores.
         relative: Over ‖o‖.
     """
 
@@ -182,4 +203,4 @@ def theorem2_errors(
     """The errors of softmax(w·Eᵀ)·F·V, `approximate`, against softmax(w)·V, `exact`."""
     error = (approximate - exact).norm(dim=-1)
     scale = mapping.norm(dim=-1) * value.norm(dim=(-2, -1))[..., None]
-    return Theorem2Errors(error / scale, error / exact.norm(dim=-1))
+    return Theorem2Errors(_relative(error, scale), _relative(error, exact.norm(dim=-1)))

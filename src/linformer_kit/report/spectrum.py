@@ -59,11 +59,11 @@ def spectrum_markdown(results: dict[str, Any]) -> str:
     if (at, results["seq_len"]) == (_PAPER_AT, _PAPER_OF):
         low, high = _PAPER_SHARES
         lines += ["", f"The paper's Figure 1, RoBERTa-large on Wiki103, at the same place: {low} to {high}."]
-    if results["leading"] is not None:
+    if results["leading"] is not None and np.max(results["error"]) > 0:
         lines += [
             "",
             f"Only the {results['leading']} largest singular values were sought, at random; the sum of the others is "
-            f"known by its bounds, so that shares may be off by up to {np.max(results['error']):.4f}.",
+            f"estimated, so that shares may be off by about {np.max(results['error']):.4f}.",
         ]
     if not results["complete"]:
         lines += ["", "Interrupted: fewer texts than asked for."]
@@ -152,6 +152,7 @@ def draw_spectrum(results: dict[str, Any], path: Path) -> None:
                 right.text(head, layer, text, ha="center", va="center", fontsize=7, color=color)
     figure.colorbar(image, ax=right)
     weights = ", weights drawn anew" if results["untrained"] else ""
-    figure.suptitle(f"Spectrum of attention: {results['model']}{weights}, n {results['seq_len']}", fontsize=11)
+    title = f"Spectrum of attention: {results['model']}{weights}, n {results['seq_len']}"
+    figure.suptitle(title, fontsize=11, parse_math=False)
     figure.savefig(path, dpi=150)
     plt.close(figure)

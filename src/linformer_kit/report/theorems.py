@@ -14,8 +14,24 @@ from linformer_kit.report.base import code, plt, table, write_report
 from linformer_kit.report.ceiling import environment_line
 
 _FIRST, _SECOND = "R, as in the proof", "proof, δ = 1/2ⁿ"
-# By which measure a method's curve is drawn and its k sought.
-_MEASURES = {"theorem1": "vector", "theorem2": "relative"}
+# What is drawn: name of the picture, theorem, measure, whether the theorem is about it, title.
+_PICTURES = (
+    ("theorem1", "theorem1", "vector", True, "Theorem 1: ‖P̃w − Pw‖ / ‖Pw‖ for the columns w of V"),
+    (
+        "theorem2",
+        "theorem2",
+        "stated",
+        True,
+        "Theorem 2: ‖softmax(wEᵀ)FV − softmax(w)V‖ / (‖softmax(w)‖·‖V‖) for the rows w of the scores",
+    ),
+    (
+        "theorem2-relative",
+        "theorem2",
+        "relative",
+        False,
+        "The same error relative to the output: ‖softmax(wEᵀ)FV − softmax(w)V‖ / ‖softmax(w)V‖",
+    ),
+)
 _CONSTANT = ("answer 0", "mean of V")  # whatever k is
 _STYLES = {
     _FIRST: ("tab:red", "o"),
@@ -30,11 +46,12 @@ _STYLES = {
 }
 _MARKER_SIZES = {"proof, δ = 1/n": 14}  # it lies under δ = 1/2ⁿ
 _PANELS_ABREAST = 2  # as many as are legible at the width of a page
-_LEAST_ERROR = 3e-3  # what is less is drawn there: at k = n errors fall to rounding
+_LEAST_ERRORS = {"vector": 3e-3, "stated": 3e-4, "relative": 3e-3}  # what is less is drawn there, as at k = n
+_LARGEST_ERROR = 30.0
 
 
 def write_theorems_report(results: dict[str, Any], folder: Path) -> str:
-    """Write `theorems.json`, `theorems.md`, `theorem1.png` and `theorem2.png`.
+    """Write `theorems.json`, `theorems.md`, `theorem1.png`, `theorem2.png` and `theorem2-relative.png`.
 
     Args:
         results: What `analysis.theorem_trials.theorems` measured.
@@ -44,12 +61,8 @@ def write_theorems_report(results: dict[str, Any], folder: Path) -> str:
         The Markdown text.
     """
     text = write_report(results, folder, "theorems", theorems_markdown)
-    titles = {
-        "theorem1": "Theorem 1: ‖P̃w − Pw‖ / ‖Pw‖ for the columns w of V",
-        "theorem2": "Theorem 2: ‖softmax(wEᵀ)FV − softmax(w)V‖ / ‖softmax(w)V‖ for the rows w of the scores",
-    }
-    for theorem, title in titles.items():
-        draw_errors(results, theorem, folder / f"{theorem}.png", title=title)
+    for name, theorem, measure, bounded, title in _PICTURES:
+        draw_errors(results, theorem, measure, folder / f"{name}.png", title=title, bounded=bounded)
     return text
 
 
@@ -69,8 +82,9 @@ def theorems_markdown(results: dict[str, Any]) -> str:
         "P̃ = P·Rᵀ·R with the k that the theorem asks for. Promised: the least probability, 1 - 2n·exp(-(ε² - ε³)k/4); "
         "corrected: with 4n, which Johnson-Lindenstrauss gives for inner products; below 0 says nothing. Held: share "
         "of the columns w of V with ‖P̃w - Pw‖ ≤ ε‖Pw‖; of entries with |x̃w - xw| ≤ ε|xw|, x a row of P, as the proof "
-        "has it; and with |x̃w - xw| ≤ ε‖x‖‖w‖. k needed: the smallest k tried with which "
-        f"{confidence} of the columns held; above n it saves nothing.",
+        "has it; and with |x̃w - xw| ≤ ε‖x‖‖w‖. k needed: the smallest k tried, up to 8n, from which on "
+        f"{confidence} of the columns held; k by variance: with which the mean square of the error is ε², the median "
+        "of the columns. Above n neither saves anything. In brackets: over the theorem's k.",
         "",
         *table(
             [
@@ -85,7 +99,7 @@ def theorems_markdown(results: dict[str, Any]) -> str:
                 "entries held",
                 "with ‖x‖‖w‖",
                 "k needed",
-                "of the theorem's",
+                "k by variance",
             ],
             [_first_row(case, place) for case in results["cases"] for place in range(len(settings["epsilons"]))],
         ),
@@ -94,8 +108,8 @@ def theorems_markdown(results: dict[str, Any]) -> str:
         "",
         "E = δR and F = e^(-δ)R, δ = 1/2ⁿ, with the k of the appendix. Promised: the least probability for one query, "
         "1 - 2d·exp(-(ε² - ε³)k/4), or, where k is 9·ln d/(ε² - ε³), with the 4d² events that the proof then has. "
-        "Held: share of the queries with an error of at most ε‖softmax(w)‖‖V‖, as the theorem has it, and of at most "
-        "ε‖softmax(w)V‖; beside the first, what the answer 0 gets.",
+        "Held: share of the queries with an error of at most ε‖softmax(w)‖‖V‖ (Frobenius), as the theorem has it, and "
+        "of at most ε‖softmax(w)V‖; beside the first, what the answer 0 gets.",
         "",
         *table(
             ["attention", "n", "ε", "k", "promised", "error", "held", "answer 0", "held, relative"],
@@ -118,6 +132,8 @@ def theorems_markdown(results: dict[str, Any]) -> str:
             [_appendix_row(entry) for entry in results["appendix"]],
         ),
     ]
+    if not results.get("complete", True):
+        lines += ["", "Interrupted: other kinds of attention were to follow."]
     return "\n".join(lines) + "\n"
 
 
@@ -137,6 +153,7 @@ def _first_row(case: dict[str, Any], place: int) -> list[str]:
     k = bound["theorem1_dim"]
     entry = _at(case["theorem1"][_FIRST], k)
     needed = _needed(case["theorem1"][_FIRST], "vector", place, case)
+    by_variance = case["variance_dim"] / bound["epsilon"] ** 2
     return [
         *_of_case(case),
         f"{bound['epsilon']}",
@@ -145,8 +162,8 @@ def _first_row(case: dict[str, Any], place: int) -> list[str]:
         _promise(bound["theorem1_failure_corrected"]),
         f"{entry['vector']['error']:.2f}",
         *(f"{entry[measure]['held'][place]:.3f}" for measure in ("vector", "row", "corrected")),
-        _count(needed),
-        "" if needed is None else f"{needed / k:.2f}",
+        "none" if needed is None else f"{needed:,} ({needed / k:.1f})",
+        f"{by_variance:,.0f} ({by_variance / k:.1f})",
     ]
 
 
@@ -222,14 +239,16 @@ def _count(needed: int | None) -> str:
     return "none" if needed is None else f"{needed:,}"
 
 
-def draw_errors(results: dict[str, Any], theorem: str, path: Path, *, title: str) -> None:
-    """Relative error against k, a panel for each kind of attention; bands are a factor of one deviation.
+def draw_errors(results: dict[str, Any], theorem: str, measure: str, path: Path, *, title: str, bounded: bool) -> None:
+    """Error against k, a panel for each kind of attention; bands are a factor of one deviation.
 
     Args:
         results: As for `write_theorems_report`.
         theorem: `theorem1` or `theorem2`.
+        measure: Which of its errors.
         path: Where to draw.
         title: Above the picture.
+        bounded: Whether it is the one that the theorem bounds.
     """
     cases = results["cases"]
     rows = math.ceil(len(cases) / _PANELS_ABREAST)
@@ -240,27 +259,30 @@ def draw_errors(results: dict[str, Any], theorem: str, path: Path, *, title: str
     for axis in axes.flat[len(cases) :]:
         axis.axis("off")
     handles: dict[str, Any] = {}
+    least = _LEAST_ERRORS[measure]
     for axis, case in zip(axes.flat, cases, strict=False):
         for method, entries in case[theorem].items():
             color, marker = _STYLES[method]
-            errors = [entry[_MEASURES[theorem]] for entry in entries]
+            errors = [entry[measure] for entry in entries]
             if method in _CONSTANT:
                 style = ":" if method == "answer 0" else "-."
                 handles[method] = axis.axhline(errors[0]["error"], color=color, linestyle=style, label=method)
                 continue
             ks = [entry["k"] for entry in entries]
-            means = [max(error["error"], _LEAST_ERROR) for error in errors]
+            means = [max(error["error"], least) for error in errors]
             (handles[method],) = axis.plot(
                 ks, means, color=color, marker=marker, markersize=_MARKER_SIZES.get(method, 4), label=method
             )
-            low = [max(error["error"] / error["factor"], _LEAST_ERROR) for error in errors]
-            high = [max(error["error"] * error["factor"], _LEAST_ERROR) for error in errors]
+            low = [max(error["error"] / error["factor"], least) for error in errors]
+            high = [max(error["error"] * error["factor"], least) for error in errors]
             axis.fill_between(ks, low, high, color=color, alpha=0.12, linewidth=0)
-        _draw_bounds(axis, case, theorem)
+        _draw_axes(axis, case, least)
+        if bounded:
+            _draw_bounds(axis, case, theorem, least)
         axis.set_title(f"{case['name']}, n {case['n']:,}, d {case['d']}", fontsize=10)
         axis.set_xlabel("k")
     for axis in axes[:, 0]:
-        axis.set_ylabel("relative error")
+        axis.set_ylabel("error")
     figure.legend(
         handles=list(handles.values()),
         loc="outside lower center",
@@ -268,19 +290,16 @@ def draw_errors(results: dict[str, Any], theorem: str, path: Path, *, title: str
         frameon=False,
         fontsize=8,
     )
-    figure.suptitle(title, fontsize=11)
+    figure.suptitle(title, fontsize=10)
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
 
-def _draw_bounds(axis: Axes, case: dict[str, Any], theorem: str) -> None:
+def _draw_bounds(axis: Axes, case: dict[str, Any], theorem: str, least: float) -> None:
     """Where the theorem says that the error is at most ε: right of its k, below the line."""
-    axis.set_xscale("log", base=2)
-    axis.set_yscale("log")
-    axis.set_ylim(_LEAST_ERROR, 30)
     for bound in case["bounds"]:
         k, epsilon = bound[f"{theorem}_dim"], bound["epsilon"]
-        axis.plot([k, k, 4 * k], [_LEAST_ERROR, epsilon, epsilon], color="tab:purple", linewidth=1, linestyle="--")
+        axis.plot([k, k, 4 * k], [least, epsilon, epsilon], color="tab:purple", linewidth=1, linestyle="--")
         axis.annotate(
             f"ε {epsilon:g}",
             (k, epsilon),
@@ -290,8 +309,14 @@ def _draw_bounds(axis: Axes, case: dict[str, Any], theorem: str) -> None:
             fontsize=7,
             va="top",
         )
+
+
+def _draw_axes(axis: Axes, case: dict[str, Any], least: float) -> None:
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    axis.set_ylim(least, _LARGEST_ERROR)
     axis.axvline(case["n"], color="grey", linewidth=0.8)
-    axis.text(case["n"], 20, " k = n", fontsize=7, color="grey")
+    axis.text(case["n"], 0.7 * _LARGEST_ERROR, " k = n", fontsize=7, color="grey")
     axis.xaxis.set_major_locator(LogLocator(base=2, numticks=7))
     axis.xaxis.set_major_formatter(ScalarFormatter())
     axis.xaxis.set_minor_formatter(NullFormatter())

@@ -91,7 +91,6 @@ class SequenceSettings:
             the whole `file`.
         seq_len: n, tokens in a sequence; default: 512, or as many as the model takes.
         samples: How many sequences, taken from all files in turn.
-        packing: Join texts and cut them to sequences of n tokens; without it each text is a sequence of its own.
         output_dir: New folder for the results; default: a new folder below runs/.
     """
 
@@ -100,7 +99,6 @@ class SequenceSettings:
     document: Literal["auto", "file", "line", "blank_line", "wikitext"] = "auto"
     seq_len: int | None = None
     samples: int = 100
-    packing: bool = True
     output_dir: str | None = None
 
 
@@ -110,20 +108,22 @@ class SpectrumSettings(SequenceSettings):
 
     Attributes:
         model: Folder or hub id of an encoder, or a spectrum.json, which is drawn again instead.
-        at: Singular values whose share the heat map shows; default: a quarter of the sequence, 128 of 512 as in the
-            paper.
+        packing: Join texts and cut them to sequences of n tokens; without it each text is a sequence of its own.
+        at: Singular values whose share the heat map shows; default: a quarter of all, 128 of 512 as in the paper.
         leading: Seek only so many of the largest singular values, by a randomised decomposition; default: all, exactly.
         untrained: Draw the weights of the model anew, to see what training has changed.
         seed: Seed of these weights.
         choose: Write `projected_dims.yaml`, k for each layer and head, for `linformer pretrain --config`.
         energy: The least k that keeps this share of the singular values in each head; default: 0.9, without a budget.
         budget: The slots of all heads of all layers together, instead of energy.
-        choose_for: What a budget is spent on: the most energy in `total`, or for the head that has the `least`.
-        choose_by: k for each `head`, or the same for all heads of a `layer`.
-        multiple_of: What each k is a multiple of.
+        choose_for: What a budget is spent on: the most energy in `total` (default), or for the head that has the
+            `least`.
+        choose_by: k for each `head`, or the same for all heads of a `layer`; default: head.
+        multiple_of: What each k is a multiple of; default: 1.
     """
 
     model: str
+    packing: bool = True
     at: int | None = None
     leading: int | None = None
     untrained: bool = False
@@ -131,9 +131,9 @@ class SpectrumSettings(SequenceSettings):
     choose: bool = False
     energy: float | None = None
     budget: int | None = None
-    choose_for: Literal["total", "least"] = "total"
-    choose_by: Literal["head", "layer"] = "head"
-    multiple_of: int = 1
+    choose_for: Literal["total", "least"] | None = None
+    choose_by: Literal["head", "layer"] | None = None
+    multiple_of: int | None = None
 
 
 @dataclass(kw_only=True)
@@ -148,7 +148,8 @@ class TheoremsSettings(SequenceSettings):
         lengths: n of random attention.
         head_dim: d of random attention.
         epsilons: ε, the relative errors that the theorems promise.
-        draws: How often R is drawn for each random matrix; a quarter of it for each of the model's.
+        draws: How often R is drawn for each random matrix; a quarter of it for each of the model's, and where k is
+            above n.
         fit_steps: Updates of this fit; 0: none, and no such curve.
         seed: Seed of all that is drawn.
     """
@@ -161,5 +162,5 @@ class TheoremsSettings(SequenceSettings):
     head_dim: int = 64
     epsilons: list[float] = field(default_factory=lambda: [0.1, 0.25, 0.5])
     draws: int = 20
-    fit_steps: int = 200
+    fit_steps: int = 400
     seed: int = 0

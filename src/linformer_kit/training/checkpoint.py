@@ -7,6 +7,8 @@ import json
 import os
 import re
 import shutil
+import signal
+import threading
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -194,6 +196,19 @@ def check_new_folder(name: str, folder: str) -> Path:
         raise InputError(f"{name}: expected a new or empty folder, got {path}, which exists")
     _check_writable(path.resolve(), name)
     return path
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """While results are written, Ctrl-C does nothing: a second one would lose what the first has kept."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
