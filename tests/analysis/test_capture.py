@@ -167,3 +167,50 @@ def test_grouped_queries_have_the_keys_of_their_group():
     capture._real.reset(reset[1])
     expected = (query[:, 4] @ key[:, 1].mT / 7**0.5).softmax(dim=-1)
     torch.testing.assert_close(seen[0].mapping[:, 4], expected)
+
+
+def shown(**arguments: object) -> tuple[LayerAttention, torch.Tensor]:
+    """What `_attend` shows, and what it returns."""
+    seen: list[LayerAttention] = []
+    reset = capture._visit.set(seen.append), capture._real.set(None)
+    output, _ = capture._attend(nn.Identity(), attention_mask=None, **arguments)
+    capture._visit.reset(reset[0])
+    capture._real.reset(reset[1])
+    return seen[0], output
+
+
+def test_scores_are_scaled_as_the_model_says():
+    query, key = torch.randn(1, 3, 5, 7), torch.randn(1, 3, 5, 7)
+    attention, output = shown(query=query, key=key, value=key, scaling=0.3)
+    expected = (0.3 * query @ key.mT).softmax(dim=-1)
+    torch.testing.assert_close(attention.mapping, expected)
+    torch.testing.assert_close(output, (expected @ key).transpose(1, 2))
+
+
+def test_weights_are_not_rounded_to_the_number_format_of_the_model():
+    states = torch.randn(1, 3, 5, 7, dtype=torch.bfloat16)
+    attention, output = shown(query=states, key=states, value=states)
+    assert attention.mapping.dtype == torch.float32 and output.dtype == torch.bfloat16
+    torch.testing.assert_close(attention.mapping.sum(dim=-1), torch.ones(1, 3, 5), atol=1e-6, rtol=0)
+
+
+def test_foreign_weights_that_are_no_shares_are_refused():
+    class Stub:
+        config = transformers.BertConfig()
+
+        def __call__(self, **inputs: object) -> object:
+            return type("Output", (), {"attentions": (torch.rand(1, 3, 5, 5) + 1,)})
+
+    with pytest.raises(InputError, match=r"weights of all pairs of tokens, got .* of a bert"):
+        capture._visit_outputs(Stub(), {"input_ids": tokens(1, 5)}, lambda attention: None)
+
+
+def test_a_model_in_training_is_refused():
+    with pytest.raises(InputError, match="expected one in evaluation mode"):
+        visited(encoder("bert").train(), {"input_ids": tokens(1, 5)})
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (2, 0)])
+def test_no_tokens_are_refused(shape):
+    with pytest.raises(InputError, match="input_ids: expected at least one token, got"):
+        visited(encoder("bert"), {"input_ids": torch.zeros(shape, dtype=torch.long)})

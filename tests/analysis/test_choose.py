@@ -78,6 +78,27 @@ def test_a_flat_head_is_starved_by_the_total_and_fed_for_the_least():
     assert choose_projected_dims(spectrum, budget=5, aim="least") == [[2, 3]]
 
 
+def test_gains_count_for_each_slot():
+    """Ks may be 2, 4 and 5. The last two slots are worth .10 and .09 in the first and third head, .15 in the second."""
+    shares = ([30, 30, 15, 15, 10], [50, 35, 7.5, 7.5, 0], [30, 30, 15.5, 15.5, 9])
+    assert choose_projected_dims(of(*shares, heads=3), budget=12, multiple_of=2) == [[5, 2, 5]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"budget": 9.5}, "budget: expected a whole number, got 9.5"),
+        ({"budget": True}, "budget: expected a whole number, got True"),
+        ({"budget": 9, "multiple_of": 2.5}, "multiple_of: expected a whole number, got 2.5"),
+        ({"energy": "x"}, "energy: expected a number, got 'x'"),
+        ({"energy": True}, "energy: expected a number, got True"),
+    ],
+)
+def test_other_types_are_refused(arguments, message):
+    with pytest.raises(InputError, match=message):
+        choose_projected_dims(SPECTRUM, **arguments)
+
+
 def test_kept_energy_by_hand():
     assert kept_energy(of(STEEP, FLAT, heads=2), [[1, 3]]) == pytest.approx((0.8 + 0.6) / 2)
 

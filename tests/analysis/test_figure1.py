@@ -11,6 +11,7 @@ import yaml
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertForMaskedLM
 
 from linformer_kit import LinformerConfig, attention_spectrum
+from linformer_kit.analysis import figure1
 from linformer_kit.analysis.spectrum import SpectrumMeter
 from linformer_kit.cli import main
 from linformer_kit.environment import environment
@@ -190,6 +191,9 @@ def test_an_energy_out_of_reach_loses_nothing(model, corpus, tmp_path, capsys):
         (["--choose", "--energy", "0.5", "--budget", "9"], "energy, budget: expected at most one of them, got both"),
         (["--choose", "--budget", "5"], "budget: expected 6 to 138 slots for 6 heads of 1 to 23, got 5"),
         (["--text", "nowhere"], "text: no such file or folder: nowhere"),
+        (["--samples", "1" + "0" * 30], "samples: expected 1 to 1,000,000,000, got 1"),
+        (["--untrained", "--seed", "-1"], "seed: expected 0 to 4294967295, got -1"),
+        (["--choose", "--choose_for", "least"], "choose_for: expected a budget with it, got least without"),
     ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(model, corpus, tmp_path, capsys, options, message):
@@ -211,13 +215,119 @@ def test_a_folder_that_is_taken(model, corpus, tmp_path, capsys):
     assert "output_dir: expected a new or empty folder" in error
 
 
-@pytest.mark.parametrize(
-    "content", ["{}", '{"cumulative": [[1]], "spread": [[1]], "error": [[1]], "samples": 1, "tokens": 1}', "no JSON"]
-)
-def test_a_json_that_is_no_spectrum(tmp_path, capsys, content):
-    (tmp_path / "spectrum.json").write_text(content)
+@pytest.fixture(scope="module")
+def good(tmp_path_factory) -> dict:
+    """A spectrum.json."""
+    folder = tmp_path_factory.mktemp("good")
+    (folder / "texts").mkdir()
+    corpus = write_corpus(folder / "texts")
+    write_model(folder / "model", (corpus / "0.txt").read_text(), attention="full")
+    return run(folder / "model", corpus, folder / "out")
+
+
+ABSENT = object()
+DAMAGES = [
+    *((field, ABSENT) for field in (*figure1._FIELDS,)),
+    *((field, {"x": 1}) for field in (*figure1._FIELDS,)),
+    ("samples", 0),
+    ("seq_len", -1),
+    ("environment", {}),
+    ("cumulative", []),
+    ("cumulative", [[[]]]),
+    ("cumulative", [[["0.5", None]]]),
+    ("cumulative", [[[10**400]]]),
+    ("cumulative", 2.0),
+    ("cumulative", -1.0),
+    ("spread", -1.0),
+    ("error", -1.0),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), DAMAGES)
+def test_a_damaged_spectrum_is_refused(good, tmp_path, capsys, field, value):
+    results = json.loads(json.dumps(good))
+    if value is ABSENT:
+        del results[field]
+    elif isinstance(value, float):  # of one number
+        place = results[field][1]
+        while isinstance(place[2], list):
+            place = place[2]
+        place[2] = value
+    else:
+        results[field] = value
+    (tmp_path / "spectrum.json").write_text(json.dumps(results))
     error = fail(capsys, "spectrum", tmp_path / "spectrum.json", "--output_dir", tmp_path / "out")
-    assert "expected" in error and "spectrum.json" in error
+    assert "spectrum.json: expected" in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_json_that_is_none(tmp_path, capsys):
+    (tmp_path / "spectrum.json").write_text("no JSON")
+    assert "expected JSON" in fail(capsys, "spectrum", tmp_path / "spectrum.json")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--samples", "5"], "samples: expected a model to measure with it, got 5 for a spectrum.json"),
+        (["--text", "nowhere"], "text: expected a model to measure with it"),
+        (["--untrained"], "untrained: expected a model to measure with it"),
+        (["--packing", "false"], "packing: expected a model to measure with it"),
+    ],
+)
+def test_settings_of_a_measurement_are_none_of_a_picture(good, tmp_path, capsys, options, message):
+    (tmp_path / "spectrum.json").write_text(json.dumps(good))
+    assert message in fail(capsys, "spectrum", tmp_path / "spectrum.json", *options)
+
+
+@pytest.mark.parametrize("option", [["--multiple_of", "2"], ["--choose_by", "layer"], ["--choose_for", "least"]])
+def test_how_to_choose_without_choosing(good, tmp_path, capsys, option):
+    (tmp_path / "spectrum.json").write_text(json.dumps(good))
+    error = fail(capsys, "spectrum", tmp_path / "spectrum.json", *option)
+    assert f"{option[0][2:]}: expected --choose with it, got {option[1]} without" in error
+
+
+def test_a_name_with_dollars_is_drawn(good, tmp_path):
+    (tmp_path / "spectrum.json").write_text(json.dumps({**good, "model": "m$\\frac$"}))
+    main(["spectrum", str(tmp_path / "spectrum.json"), "--output_dir", str(tmp_path / "out")])
+    assert (tmp_path / "out" / "spectrum.png").exists()
+
+
+def test_a_bad_file_among_good_ones_loses_nothing(model, corpus, tmp_path, capsys):
+    (corpus / "5.txt").write_bytes(b"\xff\xfe" * 100)
+    error = fail_last_line(capsys, "spectrum", model, "--text", corpus, "--output_dir", tmp_path / "out")
+    assert "5.txt" in error
+    results = json.loads((tmp_path / "out" / "spectrum.json").read_text())
+    assert 1 < results["samples"] < 13 and results["complete"] is False
+
+
+def test_shares_of_texts_for_themselves_go_by_the_longest(model, corpus, tmp_path):
+    (corpus / "00.txt").write_text("def function")  # the first
+    results = run(model, corpus, tmp_path / "out", "--packing", "false", "--at", "20", "--choose", "--budget", "100")
+    assert results["at"] == 20 and np.sum(results["chosen"]["projected_dim"]) == 100
+
+
+def test_a_place_beyond_loses_nothing(model, tmp_path, capsys):
+    (tmp_path / "short.txt").write_text("def function\ndef function")
+    error = fail_last_line(
+        capsys, "spectrum", model, "--text", tmp_path / "short.txt", "--document", "line", "--packing", "false",
+        "--at", "20", "--output_dir", tmp_path / "out",
+    )  # fmt: skip
+    assert "at: expected at most" in error
+    assert json.loads((tmp_path / "out" / "spectrum.json").read_text())["samples"] == 2
+
+
+def test_a_tokenizer_of_another_model_is_refused(model, corpus, tmp_path, capsys):
+    write_model(tmp_path / "small", "a b c")
+    AutoTokenizer.from_pretrained(model).save_pretrained(tmp_path / "small")
+    error = fail(capsys, "spectrum", tmp_path / "small", "--text", corpus, "--output_dir", tmp_path / "out")
+    assert "model: expected a tokenizer of at most" in error
+
+
+def test_half_of_a_linear_models_slots_say_something(tmp_path, corpus):
+    linear = write_model(tmp_path / "linear", (corpus / "0.txt").read_text(), projected_dim=5)
+    results = run(linear, corpus, tmp_path / "out")
+    assert np.shape(results["cumulative"]) == (2, 3, 5) and results["at"] == 1
 
 
 def test_the_paper_stands_beside_it_where_it_has_a_figure():

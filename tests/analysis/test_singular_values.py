@@ -97,3 +97,27 @@ def test_the_random_numbers_of_others_stay_theirs():
     state = torch.get_rng_state()
     leading_curves(torch.eye(97)[None], limits(1, 97), 5)
     assert torch.equal(torch.get_rng_state(), state) and torch.equal(torch.rand(()), expected)
+
+
+@pytest.mark.parametrize("limit", [97, 60])
+def test_the_stated_error_is_half_of_what_lies_between_the_bounds(limit):
+    values = np.concatenate([np.linspace(3, 1, 10), np.full(20, 0.2), np.linspace(0.1, 0.01, 67)])
+    curves, error = leading_curves(torch.from_numpy(values).diag()[None], limits(1, limit), 7)
+    found, rest = values[:23].sum(), (values[23:] ** 2).sum()
+    low, high = (values[:7].cumsum() / (found + tail) for tail in (np.sqrt((limit - 23) * rest), rest / values[22]))
+    np.testing.assert_allclose(curves[0].numpy(), (low + high) / 2, rtol=1e-3)
+    np.testing.assert_allclose(error[0].item(), (high - low).max() / 2, rtol=1e-2)
+
+
+def test_leading_values_beyond_the_rank_are_all_of_them():
+    curves, _ = leading_curves(mappings(1, 97, 97), limits(1, 5), 11)
+    assert (curves[0, 5:] == 1).all() and (curves[0, :5] < 1).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rounded_weights_have_the_spectrum_that_they_have(dtype):
+    matrices = mappings(3, 97, 97).to(dtype)
+    curves, error = leading_curves(matrices, limits(3, 97), 11)
+    exact, stated = leading_curves(matrices.double(), limits(3, 97), 11)
+    assert torch.equal(curves, exact) and torch.equal(error, stated) and (error > 1e-3).all()
+    np.testing.assert_allclose(cumulative_curves(matrices, limits(3, 97)), by_numpy(matrices), atol=1e-6)

@@ -8,6 +8,7 @@ import torch
 
 from linformer_kit import InputError, LinformerModel, attention_spectrum
 from linformer_kit.analysis import spectrum
+from linformer_kit.analysis.capture import LayerAttention
 from linformer_kit.analysis.spectrum import SpectrumMeter
 from tests.analysis.test_capture import encoder
 from tests.conftest import randomise, tokens
@@ -101,3 +102,28 @@ def test_a_batch_that_fails_does_not_count():
 def test_without_batches_there_is_none():
     with pytest.raises(InputError, match="batches: expected at least one with a real token, got none"):
         attention_spectrum(encoder("bert"), [])
+
+
+def test_the_largest_error_of_all_batches_counts(config):
+    model = randomise(LinformerModel(config(attention="full")), 0.6).eval()
+    batches = [{"input_ids": tokens(1, 37)} for _ in range(3)]
+    errors = [attention_spectrum(model, [batch], leading=5).error for batch in batches]
+    np.testing.assert_array_equal(attention_spectrum(model, batches, leading=5).error, np.max(errors, axis=0))
+
+
+def test_layers_that_differ_in_their_heads_are_refused(monkeypatch):
+    def visit_both(model, inputs, visit):
+        for layer, heads in enumerate((3, 2)):
+            visit(layer, LayerAttention(torch.eye(5).expand(1, heads, 5, 5), torch.ones(1, 5, dtype=torch.bool)))
+
+    monkeypatch.setattr(spectrum, "visit_attention", visit_both)
+    with pytest.raises(InputError, match=r"model: expected one number of heads, got \[2, 3\]"):
+        attention_spectrum(encoder("bert"), [{"input_ids": tokens(1, 5)}])
+
+
+def test_batches_of_another_model_are_refused():
+    meter = SpectrumMeter(encoder("bert"))
+    meter.add({"input_ids": tokens(1, 5)})
+    meter._totals = meter._totals._replace(error=np.zeros((5, 3)))
+    with pytest.raises(InputError, match=r"batches: expected .* layers and heads"):
+        meter.add({"input_ids": tokens(1, 5)})

@@ -10,19 +10,25 @@ import pytest
 import torch
 
 from linformer_kit import InputError, theorem1_dim, theorem2_dim
+from linformer_kit.analysis import theorem_trials
+from linformer_kit.analysis.capture import LayerAttention
 from linformer_kit.analysis.fitted import fit_projections
+from linformer_kit.analysis.theorem_trials import Meter
 from linformer_kit.analysis.theorems import (
     Heads,
     LowRank,
     gaussian_projection,
     random_heads,
     theorem1_errors,
+    theorem1_variance_dim,
     theorem2_errors,
     theorem2_matrices,
     union_bound,
     window_means,
 )
 from linformer_kit.cli import main
+from linformer_kit.report.theorems import _needed
+from linformer_kit.settings import TheoremsSettings
 from tests.conftest import fail, write_corpus, write_model
 
 
@@ -119,10 +125,6 @@ def test_the_construction_of_theorem_2_does_not_see_the_scores(generator):
     assert e.item() == 0.5 and theorem2_matrices(torch.ones(1, 1), 0.5)[1].item() == pytest.approx(math.exp(-0.5))
 
 
-def test_two_to_the_minus_n_underflows():
-    assert 2.0**-1074 > 0 and 2.0**-1075 == 0
-
-
 def test_fitted_projections_are_nearer_than_pooling(generator):
     """Attention that keeps to three positions, one in each window: E and F can pick them, means cannot."""
     texts, n, d = 40, 24, 5
@@ -201,7 +203,7 @@ def test_the_experiments(tmp_path, model, capsys):
     (appendix,) = results["appendix"]
     assert appendix["rank_one_error"] < 1e-12 and appendix["rank_d_error"] < 1e-12
     assert (appendix["rank_of_scores"], appendix["rank_of_exponential"]) == (7, 32)
-    assert appendix["largest_deviation_from_uniform"] < 1e-6
+    assert appendix["largest_deviation_from_uniform"] < 1e-6 and appendix["delta"] == 2.0**-32
 
 
 def test_it_can_be_repeated(tmp_path):
@@ -218,6 +220,11 @@ def test_it_can_be_repeated(tmp_path):
         (["--lengths", "1"], "lengths: expected 2 to 16,384, got 1"),
         (["--draws", "0"], "draws: expected 1 to 10,000, got 0"),
         (["--head_dim", "1"], "head_dim: expected 2 to 4,096, got 1"),
+        (["--seed", "1" + "0" * 30], "seed: expected 0 to 4,294,967,295, got 1"),
+        (["--epsilons", "1e-200"], "epsilon: expected more than 0 and less than 1, got 1e-200"),
+        (["--epsilons", "1e-7"], "epsilons: expected k of at most 200,000 (Theorem 1), got"),
+        (["--text", "nowhere"], "text: expected a model with it, got ['nowhere'] without"),
+        (["--layers", "1"], "layers: expected a model with it, got [1] without"),
         (["--fit_steps", "-1"], "fit_steps: expected 0 to 1,000,000,000, got -1"),
     ],
 )
@@ -254,3 +261,141 @@ def test_a_linear_model_is_refused(tmp_path, model, capsys):
         linear,
     )
     assert "model: expected full attention whose queries can be seen, got a linformer" in error
+
+
+def test_what_is_counted_by_hand():
+    meter = Meter([0.5, 0.1])
+    for value in (0.05, 0.2, 0.5, 2.0):
+        meter.add("theorem1", "method", 7, {"vector": torch.tensor([value])})
+    (entry,) = meter.results()["theorem1"]["method"]
+    logs = np.log([0.05, 0.2, 0.5, 2.0])
+    assert entry["k"] == 7 and entry["vector"]["held"] == [0.75, 0.25]
+    assert entry["vector"]["error"] == pytest.approx(math.exp(logs.mean()), rel=1e-4)
+    assert entry["vector"]["factor"] == pytest.approx(math.exp(logs.std()), rel=1e-3)
+
+
+def test_an_output_of_zero_has_no_infinite_mean():
+    meter = Meter([0.5])
+    mapping, zero = torch.eye(3, dtype=torch.float64)[None], torch.zeros(1, 3, 2, dtype=torch.float64)
+    assert not theorem2_errors(mapping, zero, zero, zero).relative.any()
+    meter.add("theorem1", "method", 7, theorem1_errors(mapping, zero, zero, zero + 1)._asdict())
+    assert math.isfinite(meter.results()["theorem1"]["method"][0]["vector"]["error"])
+
+
+def test_promises_by_hand():
+    def failure(events: float, k: int) -> float:
+        return events * math.exp(-0.125 * k / 4)
+
+    short, long = theorem_trials._bounds(512, 64, 0.5), theorem_trials._bounds(65536, 64, 0.5)
+    assert short["theorem1_failure"] == pytest.approx(failure(2 * 512, 250))
+    assert short["theorem1_failure_corrected"] == pytest.approx(failure(4 * 512, 250))
+    assert short["theorem2_failure"] == pytest.approx(failure(2 * 64, 250))  # k is that of Theorem 1
+    assert long["theorem2_failure"] == pytest.approx(failure(4 * 64**2, 300))
+
+
+def test_the_deltas_are_those_of_their_names():
+    values = {name: delta(8) for name, delta in theorem_trials.DELTAS.items()}
+    assert values == {"proof, δ = 1": 1.0, "proof, δ = 1/n": 1 / 8, "proof, δ = 1/2ⁿ": 1 / 256}
+
+
+def test_the_k_by_variance_by_hand():
+    """Uniform attention: 2 for values that are all alike; for others 1 + ‖w‖²/(n·mean²)."""
+    mapping = torch.full((1, 4, 4), 1 / 4, dtype=torch.float64)
+    value = torch.tensor([[[3.0, 1.0], [3.0, 2.0], [3.0, 3.0], [3.0, 6.0]]], dtype=torch.float64)
+    found = theorem1_variance_dim(mapping, value, mapping @ value)
+    torch.testing.assert_close(found, torch.tensor([[2.0, 1 + 50 / (4 * 9)]], dtype=torch.float64))
+
+
+def test_the_k_by_variance_is_what_is_measured(generator):
+    heads = random_heads(1, 16, 5, generator)
+    mapping, k = heads.mapping(), 32
+    exact = mapping @ heads.value
+    squares = torch.zeros(5, dtype=torch.float64)
+    for _ in range(4000):
+        r = gaussian_projection(k, 16, generator)
+        error = mapping @ (r.mT @ (r @ heads.value)) - exact
+        squares += error.square().sum(dim=-2)[0] / exact.square().sum(dim=-2)[0] / 4000
+    expected = theorem1_variance_dim(mapping, heads.value, exact)[0] / k
+    torch.testing.assert_close(squares, expected, rtol=0.1, atol=0)
+
+
+def test_the_smallest_k_from_which_on_the_bound_holds():
+    def entries(*held: list[float]) -> list[dict]:
+        return [{"k": 2**power, "vector": {"held": shares}} for power, shares in enumerate(held)]
+
+    case = {"confidence": 0.9}
+    found = entries([0.95, 0.0], [0.5, 0.0], [0.9, 0.2], [1.0, 0.95])
+    assert _needed(found, "vector", 0, case) == 4 and _needed(found, "vector", 1, case) == 8
+    assert _needed(entries([0.95], [0.5]), "vector", 0, case) is None
+
+
+def test_e_and_f_are_fitted_to_other_texts_of_their_layer(tmp_path, model, monkeypatch):
+    """Layers and texts get a mark, and each pair of matrices has to carry that of its own layer and of other texts."""
+    heads = [Heads(*(torch.full((5, 3, 23, 11), 10.0 * layer) for _ in range(3))) for layer in (0, 1)]
+    for of_layer in heads:
+        for text in range(5):
+            of_layer.query[text] += text
+    monkeypatch.setattr(theorem_trials, "_heads_of", lambda *_: heads)
+
+    def fit(few, k, *, steps, generator):
+        marks = few.query[:, 0, 0, 0]
+        return torch.full((3, k, 23), float(marks.min())), torch.full((3, k, 23), float(marks.max()))
+
+    monkeypatch.setattr(theorem_trials, "fit_projections", fit)
+    settings = TheoremsSettings(model=model[1], text=[model[3]], samples=2, fit_samples=3, fit_steps=1)
+    case = theorem_trials._model_case(settings, torch.Generator())
+    assert [float(tried.query[0, 0, 0]) for tried in case.heads] == [0, 1, 10, 11]
+    assert [(float(e[0, 0, 0]), float(f[0, 0, 0])) for e, f in case.fitted(7)] == [(2, 4), (2, 4), (12, 14), (12, 14)]
+
+
+def test_the_first_the_middle_and_the_last_layer(monkeypatch):
+    def visit_five(model, inputs, visit):
+        for layer in range(5):
+            states = torch.full((1, 3, 7, 2), float(layer))
+            visit(layer, LayerAttention(torch.eye(7).expand(1, 3, 7, 7), torch.ones(1, 7).bool(), *[states] * 3))
+
+    monkeypatch.setattr(theorem_trials, "visit_attention", visit_five)
+    found = theorem_trials._heads_of(None, [[5] * 7] * 2, None)
+    assert [float(heads.key[1, 0, 0, 0]) for heads in found] == [0, 2, 4]
+    found = theorem_trials._heads_of(None, [[5] * 7], [3, 1])
+    assert [float(heads.key[0, 0, 0, 0]) for heads in found] == [3, 1]
+
+
+def test_a_fit_is_never_worse_than_its_start_on_what_it_is_judged_by(generator):
+    heads = Heads(*(torch.randn(9, 2, 12, 5, generator=generator) for _ in range(3)))
+    e, f = fit_projections(heads, 4, steps=30, generator=generator, learning_rate=3.0)  # which destroys it
+    start = window_means(4, 12).float().expand(2, 4, 12)
+    judged = Heads(*(states[7:8] for states in heads))
+    exact = judged.mapping() @ judged.value
+    errors = [(judged.projected(*pair) - exact).square().sum() for pair in ((e, f), (start, start))]
+    assert errors[0] <= errors[1]
+
+
+def test_ctrl_c_keeps_the_kinds_that_are_done(tmp_path, monkeypatch, capsys):
+    try_ = theorem_trials._try
+
+    def interrupted(case, *arguments):
+        if case.n == 16:
+            raise KeyboardInterrupt
+        return try_(case, *arguments)
+
+    monkeypatch.setattr(theorem_trials, "_try", interrupted)
+    with pytest.raises(SystemExit) as exit_:
+        main(
+            [
+                "theorems",
+                "--output_dir",
+                str(tmp_path / "out"),
+                "--lengths",
+                "8",
+                "16",
+                "--head_dim",
+                "5",
+                "--draws",
+                "1",
+            ]
+        )
+    assert exit_.value.code == 130
+    results = json.loads((tmp_path / "out" / "theorems.json").read_text())
+    assert [case["n"] for case in results["cases"]] == [8] and results["complete"] is False
+    assert "Interrupted" in capsys.readouterr().out

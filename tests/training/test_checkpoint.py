@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from linformer_kit.training.checkpoint import (
     newest_whole_checkpoint,
     open_output_dir,
     read_json,
+    uninterrupted,
     whole_folder,
     write_whole,
 )
@@ -184,3 +186,13 @@ def test_a_folder_is_written_whole(tmp_path, form, monkeypatch):
         assert not (folder / "one").exists()
     assert [path.name for path in folder.iterdir()] == ["one"]
     assert not list(tmp_path.glob(".*"))
+
+
+def test_ctrl_c_does_nothing_while_results_are_written():
+    before = signal.getsignal(signal.SIGINT)
+    with uninterrupted():
+        os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+        signal.pause()
