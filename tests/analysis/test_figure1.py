@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -154,6 +156,17 @@ def test_ctrl_c_keeps_what_is_done(model, corpus, tmp_path, monkeypatch, capsys)
     )
 
 
+def test_ctrl_c_while_results_are_written_loses_nothing(model, corpus, tmp_path, monkeypatch):
+    write = figure1.write_spectrum_report
+
+    def disturbed(results, folder):
+        os.kill(os.getpid(), signal.SIGINT)
+        return write(results, folder)
+
+    monkeypatch.setattr(figure1, "write_spectrum_report", disturbed)
+    assert run(model, corpus, tmp_path / "out")["samples"] == 7
+
+
 def test_an_energy_out_of_reach_loses_nothing(model, corpus, tmp_path, capsys):
     error = fail_last_line(
         capsys,
@@ -302,7 +315,7 @@ def test_a_bad_file_among_good_ones_loses_nothing(model, corpus, tmp_path, capsy
 
 
 def test_shares_of_texts_for_themselves_go_by_the_longest(model, corpus, tmp_path):
-    (corpus / "00.txt").write_text("def function")  # the first
+    (corpus / "-first.txt").write_text("def function")
     results = run(model, corpus, tmp_path / "out", "--packing", "false", "--at", "20", "--choose", "--budget", "100")
     assert results["at"] == 20 and np.sum(results["chosen"]["projected_dim"]) == 100
 
