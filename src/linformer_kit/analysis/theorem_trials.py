@@ -40,7 +40,7 @@ from linformer_kit.environment import environment
 from linformer_kit.errors import InputError
 from linformer_kit.functional import pooling_matrix
 from linformer_kit.loading import load_model
-from linformer_kit.report.theorems import write_theorems_report
+from linformer_kit.report.theorems import MOST_TIMES_N, write_theorems_report
 from linformer_kit.settings import TheoremsSettings
 from linformer_kit.training.checkpoint import (
     check_new_folder,
@@ -55,7 +55,7 @@ _RANDOM_MATRICES = 3
 _SMALLEST_K = 8
 _DRAWN_LAYERS = 3
 _DRAWS_RATIO = 4  # R is drawn so many times as often for random matrices, of which are few, and for k up to n
-_MOST_TIMES_N, _STEPS_PER_OCTAVE = 8, 2  # of the ks above n, with which nothing is saved, but the bound may hold
+_STEPS_PER_OCTAVE = 2  # of the ks above n
 _LONGEST, _WIDEST, _LARGEST_DIM, _LARGEST_SEED = 16384, 4096, 200_000, 2**32 - 1
 _CPU = torch.device("cpu")
 
@@ -255,7 +255,7 @@ def _try_the_proofs(trial: _Trial, case: Case, bounds: list[dict[str, Any]], gen
     """What R gives: with k up to n, with those that the theorems ask for, and for Theorem 1 up to 8n."""
     n = case.n
     dims = {*_dims(n), *(bound[name] for bound in bounds for name in ("theorem1_dim", "theorem2_dim"))}
-    steps = _STEPS_PER_OCTAVE * round(math.log2(_MOST_TIMES_N))
+    steps = _STEPS_PER_OCTAVE * round(math.log2(MOST_TIMES_N))
     above = {round(n * 2 ** (step / _STEPS_PER_OCTAVE)) for step in range(1, steps + 1)}
     for k in sorted(dims | above):
         for _ in range(case.draws if k <= n else max(1, case.draws // _DRAWS_RATIO)):
