@@ -282,15 +282,19 @@ def test_a_json_that_is_none(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--at", "24"], "at: expected at most 23, the number of singular values, got 24"),
+        (["--choose", "--budget", "1"], "budget: expected 6 to 138 slots"),
         (["--samples", "5"], "samples: expected a model to measure with it, got 5 for a spectrum.json"),
         (["--text", "nowhere"], "text: expected a model to measure with it"),
         (["--untrained"], "untrained: expected a model to measure with it"),
         (["--packing", "false"], "packing: expected a model to measure with it"),
     ],
 )
-def test_settings_of_a_measurement_are_none_of_a_picture(good, tmp_path, capsys, options, message):
+def test_what_a_spectrum_that_is_there_does_not_have_is_refused(good, tmp_path, capsys, options, message):
     (tmp_path / "spectrum.json").write_text(json.dumps(good))
-    assert message in fail(capsys, "spectrum", tmp_path / "spectrum.json", *options)
+    out = tmp_path / "out"
+    assert message in fail(capsys, "spectrum", tmp_path / "spectrum.json", "--output_dir", out, *options)
+    assert not out.exists()
 
 
 @pytest.mark.parametrize("option", [["--multiple_of", "2"], ["--choose_by", "layer"], ["--choose_for", "least"]])
@@ -312,6 +316,20 @@ def test_a_bad_file_among_good_ones_loses_nothing(model, corpus, tmp_path, capsy
     assert "5.txt" in error
     results = json.loads((tmp_path / "out" / "spectrum.json").read_text())
     assert 1 < results["samples"] < 13 and results["complete"] is False
+
+
+def test_a_file_that_cannot_be_read_is_no_ctrl_c(model, corpus, tmp_path, monkeypatch, capsys):
+    add = SpectrumMeter.add
+
+    def broken(self, inputs):
+        if self.samples == 3:
+            raise OSError(5, "Input/output error", "3.txt")
+        add(self, inputs)
+
+    monkeypatch.setattr(SpectrumMeter, "add", broken)
+    error = fail_last_line(capsys, "spectrum", model, "--text", corpus, "--output_dir", tmp_path / "out")
+    assert "3.txt: Input/output error" in error
+    assert json.loads((tmp_path / "out" / "spectrum.json").read_text())["samples"] == 3
 
 
 def test_shares_of_texts_for_themselves_go_by_the_longest(model, corpus, tmp_path):

@@ -90,8 +90,9 @@ def spectrum(settings: SpectrumSettings) -> tuple[str, Path, bool]:
     check_output_dir(settings.output_dir, resume=False, overwrite=False)
     _check(settings)
     path = Path(settings.model)
+    drawn_again = path.suffix == ".json" and path.is_file()
     ended: BaseException | None = None
-    if path.suffix == ".json" and path.is_file():
+    if drawn_again:
         _check_only_drawn(settings)
         results = read_json(path)
         results.pop("chosen", None)
@@ -104,13 +105,15 @@ def spectrum(settings: SpectrumSettings) -> tuple[str, Path, bool]:
         if settings.choose:
             results["chosen"] = _choose(settings, found)
     except InputError as error:
+        if drawn_again:  # nothing is lost
+            raise
         ended = ended or error
     folder = open_output_dir(settings.output_dir, command="spectrum", overwrite=False)
     with uninterrupted(), whole_folder(folder) as part:
         text = write_spectrum_report(results, part)
         if "chosen" in results:
             write_whole(part / _CHOSEN, _as_config(results))
-    if isinstance(ended, InputError):
+    if ended is not None and not isinstance(ended, KeyboardInterrupt):
         raise ended
     return text, folder, ended is not None
 
