@@ -189,10 +189,12 @@ def test_a_folder_is_written_whole(tmp_path, form, monkeypatch):
 
 
 def test_ctrl_c_does_nothing_while_results_are_written():
-    before = signal.getsignal(signal.SIGINT)
-    with uninterrupted():
-        os.kill(os.getpid(), signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is before
-    with pytest.raises(KeyboardInterrupt):
-        os.kill(os.getpid(), signal.SIGINT)
-        signal.pause()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background may ignore
+    try:
+        with uninterrupted():
+            os.kill(os.getpid(), signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
