@@ -18,13 +18,13 @@ from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase, se
 
 from linformer_kit.analysis.choose import choose_projected_dims, kept_energy
 from linformer_kit.analysis.spectrum import Spectrum, SpectrumMeter
-from linformer_kit.analysis.texts import find_texts, sequence_length, sequences
+from linformer_kit.analysis.texts import find_texts, recorded_name, sequence_length, sequences
 from linformer_kit.environment import FIELDS as ENVIRONMENT
 from linformer_kit.environment import environment
 from linformer_kit.errors import InputError
 from linformer_kit.loading import best_device, load_model
 from linformer_kit.report.spectrum import write_spectrum_report
-from linformer_kit.settings import SpectrumSettings
+from linformer_kit.settings import LARGEST_SEED, SpectrumSettings
 from linformer_kit.training.checkpoint import (
     check_new_folder,
     check_output_dir,
@@ -41,7 +41,6 @@ _DEFAULT_ENERGY = 0.9
 _DIGITS = 6
 _ARRAYS = ("cumulative", "spread", "error")
 _ROUNDING = 2 * 10**-_DIGITS
-_LARGEST_SEED = 2**32 - 1
 # What a spectrum.json has for its tables and pictures, beside the arrays.
 _FIELDS: dict[str, tuple[type, ...]] = {
     "environment": (dict,),
@@ -164,8 +163,8 @@ def _check(settings: SpectrumSettings) -> None:
         value = getattr(settings, name)
         if value is not None and value < 1:
             raise InputError(f"{name}: expected 1 or more, got {value}")
-    if not 0 <= settings.seed <= _LARGEST_SEED:
-        raise InputError(f"seed: expected 0 to {_LARGEST_SEED}, got {settings.seed}")
+    if not 0 <= settings.seed <= LARGEST_SEED:
+        raise InputError(f"seed: expected 0 to {LARGEST_SEED}, got {settings.seed}")
 
 
 def _check_only_drawn(settings: SpectrumSettings) -> None:
@@ -205,7 +204,7 @@ def _measure(settings: SpectrumSettings) -> tuple[dict[str, Any], BaseException 
     results = {
         "command": "spectrum",
         "environment": here,
-        "model": Path(settings.model).name if Path(settings.model).exists() else settings.model,
+        "model": recorded_name(settings.model),
         "model_type": model.config.model_type,
         "untrained": settings.untrained,
         "text": files.name,

@@ -57,6 +57,11 @@ def find_texts(settings: SequenceSettings) -> TextFiles:
     return TextFiles(name, paths, document=settings.document, column=settings.text_column)
 
 
+def recorded_name(model: str) -> str:
+    """A model as it stands in results: a folder without those above it, which mean nothing on another machine."""
+    return Path(model).name if Path(model).exists() else model
+
+
 def sequences(
     files: TextFiles, tokenizer: PreTrainedTokenizerBase, *, seq_len: int, packing: bool
 ) -> Iterator[list[int]]:

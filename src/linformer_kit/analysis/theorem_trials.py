@@ -21,7 +21,7 @@ from transformers import AutoModel, PreTrainedModel
 
 from linformer_kit.analysis.capture import LayerAttention, visit_attention
 from linformer_kit.analysis.fitted import fit_projections
-from linformer_kit.analysis.texts import find_texts, sequence_length, sequences
+from linformer_kit.analysis.texts import find_texts, recorded_name, sequence_length, sequences
 from linformer_kit.analysis.theorems import (
     Heads,
     LowRank,
@@ -41,7 +41,7 @@ from linformer_kit.errors import InputError
 from linformer_kit.functional import pooling_matrix
 from linformer_kit.loading import load_model
 from linformer_kit.report.theorems import MOST_TIMES_N, write_theorems_report
-from linformer_kit.settings import TheoremsSettings
+from linformer_kit.settings import LARGEST_SEED, TheoremsSettings
 from linformer_kit.training.checkpoint import (
     check_new_folder,
     check_output_dir,
@@ -56,7 +56,7 @@ _SMALLEST_K = 8
 _DRAWN_LAYERS = 3
 _DRAWS_RATIO = 4  # R is drawn so many times as often for random matrices, of which are few, and for k up to n
 _STEPS_PER_OCTAVE = 2  # of the ks above n
-_LONGEST, _WIDEST, _LARGEST_DIM, _LARGEST_SEED = 16384, 4096, 200_000, 2**32 - 1
+_LONGEST, _WIDEST, _LARGEST_DIM = 16384, 4096, 200_000
 _CPU = torch.device("cpu")
 
 
@@ -102,7 +102,7 @@ def theorems(settings: TheoremsSettings) -> tuple[str, Path, bool]:
     recorded = {name: value for name, value in dataclasses.asdict(settings).items() if name != "output_dir"}
     if settings.model is not None:
         cases.append(_model_case(settings, generator))
-        recorded["model"] = Path(settings.model).name if Path(settings.model).exists() else settings.model
+        recorded["model"] = recorded_name(settings.model)
         recorded["text"] = find_texts(settings).name
     results: dict[str, Any] = {"command": "theorems", "environment": environment(_CPU), "settings": recorded}
     measured: list[dict[str, Any]] = []
@@ -134,7 +134,7 @@ def _check(settings: TheoremsSettings) -> None:
         ("draws", 1, 10_000),
         ("fit_samples", 2, 10**9),
         ("fit_steps", 0, 10**9),
-        ("seed", 0, _LARGEST_SEED),
+        ("seed", 0, LARGEST_SEED),
     ):
         value = getattr(settings, name)
         for number in value if isinstance(value, list) else [value]:

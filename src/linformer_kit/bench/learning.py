@@ -18,7 +18,7 @@ import torch
 from tqdm import tqdm
 
 from linformer_kit.bench.measure import fresh_processes, in_fresh_process
-from linformer_kit.bench.prepare import LARGEST_SEED, require
+from linformer_kit.bench.prepare import require
 from linformer_kit.bench.settings import LearningSettings
 from linformer_kit.bench.trials import (
     Trial,
@@ -34,6 +34,7 @@ from linformer_kit.environment import environment
 from linformer_kit.errors import InputError
 from linformer_kit.loading import best_device
 from linformer_kit.report.learning import learning_markdown, rates_of, seeds_of, where_tuned, write_learning_report
+from linformer_kit.settings import LARGEST_SEED
 from linformer_kit.training.checkpoint import check_new_folder, check_output_dir, open_output_dir, read_json
 
 RESULTS = "learning.json"

@@ -10,9 +10,9 @@ import torch
 
 from linformer_kit.bench.settings import BenchSettings
 from linformer_kit.errors import InputError
+from linformer_kit.settings import LARGEST_SEED
 from linformer_kit.training.checkpoint import check_new_folder, check_output_dir, open_output_dir
 
-LARGEST_SEED = 2**32 - 1
 _OF_THE_FOLDER = ("output_dir", "overwrite")
 
 

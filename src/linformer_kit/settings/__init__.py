@@ -25,7 +25,7 @@ from linformer_kit.settings.model import (
     ShorterInput,
 )
 from linformer_kit.settings.pretraining import CorpusSettings, PretrainSettings
-from linformer_kit.settings.training import TrainingSettings
+from linformer_kit.settings.training import LARGEST_SEED, TrainingSettings
 from linformer_kit.settings.use import (
     ConvertSettings,
     FillMaskSettings,
@@ -37,6 +37,7 @@ from linformer_kit.settings.use import (
 
 __all__ = [
     "IGNORED_LABEL",
+    "LARGEST_SEED",
     "Attention",
     "BiasOrder",
     "ClassifierSettings",

@@ -5,6 +5,8 @@ from typing import Any, Literal
 
 from linformer_kit.settings.model import ResizeMode
 
+LARGEST_SEED = 2**32 - 1  # of numpy
+
 
 @dataclass(kw_only=True)
 class TrainingSettings:
