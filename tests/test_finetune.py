@@ -67,7 +67,7 @@ def run(encoder, texts, held_out, tmp_path_factory) -> Path:
     """One run with two seeds, for all tests that only look."""
     folder = tmp_path_factory.mktemp("run") / "out"
     finetune(
-        encoder, folder, "--train_file", texts, "--validation_file", held_out, "--seeds", 1, 2, "--num_train_epochs=4"
+        encoder, folder, "--train_file", texts, "--validation_file", held_out, "--seeds", 1, 2, "--num_train_epochs=8"
     )
     return folder
 

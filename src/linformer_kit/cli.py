@@ -30,7 +30,7 @@ from linformer_kit.bench.settings import (
     SystemsSettings,
     Table2Settings,
 )
-from linformer_kit.errors import InputError
+from linformer_kit.errors import InputError, Stopped
 from linformer_kit.settings import (
     ConvertSettings,
     EvaluateSettings,
@@ -159,6 +159,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if error.filename is None:
             raise
         _fail(f"{error.filename}: {error.strerror}")
+    except Stopped as stopped:
+        print(f"linformer: {stopped}", file=sys.stderr)
+        raise SystemExit(stopped.exit_code) from None
     except KeyboardInterrupt:
         print("linformer: interrupted", file=sys.stderr)
         raise SystemExit(130) from None

@@ -14,7 +14,19 @@ class InputError(ValueError):
 
 
 class DivergedError(InputError):
-    """A training that ended in what is no number, at the learning rate that was given."""
+    """A training that came to what is no number, at the learning rate that was given."""
+
+
+class Stopped(KeyboardInterrupt):
+    """A training that was asked to end, by Ctrl-C or SIGTERM, and has saved where it stands.
+
+    Attributes:
+        exit_code: 128 and the number of the signal, as a shell has it.
+    """
+
+    def __init__(self, message: str, *, signal: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signal
 
 
 @contextmanager

@@ -26,21 +26,12 @@ from linformer_kit.loading import input_length, load_model, resize
 from linformer_kit.report.classification import best_run, finetune_markdown, write_finetune_report, write_mistakes
 from linformer_kit.settings import FinetuneSettings, names_folder
 from linformer_kit.training.arguments import training_arguments
-from linformer_kit.training.checkpoint import (
-    check_output_dir,
-    newest_whole_checkpoint,
-    open_output_dir,
-    read_json,
-)
+from linformer_kit.training.checkpoint import check_output_dir, open_output_dir, save_model
 from linformer_kit.training.classification import ClassificationTrainer, balanced_weights, curves
-from linformer_kit.training.identity import (
-    check_same_settings,
-    check_same_source,
-    fingerprint,
-    save_run,
-    versions,
-)
+from linformer_kit.training.identity import check_same_settings, check_same_source, fingerprint, save_run, versions
+from linformer_kit.training.manifest import read_json
 from linformer_kit.training.memory import keep_freed_memory
+from linformer_kit.training.resume import checkpoint_to_resume
 from linformer_kit.training.scores import (
     by_class,
     check_metric,
@@ -60,6 +51,7 @@ _MAY_CHANGE = (
     "resume",
     "overwrite",
     "seeds",
+    "skip_bad_batches",
     "save_total_limit",
     "logging_steps",
     "report_to",
@@ -109,10 +101,10 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
     Raises:
         InputError: for anything in the settings or the texts that does not fit. Nothing that was there is lost.
     """
+    check(settings)
     process = PartialState()
     if process.num_processes > 1 and settings.output_dir is None:
         raise InputError(f"output_dir: expected a folder for {process.num_processes} processes to share, got none")
-    check(settings)
     if process.is_main_process:
         check_output_dir(settings.output_dir, resume=settings.resume, overwrite=settings.overwrite)
         check_same_settings(settings, _identity())
@@ -147,8 +139,7 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
         results["runs"].append(run)
         if process.is_main_process:
             if best_run(results)["seed"] == seed:
-                classifier.save_pretrained(folder)
-                tokenizer.save_pretrained(folder)
+                save_model(classifier, tokenizer, folder)
                 write_mistakes(_mistakes(task, probabilities), folder)
             _write(results, folder)
     if process.is_main_process:
@@ -221,9 +212,7 @@ def _train(task: _Task, folder: Path, seed: int) -> tuple[PreTrainedModel, np.nd
         "bf16 mixed precision" if trainer.args.bf16 else "float32",
         trainer.args.device,
     )
-    checkpoint = newest_whole_checkpoint(Path(trainer.args.output_dir)) if settings.resume else None
-    if settings.resume:
-        logger.info("resuming from %s", checkpoint or "the start: no whole checkpoint")
+    checkpoint = checkpoint_to_resume(Path(trainer.args.output_dir)) if settings.resume else None
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     measured = trainer.predict(validation, metric_key_prefix="eval")
     if not np.isfinite(measured.predictions).all():
@@ -239,6 +228,7 @@ def _train(task: _Task, folder: Path, seed: int) -> tuple[PreTrainedModel, np.nd
         "seed": seed,
         "metrics": {name: measured.metrics[f"eval_{name}"] for name in (*metrics, "loss")},
         "updates": trainer.state.global_step,
+        "skipped_updates": trainer.skipped_updates,
         "best_updates": trainer.state.best_global_step or trainer.state.global_step,
         "epochs": trainer.state.epoch,
         "curve": curves(trainer.state.log_history, metrics),
@@ -268,6 +258,7 @@ def _trainer(task: _Task, validation: list[dict[str, Any]], folder: Path, seed: 
         early_stopping_patience=settings.early_stopping_patience,
         projection_learning_rate_factor=settings.projection_learning_rate_factor,
         projection_weight_decay=settings.projection_weight_decay,
+        skip_bad_batches=settings.skip_bad_batches,
     )
 
 

@@ -21,6 +21,7 @@ from transformers import (
 
 from linformer_kit.errors import InputError, input_errors, renamed
 from linformer_kit.settings import ResizeMode, names_folder
+from linformer_kit.training.manifest import MANIFEST, damage
 
 
 def load_model(
@@ -158,3 +159,6 @@ def check_model_folder(folder: Path) -> None:
                 pass
         except (OSError, SafetensorError) as error:
             raise InputError(f"{path}: expected whole safetensors, got a broken file ({error})") from None
+    # Its configuration may have been edited by hand; weights may not have changed by themselves.
+    if (folder / MANIFEST).exists() and (found := damage(folder, only="*.safetensors")):
+        raise InputError(f"{found}; if that was meant, remove {folder / MANIFEST}")

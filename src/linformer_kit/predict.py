@@ -18,8 +18,7 @@ from linformer_kit.data.tables import READERS, open_text, read_table
 from linformer_kit.data.validate import check_exists, check_not_empty, check_suffix
 from linformer_kit.errors import InputError
 from linformer_kit.settings import PredictSettings
-from linformer_kit.training.checkpoint import read_json, write_whole
-from linformer_kit.training.identity import file_fingerprint
+from linformer_kit.training.manifest import file_fingerprint, read_json, write_whole
 from linformer_kit.training.scores import check_threshold, predicted
 
 _DIGITS = 6

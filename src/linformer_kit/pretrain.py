@@ -29,7 +29,7 @@ from linformer_kit.data.tokenizer import (
     tokenizer_fingerprint,
     train_tokenizer,
 )
-from linformer_kit.errors import InputError, renamed
+from linformer_kit.errors import DivergedError, InputError, renamed
 from linformer_kit.fill_mask import guess_held_out, load_masked_language_model
 from linformer_kit.heads import LinformerForMaskedLM
 from linformer_kit.loading import resize
@@ -37,12 +37,7 @@ from linformer_kit.projection import PROJECTIONS
 from linformer_kit.report.pretraining import pretrain_markdown, write_pretrain_report
 from linformer_kit.settings import IGNORED_LABEL, ModelSettings, PretrainSettings
 from linformer_kit.training.arguments import training_arguments
-from linformer_kit.training.checkpoint import (
-    TWIN_FOLDER,
-    check_output_dir,
-    newest_whole_checkpoint,
-    open_output_dir,
-)
+from linformer_kit.training.checkpoint import TWIN_FOLDER, check_output_dir, open_output_dir, save_model
 from linformer_kit.training.identity import (
     check_same_run,
     check_same_source,
@@ -55,6 +50,7 @@ from linformer_kit.training.identity import (
 from linformer_kit.training.memory import keep_freed_memory
 from linformer_kit.training.metrics import unigram_entropy
 from linformer_kit.training.pretraining import PRETRAINING, PretrainTrainer, check_training
+from linformer_kit.training.resume import checkpoint_to_resume
 
 logger = logging.getLogger(__name__)
 
@@ -85,11 +81,8 @@ def main(settings: PretrainSettings) -> None:
     """Pretrain and print the results."""
     results, folder = pretrain(settings)
     for attention, result in results["models"].items():
-        if not math.isfinite(result["validation_loss"]):
-            raise InputError(
-                f"learning_rate: expected one that training survives, got {settings.learning_rate}, and the validation "
-                f"loss of {attention} attention is {result['validation_loss']}"
-            )
+        if result["diverged"] is not None:
+            raise DivergedError(f"{attention} attention: {result['diverged']}")
     if PartialState().is_main_process:
         print(pretrain_markdown(results))
         print(f"Everything is in {folder}. Try it:\n  linformer fill-mask {folder} 'import <mask>'")
@@ -212,13 +205,15 @@ def train_model(
         start: The model to go on from, which is changed; None: a new one.
 
     Returns:
-        Validation loss in nats and its curve, time, size and guesses in held-out text.
+        Validation loss in nats and its curve, time, size and guesses in held-out text. Where training came to what is no
+        number, `diverged` says where, the loss is NaN, and no model is saved but in the checkpoints before.
     """
     keep_freed_memory()
     set_seed(settings.seed)
-    checkpoint = newest_whole_checkpoint(folder) if settings.resume else None
+    checkpoint = checkpoint_to_resume(folder) if settings.resume else None
     state = trainer_state(checkpoint) if checkpoint else None
     finished = state is not None and state.global_step == settings.max_steps
+    diverged: str | None = None
     if finished:
         model = LinformerForMaskedLM.from_pretrained(checkpoint)
     elif start is not None:
@@ -234,32 +229,40 @@ def train_model(
         "bf16 mixed precision" if trainer.args.bf16 else "float32",
         trainer.args.device,
     )
-    if settings.resume:
-        logger.info("resuming from %s", checkpoint or "the start: no whole checkpoint")
     if finished:
         trainer.state = state
         trainer.progress.count_from(state)
     else:
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        try:
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        except DivergedError as error:
+            diverged = str(error)
     updates = trainer.state.global_step
     curve = {entry["step"]: entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry}
-    if finished or updates not in curve or trainer.args.load_best_model_at_end:
+    if diverged is not None:
+        curve[updates] = math.nan
+    elif finished or updates not in curve or trainer.args.load_best_model_at_end:
         curve[updates] = trainer.evaluate()["eval_loss"]
     loss = curve[updates]
-    if trainer.is_world_process_zero():
-        model.save_pretrained(folder)
-        data.tokenizer.save_pretrained(folder)
+    if not math.isfinite(loss) and diverged is None:
+        diverged = f"learning_rate: expected one that training survives, got {settings.learning_rate}"
+    if trainer.is_world_process_zero() and diverged is None:
+        save_model(model, data.tokenizer, folder)
     return {
         "parameters": model.num_parameters(),
         "projection_matrices": model.projection_matrix_count(),
         "updates": updates,
+        "diverged": diverged,
+        "skipped_updates": trainer.skipped_updates,
         "validation_loss": loss,
         "perplexity": math.exp(min(loss, 700)),
         "curve": sorted(curve.items()),
         "seconds": trainer.progress.seconds,
         "tokens_per_second": trainer.progress.rate,
         "bf16": trainer.args.bf16,
-        "guesses": guess_held_out(model, data.tokenizer, data.validation_blocks, seed=settings.seed),
+        "guesses": []
+        if diverged
+        else guess_held_out(model, data.tokenizer, data.validation_blocks, seed=settings.seed),
     }
 
 
@@ -274,6 +277,7 @@ def build_trainer(settings: PretrainSettings, data: Data, folder: Path, model: L
         seq_len=settings.model.max_position_embeddings,
         projection_learning_rate_factor=settings.projection_learning_rate_factor,
         projection_weight_decay=settings.projection_weight_decay,
+        skip_bad_batches=settings.skip_bad_batches,
         elastic_projected_dims=None if model.config.attention == "full" else settings.elastic_projected_dims,
     )
 

@@ -17,11 +17,10 @@ from linformer_kit.training.checkpoint import (
     holds_run,
     newest_whole_checkpoint,
     open_output_dir,
-    read_json,
     uninterrupted,
     whole_folder,
-    write_whole,
 )
+from linformer_kit.training.manifest import read_json, write_manifest, write_whole
 
 
 def checkpoint(folder: Path, step: int) -> Path:
@@ -30,8 +29,7 @@ def checkpoint(folder: Path, step: int) -> Path:
     save_file({"weight": torch.ones(3)}, path / "model.safetensors")
     for name in ("config.json", "trainer_state.json"):
         (path / name).write_text("{}")
-    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
-        torch.save({"state": torch.ones(3)}, path / name)
+    write_manifest(path)
     return path
 
 
@@ -42,18 +40,14 @@ def test_newest_is_by_number_and_not_by_name(tmp_path):
     assert newest_whole_checkpoint(tmp_path).name == "checkpoint-100"
 
 
-@pytest.mark.parametrize(
-    "name", ["model.safetensors", "config.json", "optimizer.pt", "scheduler.pt", "trainer_state.json"]
-)
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "trainer_state.json", "manifest.json"])
 def test_a_checkpoint_that_lacks_a_file_is_passed_over(tmp_path, name):
     older, newer = checkpoint(tmp_path, 5), checkpoint(tmp_path, 7)
     (newer / name).unlink()
     assert newest_whole_checkpoint(tmp_path) == older
 
 
-@pytest.mark.parametrize(
-    "name", ["model.safetensors", "trainer_state.json", "optimizer.pt", "scheduler.pt", "rng_state.pth"]
-)
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "trainer_state.json", "manifest.json"])
 def test_a_truncated_checkpoint_is_passed_over(tmp_path, name):
     newer = checkpoint(tmp_path, 7)
     (newer / name).write_bytes((newer / name).read_bytes()[:-1])

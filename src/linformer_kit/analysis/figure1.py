@@ -29,11 +29,10 @@ from linformer_kit.training.checkpoint import (
     check_new_folder,
     check_output_dir,
     open_output_dir,
-    read_json,
     uninterrupted,
     whole_folder,
-    write_whole,
 )
+from linformer_kit.training.manifest import read_json, write_whole
 
 RESULTS = "spectrum.json"
 _CHOSEN = "projected_dims.yaml"

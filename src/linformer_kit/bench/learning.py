@@ -35,7 +35,8 @@ from linformer_kit.errors import InputError
 from linformer_kit.loading import best_device
 from linformer_kit.report.learning import learning_markdown, rates_of, seeds_of, where_tuned, write_learning_report
 from linformer_kit.settings import LARGEST_SEED
-from linformer_kit.training.checkpoint import check_new_folder, check_output_dir, open_output_dir, read_json
+from linformer_kit.training.checkpoint import check_new_folder, check_output_dir, open_output_dir
+from linformer_kit.training.manifest import read_json
 
 RESULTS = "learning.json"
 _TIMED_ROUNDS = 2

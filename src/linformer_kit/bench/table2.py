@@ -22,8 +22,8 @@ from linformer_kit.loading import best_device, check_model_folder
 from linformer_kit.report.base import file_name
 from linformer_kit.report.table2 import best_rate, table2_markdown, write_table2_report
 from linformer_kit.settings import FinetuneSettings, names_folder
-from linformer_kit.training.checkpoint import check_new_folder, open_output_dir, read_json
-from linformer_kit.training.identity import file_fingerprint
+from linformer_kit.training.checkpoint import check_new_folder, open_output_dir
+from linformer_kit.training.manifest import file_fingerprint, read_json
 
 RESULTS = "table2.json"
 # Settings that are those of `linformer finetune`.

@@ -14,7 +14,7 @@ import matplotlib
 matplotlib.use("Agg")  # before pyplot: no screen is needed
 import matplotlib.pyplot as plt
 
-from linformer_kit.training.checkpoint import write_whole
+from linformer_kit.training.manifest import write_whole
 
 __all__ = ["code", "file_name", "listed", "plt", "table", "write_json", "write_report"]
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from linformer_kit.report.base import code, plt, table, write_report
-from linformer_kit.training.checkpoint import write_whole
+from linformer_kit.training.manifest import write_whole
 
 _SHOWN_MISTAKES = 5
 _SHOWN_CHARACTERS = 160

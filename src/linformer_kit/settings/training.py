@@ -25,6 +25,7 @@ class TrainingSettings:
         projection_learning_rate_factor: Learning rate of E and F, as a multiple of learning_rate.
         projection_weight_decay: Weight decay of E and F; default: weight_decay.
         max_grad_norm: Longest gradient; longer ones are scaled down.
+        skip_bad_batches: Updates that may be left out because their loss or gradient is no number; one more ends it.
         save_total_limit: Checkpoints kept.
         logging_steps: Updates between lines of the log.
         bf16: Mixed precision; `auto` where the processor has bf16 instructions.
@@ -47,6 +48,7 @@ class TrainingSettings:
     projection_learning_rate_factor: float = 1.0
     projection_weight_decay: float | None = None
     max_grad_norm: float = 1.0
+    skip_bad_batches: int = 0
     save_total_limit: int | None = 2
     logging_steps: int = 10
     bf16: Literal["auto", "true", "false"] = "auto"

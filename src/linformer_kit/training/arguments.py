@@ -33,6 +33,7 @@ _AT_LEAST_ZERO = (
     "projection_weight_decay",
     "max_grad_norm",
     "dataloader_num_workers",
+    "skip_bad_batches",
     "seed",
 )
 # Fields of TrainingArguments under whose names a command has a setting of its own that is more than one.
@@ -59,6 +60,7 @@ _UNSUPPORTED = (
     "parallelism_config",
     "prediction_loss_only",
     "push_to_hub",
+    "save_on_each_node",
     "save_only_model",
     "use_liger_kernel",
 )

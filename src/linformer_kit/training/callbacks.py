@@ -93,6 +93,10 @@ class ProgressBar(TrainerCallback):
         self._started = time.perf_counter()
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the bar as it stands."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None

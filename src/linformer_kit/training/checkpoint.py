@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import datetime
-import json
 import os
 import re
 import shutil
 import signal
 import threading
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from linformer_kit.errors import InputError
+from linformer_kit.training.manifest import MANIFEST, PART, damage, flush, recover, write_manifest
 
 _NEW_FOLDERS = "runs"  # where folders go that nobody has named
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+TRAINER_STATE = "trainer_state.json"  # of transformers: where a training stands
 TWIN_FOLDER = "full"  # the full-attention twin
 SEED_FOLDER = re.compile(r"seed-(\d+)")  # the checkpoints of one seed
 # What proves that a folder is a run of ours, or its twin: without it, files that stand where ours would are another's.
@@ -28,6 +27,7 @@ RUN_MARK = "run.json"
 TWIN_MARK = "twin.json"
 # What a run leaves at the top of its folder, and what `overwrite` removes of it, the marks last.
 RUN_FILES = (
+    MANIFEST,
     "config.json",
     "model.safetensors",
     "metrics.json",
@@ -88,33 +88,72 @@ def open_output_dir(output_dir: str | None, *, command: str, overwrite: bool) ->
     return folder
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a text at once: whoever reads, even after a crash, finds all of the new one or all of the old."""
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file of names and values, refused in one line if it is none."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: expected JSON, got {error}") from None
-    if not isinstance(content, dict):
-        raise InputError(f"{path}: expected JSON of names and values, got {type(content).__name__}")
-    return content
+def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Put a model and its tokenizer into a folder, with a manifest, which stands there only beside what it lists."""
+    part = folder / f".model{PART}"
+    shutil.rmtree(part, ignore_errors=True)
+    model.save_pretrained(part)
+    tokenizer.save_pretrained(part)
+    (folder / MANIFEST).unlink(missing_ok=True)
+    names = sorted(path.name for path in part.iterdir())
+    for name in names:
+        flush(part / name)
+        os.replace(part / name, folder / name)
+    part.rmdir()
+    write_manifest(folder, names)
 
 
 def holds_run(folder: Path) -> bool:
     """Whether the folder holds a run or the files of a model, which a run would write over."""
     places = [folder, *_seeds(folder)]
-    return any(map(_checkpoints, places)) or any((folder / name).exists() for name in RUN_FILES)
+    return any(map(checkpoints, places)) or any((folder / name).exists() for name in RUN_FILES)
+
+
+def checkpoint_path(folder: Path, updates: int | None) -> Path:
+    """Where the checkpoint after so many updates is."""
+    return folder / f"checkpoint-{updates}"
 
 
 def newest_whole_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint with the most updates of which every file is there and readable, or None."""
-    return next((path for path in _checkpoints(folder) if _is_whole(path)), None)
+    """The checkpoint with the most updates of which every file is what its manifest says, or None."""
+    return find_checkpoint(folder)[0]
+
+
+def find_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
+    """The newest whole checkpoint, or None, and what is wrong with each newer one, in words that name the file."""
+    wrong: list[str] = []
+    for path in checkpoints(folder):
+        found = damage(path)
+        if found is None:
+            return path, wrong
+        wrong.append(found)
+    return None, wrong
+
+
+def rotate_checkpoints(folder: Path, limit: int | None, *, keep: int | None) -> None:
+    """Remove the oldest checkpoints, once the newest one is known to be whole.
+
+    Args:
+        folder: Where they are.
+        limit: How many stay; None: all.
+        keep: Updates of one that stays whatever its age, and counts.
+    """
+    found = checkpoints(folder)
+    if limit is None or len(found) <= limit or damage(found[0]) is not None:
+        return
+    staying = {found[0], *(path for path in found if path == checkpoint_path(folder, keep))}
+    for path in found:
+        if len(staying) < limit:
+            staying.add(path)
+    for path in found:
+        if path not in staying:
+            remove_folder(path)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder that nobody must find half removed: its manifest goes first."""
+    (folder / MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(folder)
 
 
 def _check_writable(folder: Path, name: str = "output_dir") -> None:
@@ -126,7 +165,7 @@ def _check_writable(folder: Path, name: str = "output_dir") -> None:
         raise InputError(f"{name}: expected a folder to write to, got {nearest}, which may not be written to")
 
 
-def _checkpoints(folder: Path) -> list[Path]:
+def checkpoints(folder: Path) -> list[Path]:
     """Checkpoints, the newest first."""
     if not folder.is_dir():
         return []
@@ -139,20 +178,9 @@ def _seeds(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("seed-*") if SEED_FOLDER.fullmatch(path.name) and path.is_dir())
 
 
-def _is_whole(checkpoint: Path) -> bool:
-    """transformers writes trainer_state.json last; safetensors and zip files know how long they must be."""
-    try:
-        json.loads((checkpoint / "trainer_state.json").read_text())
-        with safe_open(checkpoint / "model.safetensors", framework="numpy"):
-            pass
-    except (OSError, ValueError, SafetensorError):
-        return False
-    pickles = [checkpoint / "optimizer.pt", checkpoint / "scheduler.pt", *checkpoint.glob("rng_state*.pth")]
-    return (checkpoint / "config.json").exists() and all(zipfile.is_zipfile(path) for path in pickles)
-
-
 def _remove_run(folder: Path) -> None:
     """Remove what a run has written, and no folder that holds anything else."""
+    recover(folder, CHECKPOINT)
     twin = folder / TWIN_FOLDER
     if (twin / TWIN_MARK).exists():
         _remove_run(twin)
@@ -160,8 +188,8 @@ def _remove_run(folder: Path) -> None:
         _remove_run(seed)
         if not any(seed.iterdir()):
             seed.rmdir()
-    for path in _checkpoints(folder):
-        shutil.rmtree(path)
+    for path in checkpoints(folder):
+        remove_folder(path)
     for name in RUN_FILES:
         (folder / name).unlink(missing_ok=True)
     logs = folder / "runs"

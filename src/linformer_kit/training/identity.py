@@ -19,14 +19,8 @@ from transformers import TrainerState
 from linformer_kit._version import __version__
 from linformer_kit.errors import InputError
 from linformer_kit.settings import CorpusSettings, ModelSettings, PretrainSettings, TrainingSettings, read_yaml
-from linformer_kit.training.checkpoint import (
-    RUN_MARK,
-    TWIN_FOLDER,
-    TWIN_MARK,
-    newest_whole_checkpoint,
-    read_json,
-    write_whole,
-)
+from linformer_kit.training.checkpoint import RUN_MARK, TWIN_FOLDER, TWIN_MARK, newest_whole_checkpoint
+from linformer_kit.training.manifest import read_json, write_whole
 
 # What a run that is resumed must have in common with its beginning; length, logging and number of processes may change.
 IDENTITY = (
@@ -149,12 +143,6 @@ def fingerprint(model: nn.Module) -> str:
         content.update(f"{name} {tuple(tensor.shape)}".encode())
         content.update(tensor.detach().cpu().float().contiguous().numpy().data)
     return content.hexdigest()
-
-
-def file_fingerprint(path: Path) -> str:
-    """Hexadecimal SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def trainer_state(checkpoint: Path) -> TrainerState:

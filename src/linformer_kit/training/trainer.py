@@ -16,10 +16,11 @@ from linformer_kit.errors import input_errors
 from linformer_kit.heads import LinformerForMaskedLM
 from linformer_kit.projection import SequenceProjection
 from linformer_kit.training.callbacks import ArgumentIntervals, ProgressBar
+from linformer_kit.training.upstream import ExactTrainer
 
 
-class ProjectionTrainer(Trainer):
-    """Trainer with our progress bar, and E and F in a group of their own where they have settings of their own.
+class ProjectionTrainer(ExactTrainer):
+    """`ExactTrainer` with our progress bar, and E and F in a group of their own where they have settings of their own.
 
     Args:
         model: The model.
@@ -27,7 +28,7 @@ class ProjectionTrainer(Trainer):
         progress: The bar.
         projection_learning_rate_factor: Learning rate of E and F, as a multiple of that of all else.
         projection_weight_decay: Weight decay of E and F; None: that of all else.
-        others: As for Trainer.
+        others: As for `ExactTrainer`.
     """
 
     def __init__(
@@ -48,6 +49,13 @@ class ProjectionTrainer(Trainer):
         self.progress = progress
         self.add_callback(progress)
         self.add_callback(ArgumentIntervals)
+
+    def train(self, resume_from_checkpoint: str | None = None, **named: Any) -> Any:
+        """As of `ExactTrainer`; the bar ends with it, however that is."""
+        try:
+            return super().train(resume_from_checkpoint=resume_from_checkpoint, **named)
+        finally:
+            self.progress.close()
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """The library's optimizer, with E and F in a group of their own where they have settings of their own."""

@@ -1,0 +1,151 @@
+"""Folders that are whole or not there: staged, flushed to disk, renamed, and known by the SHA-256 of every file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from linformer_kit.errors import InputError
+
+MANIFEST = "manifest.json"
+PART, _OLD = ".part", ".old"  # behind the name of a folder, a dot before it: in the making, and about to be replaced
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text at once: whoever reads, even after a crash, finds all of the new one or all of the old."""
+    part = path.with_name(f".{path.name}{PART}")
+    part.write_text(text, encoding="utf-8")
+    flush(part)
+    os.replace(part, path)
+
+
+def flush(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk and not only in memory."""
+    if path.is_dir() and os.name == "nt":  # folders cannot be opened there
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def file_fingerprint(path: Path) -> str:
+    """Hexadecimal SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_manifest(folder: Path, names: list[str] | None = None) -> None:
+    """Write down size and SHA-256 of the files of a folder, in `manifest.json` beside them.
+
+    Args:
+        folder: Where they are; they are flushed to disk first.
+        names: Which ones; default: all, those of folders below too.
+    """
+    paths = (folder / name for name in names) if names is not None else folder.rglob("*")
+    files = {}
+    for path in sorted(path for path in paths if path.is_file() and path != folder / MANIFEST):
+        flush(path)
+        name = path.relative_to(folder).as_posix()
+        files[name] = {"bytes": path.stat().st_size, "sha256": file_fingerprint(path)}
+    # Without a line break at the end: not even that can be cut off unseen.
+    write_whole(folder / MANIFEST, json.dumps({"files": files, "sha256": _digest(files)}, indent=2))
+    flush(folder)
+
+
+def damage(folder: Path, *, only: str = "*") -> str | None:
+    """What is wrong with a folder that has a manifest, in words that name the file; None if it is whole.
+
+    Files that the manifest does not list are not looked at: nobody reads them.
+
+    Args:
+        folder: The folder.
+        only: Pattern of the names of the files to look at.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        return f"{path}: expected one, got none"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        files = content["files"]
+        if set(content) != {"files", "sha256"} or content["sha256"] != _digest(files):
+            return f"{path}: expected what its own SHA-256 says, got another content"
+        for name, known in files.items():
+            if Path(name).match(only) and (found := _difference(folder / name, known)):
+                return f"{folder / name}: {found}"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return f"{path}: expected names, sizes and SHA-256 of files, got {type(error).__name__}"
+    return None
+
+
+@contextmanager
+def checked_folder(folder: Path) -> Iterator[Path]:
+    """Somewhere to write what is to stand in `folder` at once, with a manifest, in place of what is there.
+
+    After a failure nothing is left of it, and what was there still is. What a killed process leaves is for `recover`.
+    """
+    part, old = _beside(folder, PART), _beside(folder, _OLD)
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    try:
+        yield part
+        write_manifest(part)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    if folder.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        os.replace(folder, old)
+    os.replace(part, folder)
+    flush(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def recover(parent: Path, names: re.Pattern[str]) -> None:
+    """Clear up behind processes killed in a `checked_folder` of such a name, and put back what they had moved."""
+    for path in parent.glob(".*"):
+        name, end = path.stem.removeprefix("."), path.suffix
+        if end not in (PART, _OLD) or not names.fullmatch(name) or not path.is_dir():
+            continue
+        if end == PART or (parent / name).exists():
+            shutil.rmtree(path)
+        else:
+            os.replace(path, parent / name)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file of names and values, refused in one line if it is none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: expected JSON, got {error}") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: expected JSON of names and values, got {type(content).__name__}")
+    return content
+
+
+def _beside(folder: Path, end: str) -> Path:
+    return folder.with_name(f".{folder.name}{end}")
+
+
+def _digest(files: dict[str, Any]) -> str:
+    """Of the list itself, so that a damaged manifest is not taken for a damaged file."""
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+
+
+def _difference(path: Path, known: dict[str, Any]) -> str | None:
+    if not path.is_file():
+        return "expected a file, got none"
+    if (size := path.stat().st_size) != known["bytes"]:
+        return f"expected {known['bytes']} bytes, got {size}"
+    if (found := file_fingerprint(path)) != known["sha256"]:
+        return f"expected SHA-256 {known['sha256'][:12]}…, got {found[:12]}…"
+    return None

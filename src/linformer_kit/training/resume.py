@@ -1,0 +1,30 @@
+"""Which checkpoint a run goes on from, the same for all its processes."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
+
+from linformer_kit.training.checkpoint import CHECKPOINT, find_checkpoint
+from linformer_kit.training.manifest import recover
+
+logger = logging.getLogger(__name__)
+
+
+def checkpoint_to_resume(folder: Path) -> Path | None:
+    """The newest whole checkpoint, or None; the log says which one, and what is wrong with each newer one.
+
+    One process looks for it and tells the others. What a killed process left half written is removed.
+    """
+    found: list[Path | None] = [None]
+    if PartialState().is_main_process:
+        recover(folder, CHECKPOINT)
+        found[0], wrong = find_checkpoint(folder)
+        for what in wrong:
+            logger.warning("resume: skipped a damaged checkpoint: %s", what)
+        logger.info("resuming from %s", found[0] or "the start: no whole checkpoint")
+    broadcast_object_list(found)
+    return found[0]

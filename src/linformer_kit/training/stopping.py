@@ -1,0 +1,52 @@
+"""Ctrl-C and SIGTERM while a model trains: a wish that the trainer grants after the update under way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopRequest:
+    """Whether somebody has asked to stop.
+
+    Attributes:
+        signal: The number of the signal, 0 while there was none.
+    """
+
+    signal = 0
+
+
+@contextmanager
+def stop_requests() -> Iterator[StopRequest]:
+    """Take the signals down as a wish instead of dying of them; a second one ends the process as usual.
+
+    Outside the main thread, where Python hears no signals, nobody can ask.
+    """
+    request, owner = StopRequest(), os.getpid()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+
+    def take_down(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != owner:  # a data worker, which hears Ctrl-C too and ends with the training
+            if number == signal.SIGTERM:
+                os._exit(128 + number)
+        elif request.signal:
+            signal.signal(number, before[number])
+            signal.raise_signal(number)
+        else:
+            request.signal = number
+
+    before: dict[int, Any] = {number: signal.signal(number, take_down) for number in _SIGNALS}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,340 @@
+"""transformers' Trainer as one can trust it: exact resume, whole checkpoints, no pickle, no update with a NaN.
+
+This is the one file that replaces or leans on private methods of the Trainer. `PRIVATE` lists them; the contract test
+says which of them a new version of transformers has changed.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import broadcast_object_list, gather_object
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import Trainer, TrainerCallback
+from transformers.trainer_callback import ExportableState
+
+from linformer_kit.errors import DivergedError, InputError, Stopped, input_errors
+from linformer_kit.training.checkpoint import TRAINER_STATE, checkpoint_path, rotate_checkpoints
+from linformer_kit.training.manifest import checked_folder, damage
+from linformer_kit.training.state import load_state, random_state, save_state, set_random_state
+from linformer_kit.training.stopping import StopRequest, stop_requests
+
+logger = logging.getLogger(__name__)
+
+OPTIMIZER, SCHEDULER, SCALER, PROCESSES = (
+    f"{name}.safetensors" for name in ("optimizer", "scheduler", "scaler", "processes")
+)
+# What of transformers 5.23 is replaced here, and what calls it in an order that this file counts on.
+PRIVATE = (
+    "_evaluate",
+    "_finalize_training",
+    "_get_grad_norm",
+    "_init_training_state",
+    "_inner_training_loop",
+    "_load_best_model",
+    "_load_callback_state",
+    "_load_from_checkpoint",
+    "_load_optimizer_and_scheduler",
+    "_load_rng_state",
+    "_load_scaler",
+    "_maybe_log_save_evaluate",
+    "_prepare_for_training",
+    "_run_epoch",
+    "_save",
+    "_save_checkpoint",
+    "save_model",
+    "train",
+    "training_step",
+)
+
+
+class _EvaluationStopped(Exception):
+    """Somebody has asked to stop in the middle of an evaluation."""
+
+
+class ExactTrainer(Trainer):
+    """Trainer that can be interrupted anywhere and goes on as if it had not been.
+
+    Checkpoints are whole or not there and hold no pickle; `find_checkpoint` verifies them. Evaluation leaves the random
+    generators as they were. A loss or gradient that is no number never reaches the parameters.
+
+    Args:
+        skip_bad_batches: Updates that may be left out because their loss or gradient is no number.
+        arguments: As for Trainer.
+    """
+
+    def __init__(self, *arguments: Any, skip_bad_batches: int = 0, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.skip_bad_batches = skip_bad_batches
+        self.skipped_updates = 0
+        self._request = StopRequest()
+        self._agreed_signal = 0
+        self._evaluation_due = False
+        self._epoch_ended = False
+        self._resumed_from: Path | None = None
+        self._losses: list[Tensor] = []
+        self._loss_before = torch.zeros(())
+        self.add_callback(_Hooks(self))
+
+    def train(self, resume_from_checkpoint: str | None = None, **named: Any) -> Any:  # type: ignore[override]
+        """Train, or go on from a checkpoint that is known to be whole.
+
+        Raises:
+            DivergedError: before an update with what is no number, if no more of them may be skipped.
+            Stopped: after a signal, once the update under way is done and a checkpoint holds it.
+        """
+        self._resumed_from = None if resume_from_checkpoint is None else Path(resume_from_checkpoint)
+        if self._resumed_from is not None:
+            self.args.eval_on_start = False  # that was before
+        with stop_requests() as self._request:
+            return super().train(resume_from_checkpoint=resume_from_checkpoint, **named)
+
+    # Going on ---------------------------------------------------------------------------------------------------------
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        _load_weights(self.model if model is None else model, Path(resume_from_checkpoint))
+
+    def _load_best_model(self) -> None:
+        checkpoint = Path(self.state.best_model_checkpoint)
+        if found := damage(checkpoint, only="*.safetensors"):
+            raise InputError(f"load_best_model_at_end: {found}")
+        _load_weights(self.model, checkpoint)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            for target, name in ((self.optimizer, OPTIMIZER), (self.lr_scheduler, SCHEDULER)):
+                path = Path(checkpoint) / name
+                state = load_state(path)
+                with input_errors(str(path)):
+                    target.load_state_dict(state)
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None and (path := Path(checkpoint) / SCALER).exists():
+            state = load_state(path)
+            with input_errors(str(path)):
+                self.accelerator.scaler.load_state_dict(state)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        if checkpoint is not None and (state := self._process_state(Path(checkpoint))) is not None:
+            with input_errors(str(Path(checkpoint) / PROCESSES)):
+                set_random_state(state["random"])
+
+    def _process_state(self, checkpoint: Path) -> dict[str, Any] | None:
+        """What the checkpoint knows of this process; None if it was written by another number of them."""
+        path = checkpoint / PROCESSES
+        states = load_state(path)
+        with input_errors(str(path)):
+            return states[self.args.process_index] if len(states) == self.args.world_size else None
+
+    def _take_up(self) -> None:
+        """What the library forgets: losses since the last line of the log, and an evaluation that is due."""
+        self._evaluation_due = self._epoch_ended = False
+        self.skipped_updates = sum("skipped_updates" in entry for entry in self.state.log_history)
+        if self._resumed_from is None:
+            return
+        folder, best = Path(self.args.output_dir), self.state.best_global_step
+        best_checkpoint = checkpoint_path(folder, best) if best else None
+        there = best_checkpoint is not None and best_checkpoint.is_dir()
+        self.state.best_model_checkpoint = str(best_checkpoint) if there else None
+        state = self._process_state(self._resumed_from)
+        if state is None:
+            logger.warning(
+                "resume: the checkpoint is of another number of processes than %s; what is drawn from now on is not "
+                "what it would have been",
+                self.args.world_size,
+            )
+            return
+        with input_errors(str(self._resumed_from / PROCESSES)):
+            self._tr_loss.copy_(state["loss"])
+            self._total_loss_scalar, self._globalstep_last_logged = state["total_loss"], state["last_logged"]
+            due = state["evaluation_due"]
+        if due:
+            self._load_rng_state(str(self._resumed_from))
+            self._determine_best_metric(metrics=self._evaluate(None, None), trial=None)
+            self._save_checkpoint(self.model, None)
+
+    # Saving -----------------------------------------------------------------------------------------------------------
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
+        """Weights, configuration and tokenizer, and not the arguments, which the library would pickle."""
+        if self.args.should_save:
+            folder = self.args.output_dir if output_dir is None else output_dir
+            self.accelerator.unwrap_model(self.model).save_pretrained(folder, state_dict=state_dict)
+            if self.processing_class is not None:
+                self.processing_class.save_pretrained(folder)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """All of it at once, by one process, which tells the others whether it went well."""
+        self.store_flos()
+        states = gather_object([self._own_state()])
+        error: BaseException | None = None
+        if self.args.should_save:
+            try:
+                self._write_checkpoint(states)
+            except Exception as raised:
+                error = raised
+        told = [None if error is None else str(error) or type(error).__name__]
+        broadcast_object_list(told)
+        if told[0] is not None:
+            folder = checkpoint_path(Path(self.args.output_dir), self.state.global_step)
+            raise InputError(
+                f"{folder}: expected to be able to write it, got: {told[0]}; nothing is left of it, "
+                "and older checkpoints are as they were"
+            ) from error
+
+    def _own_state(self) -> dict[str, Any]:
+        return {
+            "random": random_state(),
+            "loss": self._tr_loss,
+            "total_loss": self._total_loss_scalar,
+            "last_logged": self._globalstep_last_logged,
+            "evaluation_due": self._evaluation_due,
+        }
+
+    def _write_checkpoint(self, states: list[dict[str, Any]]) -> None:
+        folder, best = Path(self.args.output_dir), self.state.best_global_step
+        place = checkpoint_path(folder, self.state.global_step)
+        if best and (best == self.state.global_step or checkpoint_path(folder, best).is_dir()):
+            self.state.best_model_checkpoint = str(checkpoint_path(folder, best))
+        for callback in [*self.callback_handler.callbacks, self.control]:
+            if isinstance(callback, ExportableState):
+                self.state.stateful_callbacks[type(callback).__name__] = callback.state()
+        with checked_folder(place) as part:
+            self.save_model(str(part), _internal_call=True)
+            save_state(self.optimizer.state_dict(), part / OPTIMIZER)
+            save_state(self.lr_scheduler.state_dict(), part / SCHEDULER)
+            if getattr(self.accelerator, "scaler", None) is not None:
+                save_state(self.accelerator.scaler.state_dict(), part / SCALER)
+            save_state(states, part / PROCESSES)
+            self.state.save_to_json(str(part / TRAINER_STATE))
+        rotate_checkpoints(folder, self.args.save_total_limit, keep=best)
+
+    # What is no number ------------------------------------------------------------------------------------------------
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+        """The library's, whose losses are looked at before the update."""
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        self._losses.append(loss)
+        return loss
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        """The library's; it is asked for just before the update, which must not be made with what is no number."""
+        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        losses, self._losses = torch.stack(self._losses).float(), []
+        wrong = ""
+        if not torch.isfinite(losses).all():
+            first = int((~torch.isfinite(losses)).nonzero()[0])
+            wrong = f"a loss of {losses[first].item()} in batch {first + 1} of {len(losses)}"
+        elif not torch.isfinite(torch.as_tensor(norm)) and getattr(self.accelerator, "scaler", None) is None:
+            wrong = f"a gradient of length {float(norm)}"
+        number, self._agreed_signal = self._agree(bool(wrong), self._request.signal)
+        if number:
+            self._refuse_update(model, wrong or "what is no number in another process", losses.sum())
+        return norm
+
+    def _refuse_update(self, model: nn.Module, wrong: str, loss: Tensor) -> None:
+        """Leave the update out, which the optimizer does without gradients, or end here."""
+        update = self.state.global_step + 1
+        self.skipped_updates += 1
+        if self.skipped_updates > self.skip_bad_batches:
+            epoch = 0 if self.state.epoch is None else self.state.epoch
+            place = f"update {update} (epoch {epoch:.4g}, process {self.args.process_index})"
+            raise DivergedError(
+                f"{place}: expected a loss and a gradient that are numbers, got {wrong}; the update was not made. "
+                f"Lower learning_rate {self.args.learning_rate} or raise skip_bad_batches {self.skip_bad_batches}"
+            )
+        logger.warning("update %s is left out: it would be made with %s", update, wrong)
+        if getattr(self.accelerator, "scaler", None) is None:  # which leaves the update out by itself
+            for parameter in model.parameters():
+                parameter.grad = None
+        # So the mean in the log is over the updates that were made.
+        self._tr_loss.copy_(self._loss_before)
+        self._globalstep_last_logged += 1
+        self.log({"skipped_updates": self.skipped_updates})
+
+    def _agree(self, *numbers: int) -> list[int]:
+        """The largest that any process says, one for each number."""
+        if self.args.world_size == 1:
+            return list(numbers)
+        said = torch.tensor(numbers, device=self.args.device)
+        torch.distributed.all_reduce(said, op=torch.distributed.ReduceOp.MAX)
+        return said.tolist()
+
+    # Stopping ---------------------------------------------------------------------------------------------------------
+
+    def evaluate(self, *arguments: Any, **named: Any) -> dict[str, float]:
+        """The library's, which leaves the random generators as they were."""
+        before = random_state()
+        try:
+            return super().evaluate(*arguments, **named)
+        finally:
+            set_random_state(before)
+
+    def _maybe_log_save_evaluate(
+        self, tr_loss: Tensor, grad_norm: Any, model: nn.Module, trial: Any, *others: Any, **named: Any
+    ) -> None:
+        """The library's, after which a training ends that somebody has asked to stop.
+
+        At the end of an epoch it comes a second time, with what falls due then, so it is left to that.
+        """
+        stop = self._agreed_signal if self.args.world_size > 1 else self._request.signal
+        if stop and not self._epoch_ended and float(self.state.epoch).is_integer():
+            return
+        if stop:
+            self._evaluation_due, self.control.should_evaluate = self.control.should_evaluate, False
+            self.control.should_save = False
+        try:
+            super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, *others, **named)
+        except _EvaluationStopped:
+            self._evaluation_due, stop = True, self._agreed_signal
+        if stop:
+            self._save_checkpoint(model, trial)
+            checkpoint = checkpoint_path(Path(self.args.output_dir), self.state.global_step)
+            raise Stopped(
+                f"stopped after update {self.state.global_step}; --resume goes on from {checkpoint}", signal=stop
+            )
+
+
+class _Hooks(TrainerCallback):
+    """Moments of a training that its trainer has to know of."""
+
+    def __init__(self, trainer: ExactTrainer) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, *arguments: Any, **named: Any) -> None:
+        self.trainer._take_up()
+
+    def on_epoch_begin(self, *arguments: Any, **named: Any) -> None:
+        self.trainer._epoch_ended = False
+
+    def on_epoch_end(self, *arguments: Any, **named: Any) -> None:
+        self.trainer._epoch_ended = True
+
+    def on_step_begin(self, *arguments: Any, **named: Any) -> None:
+        self.trainer._loss_before = self.trainer._tr_loss.clone()
+
+    def on_prediction_step(self, *arguments: Any, **named: Any) -> None:
+        trainer = self.trainer
+        if trainer.is_in_train:
+            (trainer._agreed_signal,) = trainer._agree(trainer._request.signal)
+            if trainer._agreed_signal:
+                raise _EvaluationStopped
+
+
+def _load_weights(model: nn.Module, checkpoint: Path) -> None:
+    """Put the weights of a checkpoint into its model."""
+    weights: dict[str, Tensor] = {}
+    for path in sorted(checkpoint.glob("model*.safetensors")):
+        with input_errors(str(path)):
+            weights |= load_file(path)
+    with input_errors(str(checkpoint)):
+        result = model.load_state_dict(weights, strict=False)
+    known = dict(model.named_parameters(remove_duplicate=True)) | dict(model.named_buffers())
+    missing = sorted(set(result.missing_keys) & set(known))
+    if missing or result.unexpected_keys:
+        kind, keys = ("none for", missing) if missing else ("no place for", result.unexpected_keys)
+        raise InputError(f"{checkpoint}: expected the weights of this model, got {kind} {keys[0]}")

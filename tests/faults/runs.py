@@ -1,0 +1,113 @@
+"""Small trainings, here or in several processes, and what must be equal of two of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from linformer_kit.cli import main
+from tests.conftest import PRETRAIN_SIZES
+
+# What of a line of the log is time, and so never the same twice.
+_TIMES = ("training_seconds", "timed_updates", "runtime", "per_second", "seconds_left", "memory")
+UPDATES, BATCH = 12, 2
+
+
+def pretrain_command(corpus: Path, folder: Path, **options: Any) -> list[str]:
+    """A pretraining with dropout, a checkpoint after every update, and lines of the log that no checkpoint fits."""
+    named = {"max_steps": UPDATES, "eval_steps": 3, "save_steps": 1, "logging_steps": 5, "warmup_steps": 2, "seed": 3}
+    named |= {"per_device_train_batch_size": BATCH, "report_to": "none", "save_total_limit": "null", "bf16": "false"}
+    named |= {"model.hidden_dropout_prob": 0.1, "cache_dir": corpus.parent / f"{corpus.name}-cache"}
+    named |= {f"model.{name}": size for name, size in PRETRAIN_SIZES.items()}
+    named |= {"train_file": corpus, "output_dir": folder} | options
+    return ["pretrain", *(f"--{name}={value}" for name, value in named.items())]
+
+
+def finetune_command(encoder: Path, texts: Path, folder: Path, **options: Any) -> list[str]:
+    """A fine-tuning that is saved and measured after every update."""
+    named = {"max_steps": UPDATES, "eval_steps": 1, "logging_steps": 5, "report_to": "none", "save_total_limit": "null"}
+    named |= {"per_device_train_batch_size": BATCH, "bf16": "false", "model": encoder, "train_file": texts}
+    named |= {"validation_fraction": 0.2, "output_dir": folder} | options
+    return ["finetune", *(f"--{name}={value}" for name, value in named.items())]
+
+
+def run_all(commands: list[list[str]], processes: int = 1) -> None:
+    """Run commands one after the other, in this process or in several that start once."""
+    if processes == 1:
+        for command in commands:
+            main(command)
+        return
+    finished = launch([sys.executable, "-m", "tests.faults.runs", json.dumps(commands)], processes)
+    assert finished.returncode == 0, finished.stderr[-3000:]
+
+
+def launch(command: list[str], processes: int = 1, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, under torchrun where it takes several processes."""
+    return subprocess.run(
+        launched(command, processes), env=environment(), capture_output=True, text=True, timeout=600, **options
+    )
+
+
+def launched(command: list[str], processes: int = 1) -> list[str]:
+    """The command as torchrun starts it in several processes."""
+    if processes == 1:
+        return command
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    return [*run, *command[1:]]
+
+
+def environment() -> dict[str, str]:
+    """Of a process beside others: offline, one thread."""
+    return os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def cut_off(run: Path, copy: Path, update: int) -> Path:
+    """A copy of a run as it was just after the checkpoint of an update, of which nothing later is left."""
+    shutil.copytree(run, copy)
+    for name in ("metrics.json", "model.safetensors", "manifest.json"):
+        (copy / name).unlink()
+    for checkpoint in copy.rglob("checkpoint-*"):
+        if int(checkpoint.name.removeprefix("checkpoint-")) > update:
+            shutil.rmtree(checkpoint)
+    return copy
+
+
+def place(run: Path, *, at_end: bool) -> int:
+    """An early update that ends an epoch, or that stands within one; a stream has no epochs, but any later place."""
+    states = (json.loads(path.read_text()) for path in run.rglob("checkpoint-*/trainer_state.json"))
+    updates = (
+        state["global_step"]
+        for state in states
+        if 1 < state["global_step"] < UPDATES and float(state["epoch"]).is_integer() == at_end
+    )
+    return min(updates, default=UPDATES - 2)
+
+
+def contents(checkpoint: Path) -> dict[str, Any]:
+    """All that a checkpoint holds: bytes of weights, optimizer, schedule and random generators, and losses."""
+    files: dict[str, Any] = {path.name: path.read_bytes() for path in checkpoint.glob("*.safetensors")}
+    assert {"model.safetensors", "optimizer.safetensors", "scheduler.safetensors", "processes.safetensors"} <= set(files)
+    state = json.loads((checkpoint / "trainer_state.json").read_text())
+    log = [
+        {name: value for name, value in entry.items() if not any(time in name for time in _TIMES)}
+        for entry in state["log_history"]
+    ]
+    return {**files, "log": log, "best": (state["best_metric"], state["best_global_step"]), "step": state["global_step"]}
+
+
+def assert_equal(first: Path, second: Path) -> None:
+    """Two checkpoints hold the same, bit for bit."""
+    ours, theirs = contents(first), contents(second)
+    assert ours["log"] == theirs["log"]
+    differing = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+    assert not differing, differing
+
+
+if __name__ == "__main__":  # one of several processes
+    for arguments in json.loads(sys.argv[1]):
+        main(arguments)
