@@ -374,7 +374,9 @@ def test_a_damaged_cache_is_made_again(run, corpus, tmp_path):
 
 def test_training_that_diverges_is_no_success(corpus, capsys, tmp_path):
     error = fail_last_line(capsys, *arguments(corpus, tmp_path / "out", "--learning_rate=1e30"))
-    assert re.search(r"update \d \(epoch .*, process 0\): expected a loss and a gradient that are numbers, got a", error)
+    assert re.search(
+        r"update \d \(epoch .*, process 0\): expected a loss and a gradient that are numbers, got a", error
+    )
     assert "the update was not made. Lower learning_rate 1e+30 or raise skip_bad_batches 0" in error
     assert json.loads((tmp_path / "out" / "metrics.json").read_text())["models"]["linformer"]["validation_loss"] is None
     assert not (tmp_path / "out" / "model.safetensors").exists()

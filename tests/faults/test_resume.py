@@ -69,7 +69,9 @@ def test_resumed_equals_uninterrupted(command, case, tmp_path):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_streamed_text(command, workers, tmp_path):
-    check(command, [("pretrain", "false", 1, workers)], tmp_path, processes=1, streaming="true", validation_fraction=0.3)
+    check(
+        command, [("pretrain", "false", 1, workers)], tmp_path, processes=1, streaming="true", validation_fraction=0.3
+    )
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
+from transformers.trainer_utils import has_length
 
 from linformer_kit.errors import DivergedError, InputError, Stopped, input_errors
 from linformer_kit.training.checkpoint import TRAINER_STATE, checkpoint_path, rotate_checkpoints
@@ -75,6 +76,8 @@ class ExactTrainer(Trainer):
         self._agreed_signal = 0
         self._evaluation_due = False
         self._epoch_ended = False
+        # Where in the data the training stands, and what its first epoch leaves out as done.
+        self._epoch, self._batches, self._skipped_batches = -1, 0, 0
         self._resumed_from: Path | None = None
         self._losses: list[Tensor] = []
         self._loss_before = torch.zeros(())
@@ -130,6 +133,15 @@ class ExactTrainer(Trainer):
         with input_errors(str(path)):
             return states[self.args.process_index] if len(states) == self.args.world_size else None
 
+    def _init_training_state(self, *arguments: Any) -> tuple[int, int]:
+        """The library's, which takes a stream for one that never ends."""
+        epoch, batches = super()._init_training_state(*arguments)
+        if self._resumed_from is not None and not has_length(self.train_dataset):
+            state = self._process_state(self._resumed_from)
+            epoch, batches = (epoch, batches) if state is None else state["position"]
+        self._epoch, self._skipped_batches = epoch - 1, batches
+        return epoch, batches
+
     def _take_up(self) -> None:
         """What the library forgets: losses since the last line of the log, and an evaluation that is due."""
         self._evaluation_due = self._epoch_ended = False
@@ -154,8 +166,10 @@ class ExactTrainer(Trainer):
             due = state["evaluation_due"]
         if due:
             self._load_rng_state(str(self._resumed_from))
+            here, (self._epoch, self._batches) = (self._epoch, self._batches), state["position"]
             self._determine_best_metric(metrics=self._evaluate(None, None), trial=None)
             self._save_checkpoint(self.model, None)
+            self._epoch, self._batches = here
 
     # Saving -----------------------------------------------------------------------------------------------------------
 
@@ -193,6 +207,7 @@ class ExactTrainer(Trainer):
             "total_loss": self._total_loss_scalar,
             "last_logged": self._globalstep_last_logged,
             "evaluation_due": self._evaluation_due,
+            "position": (self._epoch, self._batches),
         }
 
     def _write_checkpoint(self, states: list[dict[str, Any]]) -> None:
@@ -219,6 +234,7 @@ class ExactTrainer(Trainer):
         """The library's, whose losses are looked at before the update."""
         loss = super().training_step(model, inputs, num_items_in_batch)
         self._losses.append(loss)
+        self._batches += 1
         return loss
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
@@ -309,7 +325,10 @@ class _Hooks(TrainerCallback):
         self.trainer._take_up()
 
     def on_epoch_begin(self, *arguments: Any, **named: Any) -> None:
-        self.trainer._epoch_ended = False
+        trainer = self.trainer
+        trainer._epoch_ended = False
+        trainer._epoch, trainer._batches = trainer._epoch + 1, trainer._skipped_batches
+        trainer._skipped_batches = 0
 
     def on_epoch_end(self, *arguments: Any, **named: Any) -> None:
         self.trainer._epoch_ended = True

@@ -1,0 +1,169 @@
+"""A disk that is full loses nothing; a checkpoint that was changed anywhere is refused, naming the file."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from linformer_kit import InputError
+from linformer_kit.loading import check_model_folder
+from linformer_kit.training.checkpoint import find_checkpoint, rotate_checkpoints
+from linformer_kit.training.upstream import ExactTrainer
+from tests.conftest import fail_last_line
+from tests.faults.runs import environment, pretrain_command, run_all
+
+
+@pytest.fixture(scope="module")
+def run(corpus, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "out"
+    run_all([pretrain_command(corpus, folder, max_steps=2)])
+    return folder
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "tokenizer.json"])
+def test_a_save_that_fails_loses_nothing(corpus, run, tmp_path, file, capsys, monkeypatch):
+    """The system lets no file grow beyond the size at which this one is not yet whole, as a full disk would."""
+    limit = (run / "checkpoint-2" / file).stat().st_size // 2
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    write = ExactTrainer._write_checkpoint
+
+    def write_limited(trainer: ExactTrainer, states: list) -> None:
+        if trainer.state.global_step == 4:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, unlimited[1]))
+        try:
+            write(trainer, states)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+
+    monkeypatch.setattr(ExactTrainer, "_write_checkpoint", write_limited)
+    folder = tmp_path / "out"
+    command = pretrain_command(corpus, folder, max_steps=6, save_steps=2)
+    error = fail_last_line(capsys, *command)
+    assert f"{folder / 'checkpoint-4'}: expected to be able to write it, got: " in error
+    assert "File too large" in error and "nothing is left of it, and older checkpoints are as they were" in error
+    assert find_checkpoint(folder) == (folder / "checkpoint-2", [])
+    assert not [path for path in folder.rglob("*") if path.name.startswith(".")], "no debris"
+    monkeypatch.undo()
+    run_all([[*command, "--resume"]])
+    assert find_checkpoint(folder)[0] == folder / "checkpoint-6"
+
+
+def test_a_full_disk_loses_nothing(corpus, tmp_path):
+    """A real one, where this process may mount it."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    size = 1_500_000  # four checkpoints, and no fifth
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(disk)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("needs to mount a small disk")
+    try:
+        command = pretrain_command(corpus, disk / "out", max_steps=12, eval_steps=20)
+        failed = subprocess.run(
+            [sys.executable, "-m", "linformer_kit", *command],
+            env=environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        line = failed.stderr.splitlines()[-1]
+        assert failed.returncode == 2 and "No space left on device" in line and "Traceback" not in failed.stderr, line
+        newest, wrong = find_checkpoint(disk / "out")
+        assert newest is not None and not wrong
+        assert not [path for path in (disk / "out").rglob("*") if path.name.startswith(".")], "no debris"
+        for path in (disk / "out").glob("checkpoint-*"):
+            assert path == newest or not shutil.rmtree(path)
+        run_all([[*command, "--resume", "--save_total_limit=1"]])
+        assert find_checkpoint(disk / "out")[0] == disk / "out" / "checkpoint-12"
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)  # its weights are still mapped
+
+
+def damaged(path: Path, change: str, amount: int) -> bytes:
+    """The bytes of a file, cut off after so many, or with so manyth bit flipped."""
+    content = bytearray(path.read_bytes())
+    if change == "cut":
+        return bytes(content[:amount])
+    content[amount // 8] ^= 1 << amount % 8
+    return bytes(content)
+
+
+def damages(path: Path, every: int, bits: int) -> list[tuple[str, int]]:
+    """Truncation at every so manyth percent, and some bits, spread at random."""
+    size = path.stat().st_size
+    cuts = sorted({size * percent // 100 for percent in range(0, 100, every)} | {size - 1})
+    draw = random.Random(path.name)
+    return [("cut", cut) for cut in cuts] + [("flip", draw.randrange(8 * size)) for _ in range(bits)]
+
+
+@pytest.mark.parametrize(("every", "bits"), [(20, 5), pytest.param(1, 200, marks=pytest.mark.slow)])
+def test_damage_anywhere_is_refused_and_named(run, tmp_path, every, bits):
+    folder = tmp_path / "out"
+    shutil.copytree(run / "checkpoint-2", folder / "checkpoint-2")
+    files = sorted(path for path in (folder / "checkpoint-2").iterdir())
+    assert len(files) >= 8
+    for path in files:
+        whole = path.read_bytes()
+        for change, amount in damages(path, every, bits):
+            path.write_bytes(damaged(path, change, amount))
+            found, wrong = find_checkpoint(folder)
+            assert found is None and len(wrong) == 1 and wrong[0].startswith(f"{path}: expected "), (change, amount)
+            path.write_bytes(whole)
+    assert find_checkpoint(folder) == (folder / "checkpoint-2", [])
+
+
+def test_resume_says_what_it_skips(corpus, run, tmp_path, caplog):
+    folder = tmp_path / "out"
+    shutil.copytree(run, folder)
+    path = folder / "checkpoint-2" / "optimizer.safetensors"
+    path.write_bytes(damaged(path, "flip", 8 * 500))
+    caplog.set_level("INFO", logger="linformer_kit")
+    run_all([[*pretrain_command(corpus, folder, max_steps=3), "--resume"]])
+    assert f"resume: skipped a damaged checkpoint: {path}: expected SHA-256" in caplog.text
+    assert f"resuming from {folder / 'checkpoint-1'}" in caplog.text
+
+
+def test_of_a_model_the_weights_are_verified_and_its_config_may_be_edited(run, tmp_path, capsys):
+    model = tmp_path / "model"
+    shutil.copytree(run, model, ignore=shutil.ignore_patterns("checkpoint-*"))
+    config = (model / "config.json").read_text()
+    (model / "config.json").write_text(config.replace('"hidden_dropout_prob": 0.1', '"hidden_dropout_prob": 0.2'))
+    assert (model / "config.json").read_text() != config
+    check_model_folder(model)
+    path = model / "model.safetensors"
+    path.write_bytes(damaged(path, "flip", 8 * (path.stat().st_size - 100)))
+    error = fail_last_line(capsys, "fill-mask", model, "def <mask>(")
+    assert f"{path}: expected SHA-256" in error and f"if that was meant, remove {model / 'manifest.json'}" in error
+    (model / "manifest.json").unlink()
+    check_model_folder(model)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(InputError, match="expected whole safetensors"):
+        check_model_folder(model)
+
+
+def test_the_best_checkpoint_is_verified_before_it_is_loaded(corpus, tmp_path, capsys, monkeypatch):
+    load = ExactTrainer._load_best_model
+
+    def load_damaged(trainer: ExactTrainer) -> None:
+        path = Path(trainer.state.best_model_checkpoint) / "model.safetensors"
+        path.write_bytes(damaged(path, "flip", 8 * (path.stat().st_size - 100)))
+        load(trainer)
+
+    monkeypatch.setattr(ExactTrainer, "_load_best_model", load_damaged)
+    options = {"trainer.load_best_model_at_end": "true", "max_steps": 2, "eval_steps": 1}
+    error = fail_last_line(capsys, *pretrain_command(corpus, tmp_path / "out", **options))
+    assert "load_best_model_at_end: " in error and "model.safetensors: expected SHA-256" in error
+
+
+def test_of_two_damaged_checkpoints_none_is_removed_for_its_age(run, tmp_path):
+    """Rotation removes nothing while the newest one is not whole."""
+    shutil.copytree(run, tmp_path / "out")
+    os.truncate(tmp_path / "out" / "checkpoint-2" / "config.json", 10)
+    rotate_checkpoints(tmp_path / "out", 1, keep=None)
+    assert find_checkpoint(tmp_path / "out")[0] == tmp_path / "out" / "checkpoint-1"
