@@ -205,8 +205,8 @@ def train_model(
         start: The model to go on from, which is changed; None: a new one.
 
     Returns:
-        Validation loss in nats and its curve, time, size and guesses in held-out text. Where training came to what is no
-        number, `diverged` says where, the loss is NaN, and no model is saved but in the checkpoints before.
+        Validation loss in nats and its curve, time, size and guesses in held-out text. Where training came to what is
+        no number, `diverged` says where, the loss is NaN, and no model is saved but in the checkpoints before.
     """
     keep_freed_memory()
     set_seed(settings.seed)

@@ -78,14 +78,15 @@ def cut_off(run: Path, copy: Path, update: int) -> Path:
 
 
 def place(run: Path, *, at_end: bool) -> int:
-    """An early update that ends an epoch, or that stands within one; a stream has no epochs, but any later place."""
+    """The last update but those at the end that ends an epoch, or stands within one; a stream has no epochs, but any
+    place."""
     states = (json.loads(path.read_text()) for path in run.rglob("checkpoint-*/trainer_state.json"))
-    updates = (
+    updates = [
         state["global_step"]
-        for state in states
-        if 1 < state["global_step"] < UPDATES and float(state["epoch"]).is_integer() == at_end
-    )
-    return min(updates, default=UPDATES - 2)
+        for state in sorted(states, key=lambda state: state["global_step"])
+        if state["global_step"] < UPDATES and float(state["epoch"]).is_integer() == at_end
+    ]
+    return updates[-1] if updates else UPDATES - 2
 
 
 def contents(checkpoint: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from linformer_kit.settings import IGNORED_LABEL
 
+FILLER = -1  # index of a block that only makes batches equal
 _MASKED, _REPLACED = 0.8, 0.1  # of the selected tokens, as in BERT and RoBERTa; the others stay
 
 
@@ -89,7 +90,8 @@ class BlockMasker:
 class MaskedBlocks(torch.utils.data.Dataset):
     """Packed blocks with new masks in each epoch.
 
-    Indexed by `(epoch, index)`, as `EpochSampler` gives them, or by an index alone for epoch 0.
+    Indexed by `(epoch, index)`, as `EpochSampler` gives them, or by an index alone for epoch 0; the index `FILLER`
+    gives a block without labels, which has no part in the loss.
 
     Args:
         blocks: Result of `packing.pack`.
@@ -107,6 +109,9 @@ class MaskedBlocks(torch.utils.data.Dataset):
 
     def __getitem__(self, key: int | tuple[int, int]) -> dict[str, torch.Tensor]:
         epoch, index = key if isinstance(key, tuple) else (0, key)
+        if index == FILLER:
+            block = self[epoch, 0]
+            return {**block, "labels": torch.full_like(block["labels"], IGNORED_LABEL)}
         if not 0 <= index < len(self):  # an index below 0 would give a block under a second number, so other masks
             raise IndexError(f"block {index}: expected 0 to {len(self) - 1}")
         return self._mask(self._blocks[index]["input_ids"], epoch=epoch, index=index)
@@ -120,10 +125,12 @@ class EpochSampler(torch.utils.data.Sampler):
     Args:
         length: Number of blocks.
         seed: Seed of all orders.
+        multiple: What the number of pairs is filled up to a multiple of, so that several processes have equally many.
     """
 
-    def __init__(self, length: int, *, seed: int) -> None:
+    def __init__(self, length: int, *, seed: int, multiple: int = 1) -> None:
         self._length = length
+        self._filled = -length % multiple
         self._seed = seed
         self._epoch = 0
 
@@ -132,9 +139,9 @@ class EpochSampler(torch.utils.data.Sampler):
         self._epoch = epoch
 
     def __len__(self) -> int:
-        return self._length
+        return self._length + self._filled
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         epoch = self._epoch
         order = np.random.default_rng([self._seed, epoch]).permutation(self._length)
-        return ((epoch, int(index)) for index in order)
+        return ((epoch, int(index)) for index in (*order, *[FILLER] * self._filled))

@@ -13,6 +13,7 @@ from transformers.integrations import get_reporting_integration_callbacks
 
 from linformer_kit.errors import InputError, input_errors
 from linformer_kit.settings import TrainingSettings
+from linformer_kit.training.processes import start_processes
 
 _AT_LEAST_ONE = (
     "max_steps",
@@ -95,6 +96,8 @@ def training_arguments(settings: TrainingSettings, folder: Path, fixed: dict[str
     defaults = {"use_cpu": not torch.accelerator.is_available(), "dataloader_pin_memory": torch.cuda.is_available()}
     extra = defaults | settings.trainer
     with input_errors("training"):
+        timeout = extra.get("ddp_timeout", known["ddp_timeout"])
+        start_processes(cpu=bool(extra["use_cpu"]), backend=extra.get("ddp_backend"), timeout=timeout)
         arguments = TrainingArguments(
             output_dir=str(folder),
             bf16=use_bf16(settings.bf16, on_cpu=bool(extra["use_cpu"]), fp16=bool(extra.get("fp16"))),

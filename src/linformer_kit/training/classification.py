@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Num
 from torch import Tensor
-from torch.utils.data import Sampler, SequentialSampler
+from torch.utils.data import Dataset, Sampler, SequentialSampler
 from transformers import (
     DataCollatorWithPadding,
     EarlyStoppingCallback,
@@ -21,6 +21,8 @@ from transformers import (
 )
 
 from linformer_kit.data.inputs import Item
+from linformer_kit.data.masking import FILLER
+from linformer_kit.settings import IGNORED_LABEL
 from linformer_kit.training.callbacks import ProgressBar
 from linformer_kit.training.scores import class_probabilities, losses, predicted, scores
 from linformer_kit.training.trainer import ProjectionTrainer
@@ -40,7 +42,7 @@ def classification_loss(
 
     Args:
         logits: Of any model.
-        labels: Numbers of the classes, or 0 and 1 for each class.
+        labels: Numbers of the classes, or 0 and 1 for each class; -100 has no part in it.
         class_weights: What a text of each class counts; where a text may have several, its no and its yes.
         label_smoothing: Share of each target that all classes have alike.
         num_items_in_batch: Labels in all forward passes of one update, so that accumulated gradients are those of the
@@ -51,11 +53,13 @@ def classification_loss(
     if labels.dim() == 2:
         yes = labels.to(logits.dtype)
         targets = yes * (1 - label_smoothing) + label_smoothing / 2
-        each = None if weights is None else torch.where(yes == 1, weights[1], weights[0])
+        each = (yes != IGNORED_LABEL).to(logits.dtype)
+        if weights is not None:
+            each = each * torch.where(yes == 1, weights[1], weights[0])
         total = F.binary_cross_entropy_with_logits(logits, targets, each, reduction="sum")
     else:
         total = F.cross_entropy(logits, labels, weights, label_smoothing=label_smoothing, reduction="sum")
-    count = labels.numel() if num_items_in_batch is None else num_items_in_batch
+    count = (labels != IGNORED_LABEL).sum() if num_items_in_batch is None else num_items_in_batch
     return total / (count.to(logits.device) if isinstance(count, Tensor) else count)
 
 
@@ -90,10 +94,12 @@ class LengthGroupedSampler(Sampler):
         lengths: Of the texts.
         batch_size: Texts in an update.
         seed: Seed of all orders.
+        multiple: As for `EpochSampler`.
     """
 
-    def __init__(self, lengths: Sequence[int], *, batch_size: int, seed: int) -> None:
+    def __init__(self, lengths: Sequence[int], *, batch_size: int, seed: int, multiple: int = 1) -> None:
         self._lengths = np.asarray(lengths)
+        self._filled = -len(lengths) % multiple
         self._pool = batch_size * _BATCHES_TOGETHER
         self._seed = seed
         self._epoch = 0
@@ -103,15 +109,32 @@ class LengthGroupedSampler(Sampler):
         self._epoch = epoch
 
     def __len__(self) -> int:
-        return len(self._lengths)
+        return len(self._lengths) + self._filled
 
     def __iter__(self) -> Iterator[int]:
-        order = np.random.default_rng([self._seed, self._epoch]).permutation(len(self))
+        order = np.random.default_rng([self._seed, self._epoch]).permutation(len(self._lengths))
         longest = int(self._lengths[order].argmax())
         order[[0, longest]] = order[[longest, 0]]
         pools = [order[start : start + self._pool] for start in range(0, len(order), self._pool)]
         pools = [pool[np.argsort(-self._lengths[pool], kind="stable")] for pool in pools]
-        return map(int, np.concatenate(pools))
+        return map(int, [*np.concatenate(pools), *[FILLER] * self._filled])
+
+
+class FilledTexts(Dataset):
+    """Items, and under the index `FILLER` one without a label, which has no part in the loss."""
+
+    def __init__(self, items: Sequence[Item]) -> None:
+        self.items = items
+        shortest = min(items, key=lambda item: len(item["input_ids"]))
+        labels = shortest["labels"]
+        ignored = [float(IGNORED_LABEL)] * len(labels) if isinstance(labels, Sequence) else IGNORED_LABEL
+        self._filler = {**shortest, "labels": ignored}
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Item:
+        return self._filler if index == FILLER else self.items[index]
 
 
 class ClassificationTrainer(ProjectionTrainer):
@@ -169,7 +192,7 @@ class ClassificationTrainer(ProjectionTrainer):
             model,
             args,
             progress=ProgressBar(each=self._texts_per_update, what="texts", describe=describe),
-            train_dataset=train,
+            train_dataset=FilledTexts(train),
             eval_dataset=validation,
             processing_class=tokenizer,
             data_collator=DataCollatorWithPadding(tokenizer),
@@ -183,8 +206,10 @@ class ClassificationTrainer(ProjectionTrainer):
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler:
         """Of ours, for batches of all processes together."""
         dataset = self.train_dataset if train_dataset is None else train_dataset
-        lengths = [len(item["input_ids"]) for item in dataset]
-        return LengthGroupedSampler(lengths, batch_size=self._texts_per_update, seed=self.args.seed)
+        lengths = [len(dataset[index]["input_ids"]) for index in range(len(dataset))]
+        return LengthGroupedSampler(
+            lengths, batch_size=self._texts_per_update, seed=self.args.seed, multiple=self.sequences_together
+        )
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Sampler:
         """In order, so that answers can be told from each other; whoever wants speed sorts by length before."""

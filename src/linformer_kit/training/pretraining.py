@@ -49,7 +49,7 @@ class PretrainTrainer(ProjectionTrainer):
     def _get_train_sampler(self, train_dataset: Any = None) -> torch.utils.data.Sampler | None:
         """Order and epoch come from one sampler, so both reach worker processes and survive a resume."""
         dataset = self.train_dataset if train_dataset is None else train_dataset
-        return EpochSampler(len(dataset), seed=self.args.seed)
+        return EpochSampler(len(dataset), seed=self.args.seed, multiple=self.sequences_together)
 
     def prediction_step(
         self,

@@ -50,6 +50,11 @@ class ProjectionTrainer(ExactTrainer):
         self.add_callback(progress)
         self.add_callback(ArgumentIntervals)
 
+    @property
+    def sequences_together(self) -> int:
+        """Sequences of a forward pass in all processes: accelerate would repeat some to make the last ones equal."""
+        return self.args.train_batch_size * self.args.world_size if self.args.world_size > 1 else 1
+
     def train(self, resume_from_checkpoint: str | None = None, **named: Any) -> Any:
         """As of `ExactTrainer`; the bar ends with it, however that is."""
         try:

@@ -329,6 +329,7 @@ class _Hooks(TrainerCallback):
         trainer._epoch_ended = False
         trainer._epoch, trainer._batches = trainer._epoch + 1, trainer._skipped_batches
         trainer._skipped_batches = 0
+        _set_epoch(trainer.callback_handler.train_dataloader, trainer._epoch)
 
     def on_epoch_end(self, *arguments: Any, **named: Any) -> None:
         self.trainer._epoch_ended = True
@@ -342,6 +343,13 @@ class _Hooks(TrainerCallback):
             (trainer._agreed_signal,) = trainer._agree(trainer._request.signal)
             if trainer._agreed_signal:
                 raise _EvaluationStopped
+
+
+def _set_epoch(loader: Any, epoch: int) -> None:
+    """Tell the sampler at the bottom, which accelerate forgets when it leaves out batches in several processes."""
+    while (loader := getattr(loader, "batch_sampler", None) or getattr(loader, "sampler", None)) is not None:
+        if hasattr(loader, "set_epoch"):
+            loader.set_epoch(epoch)
 
 
 def _load_weights(model: nn.Module, checkpoint: Path) -> None:

@@ -1,0 +1,151 @@
+"""Several processes learn what one learns from the same batches; if one of them dies, the others do not wait for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from linformer_kit.training.checkpoint import find_checkpoint
+from tests.faults.runs import (
+    environment,
+    finetune_command,
+    pretrain_command,
+    run_all,
+)
+
+# Batches of four, one by one or two by two.
+CASES = {
+    "layerwise": {"model.sharing": "layerwise", "activation_checkpointing": "true"},
+    "accumulated": {"gradient_accumulation_steps": 2, "model.local_convolution": 3},
+    "elastic": {"elastic_projected_dims": "[7, 3]", "model.sharing": "headwise"},
+}
+
+
+@pytest.fixture(scope="module")
+def folders(corpus, encoder, texts, tmp_path_factory) -> dict[int, Path]:
+    """The same trainings in one process and in two."""
+    made = {}
+    for processes in (1, 2):
+        folder = tmp_path_factory.mktemp(f"processes-{processes}")
+        batch = {"per_device_train_batch_size": 4 // processes, "per_device_eval_batch_size": 3, "logging_steps": 1}
+        commands = [
+            pretrain_command(corpus, folder / name, **batch, **{"model.hidden_dropout_prob": 0.0}, **options)
+            for name, options in CASES.items()
+        ]
+        still = encoder.parent / "still"  # the encoder without dropout
+        if not still.exists():
+            from linformer_kit import LinformerForMaskedLM
+            from linformer_kit.data.tokenizer import load_tokenizer
+
+            model = LinformerForMaskedLM.from_pretrained(
+                encoder, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+            )
+            model.save_pretrained(still)
+            load_tokenizer(str(encoder), max_length=23).save_pretrained(still)
+        commands.append(finetune_command(still, texts, folder / "finetune", **batch))
+        run_all(commands, processes)
+        made[processes] = folder
+    return made
+
+
+def last(folder: Path) -> Path:
+    (found,) = folder.rglob("checkpoint-12")
+    return found
+
+
+@pytest.mark.parametrize("name", [*CASES, "finetune"])
+def test_two_processes_learn_what_one_learns(folders, name):
+    """Parameters and losses to rounding, which the order of the sums changes; as many checkpoints, by one writer."""
+    one, two = (last(folders[processes] / name) for processes in (1, 2))
+    ours, theirs = (load_file(path / "model.safetensors") for path in (two, one))
+    for key, tensor in theirs.items():
+        torch.testing.assert_close(ours[key], tensor, rtol=1e-4, atol=2e-5, msg=lambda said, key=key: f"{key}: {said}")
+    histories = [json.loads((path / "trainer_state.json").read_text())["log_history"] for path in (two, one)]
+    for logged in ("loss", "eval_loss", "grad_norm"):
+        found, expected = ([entry[logged] for entry in history if logged in entry] for history in histories)
+        assert len(expected) >= 4 and found == pytest.approx(expected, rel=1e-5), logged
+    names = [
+        sorted(path.relative_to(last_one.parent).as_posix() for path in last_one.parent.rglob("*"))
+        for last_one in (one, two)
+    ]
+    assert [name for name in names[0] if "checkpoint" in name] == [name for name in names[1] if "checkpoint" in name]
+
+
+def test_a_run_may_go_on_in_another_number_of_processes(folders, corpus, tmp_path, caplog):
+    """What is drawn differs from then on, so here nothing is."""
+    import shutil
+
+    for later in (7, 8, 9, 10, 11, 12):
+        assert (folders[2] / "layerwise" / f"checkpoint-{later}").exists()
+    copy = tmp_path / "copy"
+    shutil.copytree(folders[2] / "layerwise", copy)
+    for later in (7, 8, 9, 10, 11, 12):
+        shutil.rmtree(copy / f"checkpoint-{later}")
+    options = {
+        "per_device_train_batch_size": 4,
+        "per_device_eval_batch_size": 3,
+        "logging_steps": 1,
+        **CASES["layerwise"],
+    }
+    settings = copy / "settings.yaml"
+    settings.write_text(
+        settings.read_text().replace("per_device_train_batch_size: 2", "per_device_train_batch_size: 4")
+    )
+    run_all([[*pretrain_command(corpus, copy, **{"model.hidden_dropout_prob": 0.0}, **options), "--resume"]])
+    assert "the checkpoint is of another number of processes than 1" in caplog.text
+    ours, theirs = (load_file(last(folder) / "model.safetensors") for folder in (copy, folders[2] / "layerwise"))
+    for key, tensor in theirs.items():
+        torch.testing.assert_close(ours[key], tensor, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_when_a_rank_dies_the_others_end_and_the_run_goes_on(corpus, tmp_path, number):
+    """Without torchrun, which would end them: they find out themselves, at the latest after the time-out."""
+    options = {"max_steps": 400, "save_steps": 2, "eval_steps": 400, "save_total_limit": 3, "trainer.ddp_timeout": 20}
+    folder = tmp_path / "out"
+    command = pretrain_command(corpus, folder, per_device_train_batch_size=1, **options)
+    with (tmp_path / "log.txt").open("w") as log:
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-m", "linformer_kit", *command],
+                env=environment() | group(rank, 29541 + (number == signal.SIGSTOP)),
+                stdout=log,
+                stderr=log,
+            )
+            for rank in range(2)
+        ]
+        deadline = time.monotonic() + 120
+        while not list(folder.glob("checkpoint-*")):
+            assert time.monotonic() < deadline and all(rank.poll() is None for rank in ranks), (
+                tmp_path / "log.txt"
+            ).read_text()
+            time.sleep(0.05)
+        os.kill(ranks[1].pid, number)
+        assert ranks[0].wait(timeout=60) not in (0, None), "an error, and no waiting for ever"
+        ranks[1].kill()
+        ranks[1].wait()
+    newest, _ = find_checkpoint(folder)
+    assert newest is not None
+    updates = int(newest.name.removeprefix("checkpoint-")) + 4
+    again = [
+        *pretrain_command(corpus, folder, per_device_train_batch_size=1, **(options | {"max_steps": updates})),
+        "--resume",
+    ]
+    run_all([again], processes=2)
+    assert find_checkpoint(folder)[0] == folder / f"checkpoint-{updates}"
+
+
+def group(rank: int, port: int) -> dict[str, str]:
+    """What torchrun would say to a rank of two."""
+    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
+    return {name: str(value) for name, value in names.items()} | {"MASTER_ADDR": "127.0.0.1"}
