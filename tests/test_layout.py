@@ -30,6 +30,7 @@ LAYERS = (
     "environment",
     "training",
     "checkpoints",
+    "parallel",
     "heads",
     "modeling",
     "encoder",
@@ -38,14 +39,26 @@ LAYERS = (
     "projection",
     "functional",
     "kernels",
+    "collectives",
     "data",
     "_auto",
     "settings",
     "errors",
     "_version",
 )
-MODEL = ("heads", "modeling", "encoder", "configuration", "attention", "projection", "functional", "kernels")
-PURE_TORCH = ("attention", "projection", "functional", "kernels")
+MODEL = (
+    "parallel",
+    "heads",
+    "modeling",
+    "encoder",
+    "configuration",
+    "attention",
+    "projection",
+    "functional",
+    "kernels",
+    "collectives",
+)
+PURE_TORCH = ("attention", "projection", "functional", "kernels", "collectives")
 
 
 def modules() -> dict[Path, str]:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         LinformerForTokenClassification,
     )
     from linformer_kit.modeling import LinformerModel, LinformerPreTrainedModel
+    from linformer_kit.parallel import SequenceParallel
     from linformer_kit.projection import (
         ConvProjection,
         DenseConvProjection,
@@ -54,6 +55,7 @@ _HOMES = {
     "MaxPoolProjection": "projection",
     "MeanPoolProjection": "projection",
     "RandomProjection": "projection",
+    "SequenceParallel": "parallel",
     "Spectrum": "analysis.spectrum",
     "attention_spectrum": "analysis.spectrum",
     "choose_projected_dims": "analysis.choose",

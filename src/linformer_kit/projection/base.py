@@ -59,6 +59,13 @@ class Inputs(NamedTuple):
         return None if self.lengths is None else padding_after(self.lengths, self.key.shape[1])
 
 
+class Piece(NamedTuple):
+    """What one process holds of a sequence that is split over several (`parallel`)."""
+
+    positions: slice  # of the n positions
+    add: Callable[[list[Tensor]], list[Tensor]]  # each tensor summed over the processes, all in one message
+
+
 class SequenceProjection(nn.Module):
     """What all projections have in common: sizes, sharing, and heads in groups of equal k.
 
@@ -79,6 +86,8 @@ class SequenceProjection(nn.Module):
     nested = True  # whether heads may have fewer slots than others and than there are
     stretches = True  # whether shorter_input makes a difference
     windowed = False  # whether slots are windows, which become more when a model is extended
+    adds_up = False  # whether slots are sums over positions, so that processes with a piece each can add theirs
+    piece: Piece | None = None  # None: the whole sequence is here
 
     def __init__(
         self,
@@ -213,6 +222,8 @@ class SequenceProjection(nn.Module):
 
     def check_resize(self, seq_len: int, mode: str) -> None:
         """Raise what `resize` would."""
+        if self.piece is not None:
+            raise InputError("projection: expected a whole one to resize, got the piece of one of several processes")
         check_resize(self.seq_len, seq_len, mode, least=self.projected_dim)
         if mode == "extend" and self.stretches and self.shorter_input == "stretch":
             raise InputError("mode: expected interpolate with shorter_input stretch, where every length is stretched")
@@ -223,6 +234,10 @@ class SequenceProjection(nn.Module):
 
     def _resize(self, seq_len: int, mode: str) -> None:
         raise NotImplementedError
+
+    def _added(self, parts: list[Tensor]) -> list[Tensor]:
+        """Sums over the positions that are here to sums over the whole sequence."""
+        return parts if self.piece is None else self.piece.add(parts)
 
     def _require_uniform(self, dims: Sequence[int] | set[int]) -> None:
         if len(set(dims)) > 1:
@@ -288,8 +303,8 @@ class HeadMap:
         return slots + bias.to(slots.dtype).view(slots.shape[1], 1, -1)
 
     def project(self, matrices: Tensor, inputs: Tensor, heads: list[int] | None, padding_mask: Tensor | None) -> Tensor:
-        """The order of the paper: E·(X·W + m·b), or E·(X·W) + 1·b."""
-        return self.add_bias(matrices @ self(inputs, heads, padding_mask).transpose(1, 2), heads)
+        """The order of the paper, E·(X·W + m·b), or E·(X·W), to which `add_bias` adds 1·b."""
+        return matrices @ self(inputs, heads, padding_mask).transpose(1, 2)
 
     def of_compressed(
         self, compressed: Tensor, heads: list[int] | None, row_sums: Tensor | None = None, scale: float = 1.0

@@ -20,7 +20,9 @@ from linformer_kit.projection.starts import STARTS
 
 
 class _MatrixProjection(SequenceProjection):
-    """E and F are matrices, learned or fixed."""
+    """E and F are matrices, learned or fixed; the columns of every parameter and buffer are positions."""
+
+    adds_up = True
 
     @property
     def by_head(self) -> bool:
@@ -45,22 +47,26 @@ class _MatrixProjection(SequenceProjection):
         key_matrix = _first_columns(key_matrix, length)
         value_matrix = key_matrix if tied else _first_columns(value_matrix, length)
         most = groups[0][0]
-        # Fewer rows for W is the cheap order. It needs one matrix for all heads, and it is cheap only if k < n.
-        if self.by_head or (not torch.compiler.is_exporting() and length <= most):
+        # Fewer rows for W is the cheap order. It needs one matrix for all heads, and it is cheap only if k < n. Processes
+        # with a piece each must agree on an order, whatever their lengths.
+        if self.by_head or (self.piece is None and not torch.compiler.is_exporting() and length <= most):
+            maps = ((key_map, key_matrix, key), (value_map, value_matrix, value))
+            products = self._added(
+                [
+                    head_map.project(self._rows(matrix, k, heads), hidden, heads, padding_mask)
+                    for k, heads in groups
+                    for head_map, matrix, hidden in maps
+                ]
+            )
             return [
-                Slots(
-                    key_map.project(self._rows(key_matrix, k, heads), key, heads, padding_mask),
-                    value_map.project(self._rows(value_matrix, k, heads), value, heads, padding_mask),
-                    None,
-                    heads,
-                )
-                for k, heads in groups
+                Slots(key_map.add_bias(key_slots, heads), value_map.add_bias(value_slots, heads), None, heads)
+                for (_, heads), key_slots, value_slots in zip(groups, products[::2], products[1::2], strict=True)
             ]
-        key_matrix, value_matrix = key_matrix[:most], value_matrix[:most]
-        compressed_key = compress(key_matrix, key)
-        compressed_value = compressed_key if tied and value is key else compress(value_matrix, value)
-        key_sums = _row_sums(key_matrix, padding_mask)
-        value_sums = key_sums if tied else _row_sums(value_matrix, padding_mask)
+        parts = [compress(key_matrix[:most], key), _row_sums(key_matrix[:most], padding_mask)]
+        if not tied or value is not key:
+            parts += [compress(value_matrix[:most], value), _row_sums(value_matrix[:most], padding_mask)]
+        sums = self._added(parts)
+        (compressed_key, key_sums), (compressed_value, value_sums) = sums[:2], sums[-2:]
         return [
             Slots(
                 key_map.of_compressed(compressed_key[:, :k], heads, key_sums[..., :k], self._scale(k)),

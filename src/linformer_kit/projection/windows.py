@@ -14,7 +14,7 @@ from torch import Tensor
 
 from linformer_kit.errors import InputError
 from linformer_kit.functional import Windows, pooling_windows, stretch_matrix
-from linformer_kit.projection.base import Groups, Inputs, LearnedProjection, SequenceProjection, Slots
+from linformer_kit.projection.base import Groups, Inputs, LearnedProjection, Piece, SequenceProjection, Slots
 
 
 class _WindowProjection(SequenceProjection):
@@ -50,16 +50,51 @@ class _WindowProjection(SequenceProjection):
 class MeanPoolProjection(_WindowProjection):
     """Slot i is the mean of the real tokens in window i (section 4, "general projections")."""
 
+    adds_up = True
+
     def _project(self, inputs: Inputs, groups: Groups) -> list[Slots]:
-        key, value, key_map, value_map, lengths = inputs
-        slots = []
-        for k, heads in groups:
-            windows, empty = self._windows(k, key, lengths)
-            pooled_key = self._mean(windows, key)
-            pooled_value = pooled_key if value is key else self._mean(windows, value)
-            mapped = (key_map.of_compressed(pooled_key, heads), value_map.of_compressed(pooled_value, heads))
-            slots.append(Slots(*mapped, empty, heads))
-        return slots
+        tokens = [inputs.key] if inputs.value is inputs.key else [inputs.key, inputs.value]
+        if self.piece is None:
+            pooled = [self._means(k, tokens, inputs.lengths) for k, _ in groups]
+        else:
+            pooled = self._means_of_pieces([k for k, _ in groups], tokens, inputs.padding_mask, self.piece)
+        return [
+            Slots(
+                inputs.key_map.of_compressed(means[0], heads),
+                inputs.value_map.of_compressed(means[-1], heads),
+                empty,
+                heads,
+            )
+            for (_, heads), (means, empty) in zip(groups, pooled, strict=True)
+        ]
+
+    def _means(self, slots: int, tokens: list[Tensor], lengths: Tensor | None) -> tuple[list[Tensor], Tensor | None]:
+        """Means of each of the tokens, and which slots are empty."""
+        windows, empty = self._windows(slots, tokens[0], lengths)
+        return [self._mean(windows, hidden) for hidden in tokens], empty
+
+    def _means_of_pieces(
+        self, slots: list[int], tokens: list[Tensor], padding_mask: Tensor | None, piece: Piece
+    ) -> list[tuple[list[Tensor], Tensor | None]]:
+        """The same for several numbers of slots, from sums over the positions that are here, and their counts."""
+        hidden = tokens[0]
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        here = torch.arange(self.seq_len, device=hidden.device)[piece.positions][: hidden.shape[1]]
+        real = torch.ones_like(hidden[..., :1], dtype=wide)
+        real = real if padding_mask is None else real.masked_fill(padding_mask[..., None], 0.0)
+        parts = []
+        for k in slots:
+            window = ((here + 1) * k - 1) // self.seq_len
+            for values in (real, *tokens):
+                zeros = values.new_zeros(len(values), k, values.shape[2], dtype=wide)
+                parts.append(zeros.index_add(1, window, values.to(wide)))
+        sums, size = piece.add(parts), 1 + len(tokens)
+        pooled: list[tuple[list[Tensor], Tensor | None]] = []
+        for start in range(0, len(sums), size):
+            count, *totals = sums[start : start + size]
+            means = [(total / count.clamp(min=1)).to(hidden.dtype) for total in totals]
+            pooled.append((means, count[..., 0] == 0))
+        return pooled
 
     @staticmethod
     def _mean(windows: Windows, hidden: Tensor) -> Tensor:
