@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -310,7 +310,7 @@ def check_errors() -> None:
     ):
         with pytest.raises(lk.InputError, match=message):
             lk.SequenceParallel(build(**fields), mesh)
-    with pytest.raises(lk.InputError, match="model: expected one of .*, got LinformerForQuestionAnswering"):
+    with pytest.raises(lk.InputError, match=r"model: expected one of .*, got LinformerForQuestionAnswering"):
         lk.SequenceParallel(build(lk.LinformerForQuestionAnswering), mesh)
     with pytest.raises(lk.InputError, match=r"mesh: expected one dimension, or one named sequence, got \['a', 'b'\]"):
         lk.SequenceParallel(build(), init_device_mesh("cpu", (1, 2), mesh_dim_names=("a", "b")))
@@ -333,11 +333,11 @@ def check_input_errors(model: torch.nn.Module, parallel: lk.SequenceParallel) ->
         parallel.shard({**batch, "position_ids": batch["input_ids"] % 5})
     with pytest.raises(lk.InputError, match="sequence length: expected at most 37, got 41"):
         parallel.shard(make_batch(41))
-    with pytest.raises(lk.InputError, match="attention_mask: expected that of this process's piece, .*, got None"):
+    with pytest.raises(lk.InputError, match=r"attention_mask: expected that of this process's piece, .*, got None"):
         model(batch["input_ids"][:, :5])
     with pytest.raises(lk.InputError, match="position_ids: expected None"):
         model(batch["input_ids"], batch["attention_mask"], position_ids=batch["input_ids"])
-    with pytest.raises(lk.InputError, match="sequence length: expected at most 1[89], as this process has, got 29"):
+    with pytest.raises(lk.InputError, match=r"sequence length: expected at most 1[89], as this process has, got 29"):
         model(batch["input_ids"], batch["attention_mask"])
     ids = torch.full((1, 5), 7)
     for masks in (
@@ -346,7 +346,7 @@ def check_input_errors(model: torch.nn.Module, parallel: lk.SequenceParallel) ->
         [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]],  # the second has tokens beyond the padding of the first
         [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]],  # five tokens and three, not four and four
     ):
-        with pytest.raises(lk.InputError, match="attention_mask: expected pieces .*, got other ones"):
+        with pytest.raises(lk.InputError, match=r"attention_mask: expected pieces .*, got other ones"):
             model(ids, torch.tensor([masks[dist.get_rank()]]))
 
 
@@ -359,31 +359,31 @@ def test_bytes_do_not_depend_on_n_and_errors(tmp_path):
     run(2, check_traffic_and_errors, tmp_path)
 
 
-def check_long(steps: int) -> None:
-    """A copy task: the token of some places is that of the text's first place."""
+def check_long(updates: int) -> None:
+    """Two texts of one word each: what stands behind a mask is known from the rest of the text only, by the slots."""
     n = 65_536
-    torch.manual_seed(0)
+    sizes = {"projected_dim": 16, "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
     config = lk.LinformerConfig(
-        vocab_size=11, max_position_embeddings=n, projected_dim=16, hidden_size=16, num_attention_heads=2,
-        num_hidden_layers=2, intermediate_size=32, sharing="key_value", **QUIET,
-    )  # fmt: skip
+        vocab_size=11, max_position_embeddings=n, intermediate_size=32, sharing="key_value", **sizes, **QUIET
+    )
     model = lk.LinformerForMaskedLM(config)
+    everything = sum(parameter.numel() for parameter in model.parameters())
     parallel = split(model)
-    assert sum(p.numel() for p in model.parameters()) < 0.3 * n * (16 + 2 * 16)
+    assert sum(parameter.numel() for parameter in model.parameters()) < 0.26 * everything
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    torch.manual_seed(0)
+    ids = torch.tensor([[5], [7]]).expand(2, n)
     losses = []
-    for _ in range(steps):
-        symbol = torch.randint(5, 11, (1, 1))
-        ids = symbol.expand(1, n).clone()
-        hidden = torch.rand(1, n) < 0.15
+    for _ in range(updates):
+        hidden = torch.rand(2, n) < 0.15
         batch = {"input_ids": ids.masked_fill(hidden, 4), "labels": ids.masked_fill(~hidden, -100)}
         optimizer.zero_grad()
         losses.append(step(model, parallel, batch).item())
         parallel.clip_grad_norm_(1.0)
         optimizer.step()
-    assert losses[-1] < 0.5 * losses[0], losses
+    assert losses[0] > math.log(2) > 10 * losses[-1], losses  # log 2: the words known, but not the text
 
 
 @pytest.mark.slow
 def test_a_model_of_65536_positions_trains_on_four_processes(tmp_path):
-    run(4, check_long, tmp_path, 30)
+    run(4, check_long, tmp_path, 41)

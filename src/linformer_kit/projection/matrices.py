@@ -47,8 +47,8 @@ class _MatrixProjection(SequenceProjection):
         key_matrix = _first_columns(key_matrix, length)
         value_matrix = key_matrix if tied else _first_columns(value_matrix, length)
         most = groups[0][0]
-        # Fewer rows for W is the cheap order. It needs one matrix for all heads, and it is cheap only if k < n. Processes
-        # with a piece each must agree on an order, whatever their lengths.
+        # Fewer rows for W is the cheap order. It needs one matrix for all heads, and it is cheap only if k < n.
+        # Processes with a piece each must agree on an order, whatever their lengths.
         if self.by_head or (self.piece is None and not torch.compiler.is_exporting() and length <= most):
             maps = ((key_map, key_matrix, key), (value_map, value_matrix, value))
             products = self._added(
