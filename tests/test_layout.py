@@ -161,7 +161,8 @@ def test_shapes_in_the_signatures_are_true():
 from jaxtyping import install_import_hook
 with install_import_hook(["linformer_kit.functional", "linformer_kit.kernels.products", "linformer_kit.kernels.softmax",
                           "linformer_kit.kernels.tokens", "linformer_kit.projection", "linformer_kit.attention",
-                          "linformer_kit.encoder", "linformer_kit.modeling", "linformer_kit.heads", "linformer_kit.analysis.inspection",
+                          "linformer_kit.encoder", "linformer_kit.modeling", "linformer_kit.heads", "linformer_kit.parallel",
+                          "linformer_kit.collectives", "linformer_kit.analysis.inspection",
                           "linformer_kit.training.metrics", "linformer_kit.bench.ceiling",
                           "linformer_kit.bench.encoders"], "beartype.beartype"):
     import torch
@@ -171,6 +172,9 @@ with install_import_hook(["linformer_kit.functional", "linformer_kit.kernels.pro
     from linformer_kit.analysis import inspection
     from linformer_kit.bench import ceiling, encoders, settings
 from jaxtyping import TypeCheckError
+import torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
 ids = torch.randint(5, 101, (2, 31))
 mask = torch.ones(2, 31, dtype=torch.long)
 mask[0, 19:] = 0
@@ -189,6 +193,12 @@ for fields in kinds:
     lk.LinformerForTokenClassification(config)(ids, mask, labels=ids % 2)
     lk.LinformerForQuestionAnswering(config)(ids, mask, start_positions=labels, end_positions=labels)
     model.resize_sequence_length(74, mode="interpolate")
+    if config.attention == "linformer" and config.shorter_input == "prefix" and config.projection in ("linear", "mean_pool"):
+        parallel = lk.SequenceParallel(lk.LinformerForSequenceClassification(config), mesh)
+        hidden = parallel.model(**parallel.shard({"input_ids": ids, "attention_mask": mask}), output_hidden_states=True)
+        parallel.gather(hidden.hidden_states[0], 31)
+        parallel.count_labels(labels)
+        parallel.full_state_dict()
     inspection.context_mappings(model.linformer, ids[:1], [0], [1])
 x = torch.randn(1, 2, 5, 3)
 functional.svd_attention(x, x, x, 2)

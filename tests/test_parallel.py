@@ -147,9 +147,9 @@ def check_heads() -> None:
     classes = (ids % 5).masked_fill(mask == 0, -100)
     compare(build(lk.LinformerForTokenClassification, num_labels=5), {**batch, "labels": classes}, "tokens")
     compare(build(lk.LinformerForSequenceClassification, num_labels=5), {**batch, "labels": ids[:, 0] % 5}, "classes")
-    regression = {**batch, "labels": torch.randn(6, 2, generator=torch.Generator().manual_seed(1)).double()}
+    regression = {**batch, "labels": torch.randn(6, 23, generator=torch.Generator().manual_seed(1)).double()}
     compare(
-        build(lk.LinformerForSequenceClassification, num_labels=2, problem_type="regression"), regression, "regression"
+        build(lk.LinformerForSequenceClassification, num_labels=23, problem_type="regression"), regression, "regression"
     )
     checkpointed = build()
     checkpointed.gradient_checkpointing_enable()
@@ -382,6 +382,19 @@ def check_long(updates: int) -> None:
         parallel.clip_grad_norm_(1.0)
         optimizer.step()
     assert losses[0] > math.log(2) > 10 * losses[-1], losses  # log 2: the words known, but not the text
+    check_inference(model.eval(), parallel, torch.randint(5, 11, (5, n)))
+
+
+@torch.no_grad()
+def check_inference(model: torch.nn.Module, parallel: lk.SequenceParallel, ids: torch.Tensor) -> None:
+    """So many tokens that each process takes them in blocks, beside the whole model."""
+    logits = model(**parallel.shard({"input_ids": ids})).logits
+    together, state = parallel.gather(logits, ids.shape[1]), parallel.full_state_dict()
+    if state:
+        whole = lk.LinformerForMaskedLM(model.config).eval()
+        whole.load_state_dict(state)
+        torch.testing.assert_close(together, whole(ids).logits, rtol=1e-4, atol=1e-4)
+    dist.barrier()
 
 
 @pytest.mark.slow

@@ -311,7 +311,7 @@ def _check_model(model: nn.Module, ranks: int) -> None:
             raise InputError("model: expected a whole one, got one that is split already")
         if not projection.adds_up:
             raise InputError(
-                "projection: expected linear, mean_pool or random, whose slots are sums over positions, "
+                "projection: expected linear, mean_pool or random, whose parts processes can add up, "
                 f"got {config.projection}"
             )
         if projection.stretches and projection.shorter_input == "stretch":

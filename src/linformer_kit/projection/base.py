@@ -86,7 +86,7 @@ class SequenceProjection(nn.Module):
     nested = True  # whether heads may have fewer slots than others and than there are
     stretches = True  # whether shorter_input makes a difference
     windowed = False  # whether slots are windows, which become more when a model is extended
-    adds_up = False  # whether slots are sums over positions, so that processes with a piece each can add theirs
+    adds_up = False  # whether it can add up what processes with a piece of the positions each contribute to the slots
     piece: Piece | None = None  # None: the whole sequence is here
 
     def __init__(
