@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -405,3 +408,16 @@ def check_inference(model: torch.nn.Module, parallel: lk.SequenceParallel, ids: 
 @pytest.mark.slow
 def test_a_model_of_65536_positions_trains_on_four_processes(tmp_path):
     run(4, check_long, tmp_path, 41)
+
+
+@pytest.mark.slow
+def test_the_example_runs_under_torchrun(tmp_path):
+    """Four processes, two for each sequence: its loss falls, and what it saves is an ordinary model."""
+    script = Path(__file__).parents[1] / "examples" / "sequence_parallel.py"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    result = subprocess.run([*torchrun, script, "2"], cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    losses = [float(line.split()[-1]) for line in result.stdout.splitlines() if line.startswith("update")]
+    assert len(losses) == 6 and losses[-1] < 0.5 * losses[0], losses
+    model = lk.LinformerForMaskedLM.from_pretrained(tmp_path / "sequence-parallel-model")
+    assert model.linformer.encoder.projection.key_projection.shape == (64, 4096)
