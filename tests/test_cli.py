@@ -122,7 +122,7 @@ def test_spellings_of_a_command_in_a_group(arguments, name, value):
         (["pretrain", "--trainer.log_level", "foo"], "trainer: KeyError: 'foo'"),
         (["pretrain", "--trainer.torch_compile", "true", "--trainer.torch_compile_backend", "foo"], "trainer: 'FOO' is not a valid DynamoBackend"),
         (["pretrain", "--trainer.accelerator_config", "foo"], "training: [Errno 2] No such file or directory: 'foo'"),
-        (["pretrain", "--trainer.fsdp", "full_shard"], "trainer.fsdp: expected another field, this command does not support it"),
+        (["pretrain", "--trainer.fsdp", "full_shard", "--trainer.use_cpu", "true"], "trainer.fsdp: expected an accelerator: on CPU accelerate trains with DDP and shards nothing"),
         (["pretrain", "--trainer.use_liger_kernel", "true"], "trainer.use_liger_kernel: expected another field"),
         (["pretrain", "--trainer.debug", "underflow_overflow"], "trainer.debug: expected another field"),
         (["pretrain", "--trainer.push_to_hub", "true"], "trainer.push_to_hub: expected another field"),

@@ -60,3 +60,15 @@ def test_trainer_fields_have_names(fields, tmp_path):
 def test_trainer_fields_arrive(processor, tmp_path):
     processor(False)
     assert build(tmp_path, trainer={"adam_beta2": 0.9}).adam_beta2 == 0.9
+
+
+@pytest.mark.parametrize("fields", [{"fsdp": "full_shard"}, {"fsdp": True}, {"fsdp_config": {"version": 2}}])
+@pytest.mark.parametrize("where", ["without an accelerator", "use_cpu", "with one"])
+def test_fsdp_says_why_not(fields, where, monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda *_: where != "without an accelerator")
+    reason = "expected an accelerator: on CPU accelerate trains with DDP and shards nothing"
+    if where == "with one":
+        reason = "expected training.sharded, since the trainer writes pickles as checkpoints of a model in pieces"
+    message = f"trainer.{next(iter(fields))}: {reason}"
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        build(tmp_path, trainer={**fields, "use_cpu": True} if where == "use_cpu" else fields)

@@ -53,8 +53,6 @@ _UNSUPPORTED = (
     "debug",
     "deepspeed",
     "eval_do_concat_batches",
-    "fsdp",
-    "fsdp_config",
     "include_for_metrics",
     "label_names",
     "liger_kernel_config",
@@ -65,6 +63,8 @@ _UNSUPPORTED = (
     "save_only_model",
     "use_liger_kernel",
 )
+# Models in pieces (`training.sharded`); without `fsdp` its configuration does nothing.
+_FSDP = ("fsdp", "fsdp_config")
 
 
 def training_arguments(settings: TrainingSettings, folder: Path, fixed: dict[str, Any]) -> TrainingArguments:
@@ -131,6 +131,8 @@ def _check_trainer_fields(
             raise InputError(f"trainer.{name}: expected --{name}, which is a setting of its own")
         if name in fixed:
             raise InputError(f"trainer.{name}: expected another field, this command sets it to {fixed[name]}")
+        if name in _FSDP:
+            raise InputError(f"trainer.{name}: {_why_no_fsdp(fields)}")
         if name in _UNSUPPORTED:
             raise InputError(f"trainer.{name}: expected another field, this command does not support it")
         if name not in known:
@@ -141,3 +143,9 @@ def _check_trainer_fields(
             raise InputError(f"trainer.{name}: expected loss, the one that is measured, got {value!r}")
         if isinstance(known[name], (int, float)) and not isinstance(value, (int, float)):
             raise InputError(f"trainer.{name}: expected {type(known[name]).__name__}, got {value!r}")
+
+
+def _why_no_fsdp(fields: dict[str, Any]) -> str:
+    if fields.get("use_cpu", not torch.accelerator.is_available()):
+        return "expected an accelerator: on CPU accelerate trains with DDP and shards nothing"
+    return "expected training.sharded, since the trainer writes pickles as checkpoints of a model in pieces"
