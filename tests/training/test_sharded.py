@@ -176,10 +176,15 @@ def two_train(rank: int, processes: int, folder: Path, results: Path) -> None:
     write(results / "continued", everything(model, optimizer))
     go_on(rank, processes, results, folder / "one", mesh)
 
-    low = build()
+    low, nameless = build(), init_device_mesh("cpu", (1, processes))
     shard(low, mesh, compute_dtype=torch.bfloat16)
     found = gradients(low, rank, processes, exact=False)
-    write(results / "bf16", found)
+    write(results / "bf16", {**found, "logits": logits_of_long_text(low)})
+
+    with pytest.raises(InputError, match=r"^model: expected one that is whole, got one in pieces$"):
+        shard(low, mesh)
+    with pytest.raises(InputError, match=r"^mesh: expected one dimension, or two with mesh_dim_names, got "):
+        shard(build(), nameless)
 
 
 def go_on(rank: int, processes: int, results: Path, checkpoint: Path, mesh) -> None:
@@ -282,9 +287,9 @@ def test_updates_and_inference_are_those_of_one_process(two, whole):
 
 def test_bfloat16_computes_and_keeps_what_it_is_given(two, whole):
     found, expected = load_file(two / "bf16"), whole["gradients"]
-    assert found["loss"] != expected["loss"]
-    assert_close({"loss": found["loss"].double()}, {"loss": expected["loss"]}, tolerance=0.02)
-    assert {value.dtype for name, value in found.items() if name != "loss"} == {torch.float64}
+    assert found.pop("logits").dtype == torch.bfloat16
+    assert_close({"loss": found.pop("loss").double()}, {"loss": expected["loss"]}, tolerance=0.02)
+    assert {value.dtype for value in found.values()} == {torch.float64}
 
 
 @pytest.mark.parametrize("steps", ["loaded", "continued"])
@@ -430,8 +435,10 @@ def test_other_groups_are_refused(saved, tmp_path):
     model = build()
     with pytest.raises(InputError, match=r"expected groups of \[\d+\] equal parameters, got \[\d+, \d+\]$"):
         load_sharded(saved, model, torch.optim.AdamW(model.parameters()))
+    with pytest.raises(InputError, match=r"expected the state of SGD, got that of AdamW$"):
+        load_sharded(saved, model, torch.optim.SGD(model.parameters()))
     save_sharded(tmp_path / "alone", model)
-    with pytest.raises(InputError, match=r"equal parameters, got none$"):
+    with pytest.raises(InputError, match=r"expected the state of AdamW, got that of None$"):
         load_sharded(tmp_path / "alone", model, torch.optim.AdamW(model.parameters()))
 
 
@@ -547,7 +554,7 @@ def test_the_loop_in_the_guide_runs_and_goes_on(tmp_path):
 def four_go_on(rank: int, processes: int, folder: Path, results: Path) -> None:
     """In four pieces, then as two replicas of two pieces each."""
     for name, shape in {"four": (4,), "replicas": (2, 2)}.items():
-        mesh = init_device_mesh("cpu", shape)
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
         model = build()
         shard(model, mesh)
         optimizer = build_optimizer(model)

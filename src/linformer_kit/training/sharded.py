@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
@@ -52,18 +52,20 @@ def shard(model: nn.Module, mesh: DeviceMesh, *, compute_dtype: torch.dtype | No
 
     Args:
         model: What has `LinformerLayer`s. Its parameters become new ones, so make the optimizer afterwards.
-        mesh: The processes, of one dimension, or of two: replicas, and the processes that each is split over.
+        mesh: The processes, in one dimension, or in two that have names: replicas, and what each is split over.
         compute_dtype: Number format of the passes (bfloat16, say); parameters, optimizer and the sums of gradients keep
             that of the parameters. None: everything in that one.
 
     Raises:
-        InputError: for a model without such layers, or one that is in pieces already.
+        InputError: for a model without such layers or in pieces already, and for another mesh.
     """
     layers = [module for module in model.modules() if isinstance(module, LinformerLayer)]
     if not layers:
         raise InputError(f"model: expected one with LinformerLayer, got {type(model).__name__} without")
     if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         raise InputError("model: expected one that is whole, got one in pieces")
+    if mesh.ndim > 2 or (mesh.ndim == 2 and mesh.mesh_dim_names is None):
+        raise InputError(f"mesh: expected one dimension, or two with mesh_dim_names, got {mesh}")
     reduced = None if compute_dtype is None else next(model.parameters()).dtype
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=reduced)
     parts: list[nn.Module] = [*layers, model]
@@ -92,32 +94,18 @@ def save_sharded(
         InputError: if the folder exists, or `extra` or a number of the optimizer cannot be written as JSON.
     """
     folder = _new_folder(folder)
-    _split_again(model)
     tensors = {_MODEL + name: tensor for name, tensor in _model_tensors(model).items()}
-    state: dict[str, Any] = {"format": _FORMAT, "extra": extra or {}, "param_groups": None}
+    state: dict[str, Any] = {"format": _FORMAT, "extra": extra or {}, "optimizer": None, "param_groups": None}
     if optimizer is not None:
         names = _parameter_names(model, optimizer)
         tensors |= _optimizer_tensors(optimizer, names)
+        state["optimizer"] = type(optimizer).__name__
         state["param_groups"] = [_named_group(group, names) for group in optimizer.param_groups]
     try:
         text = json.dumps(state, indent=1)
     except (TypeError, ValueError) as error:
         raise InputError(f"extra, optimizer: expected what JSON can hold, got {error}") from None
-    part = folder.with_name(f".{folder.name}.part")
-    _barrier()  # nobody writes before all have looked
-    if _rank() == 0:
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
-    _barrier()
-    with _alone_is_fine():
-        dcp.save(tensors, storage_writer=HuggingFaceStorageWriter(str(part), save_distributed=True))
-    _barrier()
-    if _rank() == 0:
-        _write_durably(part / _STATE, text)
-        _write_manifest(part)
-        os.replace(part, folder)
-        _flush_folder(folder.parent)
-    _barrier()
+    _write_at_once(folder, tensors, text)
 
 
 @torch.no_grad()
@@ -142,7 +130,6 @@ def load_sharded(
     folder = Path(folder)
     if any(parameter.is_meta for parameter in model.parameters()):
         raise InputError("model: expected one with memory for its values, got one on meta; call its to_empty first")
-    _split_again(model)
     _refuse_broken(folder, next(model.parameters()).device)
     state = read_json(folder / _STATE)
     if state.get("format") != _FORMAT:
@@ -153,6 +140,10 @@ def load_sharded(
     if optimizer is None:
         _read(folder, wanted)
         return state["extra"]
+    if state["optimizer"] != type(optimizer).__name__:
+        raise InputError(
+            f"{folder}: expected the state of {type(optimizer).__name__}, got that of {state['optimizer']}"
+        )
     names = _parameter_names(model, optimizer)
     groups = _indexed_groups(folder, state["param_groups"], optimizer, names)
     fields = _empty_states(names, saved)
@@ -172,11 +163,29 @@ def save_full(folder: str | Path, model: PreTrainedModel) -> None:
         InputError: if the folder exists.
     """
     folder = _new_folder(folder)
-    _split_again(model)
     whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     if _rank() == 0:
         with whole_folder(folder) as part:
             model.save_pretrained(part, state_dict=whole)
+    _barrier()
+
+
+def _write_at_once(folder: Path, tensors: dict[str, Tensor], state: str) -> None:
+    """Write all files beside the folder's place, flushed to the disk, then give it its name."""
+    part = folder.with_name(f".{folder.name}.part")
+    _barrier()  # nobody writes before all have looked
+    if _rank() == 0:
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+    _barrier()
+    with _alone_is_fine():
+        dcp.save(tensors, storage_writer=HuggingFaceStorageWriter(str(part), save_distributed=True))
+    _barrier()
+    if _rank() == 0:
+        _write_durably(part / _STATE, state)
+        _write_manifest(part)
+        os.replace(part, folder)
+        _flush_folder(folder.parent)
     _barrier()
 
 
@@ -187,15 +196,9 @@ def _new_folder(folder: str | Path) -> Path:
     return folder
 
 
-def _split_again(model: nn.Module) -> None:
-    """Let go of what is gathered: after a forward pass without a backward one, the whole model's own parameters are."""
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
-
-
 def _model_tensors(model: nn.Module) -> dict[str, Tensor]:
     """What a model is made of, by name, tied weights once; the tensors themselves, so that reading fills them."""
+    # First of all: it also lets go of what a forward pass without a backward one has left gathered.
     kept = model.state_dict().keys()
     own = [*model.named_parameters(), *((name, buffer) for name, buffer in model.named_buffers() if name in kept)]
     return {name: tensor.detach() for name, tensor in own}
@@ -230,13 +233,13 @@ def _named_group(group: dict[str, Any], names: dict[Tensor, str]) -> dict[str, A
 
 
 def _indexed_groups(
-    folder: Path, saved: list[dict[str, Any]] | None, optimizer: torch.optim.Optimizer, names: dict[Tensor, str]
+    folder: Path, saved: list[dict[str, Any]], optimizer: torch.optim.Optimizer, names: dict[Tensor, str]
 ) -> list[dict[str, Any]]:
     """The saved groups as `load_state_dict` wants them: parameters by index, tuples where JSON has lists."""
     groups, index = [], 0
     now = [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
-    if saved is None or [set(group["params"]) for group in saved] != [set(group) for group in now]:
-        got = "none" if saved is None else f"{[len(group['params']) for group in saved]}"
+    if [set(group["params"]) for group in saved] != [set(group) for group in now]:
+        got = [len(group["params"]) for group in saved]
         raise InputError(f"{folder}: expected groups of {[len(group) for group in now]} equal parameters, got {got}")
     for group, current in zip(saved, optimizer.param_groups, strict=True):
         size = len(current["params"])
