@@ -28,7 +28,7 @@ from torch.distributed.tensor import DTensor
 from torch.multiprocessing import spawn
 
 from linformer_kit import InputError, LinformerConfig, LinformerForMaskedLM
-from linformer_kit.training import sharded
+from linformer_kit.training.manifest import write_manifest
 from linformer_kit.training.sharded import load_sharded, save_full, save_sharded, shard
 from tests.conftest import KINDS, SIZES, fields, randomise
 
@@ -383,9 +383,9 @@ def test_a_file_that_nobody_knows_is_refused(saved):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "{folder}: expected a sharded checkpoint, got a folder without manifest.json"),
+        (None, "{folder}: expected a folder with manifest.json, got one without"),
         ("{", "{folder}/manifest.json: expected JSON, got "),
-        ("{}", "{folder}/manifest.json: expected a manifest of files with state.json, got something else"),
+        ("{}", "{folder}/manifest.json: expected a manifest of files, got something else"),
     ],
 )
 def test_without_a_manifest_nothing_is_loaded(content, message, saved):
@@ -400,7 +400,7 @@ def test_another_format_is_refused(saved):
     state = json.loads((saved / "state.json").read_text())
     (saved / "state.json").write_text(json.dumps({**state, "format": 2}))
     (saved / "manifest.json").unlink()
-    sharded._write_manifest(saved)
+    write_manifest(saved)
     with pytest.raises(InputError, match=r"state.json: expected format 1, got 2$"):
         load_sharded(saved, build())
 
@@ -477,7 +477,7 @@ def test_what_cannot_be_written_is_refused(tmp_path, saved):
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("step", ["_write_durably", "_write_manifest", "os.replace"])
+@pytest.mark.parametrize("step", ["write_durably", "write_manifest", "os.replace"])
 def test_a_kill_while_writing_leaves_what_was_there(step, saved):
     """The process dies, as by kill -9, at each step of the writing."""
     model = build()

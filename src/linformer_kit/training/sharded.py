@@ -12,7 +12,6 @@ All functions are called by all processes. Without a process group they work for
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -36,7 +35,8 @@ from transformers import PreTrainedModel
 
 from linformer_kit.encoder import LinformerLayer
 from linformer_kit.errors import InputError
-from linformer_kit.training.checkpoint import read_json, whole_folder
+from linformer_kit.training.checkpoint import whole_folder
+from linformer_kit.training.manifest import MANIFEST, damage, flush, read_json, write_manifest, write_whole
 
 _FORMAT = 1
 _STATE = "state.json"
@@ -182,10 +182,10 @@ def _write_at_once(folder: Path, tensors: dict[str, Tensor], state: str) -> None
         dcp.save(tensors, storage_writer=HuggingFaceStorageWriter(str(part), save_distributed=True))
     _barrier()
     if _rank() == 0:
-        _write_durably(part / _STATE, state)
-        _write_manifest(part)
+        write_whole(part / _STATE, state)
+        write_manifest(part)
         os.replace(part, folder)
-        _flush_folder(folder.parent)
+        flush(folder.parent)
     _barrier()
 
 
@@ -295,6 +295,21 @@ def _alone_is_fine() -> Iterator[None]:
         yield
 
 
+def _refuse_broken(folder: Path, device: torch.device) -> None:
+    """Compare the files with the manifest, each process its share of them, and refuse in all if one differs."""
+    processes = dist.get_world_size() if dist.is_initialized() else 1
+    found = damage(folder, share=(_rank(), processes))
+    if found is None:  # of the files that are there, the reader takes all
+        listed = read_json(folder / MANIFEST)["files"]
+        strange = sorted(path.name for path in folder.glob("*.safetensors") if path.name not in listed)
+        found = f"{folder / strange[0]}: expected files that {MANIFEST} lists, got another" if strange else None
+    broken = torch.tensor(found is not None, dtype=torch.int32, device=device)
+    if processes > 1:
+        dist.all_reduce(broken, dist.ReduceOp.MAX)
+    if broken:
+        raise InputError(found or f"{folder}: expected what {MANIFEST} says, got other files, as another process found")
+
+
 def _rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
@@ -302,54 +317,3 @@ def _rank() -> int:
 def _barrier() -> None:
     if dist.is_initialized():
         dist.barrier()
-
-
-# What follows knows files and nothing of tensors or models.
-
-_MANIFEST = "manifest.json"
-
-
-def _write_manifest(folder: Path) -> None:
-    """Size and SHA-256 of each file, flushed to the disk with the folder."""
-    files = {path.name: _fingerprint(path) for path in sorted(folder.iterdir())}
-    _write_durably(folder / _MANIFEST, json.dumps({"files": files}, indent=1))
-    _flush_folder(folder)
-
-
-def _refuse_broken(folder: Path, device: torch.device) -> None:
-    """Compare the files with the manifest, each process its share of them, and refuse in all if one differs."""
-    if not (folder / _MANIFEST).is_file():
-        raise InputError(f"{folder}: expected a sharded checkpoint, got a folder without {_MANIFEST}")
-    files = read_json(folder / _MANIFEST).get("files")
-    if not isinstance(files, dict) or _STATE not in files:
-        raise InputError(f"{folder / _MANIFEST}: expected a manifest of files with {_STATE}, got something else")
-    present = {path.name for path in folder.iterdir()} - {_MANIFEST}
-    names = sorted(files.keys() | present)
-    processes = dist.get_world_size() if dist.is_initialized() else 1
-    mine = range(_rank(), len(names), processes)
-    broken = [i for i in mine if names[i] not in present or _fingerprint(folder / names[i]) != files.get(names[i])]
-    last = torch.tensor(max(broken, default=-1), device=device)
-    if processes > 1:
-        dist.all_reduce(last, dist.ReduceOp.MAX)
-    if last >= 0:
-        raise InputError(f"{folder / names[int(last)]}: expected the file that {_MANIFEST} describes, got another")
-
-
-def _fingerprint(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-
-
-def _write_durably(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
