@@ -61,7 +61,7 @@ def write_manifest(folder: Path, names: list[str] | None = None) -> None:
     flush(folder)
 
 
-def damage(folder: Path, *, only: str = "*", share: tuple[int, int] = (0, 1)) -> str | None:
+def damage(folder: Path, *, only: str = "*") -> str | None:
     """What is wrong with a folder that has a manifest, in words that name the file; None if it is whole.
 
     Files that the manifest does not list are not looked at: nobody reads them.
@@ -69,7 +69,6 @@ def damage(folder: Path, *, only: str = "*", share: tuple[int, int] = (0, 1)) ->
     Args:
         folder: The folder.
         only: Pattern of the names of the files to look at.
-        share: Of so many processes that look together, the number of this one, and how many they are.
     """
     path = folder / MANIFEST
     if not path.is_file():
@@ -79,9 +78,8 @@ def damage(folder: Path, *, only: str = "*", share: tuple[int, int] = (0, 1)) ->
         files = content["files"]
         if set(content) != {"files", "sha256"} or content["sha256"] != _digest(files):
             return f"{path}: expected what its own SHA-256 says, got another content"
-        named = [name for name in files if Path(name).match(only)]
-        for name in named[share[0] :: share[1]]:
-            if found := _difference(folder / name, files[name]):
+        for name, known in files.items():
+            if Path(name).match(only) and (found := _difference(folder / name, known)):
                 return f"{folder / name}: {found}"
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return f"{path}: expected names, sizes and SHA-256 of files, got {type(error).__name__}"

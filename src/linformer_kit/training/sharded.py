@@ -297,17 +297,18 @@ def _alone_is_fine() -> Iterator[None]:
 
 def _refuse_broken(folder: Path, device: torch.device) -> None:
     """Compare the files with the manifest, each process its share of them, and refuse in all if one differs."""
+    if found := damage(folder, only=MANIFEST):
+        raise InputError(found)
+    listed = read_json(folder / MANIFEST)["files"]
+    names = sorted({*listed, *(path.name for path in folder.glob("*.safetensors"))})  # the reader takes all of them
     processes = dist.get_world_size() if dist.is_initialized() else 1
-    found = damage(folder, share=(_rank(), processes))
-    if found is None:  # of the files that are there, the reader takes all
-        listed = read_json(folder / MANIFEST)["files"]
-        strange = sorted(path.name for path in folder.glob("*.safetensors") if path.name not in listed)
-        found = f"{folder / strange[0]}: expected files that {MANIFEST} lists, got another" if strange else None
-    broken = torch.tensor(found is not None, dtype=torch.int32, device=device)
+    mine = range(_rank(), len(names), processes)
+    broken = [index for index in mine if names[index] not in listed or damage(folder, only=names[index])]
+    last = torch.tensor(max(broken, default=-1), device=device)
     if processes > 1:
-        dist.all_reduce(broken, dist.ReduceOp.MAX)
-    if broken:
-        raise InputError(found or f"{folder}: expected what {MANIFEST} says, got other files, as another process found")
+        dist.all_reduce(last, dist.ReduceOp.MAX)
+    if last >= 0:
+        raise InputError(f"{folder / names[int(last)]}: expected the file that {MANIFEST} describes, got another")
 
 
 def _rank() -> int:
