@@ -14,7 +14,7 @@ from linformer_kit.cli import main
 from tests.conftest import PRETRAIN_SIZES
 
 # What of a line of the log is time, and so never the same twice.
-_TIMES = ("training_seconds", "timed_updates", "runtime", "per_second", "seconds_left", "memory")
+_TIMES = ("training_seconds", "timed_updates", "runtime", "per_second", "seconds_left", "memory_mib")
 UPDATES, BATCH = 12, 2
 
 

@@ -6,7 +6,6 @@ import ctypes
 import gc
 import multiprocessing
 import os
-import re
 import signal
 import statistics
 import threading
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 
 from linformer_kit.errors import InputError
+from linformer_kit.training.memory import status_bytes
 
 Timings = dict[str, list[float]]  # seconds of each run, by name
 
@@ -140,14 +140,15 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
 
 def _resident_peak(run: Callable[[], object]) -> tuple[int, int]:
     """Resident bytes before, and the highest while a function runs."""
-    status = Path("/proc/self/status")
-    if not status.exists():
-        raise InputError("memory: expected Linux, whose /proc tells the resident set, or an accelerator")
     _give_back_free_memory()
-    before = _field(status, "VmRSS")
+    before = status_bytes("VmRSS")
+    if before is None:
+        raise InputError("memory: expected Linux, whose /proc tells the resident set, or an accelerator")
     Path("/proc/self/clear_refs").write_text("5")  # sets the highest back to the present
     run()
-    return before, _field(status, "VmHWM")
+    after = status_bytes("VmHWM")
+    assert after is not None
+    return before, after
 
 
 def _give_back_free_memory() -> None:
@@ -156,9 +157,3 @@ def _give_back_free_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of the GNU C library
     if trim is not None:
         trim(0)
-
-
-def _field(status: Path, name: str) -> int:
-    found = re.search(rf"^{name}:\s+(\d+) kB$", status.read_text(), flags=re.MULTILINE)
-    assert found
-    return int(found[1]) * 1024

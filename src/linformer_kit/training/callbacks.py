@@ -7,8 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from tqdm import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from linformer_kit.training.memory import most_bytes
 
 # What stands in the log of a training beside its losses: how long its updates took, and which of them that is.
 _SECONDS, _UPDATES = "training_seconds", "timed_updates"
@@ -35,16 +38,32 @@ class ProgressBar(TrainerCallback):
         self.seconds = 0.0
         self.updates = 0
         self._started = 0.0
+        self._logged = 0.0, 0  # seconds and updates at the last line of the log
         self._bar: tqdm | None = None
 
     @property
     def rate(self) -> float:
         return self.updates * self.each / self.seconds if self.seconds else 0.0
 
+    def measures(self, state: TrainerState, device: torch.device) -> dict[str, float]:
+        """What a line of the log says of speed and memory.
+
+        Returns:
+            `<what>_per_second` since the last one, `seconds_left` at the mean speed so far, `memory_mib`, the most that
+            this process has held.
+        """
+        seconds, updates = self.seconds - self._logged[0], self.updates - self._logged[1]
+        self._logged = self.seconds, self.updates
+        found = {f"{self.what}_per_second": updates * self.each / seconds if seconds else 0.0}
+        if self.updates:
+            found["seconds_left"] = (state.max_steps - state.global_step) * self.seconds / self.updates
+        memory = most_bytes(device)
+        return found if memory is None else found | {"memory_mib": memory / 2**20}
+
     def count_from(self, state: TrainerState) -> None:
         """Take over time and updates of a training so far."""
         known: dict[str, Any] = next((entry for entry in reversed(state.log_history) if _SECONDS in entry), {})
-        self.seconds, self.updates = known.get(_SECONDS, 0.0), known.get(_UPDATES, 0)
+        self.seconds, self.updates = self._logged = known.get(_SECONDS, 0.0), known.get(_UPDATES, 0)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

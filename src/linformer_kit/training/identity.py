@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import hashlib
 import importlib.metadata
 import json
@@ -13,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from accelerate import PartialState
 from torch import nn
 from transformers import TrainerState
 
 from linformer_kit._version import __version__
+from linformer_kit.environment import environment
 from linformer_kit.errors import InputError
 from linformer_kit.settings import CorpusSettings, ModelSettings, PretrainSettings, TrainingSettings, read_yaml
 from linformer_kit.training.checkpoint import RUN_MARK, TWIN_FOLDER, TWIN_MARK, newest_whole_checkpoint
@@ -106,7 +109,7 @@ def check_same_source(settings: TrainingSettings, fingerprints: dict[str, str]) 
 def save_run(
     settings: TrainingSettings, folder: Path, *, command: str, source: dict[str, str], fingerprints: dict[str, str]
 ) -> None:
-    """The resolved settings, and what else is needed to do the same again.
+    """The resolved settings, and what else is needed to do the same again; each start of the run, with its machine.
 
     Args:
         settings: Of the run.
@@ -118,10 +121,11 @@ def save_run(
     resolved = {name: value for name, value in dataclasses.asdict(settings).items() if name not in _NOT_SAVED}
     run = {
         "command": command,
-        "arguments": sys.argv[1:],
         **source,
         **fingerprints,
         "versions": versions(),
+        "settings": resolved,
+        "starts": [*_earlier_starts(settings, folder), _this_start()],
     }
     text = json.dumps(run, indent=2) + "\n"
     write_whole(folder / RUN_MARK, text)  # first: without it the rest is not known as ours
@@ -129,6 +133,21 @@ def save_run(
     if has_twin(settings):
         (folder / TWIN_FOLDER).mkdir(exist_ok=True)
         write_whole(folder / TWIN_FOLDER / TWIN_MARK, text)
+
+
+def _earlier_starts(settings: TrainingSettings, folder: Path) -> list[dict[str, Any]]:
+    return read_json(folder / RUN_MARK).get("starts", []) if settings.resume and (folder / RUN_MARK).exists() else []
+
+
+def _this_start() -> dict[str, Any]:
+    process = PartialState()
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {
+        "time": now,
+        "arguments": sys.argv[1:],
+        "processes": process.num_processes,
+        **environment(process.device),
+    }
 
 
 def has_twin(settings: TrainingSettings) -> bool:

@@ -62,6 +62,12 @@ class ProjectionTrainer(ExactTrainer):
         finally:
             self.progress.close()
 
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """The library's line of loss, length of the gradient and learning rate, with speed, time left and memory."""
+        if "loss" in logs:
+            logs |= self.progress.measures(self.state, self.args.device)
+        super().log(logs, start_time)
+
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """The library's optimizer, with E and F in a group of their own where they have settings of their own."""
         made = self.optimizer is not None

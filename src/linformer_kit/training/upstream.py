@@ -347,7 +347,9 @@ class _Hooks(TrainerCallback):
 
 def _set_epoch(loader: Any, epoch: int) -> None:
     """Tell the sampler at the bottom, which accelerate forgets when it leaves out batches in several processes."""
-    while (loader := getattr(loader, "batch_sampler", None) or getattr(loader, "sampler", None)) is not None:
+    while loader is not None:
+        inner = getattr(loader, "batch_sampler", None)
+        loader = getattr(loader, "sampler", None) if inner is None else inner
         if hasattr(loader, "set_epoch"):
             loader.set_epoch(epoch)
 
