@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 class InputError(ValueError):
@@ -27,6 +29,10 @@ class Stopped(KeyboardInterrupt):
     def __init__(self, message: str, *, signal: int) -> None:
         super().__init__(message)
         self.exit_code = 128 + signal
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """From a process of its own it arrives as it is."""
+        return functools.partial(Stopped, signal=self.exit_code - 128), self.args
 
 
 @contextmanager

@@ -74,6 +74,11 @@ def test_streamed_text(command, workers, tmp_path):
     )
 
 
+def test_in_two_processes_too(command, tmp_path):
+    """Within the second epoch, of which accelerate forgets the number."""
+    check(command, [("pretrain", "false", 4, 0)], tmp_path, processes=2)
+
+
 @pytest.mark.slow
 def test_resumed_equals_uninterrupted_in_all_cases(command, tmp_path):
     check(command, MATRIX, tmp_path, processes=1)

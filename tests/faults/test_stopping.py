@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from linformer_kit.cli import main
+from linformer_kit.errors import Stopped
 from linformer_kit.training.checkpoint import find_checkpoint
 from linformer_kit.training.stopping import stop_requests
 from linformer_kit.training.upstream import ExactTrainer
@@ -102,6 +104,18 @@ def test_a_second_signal_ends_at_once():
         signal.signal(signal.SIGINT, before)
 
 
+def test_what_is_ignored_stays_ignored_and_a_stop_travels():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with stop_requests() as request:
+            signal.raise_signal(signal.SIGINT)
+            assert request.signal == 0 and signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+    stopped = pickle.loads(pickle.dumps(Stopped("stopped after update 3", signal=signal.SIGTERM)))
+    assert str(stopped) == "stopped after update 3" and stopped.exit_code == 143
+
+
 def test_a_data_worker_outlives_ctrl_c_and_ends_with_sigterm():
     with stop_requests():
         pid = os.fork()
@@ -125,7 +139,12 @@ def test_from_outside(corpus, tmp_path, number, processes):
     run = [sys.executable, "-m", "linformer_kit", *command]
     with (tmp_path / "log.txt").open("w") as log:
         process = subprocess.Popen(
-            launched(run, processes), env=environment(), stderr=log, stdout=log, start_new_session=processes == 1
+            launched(run, processes),
+            env=environment(),
+            stderr=log,
+            stdout=log,
+            start_new_session=processes == 1,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which a shell's background may ignore
         )
         wait_for("update/s, loss", tmp_path / "log.txt")
         os.killpg(process.pid, number) if processes == 1 else process.send_signal(number)

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from linformer_kit.settings import IGNORED_LABEL
 
-FILLER = -1  # index of a block that only makes batches equal
+FILLER = None  # index of a block that only makes batches equal
 _MASKED, _REPLACED = 0.8, 0.1  # of the selected tokens, as in BERT and RoBERTa; the others stay
 
 
@@ -107,9 +107,9 @@ class MaskedBlocks(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def __getitem__(self, key: int | tuple[int, int]) -> dict[str, torch.Tensor]:
+    def __getitem__(self, key: int | tuple[int, int | None]) -> dict[str, torch.Tensor]:
         epoch, index = key if isinstance(key, tuple) else (0, key)
-        if index == FILLER:
+        if index is FILLER:
             block = self[epoch, 0]
             return {**block, "labels": torch.full_like(block["labels"], IGNORED_LABEL)}
         if not 0 <= index < len(self):  # an index below 0 would give a block under a second number, so other masks
@@ -141,7 +141,7 @@ class EpochSampler(torch.utils.data.Sampler):
     def __len__(self) -> int:
         return self._length + self._filled
 
-    def __iter__(self) -> Iterator[tuple[int, int]]:
+    def __iter__(self) -> Iterator[tuple[int, int | None]]:
         epoch = self._epoch
         order = np.random.default_rng([self._seed, epoch]).permutation(self._length)
-        return ((epoch, int(index)) for index in (*order, *[FILLER] * self._filled))
+        return ((epoch, index) for index in (*map(int, order), *[FILLER] * self._filled))

@@ -111,13 +111,13 @@ class LengthGroupedSampler(Sampler):
     def __len__(self) -> int:
         return len(self._lengths) + self._filled
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self) -> Iterator[int | None]:
         order = np.random.default_rng([self._seed, self._epoch]).permutation(len(self._lengths))
         longest = int(self._lengths[order].argmax())
         order[[0, longest]] = order[[longest, 0]]
         pools = [order[start : start + self._pool] for start in range(0, len(order), self._pool)]
         pools = [pool[np.argsort(-self._lengths[pool], kind="stable")] for pool in pools]
-        return map(int, [*np.concatenate(pools), *[FILLER] * self._filled])
+        return iter((*map(int, np.concatenate(pools)), *[FILLER] * self._filled))
 
 
 class FilledTexts(Dataset):
@@ -133,8 +133,8 @@ class FilledTexts(Dataset):
     def __len__(self) -> int:
         return len(self.items)
 
-    def __getitem__(self, index: int) -> Item:
-        return self._filler if index == FILLER else self.items[index]
+    def __getitem__(self, index: int | None) -> Item:
+        return self._filler if index is FILLER else self.items[index]
 
 
 class ClassificationTrainer(ProjectionTrainer):

@@ -27,7 +27,8 @@ class StopRequest:
 def stop_requests() -> Iterator[StopRequest]:
     """Take the signals down as a wish instead of dying of them; a second one ends the process as usual.
 
-    Outside the main thread, where Python hears no signals, nobody can ask.
+    What a process ignores, one in the background say, it goes on ignoring. Outside the main thread, where Python hears
+    no signals, nobody can ask.
     """
     request, owner = StopRequest(), os.getpid()
     if threading.current_thread() is not threading.main_thread():
@@ -44,7 +45,8 @@ def stop_requests() -> Iterator[StopRequest]:
         else:
             request.signal = number
 
-    before: dict[int, Any] = {number: signal.signal(number, take_down) for number in _SIGNALS}
+    heard = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before: dict[int, Any] = {number: signal.signal(number, take_down) for number in heard}
     try:
         yield request
     finally:
