@@ -125,3 +125,16 @@ def test_epoch_reaches_workers_that_live_on(blocks):
         labels = torch.cat([batch["labels"] for batch in loader])
         assert torch.equal(labels, torch.stack([blocks[key]["labels"] for key in sampler]))
         assert [key[0] for key in sampler] == [epoch] * 23
+
+
+def test_processes_have_equally_many_blocks_and_none_twice(blocks):
+    """What fills the last batch has nothing to learn."""
+    sampler = EpochSampler(5, seed=3, multiple=4)
+    sampler.set_epoch(2)
+    keys = list(sampler)
+    assert (
+        len(sampler) == 8 and keys[5:] == [(2, None)] * 3 and sorted(index for _, index in keys[:5]) == list(range(5))
+    )
+    assert len(EpochSampler(8, seed=3, multiple=4)) == 8
+    filler = blocks[2, None]
+    assert (filler["labels"] == -100).all() and torch.equal(filler["input_ids"], blocks[2, 0]["input_ids"])

@@ -21,6 +21,7 @@ from linformer_kit import LinformerForSequenceClassification
 from linformer_kit.data.tokenizer import train_tokenizer
 from linformer_kit.training.classification import (
     ClassificationTrainer,
+    FilledTexts,
     LengthGroupedSampler,
     balanced_weights,
     classification_loss,
@@ -51,6 +52,30 @@ def test_the_loss_of_one_class_of_several():
     assert weighted.item() == pytest.approx((first + 3 * second) / 2)
     smooth = classification_loss(logits, labels, label_smoothing=0.1)
     assert smooth.item() == pytest.approx((first + 0.05 * 2 + second) / 2, rel=1e-5)
+
+
+def test_texts_that_only_fill_a_batch_have_no_part_in_the_loss():
+    """As one without them, also with weights and smoothing; of them alone, nothing."""
+    logits = torch.randn(3, 2, requires_grad=True)
+    for labels in (torch.tensor([0, 1, 1]), torch.tensor([[0.0, 1.0], [1.0, 1.0], [0.0, 0.0]])):
+        filled = labels.clone()
+        filled[2] = -100
+        weights = torch.tensor([1.0, 3.0]) if labels.dim() == 1 else torch.tensor([[1.0, 3.0], [2.0, 5.0]])
+        for options in ({}, {"class_weights": weights}, {"label_smoothing": 0.1}):
+            without = classification_loss(logits[:2], labels[:2], **options)
+            torch.testing.assert_close(classification_loss(logits, filled, **options), without)
+        alone = classification_loss(logits[2:], filled[2:], num_items_in_batch=4)
+        assert alone.item() == 0 and not torch.autograd.grad(alone, logits)[0].any()
+
+
+def test_processes_have_equally_many_texts_and_none_twice():
+    lengths = [3, 9, 1, 4, 7]
+    order = list(LengthGroupedSampler(lengths, batch_size=2, seed=1, multiple=4))
+    assert len(order) == 8 and order[5:] == [None] * 3 and sorted(order[:5]) == list(range(5))
+    assert order[:5] == list(LengthGroupedSampler(lengths, batch_size=2, seed=1))
+    for labels, filler in ((1, -100), ([1.0, 0.0], [-100.0, -100.0])):
+        texts = FilledTexts([{"input_ids": [0] * length, "labels": labels} for length in lengths])
+        assert texts[None] == {"input_ids": [0], "labels": filler} and texts[2]["labels"] == labels
 
 
 def test_the_loss_of_any_number_of_classes():
