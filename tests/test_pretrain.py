@@ -63,6 +63,18 @@ def test_a_run_leaves_everything_that_a_user_needs(run):
     assert any(path.name.startswith("events") for path in run.rglob("runs/**/*"))
 
 
+def test_what_a_run_was_made_with_is_written_down(corpus, tmp_path):
+    """Versions, commit, settings and text; and each start."""
+    main(arguments(corpus, tmp_path / "out", "--max_steps=1"))
+    main(arguments(corpus, tmp_path / "out", "--max_steps=2", "--resume"))
+    run = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert run["settings"]["max_steps"] == 2 and run["settings"]["model"]["projected_dim"] == 7
+    assert run["versions"]["torch"] == torch.__version__ and run["corpus_fingerprint"]
+    first, second = run["starts"]
+    assert first["processes"] == second["processes"] == 1 and first["time"] <= second["time"]
+    assert {"commit", "device", "torch", "arguments"} <= set(first)
+
+
 def test_results_are_consistent(run):
     results = json.loads((run / "metrics.json").read_text())
     assert set(results["models"]) == {"linformer", "full"}

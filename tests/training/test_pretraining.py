@@ -163,6 +163,18 @@ def test_tokens_per_second_counts_this_run(build):
     assert trainer.progress.updates == 2 and trainer.progress.rate > 0
 
 
+def test_a_line_of_the_log_says_how_fast_how_long_and_how_large(build):
+    trainer = build()
+    trainer.train()
+    lines = [entry for entry in trainer.state.log_history if "loss" in entry]
+    names = {"loss", "grad_norm", "learning_rate", "tokens_per_second", "seconds_left", "memory_mib"}
+    assert len(lines) == 7 and all(names <= set(line) for line in lines)
+    assert all(line["tokens_per_second"] > 0 and 10 < line["memory_mib"] < 1e6 for line in lines)
+    assert lines[-1]["seconds_left"] == 0 and lines[0]["seconds_left"] == pytest.approx(
+        6 * 4 * SEQ_LEN / lines[0]["tokens_per_second"]
+    )
+
+
 def test_checkpoints_hold_the_tokenizer(build, tmp_path):
     build().train()
     assert (Path(tmp_path) / "run" / "checkpoint-3" / "tokenizer.json").exists()
