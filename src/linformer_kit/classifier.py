@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoConfig, PretrainedConfig
+from transformers import PretrainedConfig
 
+from linformer_kit.checkpoints.pretrained import read_config
 from linformer_kit.data.encoding import Encoder, Window
 from linformer_kit.data.examples import Columns, Labels
 from linformer_kit.data.tasks import TASKS
-from linformer_kit.errors import InputError, input_errors
+from linformer_kit.errors import InputError
 from linformer_kit.loading import best_device, check_model_folder, input_length, load_classifier
 from linformer_kit.settings import ClassifierSettings, names_folder, read_yaml
 from linformer_kit.training.arguments import use_bf16
@@ -120,9 +121,7 @@ def read_labels(name: str) -> Labels:
     """
     if names_folder(name):
         check_model_folder(Path(name))
-    with input_errors(f"model: expected a classifier, got {name}"):
-        config = AutoConfig.from_pretrained(name)
-    return _labels(config, name)
+    return _labels(read_config(name, f"model: expected a classifier, got {name}"), name)
 
 
 def trained_columns(model: str) -> Columns:

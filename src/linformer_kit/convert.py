@@ -95,7 +95,7 @@ def _is_fairseq(source: str) -> bool:
 
 def _model_type(source: str) -> str:
     known = (*roberta.MODEL_TYPES, *bert.MODEL_TYPES)
-    found = roberta.read_config(source).model_type
+    found = roberta.model_type(source)
     if found not in known:
         raise InputError(f"{source}: expected a model of type {', '.join(known)}, got {found}")
     return found
@@ -107,7 +107,7 @@ def _tokenizer(settings: ConvertSettings, config: LinformerConfig) -> PreTrained
     if settings.tokenizer is None and (_is_fairseq(source) or not _has_tokenizer(source)):
         return None
     with input_errors(f"tokenizer: expected a tokenizer, got {source}"):
-        tokenizer = AutoTokenizer.from_pretrained(source)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     if len(tokenizer) == len(set(tokenizer.all_special_ids)):  # transformers makes such a one of no files at all
         raise InputError(f"tokenizer: expected a tokenizer, got {source}, which has no vocabulary")
     if len(tokenizer) > config.vocab_size:

@@ -40,7 +40,9 @@ def input_errors(what: str) -> Iterator[None]:
     """Around calls of a library with nothing of ours but what a person gave: whatever it raises is an `InputError`."""
     try:
         yield
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # of a library in Rust
+            raise
         kind = f"{type(error).__name__}: " if isinstance(error, KeyError) else ""  # a key alone says nothing
         first_line = next(iter(str(error).splitlines()), type(error).__name__)
         raise InputError(f"{what}: {kind}{first_line}") from error

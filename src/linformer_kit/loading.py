@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import (
-    AutoConfig,
     AutoModel,
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -19,6 +16,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from linformer_kit.checkpoints.pretrained import Weights, check_pretrained_folder, check_size, read_config
 from linformer_kit.errors import InputError, input_errors, renamed
 from linformer_kit.settings import ResizeMode, names_folder
 from linformer_kit.training.manifest import MANIFEST, damage
@@ -39,18 +37,25 @@ def load_model(
     Raises:
         InputError: if the folder does not exist or is half-written, or the model is not of that kind.
     """
-    if names_folder(name):
-        check_model_folder(Path(name))
-    with input_errors(f"model: expected {kind}, got {name}"):
-        config = AutoConfig.from_pretrained(name)
+    what = f"model: expected {kind}, got {name}"
+    weights = check_model_folder(Path(name)) if names_folder(name) else None
+    config = read_config(name, what)
+    if weights is not None:
+        check_size(weights, lambda: auto_class.from_config(config, trust_remote_code=False), what)
+    with input_errors(what):
         # Models with a head save no pooler, and nobody here asks for its output; ours can do without one.
         bare = auto_class is AutoModel and config.model_type == "linformer"
         arguments = {"add_pooling_layer": False} if bare else head or {}
         # Sizes that do not fit are refused below, in one line instead of a report and an exception.
         model, loading = auto_class.from_pretrained(
-            name, output_loading_info=True, ignore_mismatched_sizes=True, **arguments
+            name,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            **arguments,
         )
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     if head is not None and config.id2label != head["id2label"]:
         _start_head_anew(model, auto_class)
     absent = sorted(loading["missing_keys"]) + sorted(key for key, *_ in loading["mismatched_keys"])
@@ -131,7 +136,7 @@ def best_device() -> torch.device:
     return device or torch.device("cpu")
 
 
-def check_model_folder(folder: Path) -> None:
+def check_model_folder(folder: Path) -> Weights:
     """Refuse a folder that is no whole model before any library looks at it.
 
     Raises:
@@ -139,26 +144,10 @@ def check_model_folder(folder: Path) -> None:
     """
     if not folder.is_dir():
         raise InputError(f"model: expected a folder, got {folder}, which does not exist")
-    config = folder / "config.json"
-    if not config.is_file():
-        raise InputError(f"model: expected config.json in {folder}, got none")
-    try:
-        model_type = json.loads(config.read_text(encoding="utf-8")).get("model_type")
-    except (ValueError, AttributeError) as error:
-        raise InputError(f"{config}: expected the JSON of a model configuration, got {error}") from None
-    if model_type is None:
-        raise InputError(f"{config}: expected a model_type, got none")
+    weights = check_pretrained_folder(folder, "model")
     if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model")):
         raise InputError(f"model: expected a tokenizer (tokenizer.json) in {folder}, got none")
-    weights = sorted(folder.glob("*.safetensors"))
-    if not weights:
-        raise InputError(f"model: expected model.safetensors in {folder}, got none")
-    for path in weights:
-        try:
-            with safe_open(path, framework="numpy"):
-                pass
-        except (OSError, SafetensorError) as error:
-            raise InputError(f"{path}: expected whole safetensors, got a broken file ({error})") from None
     # Its configuration may have been edited by hand; weights may not have changed by themselves.
     if (folder / MANIFEST).exists() and (found := damage(folder, only="*.safetensors")):
         raise InputError(f"{found}; if that was meant, remove {folder / MANIFEST}")
+    return weights

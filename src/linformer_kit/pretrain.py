@@ -44,13 +44,14 @@ from linformer_kit.training.identity import (
     fingerprint,
     has_twin,
     save_run,
-    trainer_state,
     versions,
 )
 from linformer_kit.training.memory import keep_freed_memory
 from linformer_kit.training.metrics import unigram_entropy
 from linformer_kit.training.pretraining import PRETRAINING, PretrainTrainer, check_training
 from linformer_kit.training.resume import checkpoint_to_resume
+from linformer_kit.training.trainer_state import trainer_state
+from linformer_kit.training.upstream import load_weights
 
 logger = logging.getLogger(__name__)
 
@@ -214,12 +215,9 @@ def train_model(
     state = trainer_state(checkpoint) if checkpoint else None
     finished = state is not None and state.global_step == settings.max_steps
     diverged: str | None = None
-    if finished:
-        model = LinformerForMaskedLM.from_pretrained(checkpoint)
-    elif start is not None:
-        model = start
-    else:
-        model = LinformerForMaskedLM(model_config(settings, data.tokenizer, attention=attention))
+    model = start or LinformerForMaskedLM(model_config(settings, data.tokenizer, attention=attention))
+    if checkpoint and finished:
+        load_weights(model, checkpoint)
     trainer = build_trainer(settings, data, folder, model)
     logger.info(
         "%s attention: %s parameters, %s n → k matrices, %s, on %s",

@@ -126,7 +126,7 @@ def test_other_models_refused(tmp_path):
     source("BertModel", tmp_path)
     with pytest.raises(InputError, match="expected a model of type roberta, xlm-roberta, camembert, got bert"):
         load_roberta_checkpoint(tmp_path)
-    with pytest.raises(InputError, match=r"expected config\.json of a pretrained encoder, got none"):
+    with pytest.raises(InputError, match=r"expected config\.json in .*, got none"):
         load_bert_checkpoint(tmp_path.parent)
     decoder = RobertaConfig(**SIZES, is_decoder=True, architectures=["RobertaForMaskedLM"])
     decoder.save_pretrained(tmp_path)
@@ -141,7 +141,7 @@ def test_half_a_model_refused(tmp_path):
     with pytest.raises(InputError, match=r"expected all weights of BertModel, got none for encoder\.layer\.1\.output"):
         load(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"broken")
-    with pytest.raises(InputError, match="source: expected a pretrained encoder, got"):
+    with pytest.raises(InputError, match=r"model\.safetensors: expected whole safetensors, got"):
         load(tmp_path)
 
 
@@ -230,11 +230,11 @@ def test_configurations_refused(fields, message, tmp_path):
         load(tmp_path)
 
 
-def test_a_pickle_of_more_than_tensors_refused(tmp_path):
+def test_a_pickle_refused(tmp_path):
     theirs, load = source("BertModel", tmp_path)
     (tmp_path / "model.safetensors").unlink()
-    torch.save({**theirs.state_dict(), "more": nn.Linear(2, 3)}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(InputError, match=r"its pickle is broken, or holds what is not let in$"):
+    torch.save(theirs.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(InputError, match=r"expected model\.safetensors in .*, got pytorch_model\.bin, a pickle"):
         load(tmp_path)
 
 

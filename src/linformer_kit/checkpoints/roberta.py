@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -11,9 +10,10 @@ from typing import Any, NamedTuple
 
 import transformers
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from linformer_kit.checkpoints.build import Converted, build_model, linformer_config, reading, resize
+from linformer_kit.checkpoints.pretrained import Weights, check_pretrained_folder, check_size, read_config
 from linformer_kit.errors import InputError
 from linformer_kit.heads import (
     LinformerForMaskedLM,
@@ -107,16 +107,13 @@ def convert_roberta(source: str | os.PathLike[str], fields: dict[str, Any], resi
     return Converted(model, left_out)
 
 
-def read_config(source: str) -> PreTrainedConfig:
-    """The configuration of a folder or hub id.
+def model_type(source: str) -> str:
+    """What kind of model a folder or hub id holds.
 
     Raises:
         InputError: if there is none.
     """
-    if names_folder(source):
-        _check_folder(Path(source))
-    with reading(f"source: expected a pretrained encoder, got {source}"):
-        return AutoConfig.from_pretrained(source)
+    return _read_config(source)[0].model_type
 
 
 def read_encoder(source: str | os.PathLike[str], model_types: Mapping[str, str], classes: dict[str, Any]) -> Encoder:
@@ -126,7 +123,7 @@ def read_encoder(source: str | os.PathLike[str], model_types: Mapping[str, str],
         InputError: if it is of another kind, not whole, or has parts that a Linformer has not.
     """
     source = str(source)
-    config = read_config(source)
+    config, size = _read_config(source)
     if config.model_type not in model_types:
         raise InputError(f"{source}: expected a model of type {', '.join(model_types)}, got {config.model_type}")
     known = {model_types[config.model_type] + end: end for end in classes}
@@ -134,8 +131,11 @@ def read_encoder(source: str | os.PathLike[str], model_types: Mapping[str, str],
     if architecture not in known:
         raise InputError(f"{source}: expected architectures in config.json of {', '.join(known)}, got {architecture}")
     _check_attention(source, config)
-    with reading(f"source: expected a pretrained encoder, got {source}"):
-        loaded, info = getattr(transformers, architecture).from_pretrained(source, output_loading_info=True)
+    what, model_class = f"source: expected a pretrained encoder, got {source}", getattr(transformers, architecture)
+    if size is not None:
+        check_size(size, lambda: model_class(config), what)
+    with reading(what):
+        loaded, info = model_class.from_pretrained(source, output_loading_info=True, use_safetensors=True)
     missing = {name for name in info["missing_keys"] if not name.startswith("pooler.")}
     if missing:
         raise InputError(f"{source}: expected all weights of {architecture}, got none for {min(missing)}")
@@ -190,15 +190,16 @@ def build_linear(
     return build_model(model_class, made, weights, str(source), new_projections=True)
 
 
-def _check_folder(folder: Path) -> None:
-    if not folder.is_dir():
-        raise InputError(f"source: expected a folder, a hub id or a fairseq file, got {folder}, which does not exist")
-    if not (folder / "config.json").is_file():
-        raise InputError(f"{folder}: expected config.json of a pretrained encoder, got none")
-    try:
-        json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(f"{folder / 'config.json'}: expected JSON, got {error}") from None
+def _read_config(source: str) -> tuple[PreTrainedConfig, Weights | None]:
+    """The configuration, and the size of the weights where it is a folder."""
+    folder, weights = Path(source), None
+    if names_folder(source):
+        if not folder.is_dir():
+            raise InputError(
+                f"source: expected a folder, a hub id or a fairseq file, got {folder}, which does not exist"
+            )
+        weights = check_pretrained_folder(folder, "source")
+    return read_config(source, f"source: expected a pretrained encoder, got {source}"), weights
 
 
 def _check_attention(source: str, config: PreTrainedConfig) -> None:

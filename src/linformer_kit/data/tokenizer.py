@@ -81,7 +81,7 @@ def load_tokenizer(name_or_path: str, *, max_length: int) -> PreTrainedTokenizer
         InputError: It is not there, is not a fast one, or has no mask, padding, start or end token.
     """
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name_or_path)
+        tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False)
     except Exception as error:  # a damaged file makes the libraries raise whatever comes
         if Path(name_or_path).exists():
             expected = "a folder with tokenizer.json, as save_pretrained writes it"

@@ -15,7 +15,7 @@ from pathlib import Path
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from linformer_kit.errors import InputError
-from linformer_kit.training.manifest import MANIFEST, PART, damage, flush, recover, write_manifest
+from linformer_kit.training.manifest import MANIFEST, PART, damage, flush, recover, remove_tree, write_manifest
 
 _NEW_FOLDERS = "runs"  # where folders go that nobody has named
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")
@@ -91,7 +91,7 @@ def open_output_dir(output_dir: str | None, *, command: str, overwrite: bool) ->
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Put a model and its tokenizer into a folder, with a manifest, which stands there only beside what it lists."""
     part = folder / f".model{PART}"
-    shutil.rmtree(part, ignore_errors=True)
+    remove_tree(part)
     model.save_pretrained(part)
     tokenizer.save_pretrained(part)
     (folder / MANIFEST).unlink(missing_ok=True)
@@ -151,9 +151,10 @@ def rotate_checkpoints(folder: Path, limit: int | None, *, keep: int | None) -> 
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder that nobody must find half removed: its manifest goes first."""
-    (folder / MANIFEST).unlink(missing_ok=True)
-    shutil.rmtree(folder)
+    """Remove a folder that nobody must find half removed: its manifest goes first. Of a link only the link goes."""
+    if not folder.is_symlink():
+        (folder / MANIFEST).unlink(missing_ok=True)
+    remove_tree(folder)
 
 
 def _check_writable(folder: Path, name: str = "output_dir") -> None:
@@ -179,25 +180,34 @@ def _seeds(folder: Path) -> list[Path]:
 
 
 def _remove_run(folder: Path) -> None:
-    """Remove what a run has written, and no folder that holds anything else."""
+    """Remove what a run has written, and no folder that holds anything else; nothing behind a link."""
     recover(folder, CHECKPOINT)
     twin = folder / TWIN_FOLDER
-    if (twin / TWIN_MARK).exists():
-        _remove_run(twin)
+    if (twin / TWIN_MARK).exists() or (twin.is_dir() and not any(twin.iterdir())):
+        _remove_part(twin)
     for seed in _seeds(folder):
-        _remove_run(seed)
-        if not any(seed.iterdir()):
-            seed.rmdir()
+        _remove_part(seed)
     for path in checkpoints(folder):
         remove_folder(path)
     for name in RUN_FILES:
         (folder / name).unlink(missing_ok=True)
     logs = folder / "runs"
-    for path in logs.glob("*/events.out.tfevents*"):
-        path.unlink()
-    for path in (*logs.glob("*"), logs, twin):
-        if path.is_dir() and not any(path.iterdir()):
-            path.rmdir()
+    for path in (*logs.glob("*"), logs):
+        if path.is_dir() and not path.is_symlink() and not logs.is_symlink():
+            for events in path.glob("events.out.tfevents*"):
+                events.unlink()
+            if not any(path.iterdir()):
+                path.rmdir()
+
+
+def _remove_part(folder: Path) -> None:
+    """Remove a run within another, and its folder once nothing is left in it; of a link only the link."""
+    if folder.is_symlink():
+        folder.unlink()
+        return
+    _remove_run(folder)
+    if not any(folder.iterdir()):
+        folder.rmdir()
 
 
 def _new_folder(parent: Path, name: str) -> Path:

@@ -16,7 +16,6 @@ from typing import Any
 import yaml
 from accelerate import PartialState
 from torch import nn
-from transformers import TrainerState
 
 from linformer_kit._version import __version__
 from linformer_kit.environment import environment
@@ -24,6 +23,7 @@ from linformer_kit.errors import InputError
 from linformer_kit.settings import CorpusSettings, ModelSettings, PretrainSettings, TrainingSettings, read_yaml
 from linformer_kit.training.checkpoint import RUN_MARK, TWIN_FOLDER, TWIN_MARK, newest_whole_checkpoint
 from linformer_kit.training.manifest import read_json, write_whole
+from linformer_kit.training.trainer_state import trainer_state
 
 # What a run that is resumed must have in common with its beginning; length, logging and number of processes may change.
 IDENTITY = (
@@ -162,11 +162,6 @@ def fingerprint(model: nn.Module) -> str:
         content.update(f"{name} {tuple(tensor.shape)}".encode())
         content.update(tensor.detach().cpu().float().contiguous().numpy().data)
     return content.hexdigest()
-
-
-def trainer_state(checkpoint: Path) -> TrainerState:
-    """Where a checkpoint's training stands."""
-    return TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
 
 
 def versions() -> dict[str, str]:

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ PART, _OLD = ".part", ".old"  # behind the name of a folder, a dot before it: in
 def write_whole(path: Path, text: str) -> None:
     """Write a text at once: whoever reads, even after a crash, finds all of the new one or all of the old."""
     part = path.with_name(f".{path.name}{PART}")
+    part.unlink(missing_ok=True)  # a link there would be written through
     part.write_text(text, encoding="utf-8")
     flush(part)
     os.replace(part, path)
@@ -79,6 +80,8 @@ def damage(folder: Path, *, only: str = "*") -> str | None:
         if set(content) != {"files", "sha256"} or content["sha256"] != _digest(files):
             return f"{path}: expected what its own SHA-256 says, got another content"
         for name, known in files.items():
+            if Path(name).is_absolute() or ".." in Path(name).parts:
+                return f"{path}: expected names of files in its folder, got {name!r}"
             if Path(name).match(only) and (found := _difference(folder / name, known)):
                 return f"{folder / name}: {found}"
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -93,7 +96,7 @@ def checked_folder(folder: Path) -> Iterator[Path]:
     After a failure nothing is left of it, and what was there still is. What a killed process leaves is for `recover`.
     """
     part, old = _beside(folder, PART), _beside(folder, _OLD)
-    shutil.rmtree(part, ignore_errors=True)
+    remove_tree(part)
     part.mkdir(parents=True)
     try:
         yield part
@@ -101,12 +104,21 @@ def checked_folder(folder: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
-    if folder.exists():
-        shutil.rmtree(old, ignore_errors=True)
+    if os.path.lexists(folder):
+        remove_tree(old)
         os.replace(folder, old)
     os.replace(part, folder)
     flush(folder.parent)
-    shutil.rmtree(old, ignore_errors=True)
+    with suppress(OSError):
+        remove_tree(old)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove what is there, if anything; of a link the link, and nothing of what it leads to."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def recover(parent: Path, names: re.Pattern[str]) -> None:
@@ -116,7 +128,7 @@ def recover(parent: Path, names: re.Pattern[str]) -> None:
         if end not in (PART, _OLD) or not names.fullmatch(name) or not path.is_dir():
             continue
         if end == PART or (parent / name).exists():
-            shutil.rmtree(path)
+            remove_tree(path)
         else:
             os.replace(path, parent / name)
 

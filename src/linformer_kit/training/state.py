@@ -20,6 +20,7 @@ from torch import Tensor
 from linformer_kit.errors import InputError
 
 _STRUCTURE = "structure"
+_LARGEST = 2**63 - 1
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -69,6 +70,86 @@ def set_random_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
+
+
+def is_count(value: Any, least: int = 0) -> bool:
+    """Whether it is a whole number of something, and none that only a damaged file holds."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= _LARGEST
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a number, which may be NaN, that fits in a float."""
+    return isinstance(value, float) or (is_count(value, -_LARGEST))
+
+
+def check_like(state: Any, own: Any, name: str) -> None:
+    """Check that what was loaded can take the place of what this process has: the same names, and values of a kind.
+
+    Args:
+        state: What was loaded; names that `own` lacks are let be.
+        own: What stands where it would go.
+        name: Of the state, for errors.
+
+    Raises:
+        ValueError: that names the first value of another kind.
+    """
+    if isinstance(own, dict):
+        _expect(isinstance(state, dict), name, "values by name", state)
+        for key, value in own.items():
+            _expect(key in state, f"{name}.{key}", "a value", None)
+            check_like(state[key], value, f"{name}.{key}")
+    elif isinstance(own, list | tuple):
+        _expect(isinstance(state, list | tuple) and len(state) == len(own), name, f"{len(own)} values", state)
+        for index, (value, fitting) in enumerate(zip(state, own, strict=True)):
+            check_like(value, fitting, f"{name}.{index}")
+    elif isinstance(own, Tensor):
+        alike = isinstance(state, Tensor) and state.shape == own.shape
+        _expect(alike and state.is_floating_point() == own.is_floating_point(), name, f"{list(own.shape)}", state)
+    elif isinstance(own, bool | str):
+        _expect(type(state) is type(own), name, f"a {type(own).__name__}", state)
+    elif own is None:
+        _expect(state is None or is_number(state), name, "a number or none", state)
+    elif isinstance(own, int):
+        _expect(is_count(state, -1), name, "a whole number", state)
+    else:
+        _expect(is_number(state), name, "a number", state)
+
+
+def fitted_state(state: Any, target: Any) -> dict[str, Any]:
+    """Of a loaded state what `target.load_state_dict` may take: its own names and no other.
+
+    Raises:
+        ValueError: for one that does not fit.
+    """
+    own = target.state_dict()
+    check_like(state, own, type(target).__name__)
+    return {name: state[name] for name in own}
+
+
+def fitted_optimizer_state(state: Any, optimizer: Any) -> dict[str, Any]:
+    """As `fitted_state`; of the options only the learning rate counts, the others are of the settings.
+
+    Raises:
+        ValueError: for one that does not fit.
+    """
+    optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate's stands around it
+    own = optimizer.state_dict()["param_groups"]
+    check_like(state, {"state": {}, "param_groups": [{"lr": 0.0, "params": group["params"]} for group in own]}, "it")
+    groups = [{**ours, "lr": theirs["lr"]} for ours, theirs in zip(own, state["param_groups"], strict=True)]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    adam = isinstance(optimizer, torch.optim.Adam)  # AdamW is one
+    for index, values in state["state"].items():
+        _expect(type(index) is int and 0 <= index < len(parameters), "state", "numbers of parameters", index)
+        like = parameters[index]
+        moments = {"step": torch.zeros(()), "exp_avg": like, "exp_avg_sq": like} if adam else {}
+        check_like(values, moments, f"state.{index}")
+    return {"state": state["state"], "param_groups": groups}
+
+
+def _expect(condition: bool, name: str, expected: str, got: Any) -> None:
+    if not condition:
+        shown = f"{list(got.shape)}" if isinstance(got, Tensor) else repr(got)
+        raise ValueError(f"expected {expected} as {name}, got {shown[:60]}")
 
 
 def _taken_apart(value: Any, tensors: dict[str, Tensor]) -> Any:

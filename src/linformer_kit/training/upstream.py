@@ -21,8 +21,17 @@ from transformers.trainer_utils import has_length
 from linformer_kit.errors import DivergedError, InputError, Stopped, input_errors
 from linformer_kit.training.checkpoint import TRAINER_STATE, checkpoint_path, rotate_checkpoints
 from linformer_kit.training.manifest import checked_folder, damage
-from linformer_kit.training.state import load_state, random_state, save_state, set_random_state
+from linformer_kit.training.state import (
+    check_like,
+    fitted_optimizer_state,
+    fitted_state,
+    load_state,
+    random_state,
+    save_state,
+    set_random_state,
+)
 from linformer_kit.training.stopping import StopRequest, stop_requests
+from linformer_kit.training.trainer_state import trainer_state
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +60,16 @@ PRIVATE = (
     "train",
     "training_step",
 )
+
+
+# What a checkpoint knows of each process, beside its random generators.
+_PROCESS = {
+    "loss": torch.zeros(()),
+    "total_loss": 0.0,
+    "last_logged": 0,
+    "evaluation_due": False,
+    "position": (0, 0),
+}
 
 
 class _EvaluationStopped(Exception):
@@ -99,13 +118,13 @@ class ExactTrainer(Trainer):
     # Going on ---------------------------------------------------------------------------------------------------------
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        _load_weights(self.model if model is None else model, Path(resume_from_checkpoint))
+        load_weights(self.model if model is None else model, Path(resume_from_checkpoint))
 
     def _load_best_model(self) -> None:
         checkpoint = Path(self.state.best_model_checkpoint)
         if found := damage(checkpoint, only="*.safetensors"):
             raise InputError(f"load_best_model_at_end: {found}")
-        _load_weights(self.model, checkpoint)
+        load_weights(self.model, checkpoint)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
@@ -113,7 +132,18 @@ class ExactTrainer(Trainer):
                 path = Path(checkpoint) / name
                 state = load_state(path)
                 with input_errors(str(path)):
-                    target.load_state_dict(state)
+                    fitted = fitted_optimizer_state if name == OPTIMIZER else fitted_state
+                    target.load_state_dict(fitted(state, target))
+
+    def _load_callback_state(self) -> None:
+        """The library's, which takes any attribute of any callback for its state."""
+        path = (self._resumed_from or Path()) / TRAINER_STATE
+        with input_errors(str(path)):
+            for callback in [*self.callback_handler.callbacks, self.control]:
+                name = type(callback).__name__
+                if isinstance(callback, ExportableState) and name in self.state.stateful_callbacks:
+                    check_like(self.state.stateful_callbacks[name], callback.state(), name)
+            super()._load_callback_state()
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         if checkpoint is not None and (path := Path(checkpoint) / SCALER).exists():
@@ -131,10 +161,16 @@ class ExactTrainer(Trainer):
         path = checkpoint / PROCESSES
         states = load_state(path)
         with input_errors(str(path)):
+            check_like(states, [_PROCESS] * len(states), "processes")
             return states[self.args.process_index] if len(states) == self.args.world_size else None
 
     def _init_training_state(self, *arguments: Any) -> tuple[int, int]:
         """The library's, which takes a stream for one that never ends."""
+        if self._resumed_from is not None:
+            state, max_steps = trainer_state(self._resumed_from), arguments[0]
+            if state.global_step > max_steps:
+                path = self._resumed_from / TRAINER_STATE
+                raise InputError(f"{path}: expected at most {max_steps} as global_step, got {state.global_step}")
         epoch, batches = super()._init_training_state(*arguments)
         if self._resumed_from is not None and not has_length(self.train_dataset):
             state = self._process_state(self._resumed_from)
@@ -354,7 +390,7 @@ def _set_epoch(loader: Any, epoch: int) -> None:
             loader.set_epoch(epoch)
 
 
-def _load_weights(model: nn.Module, checkpoint: Path) -> None:
+def load_weights(model: nn.Module, checkpoint: Path) -> None:
     """Put the weights of a checkpoint into its model."""
     weights: dict[str, Tensor] = {}
     for path in sorted(checkpoint.glob("model*.safetensors")):

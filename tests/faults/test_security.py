@@ -1,0 +1,463 @@
+"""Nothing that is loaded runs: pickles and code in every place where a run or a model could hold one."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import json
+import os
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pytest
+import torch
+
+import linformer_kit
+from linformer_kit import InputError
+from linformer_kit.cli import main
+from linformer_kit.training.checkpoint import find_checkpoint, rotate_checkpoints, save_model
+from linformer_kit.training.manifest import MANIFEST, checked_folder, damage, recover, write_manifest, write_whole
+from tests.faults.runs import finetune_command, pretrain_command, run_all
+
+# Names under which some library keeps, or has kept, a pickle.
+PICKLES = (
+    "training_args.bin",
+    "optimizer.pt",
+    "optimizer.bin",
+    "optimizer_0",
+    "scheduler.pt",
+    "scheduler.bin",
+    "scaler.pt",
+    "rng_state.pth",
+    "rng_state_0.pth",
+    "random_states_0.pkl",
+    "pytorch_model.bin",
+    "pytorch_model_fsdp_0/.metadata",
+    "pytorch_model-00001-of-00001.bin",
+    "pytorch_model.pt",
+    "adapter_model.bin",
+    "model.pt",
+    "model.pkl",
+    "model.ckpt",
+    "user_content.pt",
+    "tokenizer.pkl",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "vocab.pkl",
+    "vocab.bpe",
+    "key_projection.npy",
+    "arrays.npz",
+    "state.pkl",
+    "dataset.arrow",
+    "generation_config.pkl",
+)
+MODULES = ("modeling_evil.py", "configuration_evil.py", "tokenization_evil.py", "custom_generate/generate.py")
+STARTED_BY_PYTHON = ("conftest.py", "sitecustomize.py", "__init__.py", "transformers.py", "json.py", "handler.py")
+AUTO_MAP = {
+    "AutoConfig": "configuration_evil.Evil",
+    "AutoModel": "modeling_evil.Evil",
+    "AutoModelForMaskedLM": "modeling_evil.Evil",
+    "AutoModelForSequenceClassification": "modeling_evil.Evil",
+    "AutoTokenizer": ["tokenization_evil.Evil", "tokenization_evil.Evil"],
+}
+
+
+class Evil:
+    """Unpickled, it leaves a file behind."""
+
+    def __init__(self, witness: Path) -> None:
+        self.witness = witness
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.witness,)
+
+
+def plant(folder: Path, witness: Path) -> None:
+    """Put pickles and code wherever somebody might take them for its own; files that are there stay."""
+    for name in PICKLES:
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        if path.suffix == ".npy":
+            np.save(path, np.array([Evil(witness)], dtype=object), allow_pickle=True)
+        elif path.suffix == ".npz":
+            np.savez(path, evil=np.array([Evil(witness)], dtype=object))
+        elif path.suffix in (".pt", ".pth", ".ckpt") or path.name.startswith("pytorch_model"):
+            torch.save({"state": Evil(witness), "weight": torch.ones(2)}, path)
+        else:
+            path.write_bytes(pickle.dumps(Evil(witness)))
+    for name in (*MODULES, *STARTED_BY_PYTHON):
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"open({str(witness)!r}, 'w').close()\nclass Evil: pass\n")
+    (folder / ".env").write_text("PYTHONSTARTUP=conftest.py\n")
+    index = {"metadata": {}, "weight_map": {"linformer.embeddings.word_embeddings.weight": "pytorch_model.bin"}}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    template = "{% for c in ().__class__.__base__.__subclasses__() %}{{ c.__init__.__globals__ }}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(template)
+    processor = {"processor_class": "Evil", "auto_map": {"AutoProcessor": "modeling_evil.Evil"}}
+    (folder / "processor_config.json").write_text(json.dumps(processor))
+    modules = [{"idx": 0, "name": "0", "path": "", "type": "modeling_evil.Evil"}]
+    (folder / "modules.json").write_text(json.dumps(modules))
+
+
+def remote_code(folder: Path, *, model_type: str | None = None) -> None:
+    """Name the code in the files of configuration."""
+    for name, more in (("config.json", {}), ("tokenizer_config.json", {"chat_template": "{{ cycler.__init__ }}"})):
+        path = folder / name
+        content = json.loads(path.read_text()) | {"auto_map": AUTO_MAP, "custom_pipelines": AUTO_MAP} | more
+        if model_type and name == "config.json":
+            content["model_type"] = model_type
+        if name == "config.json":
+            content.pop("custom_pipelines")  # of which ours knows nothing
+        elif model_type:
+            content["tokenizer_class"] = "Evil"
+        path.write_text(json.dumps(content))
+
+
+@pytest.fixture
+def witness(tmp_path, monkeypatch):
+    """What must not be there in the end; whoever opens a pickle, or imports from the folders, fails."""
+    path = tmp_path / "witness"
+
+    def forbidden(*arguments: Any, **named: Any) -> Any:
+        raise AssertionError("unpickled")
+
+    run_code = builtins.exec
+
+    def no_planted_code(code: Any, *arguments: Any, **named: Any) -> Any:
+        assert str(tmp_path) not in str(getattr(code, "co_filename", code)), "executed"
+        return run_code(code, *arguments, **named)
+
+    monkeypatch.setattr(torch, "load", forbidden)
+    monkeypatch.setattr(pickle, "load", forbidden)
+    monkeypatch.setattr(pickle, "Unpickler", forbidden)
+    monkeypatch.setattr(builtins, "exec", no_planted_code)
+    monkeypatch.setattr(builtins, "input", forbidden)  # nobody is asked whether to trust it either
+    yield path
+    assert not path.exists(), "executed"
+
+
+@pytest.fixture(scope="module")
+def pretrained(corpus, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("pretrained") / "out"
+    run_all([pretrain_command(corpus, folder, max_steps=2)])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finetuned(encoder, texts, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("finetuned") / "out"
+    run_all([finetune_command(encoder, texts, folder, max_steps=2)])
+    return folder
+
+
+def copied(source: Path, place: Path) -> Path:
+    shutil.copytree(source, place)
+    return place
+
+
+def outcome(capsys, command: list[Any]) -> str | None:
+    """None for success, or the one line of the refusal; anything else fails."""
+    capsys.readouterr()
+    try:
+        main([str(word) for word in command])
+    except SystemExit as exit_:
+        assert exit_.code == 2, exit_.code
+        lines = capsys.readouterr().err.strip().splitlines()
+        assert [line for line in lines if line.startswith("linformer: error: ")] == lines[-1:], lines
+        assert not any("Traceback" in line for line in lines)
+        return lines[-1]
+    return None
+
+
+def everywhere(run: Path, witness: Path) -> None:
+    """Plant into a run and each of its checkpoints, with manifests that fit."""
+    for folder in (run, *run.rglob("checkpoint-*")):
+        plant(folder, witness)
+        remote_code(folder)
+        write_manifest(folder)
+
+
+def test_a_run_is_resumed_beside_pickles_and_code(
+    corpus, encoder, texts, pretrained, finetuned, tmp_path, witness, capsys
+):
+    run = copied(pretrained, tmp_path / "run")
+    everywhere(run, witness)
+    assert outcome(capsys, [*pretrain_command(corpus, run, max_steps=2), "--resume"]) is None, "a finished one"
+    assert outcome(capsys, [*pretrain_command(corpus, run, max_steps=3), "--resume"]) is None
+    assert find_checkpoint(run) == (run / "checkpoint-3", [])
+    seeds = copied(finetuned, tmp_path / "seeds")
+    everywhere(seeds, witness)
+    for name in ("metrics.json", "checkpoint-2"):
+        for path in seeds.rglob(name):
+            path.unlink() if path.is_file() else shutil.rmtree(path)
+    assert outcome(capsys, [*finetune_command(encoder, texts, seeds, max_steps=2), "--resume"]) is None
+
+
+SAFE = ("model", "optimizer", "scheduler", "processes")
+
+
+@pytest.mark.parametrize("missing", [*SAFE, SAFE])
+def test_a_checkpoint_of_pickles_is_none(corpus, pretrained, tmp_path, witness, capsys, missing):
+    """An attacker's, whose manifest says that it is whole."""
+    run = copied(pretrained, tmp_path / "run")
+    everywhere(run, witness)
+    for name in [missing] if isinstance(missing, str) else missing:
+        (run / "checkpoint-2" / f"{name}.safetensors").unlink()
+    write_manifest(run / "checkpoint-2")
+    error = outcome(capsys, [*pretrain_command(corpus, run, max_steps=3), "--resume"])
+    assert error is not None and "checkpoint-2" in error and "expected" in error
+
+
+def test_a_checkpoint_of_the_library_is_skipped(corpus, pretrained, tmp_path, witness, capsys, caplog):
+    """It has no manifest."""
+    run = copied(pretrained, tmp_path / "run")
+    theirs = run / "checkpoint-7"
+    theirs.mkdir()
+    plant(theirs, witness)
+    (theirs / "trainer_state.json").write_text("{}")
+    caplog.set_level("INFO", logger="linformer_kit")
+    assert outcome(capsys, [*pretrain_command(corpus, run, max_steps=3), "--resume"]) is None
+    assert f"skipped a damaged checkpoint: {theirs / MANIFEST}: expected one, got none" in caplog.text
+
+
+def uses(model: Path, texts: Path, corpus: Path, place: Path) -> dict[str, list[Any]]:
+    """Every command that is given a model."""
+    lines = place.parent / "lines.txt"
+    lines.write_text("number 3 was good\n")
+    return {
+        "fill-mask": ["fill-mask", model, "def <mask>("],
+        "inspect": ["inspect", model, place / "inspect", "--text", "number 1 was good"],
+        "spectrum": ["spectrum", model, "--samples=1", f"--text={texts.parent}", f"--output_dir={place / 'spectrum'}"],
+        "convert": ["convert", model, place / "convert"],
+        "predict": ["predict", model, lines],
+        "evaluate": ["evaluate", model, "--validation_file", texts],
+        "finetune": finetune_command(model, texts, place / "finetune", max_steps=1),
+        "from_model": [*pretrain_command(corpus, place / "pretrain", max_steps=1), f"--from_model={model}"],
+        "tokenizer": [*pretrain_command(corpus, place / "tokenizer", max_steps=1), f"--tokenizer={model}"],
+    }
+
+
+WORK = {
+    "encoder": {"fill-mask", "inspect", "finetune", "from_model", "tokenizer"},
+    "classifier": {"predict", "evaluate"},
+}
+
+
+@pytest.mark.parametrize("kind", WORK)
+def test_models_are_used_beside_pickles_and_code(encoder, finetuned, texts, corpus, tmp_path, witness, capsys, kind):
+    model = copied(encoder if kind == "encoder" else finetuned, tmp_path / "model")
+    plant(model, witness)
+    remote_code(model)
+    (model / MANIFEST).unlink(missing_ok=True)
+    for name, command in uses(model, texts, corpus, tmp_path / "out").items():
+        error = outcome(capsys, command)
+        assert error is None or name not in WORK[kind], (name, error)
+
+
+@pytest.mark.parametrize("change", ["pickled weights", "adapter", "index", "unknown", "kernel"])
+def test_models_that_would_need_a_pickle_or_code_are_refused(encoder, texts, corpus, tmp_path, witness, capsys, change):
+    model = copied(encoder, tmp_path / "model")
+    plant(model, witness)
+    remote_code(model)
+    config = model / "config.json"
+    if change == "pickled weights":
+        (model / "model.safetensors").unlink()
+    elif change == "adapter":
+        adapter = {"base_model_name_or_path": str(tmp_path / "elsewhere"), "peft_type": "LORA"}
+        (model / "adapter_config.json").write_text(json.dumps(adapter))
+    elif change == "index":
+        (model / "model.safetensors").rename(model / "more.safetensors")
+        index = {"weight_map": {"lm_head.decoder.bias": "pytorch_model.bin"}}
+        (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    elif change == "unknown":
+        remote_code(model, model_type="evil")
+    else:
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"attn_implementation": "evil/kernel"}))
+    commands = uses(model, texts, corpus, tmp_path / "out")
+    commands.pop("tokenizer")  # which looks at no weights
+    for name, command in commands.items():
+        error = outcome(capsys, command)
+        assert error is not None and "expected" in error, name
+
+
+def test_a_fairseq_file_is_the_one_pickle_and_runs_nothing(tmp_path, capsys):
+    """Whatever it asks for but tensors, containers and argparse.Namespace is not let in."""
+    witness = tmp_path / "witness"
+    for number, content in enumerate((Evil(witness), {"model": {"weight": Evil(witness)}}, {"args": Evil(witness)})):
+        for legacy in (False, True):
+            path = tmp_path / f"{number}-{legacy}.pt"
+            torch.save(content, path, _use_new_zipfile_serialization=not legacy)
+            error = outcome(capsys, ["convert", path, tmp_path / "out"])
+            assert error.endswith("its pickle is broken, or holds what is not let in"), error
+        path.write_bytes(pickle.dumps(content))
+        assert "expected a pickle of tensors" in outcome(capsys, ["convert", path, tmp_path / "out"])
+    assert not witness.exists() and not (tmp_path / "out").exists()
+
+
+def test_a_cache_holds_no_pickle_that_is_read(corpus, tmp_path, witness, capsys):
+    """Columns of a type that pyarrow once unpickled."""
+    cache = tmp_path / "cache"
+    command = pretrain_command(corpus, tmp_path / "out", max_steps=1, cache_dir=cache)
+    assert outcome(capsys, command) is None
+    metadata = {
+        b"ARROW:extension:name": b"arrow.py_extension_type",
+        b"ARROW:extension:metadata": pickle.dumps(Evil(witness)),
+    }
+    blocks = list(cache.rglob("blocks/*.arrow"))
+    assert len(blocks) == 2
+    for path in blocks:
+        with pyarrow.memory_map(str(path)) as file:
+            table = pyarrow.ipc.open_stream(file).read_all()
+        field = table.schema.field(0).with_metadata(metadata)
+        with pyarrow.OSFile(str(path) + ".new", "wb") as file:
+            schema = pyarrow.schema([field])
+            with pyarrow.ipc.new_stream(file, schema) as writer:
+                writer.write_table(table.cast(schema))
+        os.replace(f"{path}.new", path)
+    for folder in {path.parent for path in cache.rglob("*") if path.is_file()}:
+        plant(folder, witness)
+    outcome(capsys, [*command, "--overwrite"])
+
+
+# Names and links that lead elsewhere -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def precious(tmp_path) -> Path:
+    folder = tmp_path / "precious"
+    folder.mkdir()
+    for name in ("thesis.txt", MANIFEST, "config.json", "run.json", "events.out.tfevents.1"):
+        (folder / name).write_text(name)
+    return folder
+
+
+def intact(folder: Path) -> bool:
+    names = {path.name: path.read_text() for path in folder.iterdir()}
+    return len(names) == 5 and all(name == text for name, text in names.items())
+
+
+@pytest.mark.parametrize("name", ["../../precious/thesis.txt", "/etc/passwd", "a/../../b"])
+def test_a_manifest_names_no_file_elsewhere(tmp_path, name):
+    (tmp_path / "model").mkdir()
+    write_manifest(tmp_path / "model")
+    path = tmp_path / "model" / MANIFEST
+    files = {name: {"bytes": 1, "sha256": ""}}
+    from linformer_kit.training import manifest
+
+    path.write_text(json.dumps({"files": files, "sha256": manifest._digest(files)}))
+    assert f"expected names of files in its folder, got '{name}'" in damage(tmp_path / "model")
+
+
+def test_the_best_checkpoint_is_one_of_the_run(corpus, pretrained, tmp_path, precious, capsys, caplog):
+    run = copied(pretrained, tmp_path / "run")
+    path = run / "checkpoint-2" / "trainer_state.json"
+    state = json.loads(path.read_text()) | {"best_model_checkpoint": str(precious)}
+    command = pretrain_command(corpus, run, max_steps=3, save_total_limit=1)
+    path.write_text(json.dumps(state | {"best_global_step": "../../precious"}))
+    write_manifest(path.parent)
+    error = outcome(capsys, [*command, "--resume"])
+    assert "expected a count or none as best_global_step, got '../../precious'" in error
+    path.write_text(json.dumps(state))
+    write_manifest(path.parent)
+    assert outcome(capsys, [*command, "--resume"]) is None
+    written = json.loads((run / "checkpoint-3" / "trainer_state.json").read_text())
+    assert str(precious) not in str(written["best_model_checkpoint"]) and intact(precious)
+
+
+def test_nothing_behind_a_link_is_removed(tmp_path, precious):
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in (".checkpoint-3.part", ".checkpoint-4.old", "checkpoint-1", "seed-0", "full"):
+        (run / name).symlink_to(precious)
+    (run / "checkpoint-4").mkdir()
+    from linformer_kit.training import checkpoint
+
+    recover(run, checkpoint.CHECKPOINT)
+    assert not (run / ".checkpoint-3.part").is_symlink() and not (run / ".checkpoint-4.old").is_symlink()
+    (run / "checkpoint-5").mkdir()
+    write_manifest(run / "checkpoint-5")
+    rotate_checkpoints(run, 1, keep=None)
+    assert [path.name for path in sorted(run.glob("checkpoint-*"))] == ["checkpoint-5"]
+    (run / "full" / "twin.json").write_text("twin.json")  # what makes it a twin
+    (run / "runs").mkdir()
+    (run / "runs" / "1").symlink_to(precious)
+    checkpoint.open_output_dir(str(run), command="pretrain", overwrite=True)
+    (precious / "twin.json").unlink()
+    assert intact(precious) and sorted(path.name for path in run.iterdir()) == ["runs"]
+
+
+def test_nothing_is_written_through_a_link(tmp_path, precious, encoder):
+    from transformers import AutoTokenizer
+
+    from linformer_kit import LinformerForMaskedLM
+
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in (".model.part", ".checkpoint-1.part", ".checkpoint-1.old", "checkpoint-1"):
+        (run / name).symlink_to(precious)
+    (run / ".run.json.part").symlink_to(precious / "thesis.txt")
+    write_whole(run / "run.json", "new")
+    save_model(LinformerForMaskedLM.from_pretrained(encoder), AutoTokenizer.from_pretrained(encoder), run)
+    with checked_folder(run / "checkpoint-1") as part:
+        (part / "file").write_text("new")
+    assert find_checkpoint(run) == (run / "checkpoint-1", []) and intact(precious)
+
+
+def test_the_bait_is_live(tmp_path):
+    """Without it nothing above would show anything."""
+    witness = tmp_path / "witness"
+    (tmp_path / "bait").mkdir()
+    plant(tmp_path / "bait", witness)
+    live = 0
+    for path in sorted((tmp_path / "bait").rglob("*")):
+        if path.suffix == ".py" and path.name != "transformers.py":
+            exec(path.read_text())
+        elif path.name in PICKLES and path.suffix in (".pt", ".pth", ".bin", ".pkl", ".npy"):
+            if path.suffix == ".npy":
+                np.load(path, allow_pickle=True)
+            elif path.read_bytes()[:2] == b"PK":
+                torch.load(path, weights_only=False)
+            else:
+                pickle.loads(path.read_bytes())
+        else:
+            continue
+        assert witness.exists(), path
+        witness.unlink()
+        live += 1
+    assert live > 20
+
+
+# What the code itself may call ------------------------------------------------------------------------------------------
+
+
+def test_no_call_that_trusts():
+    """Of the package's own calls: no code of models, no pickle but a fairseq file's."""
+    for path in Path(linformer_kit.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call):
+                continue
+            called = ast.unparse(node.func)
+            named = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+            if called.startswith(("Auto", "auto_class.")) and called.endswith("from_pretrained"):
+                assert named.get("trust_remote_code") == "False", f"{path.name}: {called}"
+            if called.endswith("from_pretrained") and ("auto_class" in called or "model_class" in called):
+                assert named.get("use_safetensors") == "True", f"{path.name}: {called}"
+            if called == "torch.load":
+                assert path.name == "fairseq.py" and named["weights_only"] == "True", path.name
+            assert not called.startswith(("pickle.load", "pickle.Unpickler", "dill.", "joblib.")), path.name
+            assert called not in ("eval", "exec", "yaml.load", "yaml.unsafe_load"), path.name
+            assert "allow_pickle" not in named, path.name
+
+
+def test_arrays_of_objects_are_refused(tmp_path):
+    """The default of numpy, on which the readers of .npz rest."""
+    np.save(tmp_path / "evil.npy", np.array([Evil(tmp_path / "witness")], dtype=object), allow_pickle=True)
+    with pytest.raises(ValueError, match="allow_pickle=False"):
+        np.load(tmp_path / "evil.npy")
+    assert issubclass(InputError, ValueError) and not (tmp_path / "witness").exists()
