@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from linformer_kit.data.encoding import Encoder
 from linformer_kit.data.examples import Labels
 from linformer_kit.data.inputs import LabelledInputs, labelled_inputs
 from linformer_kit.data.labelled import LabelledTexts, load_labelled
-from linformer_kit.errors import DivergedError, InputError
+from linformer_kit.errors import DivergedError, InputError, input_errors
 from linformer_kit.loading import input_length, load_model, resize
 from linformer_kit.report.classification import best_run, finetune_markdown, write_finetune_report, write_mistakes
 from linformer_kit.settings import FinetuneSettings, names_folder
@@ -41,6 +42,7 @@ from linformer_kit.training.scores import (
     predicted,
     summary,
 )
+from linformer_kit.training.state import is_count
 from linformer_kit.training.trainer import check_trainer
 
 logger = logging.getLogger(__name__)
@@ -123,6 +125,7 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
         "model_fingerprint": fingerprint(model.base_model),
     }
     results = _results(task, model, runs=_earlier_runs(settings))
+    _check_earlier_runs(results)
     del model  # each seed has its own
     folder = Path(settings.output_dir or "")
     if process.is_main_process:
@@ -321,4 +324,17 @@ def _identity() -> list[str]:
 def _earlier_runs(settings: FinetuneSettings) -> list[dict[str, Any]]:
     """The seeds that a run to be resumed has finished."""
     path = Path(settings.output_dir or "") / "metrics.json"
-    return read_json(path)["runs"] if settings.resume and path.exists() else []
+    if not (settings.resume and path.exists()):
+        return []
+    runs = read_json(path).get("runs")
+    if not (isinstance(runs, list) and all(isinstance(run, dict) and is_count(run.get("seed")) for run in runs)):
+        raise InputError(f"{path}: expected runs, each with its seed, got {str(runs)[:60]}")
+    return runs
+
+
+def _check_earlier_runs(results: dict[str, Any]) -> None:
+    """Refuse earlier results that no report can be made of, before further ones would be lost beside them."""
+    if results["runs"]:
+        path = Path(results["settings"]["output_dir"]) / "metrics.json"
+        with input_errors(str(path)), tempfile.TemporaryDirectory() as folder:
+            _write(results, Path(folder))

@@ -56,8 +56,8 @@ def check_pretrained_folder(folder: Path, name: str) -> Weights:
     if not isinstance(config, dict):
         kind = type(config).__name__
         raise InputError(f"{path}: expected the JSON of a model configuration, got {kind}")
-    if not isinstance(kind := config.get("model_type"), str):
-        raise InputError(f"{path}: expected a model_type, got {'none' if kind is None else repr(kind)}")
+    if not isinstance(model_type := config.get("model_type"), str):
+        raise InputError(f"{path}: expected a model_type, got {'none' if model_type is None else repr(model_type)}")
     weights = _count(folder, name)
     for key, value in _numbers(config):
         limit = weights.tensors if "layer" in key and re.search("num|^n_|depth", key) else max(weights.numbers, _SMALL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,9 @@ from typing import Any
 import yaml
 
 from linformer_kit.errors import InputError
+
+# More than any settings have; anchors make billions of a few lines.
+_MOST_VALUES = 100_000
 
 
 def names_folder(name: str) -> bool:
@@ -25,29 +29,28 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        names = list(_names(content))
+        values = list(itertools.islice(_values(content), _MOST_VALUES + 1))
     except FileNotFoundError:
         raise InputError(f"config: expected a YAML file, got {path}, which does not exist") from None
     except RecursionError:
         raise InputError(f"{path}: expected YAML, got lists or names that nest too deeply") from None
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except Exception as error:  # the parser raises whatever comes for dates and numbers that are none
         mark = getattr(error, "problem_mark", None)
         place = f" line {mark.line + 1}:" if mark else ""
         problem = " ".join(str(getattr(error, "problem", None) or error).split())
         raise InputError(f"{path}:{place} expected YAML, got {problem}") from None
     if not isinstance(content, dict):
         raise InputError(f"{path}: expected YAML of names and values, got {type(content).__name__}")
-    for name in names:
+    if len(values) > _MOST_VALUES:
+        raise InputError(f"{path}: expected at most {_MOST_VALUES:,} values, got more, by anchors perhaps")
+    for name in itertools.chain.from_iterable(value for value in values if isinstance(value, dict)):
         if not isinstance(name, str) or name.startswith("__"):  # the parser takes `__path__` as a note to itself
             raise InputError(f"{path}: expected names of settings, got {name!r}")
     return content
 
 
-def _names(content: Any) -> Iterator[Any]:
-    """Every name at every depth; without end where an anchor holds itself."""
-    if isinstance(content, dict):
-        yield from content
-        content = list(content.values())
-    if isinstance(content, list):
-        for item in content:
-            yield from _names(item)
+def _values(content: Any) -> Iterator[Any]:
+    """Every value at every depth; without end where an anchor holds itself."""
+    yield content
+    for item in content.values() if isinstance(content, dict) else content if isinstance(content, list) else ():
+        yield from _values(item)

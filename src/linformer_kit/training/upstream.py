@@ -112,6 +112,7 @@ class ExactTrainer(Trainer):
         self._resumed_from = None if resume_from_checkpoint is None else Path(resume_from_checkpoint)
         if self._resumed_from is not None:
             self.args.eval_on_start = False  # that was before
+            trainer_state(self._resumed_from)  # refused before the library takes it as it is
         with stop_requests() as self._request:
             return super().train(resume_from_checkpoint=resume_from_checkpoint, **named)
 
