@@ -123,10 +123,14 @@ def test_resume_says_what_it_skips(corpus, run, tmp_path, caplog):
     shutil.copytree(run, folder)
     path = folder / "checkpoint-2" / "optimizer.safetensors"
     path.write_bytes(damaged(path, "flip", 8 * 500))
+    half = folder / ".checkpoint-9.part"
+    half.mkdir()
+    (half / "model.safetensors").touch()
     caplog.set_level("INFO", logger="linformer_kit")
     run_all([[*pretrain_command(corpus, folder, max_steps=3), "--resume"]])
     assert f"resume: skipped a damaged checkpoint: {path}: expected SHA-256" in caplog.text
     assert f"resuming from {folder / 'checkpoint-1'}" in caplog.text
+    assert not half.exists(), "what a killed process left is cleared up"
 
 
 def test_of_a_model_the_weights_are_verified_and_its_config_may_be_edited(run, tmp_path, capsys):

@@ -51,7 +51,7 @@ def folders(corpus, encoder, texts, tmp_path_factory) -> dict[int, Path]:
             )
             model.save_pretrained(still)
             load_tokenizer(str(encoder), max_length=23).save_pretrained(still)
-        commands.append(finetune_command(still, texts, folder / "finetune", **batch))
+        commands.append(finetune_command(still, texts, folder / "finetune", learning_rate=1e-2, **batch))
         run_all(commands, processes)
         made[processes] = folder
     return made
