@@ -44,7 +44,9 @@ def input_errors(what: str) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # of a library in Rust
             raise
         kind = f"{type(error).__name__}: " if isinstance(error, KeyError) else ""  # a key alone says nothing
-        first_line = next(iter(str(error).splitlines()), type(error).__name__)
+        first_line, *others = str(error).splitlines() or [type(error).__name__]
+        if first_line.endswith(":") and others:  # and what is wrong stands below
+            first_line += f" {others[0].strip()}"
         raise InputError(f"{what}: {kind}{first_line}") from error
 
 

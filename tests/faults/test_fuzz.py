@@ -33,6 +33,8 @@ from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, RobertaConf
 from linformer_kit import finetune, pretrain
 from linformer_kit.cli import main
 from linformer_kit.training.manifest import write_manifest
+from linformer_kit.training.state import load_state, save_state
+from tests.conftest import fail, fail_last_line
 from tests.faults.runs import finetune_command, pretrain_command
 
 QUICK_SECONDS = 8  # in each run of the tests
@@ -233,9 +235,9 @@ def of_a_checkpoint(draw: random.Random, places: Places, folder: Path) -> list[s
     shutil.copytree(places.runs[name], folder / "run")
     for path in (folder / "run").rglob("metrics.json"):
         path.unlink()  # so that there is something left to do
-    checkpoint = next((folder / "run").rglob("checkpoint-2"))
-    change(draw, draw.choice([path for path in sorted(checkpoint.iterdir()) if path.name != "manifest.json"]))
-    write_manifest(checkpoint)
+    files = [path for path in sorted(checkpoint(folder).iterdir()) if path.name != "manifest.json"]
+    change(draw, draw.choice(files))
+    write_manifest(checkpoint(folder))
     return [*places.commands[name](folder), "--resume"]
 
 
@@ -382,3 +384,111 @@ def test_any_file_gives_a_result_or_one_line(places, seconds):
     found = list(fuzz(places, seconds))
     assert not found, "\n\n".join(found[:10])
     assert {outcome[-2:] for outcome in places.outcomes} == {" 0", " 2"}, places.outcomes
+
+
+# What it has found, each on its own --------------------------------------------------------------------------------------
+
+
+def write_part(place: Path, **values: Any) -> None:
+    place.write_text(json.dumps(json.loads(place.read_text()) | values))
+
+
+@pytest.mark.parametrize("number", range(len(YAMLS)))
+def test_settings_refused(tmp_path, capsys, number):
+    """In a moment: anchors make billions of values of a few lines."""
+    path = tmp_path / "settings.yaml"
+    path.write_bytes(YAMLS[number])
+    assert fail(capsys, "pretrain", "--config", path).startswith("linformer: error: ")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"num_labels": 10**12},
+        {"num_hidden_layers": 10**9},
+        {"hidden_size": 3 * 10**11},
+        {"max_position_embeddings": 10**12},
+        {"vocab_size": 10**6, "hidden_size": 3 * 10**5},
+        {"projected_dim": [[10**12]]},
+        {"initializer_range": float("inf")},
+    ],
+)
+@pytest.mark.parametrize("name", ["encoder", "bert"])
+def test_sizes_that_the_weights_do_not_have(places, tmp_path, capsys, name, fields):
+    """Before there is memory for them."""
+    shutil.copytree(places.models[name], tmp_path / "model")
+    write_part(tmp_path / "model" / "config.json", **fields)
+    error = fail(capsys, *places.commands[name](tmp_path))
+    assert "by the size of its weights" in error or "expected the size of its weights" in error
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"global_step": "3"}, "expected a count as global_step, got '3'"),
+        ({"global_step": 10**9}, "expected at most 2 as global_step, got 1000000000"),
+        ({"epoch": float("nan")}, "expected a number of 0 or more as epoch, got nan"),
+        ({"logging_steps": 0}, "expected 1 or more as logging_steps, got 0"),
+        ({"log_history": [{"loss": 1.0}]}, "expected a list of names and numbers, each with its step, as log_history"),
+        ({"log_history": [{"step": 1, "loss": "a"}]}, "each with its step, as log_history"),
+        (
+            {"stateful_callbacks": {"TrainerControl": {"args": {"should_log": 1}, "attributes": {}}}},
+            "TrainerControl.args",
+        ),
+        ({"stateful_callbacks": {"TrainerControl": []}}, "expected the state of callbacks by name"),
+        ({"evil": 1}, "unexpected keyword argument 'evil'"),
+    ],
+)
+def test_states_of_training_refused(places, tmp_path, capsys, fields, message):
+    command = of_a_finetuning(places, tmp_path)
+    write_part(checkpoint(tmp_path) / "trainer_state.json", **fields)
+    write_manifest(checkpoint(tmp_path))
+    assert message in fail_last_line(capsys, *command)
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("scheduler", lambda state: [state], "expected values by name as LambdaLR"),
+        (
+            "scheduler",
+            lambda state: state | {"last_epoch": "a"},
+            "expected a whole number as LambdaLR.last_epoch, got 'a'",
+        ),
+        ("scheduler", lambda state: state | {"base_lrs": []}, "values as LambdaLR.base_lrs, got []"),
+        ("optimizer", lambda state: state | {"state": {0: {}}}, "expected a value as state.0.step, got None"),
+        ("optimizer", lambda state: state | {"state": {10**9: {}}}, "expected numbers of parameters as state"),
+        ("optimizer", lambda state: state | {"param_groups": []}, "values as it.param_groups, got []"),
+        (
+            "processes",
+            lambda state: [state[0] | {"position": [0]}],
+            "expected 2 values as processes.0.position, got [0]",
+        ),
+        ("processes", lambda state: [state[0] | {"loss": torch.ones(3)}], "as processes.0.loss, got [3]"),
+        ("processes", lambda state: [state[0] | {"random": {"python": [1]}}], "processes.safetensors"),
+    ],
+)
+def test_states_of_parts_refused(places, tmp_path, capsys, file, change, message):
+    command = of_a_finetuning(places, tmp_path)
+    path = checkpoint(tmp_path) / f"{file}.safetensors"
+    save_state(change(load_state(path)), path)
+    write_manifest(path.parent)
+    assert message in fail_last_line(capsys, *command)
+
+
+@pytest.mark.parametrize("runs", [3, [3], [{"seed": "a"}], [{"seed": 5}], [{"seed": 5, "metrics": {"loss": "a"}}]])
+def test_earlier_results_refused(places, tmp_path, capsys, runs):
+    shutil.copytree(places.runs["finetune"], tmp_path / "run")
+    write_part(tmp_path / "run" / "metrics.json", runs=runs)
+    assert "metrics.json" in fail_last_line(capsys, *places.commands["finetune"](tmp_path), "--resume")
+
+
+def of_a_finetuning(places: Places, folder: Path) -> list[str]:
+    """The command that goes on with a copy."""
+    shutil.copytree(places.runs["finetune"], folder / "run")
+    (folder / "run" / "metrics.json").unlink()
+    return [*places.commands["finetune"](folder), "--resume"]
+
+
+def checkpoint(folder: Path) -> Path:
+    return next((folder / "run").rglob("checkpoint-2"))

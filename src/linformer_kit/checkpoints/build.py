@@ -80,15 +80,10 @@ def resize(model: LinformerPreTrainedModel, max_position_embeddings: int, mode: 
 
 @contextmanager
 def reading(what: str) -> Iterator[None]:
-    """As `input_errors`, with reasons in one line of our own where the library's first line does not say them."""
+    """As `input_errors`, with a reason of our own where a pickle was not let in."""
     with input_errors(what):
         try:
             yield
         except pickle.UnpicklingError:
             # torch names a way around its own protection, which nobody should take for a file of somebody else.
             raise ValueError("its pickle is broken, or holds what is not let in") from None
-        except Exception as error:
-            first, *others = str(error).splitlines() or [""]
-            if not first.endswith(":") or not others:
-                raise
-            raise ValueError(f"{first} {others[0].strip()}") from error
