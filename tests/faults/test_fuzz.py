@@ -11,6 +11,7 @@ import copy
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -30,10 +31,11 @@ import yaml
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, RobertaConfig, RobertaForSequenceClassification
 
-from linformer_kit import finetune, pretrain
+from linformer_kit import InputError, finetune, pretrain
 from linformer_kit.cli import main
 from linformer_kit.training.manifest import write_manifest
 from linformer_kit.training.state import load_state, save_state
+from linformer_kit.training.trainer_state import trainer_state
 from tests.conftest import fail, fail_last_line
 from tests.faults.runs import finetune_command, pretrain_command
 
@@ -426,20 +428,32 @@ def test_sizes_that_the_weights_do_not_have(places, tmp_path, capsys, name, fiel
     ("fields", "message"),
     [
         ({"global_step": "3"}, "expected a count as global_step, got '3'"),
-        ({"global_step": 10**9}, "expected at most 2 as global_step, got 1000000000"),
         ({"epoch": float("nan")}, "expected a number of 0 or more as epoch, got nan"),
         ({"logging_steps": 0}, "expected 1 or more as logging_steps, got 0"),
-        ({"log_history": [{"loss": 1.0}]}, "expected a list of names and numbers, each with its step, as log_history"),
-        ({"log_history": [{"step": 1, "loss": "a"}]}, "each with its step, as log_history"),
-        (
-            {"stateful_callbacks": {"TrainerControl": {"args": {"should_log": 1}, "attributes": {}}}},
-            "TrainerControl.args",
-        ),
+        ({"log_history": [{"loss": 1.0}]}, "expected a list of names and numbers, each with its step as log_history"),
+        ({"log_history": [{"step": 1, "loss": "a"}]}, "each with its step as log_history"),
         ({"stateful_callbacks": {"TrainerControl": []}}, "expected the state of callbacks by name"),
         ({"evil": 1}, "unexpected keyword argument 'evil'"),
     ],
 )
-def test_states_of_training_refused(places, tmp_path, capsys, fields, message):
+def test_states_of_training_refused(places, tmp_path, fields, message):
+    of_a_finetuning(places, tmp_path)
+    write_part(checkpoint(tmp_path) / "trainer_state.json", **fields)
+    with pytest.raises(InputError, match=re.escape(message)):
+        trainer_state(checkpoint(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"global_step": 10**9}, "expected at most 2 as global_step, got 1000000000"),
+        (
+            {"stateful_callbacks": {"TrainerControl": {"args": {"should_log": 1}, "attributes": {}}}},
+            "TrainerControl.args",
+        ),
+    ],
+)
+def test_states_of_another_training_refused(places, tmp_path, capsys, fields, message):
     command = of_a_finetuning(places, tmp_path)
     write_part(checkpoint(tmp_path) / "trainer_state.json", **fields)
     write_manifest(checkpoint(tmp_path))
