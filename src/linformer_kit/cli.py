@@ -190,7 +190,10 @@ def parse(arguments: Sequence[str]) -> tuple[str, Any]:
         for path in recipes:
             _read_settings(path)
     parser = _build_parser(group, recipes)
-    namespace = parser.parse_args([*words, *rest])
+    try:
+        namespace = parser.parse_args([*words, *rest])
+    except OverflowError as error:
+        raise InputError(f"settings: expected numbers that fit, got one that does not ({error})") from None
     if command is None:
         parser.print_help()
         raise SystemExit(0)

@@ -69,6 +69,7 @@ YAMLS = (
     b"seed: !!timestamp x\nmax_steps: !!int ''\n",
     b"seed: !!binary '%'\n",
     b"seed: !!float ''\nmax_steps: !!bool maybe\n",
+    b"learning_rate: 1" + b"0" * 400,
 )
 
 
