@@ -15,6 +15,7 @@ from linformer_kit import LinformerModel
 from linformer_kit.cli import main
 from linformer_kit.convert import convert
 from linformer_kit.settings import ConvertSettings
+from linformer_kit.training.manifest import damage
 from tests.checkpoints.test_encoders import source
 from tests.reference import fairseq_linformer as official
 
@@ -41,6 +42,7 @@ def test_a_folder_with_its_tokenizer(tmp_path, capsys):
     main(["fill-mask", str(tmp_path / "ours"), "w7 <mask> w9"])
     assert len(capsys.readouterr().out.splitlines()) == 5
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ours", "theirs"]
+    assert damage(tmp_path / "ours") is None and (tmp_path / "ours" / "manifest.json").exists()
 
 
 def test_a_longer_model(tmp_path):

@@ -15,6 +15,7 @@ from linformer_kit.configuration import LinformerConfig
 from linformer_kit.errors import InputError, input_errors
 from linformer_kit.settings import ConvertSettings
 from linformer_kit.training.checkpoint import check_new_folder, whole_folder
+from linformer_kit.training.manifest import write_manifest
 
 # One of them has the vocabulary of every tokenizer of these models.
 _TOKENIZER_FILES = (
@@ -68,6 +69,7 @@ def convert(settings: ConvertSettings) -> tuple[Converted, PreTrainedTokenizerBa
         converted.model.save_pretrained(folder)
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
+        write_manifest(folder)
     return converted, tokenizer
 
 
