@@ -89,6 +89,11 @@ def damage(folder: Path, *, only: str = "*") -> str | None:
     return None
 
 
+def listed(folder: Path) -> list[str]:
+    """The files of a folder that has a manifest, by their names in it."""
+    return list(read_json(folder / MANIFEST)["files"])
+
+
 @contextmanager
 def checked_folder(folder: Path) -> Iterator[Path]:
     """Somewhere to write what is to stand in `folder` at once, with a manifest, in place of what is there.

@@ -36,7 +36,7 @@ from transformers import PreTrainedModel
 from linformer_kit.encoder import LinformerLayer
 from linformer_kit.errors import InputError
 from linformer_kit.training.checkpoint import whole_folder
-from linformer_kit.training.manifest import MANIFEST, damage, flush, read_json, write_manifest, write_whole
+from linformer_kit.training.manifest import MANIFEST, damage, flush, listed, read_json, write_manifest, write_whole
 
 _FORMAT = 1
 _STATE = "state.json"
@@ -299,11 +299,11 @@ def _refuse_broken(folder: Path, device: torch.device) -> None:
     """Compare the files with the manifest, each process its share of them, and refuse in all if one differs."""
     if found := damage(folder, only=MANIFEST):
         raise InputError(found)
-    listed = read_json(folder / MANIFEST)["files"]
-    names = sorted({*listed, *(path.name for path in folder.glob("*.safetensors"))})  # the reader takes all of them
+    known = listed(folder)
+    names = sorted({*known, *(path.name for path in folder.glob("*.safetensors"))})  # the reader takes all of them
     processes = dist.get_world_size() if dist.is_initialized() else 1
     mine = range(_rank(), len(names), processes)
-    broken = [index for index in mine if names[index] not in listed or damage(folder, only=names[index])]
+    broken = [index for index in mine if names[index] not in known or damage(folder, only=names[index])]
     last = torch.tensor(max(broken, default=-1), device=device)
     if processes > 1:
         dist.all_reduce(last, dist.ReduceOp.MAX)

@@ -7,6 +7,7 @@ says which of them a new version of transformers has changed.
 from __future__ import annotations
 
 import logging
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from transformers.trainer_utils import has_length
 
 from linformer_kit.errors import DivergedError, InputError, Stopped, input_errors
 from linformer_kit.training.checkpoint import TRAINER_STATE, checkpoint_path, rotate_checkpoints
-from linformer_kit.training.manifest import checked_folder, damage
+from linformer_kit.training.manifest import checked_folder, damage, listed
 from linformer_kit.training.state import (
     check_like,
     fitted_optimizer_state,
@@ -392,11 +393,11 @@ def _set_epoch(loader: Any, epoch: int) -> None:
 
 
 def load_weights(model: nn.Module, checkpoint: Path) -> None:
-    """Put the weights of a checkpoint into its model."""
+    """Put the weights of a checkpoint into its model; of files only those that were verified."""
     weights: dict[str, Tensor] = {}
-    for path in sorted(checkpoint.glob("model*.safetensors")):
-        with input_errors(str(path)):
-            weights |= load_file(path)
+    for name in sorted(name for name in listed(checkpoint) if fnmatch(name, "model*.safetensors")):
+        with input_errors(str(checkpoint / name)):
+            weights |= load_file(checkpoint / name)
     with input_errors(str(checkpoint)):
         result = model.load_state_dict(weights, strict=False)
     known = dict(model.named_parameters(remove_duplicate=True)) | dict(model.named_buffers())
