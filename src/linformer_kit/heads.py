@@ -339,8 +339,8 @@ def _position_loss(
 
 def _mean_loss(losses: Tensor, count: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
     """Sum over the items of this forward pass, divided by the number of those of the whole update."""
-    total = count.clamp(min=1) if num_items_in_batch is None else num_items_in_batch
-    return losses.sum() / (total.to(losses.device) if isinstance(total, Tensor) else total)
+    total = torch.as_tensor(count if num_items_in_batch is None else num_items_in_batch, device=losses.device)
+    return losses.sum() / total.clamp(min=1)
 
 
 AutoModelForMaskedLM.register(LinformerConfig, LinformerForMaskedLM)

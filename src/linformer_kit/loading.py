@@ -122,6 +122,8 @@ def input_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max
         for path, module in model.named_modules()
         if isinstance(module, nn.Embedding) and path.endswith("position_embeddings")
     ]
+    if not isinstance(tokenizer.model_max_length, int):
+        raise InputError(f"tokenizer: expected a whole number as model_max_length, got {tokenizer.model_max_length!r}")
     longest = min(limits, default=tokenizer.model_max_length)
     if max_length is None:
         return min(longest, tokenizer.model_max_length)

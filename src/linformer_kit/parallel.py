@@ -114,10 +114,10 @@ class SequenceParallel:
             raise InputError("batch: expected input_ids or inputs_embeds, got neither")
         _refuse_position_ids(whole.get("position_ids"))
         shape = tokens.shape[:2]
+        mask = whole.setdefault("attention_mask", tokens.new_ones(shape, dtype=torch.long))
+        self._check_same(whole)  # first: who refuses alone leaves the others waiting
         if shape[1] > self.seq_len:
             raise InputError(f"sequence length: expected at most {self.seq_len}, got {shape[1]}")
-        mask = whole.setdefault("attention_mask", tokens.new_ones(shape, dtype=torch.long))
-        self._check_same(whole)
         order = real_tokens_first(mask == 0)
         return {
             name: self._take(name, tensor, order) if _is_of_tokens(name, tensor, shape) else tensor

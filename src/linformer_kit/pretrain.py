@@ -50,8 +50,6 @@ from linformer_kit.training.memory import keep_freed_memory
 from linformer_kit.training.metrics import unigram_entropy
 from linformer_kit.training.pretraining import PRETRAINING, PretrainTrainer, check_training
 from linformer_kit.training.resume import checkpoint_to_resume
-from linformer_kit.training.trainer_state import trainer_state
-from linformer_kit.training.upstream import load_weights
 
 logger = logging.getLogger(__name__)
 
@@ -212,12 +210,8 @@ def train_model(
     keep_freed_memory()
     set_seed(settings.seed)
     checkpoint = checkpoint_to_resume(folder) if settings.resume else None
-    state = trainer_state(checkpoint) if checkpoint else None
-    finished = state is not None and state.global_step == settings.max_steps
     diverged: str | None = None
     model = start or LinformerForMaskedLM(model_config(settings, data.tokenizer, attention=attention))
-    if checkpoint and finished:
-        load_weights(model, checkpoint)
     trainer = build_trainer(settings, data, folder, model)
     logger.info(
         "%s attention: %s parameters, %s n → k matrices, %s, on %s",
@@ -227,19 +221,15 @@ def train_model(
         "bf16 mixed precision" if trainer.args.bf16 else "float32",
         trainer.args.device,
     )
-    if finished:
-        trainer.state = state
-        trainer.progress.count_from(state)
-    else:
-        try:
-            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        except DivergedError as error:
-            diverged = str(error)
+    try:
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    except DivergedError as error:
+        diverged = str(error)
     updates = trainer.state.global_step
     curve = {entry["step"]: entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry}
     if diverged is not None:
         curve[updates] = math.nan
-    elif finished or updates not in curve or trainer.args.load_best_model_at_end:
+    elif updates not in curve or trainer.args.load_best_model_at_end:
         curve[updates] = trainer.evaluate()["eval_loss"]
     loss = curve[updates]
     if not math.isfinite(loss) and diverged is None:

@@ -120,6 +120,24 @@ def test_the_mean_in_the_log_is_over_the_updates_that_were_made(corpus, tmp_path
     assert len(losses) == 3 and mean == pytest.approx(sum(losses) / 3, rel=1e-6)
 
 
+def test_an_update_without_a_masked_token_is_no_bad_one(corpus, tmp_path):
+    """Its loss is 0, and so is its gradient."""
+    run_all(
+        [
+            pretrain_command(
+                corpus,
+                tmp_path / "out",
+                mlm_probability=0.05,
+                per_device_train_batch_size=1,
+                max_steps=30,
+                save_steps=30,
+            )
+        ]
+    )
+    losses = [entry["loss"] for entry in log(tmp_path / "out" / "checkpoint-30") if "loss" in entry]
+    assert losses and all(map(math.isfinite, losses))
+
+
 def test_skipping_resumes_exactly(corpus, tmp_path, spoil):
     command = pretrain_command(corpus, tmp_path / "whole", skip_bad_batches=1)
     spoil({3}, lambda loss: loss * math.nan)

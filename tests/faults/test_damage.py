@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from linformer_kit import InputError
+from linformer_kit import InputError, pretrain
 from linformer_kit.loading import check_model_folder
+from linformer_kit.training import manifest
 from linformer_kit.training.checkpoint import find_checkpoint, rotate_checkpoints
 from linformer_kit.training.upstream import ExactTrainer
 from tests.conftest import fail_last_line
@@ -53,6 +54,48 @@ def test_a_save_that_fails_loses_nothing(corpus, run, tmp_path, file, capsys, mo
     monkeypatch.undo()
     run_all([[*command, "--resume"]])
     assert find_checkpoint(folder)[0] == folder / "checkpoint-6"
+
+
+def test_a_model_that_cannot_be_written_is_said_in_one_line(corpus, run, tmp_path, capsys, monkeypatch):
+    """After the last checkpoint, which holds it too."""
+    limit = (run / "model.safetensors").stat().st_size // 2
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    save = pretrain.save_model
+
+    def save_limited(*arguments: object) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, unlimited[1]))
+        try:
+            save(*arguments)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+
+    monkeypatch.setattr(pretrain, "save_model", save_limited)
+    folder = tmp_path / "out"
+    error = fail_last_line(capsys, *pretrain_command(corpus, folder, max_steps=2))
+    assert (
+        f"{folder}: expected to be able to write the model, got: " in error and "checkpoints are as they were" in error
+    )
+    assert not (folder / "model.safetensors").exists() and not list(folder.glob(".*"))
+    monkeypatch.undo()
+    run_all([[*pretrain_command(corpus, folder, max_steps=2), "--resume"]])
+    assert (folder / "model.safetensors").read_bytes() == (run / "model.safetensors").read_bytes()
+
+
+def test_a_file_that_cannot_be_read_is_named(run, tmp_path, monkeypatch):
+    folder = tmp_path / "out"
+    shutil.copytree(run / "checkpoint-2", folder / "checkpoint-2")
+    real = manifest.file_fingerprint
+
+    def broken_disk(path: Path) -> str:
+        if path.name == "optimizer.safetensors":
+            raise OSError(5, "Input/output error", str(path))
+        return real(path)
+
+    monkeypatch.setattr(manifest, "file_fingerprint", broken_disk)
+    expected = (
+        f"{folder / 'checkpoint-2' / 'optimizer.safetensors'}: expected a file that can be read, got Input/output error"
+    )
+    assert find_checkpoint(folder) == (None, [expected])
 
 
 def test_a_full_disk_loses_nothing(corpus, tmp_path):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +16,7 @@ import pytest
 
 from linformer_kit.cli import main
 from linformer_kit.errors import Stopped
+from linformer_kit.training import stopping
 from linformer_kit.training.checkpoint import find_checkpoint
 from linformer_kit.training.stopping import stop_requests
 from linformer_kit.training.upstream import ExactTrainer
@@ -92,12 +95,81 @@ def test_fine_tuning_by_epochs_stops_and_goes_on_exactly(encoder, texts, tmp_pat
         assert_equal(ours, theirs)
 
 
-def test_a_second_signal_ends_at_once():
+def test_before_the_first_update_there_is_nothing_to_save(corpus, tmp_path, stopped):
+    """In the evaluation that stands at the beginning."""
+    folder = tmp_path / "out"
+    said = stopped(pretrain_command(corpus, folder), signal.SIGTERM, "evaluate", 1)
+    assert said == "linformer: stopped after update 0; there was nothing to save"
+    run_all([[*pretrain_command(corpus, folder), "--resume"]])
+
+
+def test_an_evaluation_that_is_due_may_be_stopped_again(corpus, tmp_path, stopped):
+    run_all([pretrain_command(corpus, tmp_path / "whole")])
+    command = pretrain_command(corpus, tmp_path / "stopped")
+    stopped(command, signal.SIGTERM, "evaluate", 3)
+    newest = tmp_path / "stopped" / "checkpoint-6"
+    said = stopped([*command, "--resume"], signal.SIGINT, "evaluate", 1)
+    assert said == f"linformer: stopped after update 6; --resume goes on from {newest}"
+    run_all([[*command, "--resume"]])
+    assert_equal(tmp_path / "stopped" / f"checkpoint-{UPDATES}", tmp_path / "whole" / f"checkpoint-{UPDATES}")
+
+
+@pytest.mark.parametrize("method", ["training_step", "_load_best_model"])
+def test_stopped_at_the_very_end_it_makes_no_more_updates(encoder, texts, tmp_path, stopped, method):
+    """Within the last update, or while the best one is loaded: what comes after, a second seed here, does not begin."""
+    command = finetune_command(encoder, texts, tmp_path / "out", seeds="[0, 1]")
+    stopped(command, signal.SIGTERM, method, UPDATES if method == "training_step" else 1)
+    assert not (tmp_path / "out" / "seed-1").exists()
+    run_all([[*command, "--resume"]])
+    runs = json.loads((tmp_path / "out" / "metrics.json").read_text())["runs"]
+    assert [run["updates"] for run in runs] == [UPDATES, UPDATES]
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_early_stopping_goes_on_exactly(encoder, texts, tmp_path, stopped, killed):
+    """Killed after the update at which it ended, before the results; or stopped before the evaluation that ends it."""
+    options = {"early_stopping_patience": 2, "learning_rate": 1e-9, "max_steps": 20}
+    whole, again = tmp_path / "whole", tmp_path / "again"
+    run_all([finetune_command(encoder, texts, whole, **options)])
+    updates = json.loads((whole / "metrics.json").read_text())["runs"][0]["updates"]
+    assert updates == 3, "the first is the best"
+    command = finetune_command(encoder, texts, again, **options)
+    if killed:
+        shutil.copytree(whole, again)
+        (again / "metrics.json").unlink()
+    else:
+        stopped(command, signal.SIGTERM, "evaluate", updates)
+    run_all([[*command, "--resume"]])
+    assert json.loads((again / "metrics.json").read_text())["runs"][0]["updates"] == updates
+    assert_equal(again / "seed-0" / f"checkpoint-{updates}", whole / "seed-0" / f"checkpoint-{updates}")
+
+
+def test_the_best_one_stays_the_best_when_a_finished_run_is_resumed(corpus, tmp_path):
+    options = {"trainer.load_best_model_at_end": "true", "learning_rate": 0.3, "eval_steps": 1}
+    command = pretrain_command(corpus, tmp_path / "out", **options)
+    run_all([command])
+    model, results = tmp_path / "out" / "model.safetensors", tmp_path / "out" / "metrics.json"
+    before, found = model.read_bytes(), json.loads(results.read_text())["models"]["linformer"]
+    assert before != (tmp_path / "out" / f"checkpoint-{UPDATES}" / "model.safetensors").read_bytes()
+    run_all([[*command, "--resume"]])
+    assert model.read_bytes() == before
+    again = json.loads(results.read_text())["models"]["linformer"]
+    for name in ("validation_loss", "curve", "updates", "skipped_updates", "seconds"):
+        assert again[name] == found[name], name
+
+
+def test_a_second_ctrl_c_ends_at_once_and_what_a_launcher_passes_on_does_not(monkeypatch):
+    now = 10.0
+    monkeypatch.setattr(stopping.time, "monotonic", lambda: now)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with stop_requests() as request:
             signal.raise_signal(signal.SIGINT)
             assert request.signal == signal.SIGINT
+            now += 0.5
+            signal.raise_signal(signal.SIGINT)
+            now += 10
+            signal.raise_signal(signal.SIGTERM)
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
     finally:
@@ -116,22 +188,24 @@ def test_what_is_ignored_stays_ignored_and_a_stop_travels():
     assert str(stopped) == "stopped after update 3" and stopped.exit_code == 143
 
 
-def test_a_data_worker_outlives_ctrl_c_and_ends_with_sigterm():
-    with stop_requests():
+def test_a_data_worker_leaves_signals_to_the_process_that_it_works_for():
+    with stop_requests() as request:
         pid = os.fork()
         if pid == 0:
-            signal.raise_signal(signal.SIGINT)
-            signal.raise_signal(signal.SIGTERM)
-            os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 143
+            try:
+                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(signal.SIGTERM)
+            finally:
+                os._exit(request.signal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 @pytest.mark.parametrize(
     ("number", "processes"),
-    [(signal.SIGINT, 1), pytest.param(signal.SIGTERM, 2, marks=pytest.mark.slow)],
+    [(signal.SIGINT, 1), (signal.SIGTERM, 1), pytest.param(signal.SIGTERM, 2, marks=pytest.mark.slow)],
 )
 def test_from_outside(corpus, tmp_path, number, processes):
-    """Ctrl-C reaches all processes of a terminal, data workers too; torchrun hands SIGTERM on to its own."""
+    """Either reaches a whole group of processes, data workers too; torchrun hands SIGTERM on to its own."""
     folder = tmp_path / "out"
     command = pretrain_command(
         corpus, folder, max_steps=5000, save_steps=5000, eval_steps=5000, dataloader_num_workers=2

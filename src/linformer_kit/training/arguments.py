@@ -23,6 +23,7 @@ _AT_LEAST_ONE = (
     "eval_steps",
     "save_steps",
     "logging_steps",
+    "save_total_limit",
     "early_stopping_patience",
 )
 _AT_LEAST_ZERO = (
@@ -95,8 +96,12 @@ def training_arguments(settings: TrainingSettings, folder: Path, fixed: dict[str
     shared = {name: value for name, value in shared.items() if value is not None or name == "save_total_limit"}
     defaults = {"use_cpu": not torch.accelerator.is_available(), "dataloader_pin_memory": torch.cuda.is_available()}
     extra = defaults | settings.trainer
+    timeout = extra.get("ddp_timeout", known["ddp_timeout"])
+    if not 0 < timeout < 2**31:
+        raise InputError(f"trainer.ddp_timeout: expected seconds, more than 0 and less than {2**31}, got {timeout}")
+    if extra.get("ddp_backend") is not None and not torch.distributed.is_backend_available(str(extra["ddp_backend"])):
+        raise InputError(f"trainer.ddp_backend: expected one of torch.distributed, got {extra['ddp_backend']!r}")
     with input_errors("training"):
-        timeout = extra.get("ddp_timeout", known["ddp_timeout"])
         start_processes(cpu=bool(extra["use_cpu"]), backend=extra.get("ddp_backend"), timeout=timeout)
         arguments = TrainingArguments(
             output_dir=str(folder),

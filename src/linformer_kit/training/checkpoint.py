@@ -89,18 +89,27 @@ def open_output_dir(output_dir: str | None, *, command: str, overwrite: bool) ->
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Put a model and its tokenizer into a folder, with a manifest, which stands there only beside what it lists."""
+    """Put a model and its tokenizer into a folder, with a manifest, which stands there only beside what it lists.
+
+    Raises:
+        InputError: if they cannot be written; nothing is left of them then, and checkpoints are as they were.
+    """
     part = folder / f".model{PART}"
     remove_tree(part)
-    model.save_pretrained(part)
-    tokenizer.save_pretrained(part)
+    try:
+        model.save_pretrained(part)
+        tokenizer.save_pretrained(part)
+        write_manifest(part)
+    except Exception as error:
+        remove_tree(part)
+        raise InputError(
+            f"{folder}: expected to be able to write the model, got: {error}; checkpoints are as they were"
+        ) from error
     (folder / MANIFEST).unlink(missing_ok=True)
-    names = sorted(path.name for path in part.iterdir())
-    for name in names:
-        flush(part / name)
-        os.replace(part / name, folder / name)
+    for path in sorted(part.iterdir(), key=lambda path: path.name == MANIFEST):  # which goes last
+        os.replace(path, folder / path.name)
     part.rmdir()
-    write_manifest(folder, names)
+    flush(folder)
 
 
 def holds_run(folder: Path) -> bool:

@@ -50,6 +50,7 @@ IDENTITY = (
 _NOT_SAVED = ("output_dir", "resume", "overwrite")
 _SETTINGS = "settings.yaml"
 _FINGERPRINT = "_fingerprint"
+_BATCH = "per_device_train_batch_size"
 
 
 def check_same_run(settings: PretrainSettings) -> None:
@@ -65,7 +66,10 @@ def check_same_run(settings: PretrainSettings) -> None:
                 f"max_steps: expected at least the {updates} updates of {checkpoint}, got {settings.max_steps}"
             )
     # A twin may join a run, but its results would be lost without it.
-    check_same_settings(settings, IDENTITY if settings.compare_full else (*IDENTITY, "compare_full"))
+    names = IDENTITY if settings.compare_full else (*IDENTITY, "compare_full")
+    if settings.streaming or settings.dataset_name is not None:
+        names = (*names, "dataloader_num_workers")  # who share out the files of a stream
+    check_same_settings(settings, names)
 
 
 def check_same_settings(settings: TrainingSettings, names: Iterable[str]) -> None:
@@ -76,7 +80,10 @@ def check_same_settings(settings: TrainingSettings, names: Iterable[str]) -> Non
     before, now = {**defaults(type(settings)), **read_yaml(path)}, dataclasses.asdict(settings)
     if isinstance(before.get("model"), dict):
         before["model"] = {**defaults(ModelSettings), **before["model"]}
+    _check_same_batch(settings, before)
     for name in names:
+        if name == _BATCH:
+            continue
         if name == "resize_mode" and settings.resize_to is None:
             continue  # means nothing
         old, new, place = before.get(name), now[name], name
@@ -88,6 +95,17 @@ def check_same_settings(settings: TrainingSettings, names: Iterable[str]) -> Non
                 f"resume: expected {place} as in {path}, {old!r}, got {new!r}; "
                 f"--config {path} gives the same settings again"
             )
+
+
+def _check_same_batch(settings: TrainingSettings, before: dict[str, Any]) -> None:
+    """Refuse other batches of all processes together: theirs may be others, if there are others."""
+    starts = _earlier_starts(settings, Path(settings.output_dir or ""))
+    last = starts[-1] if starts and isinstance(starts[-1], dict) else {}
+    counts = last.get("processes", 1), PartialState().num_processes
+    sizes = before.get(_BATCH), settings.per_device_train_batch_size
+    if not all(isinstance(number, int) for number in (*counts, *sizes)) or counts[0] * sizes[0] != counts[1] * sizes[1]:
+        old, new = (f"{size} in {count} processes" for size, count in zip(sizes, counts, strict=True))
+        raise InputError(f"resume: expected {_BATCH} for the same batch of all processes, {old}, got {new}")
 
 
 def check_same_source(settings: TrainingSettings, fingerprints: dict[str, str]) -> None:
@@ -136,7 +154,11 @@ def save_run(
 
 
 def _earlier_starts(settings: TrainingSettings, folder: Path) -> list[dict[str, Any]]:
-    return read_json(folder / RUN_MARK).get("starts", []) if settings.resume and (folder / RUN_MARK).exists() else []
+    path = folder / RUN_MARK
+    starts = read_json(path).get("starts", []) if settings.resume and path.exists() else []
+    if not isinstance(starts, list):
+        raise InputError(f"{path}: expected a list as starts, got {type(starts).__name__}")
+    return starts
 
 
 def _this_start() -> dict[str, Any]:

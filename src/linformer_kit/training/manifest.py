@@ -159,6 +159,13 @@ def _digest(files: dict[str, Any]) -> str:
 
 
 def _difference(path: Path, known: dict[str, Any]) -> str | None:
+    try:
+        return _difference_of_readable(path, known)
+    except OSError as error:
+        return f"expected a file that can be read, got {error.strerror}"
+
+
+def _difference_of_readable(path: Path, known: dict[str, Any]) -> str | None:
     if not path.is_file():
         return "expected a file, got none"
     if (size := path.stat().st_size) != known["bytes"]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,7 +35,16 @@ from transformers import PreTrainedModel
 from linformer_kit.encoder import LinformerLayer
 from linformer_kit.errors import InputError
 from linformer_kit.training.checkpoint import whole_folder
-from linformer_kit.training.manifest import MANIFEST, damage, flush, listed, read_json, write_manifest, write_whole
+from linformer_kit.training.manifest import (
+    MANIFEST,
+    damage,
+    flush,
+    listed,
+    read_json,
+    remove_tree,
+    write_manifest,
+    write_whole,
+)
 
 _FORMAT = 1
 _STATE = "state.json"
@@ -175,18 +183,28 @@ def _write_at_once(folder: Path, tensors: dict[str, Tensor], state: str) -> None
     part = folder.with_name(f".{folder.name}.part")
     _barrier()  # nobody writes before all have looked
     if _rank() == 0:
-        shutil.rmtree(part, ignore_errors=True)
+        remove_tree(part)
         part.mkdir(parents=True)
     _barrier()
     with _alone_is_fine():
         dcp.save(tensors, storage_writer=HuggingFaceStorageWriter(str(part), save_distributed=True))
     _barrier()
+    error: Exception | None = None
     if _rank() == 0:
-        write_whole(part / _STATE, state)
-        write_manifest(part)
-        os.replace(part, folder)
-        flush(folder.parent)
-    _barrier()
+        try:
+            write_whole(part / _STATE, state)
+            write_manifest(part)
+            os.replace(part, folder)
+            flush(folder.parent)
+        except Exception as raised:
+            remove_tree(part)
+            error = raised
+    # All of them know before one of them goes.
+    failed = torch.tensor(error is not None, dtype=torch.int32, device=next(iter(tensors.values())).device)
+    if dist.is_initialized():
+        dist.all_reduce(failed, dist.ReduceOp.MAX)
+    if failed:
+        raise InputError(f"{folder}: expected to be able to write it, got: {error or 'an error in the first process'}")
 
 
 def _new_folder(folder: str | Path) -> Path:

@@ -1,7 +1,7 @@
 """transformers' Trainer as one can trust it: exact resume, whole checkpoints, no pickle, no update with a NaN.
 
-This is the one file that replaces or leans on private methods of the Trainer. `PRIVATE` lists them; the contract test
-says which of them a new version of transformers has changed.
+This is the file that replaces private methods of the Trainer or leans on them; our other trainers choose samplers and
+measure. `PRIVATE` lists what all of them touch; the contract test says what of it a new version has changed.
 """
 
 from __future__ import annotations
@@ -41,9 +41,13 @@ OPTIMIZER, SCHEDULER, SCALER, PROCESSES = (
 )
 # What of transformers 5.23 is replaced here, and what calls it in an order that this file counts on.
 PRIVATE = (
+    "_clip_grad_norm",
+    "_determine_best_metric",
     "_evaluate",
     "_finalize_training",
+    "_get_eval_sampler",
     "_get_grad_norm",
+    "_get_train_sampler",
     "_init_training_state",
     "_inner_training_loop",
     "_load_best_model",
@@ -54,10 +58,14 @@ PRIVATE = (
     "_load_scaler",
     "_maybe_log_save_evaluate",
     "_prepare_for_training",
+    "_prepare_inputs",
     "_run_epoch",
     "_save",
     "_save_checkpoint",
+    "evaluation_loop",
+    "get_batch_samples",
     "save_model",
+    "set_initial_training_values",
     "train",
     "training_step",
 )
@@ -91,17 +99,22 @@ class ExactTrainer(Trainer):
     def __init__(self, *arguments: Any, skip_bad_batches: int = 0, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.skip_bad_batches = skip_bad_batches
-        self.skipped_updates = 0
         self._request = StopRequest()
         self._agreed_signal = 0
         self._evaluation_due = False
         self._epoch_ended = False
+        self._ended_early = False
         # Where in the data the training stands, and what its first epoch leaves out as done.
         self._epoch, self._batches, self._skipped_batches = -1, 0, 0
         self._resumed_from: Path | None = None
         self._losses: list[Tensor] = []
         self._loss_before = torch.zeros(())
         self.add_callback(_Hooks(self))
+
+    def add_callback(self, callback: Any) -> None:
+        """As the library's; our own hooks stay last, after whatever counts time or updates."""
+        super().add_callback(callback)
+        self.callback_handler.callbacks.sort(key=lambda each: isinstance(each, _Hooks))
 
     def train(self, resume_from_checkpoint: str | None = None, **named: Any) -> Any:  # type: ignore[override]
         """Train, or go on from a checkpoint that is known to be whole.
@@ -115,7 +128,19 @@ class ExactTrainer(Trainer):
             self.args.eval_on_start = False  # that was before
             trainer_state(self._resumed_from)  # refused before the library takes it as it is
         with stop_requests() as self._request:
-            return super().train(resume_from_checkpoint=resume_from_checkpoint, **named)
+            try:
+                output = super().train(resume_from_checkpoint=resume_from_checkpoint, **named)
+            except _EvaluationStopped:  # before the first update from here on; one that is due stays so
+                raise self._stopped() from None
+            (self._agreed_signal,) = self._agree(self._request.signal)
+        if self._agreed_signal:  # the best one may be loading, but what comes after has not begun
+            raise self._stopped()
+        return output
+
+    @property
+    def skipped_updates(self) -> int:
+        """How many updates were left out because of what is no number."""
+        return sum("skipped_updates" in entry for entry in self.state.log_history)
 
     # Going on ---------------------------------------------------------------------------------------------------------
 
@@ -154,60 +179,71 @@ class ExactTrainer(Trainer):
                 self.accelerator.scaler.load_state_dict(state)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        if checkpoint is not None and (state := self._process_state(Path(checkpoint))) is not None:
-            with input_errors(str(Path(checkpoint) / PROCESSES)):
-                set_random_state(state["random"])
+        if checkpoint is not None:
+            states = self._process_states(Path(checkpoint))
+            if len(states) == self.args.world_size:
+                with input_errors(str(Path(checkpoint) / PROCESSES)):
+                    set_random_state(states[self.args.process_index]["random"])
 
-    def _process_state(self, checkpoint: Path) -> dict[str, Any] | None:
-        """What the checkpoint knows of this process; None if it was written by another number of them."""
+    def _process_states(self, checkpoint: Path) -> list[dict[str, Any]]:
+        """What the checkpoint knows of each process that wrote it."""
         path = checkpoint / PROCESSES
         states = load_state(path)
         with input_errors(str(path)):
-            check_like(states, [_PROCESS] * len(states), "processes")
-            return states[self.args.process_index] if len(states) == self.args.world_size else None
+            check_like(states, [_PROCESS] * max(1, len(states)), "processes")
+        return states
 
     def _init_training_state(self, *arguments: Any) -> tuple[int, int]:
         """The library's, which takes a stream for one that never ends."""
+        self._ended_early = False
         if self._resumed_from is not None:
             state, max_steps = trainer_state(self._resumed_from), arguments[0]
             if state.global_step > max_steps:
                 path = self._resumed_from / TRAINER_STATE
                 raise InputError(f"{path}: expected at most {max_steps} as global_step, got {state.global_step}")
+            control = state.stateful_callbacks.get("TrainerControl", {}).get("args", {})
+            self._ended_early = control.get("should_training_stop") is True and state.global_step < state.max_steps
         epoch, batches = super()._init_training_state(*arguments)
         if self._resumed_from is not None and not has_length(self.train_dataset):
-            state = self._process_state(self._resumed_from)
-            epoch, batches = (epoch, batches) if state is None else state["position"]
+            epoch, batches = self._process_states(self._resumed_from)[0]["position"]
         self._epoch, self._skipped_batches = epoch - 1, batches
         return epoch, batches
 
     def _take_up(self) -> None:
         """What the library forgets: losses since the last line of the log, and an evaluation that is due."""
         self._evaluation_due = self._epoch_ended = False
-        self.skipped_updates = sum("skipped_updates" in entry for entry in self.state.log_history)
         if self._resumed_from is None:
             return
         folder, best = Path(self.args.output_dir), self.state.best_global_step
         best_checkpoint = checkpoint_path(folder, best) if best else None
         there = best_checkpoint is not None and best_checkpoint.is_dir()
         self.state.best_model_checkpoint = str(best_checkpoint) if there else None
-        state = self._process_state(self._resumed_from)
-        if state is None:
+        self.control.should_training_stop = self._ended_early
+        states = self._process_states(self._resumed_from)
+        same = len(states) == self.args.world_size
+        state = states[self.args.process_index if same else 0]
+        if not same:
+            state["loss"] = torch.stack([other["loss"] for other in states]).mean()
             logger.warning(
-                "resume: the checkpoint is of another number of processes than %s; what is drawn from now on is not "
-                "what it would have been",
+                "resume: the checkpoint is of %s processes, not %s: dropout will not be what it would have been",
+                len(states),
                 self.args.world_size,
             )
-            return
-        with input_errors(str(self._resumed_from / PROCESSES)):
-            self._tr_loss.copy_(state["loss"])
-            self._total_loss_scalar, self._globalstep_last_logged = state["total_loss"], state["last_logged"]
-            due = state["evaluation_due"]
-        if due:
+        self._tr_loss.copy_(state["loss"])
+        self._total_loss_scalar, self._globalstep_last_logged = state["total_loss"], state["last_logged"]
+        if state["evaluation_due"]:
             self._load_rng_state(str(self._resumed_from))
             here, (self._epoch, self._batches) = (self._epoch, self._batches), state["position"]
             self._determine_best_metric(metrics=self._evaluate(None, None), trial=None)
             self._save_checkpoint(self.model, None)
             self._epoch, self._batches = here
+
+    def _run_epoch(self, **named: Any) -> None:
+        """The library's, which makes one more update where there is none left to make."""
+        if self.control.should_training_stop or self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+        else:
+            super()._run_epoch(**named)
 
     # Saving -----------------------------------------------------------------------------------------------------------
 
@@ -237,6 +273,9 @@ class ExactTrainer(Trainer):
                 f"{folder}: expected to be able to write it, got: {told[0]}; nothing is left of it, "
                 "and older checkpoints are as they were"
             ) from error
+        if self.args.should_save:
+            best = self.state.best_global_step
+            rotate_checkpoints(Path(self.args.output_dir), self.args.save_total_limit, keep=best)
 
     def _own_state(self) -> dict[str, Any]:
         return {
@@ -264,7 +303,6 @@ class ExactTrainer(Trainer):
                 save_state(self.accelerator.scaler.state_dict(), part / SCALER)
             save_state(states, part / PROCESSES)
             self.state.save_to_json(str(part / TRAINER_STATE))
-        rotate_checkpoints(folder, self.args.save_total_limit, keep=best)
 
     # What is no number ------------------------------------------------------------------------------------------------
 
@@ -287,16 +325,16 @@ class ExactTrainer(Trainer):
             wrong = f"a gradient of length {float(norm)}"
         number, self._agreed_signal = self._agree(bool(wrong), self._request.signal)
         if number:
-            self._refuse_update(model, wrong or "what is no number in another process", losses.sum())
+            found = [(reason, rank) for rank, reason in enumerate(gather_object([wrong])) if reason]
+            self._refuse_update(model, *found[0])
         return norm
 
-    def _refuse_update(self, model: nn.Module, wrong: str, loss: Tensor) -> None:
+    def _refuse_update(self, model: nn.Module, wrong: str, rank: int) -> None:
         """Leave the update out, which the optimizer does without gradients, or end here."""
         update = self.state.global_step + 1
-        self.skipped_updates += 1
-        if self.skipped_updates > self.skip_bad_batches:
+        if self.skipped_updates >= self.skip_bad_batches:
             epoch = 0 if self.state.epoch is None else self.state.epoch
-            place = f"update {update} (epoch {epoch:.4g}, process {self.args.process_index})"
+            place = f"update {update} (epoch {epoch:.4g}, process {rank})"
             raise DivergedError(
                 f"{place}: expected a loss and a gradient that are numbers, got {wrong}; the update was not made. "
                 f"Lower learning_rate {self.args.learning_rate} or raise skip_bad_batches {self.skip_bad_batches}"
@@ -308,7 +346,7 @@ class ExactTrainer(Trainer):
         # So the mean in the log is over the updates that were made.
         self._tr_loss.copy_(self._loss_before)
         self._globalstep_last_logged += 1
-        self.log({"skipped_updates": self.skipped_updates})
+        self.log({"skipped_updates": self.skipped_updates + 1})
 
     def _agree(self, *numbers: int) -> list[int]:
         """The largest that any process says, one for each number."""
@@ -347,10 +385,14 @@ class ExactTrainer(Trainer):
             self._evaluation_due, stop = True, self._agreed_signal
         if stop:
             self._save_checkpoint(model, trial)
-            checkpoint = checkpoint_path(Path(self.args.output_dir), self.state.global_step)
-            raise Stopped(
-                f"stopped after update {self.state.global_step}; --resume goes on from {checkpoint}", signal=stop
-            )
+            raise self._stopped()
+
+    def _stopped(self) -> Stopped:
+        """What to raise when somebody has asked to stop and all that there is to save is saved."""
+        update = self.state.global_step
+        checkpoint = checkpoint_path(Path(self.args.output_dir), update)
+        what = f"--resume goes on from {checkpoint}" if checkpoint.is_dir() else "there was nothing to save"
+        return Stopped(f"stopped after update {update}; {what}", signal=self._agreed_signal or self._request.signal)
 
 
 class _Hooks(TrainerCallback):
