@@ -257,6 +257,7 @@ def test_updates_and_saving(tmp_path):
     run(2, check_training, tmp_path, tmp_path / "model")
 
 
+@pytest.mark.slow
 def test_with_distributed_data_parallel(tmp_path):
     run(4, check_data_parallel, tmp_path)
 

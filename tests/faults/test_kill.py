@@ -46,7 +46,7 @@ def kill_while_training(command: list[str], folder: Path, log: Path, draw: rando
     return bool(list(folder.glob(".checkpoint-*.part")))
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [2, pytest.param(50, marks=pytest.mark.slow)])
 def test_a_run_that_is_killed_goes_on(corpus, tmp_path, kills):
     updates = 8 + 6 * kills
     run_all([pretrain_command(corpus, tmp_path / "whole", max_steps=updates, **OPTIONS)])

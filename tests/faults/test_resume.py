@@ -21,7 +21,13 @@ from tests.faults.runs import (
 
 MATRIX = list(itertools.product(("pretrain", "finetune"), ("false", "true"), (1, 4), (0, 2)))
 # Every pair of settings in some case.
-QUICK = [case for case in MATRIX if (case[1] == "true") ^ (case[2] == 4) ^ (case[3] == 2)]
+QUICK = [
+    ("pretrain", "false", 1, 0),
+    ("pretrain", "true", 4, 2),
+    ("finetune", "false", 4, 2),
+    ("finetune", "true", 1, 2),
+    ("finetune", "true", 4, 0),
+]
 
 
 @pytest.fixture

@@ -202,7 +202,11 @@ def test_a_data_worker_leaves_signals_to_the_process_that_it_works_for():
 
 @pytest.mark.parametrize(
     ("number", "processes"),
-    [(signal.SIGINT, 1), (signal.SIGTERM, 1), pytest.param(signal.SIGTERM, 2, marks=pytest.mark.slow)],
+    [
+        (signal.SIGTERM, 1),
+        pytest.param(signal.SIGINT, 1, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, 2, marks=pytest.mark.slow),
+    ],
 )
 def test_from_outside(corpus, tmp_path, number, processes):
     """Either reaches a whole group of processes, data workers too; torchrun hands SIGTERM on to its own."""
