@@ -402,7 +402,10 @@ def check_inference(model: torch.nn.Module, parallel: lk.SequenceParallel, ids: 
     if state:
         whole = lk.LinformerForMaskedLM(model.config).eval()
         whole.load_state_dict(state)
-        torch.testing.assert_close(together, whole(ids).logits, rtol=1e-4, atol=1e-4)
+        alone = whole(ids).logits
+        exact = whole.double()(ids).logits
+        error, own = ((logits - exact).abs().max().item() for logits in (together, alone))
+        assert error <= 4 * own, (error, own)
     dist.barrier()
 
 
