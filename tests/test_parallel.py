@@ -371,6 +371,7 @@ def test_bytes_do_not_depend_on_n_and_errors(tmp_path):
 def check_long(updates: int) -> None:
     """Two texts of one word each: what stands behind a mask is known from the rest of the text only, by the slots."""
     n = 65_536
+    torch.manual_seed(1)
     sizes = {"projected_dim": 16, "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
     config = lk.LinformerConfig(
         vocab_size=11, max_position_embeddings=n, intermediate_size=32, sharing="key_value", **sizes, **QUIET

@@ -264,7 +264,7 @@ def case(seed: int, places: Places) -> str | None:
         make = KINDS[seed % len(KINDS)]
         command = make(draw, places, folder)
         trained = make is of_a_checkpoint
-        keep = {path: path.read_bytes() for path in folder.rglob("checkpoint-1/*") if trained}
+        keep = {path: path.read_bytes() for path in folder.rglob("checkpoint-1/*") if trained and path.is_file()}
         code, said = run_apart(command, folder / "said", trained=trained)
         lost = [str(path) for path, content in keep.items() if not path.is_file() or path.read_bytes() != content]
         places.outcomes[f"{make.__name__} {code}"] += 1

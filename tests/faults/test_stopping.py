@@ -234,6 +234,24 @@ def test_from_outside(corpus, tmp_path, number, processes):
     assert processes == 2 or "Traceback" not in said, "and torchrun prints its own"
 
 
+STUCK = """
+import multiprocessing, signal, time
+from linformer_kit.training.processes import start_processes
+
+def hang():
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    time.sleep(1000)
+
+start_processes(cpu=True, backend=None, timeout=10)
+multiprocessing.get_context("fork").Process(target=hang, daemon=True).start()
+time.sleep(1)
+"""
+
+
+def test_a_worker_that_hangs_does_not_keep_the_process():
+    subprocess.run([sys.executable, "-c", STUCK], env=environment(), check=True, timeout=60)
+
+
 def wait_for(text: str, log: Path) -> None:
     deadline = time.monotonic() + 120
     while text not in log.read_text():

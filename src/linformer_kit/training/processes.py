@@ -1,9 +1,10 @@
-"""Processes that train together, as torchrun starts them."""
+"""Processes that train together, as torchrun starts them, and what they leave behind."""
 
 from __future__ import annotations
 
 import atexit
 import functools
+import multiprocessing
 from datetime import timedelta
 
 import torch
@@ -25,5 +26,17 @@ def start_processes(*, cpu: bool, backend: str | None, timeout: float) -> None:
 
 @functools.cache
 def _end_with_process() -> None:
-    """Once: threads of a group that is still there at the end may abort the process."""
-    atexit.register(lambda: torch.distributed.destroy_process_group() if torch.distributed.is_initialized() else None)
+    """Register `_end`, once."""
+    atexit.register(_end)
+
+
+def _end() -> None:
+    """Before Python waits for daemons: data workers take no SIGTERM (`stopping`), and a forked one may hang in a lock.
+
+    Threads of a process group that is still there may abort the process.
+    """
+    for child in multiprocessing.active_children():
+        if child.daemon:
+            child.kill()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
