@@ -33,6 +33,7 @@ from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, RobertaConf
 
 from linformer_kit import InputError, finetune, pretrain
 from linformer_kit.cli import main
+from linformer_kit.loading import input_length
 from linformer_kit.training.manifest import write_manifest
 from linformer_kit.training.state import load_state, save_state
 from linformer_kit.training.trainer_state import trainer_state
@@ -508,3 +509,17 @@ def of_a_finetuning(places: Places, folder: Path) -> list[str]:
 
 def checkpoint(folder: Path) -> Path:
     return next((folder / "run").rglob("checkpoint-1"))
+
+
+def test_starts_refused(places, tmp_path, capsys):
+    shutil.copytree(places.runs["pretrain"], tmp_path / "run")
+    write_part(tmp_path / "run" / "run.json", starts=3)
+    error = fail_last_line(capsys, *places.commands["pretrain"](tmp_path), "--resume")
+    assert "run.json: expected a list as starts, got int" in error
+
+
+def test_a_length_that_is_none_refused(encoder):
+    tokenizer = AutoTokenizer.from_pretrained(encoder)
+    tokenizer.model_max_length = "a"
+    with pytest.raises(InputError, match=r"^tokenizer: expected a whole number as model_max_length, got 'a'$"):
+        input_length(torch.nn.Linear(1, 1), tokenizer, None)
