@@ -46,18 +46,7 @@ LAYERS = (
     "errors",
     "_version",
 )
-MODEL = (
-    "parallel",
-    "heads",
-    "modeling",
-    "encoder",
-    "configuration",
-    "attention",
-    "projection",
-    "functional",
-    "kernels",
-    "collectives",
-)
+MODEL = LAYERS[LAYERS.index("parallel") : LAYERS.index("collectives") + 1]
 PURE_TORCH = ("attention", "projection", "functional", "kernels", "collectives")
 
 

@@ -52,7 +52,7 @@ def test_what_is_not_listed_is_not_looked_at(tmp_path):
     (folder / "notes.txt").write_text("mine")
     assert damage(folder) is None
     (folder / "a.txt").write_text("other")
-    write_manifest(folder, ["notes.txt"])
+    write_manifest(folder)
     assert damage(folder) is None
 
 

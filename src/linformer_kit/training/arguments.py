@@ -12,7 +12,7 @@ from transformers import TrainingArguments
 from transformers.integrations import get_reporting_integration_callbacks
 
 from linformer_kit.errors import InputError, input_errors
-from linformer_kit.settings import TrainingSettings
+from linformer_kit.settings import LARGEST_SEED, TrainingSettings
 from linformer_kit.training.processes import start_processes
 
 _AT_LEAST_ONE = (
@@ -82,8 +82,8 @@ def training_arguments(settings: TrainingSettings, folder: Path, fixed: dict[str
     """
     values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
     for seed in (values.get("seed", 0), *values.get("seeds", ())):
-        if seed >= 2**32:
-            raise InputError(f"seed: expected 0 to {2**32 - 1}, got {seed}")
+        if seed > LARGEST_SEED:
+            raise InputError(f"seed: expected 0 to {LARGEST_SEED}, got {seed}")
     for names, least in ((_AT_LEAST_ONE, 1), (_AT_LEAST_ZERO, 0)):
         for name in names:
             value = values.get(name)

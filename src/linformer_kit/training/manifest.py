@@ -44,16 +44,10 @@ def file_fingerprint(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write_manifest(folder: Path, names: list[str] | None = None) -> None:
-    """Write down size and SHA-256 of the files of a folder, in `manifest.json` beside them.
-
-    Args:
-        folder: Where they are; they are flushed to disk first.
-        names: Which ones; default: all, those of folders below too.
-    """
-    paths = (folder / name for name in names) if names is not None else folder.rglob("*")
+def write_manifest(folder: Path) -> None:
+    """Write down size and SHA-256 of all files of a folder and below, in `manifest.json`, once they are on the disk."""
     files = {}
-    for path in sorted(path for path in paths if path.is_file() and path != folder / MANIFEST):
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST):
         flush(path)
         name = path.relative_to(folder).as_posix()
         files[name] = {"bytes": path.stat().st_size, "sha256": file_fingerprint(path)}
@@ -160,16 +154,13 @@ def _digest(files: dict[str, Any]) -> str:
 
 def _difference(path: Path, known: dict[str, Any]) -> str | None:
     try:
-        return _difference_of_readable(path, known)
+        if not path.is_file():
+            return "expected a file, got none"
+        if (size := path.stat().st_size) != known["bytes"]:
+            return f"expected {known['bytes']} bytes, got {size}"
+        found = file_fingerprint(path)
     except OSError as error:
         return f"expected a file that can be read, got {error.strerror}"
-
-
-def _difference_of_readable(path: Path, known: dict[str, Any]) -> str | None:
-    if not path.is_file():
-        return "expected a file, got none"
-    if (size := path.stat().st_size) != known["bytes"]:
-        return f"expected {known['bytes']} bytes, got {size}"
-    if (found := file_fingerprint(path)) != known["sha256"]:
+    if found != known["sha256"]:
         return f"expected SHA-256 {known['sha256'][:12]}…, got {found[:12]}…"
     return None

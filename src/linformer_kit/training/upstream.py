@@ -145,13 +145,13 @@ class ExactTrainer(Trainer):
     # Going on ---------------------------------------------------------------------------------------------------------
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        load_weights(self.model if model is None else model, Path(resume_from_checkpoint))
+        _load_weights(self.model if model is None else model, Path(resume_from_checkpoint))
 
     def _load_best_model(self) -> None:
         checkpoint = Path(self.state.best_model_checkpoint)
         if found := damage(checkpoint, only="*.safetensors"):
             raise InputError(f"load_best_model_at_end: {found}")
-        load_weights(self.model, checkpoint)
+        _load_weights(self.model, checkpoint)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
@@ -434,7 +434,7 @@ def _set_epoch(loader: Any, epoch: int) -> None:
             loader.set_epoch(epoch)
 
 
-def load_weights(model: nn.Module, checkpoint: Path) -> None:
+def _load_weights(model: nn.Module, checkpoint: Path) -> None:
     """Put the weights of a checkpoint into its model; of files only those that were verified."""
     weights: dict[str, Tensor] = {}
     for name in sorted(name for name in listed(checkpoint) if fnmatch(name, "model*.safetensors")):
