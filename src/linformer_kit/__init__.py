@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         LinformerForSequenceClassification,
         LinformerForTokenClassification,
     )
+    from linformer_kit.linearized.linearize import linearize
     from linformer_kit.modeling import LinformerModel, LinformerPreTrainedModel
     from linformer_kit.parallel import SequenceParallel
     from linformer_kit.projection import (
@@ -59,6 +60,7 @@ _HOMES = {
     "Spectrum": "analysis.spectrum",
     "attention_spectrum": "analysis.spectrum",
     "choose_projected_dims": "analysis.choose",
+    "linearize": "linearized.linearize",
     "load_bert_checkpoint": "checkpoints.bert",
     "load_fairseq_checkpoint": "checkpoints.fairseq",
     "load_roberta_checkpoint": "checkpoints.roberta",

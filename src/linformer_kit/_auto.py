@@ -29,6 +29,7 @@ def register() -> None:
         if loaded is not None and not hasattr(loaded, last):
             return  # in the middle of its own import, which ends by calling this again
     importlib.import_module("linformer_kit.heads")
+    importlib.import_module("linformer_kit.linearized.classes")
 
 
 class _TransformersHook(MetaPathFinder):

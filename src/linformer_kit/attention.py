@@ -200,7 +200,8 @@ class LinformerAttention(nn.Module):
             As `forward`.
         """
         heads = functional.split_heads(apply_linear(self.q_proj, query), self.num_heads)
-        context, weights = self._attend(heads, slots, need_weights)
+        dropout = self.dropout if self.training else 0.0
+        context, weights = attend_slots(heads, slots, dropout=dropout, need_weights=need_weights)
         return apply_linear(self.out_proj, functional.merge_heads(context)), weights
 
     def _keys(self, key: Tensor, value: Tensor, key_padding_mask: Tensor | None, key_lengths: Tensor | None) -> _Keys:
@@ -225,48 +226,18 @@ class LinformerAttention(nn.Module):
             k = functional.split_heads(apply_linear(self.k_proj, key), self.num_heads)
             v = functional.split_heads(apply_linear(self.v_proj, value), self.num_heads)
             return [Slots(k, v, padding_mask, None, projected=False)]
-        if padding_mask is not None and lengths is None:
-            lengths = (~padding_mask).sum(dim=1)
-            order = functional.real_tokens_first(padding_mask)
-            tied = value is key
-            key = functional.take_positions(key, order)
-            value = key if tied else functional.take_positions(value, order)
-        return projection(
+        return project_tokens(
+            projection,
             key,
             value,
             self.k_proj,
             self.v_proj,
             num_heads=self.num_heads,
+            padding_mask=padding_mask,
             lengths=lengths,
             bias_order=self.bias_order,
             projected_dim=self.projected_dim,
         )
-
-    def _attend(self, query: Tensor, groups: list[Slots], need_weights: bool) -> tuple[Tensor, Tensor | None]:
-        """Attention of each group of heads over its slots, heads back in their order."""
-        dropout = self.dropout if self.training else 0.0
-        parts = [
-            functional.scaled_dot_product_attention(
-                query if group.heads is None else query[:, group.heads],
-                group.key,
-                group.value,
-                group.empty,
-                dropout=dropout,
-                need_weights=need_weights,
-                slots=group.projected,
-            )
-            for group in groups
-        ]
-        if len(parts) == 1:
-            return parts[0]
-        grouped = [head for group in groups for head in group.heads or ()]
-        order = [grouped.index(head) for head in range(self.num_heads)]
-        context = torch.cat([part for part, _ in parts], dim=1)[:, order]
-        if not need_weights:
-            return context, None
-        most = groups[0].key.shape[2]
-        padded = [nn.functional.pad(part, (0, most - part.shape[-1])) for _, part in parts if part is not None]
-        return context, torch.cat(padded, dim=1)[:, order]
 
     def _check_keys(self, key: Tensor, value: Tensor, key_padding_mask: Tensor | None) -> None:
         self._check_width("key", key)
@@ -297,6 +268,83 @@ class _Keys(NamedTuple):
     value: Tensor
     padding_mask: Tensor | None
     lengths: Tensor | None  # real tokens in each sequence where all padding is on the right
+
+
+def project_tokens(
+    projection: SequenceProjection,
+    key: Float[Tensor, "batch seq_len embed"],
+    value: Float[Tensor, "batch seq_len embed"],
+    key_map: nn.Linear | None,
+    value_map: nn.Linear | None,
+    *,
+    num_heads: int,
+    padding_mask: Bool[Tensor, "batch seq_len"] | None,
+    lengths: Int[Tensor, " batch"] | None = None,
+    bias_order: str = "before_projection",
+    projected_dim: int | Sequence[int] | None = None,
+) -> list[Slots]:
+    """A projection of tokens whose padding, where it is not on the right already, is brought there.
+
+    Args:
+        projection: E and F.
+        key: Input of the keys, zero where padded.
+        value: Input of the values, likewise.
+        key_map: As for the projection, and the arguments that are not here.
+        value_map: Likewise.
+        num_heads: h.
+        padding_mask: True where padded; None: all tokens are real.
+        lengths: Real tokens at the start of each sequence; None: padding stands anywhere.
+        bias_order: As for the projection.
+        projected_dim: Likewise.
+    """
+    if padding_mask is not None and lengths is None:
+        lengths = (~padding_mask).sum(dim=1)
+        order = functional.real_tokens_first(padding_mask)
+        tied = value is key
+        key = functional.take_positions(key, order)
+        value = key if tied else functional.take_positions(value, order)
+    return projection(
+        key,
+        value,
+        key_map,
+        value_map,
+        num_heads=num_heads,
+        lengths=lengths,
+        bias_order=bias_order,
+        projected_dim=projected_dim,
+    )
+
+
+def attend_slots(
+    query: Float[Tensor, "batch heads query_len head_dim"],
+    groups: list[Slots],
+    *,
+    dropout: float = 0.0,
+    need_weights: bool = False,
+) -> tuple[Float[Tensor, "batch heads query_len head_dim"], Float[Tensor, "batch heads query_len slots"] | None]:
+    """Attention of each group of heads over its slots, heads back in their order, and P̄ where it is asked for."""
+    parts = [
+        functional.scaled_dot_product_attention(
+            query if group.heads is None else query[:, group.heads],
+            group.key,
+            group.value,
+            group.empty,
+            dropout=dropout,
+            need_weights=need_weights,
+            slots=group.projected,
+        )
+        for group in groups
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    grouped = [head for group in groups for head in group.heads or ()]
+    order = [grouped.index(head) for head in range(query.shape[1])]
+    context = torch.cat([part for part, _ in parts], dim=1)[:, order]
+    if not need_weights:
+        return context, None
+    most = groups[0].key.shape[2]
+    padded = [nn.functional.pad(part, (0, most - part.shape[-1])) for _, part in parts if part is not None]
+    return context, torch.cat(padded, dim=1)[:, order]
 
 
 def _check_module(projection: SequenceProjection, max_seq_len: int | None, sharing: str, shorter_input: str) -> None:

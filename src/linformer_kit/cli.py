@@ -33,6 +33,7 @@ from linformer_kit.bench.settings import (
 from linformer_kit.errors import InputError, Stopped
 from linformer_kit.settings import (
     ConvertSettings,
+    DistillSettings,
     EvaluateSettings,
     FillMaskSettings,
     FinetuneSettings,
@@ -91,6 +92,12 @@ COMMANDS = {
         ConvertSettings,
         "linformer_kit.convert:main",
         positionals=("source", "out"),
+    ),
+    "distill": Command(
+        "Make an encoder linear, and teach it what it did before",
+        DistillSettings,
+        "linformer_kit.distill:main",
+        positionals=("teacher", "output_dir"),
     ),
     "inspect": Command(
         "Draw which slots the heads of a model attend to, and its E and F",

@@ -131,6 +131,16 @@ def stretch_tokens(
     return take_positions(hidden, first) * share + take_positions(hidden, second) * (1 - share)
 
 
+def resize_positions(
+    positions: Float[Tensor, "seq_len embed"], new_seq_len: int, mode: str
+) -> Float[Tensor, "new_seq_len embed"]:
+    """A table of positions for another length: repeated periodically (`extend`) or stretched (`interpolate`)."""
+    if mode == "extend":
+        return positions[torch.arange(new_seq_len, device=positions.device) % len(positions)]
+    stretched = F.interpolate(positions.float().T[None], size=new_seq_len, mode="linear")[0].T
+    return stretched.to(positions.dtype)
+
+
 class Windows(NamedTuple):
     """Windows over right-padded sequences: the positions of each, and which of these are real."""
 

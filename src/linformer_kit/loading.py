@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import (
     AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -18,8 +20,18 @@ from transformers import (
 
 from linformer_kit.checkpoints.pretrained import Weights, check_pretrained_folder, check_size, read_config
 from linformer_kit.errors import InputError, input_errors, renamed
+from linformer_kit.linearized.positions import longest_input
 from linformer_kit.settings import ResizeMode, names_folder
 from linformer_kit.training.manifest import MANIFEST, damage
+
+# Ends of the names of classes, and who makes them.
+_HEADS = {
+    "ForMaskedLM": AutoModelForMaskedLM,
+    "ForPreTraining": AutoModelForMaskedLM,
+    "ForSequenceClassification": AutoModelForSequenceClassification,
+    "ForTokenClassification": AutoModelForTokenClassification,
+    "ForQuestionAnswering": AutoModelForQuestionAnswering,
+}
 
 
 def load_model(
@@ -76,6 +88,21 @@ def load_model(
     return model.eval(), tokenizer
 
 
+def load_encoder(name: str, kind: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Encoder with the head that its configuration names, or bare, and tokenizer.
+
+    Raises:
+        InputError: as `load_model`.
+    """
+    if names_folder(name):
+        check_model_folder(Path(name))
+    architectures = read_config(name, f"model: expected {kind}, got {name}").architectures or [""]
+    for end, auto_class in _HEADS.items():
+        if architectures[0].endswith(end):
+            return load_model(name, auto_class, kind)
+    return load_model(name, AutoModel, kind)
+
+
 def _start_head_anew(model: PreTrainedModel, auto_class: Any) -> None:
     fresh = auto_class.from_config(model.config)
     for name, module in model.named_children():
@@ -110,21 +137,16 @@ def input_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max
     """Longest input in tokens that is made for a model.
 
     Args:
-        model: Its positions are the limit, less the unused ones of RoBERTa; without positions, what the tokenizer says.
+        model: Its positions are the limit (`longest_input`); where nothing limits it, what the tokenizer says.
         tokenizer: Its `model_max_length` is the default.
         max_length: What was asked for, if anything.
 
     Raises:
         InputError: for more than the limit.
     """
-    limits = [
-        module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
-        for path, module in model.named_modules()
-        if isinstance(module, nn.Embedding) and path.endswith("position_embeddings")
-    ]
     if not isinstance(tokenizer.model_max_length, int):
         raise InputError(f"tokenizer: expected a whole number as model_max_length, got {tokenizer.model_max_length!r}")
-    longest = min(limits, default=tokenizer.model_max_length)
+    longest = longest_input(model) or tokenizer.model_max_length
     if max_length is None:
         return min(longest, tokenizer.model_max_length)
     if max_length > longest:

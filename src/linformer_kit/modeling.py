@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
@@ -24,7 +23,7 @@ from linformer_kit import _auto
 from linformer_kit.configuration import LinformerConfig, check_projected_dim
 from linformer_kit.encoder import LinformerEncoder, LocalConvolution
 from linformer_kit.errors import InputError
-from linformer_kit.functional import zero_padding
+from linformer_kit.functional import resize_positions, zero_padding
 from linformer_kit.kernels import block_tokens, blocks, is_large, is_replaced, runs_in_blocks
 from linformer_kit.projection import SequenceProjection, check_resize, more_windows
 from linformer_kit.settings import ResizeMode
@@ -76,10 +75,7 @@ class LinformerEmbeddings(nn.Module):
         """Repeat the positions periodically up to seq_len (`extend`), or stretch them over it (`interpolate`)."""
         old = self.position_embeddings.weight
         unused, positions = old[: self.position_offset], old[self.position_offset :]
-        if mode == "extend":
-            resized = positions[torch.arange(seq_len, device=old.device) % len(positions)]
-        else:
-            resized = F.interpolate(positions.float().T[None], size=seq_len, mode="linear")[0].T.to(old.dtype)
+        resized = resize_positions(positions, seq_len, mode)
         self.position_embeddings = nn.Embedding.from_pretrained(
             torch.cat([unused, resized]), freeze=not old.requires_grad
         )

@@ -50,8 +50,8 @@ class Inputs(NamedTuple):
 
     key: Float[Tensor, "batch seq_len embed"]
     value: Float[Tensor, "batch seq_len embed"]
-    key_map: HeadMap
-    value_map: HeadMap
+    key_map: HeadMap | SplitMap
+    value_map: HeadMap | SplitMap
     lengths: Int[Tensor, " batch"] | None  # real tokens in each sequence; None: all are real
 
     @property
@@ -155,8 +155,8 @@ class SequenceProjection(nn.Module):
         self,
         key: Float[Tensor, "batch seq_len embed"],
         value: Float[Tensor, "batch seq_len embed"],
-        key_map: nn.Linear,
-        value_map: nn.Linear,
+        key_map: nn.Linear | None,
+        value_map: nn.Linear | None,
         *,
         num_heads: int,
         lengths: Int[Tensor, " batch"] | None = None,
@@ -168,8 +168,8 @@ class SequenceProjection(nn.Module):
         Args:
             key: Input of the keys, padded on the right only, zero there.
             value: Input of the values, likewise.
-            key_map: W_K and b_K.
-            value_map: W_V and b_V.
+            key_map: W_K and b_K; None where keys come as K·W_K already.
+            value_map: W_V and b_V, likewise.
             num_heads: h.
             lengths: Real tokens in each sequence; None: all are real.
             bias_order: `before_projection` or `after_projection`.
@@ -184,7 +184,10 @@ class SequenceProjection(nn.Module):
         dims = self.fewer_slots(projected_dim, num_heads)
         by_size = {k: [head for head, other in enumerate(dims) if other == k] for k in sorted(set(dims), reverse=True)}
         groups = [(k, heads if len(by_size) > 1 else None) for k, heads in by_size.items()]
-        key_heads, value_heads = HeadMap(key_map, num_heads, bias_order), HeadMap(value_map, num_heads, bias_order)
+        key_heads, value_heads = (
+            HeadMap(linear, num_heads, bias_order) if linear is not None else SplitMap(num_heads, hidden.shape[-1])
+            for linear, hidden in ((key_map, key), (value_map, value))
+        )
         return self._project(Inputs(key, value, key_heads, value_heads, lengths), groups)
 
     def fewer_slots(self, projected_dim: int | Sequence[int] | None, num_heads: int) -> tuple[int, ...]:
@@ -322,6 +325,33 @@ class HeadMap:
             mapped = linear(compressed, weight)
             mapped = mapped + ((row_sums * scale)[..., None] * bias).to(mapped.dtype)
         return split_heads(mapped, self.num_heads if heads is None else len(heads))
+
+
+class SplitMap:
+    """Stands for a `HeadMap` where W_K or W_V has been applied already, so that only heads are to be told apart."""
+
+    def __init__(self, num_heads: int, width: int) -> None:
+        self.num_heads = num_heads
+        self.head_dim = width // num_heads
+
+    def _of(self, hidden: Tensor, heads: list[int] | None) -> Tensor:
+        """`[batch, rows, heads, head_dim]` of `[batch, rows, embed]`."""
+        split = hidden.unflatten(2, (self.num_heads, -1))
+        return split if heads is None else split[:, :, heads]
+
+    def __call__(self, inputs: Tensor, heads: list[int] | None, padding_mask: Tensor | None) -> Tensor:
+        return self._of(inputs, heads)
+
+    def add_bias(self, slots: Tensor, heads: list[int] | None) -> Tensor:
+        return slots
+
+    def project(self, matrices: Tensor, inputs: Tensor, heads: list[int] | None, padding_mask: Tensor | None) -> Tensor:
+        return matrices @ self._of(inputs, heads).transpose(1, 2)
+
+    def of_compressed(
+        self, compressed: Tensor, heads: list[int] | None, row_sums: Tensor | None = None, scale: float = 1.0
+    ) -> Tensor:
+        return self._of(compressed if scale == 1 else compressed * scale, heads).transpose(1, 2)
 
 
 def check_resize(seq_len: int, new_seq_len: int, mode: str, *, least: int = 1) -> None:

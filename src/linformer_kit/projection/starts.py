@@ -1,11 +1,13 @@
 """How a learned E and F start: `projection_initializer`. What each is worth is measured in docs/learning.md.
 
 Every start has rows of length about 1, whatever n and k are, so that independent inputs of variance 1 give slots of
-variance 1; but `normal`, whose rows grow with n, and `xavier_uniform`, whose variance is that of a matrix that maps n
-numbers to k. Axes: heads (1 where they share a matrix), slots (k), seq_len (n).
+variance 1; but `normal`, whose rows grow with n, `xavier_uniform`, whose variance is that of a matrix that maps n
+numbers to k, and `mean_pooling`, whose rows add up to 1. Axes: heads (1 where they share a matrix), slots (k),
+seq_len (n).
 
     pooling          mean pooling over k windows times √(n/k), the same for all heads
     pooling_noise    the same plus N(0, 1/n), over √2
+    mean_pooling     the means themselves: for layers whose other weights have learned on tokens (`linearized`)
     shifted_pooling  the default: each head's windows begin a little later than those of the head before; the same as
                      pooling where heads share a matrix
     selection        each slot is one position of its window, each head's a little later than the head's before
@@ -35,6 +37,11 @@ _OFFICIAL_STD = 0.02
 def pooling(heads: int, projected_dim: int, seq_len: int) -> Matrices:
     """`functional.pooling_matrix`, its rows in `functional.spread_order`: the first of them see the sequence evenly."""
     return pooling_matrix(projected_dim, seq_len)[spread_order(projected_dim)].repeat(heads, 1, 1)
+
+
+def mean_pooling(heads: int, projected_dim: int, seq_len: int) -> Matrices:
+    matrices = pooling(heads, projected_dim, seq_len)
+    return matrices / matrices.sum(dim=-1, keepdim=True)
 
 
 def pooling_noise(heads: int, projected_dim: int, seq_len: int) -> Matrices:
@@ -70,6 +77,7 @@ def xavier_uniform(heads: int, projected_dim: int, seq_len: int) -> Matrices:
 
 STARTS: dict[str, Callable[[int, int, int], Tensor]] = {
     "pooling": pooling,
+    "mean_pooling": mean_pooling,
     "pooling_noise": pooling_noise,
     "shifted_pooling": shifted_pooling,
     "selection": selection,

@@ -11,6 +11,7 @@ from linformer_kit.settings.classification import (
     PredictSettings,
     TaskName,
 )
+from linformer_kit.settings.distillation import DistillSettings, LinearizeSettings
 from linformer_kit.settings.files import names_folder, read_yaml
 from linformer_kit.settings.model import (
     IGNORED_LABEL,
@@ -43,12 +44,14 @@ __all__ = [
     "ClassifierSettings",
     "ConvertSettings",
     "CorpusSettings",
+    "DistillSettings",
     "EvaluateSettings",
     "FillMaskSettings",
     "FinetuneSettings",
     "InspectSettings",
     "LabelledSettings",
     "LinearInitializer",
+    "LinearizeSettings",
     "ModelSettings",
     "PredictSettings",
     "PretrainSettings",

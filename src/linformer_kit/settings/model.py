@@ -11,7 +11,14 @@ ShorterInput = Literal["prefix", "stretch"]
 ResizeMode = Literal["extend", "interpolate"]
 LinearInitializer = Literal["normal", "lecun_normal"]
 ProjectionInitializer = Literal[
-    "pooling", "pooling_noise", "shifted_pooling", "selection", "normal", "lecun_normal", "xavier_uniform"
+    "pooling",
+    "mean_pooling",
+    "pooling_noise",
+    "shifted_pooling",
+    "selection",
+    "normal",
+    "lecun_normal",
+    "xavier_uniform",
 ]
 
 

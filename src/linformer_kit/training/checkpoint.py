@@ -8,7 +8,7 @@ import re
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -88,8 +88,20 @@ def open_output_dir(output_dir: str | None, *, command: str, overwrite: bool) ->
     return folder
 
 
-def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+def save_model(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    *,
+    beside: Callable[[Path], None] = lambda folder: None,
+) -> None:
     """Put a model and its tokenizer into a folder, with a manifest, which stands there only beside what it lists.
+
+    Args:
+        model: The model.
+        tokenizer: The tokenizer.
+        folder: Where they go.
+        beside: Writes what else belongs to the model.
 
     Raises:
         InputError: if they cannot be written; nothing is left of them then, and checkpoints are as they were.
@@ -99,6 +111,7 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
     try:
         model.save_pretrained(part)
         tokenizer.save_pretrained(part)
+        beside(part)
         write_manifest(part)
     except Exception as error:
         remove_tree(part)
@@ -107,6 +120,8 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
         ) from error
     (folder / MANIFEST).unlink(missing_ok=True)
     for path in sorted(part.iterdir(), key=lambda path: path.name == MANIFEST):  # which goes last
+        if path.is_dir():
+            remove_tree(folder / path.name)
         os.replace(path, folder / path.name)
     part.rmdir()
     flush(folder)

@@ -1,0 +1,150 @@
+"""Texts as inputs of all lengths: passages of whole sentences out of documents, or each text as it is.
+
+What a passage is depends on the seed, the epoch and its number alone, so that a run that is interrupted goes on with
+the very inputs that it would have seen.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from datasets import Dataset
+from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data import Sampler
+
+from linformer_kit.data.encoding import Encoder, Window
+from linformer_kit.data.masking import BlockMasker
+
+SHORTEST = 8  # tokens of the shortest passages
+_FULL_LENGTH = 0.5  # share of the updates whose passages are as long as may be
+_CHARACTERS = 5  # of a token, about
+_MOST_CHARACTERS = 10  # of a token, nearly always fewer
+_BETWEEN_SENTENCES = re.compile(r"(?<=[.!?])(?=\s)|(?<=\n)(?=\n)")
+
+Key = tuple[int, int, int]  # epoch, number of the passage, tokens
+
+
+class Passages(TorchDataset):
+    """Passages of documents, of as many tokens as the key says: at most so many, and whole sentences where one fits.
+
+    Indexed by `(epoch, index, tokens)`, as `LengthSampler` gives them.
+
+    Args:
+        documents: Data set with a column `text`.
+        encoder: Makes inputs of texts, at most n tokens long.
+        seed: Of the choice of sentences.
+        mask: Hides tokens; None: all stay.
+    """
+
+    def __init__(self, documents: Dataset, encoder: Encoder, *, seed: int, mask: BlockMasker | None = None) -> None:
+        self._documents = documents
+        self._encoder = encoder
+        self._mask = mask
+        self._seed = seed
+        step = encoder.max_length * _CHARACTERS
+        self._places = [
+            (number, start)
+            for number, text in enumerate(text for batch in documents.iter(64) for text in batch["text"])
+            for start in range(0, max(1, len(text) - step // 2), step)
+        ]
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, key: Key) -> Window:
+        epoch, index, tokens = key
+        document, start = self._places[index]
+        text = self._documents[document]["text"]
+        if tokens < self._encoder.max_length:
+            random = np.random.default_rng([self._seed, epoch, index])
+            text = _sentences(text[start : start + self._encoder.max_length * _CHARACTERS], tokens, random)
+        else:
+            text = text[start : start + tokens * _MOST_CHARACTERS]
+        window = Encoder(self._encoder.tokenizer, tokens)([(text, None)])[0].windows[0]
+        return _masked(window, self._mask, epoch, index)
+
+
+def _sentences(text: str, tokens: int, random: np.random.Generator) -> str:
+    """Whole sentences from a random one on, about as many as fit, but at least one."""
+    sentences = [sentence for sentence in _BETWEEN_SENTENCES.split(text) if sentence.strip()] or [text]
+    first = int(random.integers(len(sentences)))
+    taken = sentences[first]
+    for sentence in sentences[first + 1 :]:
+        if len(taken) + len(sentence) > tokens * _CHARACTERS:
+            break
+        taken += sentence
+    return taken.strip()
+
+
+class Texts(TorchDataset):
+    """Each text, or pair of texts, as an input of its own, cut where it is too long.
+
+    Indexed by `(epoch, index, tokens)` of which only the index counts.
+    """
+
+    def __init__(
+        self, texts: Sequence[tuple[str, str | None]], encoder: Encoder, *, mask: BlockMasker | None = None
+    ) -> None:
+        self._texts = texts
+        self._encoder = encoder
+        self._mask = mask
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def __getitem__(self, key: Key) -> Window:
+        epoch, index, _ = key
+        return _masked(self._encoder([self._texts[index]])[0].windows[0], self._mask, epoch, index)
+
+
+def _masked(window: Window, mask: BlockMasker | None, epoch: int, index: int) -> Window:
+    if mask is None:
+        return window
+    hidden = mask(np.array(window["input_ids"]), epoch=epoch, index=index)
+    return {**window, "input_ids": hidden["input_ids"].tolist()}
+
+
+class LengthSampler(Sampler):
+    """Random order of keys: the inputs of one forward pass in all processes have one length.
+
+    Half of the passes have full length, the others lengths whose logarithms are spread evenly, so that a model meets
+    single sentences as well. Order and lengths depend on the seed and the epoch alone; a last pass that would not be
+    whole is left out.
+
+    Args:
+        inputs: How many there are.
+        longest: n.
+        together: Inputs of one pass in all processes.
+        seed: Seed of all orders.
+    """
+
+    def __init__(self, inputs: int, *, longest: int, together: int, seed: int) -> None:
+        self._inputs = inputs
+        self._longest = longest
+        self._together = together
+        self._seed = seed
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iteration."""
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return self._inputs // self._together * self._together
+
+    def __iter__(self) -> Iterator[Key]:
+        random = np.random.default_rng([self._seed, self._epoch])
+        order = random.permutation(self._inputs)[: len(self)]
+        lengths = drawn_lengths(len(self) // self._together, self._longest, random)
+        for number, index in enumerate(order):
+            yield self._epoch, int(index), int(lengths[number // self._together])
+
+
+def drawn_lengths(count: int, longest: int, random: np.random.Generator) -> np.ndarray:
+    """Lengths in tokens, int `[count]`."""
+    low, high = math.log(min(SHORTEST, longest)), math.log(longest)
+    lengths = np.exp(random.uniform(low, high, count)).astype(int)
+    return np.where(random.random(count) < _FULL_LENGTH, longest, lengths)

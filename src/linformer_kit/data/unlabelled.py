@@ -1,0 +1,128 @@
+"""The texts of a distillation as inputs to learn from and to measure on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from linformer_kit.data.corpus import Corpus, load_corpus
+from linformer_kit.data.documents import read_documents
+from linformer_kit.data.encoding import Encoder, Window
+from linformer_kit.data.examples import TextColumns
+from linformer_kit.data.files import find_files
+from linformer_kit.data.masking import BlockMasker
+from linformer_kit.data.passages import Passages, Texts, drawn_lengths
+from linformer_kit.data.split import text_rank
+from linformer_kit.data.tables import READERS, read_table
+from linformer_kit.errors import InputError, renamed
+from linformer_kit.settings import CorpusSettings, DistillSettings
+
+Text = tuple[str, str | None]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a student learns from.
+
+    Attributes:
+        train: Indexed by the keys of `LengthSampler`.
+        validation: Inputs to measure on, the longest first.
+        description: What they are, for people.
+        fingerprint: Hexadecimal hash of what made them.
+    """
+
+    train: Passages | Texts
+    validation: list[Window]
+    description: str
+    fingerprint: str
+
+
+def load_inputs(settings: DistillSettings, encoder: Encoder, *, packing: bool, masked: bool) -> Inputs:
+    """Read the texts, and hold some of them out.
+
+    Args:
+        settings: Where they are.
+        encoder: Makes inputs of them.
+        packing: Whether documents are cut to passages.
+        masked: Whether some tokens are hidden.
+
+    Raises:
+        InputError: for text that is not there or cannot be read.
+    """
+    mask = None
+    if masked:
+        mask = BlockMasker(encoder.tokenizer, seed=settings.seed, probability=settings.mlm_probability)
+    train: Passages | Texts
+    held_out: Passages | Texts
+    if packing:
+        corpus = _corpus(settings)
+        train, held_out = (
+            Passages(documents, encoder, seed=settings.seed, mask=mask)
+            for documents in (corpus.train, corpus.validation)
+        )
+        description, fingerprint = corpus.description, corpus.fingerprint
+    else:
+        texts, others = _split(settings)
+        train, held_out = Texts(texts, encoder, mask=mask), Texts(others, encoder, mask=mask)
+        counts = f"{len(texts):,} texts to learn from, {len(others):,} for validation"
+        description = f"{' '.join(settings.text or [])}: {counts}"
+        fingerprint = hashlib.sha256(json.dumps([texts, others]).encode()).hexdigest()
+    return Inputs(train, _to_measure_on(held_out, settings, encoder.max_length), description, fingerprint)
+
+
+def _corpus(settings: DistillSettings) -> Corpus:
+    own = CorpusSettings(
+        train_file=settings.text,
+        validation_file=settings.validation_text,
+        text_column=settings.text_column,
+        document=settings.document,
+        validation_fraction=settings.validation_fraction,
+        streaming=False,
+        cache_dir=settings.cache_dir,
+    )
+    with renamed("train_file", "text"), renamed("validation_file", "validation_text"):
+        return load_corpus(own, seed=settings.seed)
+
+
+def _split(settings: DistillSettings) -> tuple[list[Text], list[Text]]:
+    """Texts to learn from and held-out ones; equal texts fall on one side."""
+    if settings.text is None:
+        raise InputError("text: expected files of texts that are inputs of their own, got none")
+    texts = list(_read(settings.text, settings, "text"))
+    if settings.validation_text is not None:
+        return texts, list(_read(settings.validation_text, settings, "validation_text"))
+    if not 0 < settings.validation_fraction < 1:
+        got = settings.validation_fraction
+        raise InputError(f"validation_fraction: expected more than 0 and less than 1, got {got}")
+    ranks = np.array([text_rank("\0".join(filter(None, text)), seed=settings.seed) for text in texts], dtype=np.uint64)
+    last = np.partition(ranks, count := max(0, round(len(texts) * settings.validation_fraction) - 1))[count]
+    sides: tuple[list[Text], list[Text]] = [], []
+    for text, rank in zip(texts, ranks, strict=True):
+        sides[rank <= last].append(text)
+    if not sides[0]:
+        raise InputError(f"text: expected two or more different texts, got {len(texts)} equal ones")
+    return sides
+
+
+def _read(patterns: list[str], settings: DistillSettings, field: str) -> Iterator[Text]:
+    columns = TextColumns(settings.text_column, settings.text_pair_column)
+    for path in find_files(patterns, field=field):
+        if path.suffix.lower() in READERS:
+            yield from (columns.texts(source, row) for source, row in read_table(path, columns.names()))
+        elif settings.text_pair_column is not None:
+            raise InputError(f"text_pair_column: expected none for {path}, which has no columns")
+        else:
+            yield from ((text, None) for text in read_documents([path], document=settings.document, column=""))
+
+
+def _to_measure_on(held_out: Passages | Texts, settings: DistillSettings, longest: int) -> list[Window]:
+    """Inputs from all of the held-out texts, lengths as in training."""
+    count = min(settings.max_eval_samples, len(held_out))
+    lengths = drawn_lengths(count, longest, np.random.default_rng(settings.seed))
+    places = np.linspace(0, len(held_out) - 1, count).astype(int)
+    items = [held_out[0, int(place), int(length)] for place, length in zip(places, lengths, strict=True)]
+    return sorted(items, key=lambda item: -len(item["input_ids"]))

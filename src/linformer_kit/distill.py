@@ -1,0 +1,281 @@
+"""Distillation: a pretrained encoder → a linear student → what its teacher does → checkpoint → results."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import logging
+from pathlib import Path
+from typing import Any
+
+from accelerate import PartialState
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
+
+from linformer_kit.checkpoints.sentences import copy_sentence_files
+from linformer_kit.data.encoding import Encoder
+from linformer_kit.data.unlabelled import Inputs, load_inputs
+from linformer_kit.errors import InputError, renamed
+from linformer_kit.linearized.classes import LinearizedModel
+from linformer_kit.linearized.depth import keep_layers, layers_to_keep
+from linformer_kit.linearized.layers import attention_layers
+from linformer_kit.linearized.linearize import linearize
+from linformer_kit.loading import input_length, load_encoder
+from linformer_kit.report.distillation import distill_markdown, write_distill_report
+from linformer_kit.settings import DistillSettings, LinearizeSettings
+from linformer_kit.training.arguments import training_arguments
+from linformer_kit.training.checkpoint import check_output_dir, open_output_dir, save_model
+from linformer_kit.training.distillation import DistillationTrainer, Weights
+from linformer_kit.training.identity import check_same_settings, check_same_source, fingerprint, save_run, versions
+from linformer_kit.training.memory import keep_freed_memory
+from linformer_kit.training.resume import checkpoint_to_resume
+from linformer_kit.training.trainer import check_trainer
+
+logger = logging.getLogger(__name__)
+
+# Fields of TrainingArguments that distillation decides.
+_FIXED = {"eval_strategy": "steps", "save_strategy": "steps", "eval_on_start": True}
+# What a run that is resumed may have otherwise than its beginning.
+_MAY_CHANGE = (
+    "output_dir",
+    "resume",
+    "overwrite",
+    "skip_bad_batches",
+    "save_total_limit",
+    "logging_steps",
+    "report_to",
+    "dataloader_num_workers",
+    "per_device_eval_batch_size",
+    "cache_dir",
+)
+_OF_NEW_STUDENTS = [field.name for field in dataclasses.fields(LinearizeSettings)]
+# Whose inputs are whole texts.
+_CLASSIFIERS = ("ForSequenceClassification", "ForQuestionAnswering")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pair:
+    """Teacher and student.
+
+    Attributes:
+        teacher: With full attention.
+        student: Linear.
+        tokenizer: Of both; its longest input is the student's.
+        attention_names: The attention modules of student and teacher.
+        stands_for: As for `DistillationTrainer`.
+        longest: Longest input that both take.
+    """
+
+    teacher: PreTrainedModel
+    student: LinearizedModel
+    tokenizer: PreTrainedTokenizerBase
+    attention_names: tuple[list[str], list[str]]
+    stands_for: list[int] | None
+    longest: int
+
+
+def main(settings: DistillSettings) -> None:
+    """Distil and print the results."""
+    results, folder = distill(settings)
+    if PartialState().is_main_process:
+        print(distill_markdown(results))
+        print(f"Everything is in {folder}; AutoModel loads it after `import linformer_kit`.")
+
+
+def distill(settings: DistillSettings) -> tuple[dict[str, Any], Path]:
+    """Make a linear student of a pretrained encoder, and teach it what the encoder does.
+
+    Args:
+        settings: Which encoder, which texts and how.
+
+    Returns:
+        The results, as in `metrics.json`, and the folder that holds them, the student, its tokenizer and checkpoints.
+
+    Raises:
+        InputError: for anything in the settings, the encoder or the texts that does not fit. Nothing that was there is
+            lost.
+    """
+    settings = dataclasses.replace(settings, layerwise_steps=_layerwise_steps(settings))
+    check(settings)
+    process = PartialState()
+    if process.num_processes > 1 and settings.output_dir is None:
+        raise InputError(f"output_dir: expected a folder for {process.num_processes} processes to share, got none")
+    if process.is_main_process:
+        check_output_dir(settings.output_dir, resume=settings.resume, overwrite=settings.overwrite)
+        names = [field.name for field in dataclasses.fields(DistillSettings)]
+        check_same_settings(settings, [name for name in names if name not in _MAY_CHANGE])
+    pair = load_pair(settings)
+    with process.main_process_first():
+        inputs = _load_inputs(settings, pair)
+    fingerprints = {
+        "text_fingerprint": inputs.fingerprint,
+        "teacher_fingerprint": fingerprint(pair.teacher),
+        "student_fingerprint": fingerprint(pair.student),
+    }
+    folder = Path(settings.output_dir or "")
+    if process.is_main_process:
+        check_same_source(settings, fingerprints)
+        folder = open_output_dir(settings.output_dir, command="distill", overwrite=settings.overwrite)
+        save_run(settings, folder, command="distill", source={"text": inputs.description}, fingerprints=fingerprints)
+    process.wait_for_everyone()
+    trainer = _train(settings, pair, inputs, folder)
+    results = _results(settings, pair, inputs, trainer)
+    if process.is_main_process:
+        longest = settings.max_position_embeddings
+        beside = functools.partial(copy_sentence_files, settings.teacher, longer=longest)
+        save_model(pair.student, pair.tokenizer, folder, beside=beside)
+        write_distill_report(results, folder)
+    return results, folder
+
+
+def check(settings: DistillSettings) -> None:
+    """Refuse what will not fit, before the work on the texts.
+
+    Raises:
+        InputError: for settings that no training can be made of.
+    """
+    for name in ("hidden_weight", "attention_weight", "output_weight"):
+        if not getattr(settings, name) >= 0:
+            raise InputError(f"{name}: expected 0 or more, got {getattr(settings, name)}")
+    if not settings.hidden_weight + settings.attention_weight + settings.output_weight > 0:
+        raise InputError("hidden_weight, attention_weight, output_weight: expected one that is more than 0, got none")
+    if not settings.temperature > 0:
+        raise InputError(f"temperature: expected more than 0, got {settings.temperature}")
+    if not 0 < settings.mlm_probability < 1:
+        raise InputError(f"mlm_probability: expected more than 0 and less than 1, got {settings.mlm_probability}")
+    if settings.max_eval_samples < 1:
+        raise InputError(f"max_eval_samples: expected 1 or more, got {settings.max_eval_samples}")
+    if not 0 <= _layerwise_steps(settings) <= settings.max_steps:
+        raise InputError(f"layerwise_steps: expected 0 to {settings.max_steps}, got {settings.layerwise_steps}")
+    if settings.resize_to is not None:
+        raise InputError(f"resize_to: expected max_position_embeddings for a distillation, got {settings.resize_to}")
+    if settings.packing and settings.text_pair_column is not None:
+        raise InputError("packing: expected false for pairs of texts, got true")
+    check_trainer(lambda folder: training_arguments(settings, folder, _FIXED), settings.max_steps)
+
+
+def load_pair(settings: DistillSettings) -> _Pair:
+    """The teacher and its student, which is itself, linear, or one that was made before.
+
+    Raises:
+        InputError: for a teacher that cannot be made linear, and a student that is not its own.
+    """
+    set_seed(settings.seed)
+    with renamed("model", "teacher"):
+        teacher, tokenizer = load_encoder(settings.teacher, "a pretrained encoder")
+        names = [layer.name for layer in attention_layers(teacher)]
+        stands_for = None
+        if settings.student is None:
+            student = copy.deepcopy(teacher)
+            if settings.student_layers is not None:
+                stands_for = layers_to_keep(teacher, settings.student_layers)
+                keep_layers(student, stands_for)
+            student = linearize(student, **{name: getattr(settings, name) for name in _OF_NEW_STUDENTS})
+    if settings.student is not None:
+        student = _earlier_student(settings, teacher)
+        made = student.config.num_hidden_layers
+        stands_for = None if made == teacher.config.num_hidden_layers else layers_to_keep(teacher, made)
+    tokenizer.model_max_length = student.config.linformer["seq_len"]
+    longest = input_length(teacher, tokenizer, None)
+    return _Pair(teacher.float(), student.float(), tokenizer, (student.attention_names(), names), stands_for, longest)
+
+
+def _earlier_student(settings: DistillSettings, teacher: PreTrainedModel) -> LinearizedModel:
+    given = LinearizeSettings(**{name: getattr(settings, name) for name in _OF_NEW_STUDENTS})
+    for name in _OF_NEW_STUDENTS:
+        if getattr(given, name) != getattr(LinearizeSettings(), name):
+            raise InputError(f"{name}: expected none with student, which has its own, got {getattr(given, name)!r}")
+    if settings.student_layers is not None:
+        raise InputError(f"student_layers: expected none with student, got {settings.student_layers}")
+    with renamed("model", "student"):
+        student, _ = load_encoder(str(settings.student), "a linear student")
+    base = type(teacher).__name__
+    if not isinstance(student, LinearizedModel) or not isinstance(student, type(teacher)):
+        kind = type(student).__name__
+        raise InputError(f"student: expected a {base} made linear (`linformer convert --in_place`), got {kind}")
+    if student.config.hidden_size != teacher.config.hidden_size:
+        wide = student.config.hidden_size
+        raise InputError(f"student: expected hidden_size {teacher.config.hidden_size}, as the teacher has, got {wide}")
+    return student
+
+
+def _load_inputs(settings: DistillSettings, pair: _Pair) -> Inputs:
+    kind = type(pair.teacher).__name__
+    whole = kind.endswith(_CLASSIFIERS) or settings.text_pair_column is not None
+    packing = not whole if settings.packing is None else settings.packing
+    masked = kind.endswith("ForMaskedLM")
+    return load_inputs(settings, Encoder(pair.tokenizer, pair.longest), packing=packing, masked=masked)
+
+
+def _train(settings: DistillSettings, pair: _Pair, inputs: Inputs, folder: Path) -> DistillationTrainer:
+    """Train, or go on."""
+    keep_freed_memory()
+    checkpoint = checkpoint_to_resume(folder) if settings.resume else None
+    trainer = DistillationTrainer(
+        pair.student,
+        training_arguments(settings, folder, _FIXED),
+        teacher=pair.teacher,
+        attention_names=pair.attention_names,
+        stands_for=pair.stands_for,
+        train=inputs.train,
+        validation=inputs.validation,
+        tokenizer=pair.tokenizer,
+        longest=pair.longest,
+        weights=Weights(settings.hidden_weight, settings.attention_weight, settings.output_weight),
+        layerwise_steps=_layerwise_steps(settings),
+        temperature=settings.temperature,
+        projection_learning_rate_factor=settings.projection_learning_rate_factor,
+        projection_weight_decay=settings.projection_weight_decay,
+        skip_bad_batches=settings.skip_bad_batches,
+    )
+    logger.info(
+        "student: %s parameters, %s n → k matrices, %s, on %s",
+        f"{pair.student.num_parameters():,}",
+        pair.student.projection_matrix_count(),
+        "bf16 mixed precision" if trainer.args.bf16 else "float32",
+        trainer.args.device,
+    )
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    if trainer.curves()["error"][-1][0] != trainer.state.global_step:
+        trainer.evaluate()
+    return trainer
+
+
+def _results(settings: DistillSettings, pair: _Pair, inputs: Inputs, trainer: DistillationTrainer) -> dict[str, Any]:
+    teacher, student = pair.teacher, pair.student
+    linear = student.config.linformer
+    return {
+        "command": "distill",
+        "teacher": {
+            "name": settings.teacher,
+            "type": teacher.config.model_type,
+            "class": type(teacher).__name__,
+            "parameters": teacher.num_parameters(),
+            "layers": teacher.config.num_hidden_layers,
+        },
+        "student": {
+            "parameters": student.num_parameters(),
+            "layers": student.config.num_hidden_layers,
+            "projection_matrices": student.projection_matrix_count(),
+            **{name: linear[name] for name in ("seq_len", "projected_dim", "sharing", "projection", "shorter_input")},
+        },
+        "text": {
+            "description": inputs.description,
+            "train": len(inputs.train),
+            "validation": len(inputs.validation),
+            "longest": pair.longest,
+        },
+        "updates": trainer.state.global_step,
+        "skipped_updates": trainer.skipped_updates,
+        "layerwise_steps": trainer.layerwise_steps,
+        "curve": trainer.curves(),
+        "seconds": trainer.progress.seconds,
+        "texts_per_second": trainer.progress.rate,
+        "bf16": trainer.args.bf16,
+        "settings": dataclasses.asdict(settings),
+        "versions": versions(),
+    }
+
+
+def _layerwise_steps(settings: DistillSettings) -> int:
+    return settings.max_steps // 4 if settings.layerwise_steps is None else settings.layerwise_steps

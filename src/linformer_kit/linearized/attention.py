@@ -1,0 +1,117 @@
+"""Linformer attention through transformers' attention interface: keys and values arrive by heads, W_K and W_V applied.
+
+Axes: batch, heads, seq_len (n), head_dim, slots (k).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
+
+from linformer_kit.attention import attend_slots, project_tokens
+from linformer_kit.errors import InputError
+from linformer_kit.functional import merge_heads, zero_padding
+from linformer_kit.projection import SequenceProjection
+
+IMPLEMENTATION = "linformer"
+ATTRIBUTE = "linformer"  # of each attention module: its E and F, or None where it keeps the attention that it has
+# Of arguments of attention functions those that change the weights in ways that are not repeated here.
+CHANGES_WEIGHTS = ("softcap", "s_aux", "position_bias")
+
+
+def linear_attention(
+    module: nn.Module,
+    query: Float[Tensor, "batch heads seq_len head_dim"],
+    key: Float[Tensor, "batch heads seq_len head_dim"],
+    value: Float[Tensor, "batch heads seq_len head_dim"],
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    *,
+    need_weights: bool = False,
+    **arguments: Any,
+) -> tuple[Float[Tensor, "batch seq_len heads head_dim"], Float[Tensor, "batch heads seq_len slots"] | None]:
+    """softmax(Q·(E·K)ᵀ·scaling)·(F·V), E and F being those of the module (equation 7).
+
+    Args:
+        module: The attention layer that calls.
+        query: Q·W_Q by heads.
+        key: K·W_K by heads.
+        value: V·W_V by heads.
+        attention_mask: As `mask` makes it, or 0 at real tokens and below at padding, `[batch, 1, 1, seq_len]`.
+        scaling: Of the scores; None: 1/√head_dim.
+        dropout: On the context mapping.
+        need_weights: Whether to return P̄.
+        arguments: What else the layer says; local layers have their `sliding_window` here.
+
+    Returns:
+        The output, heads last but one, and P̄ or None.
+
+    Raises:
+        InputError: for a mask over pairs of positions, attention whose weights come about in another way, a module
+            without E and F, and a sequence that is too long for them.
+    """
+    kind = type(module).__name__
+    if not hasattr(module, ATTRIBUTE):
+        raise InputError(
+            f"model: expected one that is linear (AutoModel loads it as it is), got {kind} without E and F"
+        )
+    projection: SequenceProjection | None = getattr(module, ATTRIBUTE)
+    if projection is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **arguments)
+    for name in CHANGES_WEIGHTS:
+        if arguments.get(name) is not None:
+            raise InputError(f"model: expected attention without {name}, got {kind} with it")
+    padding = padding_of(attention_mask)
+    head_dim = query.shape[-1]
+    if scaling is not None and scaling != head_dim**-0.5:
+        query = query * (scaling * head_dim**0.5)
+    slots = project_tokens(
+        projection,
+        zero_padding(merge_heads(key), padding),
+        zero_padding(merge_heads(value), padding),
+        None,
+        None,
+        num_heads=query.shape[1],
+        padding_mask=padding,
+    )
+    context, weights = attend_slots(query, slots, dropout=dropout, need_weights=need_weights)
+    return context.transpose(1, 2).contiguous(), weights
+
+
+def padding_of(attention_mask: Tensor | None) -> Bool[Tensor, "batch seq_len"] | None:
+    """The padding mask, True where padded, of what layers get as a mask.
+
+    Raises:
+        InputError: for a mask over pairs of positions.
+    """
+    if attention_mask is None:
+        return None
+    if attention_mask.dim() == 4 and attention_mask.shape[1] == attention_mask.shape[2] == 1:
+        attention_mask = attention_mask[:, 0, 0]
+    if attention_mask.dim() != 2:
+        shape = list(attention_mask.shape)
+        raise InputError(
+            f"attention_mask: expected [batch, seq_len], 1 on real tokens, got {shape}: each slot mixes all positions, "
+            "so a mask over pairs of them would leak what it hides"
+        )
+    return attention_mask != 0 if attention_mask.is_floating_point() else attention_mask == 0
+
+
+def mask(*, attention_mask: Tensor | None = None, mask_function: Any = None, **arguments: Any) -> Tensor | None:
+    """What layers get: `[batch, seq_len]`, True on real tokens, None if all are; with a window, what sdpa gets."""
+    if mask_function is not bidirectional_mask_function:
+        return sdpa_mask(attention_mask=attention_mask, mask_function=mask_function, **arguments)
+    if attention_mask is not None and not torch.compiler.is_compiling() and attention_mask.all():
+        return None  # in a trace nothing may depend on what the mask holds
+    return attention_mask
+
+
+AttentionInterface.register(IMPLEMENTATION, linear_attention)
+AttentionMaskInterface.register(IMPLEMENTATION, mask)

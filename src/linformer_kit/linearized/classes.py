@@ -1,0 +1,226 @@
+"""The classes of linearised models: those of transformers with E and F, and with a model type of their own.
+
+`LinearBertForMaskedLM` is `BertForMaskedLM` whose attention is linear, `LinearBertConfig` its configuration. They are
+made when they are needed, for any encoder that there is, and transformers' Auto classes learn of them then.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import initialization as init
+from transformers.models.auto import modeling_auto
+
+from linformer_kit.errors import InputError
+from linformer_kit.linearized.attention import ATTRIBUTE, IMPLEMENTATION
+from linformer_kit.linearized.positions import check_positions, set_positions
+from linformer_kit.projection import SequenceProjection, build_projection
+from linformer_kit.settings import ResizeMode
+
+MODEL_TYPE = "linearized"
+_PREFIX = "Linear"
+# Whose models see only what is before each token, or have a decoder.
+_GENERATORS = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM")
+_FIELDS = frozenset(
+    (
+        "base_model_type",
+        "layers",
+        "local_layers",
+        "num_heads",
+        "head_dim",
+        "seq_len",
+        "projected_dim",
+        "sharing",
+        "projection",
+        "projection_initializer",
+        "shorter_input",
+    )
+)
+
+
+class LinearizedConfig(PreTrainedConfig):
+    """What the configuration of a linearised model has beside that of the model it was.
+
+    Attributes:
+        linformer: The model type that it was, the names of its layers, n and k, and how E and F are made of them.
+    """
+
+    model_type = MODEL_TYPE
+
+    linformer: dict[str, Any] | None = None
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As of transformers; of this class itself, the configuration of the model that it was.
+
+        Raises:
+            InputError: where `linformer` is not what `linearize` has written.
+        """
+        fields = config_dict.get("linformer")
+        if not isinstance(fields, dict) or fields.keys() != _FIELDS:
+            raise InputError(f"linformer: expected {', '.join(sorted(_FIELDS))} in config.json, got {fields!r}")
+        if cls is not LinearizedConfig:
+            return super().from_dict(config_dict, **kwargs)
+        base = fields["base_model_type"]
+        if base == MODEL_TYPE or base not in CONFIG_MAPPING:
+            raise InputError(f"linformer.base_model_type: expected a model type of transformers, got {base!r}")
+        return linear_config_class(CONFIG_MAPPING[base]).from_dict(config_dict, **kwargs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As of transformers, and that attention is ours: a class that knows no E and F will refuse it."""
+        return {**super().to_dict(), "attn_implementation": IMPLEMENTATION}
+
+
+class LinearizedModel(PreTrainedModel):
+    """What all linearised models have beside what they were."""
+
+    def __init__(self, config: Any, *arguments: Any, **named: Any) -> None:
+        super().__init__(config, *arguments, **named)
+        attach(self)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            ids = named.get("input_ids", arguments[0] if arguments else None)
+            longest = self.config.linformer["seq_len"]
+            if isinstance(ids, torch.Tensor) and ids.dim() == 2 and ids.shape[1] > longest:
+                raise InputError(f"sequence length: expected at most {longest}, got {ids.shape[1]}")
+        return super().__call__(*arguments, **named)
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, SequenceProjection):
+            for name, value in module.initial_values().items():
+                init.copy_(getattr(module, name), value)
+        else:
+            super()._init_weights(module)
+
+    def set_attn_implementation(self, attn_implementation: Any, *arguments: Any, **named: Any) -> None:
+        """Attention is linear, and stays so.
+
+        Raises:
+            InputError: for any other, which would ignore E and F.
+        """
+        if attn_implementation not in LINEAR_IMPLEMENTATIONS:
+            raise InputError(
+                f"attn_implementation: expected {IMPLEMENTATION}, as the model has, got {attn_implementation!r}, which "
+                "would ignore its E and F"
+            )
+        super().set_attn_implementation(attn_implementation, *arguments, **named)
+
+    def projections(self) -> list[SequenceProjection]:
+        """E and F of all layers, each once."""
+        return [module for module in self.modules() if isinstance(module, SequenceProjection)]
+
+    def attention_names(self) -> list[str]:
+        """The modules that attend, within the base model, those with a window too."""
+        fields = self.config.linformer
+        known = {*fields["layers"], *fields["local_layers"]}
+        return [name for name, _ in self.base_model.named_modules() if name in known]
+
+    def projection_matrix_count(self) -> int:
+        """Number of learned n → k matrices (section 4 of the paper)."""
+        return sum(projection.matrix_count() for projection in self.projections())
+
+    @torch.no_grad()
+    def resize_sequence_length(self, seq_len: int, *, mode: ResizeMode = "extend") -> None:
+        """Change the longest sequence, in place; the configuration follows.
+
+        Args:
+            seq_len: The new n in tokens.
+            mode: As of `LinformerPreTrainedModel.resize_sequence_length`.
+
+        Raises:
+            InputError: for a length that the mode or the number of slots does not allow, a model without positions of
+                tokens, and `extend` where shorter inputs are stretched. Nothing is changed then.
+        """
+        check_positions(self, seq_len, mode)
+        projections = self.projections()
+        for projection in projections:
+            projection.check_resize(seq_len, mode)
+        for projection in projections:
+            projection.resize(seq_len, mode)
+        set_positions(self, seq_len, mode)
+        self.config.linformer |= {"seq_len": seq_len, "projected_dim": projections[0].projected_dim}
+
+
+# Attention functions that compute linear attention.
+LINEAR_IMPLEMENTATIONS = {IMPLEMENTATION}
+
+
+def attach(model: PreTrainedModel) -> None:
+    """Give the layers of a model the E and F that its configuration asks for, newly made."""
+    fields = model.config.linformer
+    base = model.base_model
+    modules = dict(base.named_modules())
+    shared = new_projection(fields) if fields["sharing"] == "layerwise" else None
+    if shared is not None:
+        base.add_module(ATTRIBUTE, shared.to(base.device, base.dtype))
+    for name in fields["layers"]:
+        module = modules[name]
+        if shared is not None:
+            module.__dict__[ATTRIBUTE] = shared  # a reference; the base model owns it
+        else:
+            like = next(module.parameters())
+            module.add_module(ATTRIBUTE, new_projection(fields).to(like.device, like.dtype))
+    for name in fields["local_layers"]:
+        modules[name].__dict__[ATTRIBUTE] = None
+    PreTrainedModel.set_attn_implementation(model, IMPLEMENTATION)
+
+
+def new_projection(fields: dict[str, Any]) -> SequenceProjection:
+    """E and F of one layer, or of all that share them, as a configuration says.
+
+    Raises:
+        InputError: for what does not fit.
+    """
+    return build_projection(
+        fields["projection"],
+        seq_len=fields["seq_len"],
+        projected_dim=fields["projected_dim"],
+        num_heads=fields["num_heads"],
+        head_dim=fields["head_dim"],
+        sharing=fields["sharing"],
+        shorter_input=fields["shorter_input"],
+        initializer=fields["projection_initializer"],
+    )
+
+
+@functools.cache
+def linear_config_class(base: Any) -> Any:
+    """The configuration of linearised models of a kind; with it transformers' Auto classes know the models too."""
+    namespace = {"model_type": MODEL_TYPE, "__module__": __name__, "__doc__": f"`{base.__name__}` with E and F."}
+    made = type(f"{_PREFIX}{base.__name__}", (LinearizedConfig, base), namespace)
+    auto_classes: list[tuple[str, Any]] = inspect.getmembers(modeling_auto, inspect.isclass)
+    for name, auto_class in auto_classes:
+        mapping = getattr(auto_class, "_model_mapping", None)
+        if mapping is not None and name not in _GENERATORS and base in mapping:
+            model_class = mapping[base]
+            model_class = model_class[0] if isinstance(model_class, (list, tuple)) else model_class
+            auto_class.register(made, linear_model_class(model_class, made))
+    return made
+
+
+@functools.cache
+def linear_model_class(base: Any, config_class: Any) -> Any:
+    """The linearised kind of a model."""
+    namespace = {"config_class": config_class, "__module__": __name__, "__doc__": f"`{base.__name__}`, linear."}
+    return type(f"{_PREFIX}{base.__name__}", (LinearizedModel, base), namespace)
+
+
+def __getattr__(name: str) -> Any:
+    """The classes by their names, which is how pickle asks for them in another process."""
+    base = getattr(transformers, name.removeprefix(_PREFIX), None) if name.startswith(_PREFIX) else None
+    if base is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if issubclass(base, PreTrainedConfig):
+        return linear_config_class(base)
+    return linear_model_class(base, linear_config_class(base.config_class))
+
+
+AutoConfig.register(MODEL_TYPE, LinearizedConfig)

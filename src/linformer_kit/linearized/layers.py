@@ -1,0 +1,137 @@
+"""Which layers of an encoder attend through transformers' interface, found by running it once on a short input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from linformer_kit.errors import InputError
+
+_NAME = "linformer_probe"
+_TOKENS = 4
+
+
+class AttentionLayer(NamedTuple):
+    """One module that attends.
+
+    Attributes:
+        name: Within the base model, as `named_modules` has it.
+        module: The module.
+        num_heads: h.
+        head_dim: d.
+        keys: How many there were.
+        local: Whether a window limits what each token sees.
+    """
+
+    name: str
+    module: nn.Module
+    num_heads: int
+    head_dim: int
+    keys: int
+    local: bool
+
+
+_seen: ContextVar[dict[nn.Module, dict[str, Any]]] = ContextVar("seen")
+
+
+@torch.no_grad()
+def attention_layers(model: PreTrainedModel) -> list[AttentionLayer]:
+    """The layers that attend, in the order in which they do; a module that does so repeatedly is one layer.
+
+    Raises:
+        InputError: that says why the model is not one to make linear.
+    """
+    _refuse_by_configuration(model)
+    seen: dict[nn.Module, dict[str, Any]] = {}
+    inputs, changed = _two_inputs(model)
+    token = _seen.set(seen)
+    try:
+        with _probing(model):
+            before, after = (_first_position(model.base_model(**given)) for given in (inputs, changed))
+    finally:
+        _seen.reset(token)
+    kind = type(model).__name__
+    if not seen:
+        raise InputError(
+            f"model: expected attention through transformers' attention interface, got {kind}, which has its own"
+        )
+    if torch.equal(before, after):
+        raise InputError(f"model: expected an encoder, got {kind}, whose tokens see only what is before them")
+    names = {module: name for name, module in model.base_model.named_modules()}
+    return [AttentionLayer(names[module], module, **found) for module, found in seen.items()]
+
+
+def _refuse_by_configuration(model: PreTrainedModel) -> None:
+    if not isinstance(model, PreTrainedModel):
+        raise InputError(f"model: expected one of transformers, got {type(model).__name__}")
+    config, kind = model.config, type(model).__name__
+    if getattr(config, "is_encoder_decoder", False):
+        raise InputError(f"model: expected an encoder, got {kind}, an encoder with a decoder")
+    if getattr(config, "is_decoder", False) or getattr(config, "add_cross_attention", False):
+        raise InputError(f"model: expected an encoder, got {kind}, a decoder (its configuration says so)")
+    if config.model_type in ("linformer", "linearized"):
+        raise InputError(f"model: expected one with full attention, got {kind}, which is a Linformer")
+    if not model._can_set_attn_implementation():
+        raise InputError(
+            f"model: expected attention through transformers' attention interface, got {kind}, which has its own"
+        )
+
+
+def _two_inputs(model: PreTrainedModel) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """An input, and one that differs at its end only."""
+    config, name, device = model.config, model.main_input_name, model.device
+    if name == "input_ids":
+        first = torch.arange(1, _TOKENS + 1, device=device)[None]  # none of them is padding twice
+        first = first + (config.pad_token_id or 0)
+        first = first % config.vocab_size
+        second = first.clone()
+        second[:, -1] = (second[:, -1] + 1) % config.vocab_size
+        return {name: first}, {name: second}
+    if name == "pixel_values":
+        size = config.image_size
+        height, width = size if isinstance(size, (list, tuple)) else (size, size)
+        first = torch.zeros(1, config.num_channels, height, width, device=device, dtype=model.dtype)
+        second = first.clone()
+        second[..., -1] = 1
+        return {name: first}, {name: second}
+    raise InputError(f"model: expected one that reads text or images, got {type(model).__name__}, which reads {name}")
+
+
+def _first_position(outputs: Any) -> Tensor:
+    return outputs[0][:, 0]
+
+
+@contextmanager
+def _probing(model: PreTrainedModel) -> Iterator[None]:
+    """In evaluation mode and with an attention that takes note; afterwards the model is as it was."""
+    before, training = model.config._attn_implementation, [module for module in model.modules() if module.training]
+    model.eval()
+    model.set_attn_implementation(_NAME)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+        for module in training:
+            module.training = True
+
+
+def _attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **arguments: Any) -> Any:
+    _seen.get()[module] = {
+        "num_heads": query.shape[1],
+        "head_dim": query.shape[3],
+        "keys": key.shape[2],
+        "local": arguments.get("sliding_window") is not None,
+    }
+    return sdpa_attention_forward(module, query, key, value, mask, **arguments)
+
+
+AttentionInterface.register(_NAME, _attend)
+AttentionMaskInterface.register(_NAME, sdpa_mask)

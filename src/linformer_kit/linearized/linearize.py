@@ -1,0 +1,103 @@
+"""Make an encoder of transformers linear, in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from linformer_kit.errors import InputError, renamed
+from linformer_kit.linearized.classes import (
+    LinearizedModel,
+    attach,
+    linear_config_class,
+    linear_model_class,
+    new_projection,
+)
+from linformer_kit.linearized.layers import AttentionLayer, attention_layers
+from linformer_kit.linearized.positions import check_positions, longest_input, set_positions
+from linformer_kit.settings import Projection, ProjectionInitializer, ResizeMode, Sharing, ShorterInput
+
+DEFAULT_PROJECTED_DIM = 128
+
+
+def linearize(
+    model: PreTrainedModel,
+    projected_dim: int | list[int] | None = None,
+    *,
+    sharing: Sharing = "headwise",
+    projection: Projection = "linear",
+    shorter_input: ShorterInput = "stretch",
+    projection_initializer: ProjectionInitializer = "mean_pooling",
+    max_position_embeddings: int | None = None,
+    resize_mode: ResizeMode = "extend",
+) -> LinearizedModel:
+    """Make a pretrained encoder linear: its attention goes over k slots, all its weights stay.
+
+    It works for encoders of transformers that attend through its attention interface; the model is changed in place,
+    becomes a subclass of what it was (`LinearBertForMaskedLM`), and saves and loads like any other, with a model type
+    of its own. Layers with a sliding window keep it. Keys arrive with W_K applied, so the cheaper order of
+    multiplications is left to the models of this package (`linformer convert`). E and F know nothing yet: distil
+    (`linformer distill`) or train on before use. With as many slots as tokens nothing changes but rounding.
+
+    Args:
+        model: Any encoder, with or without a head.
+        projected_dim: k, at most n, or one for each head; default: 128, or n if that is less.
+        sharing: `none`, `headwise`, `key_value` or `layerwise` (section 4 of the paper).
+        projection: Name of a projection (`projection.PROJECTIONS`).
+        shorter_input: What texts shorter than n use: E and windows resampled to their length (`stretch`), which leaves
+            short texts nearly as they were, or the first columns and windows (`prefix`).
+        projection_initializer: How E and F of projection `linear` start (`projection.starts`).
+        max_position_embeddings: Another n in tokens; default: the longest input of the model.
+        resize_mode: How positions for it come about: repeated (`extend`) or stretched (`interpolate`).
+
+    Returns:
+        The model. Each E and F is a parameter `[projected_dim, n]`, for sharing `none` with the heads in front, at
+        `<attention layer>.linformer`, for `layerwise` at the base model's `linformer`.
+
+    Raises:
+        InputError: for a decoder, a model outside the interface, and settings that do not fit. Nothing is changed then.
+
+    Example:
+        >>> model = lk.linearize(AutoModel.from_pretrained("FacebookAI/roberta-base"), projected_dim=128)
+    """
+    layers = attention_layers(model)
+    linear = [layer for layer in layers if not layer.local]
+    if not linear:
+        raise InputError(f"model: expected a layer that sees the whole input, got {type(model).__name__} without one")
+    if max_position_embeddings is not None:
+        with renamed("seq_len", "max_position_embeddings"), renamed("mode", "resize_mode"):
+            check_positions(model, max_position_embeddings, resize_mode)
+    seq_len = max_position_embeddings or longest_input(model) or linear[0].keys
+    fields: dict[str, Any] = {
+        "base_model_type": model.config.model_type,
+        "layers": [layer.name for layer in linear],
+        "local_layers": [layer.name for layer in layers if layer.local],
+        "num_heads": linear[0].num_heads,
+        "head_dim": linear[0].head_dim,
+        "seq_len": seq_len,
+        "projected_dim": min(DEFAULT_PROJECTED_DIM, seq_len) if projected_dim is None else projected_dim,
+        "sharing": sharing,
+        "projection": projection,
+        "projection_initializer": projection_initializer,
+        "shorter_input": shorter_input,
+    }
+    _check_alike(linear, model)
+    new_projection(fields)  # refused before anything is changed
+    stock: tuple[Any, Any] = type(model), type(model.config)
+    config_class = linear_config_class(stock[1])
+    if max_position_embeddings is not None:
+        set_positions(model, max_position_embeddings, resize_mode)
+    model.config.__class__ = config_class
+    model.config.model_type = config_class.model_type
+    model.config.linformer = fields
+    model.__class__ = linear_model_class(stock[0], config_class)
+    attach(model)
+    return model
+
+
+def _check_alike(layers: list[AttentionLayer], model: PreTrainedModel) -> None:
+    shapes = {(layer.num_heads, layer.head_dim, layer.keys) for layer in layers}
+    if len(shapes) > 1:
+        kind = type(model).__name__
+        raise InputError(f"model: expected layers with equal heads and lengths, got {kind} with {sorted(shapes)}")

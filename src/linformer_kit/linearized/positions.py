@@ -1,0 +1,86 @@
+"""The longest input of transformers' encoders, and another one."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from linformer_kit.errors import InputError
+from linformer_kit.functional import resize_positions
+from linformer_kit.projection import check_resize
+
+_TABLE = "position_embeddings"
+_OF_POSITIONS = ("position_ids", "token_type_ids")  # buffers as long as the table
+
+
+class Table(NamedTuple):
+    """A table of positions: the module that has it, and its unused first rows (RoBERTa's)."""
+
+    owner: nn.Module
+    embedding: nn.Embedding
+    unused: int
+
+    @property
+    def positions(self) -> int:
+        return self.embedding.num_embeddings - self.unused
+
+
+def position_tables(model: nn.Module) -> list[Table]:
+    """All tables of positions of tokens."""
+    found = []
+    for owner in model.modules():
+        embedding = getattr(owner, _TABLE, None)
+        if isinstance(embedding, nn.Embedding):
+            padding = embedding.padding_idx
+            unused = getattr(owner, "position_offset", 0) if padding is None else padding + 1
+            found.append(Table(owner, embedding, unused))
+    return found
+
+
+def longest_input(model: PreTrainedModel) -> int | None:
+    """n in tokens: what the tables hold, else what the configuration says; None if nothing limits it."""
+    tables = [table.positions for table in position_tables(model)]
+    return min(tables, default=getattr(model.config, "max_position_embeddings", None))
+
+
+def check_positions(model: PreTrainedModel, seq_len: int, mode: str) -> None:
+    """Raise what `resize_table` would.
+
+    Raises:
+        InputError: for a model whose inputs have one length, and a length that the mode does not allow.
+    """
+    now = longest_input(model)
+    if now is None:
+        raise InputError(
+            f"seq_len: expected none for {type(model).__name__}, whose inputs have one size, got {seq_len}"
+        )
+    check_resize(now, seq_len, mode)
+
+
+@torch.no_grad()
+def set_positions(model: PreTrainedModel, seq_len: int, mode: str) -> None:
+    """Make tables and configuration of a model fit sequences of seq_len tokens."""
+    now = longest_input(model)
+    assert now is not None
+    for owner, old, unused in position_tables(model):
+        positions = resize_positions(old.weight[unused:], seq_len, mode)
+        embedding = nn.Embedding.from_pretrained(
+            torch.cat([old.weight[:unused], positions]),
+            freeze=not old.weight.requires_grad,
+            padding_idx=old.padding_idx,
+        )
+        setattr(owner, _TABLE, embedding)
+        for name in _OF_POSITIONS:
+            if name in owner._buffers:
+                _lengthen_buffer(owner, name, unused + seq_len)
+    model.config.max_position_embeddings += seq_len - now
+
+
+def _lengthen_buffer(owner: nn.Module, name: str, length: int) -> None:
+    old = getattr(owner, name)
+    new = torch.arange(length) if name == "position_ids" else torch.zeros(length, dtype=torch.long)
+    persistent = name not in owner._non_persistent_buffers_set
+    owner.register_buffer(name, new.to(old).expand(1, -1), persistent=persistent)

@@ -1,0 +1,80 @@
+"""The results of a distillation: how near the student is, before and after, and the curve."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from linformer_kit.report.base import plt, table, write_report
+
+_MEASURES = {
+    "cosine": "cosine of mean embeddings",
+    "error": "error of the last hidden states",
+    "agreement": "answers as the teacher's",
+    "loss": "loss",
+}
+
+
+def write_distill_report(results: dict[str, Any], folder: Path) -> str:
+    """Write `metrics.json`, `metrics.md` and `curve.png`.
+
+    Args:
+        results: What `distill.distill` measured.
+        folder: Where to write.
+
+    Returns:
+        The Markdown text.
+    """
+    text = write_report(results, folder, "metrics", distill_markdown)
+    draw_curve(results, folder / "curve.png")
+    return text
+
+
+def distill_markdown(results: dict[str, Any]) -> str:
+    """The results as Markdown."""
+    teacher, student, curve = results["teacher"], results["student"], results["curve"]
+    rows = [
+        [words, *(_shown(name, values[place][1]) for place in (0, -1))]
+        for name, words in _MEASURES.items()
+        if (values := curve.get(name))
+    ]
+    lines = [
+        "# Distillation",
+        "",
+        f"Teacher: {teacher['name']} ({teacher['type']}), {teacher['parameters']:,} parameters, "
+        f"{teacher['layers']} layers.",
+        f"Student: {student['layers']} layers, n {student['seq_len']:,}, k {student['projected_dim']}, "
+        f"sharing {student['sharing']}, projection {student['projection']}, {student['parameters']:,} parameters.",
+        f"Text: {results['text']['description']}.",
+        "",
+        *table(["on held-out text", "before", f"after {results['updates']:,} updates"], rows),
+        "",
+        "The error of the last hidden states is relative: 0 is the teacher itself, 1 a student that knows their mean "
+        f"alone. Training took {results['seconds'] / 60:.1f} minutes.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def draw_curve(results: dict[str, Any], path: Path) -> None:
+    """Error and cosine on held-out text against updates, and where the layers begin to learn together."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    for axes, name in ((left, "error"), (right, "cosine")):
+        updates, values = zip(*results["curve"][name], strict=True)
+        axes.plot(updates, values, marker="o", markersize=3)
+        if 0 < results["layerwise_steps"] < results["updates"]:
+            axes.axvline(
+                results["layerwise_steps"], color="gray", linestyle="--", label="layers learn together from here"
+            )
+            axes.legend()
+        axes.set_xlabel("updates")
+        axes.set_ylabel(f"{_MEASURES[name]} (held-out text)")
+        axes.grid(alpha=0.3)
+    left.set_yscale("log")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _shown(name: str, value: float | None) -> str:
+    if value is None:
+        return "not a number"
+    return f"{value:.1%}" if name == "agreement" else f"{value:.4f}"
