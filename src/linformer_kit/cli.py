@@ -25,6 +25,7 @@ from linformer_kit._version import __version__
 from linformer_kit.bench.settings import (
     CeilingSettings,
     EfficiencySettings,
+    FamiliesSettings,
     LearningSettings,
     LongSettings,
     SystemsSettings,
@@ -140,6 +141,11 @@ COMMANDS = {
         "Accuracy of several encoders on the paper's four tasks, and what it costs (Table 2)",
         Table2Settings,
         "linformer_kit.bench.table2:main",
+    ),
+    "bench families": Command(
+        "Make encoders of each kind linear, and look whether anything changes with as many slots as tokens",
+        FamiliesSettings,
+        "linformer_kit.bench.families:main",
     ),
     "bench long": Command("Encode a million tokens in one pass", LongSettings, "linformer_kit.bench.long:main"),
 }

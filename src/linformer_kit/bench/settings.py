@@ -235,6 +235,19 @@ class Table2Settings:
     resume: bool = False
 
 
+@dataclass(kw_only=True)
+class FamiliesSettings:
+    """Which encoders of transformers can be made linear.
+
+    Attributes:
+        seed: Seed of weights and inputs.
+        output_dir: New folder for the results; default: a new folder below runs/.
+    """
+
+    seed: int = 0
+    output_dir: str | None = None
+
+
 def names_only(files: Any) -> Any:
     """Files without their folders, which mean nothing on another machine; all else as it is."""
     if isinstance(files, str):

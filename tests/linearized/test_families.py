@@ -1,0 +1,138 @@
+"""Every kind of encoder: nothing changes with as many slots as tokens, and little is refused without a reason."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import transformers
+from transformers import AutoModel
+
+from linformer_kit import InputError, linearize
+from linformer_kit.bench.families import FAMILIES, build, difference, example, measure_family
+from linformer_kit.linearized.layers import attention_layers
+
+OWN_PADDING = ("roberta", "xlm-roberta", "camembert", "data2vec-text")  # count positions by the padding token
+TEXT = [name for name, family in FAMILIES.items() if "vocab_size" in family.sizes]
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request):
+    torch.manual_seed(0)
+    return FAMILIES[request.param]
+
+
+def test_nothing_changes_with_as_many_slots_as_tokens(family):
+    found = measure_family(family, seed=3)
+    assert found["identity_error"] <= 2 * found["own_error"]
+    own = found["own_padded_error"] or found["own_error"]
+    assert found["mean_pool_error"] <= 2 * own
+    assert found["same_once_loaded"]
+    assert found["linear_layers"] >= 1
+
+
+def test_with_fewer_slots_something_does(family):
+    """Else the swap would be none."""
+    model = build(family)
+    linear = linearize(copy.deepcopy(model), 7)
+    own, error = difference(model, linear, example(model, 43))
+    assert error > 1000 * own
+
+
+def test_names_stay_and_matrices_are_added(family):
+    model = build(family)
+    before = {name: tensor.shape for name, tensor in model.named_parameters()}
+    layers = [layer for layer in attention_layers(model) if not layer.local]
+    linear = linearize(model, 7)
+    assert linear is model
+    after = {name: tensor.shape for name, tensor in linear.named_parameters()}
+    assert {name: after.pop(name) for name in before} == before
+    assert len(after) == 2 * len(layers) and linear.projection_matrix_count() == len(after)
+    assert {tuple(shape) for shape in after.values()} == {(7, linear.config.linformer["seq_len"])}
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_padding_reaches_nothing(name):
+    """With few slots too, and whatever stands there."""
+    torch.manual_seed(0)
+    linear = linearize(build(FAMILIES[name]), 5)
+    inputs = example(linear, 31, padded=True)
+    real = int(inputs["attention_mask"][1].sum())
+    with torch.no_grad():
+        both = linear(**inputs)[0][1, :real]
+        alone = linear(input_ids=inputs["input_ids"][1:, :real])[0][0]
+        others = inputs["input_ids"].clone()
+        others[1, real:] = 1 if name in OWN_PADDING else 7
+        changed = linear(**{**inputs, "input_ids": others})[0][1, :real]
+    torch.testing.assert_close(both, alone, atol=1e-4, rtol=1e-4)
+    if name != "mobilebert":  # whose embeddings look at the next token, whatever it is
+        assert torch.equal(changed, both)
+
+
+@pytest.mark.parametrize("name", ["bert", "modernbert", "vit"])
+@pytest.mark.parametrize("sharing", ["none", "key_value", "layerwise"])
+def test_sharing(name, sharing, tmp_path):
+    torch.manual_seed(0)
+    linear = linearize(build(FAMILIES[name]), 5, sharing=sharing)
+    layers, heads = len(linear.config.linformer["layers"]), 3
+    assert (
+        linear.projection_matrix_count() == {"none": 2 * layers * heads, "key_value": layers, "layerwise": 1}[sharing]
+    )
+    for projection in linear.projections():
+        torch.nn.init.normal_(projection.key_projection, std=0.2)
+    inputs = example(linear, 31)
+    with torch.no_grad():
+        before = linear(**inputs)[0]
+        copied = copy.deepcopy(linear)(**inputs)[0]
+        linear.save_pretrained(tmp_path)
+        loaded = AutoModel.from_pretrained(tmp_path).eval()(**inputs)[0]
+    assert torch.equal(before, copied) and torch.equal(before, loaded)
+
+
+@pytest.mark.parametrize("projection", ["mean_pool", "max_pool", "conv", "dense_conv", "random"])
+def test_projections(projection, tmp_path):
+    torch.manual_seed(0)
+    linear = linearize(build(FAMILIES["bert"]), 5, projection=projection)
+    inputs = example(linear, 31, padded=True)
+    with torch.no_grad():
+        before = linear(**inputs)[0]
+        linear.save_pretrained(tmp_path)
+        loaded = AutoModel.from_pretrained(tmp_path).eval()(**inputs)[0]
+    assert torch.equal(before, loaded)
+
+
+REFUSED = {
+    "GPT2Model": ("GPT2Config", {"n_embd": 24, "n_layer": 1, "n_head": 2, "vocab_size": 31}, "see only what is before"),
+    "T5Model": (
+        "T5Config",
+        {"d_model": 24, "d_ff": 24, "num_layers": 1, "num_heads": 2, "vocab_size": 31},
+        "a decoder",
+    ),
+    "BertLMHeadModel": (
+        "BertConfig",
+        {"is_decoder": True, "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 31},
+        "a decoder",
+    ),
+    "MPNetModel": (
+        "MPNetConfig",
+        {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 31},
+        "attention interface",
+    ),
+    "DebertaV2Model": (
+        "DebertaV2Config",
+        {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 31},
+        "attention interface",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_with_the_reason(name):
+    config, sizes, reason = REFUSED[name]
+    model = getattr(transformers, name)(getattr(transformers, config)(**sizes))
+    kind, names, training = type(model), list(model.state_dict()), model.training
+    with pytest.raises(InputError, match=rf"model: expected .*got {name}.*|model: .*{reason}") as error:
+        linearize(model, 4)
+    assert reason in str(error.value)
+    assert (type(model), list(model.state_dict()), model.training) == (kind, names, training)
