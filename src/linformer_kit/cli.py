@@ -25,6 +25,7 @@ from linformer_kit._version import __version__
 from linformer_kit.bench.settings import (
     CeilingSettings,
     EfficiencySettings,
+    EmbeddingsSettings,
     FamiliesSettings,
     LearningSettings,
     LongSettings,
@@ -141,6 +142,11 @@ COMMANDS = {
         "Accuracy of several encoders on the paper's four tasks, and what it costs (Table 2)",
         Table2Settings,
         "linformer_kit.bench.table2:main",
+    ),
+    "bench embeddings": Command(
+        "What linear sentence embedders are worth beside their teacher: cosine, tasks, time and memory",
+        EmbeddingsSettings,
+        "linformer_kit.bench.embeddings:main",
     ),
     "bench families": Command(
         "Make encoders of each kind linear, and look whether anything changes with as many slots as tokens",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from linformer_kit.settings import PretrainSettings, ResizeMode
+from linformer_kit.settings import PretrainSettings, ResizeMode, TaskName
 
 Precision = Literal["float32", "bfloat16", "float16"]
 Mode = Literal["forward", "train"]
@@ -233,6 +233,50 @@ class Table2Settings:
     bf16: Literal["auto", "true", "false"] = "auto"
     output_dir: str | None = None
     resume: bool = False
+
+
+@dataclass(kw_only=True)
+class EmbeddingsSettings:
+    """Sentence embedders beside the first of them.
+
+    Attributes:
+        models: Folders or hub ids of encoders whose mean hidden state is the embedding; the first one is what the
+            others are measured against.
+        names: What they are called in the results; default: the names of their folders.
+        text: Files, folders or globs of long texts, for the cosine to the first model's embeddings; default: none.
+        text_column: Column that holds the text of .jsonl, .csv, .tsv and .parquet.
+        samples: How many of these texts.
+        cosine_lengths: Tokens that they are cut to.
+        tasks: Tasks of Table 2 for a logistic regression on the embeddings.
+        data_dir: Folder with a folder for each task.
+        max_train_samples: Most texts of a task to learn from.
+        max_eval_samples: Most texts of a task to measure on.
+        lengths: n of the measurements of time and memory; models are made longer for them, others are not.
+        tokens: Tokens in a batch there.
+        repetitions: Runs of each model at each n.
+        memory: Whether to measure memory, each model in a process of its own.
+        batch_size: Texts per forward pass.
+        bf16: Mixed precision; `auto` where the processor has bf16 instructions.
+        output_dir: New folder for the results; default: a new folder below runs/.
+    """
+
+    models: list[str]
+    names: list[str] | None = None
+    text: list[str] | None = None
+    text_column: str = "text"
+    samples: int = 200
+    cosine_lengths: list[int] = field(default_factory=lambda: [32, 128, 256, 512])
+    tasks: list[TaskName] = field(default_factory=list)
+    data_dir: str | None = None
+    max_train_samples: int = 5000
+    max_eval_samples: int = 5000
+    lengths: list[int] = field(default_factory=lambda: [512, 4096])
+    tokens: int = 4096
+    repetitions: int = 5
+    memory: bool = True
+    batch_size: int = 16
+    bf16: Literal["auto", "true", "false"] = "auto"
+    output_dir: str | None = None
 
 
 @dataclass(kw_only=True)

@@ -30,7 +30,7 @@ def families_markdown(results: dict[str, Any]) -> str:
         "",
         environment_line(results["environment"]),
         "",
-        "Small models with random weights. Largest error of the last hidden states against the model in float64, and in "
+        "Small models with random weights. Largest error of the last hidden states against the model in float64, in "
         "brackets the model's own in float32.",
         "",
         *table(header, rows),

@@ -1,0 +1,226 @@
+"""What linear students of a sentence embedder are worth beside their teacher: embeddings, tasks, time and memory.
+
+`linformer bench embeddings TEACHER STUDENT...`: the first model is what the others are measured against.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from tqdm import tqdm
+from transformers import AutoModel, PreTrainedModel
+
+from linformer_kit.bench.measure import in_fresh_process, interleaved, peak_bytes, summary
+from linformer_kit.bench.prepare import require
+from linformer_kit.bench.settings import EmbeddingsSettings, names_only
+from linformer_kit.data.documents import read_documents
+from linformer_kit.data.encoding import Encoder, Window
+from linformer_kit.data.examples import Example
+from linformer_kit.data.files import find_files
+from linformer_kit.data.labelled import load_labelled
+from linformer_kit.environment import environment
+from linformer_kit.errors import renamed
+from linformer_kit.linearized.classes import LinearizedModel
+from linformer_kit.linearized.positions import longest_input, set_positions
+from linformer_kit.loading import best_device, load_model
+from linformer_kit.modeling import LinformerPreTrainedModel
+from linformer_kit.report.embeddings import embeddings_markdown, write_embeddings_report
+from linformer_kit.settings import FinetuneSettings
+from linformer_kit.training.arguments import use_bf16
+from linformer_kit.training.checkpoint import check_new_folder, open_output_dir
+from linformer_kit.training.distillation import mean_embedding
+
+Side = tuple[list[Example], list[Any]]  # texts and their classes
+
+_KIND = "an encoder of texts"
+_CHARACTERS = 6  # of a token, at most in the mean
+_MOST_CHARACTERS = 100_000  # of a text; what stands after them is in no embedding
+_SECONDS = 60.0  # for all runs of one model at one length
+
+
+def main(settings: EmbeddingsSettings) -> None:
+    """Measure, write and print."""
+    results, folder = measure_embeddings(settings)
+    print(embeddings_markdown(results))
+    print(f"Saved in {folder}")
+
+
+def measure_embeddings(settings: EmbeddingsSettings) -> tuple[dict[str, Any], Path]:
+    """Cosine to the first model's embeddings, accuracy of a logistic regression on them, and what they cost.
+
+    Returns:
+        The results, as in `embeddings.json`, and the folder that holds them.
+
+    Raises:
+        InputError: for models, texts and tasks that do not fit.
+    """
+    names = _check(settings)
+    folder = open_output_dir(settings.output_dir, command="bench-embeddings", overwrite=False)
+    results: dict[str, Any] = {
+        "command": "bench embeddings",
+        "environment": environment(best_device()),
+        "settings": _portable(settings),
+        "models": {name: {} for name in names},
+        "complete": False,
+    }
+    passages = _passages(settings)
+    tasks = {name: _task(settings, name) for name in settings.tasks}
+    embedders = {name: _Embedder(model, settings) for name, model in names.items()}
+    reference: dict[int, np.ndarray] = {}
+    for name, embedder in embedders.items():
+        found = results["models"][name]
+        found["parameters"] = embedder.model.num_parameters()
+        found["longest"] = embedder.tokenizer.model_max_length
+        found["cosine"] = {}
+        for length in settings.cosine_lengths if passages else ():
+            vectors = embedder.embed([(text, None) for text in passages], f"{name}, {length} tokens", length=length)
+            cosine = (vectors * reference.setdefault(length, vectors)).sum(axis=1)
+            found["cosine"][str(length)] = {"mean": float(cosine.mean()), "least": float(cosine.min())}
+        found["accuracy"] = {task: _accuracy(embedder, *sides, f"{name}, {task}") for task, sides in tasks.items()}
+        write_embeddings_report(results, folder)
+    for length in settings.lengths:
+        timings = _times(embedders, length, settings)
+        for name, model in names.items():
+            threads = torch.get_num_threads()
+            peak = in_fresh_process(_peak, model, length, settings, threads) if settings.memory else None
+            cost = {**summary(timings[name]), "peak_bytes": peak}
+            results["models"][name].setdefault("cost", {})[str(length)] = cost
+        write_embeddings_report(results, folder)
+    results["complete"] = True
+    write_embeddings_report(results, folder)
+    return results, folder
+
+
+class _Embedder:
+    """An encoder and how its hidden states become embeddings: their mean, of length 1."""
+
+    def __init__(self, model: str, settings: EmbeddingsSettings) -> None:
+        with renamed("model", "models"):
+            self.model, self.tokenizer = load_model(model, AutoModel, _KIND)
+        self.batch_size = settings.batch_size
+        self.bf16 = use_bf16(settings.bf16, on_cpu=True)
+
+    @torch.inference_mode()
+    def embed(self, texts: Sequence[tuple[str, str | None]], what: str, *, length: int | None = None) -> np.ndarray:
+        """Embeddings, `[texts, embed]`, of texts cut to the longest input or to a length in tokens."""
+        longest = min(self.tokenizer.model_max_length, longest_input(self.model) or self.tokenizer.model_max_length)
+        encoded = Encoder(self.tokenizer, length or longest)(texts)
+        windows: list[Window] = [text.windows[0] for text in encoded]
+        order = sorted(range(len(windows)), key=lambda index: -len(windows[index]["input_ids"]))
+        vectors = np.empty((len(windows), self.model.config.hidden_size), dtype=np.float32)
+        for start in tqdm(range(0, len(order), self.batch_size), desc=what, unit="batch", dynamic_ncols=True, delay=2):
+            chosen = order[start : start + self.batch_size]
+            vectors[chosen] = self._embed([windows[index] for index in chosen])
+        return vectors
+
+    def _embed(self, windows: list[Window]) -> np.ndarray:
+        batch = self.tokenizer.pad({"input_ids": [window["input_ids"] for window in windows]}, return_tensors="pt")
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
+            hidden = self.model(**batch)[0]
+        vectors = mean_embedding(hidden, batch["attention_mask"] != 0)
+        return torch.nn.functional.normalize(vectors, dim=-1).numpy()
+
+
+def _accuracy(embedder: _Embedder, train: Side, validation: Side, what: str) -> float:
+    """Share of the validation texts that a logistic regression on the embeddings gets right."""
+    features = [_features(embedder, side[0], what) for side in (train, validation)]
+    classifier = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000, C=0.1))
+    classifier.fit(features[0], train[1])
+    return float((classifier.predict(features[1]) == np.array(validation[1])).mean())
+
+
+def _features(embedder: _Embedder, examples: list[Example], what: str) -> np.ndarray:
+    """Embeddings, and of pairs both, their distance in each dimension and their product."""
+    first = embedder.embed([(example.text, None) for example in examples], what)
+    if examples[0].text_pair is None:
+        return first
+    second = embedder.embed([(str(example.text_pair), None) for example in examples], what)
+    return np.concatenate([first, second, np.abs(first - second), first * second], axis=1)
+
+
+def _task(settings: EmbeddingsSettings, name: str) -> tuple[Side, Side]:
+    """Texts and classes of a task, to learn from and to measure on."""
+    limits = {"max_train_samples": settings.max_train_samples, "max_eval_samples": settings.max_eval_samples}
+    texts = load_labelled(FinetuneSettings(model="", task=name, data_dir=settings.data_dir, **limits))  # type: ignore[arg-type]
+    train, validation = (
+        (examples, [texts.labels.target(example, column=texts.columns.label) for example in examples])
+        for examples in (texts.train, texts.validation)
+    )
+    return train, validation
+
+
+def _passages(settings: EmbeddingsSettings) -> list[str]:
+    """Long texts, evenly from all files."""
+    if settings.text is None:
+        return []
+    paths = find_files(settings.text, field="text")
+    least = max(settings.cosine_lengths) * _CHARACTERS
+    texts = read_documents(paths, document="auto", column=settings.text_column)
+    long = [text[:_MOST_CHARACTERS] for text in texts if len(text) >= least]
+    enough = f"at most {len(long)}, the texts of {least} characters"
+    require(len(long) >= settings.samples, "samples", enough, settings.samples)
+    return [long[place] for place in np.linspace(0, len(long) - 1, settings.samples).astype(int)]
+
+
+def _times(embedders: dict[str, _Embedder], length: int, settings: EmbeddingsSettings) -> dict[str, list[float]]:
+    """Seconds of each run of each model, in turns, over one batch of so many tokens."""
+    cases = {name: _pass(embedder.model, length, settings) for name, embedder in embedders.items()}
+    return interleaved(cases, device=torch.device("cpu"), repetitions=settings.repetitions, seconds=_SECONDS)
+
+
+def _pass(model: PreTrainedModel, length: int, settings: EmbeddingsSettings) -> Callable[[], object]:
+    """A forward pass of a model, made longer where it has to be, over random tokens."""
+    if (longest_input(model) or length) < length:
+        model = copy.deepcopy(model)
+        if isinstance(model, (LinearizedModel, LinformerPreTrainedModel)):
+            model.resize_sequence_length(length, mode="interpolate")
+        else:
+            set_positions(model, length, "interpolate")
+    ids = torch.randint(model.config.vocab_size, (max(1, settings.tokens // length), length))
+
+    @torch.inference_mode()
+    def run() -> object:
+        with torch.autocast("cpu", torch.bfloat16, enabled=use_bf16(settings.bf16, on_cpu=True)):
+            return model(input_ids=ids)
+
+    return run
+
+
+def _peak(name: str, length: int, settings: EmbeddingsSettings, threads: int) -> int:
+    """Memory of such a pass over what the model takes itself, bytes; in a process of its own."""
+    torch.set_num_threads(threads)
+    run = _pass(_Embedder(name, settings).model, length, settings)
+    run()
+    return peak_bytes(run, torch.device("cpu"))
+
+
+def _check(settings: EmbeddingsSettings) -> dict[str, str]:
+    """The models by the names that they have in results."""
+    for name in ("batch_size", "samples", "repetitions", "tokens", "max_train_samples", "max_eval_samples"):
+        require(getattr(settings, name) >= 1, name, "1 or more", getattr(settings, name))
+    require(bool(settings.models), "models", "one or more", "none")
+    for name in ("lengths", "cosine_lengths"):
+        require(min(getattr(settings, name), default=1) >= 1, name, "1 or more each", getattr(settings, name))
+    names = settings.names or [Path(model).name for model in settings.models]
+    require(len(set(names)) == len(settings.models), "names", f"{len(settings.models)} different ones", names)
+    require(not settings.tasks or settings.data_dir is not None, "data_dir", "the folder of the tasks", "none")
+    if settings.output_dir is not None:
+        check_new_folder("output_dir", settings.output_dir)
+    return dict(zip(names, settings.models, strict=True))
+
+
+def _portable(settings: EmbeddingsSettings) -> dict[str, Any]:
+    """The settings as they stand in results: files without their folders."""
+    named = dataclasses.asdict(settings)
+    for name in ("models", "text", "data_dir"):
+        named[name] = names_only(named[name]) if named[name] else None
+    return {name: value for name, value in named.items() if name != "output_dir"}

@@ -1,0 +1,87 @@
+"""Sentence embedders beside the first of them, as tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from linformer_kit.report.base import table, write_report
+from linformer_kit.report.ceiling import environment_line
+
+
+def write_embeddings_report(results: dict[str, Any], folder: Path) -> str:
+    """Write `embeddings.json` and `embeddings.md`.
+
+    Args:
+        results: What `bench.embeddings.measure_embeddings` found so far.
+        folder: Where to write.
+
+    Returns:
+        The Markdown text.
+    """
+    return write_report(results, folder, "embeddings", embeddings_markdown)
+
+
+def embeddings_markdown(results: dict[str, Any]) -> str:
+    """Cosine, accuracy, time and memory, each beside the first model's."""
+    settings, models = results["settings"], results["models"]
+    lines = ["# Sentence embedders", "", environment_line(results["environment"]), ""]
+    measured = {name: found for name, found in models.items() if found}
+    first = next(iter(models))
+    if any(found["cosine"] for found in measured.values()):
+        lines += [
+            f"Cosine to the embeddings of {first}, mean (least) of {settings['samples']} texts cut to so many tokens:",
+            "",
+            *table(
+                ["model", *(f"{length:,} tokens" for length in settings["cosine_lengths"])],
+                [
+                    [name, *(f"{each['mean']:.4f} ({each['least']:.4f})" for each in found["cosine"].values())]
+                    for name, found in measured.items()
+                ],
+            ),
+            "",
+        ]
+    if settings["tasks"]:
+        lines += [
+            f"Accuracy of a logistic regression on the embeddings, in brackets as a share of that of {first}; up to "
+            f"{settings['max_train_samples']:,} texts to learn from, {settings['max_eval_samples']:,} to measure on:",
+            "",
+            *table(
+                ["model", *settings["tasks"]],
+                [
+                    [
+                        name,
+                        *(
+                            f"{found['accuracy'][task]:.4f} "
+                            f"({found['accuracy'][task] / models[first]['accuracy'][task]:.1%})"
+                            for task in settings["tasks"]
+                        ),
+                    ]
+                    for name, found in measured.items()
+                ],
+            ),
+            "",
+        ]
+    if any("cost" in found for found in measured.values()):
+        lines += [
+            f"Time of a forward pass over {settings['tokens']:,} tokens, median of interleaved runs, with the speed "
+            f"relative to {first}, and memory over what the model itself takes:",
+            "",
+            *table(
+                ["model", *(f"n {length:,}" for length in settings["lengths"])],
+                [
+                    [name, *(_cost(found, models[first], str(length)) for length in settings["lengths"])]
+                    for name, found in measured.items()
+                ],
+            ),
+            "",
+        ]
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _cost(found: dict[str, Any], first: dict[str, Any], length: str) -> str:
+    cost, other = (each.get("cost", {}).get(length) for each in (found, first))
+    if cost is None or other is None:
+        return ""
+    peak = "" if cost["peak_bytes"] is None else f", {cost['peak_bytes'] / 2**20:,.0f} MiB"
+    return f"{cost['median_s'] * 1e3:,.0f} ms ({other['median_s'] / cost['median_s']:.2f}×){peak}"
