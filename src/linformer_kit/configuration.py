@@ -12,7 +12,7 @@ from transformers.activations import ACT2FN
 
 from linformer_kit import _auto
 from linformer_kit.errors import InputError
-from linformer_kit.projection import PROJECTIONS, is_integer
+from linformer_kit.projection import PROJECTIONS, is_integer, largest_dim
 from linformer_kit.settings import (
     Attention,
     BiasOrder,
@@ -92,11 +92,7 @@ class LinformerConfig(ModelSettings, PreTrainedConfig):
     @property
     def largest_projected_dim(self) -> int:
         """The largest k of all layers and heads."""
-        return _largest(self.projected_dim)
-
-
-def _largest(projected_dim: Any) -> int:
-    return max(map(_largest, projected_dim)) if isinstance(projected_dim, list) else projected_dim
+        return largest_dim(self.projected_dim)
 
 
 def _refuse_unknown(fields: dict[str, Any]) -> None:

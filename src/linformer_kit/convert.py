@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import os
+import shutil
+from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
 from linformer_kit.checkpoints import bert, roberta
 from linformer_kit.checkpoints.build import Converted, resize
 from linformer_kit.checkpoints.fairseq import convert_fairseq
+from linformer_kit.checkpoints.sentences import copy_sentence_files
 from linformer_kit.configuration import LinformerConfig
-from linformer_kit.errors import InputError, input_errors
+from linformer_kit.errors import InputError, input_errors, renamed
+from linformer_kit.linearized.classes import MODEL_TYPE, LinearizedModel
+from linformer_kit.linearized.linearize import linearize
+from linformer_kit.linearized.positions import longest_input
+from linformer_kit.loading import auto_class_of, load_pretrained
 from linformer_kit.settings import ConvertSettings
 from linformer_kit.training.checkpoint import check_new_folder, whole_folder
 from linformer_kit.training.manifest import write_manifest
@@ -29,27 +36,40 @@ _TOKENIZER_FILES = (
 )
 _OF_NEW_PROJECTIONS = ("projected_dim", "sharing", "projection", "shorter_input", "attention")
 _OF_FAIRSEQ = ("num_attention_heads", "classification_head")
+_IN_PLACE = ("projected_dim", "sharing", "projection", "shorter_input", "max_position_embeddings")
+_ENCODER = "a pretrained encoder"
+_IMAGE_PROCESSOR = "preprocessor_config.json"
 
 
 def main(settings: ConvertSettings) -> None:
     """Convert, and say what came of it."""
     (model, left_out), tokenizer = convert(settings)
-    config = model.config
-    linear = config.attention == "linformer"
-    print(
-        f"{type(model).__name__}, {model.num_parameters():,} parameters, n {config.max_position_embeddings:,}", end=""
-    )
-    print(f", k {config.projected_dim}, sharing {config.sharing}" if linear else ", full attention")
-    if linear and not _is_fairseq(settings.source):
+    shape, new = _described(model, settings)
+    print(f"{type(model).__name__}, {model.num_parameters():,} parameters, {shape}")
+    if new is not None:
         print(
-            f"New: {model.projection_matrix_count()} matrices E and F ({config.projection}). They know nothing yet: "
-            "train on before use."
+            f"New: {model.projection_matrix_count()} matrices E and F ({new}). They know nothing yet: "
+            f"{'`linformer distill` teaches them' if settings.in_place else 'train on before use'}."
         )
     if left_out:
         print(f"Left out: {', '.join(sorted({name.rpartition('.')[0] for name in left_out}))}")
     if tokenizer is None:
         print("No tokenizer: the source has none; --tokenizer names one.")
     print(f"Saved in {settings.out}")
+
+
+def _described(model: PreTrainedModel, settings: ConvertSettings) -> tuple[str, str | None]:
+    """Sizes in words, and the projection if it is new."""
+    if isinstance(model, LinearizedModel):
+        linear = model.config.linformer
+        shape = f"n {linear['seq_len']:,}, k {linear['projected_dim']}, sharing {linear['sharing']}"
+        return shape, linear["projection"]
+    config = model.config
+    shape = f"n {config.max_position_embeddings:,}"
+    if config.attention == "full":
+        return f"{shape}, full attention", None
+    known = _is_fairseq(settings.source) or _model_type(settings.source) == MODEL_TYPE
+    return f"{shape}, k {config.projected_dim}, sharing {config.sharing}", None if known else config.projection
 
 
 def convert(settings: ConvertSettings) -> tuple[Converted, PreTrainedTokenizerBase | None]:
@@ -64,16 +84,22 @@ def convert(settings: ConvertSettings) -> tuple[Converted, PreTrainedTokenizerBa
     """
     out = check_new_folder("out", settings.out)
     converted = _load(settings)
-    tokenizer = _tokenizer(settings, converted.model.config)
+    tokenizer = _tokenizer(settings, converted.model)
     with whole_folder(out) as folder:
         converted.model.save_pretrained(folder)
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
+        if settings.in_place:
+            copy_sentence_files(settings.source, folder, longer=settings.max_position_embeddings)
+            if (images := Path(settings.source) / _IMAGE_PROCESSOR).is_file():
+                shutil.copy(images, folder)
         write_manifest(folder)
     return converted, tokenizer
 
 
 def _load(settings: ConvertSettings) -> Converted:
+    if settings.in_place:
+        return _linearized(settings)
     fairseq = _is_fairseq(settings.source)
     for name in _OF_NEW_PROJECTIONS if fairseq else _OF_FAIRSEQ:
         if getattr(settings, name) is not None:
@@ -86,9 +112,26 @@ def _load(settings: ConvertSettings) -> Converted:
         return converted
     names = (*_OF_NEW_PROJECTIONS, "max_position_embeddings")
     fields: dict[str, Any] = {name: value for name in names if (value := getattr(settings, name)) is not None}
-    if _model_type(settings.source) in bert.MODEL_TYPES:
+    if _model_type(settings.source) == MODEL_TYPE:
+        for name in _OF_NEW_PROJECTIONS:
+            if name in fields:
+                raise InputError(f"{name}: expected none for a model that is linear already, got {fields[name]!r}")
+    if roberta.base_model_type(settings.source) in bert.MODEL_TYPES:
         return bert.convert_bert(settings.source, fields, settings.resize_mode)
     return roberta.convert_roberta(settings.source, fields, settings.resize_mode)
+
+
+def _linearized(settings: ConvertSettings) -> Converted:
+    """The source, linear in place."""
+    for name in ("attention", *_OF_FAIRSEQ):
+        if getattr(settings, name) is not None:
+            raise InputError(f"{name}: expected none with in_place, got {getattr(settings, name)!r}")
+    if _is_fairseq(settings.source):
+        raise InputError(f"source: expected an encoder of transformers with in_place, got {settings.source}")
+    given = {name: value for name in _IN_PLACE if (value := getattr(settings, name)) is not None}
+    with renamed("model", "source"):
+        model = load_pretrained(settings.source, auto_class_of(settings.source, _ENCODER), _ENCODER)
+        return Converted(linearize(model, **given, resize_mode=settings.resize_mode), [])
 
 
 def _is_fairseq(source: str) -> bool:
@@ -97,14 +140,20 @@ def _is_fairseq(source: str) -> bool:
 
 def _model_type(source: str) -> str:
     known = (*roberta.MODEL_TYPES, *bert.MODEL_TYPES)
-    found = roberta.model_type(source)
+    found = roberta.base_model_type(source)
     if found not in known:
-        raise InputError(f"{source}: expected a model of type {', '.join(known)}, got {found}")
-    return found
+        hint = "; --in_place takes others too" if found != LinformerConfig.model_type else ""
+        raise InputError(f"{source}: expected a model of type {', '.join(known)}, got {found}{hint}")
+    return roberta.model_type(source)
 
 
-def _tokenizer(settings: ConvertSettings, config: LinformerConfig) -> PreTrainedTokenizerBase | None:
+def _tokenizer(settings: ConvertSettings, model: PreTrainedModel) -> PreTrainedTokenizerBase | None:
     """The tokenizer of the source, or that of the settings, for sequences of the model's length."""
+    longest = longest_input(model)
+    if longest is None:
+        if settings.tokenizer is not None:
+            raise InputError(f"tokenizer: expected none for a model of images, got {settings.tokenizer}")
+        return None
     source = settings.tokenizer or settings.source
     if settings.tokenizer is None and (_is_fairseq(source) or not _has_tokenizer(source)):
         return None
@@ -112,9 +161,9 @@ def _tokenizer(settings: ConvertSettings, config: LinformerConfig) -> PreTrained
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     if len(tokenizer) == len(set(tokenizer.all_special_ids)):  # transformers makes such a one of no files at all
         raise InputError(f"tokenizer: expected a tokenizer, got {source}, which has no vocabulary")
-    if len(tokenizer) > config.vocab_size:
-        raise InputError(f"tokenizer: expected at most {config.vocab_size} tokens, got {len(tokenizer)}")
-    tokenizer.model_max_length = config.max_position_embeddings
+    if len(tokenizer) > model.config.vocab_size:
+        raise InputError(f"tokenizer: expected at most {model.config.vocab_size} tokens, got {len(tokenizer)}")
+    tokenizer.model_max_length = longest
     return tokenizer
 
 

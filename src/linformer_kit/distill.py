@@ -20,7 +20,7 @@ from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.linearized.depth import keep_layers, layers_to_keep
 from linformer_kit.linearized.layers import attention_layers
 from linformer_kit.linearized.linearize import linearize
-from linformer_kit.loading import input_length, load_encoder
+from linformer_kit.loading import auto_class_of, input_length, load_model
 from linformer_kit.report.distillation import distill_markdown, write_distill_report
 from linformer_kit.settings import DistillSettings, LinearizeSettings
 from linformer_kit.training.arguments import training_arguments
@@ -49,6 +49,7 @@ _MAY_CHANGE = (
     "cache_dir",
 )
 _OF_NEW_STUDENTS = [field.name for field in dataclasses.fields(LinearizeSettings)]
+_TEACHER, _STUDENT = "a pretrained encoder", "a linear student"
 # Whose inputs are whole texts.
 _CLASSIFIERS = ("ForSequenceClassification", "ForQuestionAnswering")
 
@@ -162,7 +163,8 @@ def load_pair(settings: DistillSettings) -> _Pair:
     """
     set_seed(settings.seed)
     with renamed("model", "teacher"):
-        teacher, tokenizer = load_encoder(settings.teacher, "a pretrained encoder")
+        auto_class = auto_class_of(settings.teacher, _TEACHER)
+        teacher, tokenizer = load_model(settings.teacher, auto_class, _TEACHER)
         names = [layer.name for layer in attention_layers(teacher)]
         stands_for = None
         if settings.student is None:
@@ -188,7 +190,7 @@ def _earlier_student(settings: DistillSettings, teacher: PreTrainedModel) -> Lin
     if settings.student_layers is not None:
         raise InputError(f"student_layers: expected none with student, got {settings.student_layers}")
     with renamed("model", "student"):
-        student, _ = load_encoder(str(settings.student), "a linear student")
+        student, _ = load_model(str(settings.student), auto_class_of(str(settings.student), _STUDENT), _STUDENT)
     base = type(teacher).__name__
     if not isinstance(student, LinearizedModel) or not isinstance(student, type(teacher)):
         kind = type(student).__name__

@@ -37,7 +37,21 @@ _HEADS = {
 def load_model(
     name: str, auto_class: Any, kind: str, *, head: dict[str, Any] | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Model by one of transformers' Auto classes, in evaluation mode, and tokenizer, from a folder or the hub.
+    """`load_pretrained`, and the tokenizer.
+
+    Raises:
+        InputError: as there, and if there is no tokenizer.
+    """
+    what = f"model: expected {kind}, got {name}"
+    if names_folder(name):
+        check_model_folder(Path(name))
+    model = load_pretrained(name, auto_class, kind, head=head)
+    with input_errors(what):
+        return model, AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+
+
+def load_pretrained(name: str, auto_class: Any, kind: str, *, head: dict[str, Any] | None = None) -> PreTrainedModel:
+    """Model by one of transformers' Auto classes, in evaluation mode, from a folder or the hub.
 
     Args:
         name: Folder or hub id.
@@ -50,7 +64,7 @@ def load_model(
         InputError: if the folder does not exist or is half-written, or the model is not of that kind.
     """
     what = f"model: expected {kind}, got {name}"
-    weights = check_model_folder(Path(name)) if names_folder(name) else None
+    weights = _check_weights(Path(name)) if names_folder(name) else None
     config = read_config(name, what)
     if weights is not None:
         check_size(weights, lambda: auto_class.from_config(config, trust_remote_code=False), what)
@@ -67,7 +81,6 @@ def load_model(
             trust_remote_code=False,
             **arguments,
         )
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     if head is not None and config.id2label != head["id2label"]:
         _start_head_anew(model, auto_class)
     absent = sorted(loading["missing_keys"]) + sorted(key for key, *_ in loading["mismatched_keys"])
@@ -85,22 +98,23 @@ def load_model(
         if keys:
             more = f" and {len(keys) - 1} others" if len(keys) > 1 else ""
             raise InputError(f"model: expected weights that fit its config.json in {name}, got {got} {keys[0]}{more}")
-    return model.eval(), tokenizer
+    return model.eval()
 
 
-def load_encoder(name: str, kind: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Encoder with the head that its configuration names, or bare, and tokenizer.
+def auto_class_of(name: str, kind: str) -> Any:
+    """The Auto class of an encoder with the head that its configuration names, or of a bare one.
+
+    Args:
+        name: Folder or hub id.
+        kind: What it is to be, for errors.
 
     Raises:
         InputError: as `load_model`.
     """
     if names_folder(name):
-        check_model_folder(Path(name))
+        _check_weights(Path(name))
     architectures = read_config(name, f"model: expected {kind}, got {name}").architectures or [""]
-    for end, auto_class in _HEADS.items():
-        if architectures[0].endswith(end):
-            return load_model(name, auto_class, kind)
-    return load_model(name, AutoModel, kind)
+    return next((auto_class for end, auto_class in _HEADS.items() if architectures[0].endswith(end)), AutoModel)
 
 
 def _start_head_anew(model: PreTrainedModel, auto_class: Any) -> None:
@@ -161,16 +175,21 @@ def best_device() -> torch.device:
 
 
 def check_model_folder(folder: Path) -> Weights:
-    """Refuse a folder that is no whole model before any library looks at it.
+    """Refuse a folder that is no whole model with a tokenizer before any library looks at it.
 
     Raises:
         InputError: that names the file that is missing or broken.
     """
+    weights = _check_weights(folder)
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model")):
+        raise InputError(f"model: expected a tokenizer (tokenizer.json) in {folder}, got none")
+    return weights
+
+
+def _check_weights(folder: Path) -> Weights:
     if not folder.is_dir():
         raise InputError(f"model: expected a folder, got {folder}, which does not exist")
     weights = check_pretrained_folder(folder, "model")
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model")):
-        raise InputError(f"model: expected a tokenizer (tokenizer.json) in {folder}, got none")
     # Its configuration may have been edited by hand; weights may not have changed by themselves.
     if (folder / MANIFEST).exists() and (found := damage(folder, only="*.safetensors")):
         raise InputError(f"{found}; if that was meant, remove {folder / MANIFEST}")

@@ -8,7 +8,7 @@ Axes: batch, seq_len (n), embed (hidden_size), heads, slots (projected_dim, or s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from linformer_kit.encoder import LinformerEncoder, LocalConvolution
 from linformer_kit.errors import InputError
 from linformer_kit.functional import resize_positions, zero_padding
 from linformer_kit.kernels import block_tokens, blocks, is_large, is_replaced, runs_in_blocks
-from linformer_kit.projection import SequenceProjection, check_resize, more_windows
+from linformer_kit.projection import SequenceProjection, check_resize, each_dim, more_windows
 from linformer_kit.settings import ResizeMode
 
 
@@ -127,7 +127,7 @@ class LinformerPreTrainedModel(PreTrainedModel):
         wanted: Any = self.config.projected_dim if projected_dim is None else projected_dim
         check_projected_dim(self.config, wanted)
         if isinstance(wanted, int) and wanted <= self.config.largest_projected_dim:
-            wanted = _each(self.config.projected_dim, lambda made: min(made, wanted))
+            wanted = each_dim(self.config.projected_dim, lambda made: min(made, wanted))
         dims: list[Any] = wanted if isinstance(wanted, list) else [wanted] * len(encoder.layers)
         for index, (projection, dim) in enumerate(zip(encoder.projections, dims, strict=True)):
             made, slots = _by_head(self.config.projected_dim_of(index), heads), _by_head(dim, heads)
@@ -166,7 +166,7 @@ class LinformerPreTrainedModel(PreTrainedModel):
             projection.check_resize(seq_len, mode)
         if mode == "extend" and any(projection.windowed for projection in projections):
             old = config.max_position_embeddings
-            config.projected_dim = _each(config.projected_dim, lambda k: more_windows(k, old, seq_len))
+            config.projected_dim = each_dim(config.projected_dim, lambda k: more_windows(k, old, seq_len))
         for projection in projections:
             projection.resize(seq_len, mode)
         self.base_model.embeddings.resize_positions(seq_len, mode)
@@ -278,13 +278,6 @@ def first_token(
 
 def _by_head(dim: int | list[int], num_heads: int) -> list[int]:
     return dim if isinstance(dim, list) else [dim] * num_heads
-
-
-def _each(projected_dim: Any, change: Callable[[int], int]) -> Any:
-    """A number, or lists of numbers in their form, each changed."""
-    if isinstance(projected_dim, list):
-        return [_each(inner, change) for inner in projected_dim]
-    return change(projected_dim)
 
 
 def _position_ids(padding_mask: Tensor | None, inputs_embeds: Tensor) -> Tensor:

@@ -182,7 +182,7 @@ def _pass(model: PreTrainedModel, length: int, settings: EmbeddingsSettings) -> 
     if (longest_input(model) or length) < length:
         model = copy.deepcopy(model)
         if isinstance(model, (LinearizedModel, LinformerPreTrainedModel)):
-            model.resize_sequence_length(length, mode="interpolate")
+            model.resize_sequence_length(length, mode="interpolate")  # which is always possible
         else:
             set_positions(model, length, "interpolate")
     ids = torch.randint(model.config.vocab_size, (max(1, settings.tokens // length), length))

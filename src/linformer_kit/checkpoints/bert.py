@@ -41,7 +41,7 @@ def convert_bert(source: str | os.PathLike[str], fields: dict[str, Any], resize_
     """`load_bert_checkpoint`, and what it left out."""
     config, class_name, weights, left_out = read_encoder(source, MODEL_TYPES, _CLASSES)
     model_class = _CLASSES[class_name]
-    names = [("bert.", "linformer."), *ENCODER_NAMES, *_MASKED_LM_NAMES]
+    names = [*ENCODER_NAMES, ("bert.", "linformer."), *_MASKED_LM_NAMES]
     if model_class is LinformerForSequenceClassification:
         names.extend(_CLASSIFICATION_NAMES)
     if class_name == "ForPreTraining":

@@ -21,6 +21,7 @@ from linformer_kit.heads import (
     LinformerForSequenceClassification,
     LinformerForTokenClassification,
 )
+from linformer_kit.linearized.classes import LinearizedConfig, linear_model_class, stock_name
 from linformer_kit.modeling import LinformerModel, LinformerPreTrainedModel
 from linformer_kit.settings import ResizeMode, names_folder
 
@@ -38,6 +39,8 @@ CLASSES: dict[str, type[LinformerPreTrainedModel]] = {
 
 # Their names and ours, in the order of replacement; what stays the same is not here.
 ENCODER_NAMES = (
+    ("attention.self.linformer.", "self_attn.projection."),
+    *((f"linformer.{name}", f"encoder.projection.{name}") for name in ("key_projection", "matrix")),
     ("embeddings.LayerNorm", "embeddings.layer_norm"),
     ("encoder.layer.", "encoder.layers."),
     ("attention.self.query", "self_attn.q_proj"),
@@ -52,7 +55,10 @@ ENCODER_NAMES = (
 )
 # What files hold beside the model that their configuration names: heads of their training, and numbers from 0 on.
 _BESIDE = re.compile(r"(\w+\.)?pooler\.|cls\.seq_relationship\.|.*\bposition_ids$")
-_NAMES = (("roberta.", "linformer."), *ENCODER_NAMES, ("lm_head.bias", "lm_head.decoder.bias"))
+_NAMES = (*ENCODER_NAMES, ("roberta.", "linformer."), ("lm_head.bias", "lm_head.decoder.bias"))
+
+
+_OF_PROJECTIONS = ("projected_dim", "sharing", "projection", "projection_initializer", "shorter_input")
 
 
 class Encoder(NamedTuple):
@@ -116,6 +122,15 @@ def model_type(source: str) -> str:
     return _read_config(source)[0].model_type
 
 
+def base_model_type(source: str) -> str:
+    """The same, and of one that was made linear in place what it was before."""
+    return _base(_read_config(source)[0])
+
+
+def _base(config: Any) -> str:
+    return config.linformer["base_model_type"] if isinstance(config, LinearizedConfig) else config.model_type
+
+
 def read_encoder(source: str | os.PathLike[str], model_types: Mapping[str, str], classes: dict[str, Any]) -> Encoder:
     """A model, read by transformers' own class for it; `model_types` and `classes` are by halves of class names.
 
@@ -124,14 +139,20 @@ def read_encoder(source: str | os.PathLike[str], model_types: Mapping[str, str],
     """
     source = str(source)
     config, size = _read_config(source)
-    if config.model_type not in model_types:
-        raise InputError(f"{source}: expected a model of type {', '.join(model_types)}, got {config.model_type}")
-    known = {model_types[config.model_type] + end: end for end in classes}
+    if (base := _base(config)) not in model_types:
+        raise InputError(f"{source}: expected a model of type {', '.join(model_types)}, got {base}")
+    known = {model_types[base] + end: end for end in classes}
     architecture = next(iter(config.architectures or []), "none")
+    linear = isinstance(config, LinearizedConfig)
+    if linear:
+        architecture = stock_name(architecture)
     if architecture not in known:
         raise InputError(f"{source}: expected architectures in config.json of {', '.join(known)}, got {architecture}")
     _check_attention(source, config)
     what, model_class = f"source: expected a pretrained encoder, got {source}", getattr(transformers, architecture)
+    if linear:
+        config_class: Any = type(config)
+        model_class = linear_model_class(model_class, config_class)
     if size is not None:
         check_size(size, lambda: model_class(config), what)
     with reading(what):
@@ -159,7 +180,7 @@ def rename(weights: dict[str, Tensor], names: Sequence[tuple[str, str]]) -> dict
 
 def build_linear(
     source: str | os.PathLike[str],
-    config: PreTrainedConfig,
+    config: Any,
     model_class: type[LinformerPreTrainedModel],
     weights: dict[str, Tensor],
     *,
@@ -180,6 +201,16 @@ def build_linear(
     for name in ("bos_token_id", "eos_token_id"):  # some stand outside the vocabulary, where nothing uses them
         if kept[name] not in range(config.vocab_size):
             kept[name] = None
+    if isinstance(config, LinearizedConfig):
+        own = {name: config.linformer[name] for name in _OF_PROJECTIONS}
+        wanted = dict(fields)
+        longest = wanted.pop("max_position_embeddings", None)
+        model = build_model(
+            model_class, linformer_config(str(source), kept | own, wanted), weights, str(source), new_projections=False
+        )
+        if longest is not None:
+            resize(model, longest, resize_mode)
+        return model
     made = linformer_config(str(source), kept, fields)
     if made.max_position_embeddings != kept["max_position_embeddings"]:
         # The source itself gets the other length, so that E and F start as in any model of that length.
@@ -190,7 +221,7 @@ def build_linear(
     return build_model(model_class, made, weights, str(source), new_projections=True)
 
 
-def _read_config(source: str) -> tuple[PreTrainedConfig, Weights | None]:
+def _read_config(source: str) -> tuple[Any, Weights | None]:
     """The configuration, and the size of the weights where it is a folder."""
     folder, weights = Path(source), None
     if names_folder(source):

@@ -20,6 +20,7 @@ from linformer_kit.functional import merge_heads, zero_padding
 from linformer_kit.projection import SequenceProjection
 
 IMPLEMENTATION = "linformer"
+SLOTS = "linformer_slots"  # of an attention module: fewer slots than its E and F have, where it shares them
 ATTRIBUTE = "linformer"  # of each attention module: its E and F, or None where it keeps the attention that it has
 # Of arguments of attention functions those that change the weights in ways that are not repeated here.
 CHANGES_WEIGHTS = ("softcap", "s_aux", "position_bias")
@@ -80,6 +81,7 @@ def linear_attention(
         None,
         num_heads=query.shape[1],
         padding_mask=padding,
+        projected_dim=getattr(module, SLOTS, None),
     )
     context, weights = attend_slots(query, slots, dropout=dropout, need_weights=need_weights)
     return context.transpose(1, 2).contiguous(), weights

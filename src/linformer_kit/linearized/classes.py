@@ -6,6 +6,7 @@ made when they are needed, for any encoder that there is, and transformers' Auto
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from typing import Any
@@ -18,9 +19,9 @@ from transformers import initialization as init
 from transformers.models.auto import modeling_auto
 
 from linformer_kit.errors import InputError
-from linformer_kit.linearized.attention import ATTRIBUTE, IMPLEMENTATION
+from linformer_kit.linearized.attention import ATTRIBUTE, IMPLEMENTATION, SLOTS
 from linformer_kit.linearized.positions import check_positions, set_positions
-from linformer_kit.projection import SequenceProjection, build_projection
+from linformer_kit.projection import SequenceProjection, build_projection, each_dim, largest_dim, more_windows
 from linformer_kit.settings import ResizeMode
 
 MODEL_TYPE = "linearized"
@@ -53,7 +54,7 @@ class LinearizedConfig(PreTrainedConfig):
 
     model_type = MODEL_TYPE
 
-    linformer: dict[str, Any] | None = None
+    linformer: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
@@ -133,20 +134,31 @@ class LinearizedModel(PreTrainedModel):
 
         Args:
             seq_len: The new n in tokens.
-            mode: As of `LinformerPreTrainedModel.resize_sequence_length`.
+            mode: How positions come about: repeated (`extend`) or stretched (`interpolate`). E, F and windows follow
+                as of `LinformerPreTrainedModel.resize_sequence_length`; where shorter inputs are stretched, E and F are
+                stretched in either mode, which for a multiple of n changes nothing but rounding for texts of up to n.
 
         Raises:
-            InputError: for a length that the mode or the number of slots does not allow, a model without positions of
-                tokens, and `extend` where shorter inputs are stretched. Nothing is changed then.
+            InputError: for a length that the mode or the number of slots does not allow, and a model without positions
+                of tokens. Nothing is changed then.
         """
         check_positions(self, seq_len, mode)
         projections = self.projections()
+        stretches = self.config.linformer["shorter_input"] == "stretch"
+        of_projections: ResizeMode = "interpolate" if stretches else mode
         for projection in projections:
-            projection.check_resize(seq_len, mode)
+            projection.check_resize(seq_len, of_projections)
         for projection in projections:
-            projection.resize(seq_len, mode)
+            projection.resize(seq_len, of_projections)
         set_positions(self, seq_len, mode)
-        self.config.linformer |= {"seq_len": seq_len, "projected_dim": projections[0].projected_dim}
+        fields = self.config.linformer
+        if of_projections == "extend" and projections[0].windowed:
+            old = fields["seq_len"]
+            fields["projected_dim"] = each_dim(fields["projected_dim"], lambda k: more_windows(k, old, seq_len))
+        fields["seq_len"] = seq_len
+        attached = dict(self.base_model.named_modules())
+        for layer, name in enumerate(fields["layers"] if fields["sharing"] == "layerwise" else ()):
+            attached[name].__dict__[SLOTS] = _slots(fields, layer)
 
 
 # Attention functions that compute linear attention.
@@ -158,37 +170,53 @@ def attach(model: PreTrainedModel) -> None:
     fields = model.config.linformer
     base = model.base_model
     modules = dict(base.named_modules())
-    shared = new_projection(fields) if fields["sharing"] == "layerwise" else None
-    if shared is not None:
-        base.add_module(ATTRIBUTE, shared.to(base.device, base.dtype))
-    for name in fields["layers"]:
+    made = new_projections(fields)
+    if fields["sharing"] == "layerwise":
+        base.add_module(ATTRIBUTE, made[0].to(base.device, base.dtype))
+    for layer, name in enumerate(fields["layers"]):
         module = modules[name]
-        if shared is not None:
-            module.__dict__[ATTRIBUTE] = shared  # a reference; the base model owns it
+        if fields["sharing"] == "layerwise":
+            module.__dict__[ATTRIBUTE] = made[0]  # a reference; the base model owns it
+            module.__dict__[SLOTS] = _slots(fields, layer)
         else:
             like = next(module.parameters())
-            module.add_module(ATTRIBUTE, new_projection(fields).to(like.device, like.dtype))
+            module.add_module(ATTRIBUTE, made[layer].to(like.device, like.dtype))
     for name in fields["local_layers"]:
         modules[name].__dict__[ATTRIBUTE] = None
     PreTrainedModel.set_attn_implementation(model, IMPLEMENTATION)
 
 
-def new_projection(fields: dict[str, Any]) -> SequenceProjection:
-    """E and F of one layer, or of all that share them, as a configuration says.
+def new_projections(fields: dict[str, Any]) -> list[SequenceProjection]:
+    """E and F of each layer, or the one of all, as a configuration says.
 
     Raises:
         InputError: for what does not fit.
     """
-    return build_projection(
-        fields["projection"],
-        seq_len=fields["seq_len"],
-        projected_dim=fields["projected_dim"],
-        num_heads=fields["num_heads"],
-        head_dim=fields["head_dim"],
-        sharing=fields["sharing"],
-        shorter_input=fields["shorter_input"],
-        initializer=fields["projection_initializer"],
-    )
+    layers, dims = len(fields["layers"]), fields["projected_dim"]
+    if isinstance(dims, list) and len(dims) != layers:
+        raise InputError(f"projected_dim: expected one for each of {layers} layers, got {dims}")
+    shared = fields["sharing"] == "layerwise"
+    made = [
+        build_projection(
+            fields["projection"],
+            seq_len=fields["seq_len"],
+            projected_dim=largest_dim(dims) if shared else _slots(fields, layer),
+            num_heads=fields["num_heads"],
+            head_dim=fields["head_dim"],
+            sharing=fields["sharing"],
+            shorter_input=fields["shorter_input"],
+            initializer=fields["projection_initializer"],
+        )
+        for layer in range(1 if shared else layers)
+    ]
+    for layer in range(layers if shared else 0):
+        made[0].fewer_slots(_slots(fields, layer), fields["num_heads"])
+    return made
+
+
+def _slots(fields: dict[str, Any], layer: int) -> int | list[int]:
+    dims = fields["projected_dim"]
+    return dims[layer] if isinstance(dims, list) else dims
 
 
 @functools.cache
@@ -213,9 +241,14 @@ def linear_model_class(base: Any, config_class: Any) -> Any:
     return type(f"{_PREFIX}{base.__name__}", (LinearizedModel, base), namespace)
 
 
+def stock_name(name: str) -> str:
+    """The class that a linearised one was made of, by its name."""
+    return name.removeprefix(_PREFIX)
+
+
 def __getattr__(name: str) -> Any:
     """The classes by their names, which is how pickle asks for them in another process."""
-    base = getattr(transformers, name.removeprefix(_PREFIX), None) if name.startswith(_PREFIX) else None
+    base = getattr(transformers, stock_name(name), None) if name.startswith(_PREFIX) else None
     if base is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if issubclass(base, PreTrainedConfig):

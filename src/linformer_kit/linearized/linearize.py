@@ -12,7 +12,7 @@ from linformer_kit.linearized.classes import (
     attach,
     linear_config_class,
     linear_model_class,
-    new_projection,
+    new_projections,
 )
 from linformer_kit.linearized.layers import AttentionLayer, attention_layers
 from linformer_kit.linearized.positions import check_positions, longest_input, set_positions
@@ -23,7 +23,7 @@ DEFAULT_PROJECTED_DIM = 128
 
 def linearize(
     model: PreTrainedModel,
-    projected_dim: int | list[int] | None = None,
+    projected_dim: int | list[int] | list[list[int]] | None = None,
     *,
     sharing: Sharing = "headwise",
     projection: Projection = "linear",
@@ -42,7 +42,8 @@ def linearize(
 
     Args:
         model: Any encoder, with or without a head.
-        projected_dim: k, at most n, or one for each head; default: 128, or n if that is less.
+        projected_dim: k, at most n; or one for each layer, or a list of one for each head for each layer; default: 128,
+            or n if that is less.
         sharing: `none`, `headwise`, `key_value` or `layerwise` (section 4 of the paper).
         projection: Name of a projection (`projection.PROJECTIONS`).
         shorter_input: What texts shorter than n use: E and windows resampled to their length (`stretch`), which leaves
@@ -83,7 +84,7 @@ def linearize(
         "shorter_input": shorter_input,
     }
     _check_alike(linear, model)
-    new_projection(fields)  # refused before anything is changed
+    new_projections(fields)  # refused before anything is changed
     stock: tuple[Any, Any] = type(model), type(model.config)
     config_class = linear_config_class(stock[1])
     if max_position_embeddings is not None:

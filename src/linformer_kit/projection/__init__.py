@@ -29,7 +29,9 @@ from linformer_kit.projection.base import (
     SequenceProjection,
     Slots,
     check_resize,
+    each_dim,
     is_integer,
+    largest_dim,
 )
 from linformer_kit.projection.matrices import LinearProjection, RandomProjection
 from linformer_kit.projection.windows import (
@@ -56,7 +58,9 @@ __all__ = [
     "Slots",
     "build_projection",
     "check_resize",
+    "each_dim",
     "is_integer",
+    "largest_dim",
     "more_windows",
 ]
 

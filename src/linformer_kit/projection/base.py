@@ -384,6 +384,18 @@ def slots_by_head(
     return tuple(dims)
 
 
+def each_dim(projected_dim: Any, change: Callable[[int], int]) -> Any:
+    """A k, or lists of k for layers and heads, with each number changed."""
+    if isinstance(projected_dim, list):
+        return [each_dim(dim, change) for dim in projected_dim]
+    return change(projected_dim)
+
+
+def largest_dim(projected_dim: Any) -> int:
+    """The largest k of all layers and heads."""
+    return max(map(largest_dim, projected_dim)) if isinstance(projected_dim, list) else projected_dim
+
+
 def is_integer(value: Any) -> bool:
     """Whether a value is a whole number and not True or False."""
     return isinstance(value, int) and not isinstance(value, bool)

@@ -12,7 +12,8 @@ class LinearizeSettings:
     """How an encoder of transformers becomes linear.
 
     Attributes:
-        projected_dim: k, the slots of each head; default: 128, or the longest sequence if that is less.
+        projected_dim: k; or one for each layer, or a list of one for each head for each layer; default: 128, or the
+            longest sequence if that is less.
         sharing: Which E and F are one and the same.
         projection: The map of n positions to k slots.
         projection_initializer: Start of E and F where `projection` is `linear`.
@@ -22,7 +23,7 @@ class LinearizeSettings:
         resize_mode: How positions for another one come about: repeated (`extend`) or stretched (`interpolate`).
     """
 
-    projected_dim: int | list[int] | None = None
+    projected_dim: int | list[int] | list[list[int]] | None = None
     sharing: Sharing = "headwise"
     projection: Projection = "linear"
     projection_initializer: ProjectionInitializer = "mean_pooling"

@@ -28,12 +28,15 @@ class ConvertSettings:
     """A foreign checkpoint as a Linformer.
 
     Attributes:
-        source: Folder or hub id of a RoBERTa or BERT, or file of a fairseq Linformer or RoBERTa (.pt).
+        source: Folder or hub id of a RoBERTa or BERT, also one that was made linear in place, or file of a fairseq
+            Linformer or RoBERTa (.pt); in place, of any encoder that goes through transformers' attention interface.
         out: New folder for the Linformer and its tokenizer.
+        in_place: Keep the model's own class and change its attention alone, instead of a model of this package, which
+            multiplies in a cheaper order.
         projected_dim: k of new E and F; default: 128, or the longest sequence if that is less. Not for fairseq.
         sharing: Which new E and F are one and the same; default: headwise. Not for fairseq.
         projection: The map of n positions to k slots; default: linear. Not for fairseq.
-        shorter_input: What texts shorter than n use; default: prefix. Not for fairseq.
+        shorter_input: What texts shorter than n use; default: prefix, in place stretch. Not for fairseq.
         attention: `full` converts to the Transformer that the source is; default: linformer. Not for fairseq.
         max_position_embeddings: Longest sequence of the result; default: that of the source.
         resize_mode: How a longer or shorter n comes about: positions repeated (`extend`) or stretched (`interpolate`).
@@ -44,6 +47,7 @@ class ConvertSettings:
 
     source: str
     out: str
+    in_place: bool = False
     projected_dim: int | list[int] | list[list[int]] | None = None
     sharing: Sharing | None = None
     projection: Projection | None = None
