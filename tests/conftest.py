@@ -11,6 +11,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import pytest
 import torch
+import transformers
 
 from linformer_kit import LinformerConfig, LinformerForMaskedLM
 from linformer_kit.cli import main
@@ -84,6 +85,29 @@ def write_model(folder: Path, text: str, **fields: object) -> Path:
     torch.manual_seed(0)
     config = LinformerConfig(**{**PRETRAIN_SIZES, "vocab_size": len(tokenizer), **fields})
     LinformerForMaskedLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def write_teacher(folder: Path, text: str, class_name: str = "RobertaForMaskedLM", **fields: object) -> Path:
+    """An encoder of transformers that has learnt nothing, of a tokenizer of the words of a text."""
+    length = PRETRAIN_SIZES["max_position_embeddings"]
+    tokenizer = train_tokenizer([text] * 5, vocab_size=PRETRAIN_SIZES["vocab_size"], max_length=length)
+    torch.manual_seed(0)
+    sizes = {name: PRETRAIN_SIZES[name] for name in ("hidden_size", "num_attention_heads", "intermediate_size")}
+    config = transformers.RobertaConfig(
+        vocab_size=len(tokenizer),
+        max_position_embeddings=length + tokenizer.pad_token_id + 1,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        num_hidden_layers=3,
+        initializer_range=0.2,
+        type_vocab_size=1,
+        **sizes,
+        **fields,
+    )
+    getattr(transformers, class_name)(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 

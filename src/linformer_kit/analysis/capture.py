@@ -19,6 +19,8 @@ from transformers.masking_utils import eager_mask
 from linformer_kit.attention import LinformerAttention
 from linformer_kit.errors import InputError
 from linformer_kit.functional import padding_after, split_heads
+from linformer_kit.linearized.attention import ATTRIBUTE, CHANGES_WEIGHTS, linear_attention
+from linformer_kit.linearized.classes import LINEAR_IMPLEMENTATIONS
 
 
 class LayerAttention(NamedTuple):
@@ -43,8 +45,6 @@ class LayerAttention(NamedTuple):
 Visitor = Callable[[int, LayerAttention], None]
 
 _NAME = "linformer_kit_capture"
-# Of arguments of attention functions those that change the weights in ways that are not repeated here.
-_CHANGES_WEIGHTS = ("softcap", "s_aux", "position_bias")
 _visit: ContextVar[Callable[[LayerAttention], None]] = ContextVar("visit")
 _real: ContextVar[Tensor | None] = ContextVar("real")
 
@@ -144,7 +144,14 @@ def _attend(
     **arguments: Any,
 ) -> tuple[Float[Tensor, "batch seq_len heads head_dim"], None]:
     """Attention as transformers' interface has it, with the weights shown."""
-    for name in _CHANGES_WEIGHTS:
+    if getattr(module, ATTRIBUTE, None) is not None:
+        real = _real.get()
+        mask = None if real is None or real.all() else real
+        output, weights = linear_attention(module, query, key, value, mask, scaling, need_weights=True, **arguments)
+        assert weights is not None
+        _visit.get()(_of_real_tokens(weights, real))
+        return output, None
+    for name in CHANGES_WEIGHTS:
         if arguments.get(name) is not None:
             raise InputError(f"model: expected attention without {name}, got {type(module).__name__} with it")
     repeats = query.shape[1] // key.shape[1]  # grouped queries
@@ -201,4 +208,5 @@ def _check(layer: int, attention: LayerAttention, model: PreTrainedModel) -> Non
 
 
 AttentionInterface.register(_NAME, _attend)
+LINEAR_IMPLEMENTATIONS.add(_NAME)
 AttentionMaskInterface.register(_NAME, eager_mask)

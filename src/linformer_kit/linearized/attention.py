@@ -60,9 +60,7 @@ def linear_attention(
     """
     kind = type(module).__name__
     if not hasattr(module, ATTRIBUTE):
-        raise InputError(
-            f"model: expected one that is linear (AutoModel loads it as it is), got {kind} without E and F"
-        )
+        raise InputError(f"model: expected the linear one that AutoModel loads, got {kind} without E and F")
     projection: SequenceProjection | None = getattr(module, ATTRIBUTE)
     if projection is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **arguments)

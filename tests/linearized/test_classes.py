@@ -1,0 +1,232 @@
+"""Linearised models as models: saving, loading, lengths, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+import transformers
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertForMaskedLM,
+    BertModel,
+)
+
+from linformer_kit import InputError, linearize
+from linformer_kit.analysis.capture import visit_attention
+from linformer_kit.bench.families import FAMILIES, build, example
+from linformer_kit.linearized.classes import LinearizedConfig
+
+SIZES = FAMILIES["bert"].sizes
+LENGTH = SIZES["max_position_embeddings"]
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return linearize(BertForMaskedLM(BertConfig(**SIZES)).eval(), 7)
+
+
+def test_the_class_is_one_of_transformers_too(model):
+    assert isinstance(model, BertForMaskedLM) and type(model).__name__ == "LinearBertForMaskedLM"
+    assert isinstance(model.config, BertConfig) and isinstance(model.config, LinearizedConfig)
+    assert model.config.model_type == "linearized" and model.training is False
+
+
+@torch.no_grad()
+def test_saved_and_loaded_with_and_without_the_head(model, tmp_path):
+    model.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["LinearBertForMaskedLM"]
+    inputs = example(model, 31)
+    whole, bare = AutoModelForMaskedLM.from_pretrained(tmp_path), AutoModel.from_pretrained(tmp_path)
+    assert torch.equal(whole.eval()(**inputs).logits, model(**inputs).logits)
+    assert torch.equal(bare.eval()(**inputs)[0], model.bert(**inputs)[0])
+    other = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
+    assert torch.equal(other.eval().bert(**inputs)[0], model.bert(**inputs)[0]) and other.num_labels == 3
+    assert AutoConfig.from_pretrained(tmp_path).linformer["projected_dim"] == 7
+
+
+def test_a_new_process_that_only_imports_the_package_knows_it(model, tmp_path):
+    model.save_pretrained(tmp_path)
+    code = (
+        "import linformer_kit, transformers; "
+        f"print(type(transformers.AutoModelForMaskedLM.from_pretrained({str(tmp_path)!r})).__name__)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.split()[-1] == "LinearBertForMaskedLM"
+
+
+def test_the_stock_class_refuses_it(model, tmp_path):
+    """Else it would attend fully with weights that have learnt otherwise."""
+    model.save_pretrained(tmp_path)
+    stock = BertModel.from_pretrained(tmp_path)
+    with pytest.raises(InputError, match="model: expected the linear one that AutoModel loads, got BertSelfAttention"):
+        stock(input_ids=torch.full((1, 5), 3))
+    code = f"import transformers; transformers.BertModel.from_pretrained({str(tmp_path)!r})"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode and 'attn_implementation="linformer"` is not supported' in run.stderr
+
+
+def test_generators_are_not_made_of_it(model, tmp_path):
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="Unrecognized configuration class"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+def test_pickled(model):
+    inputs = example(model, 31)
+    again = pickle.loads(pickle.dumps(model))
+    with torch.no_grad():
+        assert torch.equal(again(**inputs).logits, model(**inputs).logits)
+
+
+@pytest.mark.parametrize("fields", [None, {}, {"projected_dim": 7}, "seven"])
+def test_a_configuration_that_is_none_is_refused(fields, model, tmp_path):
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "linformer": fields}))
+    with pytest.raises(InputError, match=r"linformer: expected base_model_type, .* in config\.json, got"):
+        AutoModel.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("base", ["nothing", "linearized", 7])
+def test_an_unknown_base_is_refused(base, model, tmp_path):
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    config["linformer"]["base_model_type"] = base
+    path.write_text(json.dumps(config))
+    with pytest.raises(InputError, match=r"linformer.base_model_type: expected a model type of transformers, got"):
+        AutoModel.from_pretrained(tmp_path)
+
+
+def test_every_matrix_learns(model):
+    inputs = example(model, 31, padded=True)
+    model.train()(**inputs).logits.square().sum().backward()
+    for projection in model.projections():
+        for matrix in projection.parameters():
+            assert matrix.grad is not None and matrix.grad.abs().sum() > 0
+
+
+def test_attention_stays_linear(model):
+    with pytest.raises(InputError, match="attn_implementation: expected linformer, as the model has, got 'sdpa'"):
+        model.set_attn_implementation("sdpa")
+    assert model.config._attn_implementation == "linformer"
+
+
+def test_refused_inputs(model):
+    with pytest.raises(InputError, match=f"sequence length: expected at most {LENGTH}, got {LENGTH + 1}"):
+        model(input_ids=torch.full((1, LENGTH + 1), 3))
+    with pytest.raises(InputError, match=f"sequence length: expected at most {LENGTH}, got {LENGTH + 1}"):
+        model(torch.full((1, LENGTH + 1), 3))
+    pairs = torch.ones(1, 1, 5, 5, dtype=torch.bool)
+    with pytest.raises(
+        InputError, match=r"attention_mask: expected \[batch, seq_len\].* got \[1, 1, 5, 5\]: each slot"
+    ):
+        model(input_ids=torch.full((1, 5), 3), attention_mask=pairs)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"projected_dim": 62}, r"projected_dim: expected 1 to 61 \(the longest sequence\), got 62"),
+        ({"projected_dim": [7, 7]}, r"projected_dim: expected one for each of 3 layers, got \[7, 7\]"),
+        ({"projected_dim": [[7, 7, 7], 5, [3, 4]]}, "projected_dim: expected one number for each of 3 heads, got 2"),
+        ({"projection": "circles"}, "projection: expected one of linear, .*, got 'circles'"),
+        ({"sharing": "all"}, "sharing: expected one of none, .*, got 'all'"),
+        ({"projection_initializer": "none"}, "projection_initializer: expected one of .*, got 'none'"),
+        ({"max_position_embeddings": 50}, "max_position_embeddings: expected at least 61 for mode extend, got 50"),
+        ({"max_position_embeddings": 99, "resize_mode": "repeat"}, "resize_mode: expected one of extend, interpolate"),
+    ],
+)
+def test_refused_settings_change_nothing(options, message):
+    model = build(FAMILIES["bert"])
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(InputError, match=message):
+        linearize(model, **options)
+    assert type(model) is BertModel and model.config.model_type == "bert"
+    assert model.config.max_position_embeddings == LENGTH
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_linear_twice_is_refused(model):
+    with pytest.raises(InputError, match="expected one with full attention, got LinearBertForMaskedLM, which is"):
+        linearize(model)
+
+
+def test_the_probe_leaves_the_model_as_it_was():
+    model = build(FAMILIES["bert"]).train()
+    model.encoder.layer[1].eval()
+    modes = [module.training for module in model.modules()]
+    linearize(model, 7)
+    named = [module.training for name, module in model.named_modules() if "linformer" not in name]
+    assert named == modes
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "modernbert"])
+@torch.no_grad()
+def test_a_longer_model(name):
+    torch.manual_seed(0)
+    longer = linearize(build(FAMILIES[name]), 7, max_position_embeddings=122)
+    assert longer(**example(longer, 122))[0].isfinite().all()
+    assert longer.config.linformer["seq_len"] == 122
+    with pytest.raises(InputError, match="expected at most 122, got 123"):
+        longer(**example(longer, 123))
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta"])
+@torch.no_grad()
+def test_longer_later(name, tmp_path):
+    """Short texts give what they gave: with `prefix` bit for bit, with `stretch` for a multiple of n."""
+    for shorter_input in ("prefix", "stretch"):
+        torch.manual_seed(0)
+        model = linearize(build(FAMILIES[name]), 7, shorter_input=shorter_input)
+        for projection in model.projections():
+            torch.nn.init.normal_(projection.key_projection, std=0.2)
+        inputs = example(model, 43)
+        before = model(**inputs)[0]
+        model.resize_sequence_length(122)
+        after = model(**inputs)[0]
+        assert torch.equal(before, after) if shorter_input == "prefix" else torch.allclose(before, after, atol=1e-4)
+        model.save_pretrained(tmp_path / shorter_input)
+        loaded = AutoModel.from_pretrained(tmp_path / shorter_input).eval()
+        long = example(model, 122)
+        assert torch.equal(loaded(**long)[0], model(**long)[0])
+
+
+@torch.no_grad()
+def test_windows_become_more_in_a_longer_model(tmp_path):
+    model = linearize(build(FAMILIES["bert"]), 61, projection="mean_pool", shorter_input="prefix")
+    model.resize_sequence_length(122)
+    assert model.config.linformer["projected_dim"] == 122
+    model.save_pretrained(tmp_path)
+    long = example(model, 122)
+    assert torch.equal(AutoModel.from_pretrained(tmp_path).eval()(**long)[0], model(**long)[0])
+
+
+def test_images_have_one_size():
+    model = linearize(build(FAMILIES["vit"]), 7)
+    with pytest.raises(InputError, match="seq_len: expected none for LinearViTModel, whose inputs have one size"):
+        model.resize_sequence_length(99)
+
+
+def test_the_spectrum_of_a_linear_model_is_that_of_its_slots(model):
+    """And not of full attention by its weights."""
+    shapes = []
+    visit_attention(model.bert, example(model, 31), lambda layer, attention: shapes.append(attention.mapping.shape))
+    assert shapes == [(2, 3, 31, 7)] * 3
+
+
+def test_transformers_has_the_names_that_the_families_need():
+    assert all(hasattr(transformers, family.model) for family in FAMILIES.values())
