@@ -16,6 +16,7 @@ PACKAGE = Path(linformer_kit.__file__).parent
 LAYERS = (
     "__main__",
     "cli",
+    "export",
     "bench",
     "pretrain",
     "finetune",

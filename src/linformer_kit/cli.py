@@ -37,6 +37,7 @@ from linformer_kit.settings import (
     ConvertSettings,
     DistillSettings,
     EvaluateSettings,
+    ExportSettings,
     FillMaskSettings,
     FinetuneSettings,
     InspectSettings,
@@ -100,6 +101,12 @@ COMMANDS = {
         DistillSettings,
         "linformer_kit.distill:main",
         positionals=("teacher", "output_dir"),
+    ),
+    "export": Command(
+        "Make an ONNX file, or int8 weights, of a model, and check them against PyTorch",
+        ExportSettings,
+        "linformer_kit.export.command:main",
+        positionals=("model", "out"),
     ),
     "inspect": Command(
         "Draw which slots the heads of a model attend to, and its E and F",

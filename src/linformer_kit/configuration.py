@@ -37,6 +37,7 @@ _TRANSFORMERS_FIELDS = frozenset(
         "name_or_path",
         "num_labels",
         "output_attentions",
+        "quantization_config",  # of a model with int8 weights
         "torch_dtype",
         "use_cache",  # Trainer writes it into every configuration
     )

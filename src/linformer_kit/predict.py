@@ -12,9 +12,9 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from linformer_kit.classifier import Classifier, Prediction, Text, trained_columns
-from linformer_kit.data.examples import Labels, TextColumns
-from linformer_kit.data.tables import READERS, open_text, read_table
+from linformer_kit.classifier import Classifier, Prediction, trained_columns
+from linformer_kit.data.examples import Labels, TextColumns, read_texts
+from linformer_kit.data.tables import READERS
 from linformer_kit.data.validate import check_exists, check_not_empty, check_suffix
 from linformer_kit.errors import InputError
 from linformer_kit.settings import PredictSettings
@@ -50,7 +50,7 @@ def predict(settings: PredictSettings) -> dict[str | None, int]:
     check_threshold(settings.threshold)
     path = _file(settings)
     columns = _columns(settings, path)
-    total = sum(1 for _ in _read(path, columns))  # refused before a model is built
+    total = sum(1 for _ in read_texts(path, columns))  # refused before a model is built
     classifier = Classifier(settings)
     identity = {
         "model_fingerprint": classifier.fingerprint(),
@@ -65,7 +65,7 @@ def predict(settings: PredictSettings) -> dict[str | None, int]:
     with _opened(settings, identity) as (done, file):
         bar = tqdm(total=total, initial=done, unit=" texts", dynamic_ncols=True, delay=2)
         with bar:
-            for row, prediction in enumerate(classifier(_read(path, columns), skip=done), start=done + 1):
+            for row, prediction in enumerate(classifier(read_texts(path, columns), skip=done), start=done + 1):
                 line = _line(row, prediction, classifier.labels, settings.threshold)
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
                 names = line["label"] if classifier.labels.multi_label else [line["label"]]
@@ -114,17 +114,6 @@ def _line(row: int, prediction: Prediction, labels: Labels, threshold: float) ->
     return {"row": row, "label": label, "probabilities": probabilities} | (
         {"lost_tokens": prediction.lost} if prediction.lost else {}
     )
-
-
-def _read(path: Path, columns: TextColumns) -> Iterator[Text]:
-    """The texts of a file: every row of a table, every line of other files, blank ones too."""
-    if path.suffix.lower() in READERS:
-        for source, row in read_table(path, columns.names()):
-            yield columns.texts(source, row)
-        return
-    with open_text(path) as file:
-        for line in file:
-            yield line.rstrip("\n"), None
 
 
 @contextmanager

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from linformer_kit.data.tables import Row
+from linformer_kit.data.tables import READERS, Row, open_text, read_table
 from linformer_kit.data.validate import check_text
 from linformer_kit.errors import InputError
 
@@ -120,6 +121,17 @@ class Labels:
             raise InputError(f"{example.source}: {column!r} is a list; expected one class")
         numbers = [self.number(value, source=example.source, column=column) for value in example.values]
         return [float(number in numbers) for number in range(len(self.names))] if self.multi_label else numbers[0]
+
+
+def read_texts(path: Path, columns: TextColumns) -> Iterator[tuple[str, str | None]]:
+    """The texts of a file: every row of a table, every line of other files, blank ones too."""
+    if path.suffix.lower() in READERS:
+        for source, row in read_table(path, columns.names()):
+            yield columns.texts(source, row)
+        return
+    with open_text(path) as file:
+        for line in file:
+            yield line.rstrip("\n"), None
 
 
 def as_examples(rows: Iterable[Row], columns: Columns) -> list[Example]:

@@ -29,6 +29,7 @@ from linformer_kit.settings.pretraining import CorpusSettings, PretrainSettings
 from linformer_kit.settings.training import LARGEST_SEED, TrainingSettings
 from linformer_kit.settings.use import (
     ConvertSettings,
+    ExportSettings,
     FillMaskSettings,
     InspectSettings,
     SequenceSettings,
@@ -46,6 +47,7 @@ __all__ = [
     "CorpusSettings",
     "DistillSettings",
     "EvaluateSettings",
+    "ExportSettings",
     "FillMaskSettings",
     "FinetuneSettings",
     "InspectSettings",

@@ -61,6 +61,36 @@ class ConvertSettings:
 
 
 @dataclass(kw_only=True)
+class ExportSettings:
+    """A model for where it is served.
+
+    Attributes:
+        model: Folder or hub id of an encoder: of this package or any of transformers, bare or with a head.
+        out: New folder for the exported model and its tokenizer.
+        format: `onnx` for ONNX Runtime, one file; `torch` for transformers, with int8 weights only.
+        int8: Make weights of linear layers 8-bit integers, and their inputs as they come.
+        validation_file: File of texts (.txt .csv .tsv .jsonl .parquet) on which to measure what int8 loses; with
+            classes for a classifier.
+        text_column: Column of the text; default: that of the fine-tuning, else `text`.
+        text_pair_column: Column of a second text; default: that of the fine-tuning.
+        label_column: Column of the class; default: that of the fine-tuning, else `label`.
+        max_eval_samples: Most texts to measure on; default: all.
+        benchmark: Measure the time of PyTorch and of what was exported, at 512 tokens and at the longest.
+    """
+
+    model: str
+    out: str
+    format: Literal["onnx", "torch"] = "onnx"
+    int8: bool = False
+    validation_file: str | None = None
+    text_column: str | None = None
+    text_pair_column: str | None = None
+    label_column: str | None = None
+    max_eval_samples: int | None = None
+    benchmark: bool = False
+
+
+@dataclass(kw_only=True)
 class InspectSettings:
     """A look inside a model.
 

@@ -1,0 +1,141 @@
+"""`linformer export`: write, check, measure, and say what came of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import statistics
+from collections.abc import Iterator
+from importlib.metadata import version
+from typing import Any, NamedTuple
+
+import torch
+
+from linformer_kit.bench.measure import interleaved
+from linformer_kit.errors import InputError
+from linformer_kit.export.agreement import Case, cases, difference, random_inputs
+from linformer_kit.export.exportable import Made, Run, Source, load
+from linformer_kit.export.quality import quality_of
+from linformer_kit.report.base import write_json
+from linformer_kit.settings import ExportSettings
+from linformer_kit.training.checkpoint import check_new_folder, whole_folder
+from linformer_kit.training.identity import versions
+from linformer_kit.training.manifest import write_manifest
+
+
+class Format(NamedTuple):
+    """What makes it, the packages that this needs, and the extra that has them."""
+
+    module: str
+    packages: tuple[str, ...]
+    extra: str
+
+
+FORMATS = {
+    "onnx": Format("linformer_kit.export.onnx_file", ("onnx", "onnxscript", "onnxruntime"), "export"),
+    "torch": Format("linformer_kit.export.torch_int8", ("torchao",), "int8"),
+}
+_PYTORCH = "PyTorch"
+_SHORT = 512  # tokens of the shorter of two inputs that are timed
+
+
+def main(settings: ExportSettings) -> None:
+    """Export and print what came of it."""
+    print("\n".join(_lines(export(settings))))
+    print(f"Saved in {settings.out}")
+
+
+def export(settings: ExportSettings) -> dict[str, Any]:
+    """Write a model as an ONNX file, or with int8 weights, beside its tokenizer.
+
+    Returns:
+        What was written and measured, as in `export.json`.
+
+    Raises:
+        InputError: for settings that do not fit each other or the model, libraries that are not installed, or a result
+            that does not agree with PyTorch. Nothing is written then.
+    """
+    _check(settings)
+    out = check_new_folder("out", settings.out)
+    source = load(settings.model)
+    quality = None if settings.validation_file is None else quality_of(settings, source)
+    with whole_folder(out) as folder:
+        made: Made = importlib.import_module(FORMATS[settings.format].module).make(settings, source, folder)
+        runs = {_PYTORCH: source.exportable.run, **made.runs}
+        *_, last = runs
+        results: dict[str, Any] = {
+            "command": "export",
+            "model": type(source.exportable.model).__name__,
+            "inputs": list(source.exportable.input_names),
+            "outputs": list(source.exportable.head.outputs),
+            "max_length": source.limit,
+            "bytes": {_PYTORCH: source.exportable.size, **made.size},
+        }
+        if made.agreement is not None:
+            results["agreement"] = made.agreement
+        if settings.int8:
+            results["int8_difference"] = max(_differences(source, runs[last]))
+        if quality is not None:
+            name, measure = quality
+            results["quality"] = {"measure": name, "float32": measure(runs[_PYTORCH]), "int8": measure(runs[last])}
+        if settings.benchmark or settings.int8:
+            results["seconds"] = _seconds(source, runs)
+        results["settings"] = dataclasses.asdict(settings)
+        results["versions"] = versions() | {name: version(name) for name in FORMATS[settings.format].packages}
+        source.tokenizer.save_pretrained(folder)
+        write_json(results, folder / "export.json")
+        write_manifest(folder)
+    return results
+
+
+def _check(settings: ExportSettings) -> None:
+    """Refuse settings that contradict each other, and what is not installed, before any work."""
+    if settings.format == "torch" and not settings.int8:
+        raise InputError("int8: expected true with format torch, which a model is in without it, got false")
+    if settings.validation_file is not None and not settings.int8:
+        raise InputError("validation_file: expected int8 with it, without which nothing is lost, got none")
+    _, packages, extra = FORMATS[settings.format]
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            raise InputError(
+                f"format: expected {', '.join(packages)} to be installed (pip install 'linformer-kit[{extra}]'), "
+                f"got no {package}"
+            )
+
+
+def _differences(source: Source, run: Run) -> Iterator[float]:
+    for case in cases(source.limit):
+        inputs = random_inputs(source, case)
+        yield difference(source.exportable, inputs, run(inputs), source.exportable.run(inputs))
+
+
+def _seconds(source: Source, runs: dict[str, Run]) -> list[dict[str, Any]]:
+    """Median seconds for one text, of each run, measured in turn."""
+    rows = []
+    for length in sorted({min(_SHORT, source.limit), source.limit}):
+        inputs = random_inputs(source, Case(1, length, "none"))
+        timed = {name: lambda run=run: run(inputs) for name, run in runs.items()}  # noqa: B023 (called in this round)
+        taken = interleaved(timed, device=torch.device("cpu"))
+        rows.append({"length": length, **{name: statistics.median(each) for name, each in taken.items()}})
+    return rows
+
+
+def _lines(results: dict[str, Any]) -> Iterator[str]:
+    """The results for people."""
+    yield f"{results['model']}, inputs {', '.join(results['inputs'])}, at most {results['max_length']:,} tokens"
+    if "agreement" in results:
+        found = results["agreement"]
+        yield (
+            f"Largest difference to PyTorch over {len(found['shapes'])} shapes: {found['largest_difference']:.1e} "
+            f"(PyTorch's own to float64: {found['float32_error']:.1e}, allowed: {found['tolerance']:.1e})"
+        )
+    yield "Size: " + ", ".join(f"{name} {size / 1e6:.1f} MB" for name, size in results["bytes"].items())
+    if "int8_difference" in results:
+        yield f"Largest difference of int8: {results['int8_difference']:.1e}"
+    if "quality" in results:
+        name, before, after = results["quality"].values()
+        yield f"{name.capitalize()}: {before:.4f} in float32, {after:.4f} in int8, a change of {after - before:+.4f}"
+    for row in results.get("seconds", ()):
+        times = ", ".join(f"{name} {1000 * taken:.1f} ms" for name, taken in row.items() if name != "length")
+        yield f"One text of {row['length']:,} tokens: {times}"

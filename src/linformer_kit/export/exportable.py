@@ -1,0 +1,139 @@
+"""A model as it is exported: named inputs, and the outputs of its head.
+
+Axes: batch, seq_len, and what a head gives for each token or each text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from linformer_kit.checkpoints.pretrained import read_config
+from linformer_kit.errors import InputError
+from linformer_kit.loading import input_length, load_model
+
+_NO_LIMIT = 1 << 31  # tokenizers that know none say 10^30
+
+Arrays = dict[str, np.ndarray]
+Run = Callable[[Arrays], list[np.ndarray]]  # inputs by name to outputs in their order
+
+
+class Head(NamedTuple):
+    """A kind of model: its Auto class, its name for people, its outputs, and whether they are one for each token."""
+
+    auto_class: Any
+    kind: str
+    outputs: tuple[str, ...]
+    by_token: bool = True
+
+
+MASKED_LM = Head(AutoModelForMaskedLM, "a masked language model", ("logits",))
+CLASSIFIER = Head(AutoModelForSequenceClassification, "a classifier", ("logits",), by_token=False)
+TOKEN_CLASSIFIER = Head(AutoModelForTokenClassification, "a classifier of tokens", ("logits",))
+QUESTION_ANSWERING = Head(
+    AutoModelForQuestionAnswering, "a model that answers questions", ("start_logits", "end_logits")
+)
+# A pooler is left out: where the weights have none, transformers makes one of random numbers.
+ENCODER = Head(AutoModel, "an encoder", ("last_hidden_state",))
+# By the end of a class's name, the first that fits.
+HEADS = {
+    "ForMaskedLM": MASKED_LM,
+    "ForSequenceClassification": CLASSIFIER,
+    "ForTokenClassification": TOKEN_CLASSIFIER,
+    "ForQuestionAnswering": QUESTION_ANSWERING,
+    "LMHeadModel": None,
+    "Model": ENCODER,
+}
+
+
+class Exportable(nn.Module):
+    """A model in evaluation mode that takes its inputs in a fixed order and returns a tuple.
+
+    Args:
+        model: Any encoder.
+        head: Which outputs it has.
+        input_names: Which inputs it takes, in their order.
+    """
+
+    def __init__(self, model: PreTrainedModel, head: Head, input_names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.model, self.head, self.input_names = model.eval(), head, input_names
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
+        outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **types)
+        return tuple(outputs[name] for name in self.head.outputs)
+
+    @property
+    def size(self) -> int:
+        """Bytes of its weights; those that are one and the same count once."""
+        return sum(tensor.nbytes for tensor in {*self.parameters(), *self.buffers()})
+
+    @torch.no_grad()
+    def run(self, inputs: Arrays) -> list[np.ndarray]:
+        """The outputs for arrays, as arrays."""
+        outputs = self(**{name: torch.from_numpy(inputs[name]) for name in self.input_names})
+        return [output.numpy() for output in outputs]
+
+
+class Source(NamedTuple):
+    """What is exported: a model, its tokenizer, and its longest input in tokens."""
+
+    exportable: Exportable
+    tokenizer: PreTrainedTokenizerBase
+    limit: int
+
+
+class Made(NamedTuple):
+    """What was made: what runs it, by name, and its bytes; the last is what was written. How it agrees with PyTorch."""
+
+    runs: dict[str, Run]
+    size: dict[str, int]
+    agreement: dict[str, Any] | None
+
+
+def load(name: str) -> Source:
+    """The model of a folder or hub id in float32, with the head that its configuration names.
+
+    Raises:
+        InputError: if it is no whole encoder, or quantised already.
+    """
+    config = read_config(name, f"model: expected an encoder, got {name}")
+    if getattr(config, "quantization_config", None) is not None:
+        raise InputError(f"model: expected weights in floating point, got quantised ones in {name}")
+    head = _head(config, name)
+    model, tokenizer = load_model(name, head.auto_class, head.kind)
+    limit = min(input_length(model, tokenizer, None), getattr(config, "max_position_embeddings", _NO_LIMIT))
+    if limit >= _NO_LIMIT:
+        raise InputError(
+            f"model: expected a longest input in tokens (model_max_length of the tokenizer), got none in {name}"
+        )
+    tokenizer.model_max_length = limit
+    names = ["input_ids", "attention_mask"]
+    if "token_type_ids" in tokenizer.model_input_names and getattr(config, "type_vocab_size", None):
+        names.append("token_type_ids")
+    return Source(Exportable(model.float(), head, tuple(names)), tokenizer, limit)
+
+
+def _head(config: Any, name: str) -> Head:
+    architecture = (config.architectures or ["Model"])[0]
+    head = next((head for end, head in HEADS.items() if architecture.endswith(end)), None)
+    if head is None:
+        kinds = ", ".join(head.kind for head in HEADS.values() if head is not None)
+        raise InputError(f"model: expected {kinds}, got {architecture} in {name}")
+    return head

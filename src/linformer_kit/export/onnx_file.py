@@ -1,0 +1,166 @@
+"""ONNX: a model as one file that runs without PyTorch, and its int8 form. Imports what `export` needs installed."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime
+import torch
+from onnx import helper, numpy_helper
+from onnxruntime.quantization import QuantType, quantize_dynamic
+from onnxscript.function_libs.torch_lib.ops.core import aten_sort
+
+from linformer_kit.errors import InputError
+from linformer_kit.export.agreement import Case, check_agreement, random_inputs
+from linformer_kit.export.exportable import Arrays, Made, Run, Source
+from linformer_kit.settings import ExportSettings
+
+FILE = "model.onnx"
+_RUNTIME, _INT8 = "ONNX Runtime", "ONNX Runtime int8"
+_LARGEST = 2**31 - 2**20  # bytes of one protobuf file, less what is no weight
+_SILENT = 4
+
+
+def make(settings: ExportSettings, source: Source, folder: Path) -> Made:
+    """Write `model.onnx` and the configuration; the file is checked before anything is made of it.
+
+    Raises:
+        InputError: if it does not agree with PyTorch, or takes inputs that are too long.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        path = (Path(scratch) if settings.int8 else folder) / FILE
+        write_onnx(source, path)
+        runs, size = {_RUNTIME: runner(path)}, {_RUNTIME: path.stat().st_size}
+        agreement = check_agreement(source, runs[_RUNTIME])
+        if settings.int8:
+            quantise(path, folder / FILE)
+            runs[_INT8], size[_INT8] = runner(folder / FILE), (folder / FILE).stat().st_size
+    for run in runs.values():
+        check_limit(source, run)
+    source.exportable.model.config.save_pretrained(folder)
+    return Made(runs, size, agreement)
+
+
+def write_onnx(source: Source, path: Path) -> None:
+    """Write the model as one file, for every batch size and every length up to the limit.
+
+    Raises:
+        InputError: for weights that one file cannot hold.
+    """
+    exportable, _, limit = source
+    if exportable.size > _LARGEST:
+        raise InputError(
+            f"model: expected at most 2 GB of weights, as one ONNX file holds, got {exportable.size:,} bytes"
+        )
+    inputs = random_inputs(source, Case(2, min(7, limit), "left"))
+    with _quiet(), torch.no_grad():
+        program = torch.onnx.export(
+            exportable,
+            (),
+            kwargs={name: torch.from_numpy(array) for name, array in inputs.items()},
+            input_names=list(inputs),
+            output_names=list(exportable.head.outputs),
+            dynamic_shapes={name: {0: "batch", 1: "sequence"} for name in inputs},
+            custom_translation_table={torch.ops.aten.sort.stable: _stable_sort},
+            dynamo=True,
+            verbose=False,
+        )
+    assert program is not None
+    model = program.model_proto
+    for part in (*model.graph.node, *model.graph.input, *model.graph.output, *model.graph.value_info):
+        part.ClearField("metadata_props")  # lines and folders of the source code
+    _refuse_longer(model, limit)
+    helper.set_model_props(model, {"max_length": str(limit)})
+    onnx.save(model, path)
+
+
+def quantise(path: Path, out: Path) -> None:
+    """Write the int8 form of a file: weights of matrix products by channel, what they are multiplied with as it comes.
+
+    Embeddings, and E and F, which are no weights of a product there, stay as they are.
+    """
+    with _quiet():
+        quantize_dynamic(path, out, op_types_to_quantize=["MatMul"], per_channel=True, weight_type=QuantType.QInt8)
+
+
+def runner(path: Path) -> Run:
+    """What runs a file, with as many threads as PyTorch has."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = _SILENT  # what goes wrong is raised, too
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+    def run(inputs: Arrays) -> list[Any]:
+        return session.run(None, inputs)
+
+    return run
+
+
+def check_limit(source: Source, run: Run) -> None:
+    """Make sure that the file refuses one token more than the limit, real or padding, and names the limit.
+
+    Raises:
+        InputError: if it does not.
+    """
+    longer = source._replace(limit=source.limit + 1)
+    for padding in ("none", "right", "left"):
+        case = Case(2, longer.limit, padding)
+        try:
+            run(random_inputs(longer, case))
+        except Exception as error:
+            if _guard(source.limit) in str(error):
+                continue
+            raise InputError(f"model: expected ONNX Runtime to name the limit for {case}, got {error}") from error
+        raise InputError(f"model: expected ONNX Runtime to refuse {case}, got an answer")
+
+
+def _guard(limit: int) -> str:
+    return f"input longer than {limit} tokens"
+
+
+def _refuse_longer(model: onnx.ModelProto, limit: int) -> None:
+    """Put a check of the length before all else; an ONNX graph cannot raise, but a node that fails says its name.
+
+    It takes element `length - 1` of `limit` zeros and adds it to every input, so that nothing can run without it.
+    """
+    graph = model.graph
+    zeros = numpy_helper.from_array(torch.zeros(limit, dtype=torch.int64).numpy(), "length_zeros")
+    one = numpy_helper.from_array(torch.ones((), dtype=torch.int64).numpy(), "length_one")
+    graph.initializer.extend([zeros, one])
+    names = [value.name for value in graph.input]
+    for node in graph.node:
+        node.input[:] = [f"{name}_checked" if name in names else name for name in node.input]
+    nodes = [
+        helper.make_node("Shape", [names[0]], ["length_list"], start=1, end=2),
+        helper.make_node("Squeeze", ["length_list"], ["length"]),
+        helper.make_node("Sub", ["length", "length_one"], ["length_last"]),
+        helper.make_node("Gather", ["length_zeros", "length_last"], ["length_zero"], name=_guard(limit)),
+        *(helper.make_node("Add", [name, "length_zero"], [f"{name}_checked"]) for name in names),
+    ]
+    for node in reversed(nodes):
+        graph.node.insert(0, node)
+
+
+def _stable_sort(self: Any, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
+    """onnxscript makes the other sort `TopK`, which takes equal elements in their order, and so is this one as well."""
+    return aten_sort(self, dim, descending)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporters warn of libraries that are not there, and of themselves."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,33 @@
+"""Tiny models with every head, saved with a tokenizer, as a user has them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("onnxscript")
+
+from transformers import AutoTokenizer, PreTrainedModel
+
+import linformer_kit as lk
+from tests.conftest import SIZES, randomise
+from tests.test_convert import save_tokenizer
+
+LENGTH = SIZES["max_position_embeddings"]
+TEXTS = ["w7 w9 w11 w13 w17", "w19 w23", "w29"]
+
+
+def save(model: PreTrainedModel, folder: Path) -> Path:
+    """A model with random weights everywhere, and a tokenizer of 53 words."""
+    randomise(model).save_pretrained(folder)
+    save_tokenizer(folder)
+    if getattr(model.config, "type_vocab_size", 0) > 1:
+        names = ["input_ids", "token_type_ids", "attention_mask"]
+        AutoTokenizer.from_pretrained(folder, model_input_names=names).save_pretrained(folder)
+    return folder
+
+
+def linformer(class_name: str, folder: Path, **fields: object) -> Path:
+    config = lk.LinformerConfig(**{**SIZES, "vocab_size": 53, "num_labels": 3, **fields})
+    return save(getattr(lk, class_name)(config), folder)

@@ -1,0 +1,73 @@
+"""The comparison with PyTorch: what it looks at, and that it sees what is wrong."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from linformer_kit.errors import InputError
+from linformer_kit.export.agreement import Case, cases, check_agreement, difference, random_inputs
+from linformer_kit.export.exportable import load
+from tests.export.conftest import LENGTH, linformer
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return load(str(linformer("LinformerForTokenClassification", tmp_path_factory.mktemp("model"))))
+
+
+@pytest.mark.parametrize("limit", [37, 512, 4099])
+def test_twenty_shapes_from_one_token_to_the_longest(limit):
+    found = cases(limit)
+    assert len(found) == len(set(found)) == 20
+    assert {1, limit - 1, limit} <= {case.length for case in found} and max(case.length for case in found) == limit
+    assert {case.rows for case in found} == {1, 2, 3}
+    assert {case.padding for case in found if case.length == limit} == {"none", "right", "left"}
+    assert all(case.rows == 1 for case in found if case.length >= 1024)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 5])
+def test_short_limits_have_fewer_shapes(limit):
+    found = cases(limit)
+    assert len(found) == len(set(found)) and {case.length for case in found} <= set(range(1, limit + 1))
+
+
+@pytest.mark.parametrize(("padding", "side"), [("left", 0), ("right", -1)])
+def test_inputs_are_padded_on_their_side_with_the_padding_token(source, padding, side):
+    inputs = random_inputs(source, Case(3, 23, padding))
+    mask = inputs["attention_mask"]
+    assert (mask[:, side] == 0).all() and (mask[:, -1 - side] == 1).all()
+    assert (np.diff(mask, axis=1) * (1 + 2 * side) >= 0).all()  # padding first, or last, and in one piece
+    assert ((inputs["input_ids"] == source.tokenizer.pad_token_id) == (mask == 0)).all()
+    assert (mask.sum(axis=1) >= 12).all()
+    assert (random_inputs(source, Case(3, 23, "none"))["attention_mask"] == 1).all()
+
+
+def test_padded_positions_do_not_count_for_tokens_and_every_number_does_for_texts(source):
+    inputs = random_inputs(source, Case(2, 7, "left"))
+    ours = source.exportable.run(inputs)
+    theirs = [output.copy() for output in ours]
+    theirs[0][:, 0] += 5  # padding
+    assert difference(source.exportable, inputs, ours, theirs) == 0
+    theirs[0][1, 6, 2] += 3
+    assert difference(source.exportable, inputs, ours, theirs) == pytest.approx(3)
+
+
+def test_what_agrees_passes_with_its_figures(source):
+    found = check_agreement(source, source.exportable.run)
+    assert found["largest_difference"] == 0 and len(found["shapes"]) == 20
+    assert 0 < found["float32_error"] < 1e-4 and found["tolerance"] == 8 * found["float32_error"]
+
+
+@pytest.mark.parametrize("wrong", [1e-3, np.nan])
+def test_one_wrong_number_in_one_shape_is_seen(source, wrong):
+    def run(inputs):
+        outputs = source.exportable.run(inputs)
+        if inputs["input_ids"].shape == (2, LENGTH - 1):
+            outputs[0][1, LENGTH // 2, 1] += wrong
+        return outputs
+
+    with pytest.raises(
+        InputError, match=r"^model: expected the exported one within .* of PyTorch, got .* for 2 x 36 tokens"
+    ):
+        check_agreement(source, run)

@@ -1,0 +1,172 @@
+"""`linformer export`, as a user calls it: what it leaves, what it refuses, and that a failure leaves nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
+
+from linformer_kit.cli import main
+from linformer_kit.export import onnx_file
+from linformer_kit.export.exportable import load
+from linformer_kit.training.manifest import damage
+from tests.conftest import fail, fail_last_line
+from tests.export.conftest import LENGTH, TEXTS, linformer, save
+
+FILES = {"config.json", "export.json", "manifest.json", "model.onnx", "tokenizer.json", "tokenizer_config.json"}
+
+
+def test_a_folder_that_runs_without_pytorch(tmp_path, capsys):
+    linformer("LinformerForMaskedLM", tmp_path / "model", num_hidden_layers=1)
+    main(["export", str(tmp_path / "model"), str(tmp_path / "out"), "--benchmark"])
+    printed = capsys.readouterr().out
+    assert (
+        "Largest difference to PyTorch over 20 shapes: " in printed
+        and f"One text of {LENGTH} tokens: PyTorch" in printed
+    )
+    assert {path.name for path in (tmp_path / "out").iterdir()} == FILES and damage(tmp_path / "out") is None
+    results = json.loads((tmp_path / "out" / "export.json").read_text())
+    agreement = results["agreement"]
+    assert agreement["largest_difference"] <= agreement["tolerance"] and len(agreement["shapes"]) == 20
+    assert results["max_length"] == LENGTH and [row["length"] for row in results["seconds"]] == [LENGTH]
+    assert results["bytes"]["ONNX Runtime"] == (tmp_path / "out" / "model.onnx").stat().st_size
+    assert {"onnx", "onnxscript", "onnxruntime", "torch"} <= set(results["versions"])
+    assert AutoConfig.from_pretrained(tmp_path / "out").architectures == ["LinformerForMaskedLM"]
+
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    session = onnxruntime.InferenceSession(tmp_path / "out" / "model.onnx")
+    inputs = tokenizer([*TEXTS, "w7 " * 99], padding=True, truncation=True, return_tensors="np")
+    (logits,) = session.run(["logits"], {value.name: inputs[value.name] for value in session.get_inputs()})
+    model = AutoModelForMaskedLM.from_pretrained(tmp_path / "model")
+    expected = model(**tokenizer(TEXTS[1], return_tensors="pt")).logits[0].detach().numpy()
+    np.testing.assert_allclose(logits[1, :2], expected, rtol=1e-4, atol=1e-4)
+    assert logits.shape == (4, LENGTH, 53)
+
+
+def test_int8_says_what_it_loses(tmp_path, capsys):
+    linformer("LinformerForMaskedLM", tmp_path / "model", num_hidden_layers=1, hidden_size=129, intermediate_size=257)
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS) + "\n")
+    main(
+        [
+            "export",
+            str(tmp_path / "model"),
+            str(tmp_path / "out"),
+            "--int8",
+            "--validation_file",
+            str(tmp_path / "texts.txt"),
+        ]
+    )
+    printed = capsys.readouterr().out
+    assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
+    results = json.loads((tmp_path / "out" / "export.json").read_text())
+    sizes, quality = results["bytes"], results["quality"]
+    assert sizes["ONNX Runtime int8"] == (tmp_path / "out" / "model.onnx").stat().st_size < sizes["ONNX Runtime"]
+    assert results["int8_difference"] > results["agreement"]["tolerance"]
+    assert quality["measure"] == "masked token loss" and quality["int8"] != quality["float32"]
+    assert f"a change of {quality['int8'] - quality['float32']:+.4f}" in printed
+    assert list(results["seconds"][0]) == ["length", "PyTorch", "ONNX Runtime", "ONNX Runtime int8"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--format", "torch"], "int8: expected true with format torch, which a model is in without it, got false"),
+        (
+            ["--validation_file", "x.txt"],
+            "validation_file: expected int8 with it, without which nothing is lost, got none",
+        ),
+        (
+            ["--int8", "--validation_file", "x.txt"],
+            "validation_file: no such file or folder: x.txt",
+        ),
+    ],
+)
+def test_settings_that_do_not_fit_are_one_line(arguments, message, tmp_path, capsys):
+    linformer("LinformerModel", tmp_path / "model")
+    assert message in fail(capsys, "export", tmp_path / "model", tmp_path / "out", *arguments)
+    assert not (tmp_path / "out").exists()
+
+
+def test_models_that_are_no_encoder_or_have_no_longest_input_are_refused(tmp_path, capsys):
+    sizes = {"vocab_size": 53, "n_positions": 37, "n_embd": 33, "n_layer": 1, "n_head": 3}
+    save(transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)), tmp_path / "gpt2")
+    error = fail(capsys, "export", tmp_path / "gpt2", tmp_path / "out")
+    assert "model: expected a masked language model, a classifier, " in error and "got GPT2LMHeadModel in" in error
+    linformer("LinformerModel", tmp_path / "model")
+    error = fail(capsys, "export", tmp_path / "model", tmp_path / "model")
+    assert "out: expected a new or empty folder, got" in error
+
+
+@pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
+def test_without_a_library_one_line_says_which(package, tmp_path, capsys, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else found(name))
+    assert fail(capsys, "export", "model", tmp_path / "out") == (
+        "linformer: error: format: expected onnx, onnxscript, onnxruntime to be installed "
+        f"(pip install 'linformer-kit[export]'), got no {package}"
+    )
+
+
+@pytest.fixture
+def unwritten(tmp_path, monkeypatch):
+    """In place of an ONNX file, PyTorch, which refuses longer inputs in words of its own, and is off by some error."""
+    linformer("LinformerForSequenceClassification", tmp_path / "model")
+
+    def use(error):
+        def run(inputs):
+            outputs = load(str(tmp_path / "model")).exportable.run(inputs)
+            outputs[0][-1, -1] += error
+            return outputs
+
+        monkeypatch.setattr(onnx_file, "write_onnx", lambda source, path: path.write_bytes(b"a file"))
+        monkeypatch.setattr(onnx_file, "runner", lambda path: run)
+
+    return use
+
+
+@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (0.01, "model: expected the exported one within "),
+        (0, "model: expected ONNX Runtime to name the limit for 2 x 38 tokens, got sequence length: expected at most"),
+    ],
+)
+def test_what_fails_a_check_leaves_nothing(error, message, there, unwritten, tmp_path, capsys):
+    unwritten(error)
+    if there:
+        (tmp_path / "out").mkdir()
+    assert message in fail_last_line(capsys, "export", tmp_path / "model", tmp_path / "out")
+    assert {path.name for path in tmp_path.iterdir()} == ({"model", "out"} if there else {"model"})
+    assert not there or not list((tmp_path / "out").iterdir())
+
+
+def test_int8_for_pytorch_loads_again(tmp_path, capsys):
+    pytest.importorskip("torchao")
+    linformer("LinformerForMaskedLM", tmp_path / "model", num_hidden_layers=1, hidden_size=129, intermediate_size=257)
+    main(["export", str(tmp_path / "model"), str(tmp_path / "out"), "--format", "torch", "--int8"])
+    assert "PyTorch int8" in capsys.readouterr().out
+    files = {path.name: path.stat().st_size for path in (tmp_path / "out").iterdir()}
+    assert set(files) == FILES - {"model.onnx"} | {"model.safetensors"}
+    assert files["model.safetensors"] < 0.6 * (tmp_path / "model" / "model.safetensors").stat().st_size
+    small, whole = (AutoModelForMaskedLM.from_pretrained(tmp_path / name).eval() for name in ("out", "model"))
+    ids = torch.arange(5, 28)[None]
+    with torch.no_grad():
+        ours, theirs = small(ids).logits, whole(ids).logits
+    assert 0 < (ours - theirs).abs().mean() < 0.2 * theirs.std()
+    error = fail_last_line(capsys, "export", tmp_path / "out", tmp_path / "again")
+    assert "model: expected weights in floating point, got quantised ones in" in error
+
+
+def test_int8_for_pytorch_refuses_heads_with_different_k(tmp_path, capsys):
+    pytest.importorskip("torchao")
+    linformer("LinformerModel", tmp_path / "model", projected_dim=[[7, 5, 3], [2, 2, 2]])
+    error = fail_last_line(capsys, "export", tmp_path / "model", tmp_path / "out", "--format", "torch", "--int8")
+    assert "int8: expected a model that torchao can make 8-bit integers of, got" in error
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]

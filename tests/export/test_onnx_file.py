@@ -1,0 +1,165 @@
+"""ONNX files of every head, by ONNX Runtime: any batch, any length, any padding, and no longer input."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import transformers
+
+from linformer_kit.errors import InputError
+from linformer_kit.export import onnx_file
+from linformer_kit.export.agreement import Case, check_agreement, random_inputs
+from linformer_kit.export.exportable import load
+from tests.conftest import KINDS, SIZES, fields
+from tests.export.conftest import LENGTH, linformer, save
+
+HEADS = {
+    "LinformerForMaskedLM": {"sharing": "layerwise"},
+    "LinformerForSequenceClassification": {"sharing": "none", "num_hidden_layers": 1},
+    "LinformerForTokenClassification": {"projection": "conv", "sharing": "key_value", "num_hidden_layers": 1},
+    "LinformerForQuestionAnswering": {"projection": "max_pool", "num_hidden_layers": 1},
+    "LinformerModel": {"shorter_input": "stretch", "type_vocab_size": 3, "num_hidden_layers": 1},
+}
+BERT_SIZES = {name: size for name, size in SIZES.items() if name != "projected_dim"} | {
+    "vocab_size": 53,
+    "num_hidden_layers": 1,
+}
+ROBERTA_SIZES = BERT_SIZES | {"max_position_embeddings": LENGTH + 2, "pad_token_id": 1, "type_vocab_size": 1}
+DISTILBERT_SIZES = {
+    "vocab_size": 53,
+    "max_position_embeddings": LENGTH,
+    "dim": 33,
+    "n_heads": 3,
+    "n_layers": 1,
+    "hidden_dim": 29,
+}
+MODERN_TOKENS = {"bos_token_id": 0, "cls_token_id": 0, "eos_token_id": 2, "sep_token_id": 2}
+STOCK = {
+    "BertForSequenceClassification": BERT_SIZES,
+    "RobertaModel": ROBERTA_SIZES,
+    "DistilBertForMaskedLM": DISTILBERT_SIZES,
+    "ElectraForTokenClassification": BERT_SIZES,
+    "AlbertForQuestionAnswering": {**BERT_SIZES, "embedding_size": 13},
+    "MPNetModel": ROBERTA_SIZES,
+    "ModernBertModel": {
+        **ROBERTA_SIZES,
+        "max_position_embeddings": LENGTH,
+        "hidden_size": 36,
+        "local_attention": 7,
+        **MODERN_TOKENS,
+    },
+}
+QUICK = ("BertForSequenceClassification", "RobertaModel")
+
+
+def written(folder, tmp_path):
+    """A model as an ONNX file, checked, and what runs it."""
+    source, path = load(str(folder)), tmp_path / "model.onnx"
+    onnx_file.write_onnx(source, path)
+    run = onnx_file.runner(path)
+    check_agreement(source, run)
+    onnx_file.check_limit(source, run)
+    return source, run
+
+
+@pytest.mark.parametrize("class_name", HEADS)
+def test_every_head(class_name, tmp_path):
+    source, run = written(linformer(class_name, tmp_path / "model", **HEADS[class_name]), tmp_path)
+    assert source.limit == LENGTH
+    holes = random_inputs(source, Case(3, 29, "none"))
+    holes["attention_mask"][:, 5::3] = 0
+    real = holes["attention_mask"] == 1
+    for ours, theirs in zip(run(holes), source.exportable.run(holes), strict=True):
+        by_token = source.exportable.head.by_token
+        np.testing.assert_allclose(
+            ours[real] if by_token else ours, theirs[real] if by_token else theirs, rtol=1e-4, atol=1e-4
+        )
+
+
+def stock(class_name, folder):
+    kind = getattr(transformers, class_name)
+    return save(kind(kind.config_class(**STOCK[class_name])), folder)
+
+
+@pytest.mark.parametrize(
+    "class_name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in STOCK]
+)
+def test_encoders_of_transformers(class_name, tmp_path):
+    source, _ = written(stock(class_name, tmp_path / "model"), tmp_path)
+    assert source.limit == LENGTH
+    typed = class_name.startswith(("Bert", "Electra", "Albert"))
+    assert source.exportable.input_names == ("input_ids", "attention_mask", "token_type_ids")[: 2 + typed]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [*KINDS, "unequal"])
+@pytest.mark.parametrize("shorter_input", ["prefix", "stretch"])
+def test_every_sharing_and_projection(kind, shorter_input, tmp_path):
+    more = {"projected_dim": [[7, 5, 3], [2, 2, 2]], "sharing": "none"} if kind == "unequal" else fields(kind)
+    written(linformer("LinformerModel", tmp_path / "model", shorter_input=shorter_input, **more), tmp_path)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """Without E and F nothing but the positions limits the length, and those of padding do not grow."""
+    folder = tmp_path_factory.mktemp("exported")
+    sizes = {"attention": "full", "num_hidden_layers": 1, "hidden_size": 129, "intermediate_size": 257}
+    source, run = written(linformer("LinformerModel", folder / "model", **sizes), folder)
+    return source, run, folder / "model.onnx"
+
+
+def test_one_file_that_says_its_longest_input_and_nothing_of_this_machine(exported):
+    path = exported[2]
+    assert sorted(each.name for each in path.parent.iterdir()) == ["model", "model.onnx"]
+    model = onnx.load(path)
+    onnx.checker.check_model(model)
+    assert {entry.key: entry.value for entry in model.metadata_props} == {"max_length": str(LENGTH)}
+    assert b".py" not in path.read_bytes()
+    session = onnxruntime.InferenceSession(path)
+    assert [value.shape for value in session.get_inputs()] == [["batch", "sequence"]] * 2
+    outputs = [(value.name, value.shape) for value in session.get_outputs()]
+    assert outputs == [("last_hidden_state", ["batch", "sequence", 129])]
+
+
+@pytest.mark.parametrize("real", [LENGTH + 1, 3])
+def test_a_longer_input_names_the_limit_even_where_the_rest_is_padding(exported, real):
+    mask = (np.arange(LENGTH + 1)[None] < real).astype(np.int64)
+    with pytest.raises(Exception, match=f"input longer than {LENGTH} tokens"):
+        exported[1]({"input_ids": np.full((1, LENGTH + 1), 7), "attention_mask": mask})
+
+
+def test_files_that_take_longer_inputs_or_do_not_say_why_not_are_refused(exported):
+    source = exported[0]
+    with pytest.raises(InputError, match=r"^model: expected ONNX Runtime to refuse 2 x 38 tokens, got an answer$"):
+        onnx_file.check_limit(source, lambda inputs: [])
+
+    def fail(inputs):
+        raise RuntimeError("index out of range")
+
+    message = "model: expected ONNX Runtime to name the limit for 2 x 38 tokens, got index out of range"
+    with pytest.raises(InputError, match=f"^{message}$"):
+        onnx_file.check_limit(source, fail)
+
+
+def test_int8_is_smaller_and_near_and_refuses_longer_inputs_too(exported, tmp_path):
+    source, run, path = exported
+    onnx_file.quantise(path, tmp_path / "int8.onnx")
+    assert [each.name for each in tmp_path.iterdir()] == ["int8.onnx"]
+    assert (tmp_path / "int8.onnx").stat().st_size < 0.5 * path.stat().st_size
+    small = onnx_file.runner(tmp_path / "int8.onnx")
+    onnx_file.check_limit(source, small)
+    inputs = random_inputs(source, Case(2, 23, "none"))
+    whole, rounded = run(inputs)[0], small(inputs)[0]
+    assert 0 < np.abs(whole - rounded).mean() < 0.2 * whole.std()
+
+
+def test_weights_beyond_one_file_are_refused(exported, tmp_path, monkeypatch):
+    monkeypatch.setattr(onnx_file, "_LARGEST", 10**5)
+    expected = "model: expected at most 2 GB of weights, as one ONNX file holds, got "
+    with pytest.raises(InputError, match=rf"^{re.escape(expected)}[\d,]+ bytes$"):
+        onnx_file.write_onnx(exported[0], tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
