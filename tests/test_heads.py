@@ -224,3 +224,25 @@ def test_auto_classes_load_the_heads(config, auto, model_class, sharing, tmp_pat
 def test_calls_refused(config, model_class, arguments, message):
     with pytest.raises(InputError, match=re.escape(message)):
         model_class(config())(IDS, **arguments)
+
+
+@pytest.mark.parametrize(
+    "kind", [LinformerForSequenceClassification, LinformerForTokenClassification, LinformerForQuestionAnswering]
+)
+def test_compiled_and_exported_heads_give_what_the_model_gives(config, kind):
+    model = randomise(kind(config(num_hidden_layers=1))).eval()
+    ids, mask = tokens(3, 29), torch.ones(3, 29, dtype=torch.long)
+    mask[0, :13] = mask[1, 17:] = 0
+    batch, length = torch.export.Dim("batch", min=1, max=5), torch.export.Dim("length", min=2, max=37)
+    inputs = {"input_ids": ids[:2, :19].clone(), "attention_mask": mask[:2, :19].clone()}
+    sizes = {name: {0: batch, 1: length} for name in inputs}
+    program = torch.export.export(model, (), inputs, dynamic_shapes=sizes).module()
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    expected = model(input_ids=ids, attention_mask=mask)
+    for run in (program, compiled):
+        found = run(input_ids=ids, attention_mask=mask)
+        for name in expected:
+            by_token = expected[name].shape[:2] == ids.shape
+            ours, theirs = (out[name][mask == 1] if by_token else out[name] for out in (found, expected))
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)

@@ -116,6 +116,7 @@ def test_importing_the_package_is_light():
         ["predict", "--help"],
         ["spectrum", "--help"],
         ["theorems", "--help"],
+        ["export", "--help"],
         ["bench"],
         ["bench", "table2", "--help"],
     ],

@@ -82,12 +82,13 @@ def write_onnx(source: Source, path: Path) -> None:
 
 
 def quantise(path: Path, out: Path) -> None:
-    """Write the int8 form of a file: weights of matrix products by channel, what they are multiplied with as it comes.
+    """Write the int8 form of a file: weights by channel, what they are multiplied with as it comes.
 
-    Embeddings, and E and F, which are no weights of a product there, stay as they are.
+    Embeddings, and E and F where they are matrices, are looked up (`Gather`): stored as int8, used as floats.
     """
+    kinds = ["MatMul", "Gather"]
     with _quiet():
-        quantize_dynamic(path, out, op_types_to_quantize=["MatMul"], per_channel=True, weight_type=QuantType.QInt8)
+        quantize_dynamic(path, out, op_types_to_quantize=kinds, per_channel=True, weight_type=QuantType.QInt8)
 
 
 def runner(path: Path) -> Run:

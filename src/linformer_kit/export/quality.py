@@ -34,10 +34,10 @@ def quality_of(settings: ExportSettings, source: Source) -> tuple[str, Callable[
         InputError: for texts or classes that do not fit.
     """
     head = source.exportable.head
-    if head is CLASSIFIER:
+    if head == CLASSIFIER:
         return _classifier_quality(settings, source)
     windows = _encoded(source, list(_texts(settings)))
-    if head is MASKED_LM:
+    if head == MASKED_LM:
         return "masked token loss", _masked_token_loss(source, windows)
     name, alike = {
         ENCODER: ("cosine with float32", _cosines),

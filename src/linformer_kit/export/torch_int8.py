@@ -39,7 +39,7 @@ def make(settings: ExportSettings, source: Source, folder: Path) -> Made:
 def _loaded(exportable: Exportable, name: str, **arguments: Any) -> Exportable:
     auto_class = exportable.head.auto_class
     # As in `loading`: nobody asks for the output of a pooler.
-    ours = exportable.head is ENCODER and exportable.model.config.model_type == "linformer"
+    ours = exportable.head == ENCODER and exportable.model.config.model_type == "linformer"
     bare: dict[str, Any] = {"add_pooling_layer": False} if ours else {}
     model = auto_class.from_pretrained(name, use_safetensors=True, trust_remote_code=False, **bare, **arguments)
     return Exportable(model, exportable.head, exportable.input_names)
