@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import torch
 import transformers
 
 from linformer_kit.errors import InputError
@@ -163,3 +164,12 @@ def test_weights_beyond_one_file_are_refused(exported, tmp_path, monkeypatch):
     with pytest.raises(InputError, match=rf"^{re.escape(expected)}[\d,]+ bytes$"):
         onnx_file.write_onnx(exported[0], tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())
+
+
+def test_what_onnx_cannot_express_is_one_line(tmp_path, monkeypatch):
+    source = load(str(linformer("LinformerModel", tmp_path / "model", num_hidden_layers=1)))
+    monkeypatch.setattr(
+        source.exportable, "forward", lambda input_ids, attention_mask: (torch.geqrf(input_ids * 1.0)[0],)
+    )
+    with pytest.raises(InputError, match=r"^model: expected one that ONNX can express, got LinformerModel: .+$"):
+        onnx_file.write_onnx(source, tmp_path / "model.onnx")

@@ -7,6 +7,7 @@ import itertools
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from tqdm import tqdm
 
 from linformer_kit.errors import InputError
 from linformer_kit.export.exportable import Arrays, Exportable, Run, Source
@@ -83,7 +84,7 @@ def check_agreement(source: Source, run: Run) -> dict[str, Any]:
     exact = copy.deepcopy(exportable).double()
     differences: dict[Case, float] = {}
     own = 0.0
-    for case in cases(source.limit):
+    for case in tqdm(cases(source.limit), desc="compare with PyTorch", unit=" shapes", dynamic_ncols=True, delay=2):
         inputs = random_inputs(source, case)
         expected = exportable.run(inputs)
         differences[case] = difference(exportable, inputs, run(inputs), expected)

@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 import importlib.util
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
@@ -62,30 +62,38 @@ def export(settings: ExportSettings) -> dict[str, Any]:
     quality = None if settings.validation_file is None else quality_of(settings, source)
     with whole_folder(out) as folder:
         made: Made = importlib.import_module(FORMATS[settings.format].module).make(settings, source, folder)
-        runs = {_PYTORCH: source.exportable.run, **made.runs}
-        *_, last = runs
-        results: dict[str, Any] = {
-            "command": "export",
-            "model": type(source.exportable.model).__name__,
-            "inputs": list(source.exportable.input_names),
-            "outputs": list(source.exportable.head.outputs),
-            "max_length": source.limit,
-            "bytes": {_PYTORCH: source.exportable.size, **made.size},
-        }
-        if made.agreement is not None:
-            results["agreement"] = made.agreement
-        if settings.int8:
-            results["int8_difference"] = max(_differences(source, runs[last]))
-        if quality is not None:
-            name, measure = quality
-            results["quality"] = {"measure": name, "float32": measure(runs[_PYTORCH]), "int8": measure(runs[last])}
-        if settings.benchmark or settings.int8:
-            results["seconds"] = _seconds(source, runs)
-        results["settings"] = dataclasses.asdict(settings)
-        results["versions"] = versions() | {name: version(name) for name in FORMATS[settings.format].packages}
+        results = _measured(settings, source, made, quality)
         source.tokenizer.save_pretrained(folder)
         write_json(results, folder / "export.json")
         write_manifest(folder)
+    return results
+
+
+def _measured(
+    settings: ExportSettings, source: Source, made: Made, quality: tuple[str, Callable[[Run], float]] | None
+) -> dict[str, Any]:
+    """All that is known of what was written, the last of what was made."""
+    runs = {_PYTORCH: source.exportable.run, **made.runs}
+    *_, last = runs
+    results: dict[str, Any] = {
+        "command": "export",
+        "model": type(source.exportable.model).__name__,
+        "inputs": list(source.exportable.input_names),
+        "outputs": list(source.exportable.head.outputs),
+        "max_length": source.limit,
+        "bytes": {_PYTORCH: source.exportable.size, **made.size},
+    }
+    if made.agreement is not None:
+        results["agreement"] = made.agreement
+    if settings.int8:
+        results["int8_difference"] = max(_differences(source, runs[last]))
+    if quality is not None:
+        name, measure = quality
+        results["quality"] = {"measure": name, "float32": measure(runs[_PYTORCH]), "int8": measure(runs[last])}
+    if settings.benchmark or settings.int8:
+        results["seconds"] = _seconds(source, runs)
+    results["settings"] = dataclasses.asdict(settings)
+    results["versions"] = versions() | {name: version(name) for name in FORMATS[settings.format].packages}
     return results
 
 

@@ -17,7 +17,7 @@ from onnx import helper, numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxscript.function_libs.torch_lib.ops.core import aten_sort
 
-from linformer_kit.errors import InputError
+from linformer_kit.errors import InputError, input_errors
 from linformer_kit.export.agreement import Case, check_agreement, random_inputs
 from linformer_kit.export.exportable import Arrays, Made, Run, Source
 from linformer_kit.settings import ExportSettings
@@ -52,7 +52,7 @@ def write_onnx(source: Source, path: Path) -> None:
     """Write the model as one file, for every batch size and every length up to the limit.
 
     Raises:
-        InputError: for weights that one file cannot hold.
+        InputError: for weights that one file cannot hold, and what the exporter refuses.
     """
     exportable, _, limit = source
     if exportable.size > _LARGEST:
@@ -60,7 +60,8 @@ def write_onnx(source: Source, path: Path) -> None:
             f"model: expected at most 2 GB of weights, as one ONNX file holds, got {exportable.size:,} bytes"
         )
     inputs = random_inputs(source, Case(2, min(7, limit), "left"))
-    with _quiet(), torch.no_grad():
+    what = f"model: expected one that ONNX can express, got {type(exportable.model).__name__}"
+    with _quiet(), torch.no_grad(), input_errors(what):
         program = torch.onnx.export(
             exportable,
             (),

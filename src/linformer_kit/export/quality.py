@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+from tqdm import tqdm
 
 from linformer_kit.classifier import read_labels, trained_columns
 from linformer_kit.data.encoding import Encoder, Window
@@ -141,7 +142,7 @@ def _batches(source: Source, windows: list[Window]) -> Iterator[tuple[list[int],
     """Which texts, and their inputs, of like length together, padded on the right."""
     exportable, tokenizer, _ = source
     order = sorted(range(len(windows)), key=lambda place: -len(windows[place]["input_ids"]))
-    for start in range(0, len(order), _ROWS):
+    for start in tqdm(range(0, len(order), _ROWS), desc="measure", unit=" batches", dynamic_ncols=True, delay=2):
         places = order[start : start + _ROWS]
         padded = tokenizer.pad([windows[place] for place in places], return_tensors="np")
         yield places, {name: padded[name].astype(np.int64) for name in exportable.input_names}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
 from torchao.quantization import Int8DynamicActivationInt8WeightConfig
 from transformers import TorchAoConfig
 
@@ -41,5 +42,7 @@ def _loaded(exportable: Exportable, name: str, **arguments: Any) -> Exportable:
     # As in `loading`: nobody asks for the output of a pooler.
     ours = exportable.head == ENCODER and exportable.model.config.model_type == "linformer"
     bare: dict[str, Any] = {"add_pooling_layer": False} if ours else {}
-    model = auto_class.from_pretrained(name, use_safetensors=True, trust_remote_code=False, **bare, **arguments)
+    model = auto_class.from_pretrained(
+        name, dtype=torch.float32, use_safetensors=True, trust_remote_code=False, **bare, **arguments
+    )
     return Exportable(model, exportable.head, exportable.input_names)
