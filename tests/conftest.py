@@ -102,10 +102,9 @@ def write_teacher(folder: Path, text: str, class_name: str = "RobertaForMaskedLM
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         num_hidden_layers=3,
-        initializer_range=0.2,
         type_vocab_size=1,
         **sizes,
-        **fields,
+        **{"initializer_range": 0.2, **fields},
     )
     getattr(transformers, class_name)(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

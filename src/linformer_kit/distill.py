@@ -25,7 +25,7 @@ from linformer_kit.report.distillation import distill_markdown, write_distill_re
 from linformer_kit.settings import DistillSettings, LinearizeSettings
 from linformer_kit.training.arguments import training_arguments
 from linformer_kit.training.checkpoint import check_output_dir, open_output_dir, save_model
-from linformer_kit.training.distillation import DistillationTrainer, Weights
+from linformer_kit.training.distillation import DistillationTrainer, Weights, learns_words
 from linformer_kit.training.identity import check_same_settings, check_same_source, fingerprint, save_run, versions
 from linformer_kit.training.memory import keep_freed_memory
 from linformer_kit.training.resume import checkpoint_to_resume
@@ -50,7 +50,8 @@ _MAY_CHANGE = (
 )
 _OF_NEW_STUDENTS = [field.name for field in dataclasses.fields(LinearizeSettings)]
 _TEACHER, _STUDENT = "a pretrained encoder", "a linear student"
-# Whose inputs are whole texts.
+# Ends of the classes that can teach, and of those whose inputs are whole texts.
+_TEACHERS = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "Model")
 _CLASSIFIERS = ("ForSequenceClassification", "ForQuestionAnswering")
 
 
@@ -165,6 +166,9 @@ def load_pair(settings: DistillSettings) -> _Pair:
     with renamed("model", "teacher"):
         auto_class = auto_class_of(settings.teacher, _TEACHER)
         teacher, tokenizer = load_model(settings.teacher, auto_class, _TEACHER)
+        if not type(teacher).__name__.endswith(_TEACHERS) or teacher.main_input_name != "input_ids":
+            expected = ", ".join(_TEACHERS)
+            raise InputError(f"model: expected an encoder of texts ({expected}), got {type(teacher).__name__}")
         names = [layer.name for layer in attention_layers(teacher)]
         stands_for = None
         if settings.student is None:
@@ -205,8 +209,8 @@ def _load_inputs(settings: DistillSettings, pair: _Pair) -> Inputs:
     kind = type(pair.teacher).__name__
     whole = kind.endswith(_CLASSIFIERS) or settings.text_pair_column is not None
     packing = not whole if settings.packing is None else settings.packing
-    masked = kind.endswith("ForMaskedLM")
-    return load_inputs(settings, Encoder(pair.tokenizer, pair.longest), packing=packing, masked=masked)
+    encoder = Encoder(pair.tokenizer, pair.longest)
+    return load_inputs(settings, encoder, packing=packing, masked=learns_words(pair.teacher))
 
 
 def _train(settings: DistillSettings, pair: _Pair, inputs: Inputs, folder: Path) -> DistillationTrainer:

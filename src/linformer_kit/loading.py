@@ -9,7 +9,10 @@ from typing import Any
 import torch
 from transformers import (
     AutoModel,
+    AutoModelForImageClassification,
     AutoModelForMaskedLM,
+    AutoModelForMultipleChoice,
+    AutoModelForPreTraining,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
@@ -24,13 +27,17 @@ from linformer_kit.linearized.positions import longest_input
 from linformer_kit.settings import ResizeMode, names_folder
 from linformer_kit.training.manifest import MANIFEST, damage
 
-# Ends of the names of classes, and who makes them.
-_HEADS = {
+# Ends of the names of encoders' classes, and who makes them; of models that generate text there are none.
+_KINDS = {
     "ForMaskedLM": AutoModelForMaskedLM,
-    "ForPreTraining": AutoModelForMaskedLM,
+    "ForPreTraining": AutoModelForPreTraining,
     "ForSequenceClassification": AutoModelForSequenceClassification,
     "ForTokenClassification": AutoModelForTokenClassification,
     "ForQuestionAnswering": AutoModelForQuestionAnswering,
+    "ForMultipleChoice": AutoModelForMultipleChoice,
+    "ForImageClassification": AutoModelForImageClassification,
+    "LMHeadModel": None,
+    "Model": AutoModel,
 }
 
 
@@ -113,8 +120,11 @@ def auto_class_of(name: str, kind: str) -> Any:
     """
     if names_folder(name):
         _check_weights(Path(name))
-    architectures = read_config(name, f"model: expected {kind}, got {name}").architectures or [""]
-    return next((auto_class for end, auto_class in _HEADS.items() if architectures[0].endswith(end)), AutoModel)
+    architecture = (read_config(name, f"model: expected {kind}, got {name}").architectures or ["Model"])[0]
+    auto_class = next((auto_class for end, auto_class in _KINDS.items() if architecture.endswith(end)), None)
+    if auto_class is None:
+        raise InputError(f"model: expected {kind}, got {architecture} in {name}")
+    return auto_class
 
 
 def _start_head_anew(model: PreTrainedModel, auto_class: Any) -> None:

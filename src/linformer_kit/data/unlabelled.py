@@ -102,7 +102,7 @@ def _split(settings: DistillSettings) -> tuple[list[Text], list[Text]]:
     last = np.partition(ranks, count := max(0, round(len(texts) * settings.validation_fraction) - 1))[count]
     sides: tuple[list[Text], list[Text]] = [], []
     for text, rank in zip(texts, ranks, strict=True):
-        sides[rank <= last].append(text)
+        sides[int(rank <= last)].append(text)
     if not sides[0]:
         raise InputError(f"text: expected two or more different texts, got {len(texts)} equal ones")
     return sides

@@ -23,7 +23,7 @@ from transformers import (
 
 from linformer_kit.checkpoints.pretrained import read_config
 from linformer_kit.errors import InputError
-from linformer_kit.loading import input_length, load_model
+from linformer_kit.loading import auto_class_of, input_length, load_model
 
 _NO_LIMIT = 1 << 31  # tokenizers that know none say 10^30
 
@@ -48,15 +48,7 @@ QUESTION_ANSWERING = Head(
 )
 # A pooler is left out: where the weights have none, transformers makes one of random numbers.
 ENCODER = Head(AutoModel, "an encoder", ("last_hidden_state",))
-# By the end of a class's name, the first that fits.
-HEADS = {
-    "ForMaskedLM": MASKED_LM,
-    "ForSequenceClassification": CLASSIFIER,
-    "ForTokenClassification": TOKEN_CLASSIFIER,
-    "ForQuestionAnswering": QUESTION_ANSWERING,
-    "LMHeadModel": None,
-    "Model": ENCODER,
-}
+HEADS = {head.auto_class: head for head in (MASKED_LM, CLASSIFIER, TOKEN_CLASSIFIER, QUESTION_ANSWERING, ENCODER)}
 
 
 class Exportable(nn.Module):
@@ -116,7 +108,10 @@ def load(name: str) -> Source:
     config = read_config(name, f"model: expected an encoder, got {name}")
     if getattr(config, "quantization_config", None) is not None:
         raise InputError(f"model: expected weights in floating point, got quantised ones in {name}")
-    head = _head(config, name)
+    kinds = ", ".join(head.kind for head in HEADS.values())
+    head = HEADS.get(auto_class_of(name, kinds))
+    if head is None:
+        raise InputError(f"model: expected {kinds}, got {config.architectures[0]} in {name}")
     model, tokenizer = load_model(name, head.auto_class, head.kind)
     limit = min(input_length(model, tokenizer, None), getattr(config, "max_position_embeddings", _NO_LIMIT))
     if limit >= _NO_LIMIT:
@@ -128,12 +123,3 @@ def load(name: str) -> Source:
     if "token_type_ids" in tokenizer.model_input_names and getattr(config, "type_vocab_size", None):
         names.append("token_type_ids")
     return Source(Exportable(model.float(), head, tuple(names)), tokenizer, limit)
-
-
-def _head(config: Any, name: str) -> Head:
-    architecture = (config.architectures or ["Model"])[0]
-    head = next((head for end, head in HEADS.items() if architecture.endswith(end)), None)
-    if head is None:
-        kinds = ", ".join(head.kind for head in HEADS.values() if head is not None)
-        raise InputError(f"model: expected {kinds}, got {architecture} in {name}")
-    return head

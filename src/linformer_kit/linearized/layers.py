@@ -13,7 +13,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from linformer_kit.errors import InputError
+from linformer_kit.errors import InputError, input_errors
 
 _NAME = "linformer_probe"
 _TOKENS = 4
@@ -54,7 +54,7 @@ def attention_layers(model: PreTrainedModel) -> list[AttentionLayer]:
     inputs, changed = _two_inputs(model)
     token = _seen.set(seen)
     try:
-        with _probing(model):
+        with _probing(model), input_errors(f"model: expected an encoder, got {type(model).__name__}"):
             before, after = (_first_position(model.base_model(**given)) for given in (inputs, changed))
     finally:
         _seen.reset(token)

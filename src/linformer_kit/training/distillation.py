@@ -30,6 +30,7 @@ from linformer_kit.training.tracing import Trace, traced
 from linformer_kit.training.trainer import ProjectionTrainer
 
 MEASURES = ("loss", "error", "cosine", "agreement")
+_LEAST_SPREAD = 1e-12  # of hidden states that are all the same
 _LEAST = -1e4  # a score that leaves no probability, in half precision too
 # Answers of heads by the names that models give them; a bare encoder has none.
 _ANSWERS = ("logits", "start_logits", "end_logits")
@@ -138,7 +139,7 @@ class DistillationTrainer(ProjectionTrainer):
         self.weights = weights
         self.layerwise_steps = layerwise_steps
         self.temperature = temperature
-        self.mask_token_id = tokenizer.mask_token_id if "MaskedLM" in type(teacher).__name__ else None
+        self.mask_token_id = tokenizer.mask_token_id if learns_words(teacher) else None
 
     def curves(self) -> dict[str, list[list[float]]]:
         """Updates with each measure on held-out text."""
@@ -183,7 +184,7 @@ class DistillationTrainer(ProjectionTrainer):
         ):
             for student, teacher in zip(students, teachers, strict=True) if weight else ():
                 distance, spread = relative_error(student.flatten(2), teacher.flatten(2), real)
-                loss = loss + weight * distance.sum() / spread.sum() / len(teachers)
+                loss = loss + weight * distance.sum() / spread.sum().clamp(min=_LEAST_SPREAD) / len(teachers)
         return loss
 
     def _output_loss(self, outputs: Any, target: Any, inputs: dict[str, Tensor], real: Tensor) -> Tensor:
@@ -192,7 +193,9 @@ class DistillationTrainer(ProjectionTrainer):
             student, teacher = (mean_embedding(made[0], real) for made in (outputs, target))
             return 1 - torch.cosine_similarity(student, teacher).mean()
         pairs = [self._answers(outputs[name], target[name], inputs, real) for name in answers]
-        return torch.stack([divergence(*pair, self.temperature).mean() for pair in pairs]).mean()
+        each = [divergence(*pair, self.temperature) for pair in pairs]
+        # A short text may have no hidden token at all, and so no answer.
+        return torch.stack([found.sum() / max(1, len(found)) for found in each]).mean()
 
     def _answers(
         self, student: Tensor, teacher: Tensor, inputs: dict[str, Tensor], real: Tensor
@@ -246,6 +249,11 @@ class DistillationTrainer(ProjectionTrainer):
         agreed = [(ours.argmax(-1) == theirs.argmax(-1)).sum() for ours, theirs in pairs]
         zero = real.new_zeros((), dtype=torch.float32)
         return sum(agreed, zero), zero + sum(len(theirs) for _, theirs in pairs)
+
+
+def learns_words(model: PreTrainedModel) -> bool:
+    """Whether a model's answers are words for hidden tokens."""
+    return type(model).__name__.endswith("ForMaskedLM")
 
 
 def _of_layers(trace: Trace, stands_for: Sequence[int] | None) -> Trace:
