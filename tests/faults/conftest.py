@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import write_model
+from tests.conftest import write_model, write_teacher
 
 
 @pytest.fixture(scope="session")
@@ -34,3 +34,8 @@ def texts(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def encoder(tmp_path_factory) -> Path:
     return write_model(tmp_path_factory.mktemp("encoder") / "model", "number was good bad 0 1 2 3 4 5 6 7 8 9")
+
+
+@pytest.fixture(scope="session")
+def teacher(tmp_path_factory) -> Path:
+    return write_teacher(tmp_path_factory.mktemp("teacher") / "model", "def function return a ( ) : _ 0 1 2 3 4 5 6 7")

@@ -36,6 +36,16 @@ def finetune_command(encoder: Path, texts: Path, folder: Path, **options: Any) -
     return ["finetune", *(f"--{name}={value}" for name, value in named.items())]
 
 
+def distill_command(teacher: Path, corpus: Path, folder: Path, **options: Any) -> list[str]:
+    """A distillation whose layers learn on their own first, saved after every update."""
+    named = {"max_steps": UPDATES, "eval_steps": 3, "save_steps": 1, "logging_steps": 5, "warmup_steps": 2, "seed": 3}
+    named |= {"per_device_train_batch_size": BATCH, "report_to": "none", "save_total_limit": "null", "bf16": "false"}
+    named |= {"projected_dim": 5, "layerwise_steps": 5, "max_eval_samples": 3, "validation_fraction": 0.2}
+    named |= {"cache_dir": corpus.parent / f"{corpus.name}-cache"} | options
+    flags = [f"--{name}={value}" for name, value in named.items()]
+    return ["distill", str(teacher), str(folder), *flags, "--text", str(corpus)]
+
+
 def run_all(commands: list[list[str]], processes: int = 1) -> None:
     """Run commands one after the other, in this process or in several that start once."""
     if processes == 1:

@@ -13,13 +13,14 @@ from tests.faults.runs import (
     UPDATES,
     assert_equal,
     cut_off,
+    distill_command,
     finetune_command,
     place,
     pretrain_command,
     run_all,
 )
 
-MATRIX = list(itertools.product(("pretrain", "finetune"), ("false", "true"), (1, 4), (0, 2)))
+MATRIX = list(itertools.product(("pretrain", "finetune", "distill"), ("false", "true"), (1, 4), (0, 2)))
 # Every pair of settings in some case.
 QUICK = [
     ("pretrain", "false", 1, 0),
@@ -27,11 +28,13 @@ QUICK = [
     ("finetune", "false", 4, 2),
     ("finetune", "true", 1, 2),
     ("finetune", "true", 4, 0),
+    ("distill", "false", 4, 0),
+    ("distill", "true", 1, 2),
 ]
 
 
 @pytest.fixture
-def command(corpus, encoder, texts):
+def command(corpus, encoder, texts, teacher):
     """A factory of commands that train the same in any number of processes."""
 
     def build(case: tuple[str, str, int, int], folder: Path, processes: int = 1, **more: Any) -> list[str]:
@@ -40,6 +43,8 @@ def command(corpus, encoder, texts):
         options |= {"per_device_train_batch_size": max(1, BATCH // processes)} | more
         if task == "pretrain":
             return pretrain_command(corpus, folder, **options)
+        if task == "distill":
+            return distill_command(teacher, corpus, folder, **options)
         return finetune_command(encoder, texts, folder, **options)
 
     return build
