@@ -146,5 +146,5 @@ class LengthSampler(Sampler):
 def drawn_lengths(count: int, longest: int, random: np.random.Generator) -> np.ndarray:
     """Lengths in tokens, int `[count]`."""
     low, high = math.log(min(SHORTEST, longest)), math.log(longest)
-    lengths = np.exp(random.uniform(low, high, count)).astype(int)
+    lengths = np.exp(random.uniform(low, high, count)).round().astype(int)
     return np.where(random.random(count) < _FULL_LENGTH, longest, lengths)

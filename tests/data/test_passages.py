@@ -1,0 +1,100 @@
+"""Passages of all lengths: functions of seed, epoch and number, whole sentences, and no text left out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from datasets import Dataset
+
+from linformer_kit.data.encoding import Encoder
+from linformer_kit.data.masking import BlockMasker
+from linformer_kit.data.passages import SHORTEST, LengthSampler, Passages, Texts, drawn_lengths
+from linformer_kit.data.tokenizer import train_tokenizer
+
+SENTENCES = [f"number {number} was good." for number in range(97)]
+LONGEST = 23
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    tokenizer = train_tokenizer([" ".join(SENTENCES)], vocab_size=277, max_length=LONGEST)
+    return Encoder(tokenizer, LONGEST)
+
+
+@pytest.fixture(scope="module")
+def documents():
+    return Dataset.from_list(
+        [{"text": " ".join(SENTENCES[:60])}, {"text": "short."}, {"text": " ".join(SENTENCES[60:])}]
+    )
+
+
+def text_of(window, encoder) -> str:
+    return encoder.tokenizer.decode(window["input_ids"], skip_special_tokens=True).strip()
+
+
+def test_full_length_passages_cover_the_documents(documents, encoder):
+    passages = Passages(documents, encoder, seed=3)
+    windows = [passages[0, index, LONGEST] for index in range(len(passages))]
+    assert max(len(window["input_ids"]) for window in windows) == LONGEST
+    starts = [text_of(window, encoder)[:6] for window in windows]
+    assert starts[0] == "number" and "short." in [text_of(window, encoder) for window in windows]
+    characters = sum(len(text) for text in documents["text"])
+    assert len(passages) == pytest.approx(characters / (5 * LONGEST), abs=3)
+
+
+def test_short_passages_are_whole_sentences(documents, encoder):
+    passages = Passages(documents, encoder, seed=3)
+    found = {text_of(passages[0, index, 14], encoder) for index in range(len(passages))}
+    assert len(found) > 5
+    whole = {*SENTENCES, "short."}
+    assert sum(text in whole or text.split(". ")[0] + "." in whole for text in found) >= len(found) / 2
+    assert all(len(passages[0, index, 14]["input_ids"]) <= 14 for index in range(len(passages)))
+
+
+def test_a_function_of_seed_epoch_and_number(documents, encoder):
+    one, same, other = (Passages(documents, encoder, seed=seed) for seed in (3, 3, 4))
+    keys = [(epoch, index, 12) for epoch in range(2) for index in range(len(one))]
+    assert [one[key] for key in keys] == [same[key] for key in reversed(keys)][::-1]
+    assert [one[key] for key in keys] != [other[key] for key in keys]
+    half = len(keys) // 2
+    assert [one[key] for key in keys[:half]] != [one[key] for key in keys[half:]]
+
+
+def test_hidden_tokens(documents, encoder):
+    mask = BlockMasker(encoder.tokenizer, seed=3, probability=0.5)
+    passages, plain = Passages(documents, encoder, seed=3, mask=mask), Passages(documents, encoder, seed=3)
+    texts = Texts([("number 7 was good.", None)], encoder, mask=mask)
+    hidden = encoder.tokenizer.mask_token_id
+    for data in (passages, texts):
+        assert hidden in data[0, 0, LONGEST]["input_ids"]
+        assert data[0, 0, LONGEST] != data[1, 0, LONGEST]
+    assert len(passages[0, 0, LONGEST]["input_ids"]) == len(plain[0, 0, LONGEST]["input_ids"])
+
+
+def test_texts_are_inputs_of_their_own(encoder):
+    texts = Texts([("number 7 was good.", "number 8 was good."), ("number 9", None)], encoder)
+    assert len(texts) == 2
+    assert text_of(texts[0, 1, 3], encoder) == "number 9"  # whatever the key says of tokens
+    assert len(texts[0, 0, 3]["input_ids"]) <= LONGEST
+
+
+def test_each_pass_has_one_length():
+    sampler = LengthSampler(103, longest=512, together=5, seed=3)
+    keys = list(sampler)
+    assert len(keys) == len(sampler) == 100
+    passes = [keys[start : start + 5] for start in range(0, 100, 5)]
+    assert all(len({tokens for _, _, tokens in one}) == 1 for one in passes)
+    lengths = [one[0][2] for one in passes]
+    assert len({index for _, index, _ in keys}) == 100 and 512 in lengths and min(lengths) < 512
+    sampler.set_epoch(1)
+    assert [epoch for epoch, _, _ in sampler] == [1] * 100
+    assert [index for _, index, _ in sampler] != [index for _, index, _ in keys]
+
+
+def test_lengths():
+    lengths = drawn_lengths(10_000, 512, np.random.default_rng(3))
+    assert lengths.min() >= SHORTEST and lengths.max() == 512
+    assert (lengths == 512).mean() == pytest.approx(0.5, abs=0.02)
+    shorter = lengths[lengths < 512]
+    assert np.median(shorter) == pytest.approx((SHORTEST * 512) ** 0.5, rel=0.1)  # evenly by their logarithms
+    assert set(drawn_lengths(9, 5, np.random.default_rng(3))) == {5}

@@ -1,0 +1,108 @@
+"""What a student is taught: errors, answers, and which layer learns from which."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import transformers
+
+from linformer_kit import linearize
+from linformer_kit.bench.families import FAMILIES, build, example
+from linformer_kit.linearized.depth import keep_layers, layers_to_keep
+from linformer_kit.linearized.layers import attention_layers
+from linformer_kit.training.distillation import divergence, mean_embedding, relative_error
+from linformer_kit.training.tracing import layer_names, traced
+
+
+def test_relative_error_is_one_for_the_mean_and_zero_for_the_teacher():
+    torch.manual_seed(0)
+    teacher, real = torch.randn(3, 5, 7), torch.tensor([[1, 1, 1, 0, 0], [1] * 5, [1, 0, 0, 0, 0]]).bool()
+    mean = teacher[real].mean(dim=0).expand_as(teacher)
+    for student, expected in ((teacher, 0.0), (mean, 1.0)):
+        student = torch.where(real[..., None], student, 1e4)
+        distance, spread = relative_error(student, teacher, real)
+        assert distance.shape == spread.shape == (3,)
+        assert (distance.sum() / spread.sum()).item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_mean_embedding_is_of_real_tokens():
+    hidden = torch.tensor([[[1.0, 2.0], [3.0, 4.0], [99.0, 99.0]]])
+    assert mean_embedding(hidden, torch.tensor([[True, True, False]])).tolist() == [[2.0, 3.0]]
+
+
+def test_divergence_by_hand():
+    student, teacher = torch.tensor([[0.0, 0.0]]), torch.tensor([[math.log(3.0), 0.0]])
+    expected = 0.75 * math.log(0.75 / 0.5) + 0.25 * math.log(0.25 / 0.5)
+    assert divergence(student, teacher, 1.0).item() == pytest.approx(expected)
+    assert divergence(teacher, teacher, 2.0).item() == pytest.approx(0)
+    warm = [1 / (1 + 3**-0.5), 1 - 1 / (1 + 3**-0.5)]
+    expected = 4 * sum(share * math.log(share / 0.5) for share in warm)
+    assert divergence(student, teacher, 2.0).item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in ("vit", "deit", "dinov2")])
+def test_the_trace_is_what_the_model_does(name):
+    """Hidden states as the model tells them itself, and layers that take in what they are given."""
+    torch.manual_seed(0)
+    model = build(FAMILIES[name])
+    names = [layer.name for layer in attention_layers(model)]
+    inputs = example(model, 31)
+    with torch.no_grad(), traced(model, names) as trace:
+        told = model(**inputs, output_hidden_states=True).hidden_states
+    count = model.config.num_hidden_layers
+    assert len(trace.inputs) == len(trace.outputs) == len(trace.attention) == count == len(told) - 1
+    for layer in range(count):
+        assert torch.equal(trace.inputs[layer], told[layer])
+    before = hooks(model)
+    given = [torch.randn_like(hidden) for hidden in trace.inputs]
+    with torch.no_grad(), traced(model, names, given) as other:
+        model(**inputs)
+    assert all(a is b for a, b in zip(other.inputs, given, strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(other.outputs, trace.outputs, strict=True))
+    assert hooks(model) == before  # transformers has hooks of its own
+
+
+def hooks(model: torch.nn.Module) -> int:
+    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
+
+
+def test_layers_that_learn_alone_have_no_gradient_in_common():
+    torch.manual_seed(0)
+    teacher, student = build(FAMILIES["bert"]), linearize(build(FAMILIES["bert"]), 7)
+    names = student.attention_names()
+    inputs = example(teacher, 31)
+    with torch.no_grad(), traced(teacher, names) as theirs:
+        teacher(**inputs)
+    with traced(student, names, theirs.inputs) as ours:
+        student(**inputs)
+    ours.outputs[1].sum().backward()
+    learned = {
+        name.split(".")[2]
+        for name, tensor in student.encoder.named_parameters(prefix="encoder")
+        if tensor.grad is not None
+    }
+    assert learned == {"1"} and student.embeddings.word_embeddings.weight.grad is None
+
+
+def test_names():
+    names = ["encoder.layer.0.attention.self", "encoder.layer.10.attention.self"]
+    assert layer_names(names) == ["encoder.layer.0", "encoder.layer.10"]
+    albert = "encoder.albert_layer_groups.0.albert_layers.0.attention"
+    assert layer_names([albert]) == ["encoder.albert_layer_groups.0.albert_layers.0"]
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"), [(1, [11]), (6, [1, 3, 5, 7, 9, 11]), (5, [1, 3, 6, 8, 11]), (12, [*range(12)])]
+)
+def test_layers_of_a_smaller_student(count, expected):
+    config = transformers.BertConfig(
+        vocab_size=31, hidden_size=6, num_hidden_layers=12, num_attention_heads=2, intermediate_size=5
+    )
+    model = transformers.BertModel(config)
+    layers = list(model.encoder.layer)
+    assert layers_to_keep(model, count) == expected
+    keep_layers(model, expected)
+    assert list(model.encoder.layer) == [layers[number] for number in expected]
+    assert model.config.num_hidden_layers == count
