@@ -64,6 +64,9 @@ def measure_embeddings(settings: EmbeddingsSettings) -> tuple[dict[str, Any], Pa
         InputError: for models, texts and tasks that do not fit.
     """
     names = _check(settings)
+    passages = _passages(settings)
+    tasks = {name: _task(settings, name) for name in settings.tasks}
+    embedders = {name: _Embedder(model, settings) for name, model in names.items()}
     folder = open_output_dir(settings.output_dir, command="bench-embeddings", overwrite=False)
     results: dict[str, Any] = {
         "command": "bench embeddings",
@@ -72,9 +75,6 @@ def measure_embeddings(settings: EmbeddingsSettings) -> tuple[dict[str, Any], Pa
         "models": {name: {} for name in names},
         "complete": False,
     }
-    passages = _passages(settings)
-    tasks = {name: _task(settings, name) for name in settings.tasks}
-    embedders = {name: _Embedder(model, settings) for name, model in names.items()}
     reference: dict[int, np.ndarray] = {}
     for name, embedder in embedders.items():
         found = results["models"][name]

@@ -1,0 +1,88 @@
+"""Sentence embedders beside their teacher, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import transformers
+
+from linformer_kit import linearize
+from linformer_kit.cli import main
+from tests.conftest import PRETRAIN_SIZES, fail, write_tasks, write_teacher
+
+LENGTH = PRETRAIN_SIZES["max_position_embeddings"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    teacher = write_teacher(folder / "teacher", "it 's good bad train dev 0 1 2 3 text", "RobertaModel")
+    student = folder / "student"
+    main(["convert", str(teacher), str(student), "--in_place", "--projected_dim", "3"])
+    return teacher, student
+
+
+def test_command(models, tmp_path, capsys):
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for number in range(5):
+        (texts / f"{number}.txt").write_text(f"it 's good {number} " * 40)
+    (tmp_path / "tasks").mkdir()
+    write_tasks(tmp_path / "tasks")
+    out = tmp_path / "out"
+    options = ["--tasks", "sst2", "qqp", "--data_dir", str(tmp_path / "tasks"), "--text", str(texts), "--samples", "4"]
+    options += ["--cosine_lengths", "5", str(LENGTH), "--lengths", str(LENGTH), str(2 * LENGTH), "--tokens", "46"]
+    options += ["--repetitions", "2", "--memory", "false", "--output_dir", str(out), "--bf16", "false"]
+    main(["bench", "embeddings", "--models", *map(str, models), *options])
+    results = json.loads((out / "embeddings.json").read_text())
+    teacher, student = results["models"].values()
+    assert results["complete"] and list(results["models"]) == ["teacher", "student"]
+    assert teacher["cosine"]["5"]["mean"] == pytest.approx(1) and teacher["cosine"][str(LENGTH)]["least"] > 0.999
+    assert 0 < student["cosine"][str(LENGTH)]["mean"] < 0.9999
+    for found in (teacher, student):
+        assert found["accuracy"].keys() == {"sst2", "qqp"} and all(
+            0 <= share <= 1 for share in found["accuracy"].values()
+        )
+        assert found["cost"].keys() == {str(LENGTH), str(2 * LENGTH)}
+        assert all(cost["runs"] == 2 and cost["peak_bytes"] is None for cost in found["cost"].values())
+    assert "/" not in "".join(results["settings"]["models"])
+    printed = capsys.readouterr().out
+    assert printed.startswith((out / "embeddings.md").read_text())
+    assert f"| student | {student['accuracy']['sst2']:.4f} (" in printed
+
+
+def test_memory_is_measured_in_processes_of_their_own(models, tmp_path):
+    options = ["--lengths", str(LENGTH), "--tokens", "46", "--repetitions", "1", "--output_dir", str(tmp_path / "out")]
+    main(["bench", "embeddings", "--models", str(models[0]), *options])
+    (found,) = json.loads((tmp_path / "out" / "embeddings.json").read_text())["models"].values()
+    assert found["cost"][str(LENGTH)]["peak_bytes"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--names", "one"], "names: expected 2 different ones, got ['one']"),
+        (["--tasks", "sst2"], "data_dir: expected the folder of the tasks, got none"),
+        (["--lengths", "0"], "lengths: expected 1 or more each, got [0]"),
+        (["--repetitions", "0"], "repetitions: expected 1 or more, got 0"),
+    ],
+)
+def test_refused(options, message, models, tmp_path, capsys):
+    out = tmp_path / "out"
+    error = fail(capsys, "bench", "embeddings", "--models", *models, *options, "--output_dir", out)
+    assert message in error and not out.exists()
+
+
+def test_a_model_that_is_none_is_refused(models, tmp_path, capsys):
+    error = fail(capsys, "bench", "embeddings", "--models", models[0], tmp_path, "--output_dir", tmp_path / "out")
+    assert "models: expected config.json in" in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_longer_student_is_one(models):
+    """Else time and memory at another length would be of something else."""
+    student = linearize(transformers.AutoModel.from_pretrained(models[0]), 3)
+    student.resize_sequence_length(2 * LENGTH, mode="interpolate")
+    assert student.projections()[0].key_projection.shape == (3, 2 * LENGTH)
