@@ -9,7 +9,17 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import (
+    AutoModel,
+    AutoModelForImageClassification,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerFast,
+    ViTConfig,
+    ViTForImageClassification,
+)
 
 from linformer_kit import LinformerModel
 from linformer_kit.cli import main
@@ -17,6 +27,7 @@ from linformer_kit.convert import convert
 from linformer_kit.settings import ConvertSettings
 from linformer_kit.training.manifest import damage
 from tests.checkpoints.test_encoders import source
+from tests.conftest import fail
 from tests.reference import fairseq_linformer as official
 
 
@@ -166,3 +177,61 @@ def test_nothing_is_left_behind_by_what_did_not_end(error, exists, tmp_path, mon
         convert(ConvertSettings(source=str(tmp_path / "theirs"), out=str(out)))
     assert {path.name for path in tmp_path.iterdir()} == ({"theirs", "ours"} if exists else {"theirs"})
     assert not exists or not list(out.iterdir())
+
+
+def test_in_place(tmp_path, capsys):
+    """The model's own class, its head and its tokenizer, and what sentence-transformers keeps beside it."""
+    source("BertForMaskedLM", tmp_path / "theirs")
+    save_tokenizer(tmp_path / "theirs")
+    (tmp_path / "theirs" / "modules.json").write_text('[{"path": ""}]')
+    options = ["--projected_dim", "[3, 5]", "--sharing", "layerwise", "--max_position_embeddings", "74"]
+    main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours"), "--in_place", *options])
+    out = capsys.readouterr().out
+    assert "LinearBertForMaskedLM" in out and "n 74, k [3, 5], sharing layerwise" in out
+    assert "New: 1 matrices E and F (linear). They know nothing yet: `linformer distill` teaches them." in out
+    model = AutoModelForMaskedLM.from_pretrained(tmp_path / "ours")
+    assert type(model).__name__ == "LinearBertForMaskedLM"
+    assert model(torch.full((1, 74), 5)).logits.isfinite().all()
+    assert AutoTokenizer.from_pretrained(tmp_path / "ours").model_max_length == 74
+    assert (tmp_path / "ours" / "modules.json").exists() and damage(tmp_path / "ours") is None
+
+
+def test_a_model_of_images_in_place(tmp_path, capsys):
+    sizes = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 23}
+    config = ViTConfig(**sizes, image_size=42, patch_size=6, num_labels=3)
+    ViTForImageClassification(config).save_pretrained(tmp_path / "theirs")
+    (tmp_path / "theirs" / "preprocessor_config.json").write_text("{}")
+    main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours"), "--in_place", "--projected_dim", "7"])
+    assert "LinearViTForImageClassification" in capsys.readouterr().out
+    model = AutoModelForImageClassification.from_pretrained(tmp_path / "ours")
+    assert model(torch.zeros(1, 3, 42, 42)).logits.shape == (1, 3)
+    assert (tmp_path / "ours" / "preprocessor_config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--attention", "full"], "attention: expected none with in_place, got 'full'"),
+        (["--num_attention_heads", "2"], "num_attention_heads: expected none with in_place, got 2"),
+        (["--projected_dim", "99"], "projected_dim: expected 1 to 37 (the longest sequence), got 99"),
+        (["--max_position_embeddings", "5"], "max_position_embeddings: expected at least 37 for mode extend, got 5"),
+    ],
+)
+def test_bad_input_in_place(options, message, tmp_path, capsys):
+    source("RobertaForMaskedLM", tmp_path / "theirs")
+    error = fail(capsys, "convert", tmp_path / "theirs", tmp_path / "ours", "--in_place", *options)
+    assert message in error and not (tmp_path / "ours").exists()
+
+
+def test_refused_in_place(tmp_path, capsys):
+    GPT2LMHeadModel(GPT2Config(n_embd=24, n_layer=1, n_head=2, vocab_size=31)).save_pretrained(tmp_path / "gpt")
+    error = fail(capsys, "convert", tmp_path / "gpt", tmp_path / "ours", "--in_place")
+    assert "source: expected a pretrained encoder, got GPT2LMHeadModel in" in error
+    torch.save({}, tmp_path / "model.pt")
+    error = fail(capsys, "convert", tmp_path / "model.pt", tmp_path / "ours", "--in_place")
+    assert "source: expected an encoder of transformers with in_place, got" in error
+    source("BertModel", tmp_path / "bert")
+    main(["convert", str(tmp_path / "bert"), str(tmp_path / "linear"), "--in_place"])
+    capsys.readouterr()
+    error = fail(capsys, "convert", tmp_path / "linear", tmp_path / "ours", "--in_place")
+    assert "source: expected one with full attention, got LinearBertModel, which is a Linformer" in error
