@@ -235,3 +235,20 @@ def test_refused_in_place(tmp_path, capsys):
     capsys.readouterr()
     error = fail(capsys, "convert", tmp_path / "linear", tmp_path / "ours", "--in_place")
     assert "source: expected one with full attention, got LinearBertModel, which is a Linformer" in error
+
+
+def test_a_linear_one_made_longer(tmp_path, capsys):
+    source("BertModel", tmp_path / "bert")
+    main(["convert", str(tmp_path / "bert"), str(tmp_path / "linear"), "--in_place", "--projected_dim", "7"])
+    main(
+        ["convert", str(tmp_path / "linear"), str(tmp_path / "longer"), "--in_place", "--max_position_embeddings", "74"]
+    )
+    out = capsys.readouterr().out
+    assert "n 74, k 7" in out and "know nothing" not in out.partition("n 74")[2]
+    short, long = (AutoModel.from_pretrained(tmp_path / name).eval() for name in ("linear", "longer"))
+    ids = torch.randint(5, 53, (2, 31))
+    torch.testing.assert_close(long(ids)[0], short(ids)[0], rtol=1e-4, atol=1e-5)
+    error = fail(
+        capsys, "convert", tmp_path / "longer", tmp_path / "no", "--in_place", "--max_position_embeddings", "5"
+    )
+    assert "max_position_embeddings: expected at least 74 for mode extend, got 5" in error

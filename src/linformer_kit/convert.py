@@ -63,7 +63,7 @@ def _described(model: PreTrainedModel, settings: ConvertSettings) -> tuple[str, 
     if isinstance(model, LinearizedModel):
         linear = model.config.linformer
         shape = f"n {linear['seq_len']:,}, k {linear['projected_dim']}, sharing {linear['sharing']}"
-        return shape, linear["projection"]
+        return shape, None if roberta.model_type(settings.source) == MODEL_TYPE else linear["projection"]
     config = model.config
     shape = f"n {config.max_position_embeddings:,}"
     if config.attention == "full":
@@ -131,7 +131,13 @@ def _linearized(settings: ConvertSettings) -> Converted:
     given = {name: value for name in _IN_PLACE if (value := getattr(settings, name)) is not None}
     with renamed("model", "source"):
         model = load_pretrained(settings.source, auto_class_of(settings.source, _ENCODER), _ENCODER)
-        return Converted(linearize(model, **given, resize_mode=settings.resize_mode), [])
+        longer = given.get("max_position_embeddings")
+        if not isinstance(model, LinearizedModel) or given.keys() != {"max_position_embeddings"}:
+            model = linearize(model, **given, resize_mode=settings.resize_mode)
+        else:
+            with renamed("seq_len", "max_position_embeddings"):
+                model.resize_sequence_length(given["max_position_embeddings"], mode=settings.resize_mode)
+        return Converted(model, [])
 
 
 def _is_fairseq(source: str) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from matplotlib.ticker import FuncFormatter
+
 from linformer_kit.report.base import plt, table, write_report
 
 _MEASURES = {
@@ -70,6 +72,8 @@ def draw_curve(results: dict[str, Any], path: Path) -> None:
         axes.set_ylabel(f"{_MEASURES[name]} (held-out text)")
         axes.grid(alpha=0.3)
     left.set_yscale("log")
+    for axis in (left.yaxis.set_major_formatter, left.yaxis.set_minor_formatter):
+        axis(FuncFormatter(lambda value, _: f"{value:g}"))
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
