@@ -131,7 +131,6 @@ def _linearized(settings: ConvertSettings) -> Converted:
     given = {name: value for name in _IN_PLACE if (value := getattr(settings, name)) is not None}
     with renamed("model", "source"):
         model = load_pretrained(settings.source, auto_class_of(settings.source, _ENCODER), _ENCODER)
-        longer = given.get("max_position_embeddings")
         if not isinstance(model, LinearizedModel) or given.keys() != {"max_position_embeddings"}:
             model = linearize(model, **given, resize_mode=settings.resize_mode)
         else:

@@ -38,12 +38,16 @@ class _MatrixProjection(SequenceProjection):
         return 1.0
 
     def _project(self, inputs: Inputs, groups: Groups) -> list[Slots]:
-        if self.stretches and self.shorter_input == "stretch":
-            inputs = self._stretched(inputs)
-        key, value, key_map, value_map, _ = inputs
-        length, padding_mask = key.shape[1], inputs.padding_mask
         key_matrix, value_matrix = self._matrices()
         tied = value_matrix is key_matrix
+        if self.stretches and self.shorter_input == "stretch":
+            if inputs.lengths is None and not torch.compiler.is_exporting():
+                key_matrix = self._resampled(key_matrix, inputs.key.shape[1])
+                value_matrix = key_matrix if tied else self._resampled(value_matrix, inputs.value.shape[1])
+            else:
+                inputs = self._stretched(inputs)
+        key, value, key_map, value_map, _ = inputs
+        length, padding_mask = key.shape[1], inputs.padding_mask
         key_matrix = _first_columns(key_matrix, length)
         value_matrix = key_matrix if tied else _first_columns(value_matrix, length)
         most = groups[0][0]
@@ -77,12 +81,14 @@ class _MatrixProjection(SequenceProjection):
             for k, heads in groups
         ]
 
+    def _resampled(self, matrix: Tensor, length: int) -> Tensor:
+        """E as wide as all texts are long: less work than long texts, where they are short."""
+        return matrix if length == self.seq_len else stretch_matrix(matrix, length)
+
     def _stretched(self, inputs: Inputs) -> Inputs:
-        """Texts as long as E is wide, so that none is shorter any more."""
+        """Texts, of different lengths, as long as E is wide, so that none is shorter any more."""
         key, value, lengths = inputs.key, inputs.value, inputs.lengths
         if lengths is None:
-            if not torch.compiler.is_exporting() and key.shape[1] == self.seq_len:
-                return inputs
             lengths = torch.full((1,), key.shape[1], device=key.device)
         stretched = stretch_tokens(key, lengths, self.seq_len)
         other = stretched if value is key else stretch_tokens(value, lengths, self.seq_len)
