@@ -284,4 +284,4 @@ def _results(settings: DistillSettings, pair: _Pair, inputs: Inputs, trainer: Di
 
 
 def _layerwise_steps(settings: DistillSettings) -> int:
-    return settings.max_steps // 4 if settings.layerwise_steps is None else settings.layerwise_steps
+    return settings.max_steps * 2 // 3 if settings.layerwise_steps is None else settings.layerwise_steps

@@ -54,7 +54,7 @@ class DistillSettings(LinearizeSettings, TrainingSettings):
         cache_dir: Where read text is kept; default: linformer_kit in $XDG_CACHE_HOME or ~/.cache.
         max_steps: Updates.
         layerwise_steps: Updates at the start in which each layer learns on its own, from what its teacher takes in;
-            default: a quarter of all.
+            default: two thirds of all.
         hidden_weight: What the error of the hidden states after each layer counts.
         attention_weight: What the error of what attention gives out counts.
         output_weight: What the error at the end counts: Kullback-Leibler divergence of the answers where there is a
