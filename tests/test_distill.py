@@ -155,6 +155,22 @@ def test_what_sentence_transformers_needs_goes_along(texts, tmp_path):
 
 
 @pytest.mark.parametrize(
+    "content", ["{", "3", "null", '{"a": 1}', '[{"path": 3}]', '[{"path": ".."}]', '[{"path": "a/b"}]']
+)
+def test_broken_modules_are_found_at_once(content, texts, tmp_path, capsys):
+    teacher = write_teacher(tmp_path / "teacher", WORDS, "RobertaModel")
+    (teacher / "modules.json").write_text(content)
+    error = fail(capsys, *command(teacher, tmp_path / "student", text=texts))
+    assert f"{teacher / 'modules.json'}: expected" in error
+    assert not (tmp_path / "student").exists()
+
+
+def test_without_layers_the_answers_alone_are_learned(teacher, texts, tmp_path):
+    distill(teacher, tmp_path / "student", text=texts, hidden_weight=0, attention_weight=0)
+    assert json.loads((tmp_path / "student" / "metrics.json").read_text())["layerwise_steps"] == 0
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"projected_dim": 99}, f"projected_dim: expected 1 to {LENGTH} (the longest sequence), got 99"),
@@ -170,7 +186,17 @@ def test_what_sentence_transformers_needs_goes_along(texts, tmp_path):
         ({"max_eval_samples": 0}, "max_eval_samples: expected 1 or more, got 0"),
         ({"resize_to": 50}, "resize_to: expected max_position_embeddings for a distillation, got 50"),
         ({"text": "nowhere"}, "text: no such file or folder: nowhere"),
-        ({"student": "nowhere/at/all"}, "projected_dim: expected none with student, which has its own, got 5"),
+        ({"student": "nowhere/at/all"}, "student: expected a folder, got nowhere/at/all, which does not exist"),
+        (
+            {"layerwise_steps": 3, "hidden_weight": 0, "attention_weight": 0},
+            "layerwise_steps: expected 0 without hidden",
+        ),
+        ({"per_device_train_batch_size": 1000}, "per_device_train_batch_size: expected at most the"),
+        ({"activation_checkpointing": "true"}, "activation_checkpointing: expected false"),
+        ({"trainer.gradient_checkpointing": "true"}, "activation_checkpointing: expected"),
+        ({"trainer.label_smoothing_factor": 0.1}, "trainer.label_smoothing_factor: expected none"),
+        ({"max_position_embeddings": 99_999_999_999}, "max_position_embeddings: expected at most 16,777,216, got 99,"),
+        ({"max_steps": -1}, "max_steps: expected 1 or more, got -1"),
         ({"max_position_embeddings": 9}, f"max_position_embeddings: expected at least {LENGTH} for mode extend, got 9"),
     ],
     ids=str,
@@ -196,6 +222,8 @@ def test_students_refused(run, teacher, texts, tmp_path, capsys):
     assert (
         "student: expected a RobertaForMaskedLM made linear (`linformer convert --in_place`), got RobertaModel" in error
     )
+    error = fail(capsys, *command(teacher, tmp_path / "student", text=texts), "--student", run)
+    assert "projected_dim: expected none with student, which has its own, got 5" in error
 
 
 def test_another_teacher_is_no_resumption(run, texts, tmp_path, capsys):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -13,7 +12,7 @@ from transformers.utils import cached_file
 from linformer_kit.checkpoints import bert, roberta
 from linformer_kit.checkpoints.build import Converted, resize
 from linformer_kit.checkpoints.fairseq import convert_fairseq
-from linformer_kit.checkpoints.sentences import copy_sentence_files
+from linformer_kit.checkpoints.sentences import sentence_files, write_files
 from linformer_kit.configuration import LinformerConfig
 from linformer_kit.errors import InputError, input_errors, renamed
 from linformer_kit.linearized.classes import MODEL_TYPE, LinearizedModel
@@ -38,6 +37,10 @@ _OF_NEW_PROJECTIONS = ("projected_dim", "sharing", "projection", "shorter_input"
 _OF_FAIRSEQ = ("num_attention_heads", "classification_head")
 _IN_PLACE = ("projected_dim", "sharing", "projection", "shorter_input", "max_position_embeddings")
 _ENCODER = "a pretrained encoder"
+_IF_THERE: dict[str, Any] = {
+    "_raise_exceptions_for_missing_entries": False,
+    "_raise_exceptions_for_connection_errors": False,
+}
 _IMAGE_PROCESSOR = "preprocessor_config.json"
 
 
@@ -85,14 +88,15 @@ def convert(settings: ConvertSettings) -> tuple[Converted, PreTrainedTokenizerBa
     out = check_new_folder("out", settings.out)
     converted = _load(settings)
     tokenizer = _tokenizer(settings, converted.model)
+    longer = settings.max_position_embeddings
+    beside = sentence_files(settings.source, longer=longer) if settings.in_place else {}
     with whole_folder(out) as folder:
         converted.model.save_pretrained(folder)
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
-        if settings.in_place:
-            copy_sentence_files(settings.source, folder, longer=settings.max_position_embeddings)
-            if (images := Path(settings.source) / _IMAGE_PROCESSOR).is_file():
-                shutil.copy(images, folder)
+        write_files(beside, folder)
+        if settings.in_place and (images := cached_file(settings.source, _IMAGE_PROCESSOR, **_IF_THERE)):
+            shutil.copy(images, folder)
         write_manifest(folder)
     return converted, tokenizer
 

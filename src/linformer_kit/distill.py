@@ -12,7 +12,7 @@ from typing import Any
 from accelerate import PartialState
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
-from linformer_kit.checkpoints.sentences import copy_sentence_files
+from linformer_kit.checkpoints.sentences import sentence_files, write_files
 from linformer_kit.data.encoding import Encoder
 from linformer_kit.data.unlabelled import Inputs, load_inputs
 from linformer_kit.errors import InputError, renamed
@@ -23,9 +23,10 @@ from linformer_kit.linearized.linearize import linearize
 from linformer_kit.loading import auto_class_of, input_length, load_model
 from linformer_kit.report.distillation import distill_markdown, write_distill_report
 from linformer_kit.settings import DistillSettings, LinearizeSettings
+from linformer_kit.training.answers import kind_of
 from linformer_kit.training.arguments import training_arguments
 from linformer_kit.training.checkpoint import check_output_dir, open_output_dir, save_model
-from linformer_kit.training.distillation import DistillationTrainer, Weights, learns_words
+from linformer_kit.training.distillation import DistillationTrainer, Weights
 from linformer_kit.training.identity import check_same_settings, check_same_source, fingerprint, save_run, versions
 from linformer_kit.training.memory import keep_freed_memory
 from linformer_kit.training.resume import checkpoint_to_resume
@@ -107,6 +108,7 @@ def distill(settings: DistillSettings) -> tuple[dict[str, Any], Path]:
         names = [field.name for field in dataclasses.fields(DistillSettings)]
         check_same_settings(settings, [name for name in names if name not in _MAY_CHANGE])
     pair = load_pair(settings)
+    beside = sentence_files(settings.student or settings.teacher, longer=settings.max_position_embeddings)
     with process.main_process_first():
         inputs = _load_inputs(settings, pair)
     fingerprints = {
@@ -123,9 +125,7 @@ def distill(settings: DistillSettings) -> tuple[dict[str, Any], Path]:
     trainer = _train(settings, pair, inputs, folder)
     results = _results(settings, pair, inputs, trainer)
     if process.is_main_process:
-        longest = settings.max_position_embeddings
-        beside = functools.partial(copy_sentence_files, settings.teacher, longer=longest)
-        save_model(pair.student, pair.tokenizer, folder, beside=beside)
+        save_model(pair.student, pair.tokenizer, folder, beside=functools.partial(write_files, beside))
         write_distill_report(results, folder)
     return results, folder
 
@@ -147,13 +147,20 @@ def check(settings: DistillSettings) -> None:
         raise InputError(f"mlm_probability: expected more than 0 and less than 1, got {settings.mlm_probability}")
     if settings.max_eval_samples < 1:
         raise InputError(f"max_eval_samples: expected 1 or more, got {settings.max_eval_samples}")
-    if not 0 <= _layerwise_steps(settings) <= settings.max_steps:
+    check_trainer(lambda folder: training_arguments(settings, folder, _FIXED), settings.max_steps)
+    alone = _layerwise_steps(settings)
+    if alone and not settings.hidden_weight + settings.attention_weight:
+        raise InputError(f"layerwise_steps: expected 0 without hidden_weight and attention_weight, got {alone}")
+    if not 0 <= alone <= settings.max_steps:
         raise InputError(f"layerwise_steps: expected 0 to {settings.max_steps}, got {settings.layerwise_steps}")
     if settings.resize_to is not None:
         raise InputError(f"resize_to: expected max_position_embeddings for a distillation, got {settings.resize_to}")
     if settings.packing and settings.text_pair_column is not None:
         raise InputError("packing: expected false for pairs of texts, got true")
-    check_trainer(lambda folder: training_arguments(settings, folder, _FIXED), settings.max_steps)
+    if settings.activation_checkpointing or settings.trainer.get("gradient_checkpointing"):
+        raise InputError("activation_checkpointing: expected false, since what layers do is learned from, got true")
+    if settings.trainer.get("label_smoothing_factor"):
+        raise InputError("trainer.label_smoothing_factor: expected none, since there are no labels")
 
 
 def load_pair(settings: DistillSettings) -> _Pair:
@@ -187,14 +194,14 @@ def load_pair(settings: DistillSettings) -> _Pair:
 
 
 def _earlier_student(settings: DistillSettings, teacher: PreTrainedModel) -> LinearizedModel:
+    with renamed("model", "student"):
+        student, _ = load_model(str(settings.student), auto_class_of(str(settings.student), _STUDENT), _STUDENT)
     given = LinearizeSettings(**{name: getattr(settings, name) for name in _OF_NEW_STUDENTS})
     for name in _OF_NEW_STUDENTS:
         if getattr(given, name) != getattr(LinearizeSettings(), name):
             raise InputError(f"{name}: expected none with student, which has its own, got {getattr(given, name)!r}")
     if settings.student_layers is not None:
         raise InputError(f"student_layers: expected none with student, got {settings.student_layers}")
-    with renamed("model", "student"):
-        student, _ = load_model(str(settings.student), auto_class_of(str(settings.student), _STUDENT), _STUDENT)
     base = type(teacher).__name__
     if not isinstance(student, LinearizedModel) or not isinstance(student, type(teacher)):
         kind = type(student).__name__
@@ -210,7 +217,12 @@ def _load_inputs(settings: DistillSettings, pair: _Pair) -> Inputs:
     whole = kind.endswith(_CLASSIFIERS) or settings.text_pair_column is not None
     packing = not whole if settings.packing is None else settings.packing
     encoder = Encoder(pair.tokenizer, pair.longest)
-    return load_inputs(settings, encoder, packing=packing, masked=learns_words(pair.teacher))
+    inputs = load_inputs(settings, encoder, packing=packing, masked=kind_of(pair.teacher) == "words")
+    together = settings.per_device_train_batch_size * PartialState().num_processes
+    if len(inputs.train) < together:
+        there = f"the {len(inputs.train)} inputs to learn from"
+        raise InputError(f"per_device_train_batch_size: expected at most {there} in all processes, got {together}")
+    return inputs
 
 
 def _train(settings: DistillSettings, pair: _Pair, inputs: Inputs, folder: Path) -> DistillationTrainer:
@@ -284,4 +296,6 @@ def _results(settings: DistillSettings, pair: _Pair, inputs: Inputs, trainer: Di
 
 
 def _layerwise_steps(settings: DistillSettings) -> int:
-    return settings.max_steps * 2 // 3 if settings.layerwise_steps is None else settings.layerwise_steps
+    if settings.layerwise_steps is not None:
+        return settings.layerwise_steps
+    return settings.max_steps * 2 // 3 if settings.hidden_weight + settings.attention_weight else 0

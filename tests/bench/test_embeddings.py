@@ -65,12 +65,20 @@ def test_memory_is_measured_in_processes_of_their_own(models, tmp_path):
     [
         (["--names", "one"], "names: expected 2 different ones, got ['one']"),
         (["--tasks", "sst2"], "data_dir: expected the folder of the tasks, got none"),
-        (["--lengths", "0"], "lengths: expected 1 or more each, got [0]"),
+        (["--lengths", "0"], "lengths: expected 1 to 16,777,216 each, got [0]"),
+        (["--lengths", "99999999999"], "lengths: expected 1 to 16,777,216 each, got [99999999999]"),
+        (["--names", "a", "a", "b"], "names: expected 2 different ones, got ['a', 'a', 'b']"),
+        (["--cosine_lengths", "[]"], "cosine_lengths: expected one or more with text, got none"),
+        (["--cosine_lengths", "2"], "cosine_lengths: expected at least 3, got 2"),
+        (["--cosine_lengths", "64"], f"cosine_lengths: expected at most {LENGTH}, which teacher takes, got 64"),
         (["--repetitions", "0"], "repetitions: expected 1 or more, got 0"),
     ],
 )
 def test_refused(options, message, models, tmp_path, capsys):
     out = tmp_path / "out"
+    if "--cosine_lengths" in options:
+        (tmp_path / "text.txt").write_text("it 's good " * 200)
+        options = [*options, "--text", str(tmp_path / "text.txt"), "--samples", "1"]
     error = fail(capsys, "bench", "embeddings", "--models", *models, *options, "--output_dir", out)
     assert message in error and not out.exists()
 

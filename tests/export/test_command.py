@@ -85,6 +85,12 @@ def test_int8_says_what_it_loses(tmp_path, capsys):
             ["--int8", "--validation_file", "x.txt"],
             "validation_file: no such file or folder: x.txt",
         ),
+        (["--text_column", "x"], "text_column: expected none without validation_file, got 'x'"),
+        (["--max_eval_samples", "5"], "max_eval_samples: expected none without validation_file, got 5"),
+        (
+            ["--int8", "--validation_file", "x.txt", "--max_eval_samples", "-3"],
+            "max_eval_samples: expected 1 or more, got -3",
+        ),
     ],
 )
 def test_settings_that_do_not_fit_are_one_line(arguments, message, tmp_path, capsys):

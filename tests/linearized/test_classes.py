@@ -99,7 +99,7 @@ def test_a_configuration_that_is_none_is_refused(fields, model, tmp_path):
         AutoModel.from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize("base", ["nothing", "linearized", 7])
+@pytest.mark.parametrize("base", ["nothing", "linearized"])
 def test_an_unknown_base_is_refused(base, model, tmp_path):
     model.save_pretrained(tmp_path)
     path = tmp_path / "config.json"
@@ -124,7 +124,90 @@ def test_attention_stays_linear(model):
     assert model.config._attn_implementation == "linformer"
 
 
+@pytest.mark.parametrize("asked", ["eager", "sdpa", {"": "sdpa"}])
+def test_no_other_attention_is_swallowed(asked, model, tmp_path):
+    model.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="attn_implementation: expected linformer, as the model has, got"):
+        model.set_attn_implementation(asked)
+    with pytest.raises(InputError, match="attn_implementation: expected linformer, as the model has, got"):
+        model.bert.set_attn_implementation(asked)
+    if isinstance(asked, str):
+        with pytest.raises(InputError, match="attn_implementation: expected linformer, as the model has, got"):
+            AutoModelForMaskedLM.from_pretrained(tmp_path, attn_implementation=asked)
+
+
+@torch.no_grad()
+def test_attentions_are_context_mappings(model):
+    inputs = example(model, 31)
+    shown = model(**inputs, output_attentions=True)
+    assert [tuple(mapping.shape) for mapping in shown.attentions] == [(2, 3, 31, 7)] * 3
+    torch.testing.assert_close(shown.attentions[0].sum(-1), torch.ones(2, 3, 31))
+    plain = model(**inputs)
+    assert not plain.attentions
+    torch.testing.assert_close(plain.logits, shown.logits, rtol=1e-4, atol=1e-5)
+
+
+def test_models_of_one_configuration_stay_apart():
+    config = BertConfig(**SIZES)
+    first, second = BertModel(config).eval(), BertModel(config).eval()
+    linearize(first, 7)
+    inputs = example(second, 31)
+    with torch.no_grad():
+        assert second(**inputs)[0].shape == first(**inputs)[0].shape
+    assert type(second.config) is BertConfig and config.model_type == "bert"
+
+
+def test_tuples_are_lists(tmp_path):
+    model = linearize(build(FAMILIES["bert"]), (3, (5, 7, 4), 6))
+    assert model.config.linformer["projected_dim"] == [3, [5, 7, 4], 6]
+
+
+def test_no_model_of_a_bare_configuration(model):
+    with pytest.raises(InputError, match="config: expected that of a linear model"):
+        type(model)(type(model.config)(**SIZES))
+
+
+def test_names_that_are_none_are_refused(model, tmp_path):
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    config["linformer"]["layers"] = ["encoder.layer.7.attention.self"]
+    path.write_text(json.dumps(config))
+    with pytest.raises(InputError, match=r"linformer.layers: expected names of modules of LinearBertModel, got 'enc"):
+        AutoModel.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("layers", 3),
+        ("layers", ["a", "a"]),
+        ("local_layers", [3]),
+        ("num_heads", 0),
+        ("num_heads", "3"),
+        ("head_dim", -1),
+        ("seq_len", 10**12),
+        ("seq_len", True),
+        ("projected_dim", "7"),
+        ("sharing", ["none"]),
+        ("projection", None),
+        ("base_model_type", 7),
+    ],
+)
+def test_fields_of_other_kinds_are_refused(name, value, model, tmp_path):
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    config["linformer"][name] = value
+    path.write_text(json.dumps(config))
+    with pytest.raises(InputError, match=f"linformer.{name}: expected what `linearize` writes in config.json, got"):
+        AutoModel.from_pretrained(tmp_path)
+
+
 def test_refused_inputs(model):
+    embeddings = torch.zeros(1, LENGTH + 1, SIZES["hidden_size"])
+    with pytest.raises(InputError, match=f"sequence length: expected at most {LENGTH}, got {LENGTH + 1}"):
+        model(inputs_embeds=embeddings)
     with pytest.raises(InputError, match=f"sequence length: expected at most {LENGTH}, got {LENGTH + 1}"):
         model(input_ids=torch.full((1, LENGTH + 1), 3))
     with pytest.raises(InputError, match=f"sequence length: expected at most {LENGTH}, got {LENGTH + 1}"):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 import transformers
@@ -12,8 +10,8 @@ from linformer_kit import linearize
 from linformer_kit.bench.families import FAMILIES, build, example
 from linformer_kit.linearized.depth import keep_layers, layers_to_keep
 from linformer_kit.linearized.layers import attention_layers
-from linformer_kit.training.distillation import divergence, mean_embedding, relative_error
-from linformer_kit.training.tracing import layer_names, traced
+from linformer_kit.training.distillation import _of_layers, relative_error
+from linformer_kit.training.tracing import Trace, layer_names, traced
 
 
 def test_relative_error_is_one_for_the_mean_and_zero_for_the_teacher():
@@ -27,19 +25,16 @@ def test_relative_error_is_one_for_the_mean_and_zero_for_the_teacher():
         assert (distance.sum() / spread.sum()).item() == pytest.approx(expected, abs=1e-6)
 
 
-def test_mean_embedding_is_of_real_tokens():
-    hidden = torch.tensor([[[1.0, 2.0], [3.0, 4.0], [99.0, 99.0]]])
-    assert mean_embedding(hidden, torch.tensor([[True, True, False]])).tolist() == [[2.0, 3.0]]
-
-
-def test_divergence_by_hand():
-    student, teacher = torch.tensor([[0.0, 0.0]]), torch.tensor([[math.log(3.0), 0.0]])
-    expected = 0.75 * math.log(0.75 / 0.5) + 0.25 * math.log(0.25 / 0.5)
-    assert divergence(student, teacher, 1.0).item() == pytest.approx(expected)
-    assert divergence(teacher, teacher, 2.0).item() == pytest.approx(0)
-    warm = [1 / (1 + 3**-0.5), 1 - 1 / (1 + 3**-0.5)]
-    expected = 4 * sum(share * math.log(share / 0.5) for share in warm)
-    assert divergence(student, teacher, 2.0).item() == pytest.approx(expected)
+def test_a_teacher_stands_for_several_layers():
+    """Each of the student's layers takes in what comes before those that it stands for, and ends where they end."""
+    trace = Trace(*([torch.tensor(10 * kind + layer) for layer in range(6)] for kind in range(3)))
+    few = _of_layers(trace, [1, 3, 5])
+    assert [[int(each) for each in part] for part in (few.inputs, few.outputs, few.attention)] == [
+        [0, 2, 4],
+        [11, 13, 15],
+        [21, 23, 25],
+    ]
+    assert _of_layers(trace, None) is trace
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in ("vit", "deit", "dinov2")])

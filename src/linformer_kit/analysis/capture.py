@@ -19,8 +19,9 @@ from transformers.masking_utils import eager_mask
 from linformer_kit.attention import LinformerAttention
 from linformer_kit.errors import InputError
 from linformer_kit.functional import padding_after, split_heads
-from linformer_kit.linearized.attention import ATTRIBUTE, CHANGES_WEIGHTS, linear_attention
+from linformer_kit.linearized.attention import ATTRIBUTE, linear_attention
 from linformer_kit.linearized.classes import LINEAR_IMPLEMENTATIONS
+from linformer_kit.linearized.layers import check_weights
 
 
 class LayerAttention(NamedTuple):
@@ -151,9 +152,7 @@ def _attend(
         assert weights is not None
         _visit.get()(_of_real_tokens(weights, real))
         return output, None
-    for name in CHANGES_WEIGHTS:
-        if arguments.get(name) is not None:
-            raise InputError(f"model: expected attention without {name}, got {type(module).__name__} with it")
+    check_weights(module, arguments)
     repeats = query.shape[1] // key.shape[1]  # grouped queries
     key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
     query = query * (query.shape[-1] ** -0.5 if scaling is None else scaling)

@@ -30,14 +30,14 @@ from linformer_kit.data.labelled import load_labelled
 from linformer_kit.environment import environment
 from linformer_kit.errors import renamed
 from linformer_kit.linearized.classes import LinearizedModel
-from linformer_kit.linearized.positions import longest_input, set_positions
-from linformer_kit.loading import best_device, load_model
+from linformer_kit.linearized.positions import LONGEST, longest_input, set_positions
+from linformer_kit.loading import best_device, input_length, load_model
 from linformer_kit.modeling import LinformerPreTrainedModel
 from linformer_kit.report.embeddings import embeddings_markdown, write_embeddings_report
 from linformer_kit.settings import FinetuneSettings
+from linformer_kit.training.answers import mean_embedding
 from linformer_kit.training.arguments import use_bf16
 from linformer_kit.training.checkpoint import check_new_folder, open_output_dir
-from linformer_kit.training.distillation import mean_embedding
 
 Side = tuple[list[Example], list[Any]]  # texts and their classes
 
@@ -67,6 +67,12 @@ def measure_embeddings(settings: EmbeddingsSettings) -> tuple[dict[str, Any], Pa
     passages = _passages(settings)
     tasks = {name: _task(settings, name) for name in settings.tasks}
     embedders = {name: _Embedder(model, settings) for name, model in names.items()}
+    for name, embedder in embedders.items():
+        for length in settings.cosine_lengths if passages else ():
+            limit = embedder.longest
+            require(length <= limit, "cosine_lengths", f"at most {limit:,}, which {name} takes", length)
+            with renamed("max_length", "cosine_lengths"):
+                Encoder(embedder.tokenizer, length)
     folder = open_output_dir(settings.output_dir, command="bench-embeddings", overwrite=False)
     results: dict[str, Any] = {
         "command": "bench embeddings",
@@ -79,7 +85,7 @@ def measure_embeddings(settings: EmbeddingsSettings) -> tuple[dict[str, Any], Pa
     for name, embedder in embedders.items():
         found = results["models"][name]
         found["parameters"] = embedder.model.num_parameters()
-        found["longest"] = embedder.tokenizer.model_max_length
+        found["longest"] = embedder.longest
         found["cosine"] = {}
         for length in settings.cosine_lengths if passages else ():
             vectors = embedder.embed([(text, None) for text in passages], f"{name}, {length} tokens", length=length)
@@ -106,14 +112,14 @@ class _Embedder:
     def __init__(self, model: str, settings: EmbeddingsSettings) -> None:
         with renamed("model", "models"):
             self.model, self.tokenizer = load_model(model, AutoModel, _KIND)
+        self.longest = input_length(self.model, self.tokenizer, None)
         self.batch_size = settings.batch_size
         self.bf16 = use_bf16(settings.bf16, on_cpu=True)
 
     @torch.inference_mode()
     def embed(self, texts: Sequence[tuple[str, str | None]], what: str, *, length: int | None = None) -> np.ndarray:
         """Embeddings, `[texts, embed]`, of texts cut to the longest input or to a length in tokens."""
-        longest = min(self.tokenizer.model_max_length, longest_input(self.model) or self.tokenizer.model_max_length)
-        encoded = Encoder(self.tokenizer, length or longest)(texts)
+        encoded = Encoder(self.tokenizer, length or self.longest)(texts)
         windows: list[Window] = [text.windows[0] for text in encoded]
         order = sorted(range(len(windows)), key=lambda index: -len(windows[index]["input_ids"]))
         vectors = np.empty((len(windows), self.model.config.hidden_size), dtype=np.float32)
@@ -209,9 +215,13 @@ def _check(settings: EmbeddingsSettings) -> dict[str, str]:
         require(getattr(settings, name) >= 1, name, "1 or more", getattr(settings, name))
     require(bool(settings.models), "models", "one or more", "none")
     for name in ("lengths", "cosine_lengths"):
-        require(min(getattr(settings, name), default=1) >= 1, name, "1 or more each", getattr(settings, name))
+        lengths = getattr(settings, name)
+        fits = all(1 <= length <= LONGEST for length in lengths)
+        require(fits, name, f"1 to {LONGEST:,} each", lengths)
     names = settings.names or [Path(model).name for model in settings.models]
-    require(len(set(names)) == len(settings.models), "names", f"{len(settings.models)} different ones", names)
+    different = len(names) == len(set(names)) == len(settings.models)
+    require(different, "names", f"{len(settings.models)} different ones", names)
+    require(not settings.text or bool(settings.cosine_lengths), "cosine_lengths", "one or more with text", "none")
     require(not settings.tasks or settings.data_dir is not None, "data_dir", "the folder of the tasks", "none")
     if settings.output_dir is not None:
         check_new_folder("output_dir", settings.output_dir)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -75,7 +76,8 @@ def resize(model: LinformerPreTrainedModel, max_position_embeddings: int, mode: 
     try:
         model.resize_sequence_length(max_position_embeddings, mode=mode)
     except InputError as error:
-        raise InputError(str(error).replace("seq_len:", "max_position_embeddings:", 1)) from None
+        named = str(error).replace("seq_len:", "max_position_embeddings:", 1)
+        raise InputError(re.sub(r"^mode:", "resize_mode:", named)) from None
 
 
 @contextmanager

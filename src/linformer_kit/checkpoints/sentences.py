@@ -3,42 +3,80 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
+from typing import Any
+
+from huggingface_hub import snapshot_download
 
 from linformer_kit.errors import InputError
+from linformer_kit.settings import names_folder
 
 _MODULES = "modules.json"
 _SETTINGS = ("sentence_bert_config.json", "config_sentence_transformers.json")
 _MAX_LENGTH = "max_seq_length"
+# What of a model of the hub is fetched; the encoder itself is not.
+_PATTERNS = [_MODULES, *_SETTINGS, "[0-9]*_*/*"]
+
+Files = dict[str, bytes]  # contents by path within a folder
 
 
-def copy_sentence_files(source: str, folder: Path, *, longer: int | None = None) -> None:
-    """Copy them from the folder of an encoder, where it has any.
+def sentence_files(source: str, *, longer: int | None = None) -> Files:
+    """The files, read and checked; none where the encoder is no sentence embedder.
 
     Args:
-        source: Folder of the encoder, or a hub id, of which nothing is copied.
-        folder: Where the linear encoder is.
+        source: Folder or hub id of the encoder.
         longer: Longest text in tokens, where it is another one now.
 
     Raises:
-        InputError: for a list of modules that is none.
+        InputError: for files that are not what they should be.
     """
-    path = Path(source) / _MODULES
-    if not path.is_file():
-        return
-    try:
-        places = [Path(module["path"]).name for module in json.loads(path.read_text(encoding="utf-8"))]
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path}: expected modules of sentence-transformers, got {error}") from None
-    shutil.copy(path, folder)
-    for name in filter(None, places):
-        if (Path(source) / name).is_dir():
-            shutil.copytree(Path(source) / name, folder / name)
+    folder = _folder(source)
+    if folder is None or not (folder / _MODULES).is_file():
+        return {}
+    modules = _read(folder / _MODULES)
+    paths = [module.get("path") if isinstance(module, dict) else None for module in _listed(modules)]
+    for path in paths:
+        if not isinstance(path, str) or path in (".", "..") or Path(path).name != path:
+            raise InputError(
+                f"{folder / _MODULES}: expected modules, each with the path of its folder, got {modules!r}"
+            )
+    files = {_MODULES: (folder / _MODULES).read_bytes()}
     for name in _SETTINGS:
-        if (Path(source) / name).is_file():
-            shutil.copy(Path(source) / name, folder)
-    settings = folder / _SETTINGS[0]
-    if longer is not None and settings.is_file():
-        content = json.loads(settings.read_text(encoding="utf-8"))
-        settings.write_text(json.dumps({**content, _MAX_LENGTH: longer}, indent=2) + "\n", encoding="utf-8")
+        if (folder / name).is_file():
+            content = _read(folder / name)
+            if not isinstance(content, dict):
+                raise InputError(f"{folder / name}: expected settings by name, got {type(content).__name__}")
+            if longer is not None and _MAX_LENGTH in content:
+                content[_MAX_LENGTH] = longer
+            files[name] = (json.dumps(content, indent=2) + "\n").encode()
+    for place in filter(None, paths):
+        inside = (path for path in sorted((folder / place).rglob("*")) if path.is_file())
+        files |= {str(path.relative_to(folder)): path.read_bytes() for path in inside}
+    return files
+
+
+def write_files(files: Files, folder: Path) -> None:
+    """Put files into a folder."""
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+
+
+def _folder(source: str) -> Path | None:
+    if names_folder(source):
+        return Path(source)
+    try:
+        return Path(snapshot_download(source, allow_patterns=_PATTERNS))
+    except Exception:  # no network, or no such model: whoever loads the encoder says so
+        return None
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: expected JSON of sentence-transformers, got {error}") from None
+
+
+def _listed(modules: Any) -> list[Any]:
+    return modules if isinstance(modules, list) else [modules]

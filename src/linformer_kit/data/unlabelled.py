@@ -85,7 +85,10 @@ def _corpus(settings: DistillSettings) -> Corpus:
         cache_dir=settings.cache_dir,
     )
     with renamed("train_file", "text"), renamed("validation_file", "validation_text"):
-        return load_corpus(own, seed=settings.seed)
+        try:
+            return load_corpus(own, seed=settings.seed)
+        except InputError as error:
+            raise InputError(str(error).replace("--validation_file", "--validation_text")) from None
 
 
 def _split(settings: DistillSettings) -> tuple[list[Text], list[Text]]:

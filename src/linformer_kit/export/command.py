@@ -36,6 +36,7 @@ FORMATS = {
     "onnx": Format("linformer_kit.export.onnx_file", ("onnx", "onnxscript", "onnxruntime"), "export"),
     "torch": Format("linformer_kit.export.torch_int8", ("torchao",), "int8"),
 }
+_OF_VALIDATION = ("text_column", "text_pair_column", "label_column", "max_eval_samples")
 _PYTORCH = "PyTorch"
 _SHORT = 512  # tokens of the shorter of two inputs that are timed
 
@@ -101,6 +102,11 @@ def _check(settings: ExportSettings) -> None:
     """Refuse settings that contradict each other, and what is not installed, before any work."""
     if settings.format == "torch" and not settings.int8:
         raise InputError("int8: expected true with format torch, which a model is in without it, got false")
+    for name in _OF_VALIDATION if settings.validation_file is None else ():
+        if (value := getattr(settings, name)) is not None:
+            raise InputError(f"{name}: expected none without validation_file, got {value!r}")
+    if settings.max_eval_samples is not None and settings.max_eval_samples < 1:
+        raise InputError(f"max_eval_samples: expected 1 or more, got {settings.max_eval_samples}")
     if settings.validation_file is not None and not settings.int8:
         raise InputError("validation_file: expected int8 with it, without which nothing is lost, got none")
     _, packages, extra = FORMATS[settings.format]

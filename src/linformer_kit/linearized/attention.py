@@ -17,20 +17,20 @@ from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
 from linformer_kit.attention import attend_slots, project_tokens
 from linformer_kit.errors import InputError
 from linformer_kit.functional import merge_heads, zero_padding
+from linformer_kit.linearized.layers import check_weights
 from linformer_kit.projection import SequenceProjection
 
 IMPLEMENTATION = "linformer"
 SLOTS = "linformer_slots"  # of an attention module: fewer slots than its E and F have, where it shares them
+SHOWS_WEIGHTS = "linformer_shows_weights"  # whether it is to give P̄ as well
 ATTRIBUTE = "linformer"  # of each attention module: its E and F, or None where it keeps the attention that it has
-# Of arguments of attention functions those that change the weights in ways that are not repeated here.
-CHANGES_WEIGHTS = ("softcap", "s_aux", "position_bias")
 
 
 def linear_attention(
     module: nn.Module,
     query: Float[Tensor, "batch heads seq_len head_dim"],
-    key: Float[Tensor, "batch heads seq_len head_dim"],
-    value: Float[Tensor, "batch heads seq_len head_dim"],
+    key: Float[Tensor, "batch key_heads seq_len head_dim"],
+    value: Float[Tensor, "batch key_heads seq_len head_dim"],
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
@@ -64,10 +64,10 @@ def linear_attention(
     projection: SequenceProjection | None = getattr(module, ATTRIBUTE)
     if projection is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **arguments)
-    for name in CHANGES_WEIGHTS:
-        if arguments.get(name) is not None:
-            raise InputError(f"model: expected attention without {name}, got {kind} with it")
+    check_weights(module, arguments)
     padding = padding_of(attention_mask)
+    repeats = query.shape[1] // key.shape[1]  # grouped queries
+    key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
     head_dim = query.shape[-1]
     if scaling is not None and scaling != head_dim**-0.5:
         query = query * (scaling * head_dim**0.5)
@@ -81,6 +81,7 @@ def linear_attention(
         padding_mask=padding,
         projected_dim=getattr(module, SLOTS, None),
     )
+    need_weights = need_weights or getattr(module, SHOWS_WEIGHTS, False)
     context, weights = attend_slots(query, slots, dropout=dropout, need_weights=need_weights)
     return context.transpose(1, 2).contiguous(), weights
 

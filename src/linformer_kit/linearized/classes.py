@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,30 +20,50 @@ from transformers import initialization as init
 from transformers.models.auto import modeling_auto
 
 from linformer_kit.errors import InputError
-from linformer_kit.linearized.attention import ATTRIBUTE, IMPLEMENTATION, SLOTS
-from linformer_kit.linearized.positions import check_positions, set_positions
-from linformer_kit.projection import SequenceProjection, build_projection, each_dim, largest_dim, more_windows
+from linformer_kit.linearized.attention import ATTRIBUTE, IMPLEMENTATION, SHOWS_WEIGHTS, SLOTS
+from linformer_kit.linearized.positions import LONGEST, check_positions, longest_input, set_positions
+from linformer_kit.projection import (
+    SequenceProjection,
+    build_projection,
+    each_dim,
+    is_integer,
+    largest_dim,
+    more_windows,
+)
 from linformer_kit.settings import ResizeMode
 
 MODEL_TYPE = "linearized"
 _PREFIX = "Linear"
 # Whose models see only what is before each token, or have a decoder.
 _GENERATORS = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM")
-_FIELDS = frozenset(
-    (
-        "base_model_type",
-        "layers",
-        "local_layers",
-        "num_heads",
-        "head_dim",
-        "seq_len",
-        "projected_dim",
-        "sharing",
-        "projection",
-        "projection_initializer",
-        "shorter_input",
-    )
-)
+
+
+def _is_word(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_size(value: Any) -> bool:
+    return is_integer(value) and 0 < value <= LONGEST
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_word, value)) and len(set(value)) == len(value)
+
+
+# What `linearize` writes, and how one sees it.
+_FIELDS: dict[str, Callable[[Any], bool]] = {
+    "base_model_type": _is_word,
+    "layers": _are_names,
+    "local_layers": _are_names,
+    "num_heads": _is_size,
+    "head_dim": _is_size,
+    "seq_len": _is_size,
+    "projected_dim": lambda value: isinstance(value, (int, list)),  # the projection has more to say
+    "sharing": _is_word,
+    "projection": _is_word,
+    "projection_initializer": _is_word,
+    "shorter_input": _is_word,
+}
 
 
 class LinearizedConfig(PreTrainedConfig):
@@ -64,8 +85,13 @@ class LinearizedConfig(PreTrainedConfig):
             InputError: where `linformer` is not what `linearize` has written.
         """
         fields = config_dict.get("linformer")
-        if not isinstance(fields, dict) or fields.keys() != _FIELDS:
+        if not isinstance(fields, dict) or fields.keys() != _FIELDS.keys():
             raise InputError(f"linformer: expected {', '.join(sorted(_FIELDS))} in config.json, got {fields!r}")
+        for name, fits in _FIELDS.items():
+            if not fits(fields[name]):
+                raise InputError(
+                    f"linformer.{name}: expected what `linearize` writes in config.json, got {fields[name]!r}"
+                )
         if cls is not LinearizedConfig:
             return super().from_dict(config_dict, **kwargs)
         base = fields["base_model_type"]
@@ -82,16 +108,32 @@ class LinearizedModel(PreTrainedModel):
     """What all linearised models have beside what they were."""
 
     def __init__(self, config: Any, *arguments: Any, **named: Any) -> None:
+        if not config.linformer:
+            raise InputError(
+                f"config: expected that of a linear model (`linearize` makes one), got {type(config).__name__}"
+            )
+        if (asked := config._attn_implementation) is not None:
+            _check_implementation(asked)
         super().__init__(config, *arguments, **named)
         attach(self)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        if not torch.compiler.is_compiling():
-            ids = named.get("input_ids", arguments[0] if arguments else None)
-            longest = self.config.linformer["seq_len"]
-            if isinstance(ids, torch.Tensor) and ids.dim() == 2 and ids.shape[1] > longest:
-                raise InputError(f"sequence length: expected at most {longest}, got {ids.shape[1]}")
+        if torch.compiler.is_compiling():
+            return super().__call__(*arguments, **named)
+        tokens = [arguments[0] if arguments else None, named.get("input_ids"), named.get("inputs_embeds")]
+        longest = self.config.linformer["seq_len"]
+        for given in tokens if longest_input(self) is not None else ():
+            if isinstance(given, torch.Tensor) and given.dim() > 1 and given.shape[1] > longest:
+                raise InputError(f"sequence length: expected at most {longest}, got {given.shape[1]}")
+        asked = named.get("output_attentions")
+        self._show_weights(bool(self.config.output_attentions if asked is None else asked))
         return super().__call__(*arguments, **named)
+
+    def _show_weights(self, shown: bool) -> None:
+        """Whether the layers give P̄, `[batch, heads, seq_len, slots]`, which transformers collects."""
+        for module in self.modules():
+            if ATTRIBUTE in module.__dict__ or ATTRIBUTE in module._modules:
+                module.__dict__[SHOWS_WEIGHTS] = shown
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -107,11 +149,7 @@ class LinearizedModel(PreTrainedModel):
         Raises:
             InputError: for any other, which would ignore E and F.
         """
-        if attn_implementation not in LINEAR_IMPLEMENTATIONS:
-            raise InputError(
-                f"attn_implementation: expected {IMPLEMENTATION}, as the model has, got {attn_implementation!r}, which "
-                "would ignore its E and F"
-            )
+        _check_implementation(attn_implementation)
         super().set_attn_implementation(attn_implementation, *arguments, **named)
 
     def projections(self) -> list[SequenceProjection]:
@@ -165,11 +203,31 @@ class LinearizedModel(PreTrainedModel):
 LINEAR_IMPLEMENTATIONS = {IMPLEMENTATION}
 
 
+def _check_implementation(asked: Any) -> None:
+    if not isinstance(asked, str) or asked not in LINEAR_IMPLEMENTATIONS:
+        raise InputError(
+            f"attn_implementation: expected {IMPLEMENTATION}, as the model has, got {asked!r}, which would ignore its "
+            "E and F"
+        )
+
+
 def attach(model: PreTrainedModel) -> None:
-    """Give the layers of a model the E and F that its configuration asks for, newly made."""
+    """Give the layers of a model the E and F that its configuration asks for, newly made.
+
+    Raises:
+        InputError: for a configuration that is not that of this model.
+    """
     fields = model.config.linformer
     base = model.base_model
     modules = dict(base.named_modules())
+    for name in (*fields["layers"], *fields["local_layers"]):
+        if name not in modules:
+            kind = type(model).__name__
+            raise InputError(f"linformer.layers: expected names of modules of {kind}, got {name!r}")
+    if base is not model:
+        config_class: Any = type(model.config)
+        base_class: Any = type(base)
+        base.__class__ = linear_model_class(base_class, config_class)
     made = new_projections(fields)
     if fields["sharing"] == "layerwise":
         base.add_module(ATTRIBUTE, made[0].to(base.device, base.dtype))

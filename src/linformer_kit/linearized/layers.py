@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -51,10 +51,10 @@ def attention_layers(model: PreTrainedModel) -> list[AttentionLayer]:
     """
     _refuse_by_configuration(model)
     seen: dict[nn.Module, dict[str, Any]] = {}
-    inputs, changed = _two_inputs(model)
     token = _seen.set(seen)
     try:
         with _probing(model), input_errors(f"model: expected an encoder, got {type(model).__name__}"):
+            inputs, changed = _two_inputs(model)
             before, after = (_first_position(model.base_model(**given)) for given in (inputs, changed))
     finally:
         _seen.reset(token)
@@ -123,7 +123,19 @@ def _probing(model: PreTrainedModel) -> Iterator[None]:
             module.training = True
 
 
+def check_weights(module: nn.Module, arguments: Mapping[str, Any]) -> None:
+    """Refuse attention whose weights come about in ways that are not repeated here.
+
+    Raises:
+        InputError: that names the argument of the attention function.
+    """
+    for name in ("softcap", "s_aux", "position_bias"):
+        if arguments.get(name) is not None:
+            raise InputError(f"model: expected attention without {name}, got {type(module).__name__} with it")
+
+
 def _attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **arguments: Any) -> Any:
+    check_weights(module, arguments)
     _seen.get()[module] = {
         "num_heads": query.shape[1],
         "head_dim": query.shape[3],

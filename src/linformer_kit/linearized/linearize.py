@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -35,10 +36,11 @@ def linearize(
     """Make a pretrained encoder linear: its attention goes over k slots, all its weights stay.
 
     It works for encoders of transformers that attend through its attention interface; the model is changed in place,
-    becomes a subclass of what it was (`LinearBertForMaskedLM`), and saves and loads like any other, with a model type
-    of its own. Layers with a sliding window keep it. Keys arrive with W_K applied, so the cheaper order of
-    multiplications is left to the models of this package (`linformer convert`). E and F know nothing yet: distil
-    (`linformer distill`) or train on before use. With as many slots as tokens nothing changes but rounding.
+    becomes a subclass of what it was (`LinearBertForMaskedLM`) with a configuration of its own, and saves and loads
+    like any other, with a model type of its own. Layers with a sliding window keep it. Keys arrive with W_K applied, so
+    the cheaper order of multiplications is left to the models of this package (`linformer convert`). E and F know
+    nothing yet: distil (`linformer distill`) or train on before use. With as many slots as tokens nothing changes but
+    rounding.
 
     Args:
         model: Any encoder, with or without a head.
@@ -63,28 +65,21 @@ def linearize(
         >>> model = lk.linearize(AutoModel.from_pretrained("FacebookAI/roberta-base"), projected_dim=128)
     """
     layers = attention_layers(model)
-    linear = [layer for layer in layers if not layer.local]
-    if not linear:
-        raise InputError(f"model: expected a layer that sees the whole input, got {type(model).__name__} without one")
     if max_position_embeddings is not None:
         with renamed("seq_len", "max_position_embeddings"), renamed("mode", "resize_mode"):
             check_positions(model, max_position_embeddings, resize_mode)
-    seq_len = max_position_embeddings or longest_input(model) or linear[0].keys
     fields: dict[str, Any] = {
-        "base_model_type": model.config.model_type,
-        "layers": [layer.name for layer in linear],
-        "local_layers": [layer.name for layer in layers if layer.local],
-        "num_heads": linear[0].num_heads,
-        "head_dim": linear[0].head_dim,
-        "seq_len": seq_len,
-        "projected_dim": min(DEFAULT_PROJECTED_DIM, seq_len) if projected_dim is None else projected_dim,
+        **_of_layers(layers, model),
+        "seq_len": max_position_embeddings or _longest(model, layers),
         "sharing": sharing,
         "projection": projection,
         "projection_initializer": projection_initializer,
         "shorter_input": shorter_input,
     }
-    _check_alike(linear, model)
+    default = min(DEFAULT_PROJECTED_DIM, fields["seq_len"])
+    fields["projected_dim"] = default if projected_dim is None else _lists(projected_dim)
     new_projections(fields)  # refused before anything is changed
+    _own_configuration(model)
     stock: tuple[Any, Any] = type(model), type(model.config)
     config_class = linear_config_class(stock[1])
     if max_position_embeddings is not None:
@@ -97,8 +92,40 @@ def linearize(
     return model
 
 
-def _check_alike(layers: list[AttentionLayer], model: PreTrainedModel) -> None:
-    shapes = {(layer.num_heads, layer.head_dim, layer.keys) for layer in layers}
+def _of_layers(layers: list[AttentionLayer], model: PreTrainedModel) -> dict[str, Any]:
+    """What a configuration says of the layers."""
+    kind = type(model).__name__
+    linear = [layer for layer in layers if not layer.local]
+    if not linear:
+        raise InputError(f"model: expected a layer that sees the whole input, got {kind} without one")
+    shapes = {(layer.num_heads, layer.head_dim, layer.keys) for layer in linear}
     if len(shapes) > 1:
-        kind = type(model).__name__
         raise InputError(f"model: expected layers with equal heads and lengths, got {kind} with {sorted(shapes)}")
+    return {
+        "base_model_type": model.config.model_type,
+        "layers": [layer.name for layer in linear],
+        "local_layers": [layer.name for layer in layers if layer.local],
+        "num_heads": linear[0].num_heads,
+        "head_dim": linear[0].head_dim,
+    }
+
+
+def _longest(model: PreTrainedModel, layers: list[AttentionLayer]) -> int:
+    longest = longest_input(model)
+    if longest is None and model.main_input_name == "input_ids":
+        kind = type(model).__name__
+        raise InputError(f"max_position_embeddings: expected a number for {kind}, which has no longest input, got none")
+    return longest or layers[0].keys  # an image has one size
+
+
+def _lists(projected_dim: Any) -> Any:
+    """As JSON will have it."""
+    return [_lists(dim) for dim in projected_dim] if isinstance(projected_dim, (list, tuple)) else projected_dim
+
+
+def _own_configuration(model: PreTrainedModel) -> None:
+    """A configuration of its own: other models may have been made of the same object."""
+    shared, own = model.config, copy.deepcopy(model.config)
+    for module in model.modules():
+        if getattr(module, "config", None) is shared:
+            module.config = own

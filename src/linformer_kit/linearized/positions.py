@@ -13,6 +13,7 @@ from linformer_kit.functional import resize_positions
 from linformer_kit.projection import check_resize
 
 _TABLE = "position_embeddings"
+LONGEST = 1 << 24  # tokens; more is a slip, for which no memory is
 _OF_POSITIONS = ("position_ids", "token_type_ids")  # buffers as long as the table
 
 
@@ -53,6 +54,12 @@ def check_positions(model: PreTrainedModel, seq_len: int, mode: str) -> None:
         InputError: for a model whose inputs have one length, and a length that the mode does not allow.
     """
     now = longest_input(model)
+    tables = bool(position_tables(model))
+    if now is not None and not tables and not any("Rotary" in type(module).__name__ for module in model.modules()):
+        kind = type(model).__name__
+        raise InputError(f"seq_len: expected none for {kind}, whose positions are not known here, got {seq_len}")
+    if seq_len > LONGEST:
+        raise InputError(f"seq_len: expected at most {LONGEST:,}, got {seq_len:,}")
     if now is None:
         raise InputError(
             f"seq_len: expected none for {type(model).__name__}, whose inputs have one size, got {seq_len}"

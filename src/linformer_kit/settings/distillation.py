@@ -37,7 +37,8 @@ class DistillSettings(LinearizeSettings, TrainingSettings):
     """Teach a linear student what its full-attention teacher does.
 
     Attributes:
-        teacher: Folder or hub id of an encoder: with a masked-language-model head, a classifier, or bare.
+        teacher: Folder or hub id of an encoder: a masked language model, a classifier of texts or tokens, one that
+            answers questions, or a bare one.
         student: Folder of a linear student to go on with; default: the teacher, linearised.
         student_layers: Layers of the student, fewer than the teacher's, taken from it at even distances; default: all.
         text: Files, folders or globs (.txt .py .md .jsonl .csv .tsv .parquet); without any, the Python standard

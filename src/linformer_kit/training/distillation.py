@@ -1,17 +1,16 @@
 """Training of a linear student on what its full-attention teacher does, layer by layer and then as a whole.
 
-Axes: batch, seq_len (n), embed, classes (of an answer: words, labels, positions).
+Axes: batch, seq_len (n), embed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.utils.data import Dataset, SequentialSampler
@@ -23,17 +22,16 @@ from transformers import (
     TrainingArguments,
 )
 
+from linformer_kit.collectives import average_gradients
 from linformer_kit.data.encoding import Window
 from linformer_kit.data.passages import LengthSampler
+from linformer_kit.training.answers import agreement, kind_of, mean_embedding, output_loss
 from linformer_kit.training.callbacks import ProgressBar
 from linformer_kit.training.tracing import Trace, traced
 from linformer_kit.training.trainer import ProjectionTrainer
 
 MEASURES = ("loss", "error", "cosine", "agreement")
 _LEAST_SPREAD = 1e-12  # of hidden states that are all the same
-_LEAST = -1e4  # a score that leaves no probability, in half precision too
-# Answers of heads by the names that models give them; a bare encoder has none.
-_ANSWERS = ("logits", "start_logits", "end_logits")
 
 
 @dataclass(frozen=True)
@@ -59,25 +57,6 @@ def relative_error(
     distance = ((student - teacher).square() * each).flatten(1).sum(dim=1)
     spread = ((teacher - mean).square() * each).flatten(1).sum(dim=1)
     return distance, spread
-
-
-def mean_embedding(
-    hidden: Float[Tensor, "batch seq_len embed"], real: Bool[Tensor, "batch seq_len"]
-) -> Float[Tensor, "batch embed"]:
-    """The mean of the real tokens' hidden states, as sentence embedders have it."""
-    each = real[..., None].float()
-    return (hidden.float() * each).sum(dim=1) / each.sum(dim=1).clamp(min=1)
-
-
-def divergence(
-    student: Float[Tensor, "answers classes"], teacher: Float[Tensor, "answers classes"], temperature: float
-) -> Float[Tensor, " answers"]:
-    """Kullback-Leibler divergence of the student's answers from the teacher's, in nats, times temperature².
-
-    Source: Hinton et al. 2015, section 2.
-    """
-    ours, theirs = (logits.float().div(temperature).log_softmax(dim=-1) for logits in (student, teacher))
-    return F.kl_div(ours, theirs, reduction="none", log_target=True).sum(dim=-1) * temperature**2
 
 
 class DistillationTrainer(ProjectionTrainer):
@@ -139,7 +118,8 @@ class DistillationTrainer(ProjectionTrainer):
         self.weights = weights
         self.layerwise_steps = layerwise_steps
         self.temperature = temperature
-        self.mask_token_id = tokenizer.mask_token_id if learns_words(teacher) else None
+        self.kind = kind_of(teacher)
+        self.mask_token_id = tokenizer.mask_token_id
 
     def curves(self) -> dict[str, list[list[float]]]:
         """Updates with each measure on held-out text."""
@@ -158,23 +138,33 @@ class DistillationTrainer(ProjectionTrainer):
     ) -> Any:
         """The loss of one batch."""
         model.eval()
-        alone = self.state.global_step < self.layerwise_steps
-        (theirs, target), (ours, outputs) = self._both(model, inputs, alone=alone)
-        real = _real(inputs, theirs.outputs[-1])
-        loss = self._layer_loss(ours, theirs, real)
-        if self.weights.output and not alone:
-            loss = loss + self.weights.output * self._output_loss(outputs, target, inputs, real)
-        return (loss, outputs) if return_outputs else loss
+        lesson = self._lesson(inputs, alone=self.state.global_step < self.layerwise_steps)
+        return (lesson.loss, lesson.outputs) if return_outputs else lesson.loss
 
-    def _both(self, model: nn.Module, inputs: dict[str, Tensor], *, alone: bool) -> tuple[tuple[Trace, Any], ...]:
-        """What the layers of teacher and student do, and what comes out."""
-        student = self.accelerator.unwrap_model(model)
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+        """As of `ExactTrainer`, and the mean gradient of all processes.
+
+        DDP would look for it in what comes out of the model, with which layers that learn alone have nothing to do.
+        """
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        if self.args.world_size > 1 and self.accelerator.sync_gradients:
+            average_gradients(self.model)
+        return loss
+
+    def _lesson(self, inputs: dict[str, Tensor], *, alone: bool) -> _Lesson:
+        """What teacher and student do with a batch, and the loss."""
+        student = self.accelerator.unwrap_model(self.model)
         with torch.no_grad(), traced(self.teacher, self.teacher_attention) as theirs:
             target = self.teacher(**inputs)
         theirs = _of_layers(theirs, self.stands_for)
         with traced(student, self.student_attention, theirs.inputs if alone else None) as ours:
-            outputs = model(**inputs)
-        return (theirs, target), (ours, outputs)
+            outputs = student(**inputs)
+        real = _real(inputs, theirs.outputs[-1])
+        loss = self._layer_loss(ours, theirs, real)
+        answers = (self.kind, outputs, target, real, inputs["input_ids"] == self.mask_token_id)
+        if self.weights.output and not alone:
+            loss = loss + self.weights.output * output_loss(*answers, self.temperature)
+        return _Lesson(loss, outputs, ours, theirs, real, answers)
 
     def _layer_loss(self, ours: Trace, theirs: Trace, real: Tensor) -> Tensor:
         loss = theirs.outputs[0].new_zeros((), dtype=torch.float32)
@@ -186,29 +176,6 @@ class DistillationTrainer(ProjectionTrainer):
                 distance, spread = relative_error(student.flatten(2), teacher.flatten(2), real)
                 loss = loss + weight * distance.sum() / spread.sum().clamp(min=_LEAST_SPREAD) / len(teachers)
         return loss
-
-    def _output_loss(self, outputs: Any, target: Any, inputs: dict[str, Tensor], real: Tensor) -> Tensor:
-        answers = [name for name in _ANSWERS if name in target]
-        if not answers:
-            student, teacher = (mean_embedding(made[0], real) for made in (outputs, target))
-            return 1 - torch.cosine_similarity(student, teacher).mean()
-        pairs = [self._answers(outputs[name], target[name], inputs, real) for name in answers]
-        each = [divergence(*pair, self.temperature) for pair in pairs]
-        # A short text may have no hidden token at all, and so no answer.
-        return torch.stack([found.sum() / max(1, len(found)) for found in each]).mean()
-
-    def _answers(
-        self, student: Tensor, teacher: Tensor, inputs: dict[str, Tensor], real: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Answers in rows: those at hidden tokens, at real tokens, or of texts."""
-        if self.mask_token_id is not None:
-            asked = inputs["input_ids"] == self.mask_token_id
-            return student[asked], teacher[asked]
-        if teacher.dim() == 3:
-            return student[real], teacher[real]
-        if teacher.shape == real.shape:  # positions in a text are the classes
-            return student.masked_fill(~real, _LEAST), teacher.masked_fill(~real, _LEAST)
-        return student, teacher
 
     def _get_train_sampler(self, train_dataset: Any = None) -> LengthSampler:
         """Lengths of ours, alike in all processes."""
@@ -229,31 +196,26 @@ class DistillationTrainer(ProjectionTrainer):
         """The loss as a whole, and of each text what adds up to the measures."""
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
-            (theirs, target), (ours, outputs) = self._both(model, inputs, alone=False)
-            real = _real(inputs, theirs.outputs[-1])
-            loss = self._layer_loss(ours, theirs, real) + self.weights.output * self._output_loss(
-                outputs, target, inputs, real
-            )
-            distance, spread = relative_error(ours.outputs[-1], theirs.outputs[-1], real)
-            student, teacher = (mean_embedding(trace.outputs[-1], real) for trace in (ours, theirs))
+            lesson = self._lesson(inputs, alone=False)
+            ours, theirs = lesson.ours.outputs[-1], lesson.theirs.outputs[-1]
+            distance, spread = relative_error(ours, theirs, lesson.real)
+            student, teacher = (mean_embedding(hidden, lesson.real) for hidden in (ours, theirs))
             cosine = torch.cosine_similarity(student, teacher)
-            agreed, asked = self._agreement(outputs, target, inputs, real)
-        texts = len(real)
-        losses = torch.full((texts,), float(loss), device=real.device)
-        each = torch.full((texts,), 1 / texts, device=real.device)
-        return loss, (losses, distance, spread, cosine, agreed * each, asked * each), torch.ones(texts)
-
-    def _agreement(self, outputs: Any, target: Any, inputs: dict[str, Tensor], real: Tensor) -> tuple[Tensor, Tensor]:
-        """How many answers are those of the teacher, and of how many."""
-        pairs = [self._answers(outputs[name], target[name], inputs, real) for name in _ANSWERS if name in target]
-        agreed = [(ours.argmax(-1) == theirs.argmax(-1)).sum() for ours, theirs in pairs]
-        zero = real.new_zeros((), dtype=torch.float32)
-        return sum(agreed, zero), zero + sum(len(theirs) for _, theirs in pairs)
+            answers = torch.tensor(agreement(*lesson.answers), device=cosine.device) / len(cosine)
+        losses, agreed, asked = (torch.ones_like(cosine) * each for each in (lesson.loss, *answers))
+        return lesson.loss, (losses, distance, spread, cosine, agreed, asked), torch.ones_like(cosine)
 
 
-def learns_words(model: PreTrainedModel) -> bool:
-    """Whether a model's answers are words for hidden tokens."""
-    return type(model).__name__.endswith("ForMaskedLM")
+class _Lesson(NamedTuple):
+    """One batch: the loss, what comes out of the student, what its layers and the teacher's do, where tokens are real,
+    and the first arguments of `output_loss` and `agreement`."""
+
+    loss: Tensor
+    outputs: Any
+    ours: Trace
+    theirs: Trace
+    real: Tensor
+    answers: tuple[Any, ...]
 
 
 def _of_layers(trace: Trace, stands_for: Sequence[int] | None) -> Trace:
