@@ -48,7 +48,7 @@ def longest_input(model: PreTrainedModel) -> int | None:
 
 
 def check_positions(model: PreTrainedModel, seq_len: int, mode: str) -> None:
-    """Raise what `resize_table` would.
+    """Refuse what `set_positions` cannot do.
 
     Raises:
         InputError: for a model whose inputs have one length, and a length that the mode does not allow.
@@ -69,7 +69,7 @@ def check_positions(model: PreTrainedModel, seq_len: int, mode: str) -> None:
 
 @torch.no_grad()
 def set_positions(model: PreTrainedModel, seq_len: int, mode: str) -> None:
-    """Make tables and configuration of a model fit sequences of seq_len tokens."""
+    """Make tables (`position_embeddings`) and configuration of a model fit sequences of seq_len tokens."""
     now = longest_input(model)
     assert now is not None
     for owner, old, unused in position_tables(model):

@@ -12,6 +12,8 @@ A new projection is a new class in `matrices` or `windows`, a new line in `PROJE
     ConvProjection         k windows under a learned kernel for each dimension of a head, after W
     DenseConvProjection    likewise, with a kernel that mixes the dimensions of a head
 
+`base` has what all have in common, `maps` W_K and W_V, `starts` how E and F begin.
+
 Axes as in `functional`.
 """
 

@@ -24,20 +24,16 @@ def write_embeddings_report(results: dict[str, Any], folder: Path) -> str:
 
 def embeddings_markdown(results: dict[str, Any]) -> str:
     """Cosine, accuracy, time and memory, each beside the first model's."""
-    settings, models = results["settings"], results["models"]
+    settings, first = results["settings"], next(iter(results["models"]))
+    measured = {name: found for name, found in results["models"].items() if found}
     lines = ["# Sentence embedders", "", environment_line(results["environment"]), ""]
-    measured = {name: found for name, found in models.items() if found}
-    first = next(iter(models))
     if any(found["cosine"] for found in measured.values()):
         lines += [
             f"Cosine to the embeddings of {first}, mean (least) of {settings['samples']} texts cut to so many tokens:",
             "",
             *table(
                 ["model", *(f"{length:,} tokens" for length in settings["cosine_lengths"])],
-                [
-                    [name, *(f"{each['mean']:.4f} ({each['least']:.4f})" for each in found["cosine"].values())]
-                    for name, found in measured.items()
-                ],
+                [[name, *map(_cosine, found["cosine"].values())] for name, found in measured.items()],
             ),
             "",
         ]
@@ -49,14 +45,7 @@ def embeddings_markdown(results: dict[str, Any]) -> str:
             *table(
                 ["model", *settings["tasks"]],
                 [
-                    [
-                        name,
-                        *(
-                            f"{found['accuracy'][task]:.4f} "
-                            f"({found['accuracy'][task] / models[first]['accuracy'][task]:.1%})"
-                            for task in settings["tasks"]
-                        ),
-                    ]
+                    [name, *(_accuracy(found, measured[first], task) for task in settings["tasks"])]
                     for name, found in measured.items()
                 ],
             ),
@@ -70,13 +59,22 @@ def embeddings_markdown(results: dict[str, Any]) -> str:
             *table(
                 ["model", *(f"n {length:,}" for length in settings["lengths"])],
                 [
-                    [name, *(_cost(found, models[first], str(length)) for length in settings["lengths"])]
+                    [name, *(_cost(found, measured[first], str(length)) for length in settings["lengths"])]
                     for name, found in measured.items()
                 ],
             ),
             "",
         ]
     return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _cosine(found: dict[str, float]) -> str:
+    return f"{found['mean']:.4f} ({found['least']:.4f})"
+
+
+def _accuracy(found: dict[str, Any], first: dict[str, Any], task: str) -> str:
+    accuracy = found["accuracy"][task]
+    return f"{accuracy:.4f} ({accuracy / first['accuracy'][task]:.1%})"
 
 
 def _cost(found: dict[str, Any], first: dict[str, Any], length: str) -> str:
