@@ -12,9 +12,11 @@ from typing import Any
 from accelerate import PartialState
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
+from linformer_kit.analysis.texts import recorded_name
 from linformer_kit.checkpoints.sentences import sentence_files, write_files
 from linformer_kit.data.encoding import Encoder
 from linformer_kit.data.unlabelled import Inputs, load_inputs
+from linformer_kit.environment import environment
 from linformer_kit.errors import InputError, renamed
 from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.linearized.depth import keep_layers, layers_to_keep
@@ -22,7 +24,7 @@ from linformer_kit.linearized.layers import attention_layers
 from linformer_kit.linearized.linearize import linearize
 from linformer_kit.loading import auto_class_of, input_length, load_model
 from linformer_kit.report.distillation import distill_markdown, write_distill_report
-from linformer_kit.settings import DistillSettings, LinearizeSettings
+from linformer_kit.settings import DistillSettings, LinearizeSettings, names_only
 from linformer_kit.training.answers import kind_of
 from linformer_kit.training.arguments import training_arguments
 from linformer_kit.training.checkpoint import check_output_dir, open_output_dir, save_model
@@ -264,8 +266,9 @@ def _results(settings: DistillSettings, pair: _Pair, inputs: Inputs, trainer: Di
     linear = student.config.linformer
     return {
         "command": "distill",
+        "environment": environment(trainer.args.device),
         "teacher": {
-            "name": settings.teacher,
+            "name": recorded_name(settings.teacher),
             "type": teacher.config.model_type,
             "class": type(teacher).__name__,
             "parameters": teacher.num_parameters(),
@@ -290,9 +293,19 @@ def _results(settings: DistillSettings, pair: _Pair, inputs: Inputs, trainer: Di
         "seconds": trainer.progress.seconds,
         "texts_per_second": trainer.progress.rate,
         "bf16": trainer.args.bf16,
-        "settings": dataclasses.asdict(settings),
+        "settings": _portable(settings),
         "versions": versions(),
     }
+
+
+def _portable(settings: DistillSettings) -> dict[str, Any]:
+    """The settings as they stand in results: files without their folders; `run.json` has them whole."""
+    named = dataclasses.asdict(settings)
+    for name in ("text", "validation_text"):
+        named[name] = names_only(named[name])
+    for name in ("teacher", "student"):
+        named[name] = recorded_name(named[name]) if named[name] else None
+    return {name: value for name, value in named.items() if name not in ("output_dir", "cache_dir")}
 
 
 def _layerwise_steps(settings: DistillSettings) -> int:

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from linformer_kit.report.distillation import distill_markdown
 from linformer_kit.report.efficiency import efficiency_markdown
+from linformer_kit.report.embeddings import embeddings_markdown
+from linformer_kit.report.families import families_markdown
 from linformer_kit.report.learning import learning_markdown, study_tables
 from linformer_kit.report.long import long_markdown
 from linformer_kit.report.spectrum import spectrum_markdown
@@ -20,18 +23,24 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 DOCS = Path(__file__).parents[2] / "docs"
 MARKDOWN = {
     "efficiency": efficiency_markdown,
+    "embeddings": embeddings_markdown,
+    "families": families_markdown,
     "learning": learning_markdown,
     "long": long_markdown,
+    "metrics": distill_markdown,
     "spectrum": spectrum_markdown,
     "systems": systems_markdown,
     "table2": table2_markdown,
     "theorems": theorems_markdown,
 }
-NO_BENCH = ("spectrum", "theorems")  # commands of their own
+COMMANDS = {"metrics": "distill", "spectrum": "spectrum", "theorems": "theorems"}  # of the others `bench …`
 RESULTS = sorted(path for name in MARKDOWN for path in FOLDER.glob(f"*/{name}.json"))
 FIELDS = {
     "efficiency": {"settings", "baselines", "cells", "gemm", "copy", "complete"},
     "learning": {"settings", "learning_rates", "seconds_per_update", "trials", "complete"},
+    "embeddings": {"settings", "models", "complete"},
+    "families": {"settings", "families"},
+    "metrics": {"settings", "teacher", "student", "text", "curve", "updates", "seconds"},
     "long": {"settings", "reference", "long", "ratio", "peak_bytes", "hidden_bytes", "weight_bytes"},
     "systems": {"settings", "systems", "complete"},
     "spectrum": {"model", "text", "seq_len", "samples", "cumulative", "spread", "error", "at", "complete"},
@@ -55,7 +64,7 @@ def test_tables_are_made_from_the_numbers(path):
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.parent.name)
 def test_results_say_what_they_were_made_with(path):
     results = json.loads(path.read_text(encoding="utf-8"))
-    assert results["command"] == (path.stem if path.stem in NO_BENCH else f"bench {path.stem}")
+    assert results["command"] == COMMANDS.get(path.stem, f"bench {path.stem}")
     assert results.keys() >= FIELDS[path.stem] | {"environment"}
     assert results["environment"].keys() >= MACHINE and results["environment"]["commit"]
     assert results.get("complete", True)

@@ -21,7 +21,7 @@ from transformers import AutoModel, PreTrainedModel
 
 from linformer_kit.bench.measure import in_fresh_process, interleaved, peak_bytes, summary
 from linformer_kit.bench.prepare import require
-from linformer_kit.bench.settings import EmbeddingsSettings, names_only
+from linformer_kit.bench.settings import EmbeddingsSettings
 from linformer_kit.data.documents import read_documents
 from linformer_kit.data.encoding import Encoder, Window
 from linformer_kit.data.examples import Example
@@ -34,7 +34,7 @@ from linformer_kit.linearized.positions import LONGEST, longest_input, set_posit
 from linformer_kit.loading import best_device, input_length, load_model
 from linformer_kit.modeling import LinformerPreTrainedModel
 from linformer_kit.report.embeddings import embeddings_markdown, write_embeddings_report
-from linformer_kit.settings import FinetuneSettings
+from linformer_kit.settings import FinetuneSettings, names_only
 from linformer_kit.training.answers import mean_embedding
 from linformer_kit.training.arguments import use_bf16
 from linformer_kit.training.checkpoint import check_new_folder, open_output_dir

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from linformer_kit.settings import PretrainSettings, ResizeMode, TaskName
@@ -290,10 +289,3 @@ class FamiliesSettings:
 
     seed: int = 0
     output_dir: str | None = None
-
-
-def names_only(files: Any) -> Any:
-    """Files without their folders, which mean nothing on another machine; all else as it is."""
-    if isinstance(files, str):
-        return Path(files).name
-    return [names_only(each) for each in files] if isinstance(files, list) else files

@@ -13,7 +13,7 @@ from tqdm import tqdm
 from linformer_kit import finetune
 from linformer_kit.bench import paper
 from linformer_kit.bench.measure import in_fresh_process, peak_bytes
-from linformer_kit.bench.settings import Table2Settings, names_only
+from linformer_kit.bench.settings import Table2Settings
 from linformer_kit.data.labelled import load_labelled
 from linformer_kit.data.tasks import TASKS
 from linformer_kit.environment import environment
@@ -21,7 +21,7 @@ from linformer_kit.errors import DivergedError, InputError
 from linformer_kit.loading import best_device, check_model_folder
 from linformer_kit.report.base import file_name
 from linformer_kit.report.table2 import best_rate, table2_markdown, write_table2_report
-from linformer_kit.settings import FinetuneSettings, names_folder
+from linformer_kit.settings import FinetuneSettings, names_folder, names_only
 from linformer_kit.training.checkpoint import check_new_folder, open_output_dir
 from linformer_kit.training.manifest import file_fingerprint, read_json
 

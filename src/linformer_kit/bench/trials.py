@@ -26,13 +26,13 @@ from transformers import TrainerCallback
 from linformer_kit import pretrain
 from linformer_kit.bench.measure import synchronize
 from linformer_kit.bench.prepare import require
-from linformer_kit.bench.settings import LearningSettings, names_only
+from linformer_kit.bench.settings import LearningSettings
 from linformer_kit.bench.short_texts import short_text_losses
 from linformer_kit.data.tokenizer import load_tokenizer
 from linformer_kit.errors import InputError
 from linformer_kit.heads import LinformerForMaskedLM
 from linformer_kit.report.base import file_name
-from linformer_kit.settings import ModelSettings, PretrainSettings
+from linformer_kit.settings import ModelSettings, PretrainSettings, names_only
 from linformer_kit.training.identity import defaults
 from linformer_kit.training.memory import keep_freed_memory
 from linformer_kit.training.metrics import mean_token_loss

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from linformer_kit.data.passages import Passages, Texts, drawn_lengths
 from linformer_kit.data.split import text_rank
 from linformer_kit.data.tables import READERS, read_table
 from linformer_kit.errors import InputError, renamed
-from linformer_kit.settings import CorpusSettings, DistillSettings
+from linformer_kit.settings import CorpusSettings, DistillSettings, names_only
 
 Text = tuple[str, str | None]
 
@@ -64,13 +65,14 @@ def load_inputs(settings: DistillSettings, encoder: Encoder, *, packing: bool, m
             Passages(documents, encoder, seed=settings.seed, mask=mask)
             for documents in (corpus.train, corpus.validation)
         )
-        description, fingerprint = corpus.description, corpus.fingerprint
+        sides: tuple[Any, Any] = corpus.train, corpus.validation
+        source, kind, fingerprint = corpus.description.partition(":")[0], "documents", corpus.fingerprint
     else:
-        texts, others = _split(settings)
-        train, held_out = Texts(texts, encoder, mask=mask), Texts(others, encoder, mask=mask)
-        counts = f"{len(texts):,} texts to learn from, {len(others):,} for validation"
-        description = f"{' '.join(settings.text or [])}: {counts}"
-        fingerprint = hashlib.sha256(json.dumps([texts, others]).encode()).hexdigest()
+        sides = _split(settings)
+        train, held_out = (Texts(texts, encoder, mask=mask) for texts in sides)
+        source, kind, fingerprint = "", "texts", hashlib.sha256(json.dumps(sides).encode()).hexdigest()
+    name = " ".join(names_only(settings.text)) if settings.text else source
+    description = f"{name}: {len(sides[0]):,} {kind} to learn from, {len(sides[1]):,} for validation"
     return Inputs(train, _to_measure_on(held_out, settings, encoder.max_length), description, fingerprint)
 
 

@@ -12,7 +12,7 @@ from linformer_kit.settings.classification import (
     TaskName,
 )
 from linformer_kit.settings.distillation import DistillSettings, LinearizeSettings
-from linformer_kit.settings.files import names_folder, read_yaml
+from linformer_kit.settings.files import names_folder, names_only, read_yaml
 from linformer_kit.settings.model import (
     IGNORED_LABEL,
     Attention,
@@ -68,5 +68,6 @@ __all__ = [
     "TheoremsSettings",
     "TrainingSettings",
     "names_folder",
+    "names_only",
     "read_yaml",
 ]

@@ -21,6 +21,13 @@ def names_folder(name: str) -> bool:
     return os.path.isdir(name) or name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
+def names_only(files: Any) -> Any:
+    """Files without their folders, which mean nothing on another machine; all else as it is."""
+    if isinstance(files, str):
+        return Path(files).name
+    return [names_only(each) for each in files] if isinstance(files, list) else files
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """The content of a file of settings, checked: the parser's own messages name no file.
 
