@@ -161,8 +161,11 @@ def check(settings: DistillSettings) -> None:
         raise InputError("packing: expected false for pairs of texts, got true")
     if settings.activation_checkpointing or settings.trainer.get("gradient_checkpointing"):
         raise InputError("activation_checkpointing: expected false, since what layers do is learned from, got true")
-    if settings.trainer.get("label_smoothing_factor"):
-        raise InputError("trainer.label_smoothing_factor: expected none, since there are no labels")
+    for name in ("label_smoothing_factor", "lr_scheduler_type", "lr_scheduler_kwargs"):
+        if name in settings.trainer:
+            raise InputError(f"trainer.{name}: expected another field, a distillation has no use for it")
+    if not settings.joint_learning_rate_factor > 0:
+        raise InputError(f"joint_learning_rate_factor: expected more than 0, got {settings.joint_learning_rate_factor}")
 
 
 def load_pair(settings: DistillSettings) -> _Pair:
@@ -243,6 +246,7 @@ def _train(settings: DistillSettings, pair: _Pair, inputs: Inputs, folder: Path)
         longest=pair.longest,
         weights=Weights(settings.hidden_weight, settings.attention_weight, settings.output_weight),
         layerwise_steps=_layerwise_steps(settings),
+        joint_learning_rate_factor=settings.joint_learning_rate_factor,
         temperature=settings.temperature,
         projection_learning_rate_factor=settings.projection_learning_rate_factor,
         projection_weight_decay=settings.projection_weight_decay,

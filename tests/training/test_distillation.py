@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
+from transformers import TrainerState
 
 from linformer_kit import linearize
 from linformer_kit.bench.families import FAMILIES, build, example
 from linformer_kit.linearized.depth import keep_layers, layers_to_keep
 from linformer_kit.linearized.layers import attention_layers
-from linformer_kit.training.distillation import _of_layers, relative_error
+from linformer_kit.training.distillation import _of_layers, _Restart, learning_rate_share, relative_error
 from linformer_kit.training.tracing import Trace, layer_names, traced
 
 
@@ -79,6 +80,27 @@ def test_layers_that_learn_alone_have_no_gradient_in_common():
         if tensor.grad is not None
     }
     assert learned == {"1"} and student.embeddings.word_embeddings.weight.grad is None
+
+
+def test_each_part_has_a_warm_up_and_falls_to_zero():
+    shares = [learning_rate_share(update, alone=8, updates=20, warmup=3, joint=0.5) for update in range(21)]
+    assert shares[:4] == pytest.approx([0.25, 0.5, 0.75, 1.0]) and shares[7] == pytest.approx(0.2)
+    assert shares[8:12] == pytest.approx([0.125, 0.25, 0.375, 0.5]) and shares[19] == pytest.approx(0.5 / 9)
+    assert shares[20] == 0
+    assert max(shares[:8]) == 1 and max(shares[8:]) == 0.5
+    whole = [learning_rate_share(update, alone=0, updates=4, warmup=9, joint=1.0) for update in range(4)]
+    assert whole == pytest.approx([1 / 3, 2 / 3, 1.0, 0.5])  # a warm-up of half of it at most
+
+
+def test_the_optimizer_forgets_where_the_layers_begin_to_learn_together():
+    parameter = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.AdamW([parameter])
+    parameter.grad = torch.ones(3)
+    optimizer.step()
+    restart, state = _Restart(5), TrainerState()
+    for state.global_step, known in ((4, 1), (6, 1), (5, 0)):
+        restart.on_step_begin(None, state, None, optimizer=optimizer)
+        assert len(optimizer.state) == known
 
 
 def test_names():

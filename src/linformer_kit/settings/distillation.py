@@ -56,6 +56,8 @@ class DistillSettings(LinearizeSettings, TrainingSettings):
         max_steps: Updates.
         layerwise_steps: Updates at the start in which each layer learns on its own, from what its teacher takes in;
             default: two thirds of all.
+        joint_learning_rate_factor: Learning rate once all learn together, as a multiple of learning_rate; either part
+            has a warm-up and falls to 0.
         hidden_weight: What the error of the hidden states after each layer counts.
         attention_weight: What the error of what attention gives out counts.
         output_weight: What the error at the end counts: Kullback-Leibler divergence of the answers where there is a
@@ -86,6 +88,7 @@ class DistillSettings(LinearizeSettings, TrainingSettings):
     weight_decay: float = 0.0
     max_steps: int = 2000
     layerwise_steps: int | None = None
+    joint_learning_rate_factor: float = 0.3
     hidden_weight: float = 1.0
     attention_weight: float = 1.0
     output_weight: float = 1.0

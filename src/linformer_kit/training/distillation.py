@@ -5,6 +5,7 @@ Axes: batch, seq_len (n), embed.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,12 +14,16 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Dataset, SequentialSampler
 from transformers import (
     DataCollatorWithPadding,
     EvalPrediction,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
     TrainingArguments,
 )
 
@@ -59,6 +64,22 @@ def relative_error(
     return distance, spread
 
 
+def learning_rate_share(update: int, *, alone: int, updates: int, warmup: int, joint: float) -> float:
+    """The learning rate of an update as a share of the highest.
+
+    Args:
+        update: Its number, from 0.
+        alone: Updates in which each layer learns on its own.
+        updates: All.
+        warmup: Updates of linear warm-up of either part, at most half of it.
+        joint: Highest share once all learn together.
+    """
+    first, last, highest = (0, alone, 1.0) if update < alone else (alone, updates, joint)
+    warmup = min(warmup, (last - first) // 2)
+    rise, fall = (update - first + 1) / (warmup + 1), (last - update) / max(1, last - first - warmup)
+    return highest * max(0.0, min(rise, fall, 1.0))
+
+
 class DistillationTrainer(ProjectionTrainer):
     """Trainer of a student by its teacher.
 
@@ -78,6 +99,7 @@ class DistillationTrainer(ProjectionTrainer):
         longest: Of the inputs, in tokens.
         weights: What the parts of the loss count.
         layerwise_steps: The first updates.
+        joint_learning_rate_factor: Learning rate of the others, as a multiple.
         temperature: Of the answers.
         others: As for `ProjectionTrainer`.
     """
@@ -96,6 +118,7 @@ class DistillationTrainer(ProjectionTrainer):
         longest: int,
         weights: Weights,
         layerwise_steps: int,
+        joint_learning_rate_factor: float = 1.0,
         temperature: float = 1.0,
         **others: Any,
     ) -> None:
@@ -111,12 +134,14 @@ class DistillationTrainer(ProjectionTrainer):
             compute_metrics=_measures,
             **others,
         )
+        self.add_callback(_Restart(layerwise_steps))
         self.teacher = teacher.eval().to(args.device)
         self.student_attention, self.teacher_attention = attention_names
         self.stands_for = stands_for
         self.longest = longest
         self.weights = weights
         self.layerwise_steps = layerwise_steps
+        self.joint_learning_rate_factor = joint_learning_rate_factor
         self.temperature = temperature
         self.kind = kind_of(teacher)
         self.mask_token_id = tokenizer.mask_token_id
@@ -150,6 +175,21 @@ class DistillationTrainer(ProjectionTrainer):
         if self.args.world_size > 1 and self.accelerator.sync_gradients:
             average_gradients(self.model)
         return loss
+
+    def create_scheduler(
+        self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
+    ) -> torch.optim.lr_scheduler.LRScheduler:
+        """Warm-up and linear fall twice: for the layers alone, and then for all together."""
+        if self.lr_scheduler is None:  # type: ignore[has-type]
+            rate = functools.partial(
+                learning_rate_share,
+                alone=self.layerwise_steps,
+                updates=num_training_steps,
+                warmup=self.args.get_warmup_steps(num_training_steps),
+                joint=self.joint_learning_rate_factor,
+            )
+            self.lr_scheduler = LambdaLR(self.optimizer if optimizer is None else optimizer, rate)
+        return self.lr_scheduler
 
     def _lesson(self, inputs: dict[str, Tensor], *, alone: bool) -> _Lesson:
         """What teacher and student do with a batch, and the loss."""
@@ -204,6 +244,25 @@ class DistillationTrainer(ProjectionTrainer):
             answers = torch.tensor(agreement(*lesson.answers), device=cosine.device) / len(cosine)
         losses, agreed, asked = (torch.ones_like(cosine) * each for each in (lesson.loss, *answers))
         return lesson.loss, (losses, distance, spread, cosine, agreed, asked), torch.ones_like(cosine)
+
+
+class _Restart(TrainerCallback):
+    """Where the layers begin to learn together, AdamW forgets: gradients are much longer than those it knows, and steps
+    by the old measure would undo what was learned (docs/log.md)."""
+
+    def __init__(self, update: int) -> None:
+        self.update = update
+
+    def on_step_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        optimizer: torch.optim.Optimizer | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if state.global_step == self.update and optimizer is not None:
+            getattr(optimizer, "optimizer", optimizer).state.clear()
 
 
 class _Lesson(NamedTuple):
