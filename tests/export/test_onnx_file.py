@@ -11,6 +11,8 @@ import pytest
 import torch
 import transformers
 
+import linformer_kit as lk
+from linformer_kit.bench.families import FAMILIES, build, example
 from linformer_kit.errors import InputError
 from linformer_kit.export import onnx_file
 from linformer_kit.export.agreement import Case, check_agreement, random_inputs
@@ -94,6 +96,42 @@ def test_encoders_of_transformers(class_name, tmp_path):
     assert source.limit == LENGTH
     typed = class_name.startswith(("Bert", "Electra", "Albert"))
     assert source.exportable.input_names == ("input_ids", "attention_mask", "token_type_ids")[: 2 + typed]
+
+
+LINEARIZED = {
+    "stretch": {"shorter_input": "stretch"},
+    "prefix": {"shorter_input": "prefix", "sharing": "layerwise"},
+    "mean_pool": {"projection": "mean_pool"},
+}
+
+
+@pytest.mark.parametrize("class_name", ["BertForSequenceClassification", "RobertaModel"])
+@pytest.mark.parametrize(
+    "how", [pytest.param(how, marks=[pytest.mark.slow] * (how != "stretch")) for how in LINEARIZED]
+)
+def test_linearised_encoders(class_name, how, tmp_path):
+    kind = getattr(transformers, class_name)
+    model = lk.linearize(kind(kind.config_class(**STOCK[class_name])), 7, **LINEARIZED[how])
+    written(save(model, tmp_path / "model"), tmp_path)
+
+
+@pytest.mark.parametrize("how", LINEARIZED)
+def test_linearised_encoders_compiled_and_as_programs(how):
+    """One graph, and one program for every batch and length."""
+    torch.manual_seed(0)
+    family = FAMILIES["bert"]
+    model = lk.linearize(build(family), 7, **LINEARIZED[how])
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    batch, length = torch.export.Dim("batch", max=64), torch.export.Dim("length", min=2, max=61)
+    with torch.no_grad():
+        inputs = example(model, 31, padded=True)
+        shapes = {name: {0: batch, 1: length} for name in inputs}
+        program = torch.export.export(model, (), inputs, dynamic_shapes=shapes).module()
+        for tokens in (31, 61, 3):
+            inputs = example(model, tokens, padded=True)
+            real, expected = inputs["attention_mask"].bool(), model(**inputs)[0]
+            for run in (compiled, program):
+                torch.testing.assert_close(run(**inputs)[0][real], expected[real], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow
