@@ -315,4 +315,4 @@ def _portable(settings: DistillSettings) -> dict[str, Any]:
 def _layerwise_steps(settings: DistillSettings) -> int:
     if settings.layerwise_steps is not None:
         return settings.layerwise_steps
-    return settings.max_steps * 2 // 3 if settings.hidden_weight + settings.attention_weight else 0
+    return settings.max_steps // 4 if settings.hidden_weight + settings.attention_weight else 0

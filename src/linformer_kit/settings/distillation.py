@@ -55,7 +55,7 @@ class DistillSettings(LinearizeSettings, TrainingSettings):
         cache_dir: Where read text is kept; default: linformer_kit in $XDG_CACHE_HOME or ~/.cache.
         max_steps: Updates.
         layerwise_steps: Updates at the start in which each layer learns on its own, from what its teacher takes in;
-            default: two thirds of all.
+            default: a quarter of all.
         joint_learning_rate_factor: Learning rate once all learn together, as a multiple of learning_rate; either part
             has a warm-up and falls to 0.
         hidden_weight: What the error of the hidden states after each layer counts.
@@ -84,11 +84,11 @@ class DistillSettings(LinearizeSettings, TrainingSettings):
     cache_dir: str | None = None
     per_device_train_batch_size: int = 8
     per_device_eval_batch_size: int = 8
-    learning_rate: float = 5e-4
+    learning_rate: float = 3e-4
     weight_decay: float = 0.0
-    max_steps: int = 2000
+    max_steps: int = 1200
     layerwise_steps: int | None = None
-    joint_learning_rate_factor: float = 0.3
+    joint_learning_rate_factor: float = 0.2
     hidden_weight: float = 1.0
     attention_weight: float = 1.0
     output_weight: float = 1.0
