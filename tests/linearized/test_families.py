@@ -144,16 +144,6 @@ def test_refused_with_the_reason(name):
     assert (type(model), list(model.state_dict()), model.training) == (kind, names, training)
 
 
-@torch.no_grad()
-def test_grouped_queries():
-    torch.manual_seed(0)
-    sizes = FAMILIES["bert"].sizes | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12}
-    model = transformers.EuroBertModel(transformers.EuroBertConfig(**sizes)).eval()
-    pooled = linearize(copy.deepcopy(model), 61, projection="mean_pool")
-    own, error = difference(model, pooled, example(model, 43, padded=True))
-    assert error <= 2 * own
-
-
 def test_positions_that_are_not_known_here():
     sizes = {**FAMILIES["bert"].sizes, "max_position_embeddings": 16}
     model = transformers.SiglipTextModel(transformers.SiglipTextConfig(**sizes))

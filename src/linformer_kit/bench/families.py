@@ -68,6 +68,9 @@ FAMILIES = {
     "distilbert": Family("DistilBertConfig", "DistilBertModel", _TEXT | {"hidden_dim": 53}),
     "electra": Family("ElectraConfig", "ElectraModel", _TEXT | {"embedding_size": 29}),
     "ernie": Family("ErnieConfig", "ErnieModel", _TEXT),
+    "eurobert": Family(
+        "EuroBertConfig", "EuroBertModel", _TEXT | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12}
+    ),
     "layoutlm": Family("LayoutLMConfig", "LayoutLMModel", _TEXT),
     "mobilebert": Family(
         "MobileBertConfig", "MobileBertModel", _TEXT | {"embedding_size": 29, "intra_bottleneck_size": 24}
