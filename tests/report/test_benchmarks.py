@@ -78,3 +78,9 @@ def test_the_tables_of_docs_learning_are_made_from_the_numbers():
     for name, tables in found:
         results = json.loads((FOLDER / name / "learning.json").read_text(encoding="utf-8"))
         assert tables == study_tables(results, heading="###")
+
+
+def test_the_guide_has_the_table_of_families():
+    tables = [path.with_suffix(".md").read_text(encoding="utf-8") for path in FOLDER.glob("*/families.json")]
+    rows = [line for table in tables for line in table.splitlines() if line.startswith("|")]
+    assert rows and set(rows) <= set((DOCS / "linearize.md").read_text(encoding="utf-8").splitlines())
