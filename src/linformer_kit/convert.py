@@ -46,12 +46,12 @@ _IMAGE_PROCESSOR = "preprocessor_config.json"
 
 def main(settings: ConvertSettings) -> None:
     """Convert, and say what came of it."""
-    (model, left_out), tokenizer = convert(settings)
-    shape, new = _described(model, settings)
+    (model, left_out, learned), tokenizer = convert(settings)
+    shape, projection = _described(model)
     print(f"{type(model).__name__}, {model.num_parameters():,} parameters, {shape}")
-    if new is not None:
+    if projection is not None and not learned:
         print(
-            f"New: {model.projection_matrix_count()} matrices E and F ({new}). They know nothing yet: "
+            f"New: {model.projection_matrix_count()} matrices E and F ({projection}). They know nothing yet: "
             f"{'`linformer distill` teaches them' if settings.in_place else 'train on before use'}."
         )
     if left_out:
@@ -61,18 +61,20 @@ def main(settings: ConvertSettings) -> None:
     print(f"Saved in {settings.out}")
 
 
-def _described(model: PreTrainedModel, settings: ConvertSettings) -> tuple[str, str | None]:
-    """Sizes in words, and the projection if it is new."""
-    if isinstance(model, LinearizedModel):
-        linear = model.config.linformer
-        shape = f"n {linear['seq_len']:,}, k {linear['projected_dim']}, sharing {linear['sharing']}"
-        return shape, None if roberta.model_type(settings.source) == MODEL_TYPE else linear["projection"]
+def _described(model: PreTrainedModel) -> tuple[str, str | None]:
+    """Sizes in words, and the projection if there is one."""
     config = model.config
-    shape = f"n {config.max_position_embeddings:,}"
-    if config.attention == "full":
-        return f"{shape}, full attention", None
-    known = _is_fairseq(settings.source) or _model_type(settings.source) == MODEL_TYPE
-    return f"{shape}, k {config.projected_dim}, sharing {config.sharing}", None if known else config.projection
+    if isinstance(model, LinearizedModel):
+        linear = config.linformer
+        longest, slots, sharing, projection = (
+            linear[name] for name in ("seq_len", "projected_dim", "sharing", "projection")
+        )
+    elif config.attention == "full":
+        return f"n {config.max_position_embeddings:,}, full attention", None
+    else:
+        longest, slots = config.max_position_embeddings, config.projected_dim
+        sharing, projection = config.sharing, config.projection
+    return f"n {longest:,}, k {slots}, sharing {sharing}", projection
 
 
 def convert(settings: ConvertSettings) -> tuple[Converted, PreTrainedTokenizerBase | None]:
@@ -135,12 +137,13 @@ def _linearized(settings: ConvertSettings) -> Converted:
     given = {name: value for name in _IN_PLACE if (value := getattr(settings, name)) is not None}
     with renamed("model", "source"):
         model = load_pretrained(settings.source, auto_class_of(settings.source, _ENCODER), _ENCODER)
-        if not isinstance(model, LinearizedModel) or given.keys() != {"max_position_embeddings"}:
+        learned = isinstance(model, LinearizedModel)
+        if not learned or given.keys() != {"max_position_embeddings"}:
             model = linearize(model, **given, resize_mode=settings.resize_mode)
         else:
             with renamed("seq_len", "max_position_embeddings"):
                 model.resize_sequence_length(given["max_position_embeddings"], mode=settings.resize_mode)
-        return Converted(model, [])
+        return Converted(model, [], learned)
 
 
 def _is_fairseq(source: str) -> bool:

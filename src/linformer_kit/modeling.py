@@ -81,6 +81,12 @@ class LinformerEmbeddings(nn.Module):
         )
 
 
+def start_projection(projection: SequenceProjection) -> None:
+    """Start E and F anew, but for what has been loaded."""
+    for name, value in projection.initial_values().items():
+        init.copy_(getattr(projection, name), value)
+
+
 class LinformerPreTrainedModel(PreTrainedModel):
     """Initialisation, saving and loading, and what all Linformer models can do."""
 
@@ -96,8 +102,7 @@ class LinformerPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
         if isinstance(module, SequenceProjection):
-            for name, value in module.initial_values().items():
-                init.copy_(getattr(module, name), value)
+            start_projection(module)
         if isinstance(module, LocalConvolution):
             module.reset_parameters()
         lecun_normal = self.config.linear_initializer == "lecun_normal"

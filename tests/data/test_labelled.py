@@ -12,7 +12,8 @@ import pytest
 
 from linformer_kit import InputError
 from linformer_kit.data.examples import Columns, Labels
-from linformer_kit.data.labelled import hold_out, load_labelled, load_measured, metrics_of
+from linformer_kit.data.labelled import load_labelled, load_measured, metrics_of
+from linformer_kit.data.split import hold_out_texts
 from linformer_kit.data.tasks import TASKS
 from linformer_kit.settings import EvaluateSettings, FinetuneSettings
 from tests.conftest import write_tasks
@@ -226,4 +227,4 @@ def test_metrics():
 def test_holding_out_leaves_both_sides_something(tmp_path):
     found = load_labelled(settings(train_file=[write(tmp_path / "t.csv", table(30))])).train
     for fraction in (0.001, 0.999):
-        assert all(hold_out(found, fraction=fraction, seed=0))
+        assert all(hold_out_texts(found, lambda example: [example.text], fraction=fraction, seed=0))

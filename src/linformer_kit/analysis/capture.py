@@ -19,7 +19,7 @@ from transformers.masking_utils import eager_mask
 from linformer_kit.attention import LinformerAttention
 from linformer_kit.errors import InputError
 from linformer_kit.functional import padding_after, split_heads
-from linformer_kit.linearized.attention import ATTRIBUTE, linear_attention
+from linformer_kit.linearized.attention import ATTRIBUTE, linear_attention, one_for_each_query
 from linformer_kit.linearized.classes import LINEAR_IMPLEMENTATIONS
 from linformer_kit.linearized.layers import check_weights
 
@@ -153,8 +153,7 @@ def _attend(
         _visit.get()(_of_real_tokens(weights, real))
         return output, None
     check_weights(module, arguments)
-    repeats = query.shape[1] // key.shape[1]  # grouped queries
-    key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
+    key, value = (one_for_each_query(heads, query) for heads in (key, value))
     query = query * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     scores = query @ key.mT
     if attention_mask is not None:

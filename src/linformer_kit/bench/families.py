@@ -134,7 +134,7 @@ def measure_family(family: Family, seed: int) -> dict[str, Any]:
     own_padded, mean_pool = difference(model, pooled, part)
     with tempfile.TemporaryDirectory() as folder:
         linear.save_pretrained(folder)
-        loaded = AutoModel.from_pretrained(folder).eval()
+        loaded = AutoModel.from_pretrained(folder, trust_remote_code=False, use_safetensors=True).eval()
         with torch.no_grad():
             same = torch.equal(loaded(**whole)[0], linear(**whole)[0])
     return {

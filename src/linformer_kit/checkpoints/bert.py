@@ -8,6 +8,7 @@ from typing import Any
 from linformer_kit.checkpoints.build import Converted
 from linformer_kit.checkpoints.roberta import CLASSES, ENCODER_NAMES, build_linear, read_encoder, rename
 from linformer_kit.heads import LinformerForMaskedLM, LinformerForSequenceClassification
+from linformer_kit.linearized.classes import LinearizedConfig
 from linformer_kit.modeling import LinformerPreTrainedModel
 from linformer_kit.settings import ResizeMode
 
@@ -49,4 +50,4 @@ def convert_bert(source: str | os.PathLike[str], fields: dict[str, Any], resize_
         weights = {name: tensor for name, tensor in weights.items() if name not in left_out}
     renamed = rename(weights, names)
     model = build_linear(source, config, model_class, renamed, offset=0, fields=fields, resize_mode=resize_mode)
-    return Converted(model, left_out)
+    return Converted(model, left_out, learned=isinstance(config, LinearizedConfig))

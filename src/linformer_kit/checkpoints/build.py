@@ -17,10 +17,11 @@ from linformer_kit.settings import ResizeMode
 
 
 class Converted(NamedTuple):
-    """A model, and the names of the weights of its source that have no place in it."""
+    """A model, the names of what its source has and it has not, and whether its E and F are the source's."""
 
     model: Any
     left_out: list[str]
+    learned: bool = False
 
 
 def build_model(

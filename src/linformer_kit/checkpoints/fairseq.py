@@ -88,7 +88,7 @@ def convert_fairseq(source: str, num_attention_heads: int | None, classification
     if model_class is LinformerModel:
         renamed = {name.removeprefix("linformer."): tensor for name, tensor in renamed.items()}
     config = linformer_config(source, fields, {})
-    return Converted(build_model(model_class, config, renamed, source, new_projections=False), left_out)
+    return Converted(build_model(model_class, config, renamed, source, new_projections=False), left_out, learned=True)
 
 
 def _read(source: str) -> tuple[dict[str, Tensor], dict[str, Any]]:

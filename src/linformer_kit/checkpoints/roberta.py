@@ -110,7 +110,7 @@ def convert_roberta(source: str | os.PathLike[str], fields: dict[str, Any], resi
         fields=fields,
         resize_mode=resize_mode,
     )
-    return Converted(model, left_out)
+    return Converted(model, left_out, learned=isinstance(config, LinearizedConfig))
 
 
 def model_type(source: str) -> str:

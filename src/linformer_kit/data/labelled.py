@@ -15,7 +15,7 @@ import numpy as np
 from linformer_kit.data.examples import Columns, Example, Labels, as_examples, labels_of, listed_classes
 from linformer_kit.data.files import find_files
 from linformer_kit.data.hub import labelled_rows
-from linformer_kit.data.split import lowest, text_rank
+from linformer_kit.data.split import hold_out_texts
 from linformer_kit.data.tables import read_table
 from linformer_kit.data.tasks import ACCURACY, MACRO_F1, MICRO_F1, TASKS, Task
 from linformer_kit.data.validate import TABLE_SUFFIXES, check_exists
@@ -68,7 +68,7 @@ def load_labelled(settings: FinetuneSettings) -> LabelledTexts:
     labels = Labels(task.labels, numbered=task.labels) if task else labels_of(train, columns.label)
     validation = _read(settings, columns, task, "validation")
     if not (validation or task or settings.validation_file):
-        train, validation = hold_out(train, fraction=settings.validation_fraction, seed=settings.split_seed)
+        train, validation = hold_out_texts(train, _key, fraction=settings.validation_fraction, seed=settings.split_seed)
     _check_some(validation, settings, "validation")
     for examples in (train, validation):
         for example in examples:
@@ -157,23 +157,6 @@ def metrics_of(labels: Labels, task: Task | None = None) -> tuple[str, ...]:
     if task:
         return task.metrics
     return (MICRO_F1, MACRO_F1, ACCURACY) if labels.multi_label else (ACCURACY, MACRO_F1)
-
-
-def hold_out(examples: list[Example], *, fraction: float, seed: int) -> tuple[list[Example], list[Example]]:
-    """Split off the texts of lowest rank by a hash, so equal texts fall on one side.
-
-    Raises:
-        InputError: for a fraction that is not between 0 and 1, or if all texts are the same one.
-    """
-    if not 0 < fraction < 1:
-        raise InputError(f"validation_fraction: expected more than 0 and less than 1, got {fraction}")
-    ranks = np.array([text_rank("\0".join(_key(example)), seed=seed) for example in examples], dtype=np.uint64)
-    if len(np.unique(ranks)) < 2:
-        raise InputError("validation_fraction: expected two or more different texts to hold some out, got one")
-    sides: tuple[list[Example], list[Example]] = ([], [])
-    for example, held_out in zip(examples, lowest(ranks, fraction).tolist(), strict=True):
-        sides[held_out].append(example)
-    return sides
 
 
 def sample(examples: list[Example], count: int | None, *, name: str, seed: int) -> list[Example]:

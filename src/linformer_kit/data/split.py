@@ -6,7 +6,9 @@ Equal documents always fall on the same side, so that no validation document has
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 from datasets import Dataset, IterableDataset
@@ -14,6 +16,8 @@ from jaxtyping import Bool, Shaped
 from tqdm import tqdm
 
 from linformer_kit.errors import InputError
+
+Item = TypeVar("Item")
 
 _HASH_BYTES = 8
 _ITERATION_DOCUMENTS = 64
@@ -53,6 +57,31 @@ def hold_out(documents: Dataset, *, fraction: float, seed: int, name: str) -> tu
         )
     held_out = lowest(ranks, fraction)
     return documents.select(np.flatnonzero(~held_out)), documents.select(np.flatnonzero(held_out))
+
+
+def hold_out_texts(
+    items: Sequence[Item], texts: Callable[[Item], Iterable[str]], *, fraction: float, seed: int
+) -> tuple[list[Item], list[Item]]:
+    """Split off the items whose texts have the lowest rank, so that equal texts fall on one side.
+
+    Args:
+        items: What has texts.
+        texts: Those of an item.
+        fraction: Share to hold out.
+        seed: Another seed, another split.
+
+    Raises:
+        InputError: for a fraction that is not between 0 and 1, or if all texts are the same one.
+    """
+    if not 0 < fraction < 1:
+        raise InputError(f"validation_fraction: expected more than 0 and less than 1, got {fraction}")
+    ranks = np.array([text_rank("\0".join(texts(item)), seed=seed) for item in items], dtype=np.uint64)
+    if len(np.unique(ranks)) < 2:
+        raise InputError("validation_fraction: expected two or more different texts to hold some out, got one")
+    sides: tuple[list[Item], list[Item]] = ([], [])
+    for item, held_out in zip(items, lowest(ranks, fraction).tolist(), strict=True):
+        sides[held_out].append(item)
+    return sides
 
 
 def lowest(ranks: Shaped[np.ndarray, " items"], fraction: float) -> Bool[np.ndarray, " items"]:

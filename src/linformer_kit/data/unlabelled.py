@@ -13,12 +13,12 @@ import numpy as np
 from linformer_kit.data.corpus import Corpus, load_corpus
 from linformer_kit.data.documents import read_documents
 from linformer_kit.data.encoding import Encoder, Window
-from linformer_kit.data.examples import TextColumns
+from linformer_kit.data.examples import TextColumns, read_texts
 from linformer_kit.data.files import find_files
 from linformer_kit.data.masking import BlockMasker
 from linformer_kit.data.passages import Passages, Texts, drawn_lengths
-from linformer_kit.data.split import text_rank
-from linformer_kit.data.tables import READERS, read_table
+from linformer_kit.data.split import hold_out_texts
+from linformer_kit.data.tables import READERS
 from linformer_kit.errors import InputError, renamed
 from linformer_kit.settings import CorpusSettings, DistillSettings, names_only
 
@@ -100,24 +100,16 @@ def _split(settings: DistillSettings) -> tuple[list[Text], list[Text]]:
     texts = list(_read(settings.text, settings, "text"))
     if settings.validation_text is not None:
         return texts, list(_read(settings.validation_text, settings, "validation_text"))
-    if not 0 < settings.validation_fraction < 1:
-        got = settings.validation_fraction
-        raise InputError(f"validation_fraction: expected more than 0 and less than 1, got {got}")
-    ranks = np.array([text_rank("\0".join(filter(None, text)), seed=settings.seed) for text in texts], dtype=np.uint64)
-    last = np.partition(ranks, count := max(0, round(len(texts) * settings.validation_fraction) - 1))[count]
-    sides: tuple[list[Text], list[Text]] = [], []
-    for text, rank in zip(texts, ranks, strict=True):
-        sides[int(rank <= last)].append(text)
-    if not sides[0]:
-        raise InputError(f"text: expected two or more different texts, got {len(texts)} equal ones")
-    return sides
+    return hold_out_texts(
+        texts, lambda text: filter(None, text), fraction=settings.validation_fraction, seed=settings.seed
+    )
 
 
 def _read(patterns: list[str], settings: DistillSettings, field: str) -> Iterator[Text]:
     columns = TextColumns(settings.text_column, settings.text_pair_column)
     for path in find_files(patterns, field=field):
         if path.suffix.lower() in READERS:
-            yield from (columns.texts(source, row) for source, row in read_table(path, columns.names()))
+            yield from read_texts(path, columns)
         elif settings.text_pair_column is not None:
             raise InputError(f"text_pair_column: expected none for {path}, which has no columns")
         else:

@@ -66,8 +66,7 @@ def linear_attention(
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **arguments)
     check_weights(module, arguments)
     padding = padding_of(attention_mask)
-    repeats = query.shape[1] // key.shape[1]  # grouped queries
-    key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
+    key, value = (one_for_each_query(heads, query) for heads in (key, value))
     head_dim = query.shape[-1]
     if scaling is not None and scaling != head_dim**-0.5:
         query = query * (scaling * head_dim**0.5)
@@ -84,6 +83,13 @@ def linear_attention(
     need_weights = need_weights or getattr(module, SHOWS_WEIGHTS, False)
     context, weights = attend_slots(query, slots, dropout=dropout, need_weights=need_weights)
     return context.transpose(1, 2).contiguous(), weights
+
+
+def one_for_each_query(
+    heads: Float[Tensor, "batch key_heads seq_len head_dim"], query: Float[Tensor, "batch heads query_len head_dim"]
+) -> Float[Tensor, "batch heads seq_len head_dim"]:
+    """Keys or values of grouped queries, repeated."""
+    return heads.repeat_interleave(query.shape[1] // heads.shape[1], dim=1)
 
 
 def padding_of(attention_mask: Tensor | None) -> Bool[Tensor, "batch seq_len"] | None:

@@ -16,12 +16,12 @@ import torch
 import transformers
 from torch import nn
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
-from transformers import initialization as init
 from transformers.models.auto import modeling_auto
 
 from linformer_kit.errors import InputError
 from linformer_kit.linearized.attention import ATTRIBUTE, IMPLEMENTATION, SHOWS_WEIGHTS, SLOTS
-from linformer_kit.linearized.positions import LONGEST, check_positions, longest_input, set_positions
+from linformer_kit.linearized.positions import LONGEST, check_positions, set_positions
+from linformer_kit.modeling import start_projection
 from linformer_kit.projection import (
     SequenceProjection,
     build_projection,
@@ -122,7 +122,7 @@ class LinearizedModel(PreTrainedModel):
             return super().__call__(*arguments, **named)
         tokens = [arguments[0] if arguments else None, named.get("input_ids"), named.get("inputs_embeds")]
         longest = self.config.linformer["seq_len"]
-        for given in tokens if longest_input(self) is not None else ():
+        for given in tokens if self.main_input_name == "input_ids" else ():
             if isinstance(given, torch.Tensor) and given.dim() > 1 and given.shape[1] > longest:
                 raise InputError(f"sequence length: expected at most {longest}, got {given.shape[1]}")
         asked = named.get("output_attentions")
@@ -131,6 +131,9 @@ class LinearizedModel(PreTrainedModel):
 
     def _show_weights(self, shown: bool) -> None:
         """Whether the layers give P̄, `[batch, heads, seq_len, slots]`, which transformers collects."""
+        if shown == self.__dict__.get(SHOWS_WEIGHTS, False):
+            return
+        self.__dict__[SHOWS_WEIGHTS] = shown
         for module in self.modules():
             if ATTRIBUTE in module.__dict__ or ATTRIBUTE in module._modules:
                 module.__dict__[SHOWS_WEIGHTS] = shown
@@ -138,8 +141,7 @@ class LinearizedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, SequenceProjection):
-            for name, value in module.initial_values().items():
-                init.copy_(getattr(module, name), value)
+            start_projection(module)
         else:
             super()._init_weights(module)
 
