@@ -29,7 +29,14 @@ from linformer_kit.training.answers import kind_of
 from linformer_kit.training.arguments import training_arguments
 from linformer_kit.training.checkpoint import check_output_dir, open_output_dir, save_model
 from linformer_kit.training.distillation import DistillationTrainer, Weights
-from linformer_kit.training.identity import check_same_settings, check_same_source, fingerprint, save_run, versions
+from linformer_kit.training.identity import (
+    all_but,
+    check_same_settings,
+    check_same_source,
+    fingerprint,
+    save_run,
+    versions,
+)
 from linformer_kit.training.memory import keep_freed_memory
 from linformer_kit.training.resume import checkpoint_to_resume
 from linformer_kit.training.trainer import check_trainer
@@ -38,19 +45,6 @@ logger = logging.getLogger(__name__)
 
 # Fields of TrainingArguments that distillation decides.
 _FIXED = {"eval_strategy": "steps", "save_strategy": "steps", "eval_on_start": True}
-# What a run that is resumed may have otherwise than its beginning.
-_MAY_CHANGE = (
-    "output_dir",
-    "resume",
-    "overwrite",
-    "skip_bad_batches",
-    "save_total_limit",
-    "logging_steps",
-    "report_to",
-    "dataloader_num_workers",
-    "per_device_eval_batch_size",
-    "cache_dir",
-)
 _OF_NEW_STUDENTS = [field.name for field in dataclasses.fields(LinearizeSettings)]
 _TEACHER, _STUDENT = "a pretrained encoder", "a linear student"
 # Ends of the classes that can teach, and of those whose inputs are whole texts.
@@ -107,8 +101,7 @@ def distill(settings: DistillSettings) -> tuple[dict[str, Any], Path]:
         raise InputError(f"output_dir: expected a folder for {process.num_processes} processes to share, got none")
     if process.is_main_process:
         check_output_dir(settings.output_dir, resume=settings.resume, overwrite=settings.overwrite)
-        names = [field.name for field in dataclasses.fields(DistillSettings)]
-        check_same_settings(settings, [name for name in names if name not in _MAY_CHANGE])
+        check_same_settings(settings, all_but(DistillSettings, "cache_dir"))
     pair = load_pair(settings)
     beside = sentence_files(settings.student or settings.teacher, longer=settings.max_position_embeddings)
     with process.main_process_first():

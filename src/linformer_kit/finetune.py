@@ -29,7 +29,14 @@ from linformer_kit.settings import FinetuneSettings, names_folder
 from linformer_kit.training.arguments import training_arguments
 from linformer_kit.training.checkpoint import check_output_dir, open_output_dir, save_model
 from linformer_kit.training.classification import ClassificationTrainer, balanced_weights, curves
-from linformer_kit.training.identity import check_same_settings, check_same_source, fingerprint, save_run, versions
+from linformer_kit.training.identity import (
+    all_but,
+    check_same_settings,
+    check_same_source,
+    fingerprint,
+    save_run,
+    versions,
+)
 from linformer_kit.training.manifest import read_json
 from linformer_kit.training.memory import keep_freed_memory
 from linformer_kit.training.resume import checkpoint_to_resume
@@ -46,20 +53,6 @@ from linformer_kit.training.state import is_count
 from linformer_kit.training.trainer import check_trainer
 
 logger = logging.getLogger(__name__)
-
-# What a run that is resumed may have otherwise than its beginning; more seeds may join it.
-_MAY_CHANGE = (
-    "output_dir",
-    "resume",
-    "overwrite",
-    "seeds",
-    "skip_bad_batches",
-    "save_total_limit",
-    "logging_steps",
-    "report_to",
-    "dataloader_num_workers",
-    "per_device_eval_batch_size",
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +102,7 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
         raise InputError(f"output_dir: expected a folder for {process.num_processes} processes to share, got none")
     if process.is_main_process:
         check_output_dir(settings.output_dir, resume=settings.resume, overwrite=settings.overwrite)
-        check_same_settings(settings, _identity())
+        check_same_settings(settings, all_but(FinetuneSettings, "seeds"))  # more may join
     texts = load_labelled(settings)
     check_metric(settings.metric_for_best_model, texts.metrics)
     model, tokenizer = load_encoder(settings, texts.labels, seed=settings.seeds[0])
@@ -314,11 +307,6 @@ def _fixed(settings: FinetuneSettings, metric: str, seed: int) -> dict[str, Any]
         "restore_callback_states_from_checkpoint": True,  # how long early stopping has waited
         "seed": seed,
     }
-
-
-def _identity() -> list[str]:
-    names = [field.name for field in dataclasses.fields(FinetuneSettings)]
-    return [name for name in names if name not in _MAY_CHANGE]
 
 
 def _earlier_runs(settings: FinetuneSettings) -> list[dict[str, Any]]:

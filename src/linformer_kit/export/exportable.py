@@ -113,7 +113,7 @@ def load(name: str) -> Source:
     if head is None:
         raise InputError(f"model: expected {kinds}, got {config.architectures[0]} in {name}")
     model, tokenizer = load_model(name, head.auto_class, head.kind)
-    limit = min(input_length(model, tokenizer, None), getattr(config, "max_position_embeddings", _NO_LIMIT))
+    limit = input_length(model, tokenizer, None)
     if limit >= _NO_LIMIT:
         raise InputError(
             f"model: expected a longest input in tokens (model_max_length of the tokenizer), got none in {name}"

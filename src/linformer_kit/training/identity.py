@@ -46,6 +46,15 @@ IDENTITY = (
     "trainer",
     *(field.name for field in dataclasses.fields(CorpusSettings) if field.name != "cache_dir"),
 )
+# What any run that is resumed may have otherwise: how fast it goes, and what it says and keeps.
+_MAY_CHANGE = (
+    "skip_bad_batches",
+    "save_total_limit",
+    "logging_steps",
+    "report_to",
+    "dataloader_num_workers",
+    "per_device_eval_batch_size",
+)
 # Where, and what to do with what was there, are not what the run is: repeating it must not touch this one.
 _NOT_SAVED = ("output_dir", "resume", "overwrite")
 _SETTINGS = "settings.yaml"
@@ -95,6 +104,12 @@ def check_same_settings(settings: TrainingSettings, names: Iterable[str]) -> Non
                 f"resume: expected {place} as in {path}, {old!r}, got {new!r}; "
                 f"--config {path} gives the same settings again"
             )
+
+
+def all_but(kind: type, *names: str) -> list[str]:
+    """What all runs of a kind must have in common with their beginning, where nothing but these may change."""
+    free = (*_NOT_SAVED, *_MAY_CHANGE, *names)
+    return [field.name for field in dataclasses.fields(kind) if field.name not in free]
 
 
 def _check_same_batch(settings: TrainingSettings, before: dict[str, Any]) -> None:
