@@ -97,38 +97,27 @@ def stretch_matrix(matrix: Float[Tensor, "*rows seq_len"], width: int) -> Float[
     Each row is read as a function that is constant over each of n equal parts of the text, and integrated over m equal
     parts instead: column j of the result is the integral over [j·n/m, (j+1)·n/m).
     """
+    return stretch_to_lengths(matrix, torch.full((1,), width, device=matrix.device), width)[0].contiguous()
+
+
+def stretch_to_lengths(
+    matrix: Float[Tensor, "*rows seq_len"], lengths: Int[Tensor, " batch"], width: int
+) -> Float[Tensor, "batch *rows width"]:
+    """`stretch_matrix` to the length m of each sequence, and columns of zeros after it.
+
+    A sequence of no tokens counts as one of a single token.
+    """
     seq_len = matrix.shape[-1]
     # Double, because differences of long sums follow; there is none on Apple's GPUs.
     exact = matrix.float() if matrix.device.type == "mps" else matrix.double()
-    integral = F.pad(exact.cumsum(dim=-1), (1, 0))
-    edges = torch.arange(width + 1, device=matrix.device) * seq_len
-    whole, part = edges // width, (edges % width).to(exact.dtype) / width
-    low, high = integral[..., whole], integral[..., (whole + 1).clamp(max=seq_len)]
-    return torch.lerp(low, high, part.expand_as(low)).diff(dim=-1).to(matrix.dtype)
-
-
-def stretch_tokens(
-    hidden: Float[Tensor, "batch seq_len embed"], lengths: Int[Tensor, " batch_or_1"], width: int
-) -> Float[Tensor, "batch width embed"]:
-    """Spread the first m tokens of each sequence evenly over n ≥ m positions.
-
-    Position i of n covers the part [i·m/n, (i+1)·m/n) of the text, which touches one token or two neighbours, and gets
-    their mean by how much of each it touches. So E·(stretched X) is E, resampled to m columns by `stretch_matrix`,
-    times X; at m = n it is X itself.
-
-    Args:
-        hidden: Tokens, padded on the right only.
-        lengths: m of each sequence, or one for all.
-        width: n.
-    """
-    count = lengths.clamp(min=1)[:, None]
-    edges = torch.arange(width, device=hidden.device) * count
-    first = edges // width
-    exact = torch.promote_types(hidden.dtype, torch.float32)
-    share = (((first + 1) * width - edges).to(exact) / count).clamp(max=1)[..., None].to(hidden.dtype)
-    second = torch.minimum(first + 1, count - 1)
-    first, second = (positions.expand(hidden.shape[0], -1) for positions in (first, second))
-    return take_positions(hidden, first) * share + take_positions(hidden, second) * (1 - share)
+    # Positions in front: whole columns are taken, and in the backward pass added, at once.
+    integral = F.pad(exact.cumsum(dim=-1), (1, 0)).movedim(-1, 0).contiguous()
+    lengths = lengths.clamp(min=1)[:, None]
+    edges = torch.minimum(torch.arange(width + 1, device=matrix.device), lengths) * seq_len
+    whole, part = edges // lengths, (edges % lengths).to(exact.dtype) / lengths
+    low, high = integral[whole], integral[(whole + 1).clamp(max=seq_len)]
+    sums = torch.lerp(low, high, part.view(*part.shape, *[1] * (matrix.dim() - 1)).expand_as(low))
+    return sums.diff(dim=1).to(matrix.dtype).movedim(1, -1)
 
 
 def resize_positions(

@@ -78,7 +78,7 @@ class SequenceProjection(nn.Module):
             for both, E = F. With `layerwise` the same module serves every layer; its owner passes it on. Where a
             projection has no parameters, sharing changes nothing.
         shorter_input: What becomes of m < n real tokens. `prefix`: the first m columns of E, the first windows.
-            `stretch`: E is resampled to m columns (`functional.stretch_tokens`), min(k, m) windows tile the m tokens.
+            `stretch`: E is resampled to m columns (`functional.stretch_matrix`), min(k, m) windows tile the m tokens.
 
     Raises:
         InputError: for a projected_dim outside 1 … seq_len, an unknown sharing or shorter_input.

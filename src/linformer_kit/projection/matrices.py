@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from linformer_kit.errors import InputError
-from linformer_kit.functional import stretch_matrix, stretch_tokens
+from linformer_kit.functional import stretch_matrix, stretch_to_lengths
 from linformer_kit.kernels import compress
 from linformer_kit.projection.base import Groups, Inputs, LearnedProjection, SequenceProjection, Slots
 from linformer_kit.projection.starts import STARTS
@@ -41,11 +41,9 @@ class _MatrixProjection(SequenceProjection):
         key_matrix, value_matrix = self._matrices()
         tied = value_matrix is key_matrix
         if self.stretches and self.shorter_input == "stretch":
-            if inputs.lengths is None and not torch.compiler.is_exporting():
-                key_matrix = self._resampled(key_matrix, inputs.key.shape[1])
-                value_matrix = key_matrix if tied else self._resampled(value_matrix, inputs.value.shape[1])
-            else:
-                inputs = self._stretched(inputs)
+            key_matrix = self._stretched(key_matrix, inputs)
+            value_matrix = key_matrix if tied else self._stretched(value_matrix, inputs)
+            inputs = inputs._replace(lengths=None)  # the columns of padding are zero
         key, value, key_map, value_map, _ = inputs
         length, padding_mask = key.shape[1], inputs.padding_mask
         key_matrix = _first_columns(key_matrix, length)
@@ -66,9 +64,10 @@ class _MatrixProjection(SequenceProjection):
                 Slots(key_map.add_bias(key_slots, heads), value_map.add_bias(value_slots, heads), None, heads)
                 for (_, heads), key_slots, value_slots in zip(groups, products[::2], products[1::2], strict=True)
             ]
-        parts = [compress(key_matrix[:most], key), _row_sums(key_matrix[:most], padding_mask)]
+        key_matrix, value_matrix = key_matrix[..., :most, :], value_matrix[..., :most, :]
+        parts = [_compress(key_matrix, key), _row_sums(key_matrix, padding_mask)]
         if not tied or value is not key:
-            parts += [compress(value_matrix[:most], value), _row_sums(value_matrix[:most], padding_mask)]
+            parts += [_compress(value_matrix, value), _row_sums(value_matrix, padding_mask)]
         sums = self._added(parts)
         (compressed_key, key_sums), (compressed_value, value_sums) = sums[:2], sums[-2:]
         return [
@@ -81,28 +80,25 @@ class _MatrixProjection(SequenceProjection):
             for k, heads in groups
         ]
 
-    def _resampled(self, matrix: Tensor, length: int) -> Tensor:
-        """E as wide as all texts are long: less work than long texts, where they are short."""
-        return matrix if length == self.seq_len else stretch_matrix(matrix, length)
-
-    def _stretched(self, inputs: Inputs) -> Inputs:
-        """Texts, of different lengths, as long as E is wide, so that none is shorter any more."""
-        key, value, lengths = inputs.key, inputs.value, inputs.lengths
-        if lengths is None:
-            lengths = torch.full((1,), key.shape[1], device=key.device)
-        stretched = stretch_tokens(key, lengths, self.seq_len)
-        other = stretched if value is key else stretch_tokens(value, lengths, self.seq_len)
-        return inputs._replace(key=stretched, value=other, lengths=None)
+    def _stretched(self, matrix: Tensor, inputs: Inputs) -> Tensor:
+        """E resampled to the length of the texts; a batch of such where it is not the same for all."""
+        length = inputs.key.shape[1]
+        if inputs.lengths is not None:
+            return stretch_to_lengths(matrix, inputs.lengths, length)
+        if not torch.compiler.is_exporting() and length == self.seq_len:
+            return matrix
+        return stretch_matrix(matrix, length)
 
     def _rows(self, matrix: Tensor, slots: int, heads: list[int] | None) -> Tensor:
-        """The matrices of some heads, `[heads, slots, length]`, or the one of all."""
+        """The matrices of some heads, `[*batch, heads, slots, length]`; of all, where they share one, heads is 1."""
         if not self.by_head:
-            rows = matrix[:slots]
+            rows = matrix[..., None, :slots, :]
             return rows if self._scale(slots) == 1 else rows * self._scale(slots)
         if self.uniform:
-            return matrix[:, :slots] if heads is None else matrix[heads, :slots]
-        matrices = matrix.split(self.head_dims)
-        return torch.stack([matrices[head][:slots] for head in heads or range(self.num_heads)])
+            rows = matrix[..., :slots, :]
+            return rows if heads is None else rows[..., heads, :, :]
+        matrices = matrix.split(self.head_dims, dim=-2)
+        return torch.stack([matrices[head][..., :slots, :] for head in heads or range(self.num_heads)], dim=-3)
 
 
 class LinearProjection(LearnedProjection, _MatrixProjection):
@@ -190,6 +186,11 @@ def _first_columns(matrix: Tensor, length: int) -> Tensor:
     if torch.compiler.is_exporting():  # a slice would tell the full length from shorter ones
         return matrix.index_select(-1, torch.arange(length, device=matrix.device))
     return matrix[..., :length]
+
+
+def _compress(matrix: Tensor, hidden: Tensor) -> Tensor:
+    """E·X, with one E for all sequences or one for each."""
+    return compress(matrix, hidden) if matrix.dim() == 2 else matrix @ hidden
 
 
 def _row_sums(matrix: Tensor, padding_mask: Tensor | None) -> Tensor:
