@@ -21,6 +21,7 @@ import linformer_kit as lk
 from linformer_kit.collectives import average_gradients
 from linformer_kit.functional import real_tokens_first
 from tests.conftest import SIZES, randomise
+from tests.processes import run_processes
 
 QUIET = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 KINDS: list[dict[str, Any]] = [
@@ -41,7 +42,7 @@ KINDS: list[dict[str, Any]] = [
 def run(ranks: int, function: Callable[..., None], folder, *arguments: Any) -> None:
     """The function in so many processes; what one of them raises fails the test."""
     store = f"file://{folder}/store"
-    torch.multiprocessing.spawn(_start, (ranks, store, function, arguments), nprocs=ranks)
+    run_processes(ranks, _start, ranks, store, function, arguments)
 
 
 def _start(rank: int, ranks: int, store: str, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:

@@ -1,7 +1,7 @@
 """Models in pieces: the same numbers as whole ones, and checkpoints that another number of processes goes on from.
 
-The processes are real ones, on gloo. Each start takes seconds, so one set of processes does all that needs its number,
-and writes down what it saw; the tests compare that with one process that has the whole model.
+The processes are real ones, on gloo. One set of them does all that needs its number, and writes down what it saw; the
+tests compare that with one process that has the whole model.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
-from torch.multiprocessing import spawn
 
 from linformer_kit import InputError, LinformerConfig, LinformerForMaskedLM
 from linformer_kit.training.manifest import write_manifest
 from linformer_kit.training.sharded import load_sharded, save_full, save_sharded, shard
 from tests.conftest import KINDS, SIZES, fields, randomise
+from tests.processes import run_processes
 
 BATCH, STEPS, MORE = 6, 3, 2  # a batch that 1, 2 and 3 processes share equally
 LONG = 1201  # more than a block of tokens, so that inference runs in blocks
@@ -144,7 +144,7 @@ def run(work, processes: int, folder: Path, *arguments: object) -> Path:
     """Let that many processes do a work, whose results are the files in the folder that comes back."""
     results = folder / f"{work.__name__}-{processes}"
     results.mkdir()
-    spawn(_start, (work, processes, folder, results, arguments), nprocs=processes)
+    run_processes(processes, _start, work, processes, folder, results, arguments)
     return results
 
 

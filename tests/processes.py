@@ -1,0 +1,17 @@
+"""The processes of a test, on gloo: forked from one that has imported what takes seconds to import."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_IMPORTED = ["linformer_kit.heads", "linformer_kit.parallel", "linformer_kit.training.sharded", "pytest"]
+
+
+def run_processes(count: int, function: Callable[..., None], *arguments: Any) -> None:
+    """The function, of rank and arguments, in so many processes; what one of them raises fails the test."""
+    multiprocessing.set_forkserver_preload(_IMPORTED)
+    torch.multiprocessing.start_processes(function, arguments, nprocs=count, start_method="forkserver")
