@@ -18,21 +18,11 @@ from linformer_kit.errors import InputError, input_errors, renamed
 from linformer_kit.linearized.classes import MODEL_TYPE, LinearizedModel
 from linformer_kit.linearized.linearize import linearize
 from linformer_kit.linearized.positions import longest_input
-from linformer_kit.loading import auto_class_of, load_pretrained
+from linformer_kit.loading import TOKENIZER_FILES, auto_class_of, load_pretrained
 from linformer_kit.settings import ConvertSettings
 from linformer_kit.training.checkpoint import check_new_folder, whole_folder
 from linformer_kit.training.manifest import write_manifest
 
-# One of them has the vocabulary of every tokenizer of these models.
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "vocab.txt",
-    "vocab.json",
-    "merges.txt",
-    "sentencepiece.bpe.model",
-    "spiece.model",
-    "tokenizer.model",
-)
 _OF_NEW_PROJECTIONS = ("projected_dim", "sharing", "projection", "shorter_input", "attention")
 _OF_FAIRSEQ = ("num_attention_heads", "classification_head")
 _IN_PLACE = ("projected_dim", "sharing", "projection", "shorter_input", "max_position_embeddings")
@@ -56,7 +46,7 @@ def main(settings: ConvertSettings) -> None:
         )
     if left_out:
         print(f"Left out: {', '.join(sorted({name.rpartition('.')[0] for name in left_out}))}")
-    if tokenizer is None:
+    if tokenizer is None and longest_input(model) is not None:
         print("No tokenizer: the source has none; --tokenizer names one.")
     print(f"Saved in {settings.out}")
 
@@ -180,7 +170,7 @@ def _tokenizer(settings: ConvertSettings, model: PreTrainedModel) -> PreTrainedT
 
 
 def _has_tokenizer(source: str) -> bool:
-    for name in _TOKENIZER_FILES:
+    for name in TOKENIZER_FILES:
         try:
             cached_file(source, name)
         except OSError:

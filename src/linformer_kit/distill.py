@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from linformer_kit.analysis.texts import recorded_name
 from linformer_kit.checkpoints.sentences import sentence_files, write_files
 from linformer_kit.data.encoding import Encoder
+from linformer_kit.data.tokenizer import tokenizer_fingerprint
 from linformer_kit.data.unlabelled import Inputs, load_inputs
 from linformer_kit.environment import environment
 from linformer_kit.errors import InputError, renamed
@@ -183,7 +184,7 @@ def load_pair(settings: DistillSettings) -> _Pair:
                 keep_layers(student, stands_for)
             student = linearize(student, **{name: getattr(settings, name) for name in _OF_NEW_STUDENTS})
     if settings.student is not None:
-        student = _earlier_student(settings, teacher)
+        student = _earlier_student(settings, teacher, tokenizer)
         made = student.config.num_hidden_layers
         stands_for = None if made == teacher.config.num_hidden_layers else layers_to_keep(teacher, made)
     tokenizer.model_max_length = student.config.linformer["seq_len"]
@@ -191,9 +192,13 @@ def load_pair(settings: DistillSettings) -> _Pair:
     return _Pair(teacher.float(), student.float(), tokenizer, (student.attention_names(), names), stands_for, longest)
 
 
-def _earlier_student(settings: DistillSettings, teacher: PreTrainedModel) -> LinearizedModel:
+def _earlier_student(
+    settings: DistillSettings, teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> LinearizedModel:
     with renamed("model", "student"):
-        student, _ = load_model(str(settings.student), auto_class_of(str(settings.student), _STUDENT), _STUDENT)
+        student, own_tokenizer = load_model(
+            str(settings.student), auto_class_of(str(settings.student), _STUDENT), _STUDENT
+        )
     given = LinearizeSettings(**{name: getattr(settings, name) for name in _OF_NEW_STUDENTS})
     for name in _OF_NEW_STUDENTS:
         if getattr(given, name) != getattr(LinearizeSettings(), name):
@@ -204,9 +209,15 @@ def _earlier_student(settings: DistillSettings, teacher: PreTrainedModel) -> Lin
     if not isinstance(student, LinearizedModel) or not isinstance(student, type(teacher)):
         kind = type(student).__name__
         raise InputError(f"student: expected a {base} made linear (`linformer convert --in_place`), got {kind}")
-    if student.config.hidden_size != teacher.config.hidden_size:
-        wide = student.config.hidden_size
-        raise InputError(f"student: expected hidden_size {teacher.config.hidden_size}, as the teacher has, got {wide}")
+    for name in ("hidden_size", "vocab_size", "num_labels"):
+        own, wanted = getattr(student.config, name), getattr(teacher.config, name)
+        if own != wanted:
+            raise InputError(f"student: expected {name} {wanted}, as the teacher has, got {own}")
+    if student.config.num_hidden_layers > teacher.config.num_hidden_layers:
+        own, wanted = student.config.num_hidden_layers, teacher.config.num_hidden_layers
+        raise InputError(f"student: expected at most the {wanted} layers of the teacher, got {own}")
+    if tokenizer_fingerprint(own_tokenizer) != tokenizer_fingerprint(tokenizer):
+        raise InputError(f"student: expected the tokenizer of the teacher, got another one in {settings.student}")
     return student
 
 

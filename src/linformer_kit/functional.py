@@ -120,6 +120,30 @@ def stretch_to_lengths(
     return sums.diff(dim=1).to(matrix.dtype).movedim(1, -1)
 
 
+def stretch_tokens(
+    hidden: Float[Tensor, "batch seq_len embed"], lengths: Int[Tensor, " batch_or_1"], width: int
+) -> Float[Tensor, "batch width embed"]:
+    """Spread the first m tokens of each sequence evenly over n ≥ m positions.
+
+    Position i of n covers the part [i·m/n, (i+1)·m/n) of the text, which touches one token or two neighbours, and gets
+    their mean by how much of each it touches. So E·(stretched X) is E, resampled to m columns by `stretch_matrix`,
+    times X; at m = n it is X itself.
+
+    Args:
+        hidden: Tokens, padded on the right only.
+        lengths: m of each sequence, or one for all.
+        width: n.
+    """
+    count = lengths.clamp(min=1)[:, None]
+    edges = torch.arange(width, device=hidden.device) * count
+    first = edges // width
+    exact = torch.promote_types(hidden.dtype, torch.float32)
+    share = (((first + 1) * width - edges).to(exact) / count).clamp(max=1)[..., None].to(hidden.dtype)
+    second = torch.minimum(first + 1, count - 1)
+    first, second = (positions.expand(hidden.shape[0], -1) for positions in (first, second))
+    return take_positions(hidden, first) * share + take_positions(hidden, second) * (1 - share)
+
+
 def resize_positions(
     positions: Float[Tensor, "seq_len embed"], new_seq_len: int, mode: str
 ) -> Float[Tensor, "new_seq_len embed"]:

@@ -27,6 +27,16 @@ from linformer_kit.linearized.positions import longest_input
 from linformer_kit.settings import ResizeMode, names_folder
 from linformer_kit.training.manifest import MANIFEST, damage
 
+# One of them has the vocabulary of every tokenizer that is read here.
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "sentencepiece.bpe.model",
+    "spiece.model",
+    "tokenizer.model",
+)
+
 # Ends of the names of encoders' classes, and who makes them; of models that generate text there are none.
 _KINDS = {
     "ForMaskedLM": AutoModelForMaskedLM,
@@ -191,7 +201,7 @@ def check_model_folder(folder: Path) -> Weights:
         InputError: that names the file that is missing or broken.
     """
     weights = _check_weights(folder)
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model")):
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise InputError(f"model: expected a tokenizer (tokenizer.json) in {folder}, got none")
     return weights
 

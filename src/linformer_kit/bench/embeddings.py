@@ -67,7 +67,9 @@ def measure_embeddings(settings: EmbeddingsSettings) -> tuple[dict[str, Any], Pa
     passages = _passages(settings)
     tasks = {name: _task(settings, name) for name in settings.tasks}
     embedders = {name: _Embedder(model, settings) for name, model in names.items()}
+    width = next(iter(embedders.values())).width
     for name, embedder in embedders.items():
+        require(not passages or embedder.width == width, "models", f"embeddings of one width, {width}", embedder.width)
         for length in settings.cosine_lengths if passages else ():
             limit = embedder.longest
             require(length <= limit, "cosine_lengths", f"at most {limit:,}, which {name} takes", length)
@@ -113,6 +115,7 @@ class _Embedder:
         with renamed("model", "models"):
             self.model, self.tokenizer = load_model(model, AutoModel, _KIND)
         self.longest = input_length(self.model, self.tokenizer, None)
+        self.width: int = self.model.config.hidden_size
         self.batch_size = settings.batch_size
         self.bf16 = use_bf16(settings.bf16, on_cpu=True)
 
@@ -122,7 +125,7 @@ class _Embedder:
         encoded = Encoder(self.tokenizer, length or self.longest)(texts)
         windows: list[Window] = [text.windows[0] for text in encoded]
         order = sorted(range(len(windows)), key=lambda index: -len(windows[index]["input_ids"]))
-        vectors = np.empty((len(windows), self.model.config.hidden_size), dtype=np.float32)
+        vectors = np.empty((len(windows), self.width), dtype=np.float32)
         for start in tqdm(range(0, len(order), self.batch_size), desc=what, unit="batch", dynamic_ncols=True, delay=2):
             chosen = order[start : start + self.batch_size]
             vectors[chosen] = self._embed([windows[index] for index in chosen])

@@ -14,6 +14,7 @@ from linformer_kit.settings import names_folder
 _MODULES = "modules.json"
 _SETTINGS = ("sentence_bert_config.json", "config_sentence_transformers.json")
 _MAX_LENGTH = "max_seq_length"
+_EMPTY = "Normalize"
 # What of a model of the hub is fetched; the encoder itself is not.
 _PATTERNS = [_MODULES, *_SETTINGS, "[0-9]*_*/*"]
 
@@ -49,7 +50,12 @@ def sentence_files(source: str, *, longer: int | None = None) -> Files:
             if longer is not None and _MAX_LENGTH in content:
                 content[_MAX_LENGTH] = longer
             files[name] = (json.dumps(content, indent=2) + "\n").encode()
-    for place in filter(None, paths):
+    for module, place in zip(_listed(modules), paths, strict=True):
+        if not place:
+            continue
+        # One without weights and settings has an empty folder, which repositories do not keep.
+        if not (folder / place).is_dir() and not str(module.get("type")).endswith(_EMPTY):
+            raise InputError(f"{folder / _MODULES}: expected a folder {place} beside it, got none")
         inside = (path for path in sorted((folder / place).rglob("*")) if path.is_file())
         files |= {str(path.relative_to(folder)): path.read_bytes() for path in inside}
     return files

@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from linformer_kit.analysis.texts import recorded_name
 from linformer_kit.bench.measure import interleaved
 from linformer_kit.errors import InputError
 from linformer_kit.export.agreement import Case, cases, difference, random_inputs
 from linformer_kit.export.exportable import Made, Run, Source, load
 from linformer_kit.export.quality import quality_of
 from linformer_kit.report.base import write_json
-from linformer_kit.settings import ExportSettings
+from linformer_kit.settings import ExportSettings, names_only
 from linformer_kit.training.checkpoint import check_new_folder, whole_folder
 from linformer_kit.training.identity import versions
 from linformer_kit.training.manifest import write_manifest
@@ -93,7 +94,9 @@ def _measured(
         results["quality"] = {"measure": name, "float32": measure(runs[_PYTORCH]), "int8": measure(runs[last])}
     if settings.benchmark or settings.int8:
         results["seconds"] = _seconds(source, runs)
-    results["settings"] = dataclasses.asdict(settings)
+    named = dataclasses.asdict(settings) | {"model": recorded_name(settings.model)}
+    named["validation_file"] = names_only(settings.validation_file)
+    results["settings"] = {name: value for name, value in named.items() if name != "out"}
     results["versions"] = versions() | {name: version(name) for name in FORMATS[settings.format].packages}
     return results
 

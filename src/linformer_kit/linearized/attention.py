@@ -23,6 +23,7 @@ from linformer_kit.projection import SequenceProjection
 IMPLEMENTATION = "linformer"
 SLOTS = "linformer_slots"  # of an attention module: fewer slots than its E and F have, where it shares them
 SHOWS_WEIGHTS = "linformer_shows_weights"  # whether it is to give P̄ as well
+_HIDES = -1e3  # what is added to scores at padding is this or less: -1e4, or the least that the format has
 ATTRIBUTE = "linformer"  # of each attention module: its E and F, or None where it keeps the attention that it has
 
 
@@ -65,7 +66,7 @@ def linear_attention(
     if projection is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **arguments)
     check_weights(module, arguments)
-    padding = padding_of(attention_mask)
+    padding = padding_of(attention_mask, key)
     key, value = (one_for_each_query(heads, query) for heads in (key, value))
     head_dim = query.shape[-1]
     if scaling is not None and scaling != head_dim**-0.5:
@@ -92,23 +93,32 @@ def one_for_each_query(
     return heads.repeat_interleave(query.shape[1] // heads.shape[1], dim=1)
 
 
-def padding_of(attention_mask: Tensor | None) -> Bool[Tensor, "batch seq_len"] | None:
-    """The padding mask, True where padded, of what layers get as a mask.
+def padding_of(
+    attention_mask: Tensor | None, key: Float[Tensor, "batch key_heads seq_len head_dim"]
+) -> Bool[Tensor, "batch seq_len"] | None:
+    """The padding mask, True where padded, of what layers get as a mask, one row for each text.
 
     Raises:
-        InputError: for a mask over pairs of positions.
+        InputError: for a mask over pairs of positions or of other texts, and one that hides a little.
     """
     if attention_mask is None:
         return None
-    if attention_mask.dim() == 4 and attention_mask.shape[1] == attention_mask.shape[2] == 1:
-        attention_mask = attention_mask[:, 0, 0]
-    if attention_mask.dim() != 2:
-        shape = list(attention_mask.shape)
+    mask = attention_mask
+    if mask.dim() == 4 and mask.shape[1] == mask.shape[2] == 1:
+        mask = mask[:, 0, 0]
+    if mask.dim() != 2:
         raise InputError(
-            f"attention_mask: expected [batch, seq_len], 1 on real tokens, got {shape}: each slot mixes all positions, "
-            "so a mask over pairs of them would leak what it hides"
+            f"attention_mask: expected [batch, seq_len], 1 on real tokens, got {list(attention_mask.shape)}: each slot "
+            "mixes all positions, so a mask over pairs of them would leak what it hides"
         )
-    return attention_mask != 0 if attention_mask.is_floating_point() else attention_mask == 0
+    if not torch.compiler.is_compiling():  # in a trace nothing may depend on sizes and on what the mask holds
+        batch, seq_len = key.shape[0], key.shape[2]
+        if mask.shape[0] not in (1, batch) or mask.shape[1] != seq_len:
+            raise InputError(f"attention_mask: expected [{batch}, {seq_len}], got {list(attention_mask.shape)}")
+        if mask.is_floating_point() and ((mask != 0) & (mask > _HIDES)).any():
+            raise InputError("attention_mask: expected 0 at real tokens and -inf at padding in a mask that is added")
+    mask = mask.expand(key.shape[0], -1)
+    return mask != 0 if mask.is_floating_point() else mask == 0
 
 
 def mask(*, attention_mask: Tensor | None = None, mask_function: Any = None, **arguments: Any) -> Tensor | None:

@@ -17,6 +17,7 @@ import transformers
 from torch import nn
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
+from transformers.utils import output_capturing
 
 from linformer_kit.errors import InputError
 from linformer_kit.linearized.attention import ATTRIBUTE, IMPLEMENTATION, SHOWS_WEIGHTS, SLOTS
@@ -244,6 +245,8 @@ def attach(model: PreTrainedModel) -> None:
     for name in fields["local_layers"]:
         modules[name].__dict__[ATTRIBUTE] = None
     PreTrainedModel.set_attn_implementation(model, IMPLEMENTATION)
+    for changed in (model, base):  # transformers asks by class what can be recorded, and learns it from constructors
+        output_capturing._CAN_RECORD_REGISTRY[changed] = changed._can_record_outputs
 
 
 def new_projections(fields: dict[str, Any]) -> list[SequenceProjection]:

@@ -79,6 +79,8 @@ def _refuse_by_configuration(model: PreTrainedModel) -> None:
         raise InputError(f"model: expected an encoder, got {kind}, a decoder (its configuration says so)")
     if config.model_type in ("linformer", "linearized"):
         raise InputError(f"model: expected one with full attention, got {kind}, which is a Linformer")
+    if model.device.type == "meta":
+        raise InputError(f"model: expected one with weights, got {kind} on the meta device")
     if not model._can_set_attn_implementation():
         raise InputError(
             f"model: expected attention through transformers' attention interface, got {kind}, which has its own"
@@ -90,7 +92,7 @@ def _two_inputs(model: PreTrainedModel) -> tuple[dict[str, Tensor], dict[str, Te
     config, name, device = model.config, model.main_input_name, model.device
     if name == "input_ids":
         first = torch.arange(1, _TOKENS + 1, device=device)[None]  # none of them is padding twice
-        first = first + (config.pad_token_id or 0)
+        first = first + (getattr(config, "pad_token_id", None) or 0)
         first = first % config.vocab_size
         second = first.clone()
         second[:, -1] = (second[:, -1] + 1) % config.vocab_size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, get_args
 
 from transformers import PreTrainedModel
 
@@ -64,6 +64,12 @@ def linearize(
     Example:
         >>> model = lk.linearize(AutoModel.from_pretrained("FacebookAI/roberta-base"), projected_dim=128)
     """
+    for field, value, known in (
+        ("projection_initializer", projection_initializer, get_args(ProjectionInitializer)),
+        ("resize_mode", resize_mode, get_args(ResizeMode)),
+    ):
+        if value not in known:  # whatever of them is used
+            raise InputError(f"{field}: expected one of {', '.join(known)}, got {value!r}")
     layers = attention_layers(model)
     if max_position_embeddings is not None:
         with renamed("seq_len", "max_position_embeddings"), renamed("mode", "resize_mode"):

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from linformer_kit.errors import InputError
 from linformer_kit.functional import resize_positions
-from linformer_kit.projection import check_resize
+from linformer_kit.projection import check_resize, is_integer
 
 _TABLE = "position_embeddings"
 LONGEST = 1 << 24  # tokens; more is a slip, for which no memory is
@@ -58,6 +58,8 @@ def check_positions(model: PreTrainedModel, seq_len: int, mode: str) -> None:
     if now is not None and not tables and not any("Rotary" in type(module).__name__ for module in model.modules()):
         kind = type(model).__name__
         raise InputError(f"seq_len: expected none for {kind}, whose positions are not known here, got {seq_len}")
+    if not is_integer(seq_len):
+        raise InputError(f"seq_len: expected a number of tokens, got {seq_len!r}")
     if seq_len > LONGEST:
         raise InputError(f"seq_len: expected at most {LONGEST:,}, got {seq_len:,}")
     if now is None:

@@ -92,7 +92,7 @@ def build_projection(
     Raises:
         InputError: for an unknown name, and what the projection itself refuses.
     """
-    if name not in PROJECTIONS:
+    if name not in list(PROJECTIONS):
         raise InputError(f"projection: expected one of {', '.join(PROJECTIONS)}, got {name!r}")
     kind = PROJECTIONS[name]
     arguments: dict[str, Any] = {"num_heads": num_heads, "sharing": sharing, "shorter_input": shorter_input}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from linformer_kit.errors import InputError
-from linformer_kit.functional import stretch_matrix, stretch_to_lengths
+from linformer_kit.functional import stretch_matrix, stretch_to_lengths, stretch_tokens
 from linformer_kit.kernels import compress
 from linformer_kit.projection.base import Groups, Inputs, LearnedProjection, SequenceProjection, Slots
 from linformer_kit.projection.starts import STARTS
@@ -41,9 +41,12 @@ class _MatrixProjection(SequenceProjection):
         key_matrix, value_matrix = self._matrices()
         tied = value_matrix is key_matrix
         if self.stretches and self.shorter_input == "stretch":
-            key_matrix = self._stretched(key_matrix, inputs)
-            value_matrix = key_matrix if tied else self._stretched(value_matrix, inputs)
-            inputs = inputs._replace(lengths=None)  # the columns of padding are zero
+            if _spreads_tokens(key_matrix, inputs):
+                inputs = self._spread(inputs)
+            else:
+                key_matrix = self._stretched(key_matrix, inputs)
+                value_matrix = key_matrix if tied else self._stretched(value_matrix, inputs)
+                inputs = inputs._replace(lengths=None)  # the columns of padding are zero
         key, value, key_map, value_map, _ = inputs
         length, padding_mask = key.shape[1], inputs.padding_mask
         key_matrix = _first_columns(key_matrix, length)
@@ -85,9 +88,16 @@ class _MatrixProjection(SequenceProjection):
         length = inputs.key.shape[1]
         if inputs.lengths is not None:
             return stretch_to_lengths(matrix, inputs.lengths, length)
-        if not torch.compiler.is_exporting() and length == self.seq_len:
-            return matrix
-        return stretch_matrix(matrix, length)
+        return matrix if length == self.seq_len else stretch_matrix(matrix, length)
+
+    def _spread(self, inputs: Inputs) -> Inputs:
+        """Texts spread over as many positions as E has columns, so that none is shorter any more."""
+        key, value, lengths = inputs.key, inputs.value, inputs.lengths
+        if lengths is None:
+            lengths = torch.full((1,), key.shape[1], device=key.device)
+        spread = stretch_tokens(key, lengths, self.seq_len)
+        other = spread if value is key else stretch_tokens(value, lengths, self.seq_len)
+        return inputs._replace(key=spread, value=other, lengths=None)
 
     def _rows(self, matrix: Tensor, slots: int, heads: list[int] | None) -> Tensor:
         """The matrices of some heads, `[*batch, heads, slots, length]`; of all, where they share one, heads is 1."""
@@ -186,6 +196,20 @@ def _first_columns(matrix: Tensor, length: int) -> Tensor:
     if torch.compiler.is_exporting():  # a slice would tell the full length from shorter ones
         return matrix.index_select(-1, torch.arange(length, device=matrix.device))
     return matrix[..., :length]
+
+
+def _spreads_tokens(matrix: Tensor, inputs: Inputs) -> bool:
+    """Whether texts are spread over n positions, which is one way to stretch, rather than E resampled to each of them.
+
+    An exported program does, since it serves all lengths and int8 wants E as it is. Else it is a matter of size: n
+    tokens of each text, or its length in columns of E, of which a number costs about twice as much (docs/log.md).
+    """
+    if torch.compiler.is_exporting():
+        return True
+    if inputs.lengths is None:
+        return False
+    length, width = inputs.key.shape[1:]
+    return 2 * length * math.prod(matrix.shape[:-1]) > matrix.shape[-1] * width
 
 
 def _compress(matrix: Tensor, hidden: Tensor) -> Tensor:
