@@ -165,6 +165,40 @@ def test_broken_modules_are_found_at_once(content, texts, tmp_path, capsys):
     assert not (tmp_path / "student").exists()
 
 
+def test_a_module_whose_folder_is_gone(texts, tmp_path, capsys):
+    """One of `Normalize` has an empty folder, which repositories do not keep."""
+    teacher = write_teacher(tmp_path / "teacher", WORDS, "RobertaModel")
+    modules = [{"path": "2_Normalize", "type": "sentence_transformers.models.Normalize"}]
+    (teacher / "modules.json").write_text(json.dumps(modules))
+    distill(teacher, tmp_path / "student", text=texts, max_steps=2)
+    modules.append({"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"})
+    (teacher / "modules.json").write_text(json.dumps(modules))
+    error = fail(capsys, *command(teacher, tmp_path / "other", text=texts))
+    assert "modules.json: expected a folder 1_Pooling beside it, got none" in error
+
+
+@pytest.mark.parametrize("other", ["vocab_size", "tokenizer"])
+def test_a_student_of_another_vocabulary_is_refused(other, run, teacher, texts, tmp_path, capsys):
+    """Its tokens would mean something else."""
+    if other == "vocab_size":
+        message = "student: expected vocab_size "
+        write_teacher(tmp_path / "teacher", "it")
+    else:
+        message = f"student: expected the tokenizer of the teacher, got another one in {run}"
+        path = shutil.copytree(teacher, tmp_path / "teacher") / "tokenizer.json"
+        rules = json.loads(path.read_text())
+        first, second, *_ = sorted(rules["model"]["vocab"], key=rules["model"]["vocab"].get)[-2:]
+        ids = rules["model"]["vocab"]
+        ids[first], ids[second] = ids[second], ids[first]
+        path.write_text(json.dumps(rules))
+    options = {name: value for name, value in OPTIONS.items() if name != "projected_dim"}
+    flags = [f"--{name}={value}" for name, value in options.items()]
+    where = ["--student", str(run), "--text", str(texts)]
+    error = fail_last_line(capsys, "distill", str(tmp_path / "teacher"), str(tmp_path / "more"), *flags, *where)
+    assert message in error.splitlines()[-1]
+    assert not (tmp_path / "more").exists()
+
+
 def test_without_layers_the_answers_alone_are_learned(teacher, texts, tmp_path):
     distill(teacher, tmp_path / "student", text=texts, hidden_weight=0, attention_weight=0)
     assert json.loads((tmp_path / "student" / "metrics.json").read_text())["layerwise_steps"] == 0

@@ -133,6 +133,22 @@ def test_stretching_to_each_length(lengths):
         torch.testing.assert_close(functional.stretch_matrix(matrix, length), expected, rtol=1e-12, atol=1e-12)
 
 
+def test_stretch_tokens_by_hand():
+    hidden = torch.tensor([[3.0], [6.0], [12.0], [0.0]]).expand(3, -1, -1)
+    stretched = functional.stretch_tokens(hidden, torch.tensor([1, 2, 3]), 4)[..., 0]
+    torch.testing.assert_close(stretched, torch.tensor([[3.0, 3, 3, 3], [3, 3, 6, 6], [3, 5, 8, 12]]))
+
+
+@pytest.mark.parametrize("length", [1, 5, 16, 17])
+def test_stretching_the_tokens_is_stretching_the_matrix(length):
+    matrix, hidden = torch.randn(3, 17, dtype=torch.float64), torch.randn(1, 17, 5, dtype=torch.float64)
+    stretched = functional.stretch_tokens(hidden, torch.tensor([length]), 17)
+    expected = functional.stretch_matrix(matrix, length) @ hidden[:, :length]
+    torch.testing.assert_close(matrix @ stretched, expected, rtol=1e-10, atol=1e-10)
+    if length == 17:
+        assert torch.equal(stretched, hidden)
+
+
 def test_pooling_windows_by_hand():
     windows = functional.pooling_windows(3, 7, 5, torch.tensor([5, 1]))
     assert windows.positions.shape == (2, 3, 3)

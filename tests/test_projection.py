@@ -10,7 +10,9 @@ import torch
 
 from linformer_kit import InputError, LinearProjection, MeanPoolProjection, RandomProjection
 from linformer_kit.functional import pooling_matrix
-from linformer_kit.projection import PROJECTIONS, build_projection
+from linformer_kit.projection import PROJECTIONS, build_projection, matrices
+from linformer_kit.projection.base import Inputs
+from linformer_kit.projection.maps import SplitMap
 from linformer_kit.settings import Projection
 
 
@@ -98,3 +100,43 @@ def test_refusals(arguments, message):
 
 def test_the_names_on_the_command_line_are_the_names_in_the_code():
     assert set(get_args(Projection)) == set(PROJECTIONS)
+
+
+@pytest.mark.parametrize("sharing", ["none", "headwise", "layerwise"])
+@pytest.mark.parametrize("projected_dim", [5, (5, 2, 3)])
+def test_both_ways_to_stretch_give_the_same(sharing, projected_dim, monkeypatch):
+    """Which one is taken depends on sizes; keys with a map and keys that are split only, gradients too."""
+    torch.manual_seed(0)
+    made = build_projection(
+        "linear",
+        seq_len=31,
+        projected_dim=projected_dim,
+        num_heads=3,
+        head_dim=4,
+        sharing=sharing,
+        shorter_input="stretch",
+        initializer="shifted_pooling",
+    ).double()
+    linear = torch.nn.Linear(12, 12).double()
+    lengths = torch.tensor([23, 1, 7])
+    hidden = torch.randn(3, 23, 12, dtype=torch.float64) * (torch.arange(23) < lengths[:, None])[..., None]
+    found = {}
+    for spread in (True, False):
+        monkeypatch.setattr(matrices, "_spreads_tokens", lambda *_, spread=spread: spread)
+        for mapped in (linear, None):
+            made.zero_grad()
+            slots = made(hidden, hidden, mapped, mapped, num_heads=3, lengths=lengths)
+            sum((group.key**2).sum() + (group.value**3).sum() for group in slots).backward()
+            found[spread, mapped is None] = [*(group.key for group in slots), *(p.grad for p in made.parameters())]
+    for mapped in (True, False):
+        for first, second in zip(found[True, mapped], found[False, mapped], strict=True):
+            torch.testing.assert_close(first, second, rtol=1e-9, atol=1e-10)
+
+
+def test_what_is_less_work_is_done():
+    maps = SplitMap(3, 12)
+    shared, by_head = torch.empty(5, 31), torch.empty(3, 5, 31)
+    for length, matrix, spread in ((31, shared, False), (31, by_head, True), (12, by_head, False), (13, by_head, True)):
+        inputs = Inputs(torch.empty(2, length, 12), torch.empty(2, length, 12), maps, maps, torch.tensor([length, 1]))
+        assert matrices._spreads_tokens(matrix, inputs) == spread
+    assert not matrices._spreads_tokens(by_head, inputs._replace(lengths=None))

@@ -83,6 +83,29 @@ def test_refused(options, message, models, tmp_path, capsys):
     assert message in error and not out.exists()
 
 
+def test_embeddings_of_two_widths_have_no_cosine(models, tmp_path, capsys):
+    wide = write_teacher(tmp_path / "wide", "it 's good bad", "RobertaModel")
+    config = json.loads((wide / "config.json").read_text())
+    width = config["hidden_size"]
+    transformers.RobertaModel(
+        transformers.RobertaConfig.from_dict({**config, "hidden_size": 2 * width})
+    ).save_pretrained(wide)
+    (tmp_path / "text.txt").write_text("it 's good " * 200)
+    options = [
+        "--text",
+        tmp_path / "text.txt",
+        "--samples",
+        "1",
+        "--cosine_lengths",
+        "8",
+        "--output_dir",
+        tmp_path / "out",
+    ]
+    error = fail(capsys, "bench", "embeddings", "--models", models[0], wide, *options)
+    assert f"models: expected embeddings of one width, {width}, got {2 * width}" in error
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_model_that_is_none_is_refused(models, tmp_path, capsys):
     error = fail(capsys, "bench", "embeddings", "--models", models[0], tmp_path, "--output_dir", tmp_path / "out")
     assert "models: expected config.json in" in error

@@ -114,7 +114,7 @@ REFUSED = {
         {"d_model": 24, "d_ff": 24, "num_layers": 1, "num_heads": 2, "vocab_size": 31},
         "without position_bias",
     ),
-    "CLIPModel": ("CLIPConfig", {}, "expected an encoder, got CLIPModel: "),
+    "CLIPModel": ("CLIPConfig", {}, "which has several: text_config, vision_config"),
     "BertLMHeadModel": (
         "BertConfig",
         {"is_decoder": True, "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 31},

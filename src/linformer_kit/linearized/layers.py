@@ -77,6 +77,8 @@ def _refuse_by_configuration(model: PreTrainedModel) -> None:
         raise InputError(f"model: expected an encoder, got {kind}, an encoder with a decoder")
     if getattr(config, "is_decoder", False) or getattr(config, "add_cross_attention", False):
         raise InputError(f"model: expected an encoder, got {kind}, a decoder (its configuration says so)")
+    if len(config.sub_configs) > 1:
+        raise InputError(f"model: expected an encoder, got {kind}, which has several: {', '.join(sorted(config.sub_configs))}")
     if config.model_type in ("linformer", "linearized"):
         raise InputError(f"model: expected one with full attention, got {kind}, which is a Linformer")
     if model.device.type == "meta":
@@ -92,7 +94,7 @@ def _two_inputs(model: PreTrainedModel) -> tuple[dict[str, Tensor], dict[str, Te
     config, name, device = model.config, model.main_input_name, model.device
     if name == "input_ids":
         first = torch.arange(1, _TOKENS + 1, device=device)[None]  # none of them is padding twice
-        first = first + (getattr(config, "pad_token_id", None) or 0)
+        first = first + (config.pad_token_id or 0)
         first = first % config.vocab_size
         second = first.clone()
         second[:, -1] = (second[:, -1] + 1) % config.vocab_size
