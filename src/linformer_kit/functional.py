@@ -97,7 +97,10 @@ def stretch_matrix(matrix: Float[Tensor, "*rows seq_len"], width: int) -> Float[
     Each row is read as a function that is constant over each of n equal parts of the text, and integrated over m equal
     parts instead: column j of the result is the integral over [j·n/m, (j+1)·n/m).
     """
-    return stretch_to_lengths(matrix, torch.full((1,), width, device=matrix.device), width)[0].contiguous()
+    integral = _integral(matrix)
+    whole, part = _edges(integral, torch.full((1, 1), width, device=matrix.device), width)
+    low, high = (integral[..., columns[0]] for columns in (whole, (whole + 1).clamp(max=matrix.shape[-1])))
+    return torch.lerp(low, high, part[0].expand_as(low)).diff(dim=-1).to(matrix.dtype)
 
 
 def stretch_to_lengths(
@@ -107,17 +110,27 @@ def stretch_to_lengths(
 
     A sequence of no tokens counts as one of a single token.
     """
-    seq_len = matrix.shape[-1]
-    # Double, because differences of long sums follow; there is none on Apple's GPUs.
-    exact = matrix.float() if matrix.device.type == "mps" else matrix.double()
-    # Positions in front: whole columns are taken, and in the backward pass added, at once.
-    integral = F.pad(exact.cumsum(dim=-1), (1, 0)).movedim(-1, 0).contiguous()
-    lengths = lengths.clamp(min=1)[:, None]
-    edges = torch.minimum(torch.arange(width + 1, device=matrix.device), lengths) * seq_len
-    whole, part = edges // lengths, (edges % lengths).to(exact.dtype) / lengths
-    low, high = integral[whole], integral[(whole + 1).clamp(max=seq_len)]
+    integral = _integral(matrix)
+    whole, part = _edges(integral, lengths.clamp(min=1)[:, None], width)
+    # Positions in front: for many sequences it pays to take, and in the backward pass to add, whole columns at once.
+    columns = integral.movedim(-1, 0).contiguous()
+    low, high = columns[whole], columns[(whole + 1).clamp(max=matrix.shape[-1])]
     sums = torch.lerp(low, high, part.view(*part.shape, *[1] * (matrix.dim() - 1)).expand_as(low))
     return sums.diff(dim=1).to(matrix.dtype).movedim(1, -1)
+
+
+def _integral(matrix: Float[Tensor, "*rows seq_len"]) -> Float[Tensor, "*rows edges"]:
+    """Of each row from its beginning to each of its n+1 edges; exact, because differences of long sums follow."""
+    exact = matrix.float() if matrix.device.type == "mps" else matrix.double()  # Apple's GPUs have no doubles
+    return F.pad(exact.cumsum(dim=-1), (1, 0))
+
+
+def _edges(
+    integral: Float[Tensor, "*rows edges"], lengths: Int[Tensor, "batch 1"], width: int
+) -> tuple[Int[Tensor, "batch new_edges"], Float[Tensor, "batch new_edges"]]:
+    """Where the edges of the new columns lie among the old ones: the edge before, and the part of a column after it."""
+    edges = torch.minimum(torch.arange(width + 1, device=integral.device), lengths) * (integral.shape[-1] - 1)
+    return edges // lengths, (edges % lengths).to(integral.dtype) / lengths
 
 
 def stretch_tokens(

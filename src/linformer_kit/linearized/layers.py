@@ -78,7 +78,8 @@ def _refuse_by_configuration(model: PreTrainedModel) -> None:
     if getattr(config, "is_decoder", False) or getattr(config, "add_cross_attention", False):
         raise InputError(f"model: expected an encoder, got {kind}, a decoder (its configuration says so)")
     if len(config.sub_configs) > 1:
-        raise InputError(f"model: expected an encoder, got {kind}, which has several: {', '.join(sorted(config.sub_configs))}")
+        parts = ", ".join(sorted(config.sub_configs))
+        raise InputError(f"model: expected an encoder, got {kind}, which has several: {parts}")
     if config.model_type in ("linformer", "linearized"):
         raise InputError(f"model: expected one with full attention, got {kind}, which is a Linformer")
     if model.device.type == "meta":
