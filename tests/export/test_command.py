@@ -37,6 +37,7 @@ def test_a_folder_that_runs_without_pytorch(tmp_path, capsys):
     assert results["max_length"] == LENGTH and [row["length"] for row in results["seconds"]] == [LENGTH]
     assert results["bytes"]["ONNX Runtime"] == (tmp_path / "out" / "model.onnx").stat().st_size
     assert {"onnx", "onnxscript", "onnxruntime", "torch"} <= set(results["versions"])
+    assert {"device", "threads", "commit"} <= set(results["environment"])
     assert AutoConfig.from_pretrained(tmp_path / "out").architectures == ["LinformerForMaskedLM"]
 
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")

@@ -14,6 +14,7 @@ import torch
 
 from linformer_kit.analysis.texts import recorded_name
 from linformer_kit.bench.measure import interleaved
+from linformer_kit.environment import environment
 from linformer_kit.errors import InputError
 from linformer_kit.export.agreement import Case, cases, difference, random_inputs
 from linformer_kit.export.exportable import Made, Run, Source, load
@@ -94,6 +95,7 @@ def _measured(
         results["quality"] = {"measure": name, "float32": measure(runs[_PYTORCH]), "int8": measure(runs[last])}
     if settings.benchmark or settings.int8:
         results["seconds"] = _seconds(source, runs)
+        results["environment"] = environment(torch.device("cpu"))
     named = dataclasses.asdict(settings) | {"model": recorded_name(settings.model)}
     named["validation_file"] = names_only(settings.validation_file)
     results["settings"] = {name: value for name, value in named.items() if name != "out"}
