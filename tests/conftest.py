@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -109,6 +111,12 @@ def write_teacher(folder: Path, text: str, class_name: str = "RobertaForMaskedLM
     getattr(transformers, class_name)(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def slow_but(quick: Iterable[Any], values: Iterable[Any]) -> list[Any]:
+    """Parameters of a test, all but the quick ones for the slow tier."""
+    quick = list(quick)
+    return [value if value in quick else pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
 def fail(capsys, *command: str) -> str:

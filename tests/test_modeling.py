@@ -25,7 +25,7 @@ from linformer_kit import (
     LinformerModel,
 )
 from linformer_kit.projection import PROJECTIONS, SHORTER_INPUTS
-from tests.conftest import KINDS, SHARINGS, SIZES, fields, randomise, tokens
+from tests.conftest import KINDS, SHARINGS, SIZES, fields, randomise, slow_but, tokens
 
 # Published with the official code: linformer_roberta_base, vocabulary 50,000, n 512, k 128, tied head.
 OFFICIAL_PARAMETERS = {
@@ -335,7 +335,11 @@ def test_activation_checkpointing_gives_the_same_gradients(config, kind):
     assert all(torch.equal(a, b) for a, b in zip(plain, checkpointed, strict=True))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+# Compiling and exporting takes a second each; of ways that differ little one will do.
+TRACED = ("none", "layerwise", "mean_pool", "conv", "local_norm_first", "full")
+
+
+@pytest.mark.parametrize("kind", slow_but(TRACED, KINDS))
 def test_compiles_as_one_graph(config, kind):
     model = randomise(LinformerForMaskedLM(config(**fields(kind)))).train()
     ids, mask = tokens(2, 31), torch.ones(2, 31, dtype=torch.long)
@@ -349,7 +353,7 @@ def test_compiles_as_one_graph(config, kind):
     assert out.logits.shape == (2, 31, 101)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(TRACED, KINDS))
 @pytest.mark.parametrize("shorter_input", SHORTER_INPUTS)
 def test_exported_once_for_every_size(config, kind, shorter_input):
     model = randomise(LinformerModel(config(shorter_input=shorter_input, **fields(kind)))).eval()

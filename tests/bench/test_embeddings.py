@@ -53,6 +53,7 @@ def test_command(models, tmp_path, capsys):
     assert f"| student | {student['accuracy']['sst2']:.4f} (" in printed
 
 
+@pytest.mark.slow
 def test_memory_is_measured_in_processes_of_their_own(models, tmp_path):
     options = ["--lengths", str(LENGTH), "--tokens", "46", "--repetitions", "1", "--output_dir", str(tmp_path / "out")]
     main(["bench", "embeddings", "--models", str(models[0]), *options])

@@ -17,7 +17,7 @@ from linformer_kit.errors import InputError
 from linformer_kit.export import onnx_file
 from linformer_kit.export.agreement import Case, check_agreement, random_inputs
 from linformer_kit.export.exportable import load
-from tests.conftest import KINDS, SIZES, fields
+from tests.conftest import KINDS, SIZES, fields, slow_but
 from tests.export.conftest import LENGTH, linformer, save
 
 HEADS = {
@@ -69,7 +69,7 @@ def written(folder, tmp_path):
     return source, run
 
 
-@pytest.mark.parametrize("class_name", HEADS)
+@pytest.mark.parametrize("class_name", slow_but(["LinformerForMaskedLM", "LinformerForQuestionAnswering"], HEADS))
 def test_every_head(class_name, tmp_path):
     source, run = written(linformer(class_name, tmp_path / "model", **HEADS[class_name]), tmp_path)
     assert source.limit == LENGTH
@@ -88,9 +88,7 @@ def stock(class_name, folder):
     return save(kind(kind.config_class(**STOCK[class_name])), folder)
 
 
-@pytest.mark.parametrize(
-    "class_name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in STOCK]
-)
+@pytest.mark.parametrize("class_name", slow_but(QUICK, STOCK))
 def test_encoders_of_transformers(class_name, tmp_path):
     source, _ = written(stock(class_name, tmp_path / "model"), tmp_path)
     assert source.limit == LENGTH
@@ -106,16 +104,14 @@ LINEARIZED = {
 
 
 @pytest.mark.parametrize("class_name", ["BertForSequenceClassification", "RobertaModel"])
-@pytest.mark.parametrize(
-    "how", [pytest.param(how, marks=[pytest.mark.slow] * (how != "stretch")) for how in LINEARIZED]
-)
+@pytest.mark.parametrize("how", slow_but(["stretch"], LINEARIZED))
 def test_linearised_encoders(class_name, how, tmp_path):
     kind = getattr(transformers, class_name)
     model = lk.linearize(kind(kind.config_class(**STOCK[class_name])), 7, **LINEARIZED[how])
     written(save(model, tmp_path / "model"), tmp_path)
 
 
-@pytest.mark.parametrize("how", LINEARIZED)
+@pytest.mark.parametrize("how", slow_but(["stretch"], LINEARIZED))
 def test_linearised_encoders_compiled_and_as_programs(how):
     """One graph, and one program for every batch and length."""
     torch.manual_seed(0)

@@ -59,7 +59,7 @@ def stopped(monkeypatch, capsys):
         (signal.SIGTERM, "training_step", 5, 5),  # within an update
         (signal.SIGINT, "training_step", 6, 6),  # within the last one of an epoch, after which there is an evaluation
         (signal.SIGTERM, "evaluate", 3, 6),  # before an evaluation, which is made when the run goes on
-        (signal.SIGTERM, "_save_checkpoint", 2, 3),
+        pytest.param(signal.SIGTERM, "_save_checkpoint", 2, 3, marks=pytest.mark.slow),
         (signal.SIGTERM, "training_step", UPDATES, UPDATES),  # within the very last one
     ],
 )
@@ -79,7 +79,11 @@ def test_pretraining_stops_and_goes_on_exactly(corpus, tmp_path, stopped, number
 
 @pytest.mark.parametrize(
     ("method", "call", "update"),
-    [("training_step", 5, 5), ("training_step", 10, 10), ("evaluate", 1, 10)],
+    [
+        pytest.param("training_step", 5, 5, marks=pytest.mark.slow),
+        ("training_step", 10, 10),
+        ("evaluate", 1, 10),
+    ],
 )
 def test_fine_tuning_by_epochs_stops_and_goes_on_exactly(encoder, texts, tmp_path, stopped, method, call, update):
     """Evaluations, and with them the best checkpoint, fall due at the end of an epoch, of ten updates."""
