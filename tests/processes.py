@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-_IMPORTED = ["linformer_kit.heads", "linformer_kit.parallel", "linformer_kit.training.sharded", "pytest"]
+_IMPORTED = ["linformer_kit.parallel", "linformer_kit.pretrain", "linformer_kit.training.sharded", "pytest"]
 
 
 def run_processes(count: int, function: Callable[..., None], *arguments: Any) -> None:

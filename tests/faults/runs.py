@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from linformer_kit.cli import main
 from tests.conftest import PRETRAIN_SIZES
+from tests.processes import run_processes
 
 # What of a line of the log is time, and so never the same twice.
 _TIMES = ("training_seconds", "timed_updates", "runtime", "per_second", "seconds_left", "memory_mib")
@@ -52,8 +54,18 @@ def run_all(commands: list[list[str]], processes: int = 1) -> None:
         for command in commands:
             main(command)
         return
-    finished = launch([sys.executable, "-m", "tests.faults.runs", json.dumps(commands)], processes)
-    assert finished.returncode == 0, finished.stderr[-3000:]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    run_processes(processes, _run_all, commands, processes, port)
+
+
+def _run_all(rank: int, commands: list[list[str]], processes: int, port: int) -> None:
+    """In a process that knows what torchrun tells the ones that it starts."""
+    named = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+    named |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ |= {name: str(value) for name, value in named.items()}
+    run_all(commands)
 
 
 def launch(command: list[str], processes: int = 1, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -124,8 +136,3 @@ def assert_equal(first: Path, second: Path) -> None:
     assert ours["log"] == theirs["log"]
     differing = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
     assert not differing, differing
-
-
-if __name__ == "__main__":  # one of several processes
-    for arguments in json.loads(sys.argv[1]):
-        main(arguments)

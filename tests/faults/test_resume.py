@@ -88,7 +88,7 @@ def test_streamed_text(command, workers, tmp_path):
 
 def test_in_two_processes_too(command, tmp_path):
     """Within the second epoch, of which accelerate forgets the number."""
-    check(command, [("pretrain", "false", 4, 0)], tmp_path, processes=2)
+    check(command, [("pretrain", "false", 4, 0), ("distill", "false", 1, 0)], tmp_path, processes=2)
 
 
 @pytest.mark.slow
