@@ -14,4 +14,9 @@ _IMPORTED = ["linformer_kit.parallel", "linformer_kit.pretrain", "linformer_kit.
 def run_processes(count: int, function: Callable[..., None], *arguments: Any) -> None:
     """The function, of rank and arguments, in so many processes; what one of them raises fails the test."""
     multiprocessing.set_forkserver_preload(_IMPORTED)
-    torch.multiprocessing.start_processes(function, arguments, nprocs=count, start_method="forkserver")
+    torch.multiprocessing.start_processes(_start, (function, arguments), nprocs=count, start_method="forkserver")
+
+
+def _start(rank: int, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    multiprocessing.set_start_method(None, force=True)  # else data workers come from a server too, one without imports
+    function(rank, *arguments)
