@@ -213,8 +213,8 @@ def _earlier_student(
         own, wanted = getattr(student.config, name), getattr(teacher.config, name)
         if own != wanted:
             raise InputError(f"student: expected {name} {wanted}, as the teacher has, got {own}")
-    if student.config.num_hidden_layers > teacher.config.num_hidden_layers:
-        own, wanted = student.config.num_hidden_layers, teacher.config.num_hidden_layers
+    own, wanted = student.config.num_hidden_layers, teacher.config.num_hidden_layers
+    if own > wanted:
         raise InputError(f"student: expected at most the {wanted} layers of the teacher, got {own}")
     if tokenizer_fingerprint(own_tokenizer) != tokenizer_fingerprint(tokenizer):
         raise InputError(f"student: expected the tokenizer of the teacher, got another one in {settings.student}")

@@ -89,8 +89,9 @@ def linear_attention(
 def one_for_each_query(
     heads: Float[Tensor, "batch key_heads seq_len head_dim"], query: Float[Tensor, "batch heads query_len head_dim"]
 ) -> Float[Tensor, "batch heads seq_len head_dim"]:
-    """Keys or values of grouped queries, repeated."""
-    return heads.repeat_interleave(query.shape[1] // heads.shape[1], dim=1)
+    """Keys or values of grouped queries, repeated; others as they are, for a repetition of one is a copy."""
+    repeats = query.shape[1] // heads.shape[1]
+    return heads if repeats == 1 else heads.repeat_interleave(repeats, dim=1)
 
 
 def padding_of(
