@@ -12,7 +12,7 @@ from linformer_kit import InputError, LinearProjection, MeanPoolProjection, Rand
 from linformer_kit.functional import pooling_matrix
 from linformer_kit.projection import PROJECTIONS, build_projection, matrices
 from linformer_kit.projection.base import Inputs
-from linformer_kit.projection.maps import SplitMap
+from linformer_kit.projection.maps import HeadMap
 from linformer_kit.settings import Projection
 
 
@@ -62,7 +62,9 @@ def test_means_of_long_windows_in_half_precision():
     with torch.no_grad():
         linear.weight.copy_(torch.eye(3))
     x = torch.full((1, 1024, 3), 200.0).half()
-    assert torch.equal(projection(x, x, linear, linear, num_heads=1)[0].key, torch.full((1, 1, 2, 3), 200.0).half())
+    assert torch.equal(
+        projection(x, x, HeadMap(linear, 1), HeadMap(linear, 1))[0].key, torch.full((1, 1, 2, 3), 200.0).half()
+    )
 
 
 @pytest.mark.parametrize("name", ["linear", "conv"])
@@ -125,7 +127,7 @@ def test_both_ways_to_stretch_give_the_same(sharing, projected_dim, monkeypatch)
         monkeypatch.setattr(matrices, "_spreads_tokens", lambda *_, spread=spread: spread)
         for mapped in (linear, None):
             made.zero_grad()
-            slots = made(hidden, hidden, mapped, mapped, num_heads=3, lengths=lengths)
+            slots = made(hidden, hidden, HeadMap(mapped, 3), HeadMap(mapped, 3), lengths=lengths)
             sum((group.key**2).sum() + (group.value**3).sum() for group in slots).backward()
             found[spread, mapped is None] = [*(group.key for group in slots), *(p.grad for p in made.parameters())]
     for mapped in (True, False):
@@ -134,7 +136,7 @@ def test_both_ways_to_stretch_give_the_same(sharing, projected_dim, monkeypatch)
 
 
 def test_what_is_less_work_is_done():
-    maps = SplitMap(3, 12)
+    maps = HeadMap(None, 3)
     shared, by_head = torch.empty(5, 31), torch.empty(3, 5, 31)
     for length, matrix, spread in ((31, shared, False), (31, by_head, True), (12, by_head, False), (13, by_head, True)):
         inputs = Inputs(torch.empty(2, length, 12), torch.empty(2, length, 12), maps, maps, torch.tensor([length, 1]))

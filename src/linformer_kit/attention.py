@@ -6,7 +6,7 @@ Axes as in `functional`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,7 +16,10 @@ from torch import Tensor, nn
 from linformer_kit import functional
 from linformer_kit.errors import InputError
 from linformer_kit.kernels import apply_linear
-from linformer_kit.projection import BIAS_ORDERS, SequenceProjection, Slots, build_projection
+from linformer_kit.projection import BIAS_ORDERS, HeadMap, SequenceProjection, Slots, build_projection
+
+# A projection, or a function that calls one.
+Projects = SequenceProjection | Callable[..., list[Slots]]
 
 
 class _NotFused:
@@ -129,7 +132,7 @@ class LinformerAttention(nn.Module):
         is_causal: bool = False,
         *,
         key_lengths: Int[Tensor, " batch"] | None = None,
-        projection: SequenceProjection | None = None,
+        projection: Projects | None = None,
     ) -> tuple[Float[Tensor, "batch query_len embed"], Float[Tensor, "batch heads query_len slots"] | None]:
         """Attend.
 
@@ -145,7 +148,8 @@ class LinformerAttention(nn.Module):
             is_causal: Must be False; likewise.
             key_lengths: Real tokens at the start of each sequence of keys, instead of key_padding_mask where all
                 padding is on the right.
-            projection: E and F for this call instead of the module's own: how an encoder shares one over all layers.
+            projection: E and F for this call instead of the module's own, or a function that calls them: how an
+                encoder shares one over all layers.
 
         Returns:
             The output, `[batch, query_len, embed_dim]`, and P̄, `[batch, heads, query_len, projected_dim]`
@@ -175,7 +179,7 @@ class LinformerAttention(nn.Module):
         key_padding_mask: Bool[Tensor, "batch seq_len"] | None = None,
         *,
         key_lengths: Int[Tensor, " batch"] | None = None,
-        projection: SequenceProjection | None = None,
+        projection: Projects | None = None,
     ) -> list[Slots]:
         """The first half of `forward`: the projected keys and values that all queries share.
 
@@ -219,7 +223,7 @@ class LinformerAttention(nn.Module):
         clean_value = clean_key if value is key else functional.zero_padding(value, padding_mask)
         return _Keys(clean_key, clean_value, padding_mask, key_lengths)
 
-    def _project(self, keys: _Keys, projection: SequenceProjection | None) -> list[Slots]:
+    def _project(self, keys: _Keys, projection: Projects | None) -> list[Slots]:
         key, value, padding_mask, lengths = keys
         projection = self.projection if projection is None else projection
         if projection is None:
@@ -230,12 +234,10 @@ class LinformerAttention(nn.Module):
             projection,
             key,
             value,
-            self.k_proj,
-            self.v_proj,
-            num_heads=self.num_heads,
+            HeadMap(self.k_proj, self.num_heads, self.bias_order),
+            HeadMap(self.v_proj, self.num_heads, self.bias_order),
             padding_mask=padding_mask,
             lengths=lengths,
-            bias_order=self.bias_order,
             projected_dim=self.projected_dim,
         )
 
@@ -271,16 +273,14 @@ class _Keys(NamedTuple):
 
 
 def project_tokens(
-    projection: SequenceProjection,
+    projection: Projects,
     key: Float[Tensor, "batch seq_len embed"],
     value: Float[Tensor, "batch seq_len embed"],
-    key_map: nn.Linear | None,
-    value_map: nn.Linear | None,
+    key_map: HeadMap,
+    value_map: HeadMap,
     *,
-    num_heads: int,
     padding_mask: Bool[Tensor, "batch seq_len"] | None,
     lengths: Int[Tensor, " batch"] | None = None,
-    bias_order: str = "before_projection",
     projected_dim: int | Sequence[int] | None = None,
 ) -> list[Slots]:
     """A projection of tokens whose padding, where it is not on the right already, is brought there.
@@ -289,13 +289,11 @@ def project_tokens(
         projection: E and F.
         key: Input of the keys, zero where padded.
         value: Input of the values, likewise.
-        key_map: As for the projection, and the arguments that are not here.
-        value_map: Likewise.
-        num_heads: h.
+        key_map: W_K.
+        value_map: W_V.
         padding_mask: True where padded; None: all tokens are real.
         lengths: Real tokens at the start of each sequence; None: padding stands anywhere.
-        bias_order: As for the projection.
-        projected_dim: Likewise.
+        projected_dim: As for the projection.
     """
     if padding_mask is not None and lengths is None:
         lengths = (~padding_mask).sum(dim=1)
@@ -303,16 +301,7 @@ def project_tokens(
         tied = value is key
         key = functional.take_positions(key, order)
         value = key if tied else functional.take_positions(value, order)
-    return projection(
-        key,
-        value,
-        key_map,
-        value_map,
-        num_heads=num_heads,
-        lengths=lengths,
-        bias_order=bias_order,
-        projected_dim=projected_dim,
-    )
+    return projection(key, value, key_map, value_map, lengths=lengths, projected_dim=projected_dim)
 
 
 def attend_slots(

@@ -5,6 +5,8 @@ Axes: batch, seq_len (n), embed (hidden_size), heads, slots (projected_dim, or s
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
@@ -15,7 +17,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput
 
 from linformer_kit import _auto
-from linformer_kit.attention import LinformerAttention
+from linformer_kit.attention import LinformerAttention, Projects
 from linformer_kit.configuration import LinformerConfig
 from linformer_kit.functional import real_tokens_first, take_positions, zero_padding
 from linformer_kit.kernels import apply_linear, block_tokens, blocks, is_replaced, runs_in_blocks
@@ -113,7 +115,7 @@ class LinformerLayer(GradientCheckpointingLayer):
         hidden: Float[Tensor, "batch seq_len embed"],
         padding_mask: Bool[Tensor, "batch seq_len"] | None,
         lengths: Int[Tensor, " batch"] | None,
-        projection: SequenceProjection | None,
+        projection: Projects | None,
         output_attentions: bool = False,
         *,
         overwrite: bool = False,
@@ -141,7 +143,7 @@ class LinformerLayer(GradientCheckpointingLayer):
         hidden: Tensor,
         padding_mask: Tensor | None,
         lengths: Tensor | None,
-        projection: SequenceProjection | None,
+        projection: Projects | None,
         overwrite: bool,
     ) -> Tensor:
         """The same: once the slots are there, no token needs another one."""
@@ -232,8 +234,10 @@ class LinformerEncoder(nn.Module):
         hidden_states, attentions = [hidden] if output_hidden_states else [], []
         overwrite = overwrite and not output_hidden_states and len(self.attentions) == len(self.layers)
         in_place = {"overwrite": True} if overwrite else {}  # layers that others have put here need not know it
+        # A function, because hooks that place a layer on a device (accelerate's) move every module among its arguments.
+        projection = None if self.projection is None else functools.partial(self.projection)
         for layer in self.layers:
-            hidden, weights = layer(hidden, padding_mask, lengths, self.projection, output_attentions, **in_place)
+            hidden, weights = layer(hidden, padding_mask, lengths, projection, output_attentions, **in_place)
             if output_hidden_states:
                 hidden_states.append(hidden)
             if output_attentions:

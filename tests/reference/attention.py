@@ -77,7 +77,7 @@ def _plain(projection: fast.SequenceProjection, name: str, head: int, k: int) ->
     if isinstance(projection, fast.MeanPoolProjection):
         return pool(lambda rows: rows.mean(dim=0))
     if isinstance(projection, fast.MaxPoolProjection):
-        return pool(lambda rows: rows.max(dim=0).values)
+        return pool(lambda rows: rows.amax(dim=0))
     if isinstance(projection, fast.RandomProjection):
         matrix = projection.matrix[:k] * math.sqrt(projection.projected_dim / k)
         return matrix_projection_reference(matrix)

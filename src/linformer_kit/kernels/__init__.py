@@ -10,7 +10,7 @@ Axes as in `functional`.
 from linformer_kit.kernels.products import apply_linear, compress, linear
 from linformer_kit.kernels.softmax import arranged, attention
 from linformer_kit.kernels.tokens import block_tokens, blocks, is_large, runs_in_blocks
-from linformer_kit.kernels.when import is_replaced, plain
+from linformer_kit.kernels.when import has_hooks, is_replaced, plain
 
 __all__ = [
     "apply_linear",
@@ -19,6 +19,7 @@ __all__ = [
     "block_tokens",
     "blocks",
     "compress",
+    "has_hooks",
     "is_large",
     "is_replaced",
     "linear",

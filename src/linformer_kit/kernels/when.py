@@ -51,16 +51,20 @@ def is_ordinary(tensor: Tensor) -> bool:
     )
 
 
-def is_replaced(module: nn.Module) -> bool:
-    """Whether anybody listens to a module or has put another `forward` in the place of its class's."""
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a module has hooks of its own, or another `forward` in the place of its class's."""
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks
         or "forward" in module.__dict__
-        or torch_modules._has_any_global_hook()
     )
+
+
+def is_replaced(module: nn.Module) -> bool:
+    """Whether a module must be called to run what was attached to it: hooks, those for all modules included."""
+    return has_hooks(module) or torch_modules._has_any_global_hook()
 
 
 @functools.cache
@@ -70,7 +74,13 @@ def bfloat16_in_blocks() -> bool:
     Measured with AVX-512's. With matrix tiles (AMX) torch's flash attention uses those.
     """
     capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    return bool(capabilities.get("avx512_bf16")) and not capabilities.get("amx_bf16") and has_onednn()
+    return (
+        bool(capabilities.get("avx512_bf16"))
+        and not capabilities.get("amx_bf16")
+        and has_onednn()
+        # oneDNN may be told to use less than the processor has (ONEDNN_MAX_CPU_ISA), and then has no such products.
+        and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from linformer_kit.attention import attend_slots, project_tokens
 from linformer_kit.errors import InputError
 from linformer_kit.functional import merge_heads, zero_padding
 from linformer_kit.linearized.layers import check_weights
-from linformer_kit.projection import SequenceProjection
+from linformer_kit.projection import HeadMap, SequenceProjection
 
 IMPLEMENTATION = "linformer"
 SLOTS = "linformer_slots"  # of an attention module: fewer slots than its E and F have, where it shares them
@@ -75,9 +75,8 @@ def linear_attention(
         projection,
         zero_padding(merge_heads(key), padding),
         zero_padding(merge_heads(value), padding),
-        None,
-        None,
-        num_heads=query.shape[1],
+        HeadMap(None, query.shape[1]),
+        HeadMap(None, query.shape[1]),
         padding_mask=padding,
         projected_dim=getattr(module, SLOTS, None),
     )

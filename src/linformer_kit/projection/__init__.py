@@ -1,6 +1,6 @@
 """The maps of n positions to k slots, and how layers and heads share them (section 4 of the paper).
 
-A projection is a module called with the *inputs* of keys and values and with the linear maps W_K and W_V, because the
+A projection is a module called with the *inputs* of keys and values and with W_K and W_V (`HeadMap`), because the
 order of the multiplications is its own business: E·(X·W) and (E·X)·W are the same number at very different cost.
 A new projection is a new class in `matrices` or `windows`, a new line in `PROJECTIONS`, and a new name in
 `settings.Projection`.
@@ -35,6 +35,7 @@ from linformer_kit.projection.base import (
     is_integer,
     largest_dim,
 )
+from linformer_kit.projection.maps import HeadMap
 from linformer_kit.projection.matrices import LinearProjection, RandomProjection
 from linformer_kit.projection.windows import (
     ConvProjection,
@@ -51,6 +52,7 @@ __all__ = [
     "SHORTER_INPUTS",
     "ConvProjection",
     "DenseConvProjection",
+    "HeadMap",
     "LinearProjection",
     "MaxPoolProjection",
     "MeanPoolProjection",

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from linformer_kit.errors import InputError
 from linformer_kit.functional import padding_after
 from linformer_kit.kernels import arranged
-from linformer_kit.projection.maps import HeadMap, SplitMap
+from linformer_kit.projection.maps import HeadMap
 from linformer_kit.settings import BiasOrder, ResizeMode, Sharing, ShorterInput
 
 SHARINGS = get_args(Sharing)
@@ -51,8 +51,8 @@ class Inputs(NamedTuple):
 
     key: Float[Tensor, "batch seq_len embed"]
     value: Float[Tensor, "batch seq_len embed"]
-    key_map: HeadMap | SplitMap
-    value_map: HeadMap | SplitMap
+    key_map: HeadMap
+    value_map: HeadMap
     lengths: Int[Tensor, " batch"] | None  # real tokens in each sequence; None: all are real
 
     @property
@@ -156,12 +156,10 @@ class SequenceProjection(nn.Module):
         self,
         key: Float[Tensor, "batch seq_len embed"],
         value: Float[Tensor, "batch seq_len embed"],
-        key_map: nn.Linear | None,
-        value_map: nn.Linear | None,
+        key_map: HeadMap,
+        value_map: HeadMap,
         *,
-        num_heads: int,
         lengths: Int[Tensor, " batch"] | None = None,
-        bias_order: str = "before_projection",
         projected_dim: int | Sequence[int] | None = None,
     ) -> list[Slots]:
         """Projected keys E·(K·W_K) and values F·(V·W_V), heads split, for each group of heads with one k.
@@ -169,11 +167,9 @@ class SequenceProjection(nn.Module):
         Args:
             key: Input of the keys, padded on the right only, zero there.
             value: Input of the values, likewise.
-            key_map: W_K and b_K; None where keys come as K·W_K already.
+            key_map: W_K and b_K, called on the k rows of E·K where they commute with E, else on K.
             value_map: W_V and b_V, likewise.
-            num_heads: h.
             lengths: Real tokens in each sequence; None: all are real.
-            bias_order: `before_projection` or `after_projection`.
             projected_dim: Fewer slots than the projection was made for, for all heads or for each.
 
         Raises:
@@ -182,14 +178,12 @@ class SequenceProjection(nn.Module):
         # An exported program serves many lengths, so nothing in it may depend on the one that it was traced with.
         if not torch.compiler.is_exporting() and key.shape[1] > self.seq_len:
             raise InputError(f"sequence length: expected at most {self.seq_len}, got {key.shape[1]}")
-        dims = self.fewer_slots(projected_dim, num_heads)
+        dims = self.fewer_slots(projected_dim, key_map.num_heads)
         by_size = {k: [head for head, other in enumerate(dims) if other == k] for k in sorted(set(dims), reverse=True)}
         groups = [(k, heads if len(by_size) > 1 else None) for k, heads in by_size.items()]
-        key_heads, value_heads = (
-            HeadMap(linear, num_heads, bias_order) if linear is not None else SplitMap(num_heads, hidden.shape[-1])
-            for linear, hidden in ((key_map, key), (value_map, value))
-        )
-        return self._project(Inputs(key, value, key_heads, value_heads, lengths), groups)
+        key, key_map = _in_order(key, key_map, lengths)
+        value, value_map = _in_order(value, value_map, lengths)
+        return self._project(Inputs(key, value, key_map, value_map, lengths), groups)
 
     def fewer_slots(self, projected_dim: int | Sequence[int] | None, num_heads: int) -> tuple[int, ...]:
         """The number of slots of each head, checked against those that the projection was made for.
@@ -272,6 +266,14 @@ class LearnedProjection(SequenceProjection):
 
     def initial_values(self) -> dict[str, Tensor]:
         return {name: self._start() for name, _ in self.named_parameters()}
+
+
+def _in_order(hidden: Tensor, head_map: HeadMap, lengths: Tensor | None) -> tuple[Tensor, HeadMap]:
+    """Tokens and their map; mapped here and now, the plain order, where the map may not follow the projection."""
+    if head_map.commutes:
+        return hidden, head_map
+    padding_mask = None if lengths is None else padding_after(lengths, hidden.shape[1])
+    return head_map.mapped(hidden, padding_mask), HeadMap(None, head_map.num_heads)
 
 
 def check_resize(seq_len: int, new_seq_len: int, mode: str, *, least: int = 1) -> None:

@@ -1,92 +1,99 @@
-"""W_K and W_V as a projection uses them: before it or after it, for all heads or some.
+"""W_K and W_V as a projection uses them: called, never read.
+
+Whatever stands in their place (an adapter, a pruned, quantised or offloaded map, one with hooks) decides what it
+computes. The cheap order of multiplications needs a map that is known to be affine; all others take the plain order.
 
 Axes as in `functional`.
 """
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from linformer_kit.functional import split_heads, zero_padding
-from linformer_kit.kernels import linear
+from linformer_kit.kernels import apply_linear, has_hooks
+
+
+def is_affine(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether a module is known to compute X·W + 1·b: with `nn.Linear`'s own forward, and nothing attached to it.
+
+    Hooks for all modules at once do not count: torch has them for debugging and profiling, which should see the
+    order that runs without them.
+    """
+    return type(module).forward is nn.Linear.forward and not has_hooks(module)
 
 
 class HeadMap:
-    """W_K or W_V with its bias, for all heads or some of them, in the order that `bias_order` wants."""
+    """W_K or W_V, f(X) = X·W + 1·b, and its place beside the projection.
 
-    def __init__(self, linear: nn.Linear, num_heads: int, bias_order: str) -> None:
-        self.linear = linear
+    Args:
+        module: f; None where keys or values have been mapped already, f(X) = X.
+        num_heads: h.
+        bias_order: `before_projection`, E·(X·W + m·b), or `after_projection`, E·(X·W) + 1·b; m is 1 on real tokens and
+            0 on padding.
+    """
+
+    def __init__(self, module: nn.Module | None, num_heads: int, bias_order: str = "before_projection") -> None:
+        self.module = module
         self.num_heads = num_heads
-        self.head_dim = linear.out_features // num_heads
         self.bias_first = bias_order == "before_projection"
 
-    def _of(self, heads: list[int] | None) -> tuple[Tensor, Tensor | None]:
-        weight, bias = self.linear.weight, self.linear.bias
-        if heads is None:
-            return weight, bias
-        weight = weight.unflatten(0, (self.num_heads, -1))[heads].flatten(0, 1)
-        return weight, None if bias is None else bias.unflatten(0, (self.num_heads, -1))[heads].flatten()
+    @property
+    def commutes(self) -> bool:
+        """Whether f may follow E, by `of_compressed`: if it is affine, or where that is what `bias_order` means."""
+        return self.module is None or not self.bias_first or is_affine(self.module)
 
-    def __call__(self, inputs: Tensor, heads: list[int] | None, padding_mask: Tensor | None) -> Tensor:
-        """X·W + m·b, or X·W where the bias comes later; m is 1 on real tokens. `[batch, seq_len, heads, head_dim]`."""
-        weight, bias = self._of(heads)
-        if bias is None or not self.bias_first:
-            mapped = linear(inputs, weight)
-        else:
-            mapped = zero_padding(linear(inputs, weight, bias), padding_mask)
-        return mapped.unflatten(2, (self.num_heads if heads is None else len(heads), -1))
+    def mapped(
+        self, inputs: Float[Tensor, "batch seq_len embed"], padding_mask: Bool[Tensor, "batch seq_len"] | None
+    ) -> Float[Tensor, "batch seq_len embed"]:
+        """X·W + m·b, or X·W where the bias comes later; zero where padded."""
+        if self.module is None:
+            return inputs
+        mapped = apply_linear(self.module, inputs)
+        bias = None if self.bias_first else self._at_zero(inputs)
+        return zero_padding(mapped if bias is None else mapped - bias, padding_mask)
 
-    def add_bias(self, slots: Tensor, heads: list[int] | None) -> Tensor:
-        """Slots + 1·b where the bias comes after the projection. `[batch, heads, slots, head_dim]`."""
-        bias = self._of(heads)[1]
-        if bias is None or self.bias_first:
+    def __call__(
+        self, inputs: Float[Tensor, "batch seq_len embed"], padding_mask: Bool[Tensor, "batch seq_len"] | None
+    ) -> Float[Tensor, "batch seq_len heads head_dim"]:
+        """`mapped` with the heads apart."""
+        return self.mapped(inputs, padding_mask).unflatten(2, (self.num_heads, -1))
+
+    def add_bias(
+        self, slots: Float[Tensor, "batch group slots head_dim"], heads: list[int] | None
+    ) -> Float[Tensor, "batch group slots head_dim"]:
+        """Slots of some heads, made of `mapped` tokens, + 1·b where the bias comes after the projection."""
+        bias = None if self.bias_first or self.module is None else self._at_zero(slots, slots.shape[3] * self.num_heads)
+        if bias is None:
             return slots
-        return slots + bias.to(slots.dtype).view(slots.shape[1], 1, -1)
-
-    def project(self, matrices: Tensor, inputs: Tensor, heads: list[int] | None, padding_mask: Tensor | None) -> Tensor:
-        """The order of the paper, E·(X·W + m·b), or E·(X·W), to which `add_bias` adds 1·b."""
-        return matrices @ self(inputs, heads, padding_mask).transpose(1, 2)
+        bias = bias.unflatten(-1, (self.num_heads, -1))
+        return slots + (bias if heads is None else bias[heads])[:, None].to(slots.dtype)
 
     def of_compressed(
-        self, compressed: Tensor, heads: list[int] | None, row_sums: Tensor | None = None, scale: float = 1.0
-    ) -> Tensor:
-        """The same number from E·X: (E·X)·W + (E·m)⊗b, or (E·X)·W + 1⊗b; W is applied to k rows instead of n.
+        self, compressed: Float[Tensor, "batch rows embed"], row_sums: Float[Tensor, "*batch rows"] | None = None
+    ) -> Float[Tensor, "batch heads rows head_dim"]:
+        """The same number from E·X, with W on k rows instead of n: f(E·X) + (E·m - 1)⊗f(0), or f(E·X).
 
-        `row_sums` is E·m; None: 1. Both E·X and E·m are multiplied by `scale`.
+        `row_sums` is E·m; None: 1.
         """
-        weight, bias = self._of(heads)
-        if scale != 1:
-            compressed = compressed * scale
-        if bias is None or row_sums is None or not self.bias_first:
-            mapped = linear(compressed, weight, bias)
-        else:
-            mapped = linear(compressed, weight)
-            mapped = mapped + ((row_sums * scale)[..., None] * bias).to(mapped.dtype)
-        return split_heads(mapped, self.num_heads if heads is None else len(heads))
+        mapped = compressed if self.module is None else apply_linear(self.module, compressed)
+        if self.module is not None and self.bias_first and row_sums is not None:
+            bias = self._at_zero(compressed)
+            if bias is not None:
+                mapped = mapped + ((row_sums - 1)[..., None] * bias).to(mapped.dtype)
+        return split_heads(mapped, self.num_heads)
+
+    def _at_zero(self, like: Tensor, width: int | None = None) -> Float[Tensor, " embed"] | None:
+        """f(0), which is b; None if there is none."""
+        assert self.module is not None
+        if is_affine(self.module):
+            return self.module.bias
+        return self.module(like.new_zeros(1, 1, like.shape[-1] if width is None else width))[0, 0]
 
 
-class SplitMap:
-    """Stands for a `HeadMap` where W_K or W_V has been applied already, so that only heads are to be told apart."""
-
-    def __init__(self, num_heads: int, width: int) -> None:
-        self.num_heads = num_heads
-        self.head_dim = width // num_heads
-
-    def _of(self, hidden: Tensor, heads: list[int] | None) -> Tensor:
-        """`[batch, rows, heads, head_dim]` of `[batch, rows, embed]`."""
-        split = hidden.unflatten(2, (self.num_heads, -1))
-        return split if heads is None else split[:, :, heads]
-
-    def __call__(self, inputs: Tensor, heads: list[int] | None, padding_mask: Tensor | None) -> Tensor:
-        return self._of(inputs, heads)
-
-    def add_bias(self, slots: Tensor, heads: list[int] | None) -> Tensor:
-        return slots
-
-    def project(self, matrices: Tensor, inputs: Tensor, heads: list[int] | None, padding_mask: Tensor | None) -> Tensor:
-        return matrices @ self._of(inputs, heads).transpose(1, 2)
-
-    def of_compressed(
-        self, compressed: Tensor, heads: list[int] | None, row_sums: Tensor | None = None, scale: float = 1.0
-    ) -> Tensor:
-        return self._of(compressed if scale == 1 else compressed * scale, heads).transpose(1, 2)
+def of_heads(tensor: Tensor, heads: list[int] | None, dim: int) -> Tensor:
+    """Some heads of a tensor that has them all on axis `dim`; None: all."""
+    return tensor if heads is None else tensor[(slice(None),) * dim + (heads,)]

@@ -16,6 +16,7 @@ from linformer_kit.errors import InputError
 from linformer_kit.functional import stretch_matrix, stretch_to_lengths, stretch_tokens
 from linformer_kit.kernels import compress
 from linformer_kit.projection.base import Groups, Inputs, LearnedProjection, SequenceProjection, Slots
+from linformer_kit.projection.maps import HeadMap, of_heads
 from linformer_kit.projection.starts import STARTS
 
 
@@ -55,12 +56,15 @@ class _MatrixProjection(SequenceProjection):
         # Fewer rows for W is the cheap order. It needs one matrix for all heads, and it is cheap only if k < n.
         # Processes with a piece each must agree on an order, whatever their lengths.
         if self.by_head or (self.piece is None and not torch.compiler.is_exporting() and length <= most):
-            maps = ((key_map, key_matrix, key), (value_map, value_matrix, value))
+            maps = (
+                (key_matrix, key_map(key, padding_mask).transpose(1, 2)),
+                (value_matrix, value_map(value, padding_mask).transpose(1, 2)),
+            )
             products = self._added(
                 [
-                    head_map.project(self._rows(matrix, k, heads), hidden, heads, padding_mask)
+                    self._rows(matrix, k, heads) @ of_heads(mapped, heads, 1)
                     for k, heads in groups
-                    for head_map, matrix, hidden in maps
+                    for matrix, mapped in maps
                 ]
             )
             return [
@@ -73,14 +77,22 @@ class _MatrixProjection(SequenceProjection):
             parts += [_compress(value_matrix, value), _row_sums(value_matrix, padding_mask)]
         sums = self._added(parts)
         (compressed_key, key_sums), (compressed_value, value_sums) = sums[:2], sums[-2:]
+        key_slots = self._by_group(key_map, compressed_key, key_sums, groups)
+        value_slots = self._by_group(value_map, compressed_value, value_sums, groups)
         return [
-            Slots(
-                key_map.of_compressed(compressed_key[:, :k], heads, key_sums[..., :k], self._scale(k)),
-                value_map.of_compressed(compressed_value[:, :k], heads, value_sums[..., :k], self._scale(k)),
-                None,
-                heads,
-            )
-            for k, heads in groups
+            Slots(key_of_group, value_of_group, None, heads)
+            for (_, heads), key_of_group, value_of_group in zip(groups, key_slots, value_slots, strict=True)
+        ]
+
+    def _by_group(self, head_map: HeadMap, compressed: Tensor, row_sums: Tensor, groups: Groups) -> list[Tensor]:
+        """Mapped slots of each group of heads: the first rows of one product, unless fewer rows have another scale."""
+        scales = [self._scale(k) for k, _ in groups]
+        if set(scales) == {1}:
+            slots = head_map.of_compressed(compressed, row_sums)
+            return [of_heads(slots, heads, 1)[:, :, :k] for k, heads in groups]
+        return [
+            of_heads(head_map.of_compressed(compressed[:, :k] * scale, row_sums[..., :k] * scale), heads, 1)
+            for (k, heads), scale in zip(groups, scales, strict=True)
         ]
 
     def _stretched(self, matrix: Tensor, inputs: Inputs) -> Tensor:

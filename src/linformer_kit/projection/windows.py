@@ -15,6 +15,7 @@ from torch import Tensor
 from linformer_kit.errors import InputError
 from linformer_kit.functional import Windows, pooling_windows, stretch_matrix
 from linformer_kit.projection.base import Groups, Inputs, LearnedProjection, Piece, SequenceProjection, Slots
+from linformer_kit.projection.maps import of_heads
 
 
 class _WindowProjection(SequenceProjection):
@@ -60,8 +61,8 @@ class MeanPoolProjection(_WindowProjection):
             pooled = self._means_of_pieces([k for k, _ in groups], tokens, inputs.padding_mask, self.piece)
         return [
             Slots(
-                inputs.key_map.of_compressed(means[0], heads),
-                inputs.value_map.of_compressed(means[-1], heads),
+                of_heads(inputs.key_map.of_compressed(means[0]), heads, 1),
+                of_heads(inputs.value_map.of_compressed(means[-1]), heads, 1),
                 empty,
                 heads,
             )
@@ -112,15 +113,16 @@ class _MappedWindowProjection(_WindowProjection):
 
     def _project(self, inputs: Inputs, groups: Groups) -> list[Slots]:
         key, value, key_map, value_map, lengths = inputs
+        maps = (
+            (key_map, key_map(key, inputs.padding_mask), "key_projection"),
+            (value_map, value_map(value, inputs.padding_mask), "value_projection"),
+        )
         slots = []
         for k, heads in groups:
             windows, empty = self._windows(k, key, lengths)
             key_slots, value_slots = (
-                head_map.add_bias(self._reduce(windows, head_map(hidden, heads, inputs.padding_mask), name), heads)
-                for hidden, head_map, name in (
-                    (key, key_map, "key_projection"),
-                    (value, value_map, "value_projection"),
-                )
+                head_map.add_bias(self._reduce(windows, of_heads(mapped, heads, 2), name), heads)
+                for head_map, mapped, name in maps
             )
             slots.append(Slots(key_slots, value_slots, empty, heads))
         return slots
@@ -150,11 +152,6 @@ class ConvProjection(LearnedProjection, _MappedWindowProjection):
         self.head_dim = head_dim
         self._make_parameters()
 
-    def _project(self, inputs: Inputs, groups: Groups) -> list[Slots]:
-        if inputs.key_map.head_dim != self.head_dim:
-            raise InputError(f"head_dim: expected {self.head_dim}, as the kernel has, got {inputs.key_map.head_dim}")
-        return super()._project(inputs, groups)
-
     @property
     def _width(self) -> int:
         return -(-self.seq_len // self.projected_dim)
@@ -163,12 +160,17 @@ class ConvProjection(LearnedProjection, _MappedWindowProjection):
         kernel = torch.full((self.head_dim, self._width), 1 / math.sqrt(self._width))
         return kernel.repeat(self.num_heads, 1, 1) if self.sharing == "none" else kernel
 
+    def _check_head_dim(self, mapped: Tensor) -> None:
+        if mapped.shape[3] != self.head_dim:
+            raise InputError(f"head_dim: expected {self.head_dim}, as the kernel has, got {mapped.shape[3]}")
+
     def _kernel(self, name: str) -> Tensor:
         kernel = getattr(self, name)
         kernel = self.key_projection if kernel is None else kernel
         return kernel if self.sharing == "none" else kernel[None]
 
     def _reduce(self, windows: Windows, mapped: Tensor, name: str) -> Tensor:
+        self._check_head_dim(mapped)
         inside = windows.of(mapped.flatten(2)).unflatten(3, mapped.shape[2:])
         taps = self._kernel(name).movedim(-1, 0)[: inside.shape[2]]  # [width, heads or 1, head_dim]
         return (inside * taps.to(inside.dtype)).sum(dim=2).transpose(1, 2)
@@ -187,6 +189,7 @@ class DenseConvProjection(ConvProjection):
         return kernel.repeat(self.num_heads, 1, 1, 1) if self.sharing == "none" else kernel
 
     def _reduce(self, windows: Windows, mapped: Tensor, name: str) -> Tensor:
+        self._check_head_dim(mapped)
         inside = windows.of(mapped.flatten(2)).unflatten(3, mapped.shape[2:])
         kernel = self._kernel(name).expand(mapped.shape[2], -1, -1, -1).to(inside.dtype)
         return torch.einsum("bswhi,hoiw->bhso", inside, kernel)
