@@ -18,6 +18,8 @@ import transformers
 from linformer_kit import LinformerConfig, LinformerForMaskedLM
 from linformer_kit.cli import main
 from linformer_kit.data.tokenizer import train_tokenizer
+from linformer_kit.kernels import softmax
+from linformer_kit.kernels import tokens as token_blocks
 from linformer_kit.projection import PROJECTIONS
 
 torch.set_num_threads(1)  # the tensors are tiny: threads would only wait for each other
@@ -151,6 +153,14 @@ def config():
         return LinformerConfig(**{**SIZES, **quiet, **fields})
 
     return build
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks so small that models of a test run in many."""
+    monkeypatch.setattr(token_blocks, "_BLOCK_TOKENS", 2)
+    monkeypatch.setattr(token_blocks, "_BLOCK_ELEMENTS", 1)
+    monkeypatch.setattr(softmax, "_SCORES", 67)
 
 
 def tokens(batch: int, seq_len: int) -> torch.Tensor:
