@@ -25,6 +25,10 @@ from tests.faults.runs import (
     run_all,
 )
 
+# Adam divides a gradient by itself. Where the exact gradient is zero (the key bias, if all rows of E have one sum), only
+# rounding is left, whose order of sums depends on the processes and on the processor; divided by itself it is as large
+# as any other update. With this epsilon, far above rounding, an update is a smooth function of the gradient.
+SMOOTH = {"trainer.adam_epsilon": 1e-4}
 # Batches of four, one by one or two by two.
 CASES = {
     "layerwise": {"model.sharing": "layerwise", "activation_checkpointing": "true"},
@@ -40,6 +44,7 @@ def folders(corpus, encoder, texts, tmp_path_factory) -> dict[int, Path]:
     for processes in (1, 2):
         folder = tmp_path_factory.mktemp(f"processes-{processes}")
         batch = {"per_device_train_batch_size": 4 // processes, "per_device_eval_batch_size": 3, "logging_steps": 1}
+        batch |= SMOOTH
         commands = [
             pretrain_command(corpus, folder / name, **batch, **{"model.hidden_dropout_prob": 0.0}, **options)
             for name, options in CASES.items()
@@ -66,9 +71,10 @@ def last(folder: Path) -> Path:
 def test_two_processes_learn_what_one_learns(folders, name):
     """Parameters and losses to rounding, which the order of the sums changes; as many checkpoints, by one writer."""
     one, two = (last(folders[processes] / name) for processes in (1, 2))
-    ours, theirs = (load_file(path / "model.safetensors") for path in (two, one))
+    first, ours, theirs = (load_file(path / "model.safetensors") for path in (one.with_name("checkpoint-1"), two, one))
     for key, tensor in theirs.items():
-        torch.testing.assert_close(ours[key], tensor, rtol=1e-4, atol=2e-5, msg=lambda said, key=key: f"{key}: {said}")
+        assert (tensor - first[key]).abs().max() > 1e-4 or "k_proj.bias" in key, f"{key} has not learned"
+        torch.testing.assert_close(ours[key], tensor, rtol=1e-5, atol=1e-6, msg=lambda said, key=key: f"{key}: {said}")
     histories = [json.loads((path / "trainer_state.json").read_text())["log_history"] for path in (two, one)]
     for logged in ("loss", "eval_loss", "grad_norm"):
         found, expected = ([entry[logged] for entry in history if logged in entry] for history in histories)
@@ -92,6 +98,7 @@ def test_a_run_may_go_on_in_another_number_of_processes(folders, corpus, tmp_pat
         "per_device_train_batch_size": 4,
         "per_device_eval_batch_size": 3,
         "logging_steps": 1,
+        **SMOOTH,
         **CASES["layerwise"],
     }
     run_all([[*pretrain_command(corpus, copy, **{"model.hidden_dropout_prob": 0.0}, **options), "--resume"]])
