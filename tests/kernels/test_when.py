@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -97,14 +101,33 @@ def test_whose_processor(monkeypatch, text, intel):
 
 
 @pytest.mark.parametrize(
-    ("capabilities", "fast"),
+    ("capabilities", "onednn", "fast"),
     [
-        ({"avx512_bf16": True}, True),
-        ({"avx512_bf16": True, "amx_bf16": True}, False),
-        ({"avx512_f": True}, False),
-        ({}, False),
+        ({"avx512_bf16": True}, True, True),
+        ({"avx512_bf16": True}, False, False),  # ONEDNN_MAX_CPU_ISA says so
+        ({"avx512_bf16": True, "amx_bf16": True}, True, False),
+        ({"avx512_f": True}, True, False),
+        ({}, True, False),
     ],
 )
-def test_blocks_of_bfloat16_where_they_were_measured(monkeypatch, capabilities, fast):
+def test_blocks_of_bfloat16_where_they_were_measured(monkeypatch, capabilities, onednn, fast):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
-    assert when.bfloat16_in_blocks.__wrapped__() == (fast and torch.backends.mkldnn.is_available())
+    monkeypatch.setattr(when, "onednn_has_bfloat16", lambda: onednn)
+    assert when.bfloat16_in_blocks.__wrapped__() == fast
+
+
+@pytest.mark.e2e
+@pytest.mark.skipif(not when.has_onednn(), reason="torch without oneDNN")
+def test_onednn_with_fewer_instructions_than_the_processor_has():
+    script = (
+        "import torch; from linformer_kit import kernels; from linformer_kit.kernels import when\n"
+        "x, linear = torch.ones(1024, 64).bfloat16(), torch.nn.Linear(64, 64).bfloat16()\n"
+        "with torch.no_grad(): print(kernels.apply_linear(linear, x).shape, when.onednn_has_bfloat16())"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"ONEDNN_MAX_CPU_ISA": "SSE41"},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.stdout == "torch.Size([1024, 64]) False\n", ran.stderr

@@ -74,13 +74,7 @@ def bfloat16_in_blocks() -> bool:
     Measured with AVX-512's. With matrix tiles (AMX) torch's flash attention uses those.
     """
     capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    return (
-        bool(capabilities.get("avx512_bf16"))
-        and not capabilities.get("amx_bf16")
-        and has_onednn()
-        # oneDNN may be told to use less than the processor has (ONEDNN_MAX_CPU_ISA), and then has no such products.
-        and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    )
+    return bool(capabilities.get("avx512_bf16")) and not capabilities.get("amx_bf16") and onednn_has_bfloat16()
 
 
 @functools.cache
@@ -97,6 +91,11 @@ def onednn_is_faster() -> bool:
 def has_onednn() -> bool:
     """Whether torch was built with oneDNN and lets it be asked directly."""
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def onednn_has_bfloat16() -> bool:
+    """Whether oneDNN multiplies bfloat16 here; it may be told to use less than the processor has (ONEDNN_MAX_CPU_ISA)."""
+    return has_onednn() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _is_intel() -> bool:
