@@ -53,7 +53,13 @@ def texts(tmp_path_factory) -> Path:
 
 
 def finetune(encoder: Path, folder: Path, *more: object) -> None:
-    options = ["--report_to=none", "--learning_rate=1e-2", "--num_train_epochs=2", "--logging_steps=1"]
+    options = [
+        f"--cache_dir={encoder.parent / 'cache'}",
+        "--report_to=none",
+        "--learning_rate=1e-2",
+        "--num_train_epochs=2",
+        "--logging_steps=1",
+    ]
     main(["finetune", "--model", str(encoder), "--output_dir", str(folder), *options, *map(str, more)])
 
 

@@ -18,9 +18,10 @@ from transformers import (
     set_seed,
 )
 
+from linformer_kit.data.cached import cache_folder
 from linformer_kit.data.encoding import Encoder
 from linformer_kit.data.examples import Labels
-from linformer_kit.data.inputs import LabelledInputs, labelled_inputs
+from linformer_kit.data.inputs import LabelledInputs, LabelledItems, labelled_inputs
 from linformer_kit.data.labelled import LabelledTexts, load_labelled
 from linformer_kit.errors import DivergedError, InputError, input_errors
 from linformer_kit.loading import input_length, load_model, resize
@@ -61,7 +62,7 @@ class _Task:
 
     Attributes:
         settings: Of the run.
-        texts: The labelled texts.
+        texts: The labelled texts, of which those to learn from are no longer in memory.
         metric: What the best checkpoint is best at.
         tokenizer: The model's.
         train: Inputs to learn from.
@@ -102,21 +103,19 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
         raise InputError(f"output_dir: expected a folder for {process.num_processes} processes to share, got none")
     if process.is_main_process:
         check_output_dir(settings.output_dir, resume=settings.resume, overwrite=settings.overwrite)
-        check_same_settings(settings, all_but(FinetuneSettings, "seeds"))  # more may join
+        check_same_settings(settings, all_but(FinetuneSettings, "seeds", "cache_dir"))  # more seeds may join
     texts = load_labelled(settings)
     check_metric(settings.metric_for_best_model, texts.metrics)
     model, tokenizer = load_encoder(settings, texts.labels, seed=settings.seeds[0])
-    encoder = Encoder(tokenizer, tokenizer.model_max_length)
-    train, validation = (
-        labelled_inputs(examples, texts.labels, texts.columns, encoder, name=name)
-        for name, examples in (("training", texts.train), ("validation", texts.validation))
-    )
-    metric = settings.metric_for_best_model or texts.metrics[0]
-    task = _Task(settings, texts, metric, tokenizer, train, validation)
+    with process.local_main_process_first():  # tokenises, the others map what it has written
+        train, validation = _inputs(settings, texts, tokenizer)
     fingerprints = {
         "texts_fingerprint": texts.fingerprint(),
         "model_fingerprint": fingerprint(model.base_model),
     }
+    metric = settings.metric_for_best_model or texts.metrics[0]
+    texts = dataclasses.replace(texts, train=[])  # from here on they are tokens
+    task = _Task(settings, texts, metric, tokenizer, train, validation)
     results = _results(task, model, runs=_earlier_runs(settings))
     _check_earlier_runs(results)
     del model  # each seed has its own
@@ -189,6 +188,19 @@ def load_encoder(
     return model.float(), tokenizer  # the trainer mixes precisions by itself
 
 
+def _inputs(
+    settings: FinetuneSettings, texts: LabelledTexts, tokenizer: PreTrainedTokenizerBase
+) -> tuple[LabelledInputs, LabelledInputs]:
+    """Inputs to learn from and to measure on."""
+    encoder = Encoder(tokenizer, tokenizer.model_max_length)
+    cache = cache_folder(settings.cache_dir) / "labelled"
+    train, validation = (
+        labelled_inputs(examples, texts.labels, texts.columns, encoder, cache=cache, name=name)
+        for name, examples in (("training", texts.train), ("validation", texts.validation))
+    )
+    return train, validation
+
+
 def _train(task: _Task, folder: Path, seed: int) -> tuple[PreTrainedModel, np.ndarray, dict[str, Any]]:
     """Train with one seed, or go on.
 
@@ -198,8 +210,8 @@ def _train(task: _Task, folder: Path, seed: int) -> tuple[PreTrainedModel, np.nd
     keep_freed_memory()
     settings, labels, metrics = task.settings, task.texts.labels, task.texts.metrics
     # From short to long, so that batches are padded little.
-    order = sorted(range(len(task.validation.items)), key=lambda index: len(task.validation.items[index]["input_ids"]))
-    validation = [task.validation.items[index] for index in order]
+    order = np.argsort(task.validation.items.lengths, kind="stable")
+    validation = task.validation.items.select(order)
     trainer = _trainer(task, validation, folder / f"seed-{seed}", seed)
     logger.info(
         "seed %s: %s parameters, %s, on %s",
@@ -237,12 +249,12 @@ def _train(task: _Task, folder: Path, seed: int) -> tuple[PreTrainedModel, np.nd
     return trainer.model, probabilities, run
 
 
-def _trainer(task: _Task, validation: list[dict[str, Any]], folder: Path, seed: int) -> ClassificationTrainer:
+def _trainer(task: _Task, validation: LabelledItems, folder: Path, seed: int) -> ClassificationTrainer:
     """The trainer of one seed; checkpoints go below the folder."""
     settings, labels = task.settings, task.texts.labels
     weights = None
     if settings.class_weight == "balanced":
-        weights = balanced_weights(torch.tensor([item["labels"] for item in task.train.items]), len(labels.names))
+        weights = balanced_weights(torch.tensor(task.train.items.labels.tolist()), len(labels.names))
     return ClassificationTrainer(
         load_encoder(settings, labels, seed=seed)[0],
         training_arguments(settings, folder, _fixed(settings, task.metric, seed)),
@@ -268,8 +280,8 @@ def _results(task: _Task, model: PreTrainedModel, *, runs: list[dict[str, Any]])
             "description": texts.description,
             "labels": list(texts.labels.names),
             "multi_label": texts.labels.multi_label,
-            "train": len(texts.train),
-            "validation": len(texts.validation),
+            "train": len(task.train.items),
+            "validation": len(task.validation.items),
             "max_length": task.tokenizer.model_max_length,
             "cut": {"train": task.train.cut, "validation": task.validation.cut},
         },
@@ -289,7 +301,7 @@ def _write(results: dict[str, Any], folder: Path) -> None:
 
 def _mistakes(task: _Task, probabilities: np.ndarray) -> list[dict[str, Any]]:
     labels = task.texts.labels
-    targets = np.array([item["labels"] for item in task.validation.items])
+    targets = task.validation.items.labels
     answers = predicted(probabilities, multi_label=labels.multi_label)
     return mistakes(probabilities, answers, targets, task.texts.validation, labels)
 

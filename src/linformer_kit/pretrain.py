@@ -19,7 +19,8 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerFast, set_seed
 
 from linformer_kit.configuration import LinformerConfig
-from linformer_kit.data.corpus import Corpus, cache_folder, load_corpus
+from linformer_kit.data.cached import cache_folder
+from linformer_kit.data.corpus import Corpus, load_corpus
 from linformer_kit.data.masking import MaskedBlocks
 from linformer_kit.data.packing import StreamedBlocks, pack
 from linformer_kit.data.tokenizer import (
@@ -167,7 +168,7 @@ def load_data(settings: PretrainSettings) -> Data:
     corpus = load_corpus(settings, seed=settings.seed if settings.split_seed is None else settings.split_seed)
     logger.info("%s", corpus.description)
     tokenizer = _load_or_train_tokenizer(settings, corpus)
-    cache = None if corpus.streaming else cache_folder(settings) / "blocks"
+    cache = None if corpus.streaming else cache_folder(settings.cache_dir) / "blocks"
     masking: dict[str, Any] = {"seed": settings.seed, "probability": settings.mlm_probability}
     packing: dict[str, Any] = {"seq_len": seq_len, "cache": cache}
     held_out = corpus.validation
@@ -333,7 +334,7 @@ def _load_or_train_tokenizer(settings: PretrainSettings, corpus: Corpus) -> PreT
         texts = (row["text"] for row in itertools.islice(corpus.train, STREAM_TOKENIZER_DOCUMENTS))
         return train_tokenizer(texts, vocab_size=vocab_size, max_length=max_length)
     key = hashlib.sha256(json.dumps([corpus.fingerprint, vocab_size]).encode()).hexdigest()
-    folder = cache_folder(settings) / "tokenizers" / key
+    folder = cache_folder(settings.cache_dir) / "tokenizers" / key
     if folder.exists():
         try:
             return load_tokenizer(str(folder), max_length=max_length)

@@ -19,8 +19,9 @@ def models(tmp_path):
 
 
 @pytest.fixture
-def here(monkeypatch):
-    """No fresh processes, which take seconds to start."""
+def here(monkeypatch, tmp_path):
+    """No fresh processes, which take seconds to start, and a cache of the test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(table2, "in_fresh_process", lambda function, *arguments: function(*arguments))
 
 

@@ -9,7 +9,7 @@ import datasets
 import pytest
 
 from linformer_kit.data import corpus as corpus_module
-from linformer_kit.data.corpus import cache_folder, load_corpus
+from linformer_kit.data.corpus import load_corpus
 from linformer_kit.data.split import hold_out_of_stream
 from linformer_kit.errors import InputError
 from linformer_kit.settings import CorpusSettings
@@ -200,15 +200,6 @@ def test_loading_is_silent(tmp_path, settings, capfd):
     load_corpus(settings(dataset_name=str(tmp_path / "hub"), streaming=False), seed=0)
     load_corpus(settings("hub"), seed=0)
     assert capfd.readouterr() == ("", "")
-
-
-def test_cache_folder(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_folder(CorpusSettings()) == tmp_path / "linformer_kit"
-    assert cache_folder(CorpusSettings(cache_dir="there")).name == "there"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert cache_folder(CorpusSettings()) == tmp_path / "home" / ".cache" / "linformer_kit"
 
 
 def test_one_document_cannot_be_split(tmp_path, settings):

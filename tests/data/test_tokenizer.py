@@ -150,3 +150,12 @@ def test_fingerprint_is_of_the_rules_and_not_of_the_latest_call(tokenizer):
     assert tokenizer_fingerprint(tokenizer) == before
     other = train_tokenizer(["other text"] * 7, vocab_size=281, max_length=67)
     assert tokenizer_fingerprint(other) != before
+
+
+def test_fingerprint_of_a_tokenizer_without_a_fast_form(tmp_path):
+    """Wherever it was loaded from, and whatever the longest input; other special tokens are other rules."""
+    tokenizer = CanineTokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    loaded = CanineTokenizer.from_pretrained(tmp_path, model_max_length=37)
+    assert not loaded.is_fast and tokenizer_fingerprint(loaded) == tokenizer_fingerprint(tokenizer)
+    assert tokenizer_fingerprint(CanineTokenizer(sep_token="x")) != tokenizer_fingerprint(tokenizer)

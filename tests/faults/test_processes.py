@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from linformer_kit import LinformerForMaskedLM
+from linformer_kit.data import inputs
 from linformer_kit.data.tokenizer import load_tokenizer
 from linformer_kit.training.checkpoint import find_checkpoint
 from tests.faults.runs import (
@@ -24,6 +25,7 @@ from tests.faults.runs import (
     pretrain_command,
     run_all,
 )
+from tests.processes import run_processes
 
 # Adam divides a gradient by itself. Where the exact gradient is zero (the key bias, if all rows of E have one sum), only
 # rounding is left, whose order of sums depends on the processes and on the processor; divided by itself it is as large
@@ -60,6 +62,26 @@ def folders(corpus, encoder, texts, tmp_path_factory) -> dict[int, Path]:
         run_all(commands, processes)
         made[processes] = folder
     return made
+
+
+def test_one_process_tokenises_and_the_others_map_what_it_wrote(encoder, texts, tmp_path):
+    command = finetune_command(encoder, texts, tmp_path / "out", max_steps=1, cache_dir=tmp_path / "cache")
+    run_processes(2, _noting_who_tokenises, command, tmp_path)
+    assert sorted((tmp_path / "tokenised").read_text().split()) == ["0:training", "0:validation"]
+    assert len(list((tmp_path / "cache").rglob("*.arrow"))) == 2
+
+
+def _noting_who_tokenises(rank: int, command: list[str], folder: Path) -> None:
+    own = inputs._batches
+
+    def noted(examples, encoder, schema, name):
+        with (folder / "tokenised").open("a") as file:
+            file.write(f"{rank}:{name}\n")
+        return own(examples, encoder, schema, name)
+
+    inputs._batches = noted
+    os.environ |= group(rank, 29547)
+    run_all([command])
 
 
 def last(folder: Path) -> Path:

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from datasets import Dataset
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -18,6 +19,7 @@ from transformers import (
 )
 
 from linformer_kit import LinformerForSequenceClassification
+from linformer_kit.data.inputs import LabelledItems
 from linformer_kit.data.tokenizer import train_tokenizer
 from linformer_kit.training.classification import (
     ClassificationTrainer,
@@ -74,7 +76,7 @@ def test_processes_have_equally_many_texts_and_none_twice():
     assert len(order) == 8 and order[5:] == [None] * 3 and sorted(order[:5]) == list(range(5))
     assert order[:5] == list(LengthGroupedSampler(lengths, batch_size=2, seed=1))
     for labels, filler in ((1, -100), ([1.0, 0.0], [-100.0, -100.0])):
-        texts = FilledTexts([{"input_ids": [0] * length, "labels": labels} for length in lengths])
+        texts = FilledTexts(items_of([[0] * length for length in lengths], [labels] * len(lengths)))
         assert texts[None] == {"input_ids": [0], "labels": filler} and texts[2]["labels"] == labels
 
 
@@ -130,11 +132,15 @@ def trainer(model, folder, texts, tokenizer, *, class_weights=None, **arguments)
     )
 
 
-def texts_of(targets) -> list:
+def items_of(ids, targets) -> LabelledItems:
+    return LabelledItems.of(Dataset.from_dict({"input_ids": ids}), targets)
+
+
+def texts_of(targets) -> LabelledItems:
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(3, 20, (len(targets),), generator=generator).tolist()
     ids = [torch.randint(5, 281, (length,), generator=generator).tolist() for length in lengths]
-    return [{"input_ids": each, "labels": target} for each, target in zip(ids, targets, strict=True)]
+    return items_of(ids, targets)
 
 
 def test_the_loss_of_an_evaluation_is_plain(config, tokenizer, tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from datasets.exceptions import DatasetGenerationError
 from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from tqdm import tqdm
 
+from linformer_kit.data.cached import cache_folder
 from linformer_kit.data.documents import read_documents
 from linformer_kit.data.files import TextFiles, find_files, standard_library
 from linformer_kit.data.hub import Documents, load_hub
@@ -93,14 +93,6 @@ def load_corpus(settings: CorpusSettings, *, seed: int) -> Corpus:
     return Corpus(train, validation, f"{name}: {counts}", fingerprint, streaming)
 
 
-def cache_folder(settings: CorpusSettings) -> Path:
-    """Return the folder for whatever can be made again: `cache_dir`, or the user's own cache."""
-    if settings.cache_dir:
-        return Path(settings.cache_dir).expanduser()
-    user_cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(user_cache) / "linformer_kit"
-
-
 def _check_settings(settings: CorpusSettings) -> None:
     if settings.train_file and settings.dataset_name:
         raise InputError("train_file and dataset_name are both given; expected one of them")
@@ -141,7 +133,7 @@ def _load_files(files: TextFiles, settings: CorpusSettings, streaming: bool) -> 
         arguments = {"paths": list(files.paths), "document": files.document, "column": files.column}
         # A list is what datasets shares out among data loader workers, file by file.
         return IterableDataset.from_generator(_rows, features=_FEATURES, gen_kwargs=arguments)
-    folder = cache_folder(settings) / "documents" / files.fingerprint()
+    folder = cache_folder(settings.cache_dir) / "documents" / files.fingerprint()
     try:
         return _cache_documents(files, folder)
     except pyarrow.ArrowException:

@@ -1,18 +1,70 @@
-"""Labelled texts as inputs of a model, with what they lost by its longest."""
+"""Labelled texts as inputs of a model: tokens in a memory-mapped file, classes beside them, and what texts lost.
+
+A token takes 4 bytes of disk, once for all processes of a machine, and memory only while it is read.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow
+import pyarrow.compute
+from datasets import Dataset
+from jaxtyping import Int, Num
+from torch.utils.data import Dataset as TorchDataset
+from tqdm import tqdm
+
+from linformer_kit.data.cached import cached_dataset
 from linformer_kit.data.encoding import Encoder
 from linformer_kit.data.examples import Columns, Example, Labels
+from linformer_kit.data.tokenizer import tokenizer_fingerprint
 
 logger = logging.getLogger(__name__)
 
 Item = dict[str, Any]  # a window, and its `labels`
+
+# Part of the name of each cached file: raise it when the same texts would give other tokens.
+_FORMAT_VERSION = 1
+_TOKENS = "tokens"  # column of the number of tokens of the whole text
+_TOGETHER = 256  # texts in a batch of the file
+
+
+@dataclass(frozen=True)
+class LabelledItems(TorchDataset[Item]):
+    """Windows of texts, read when asked for, and their labels.
+
+    Attributes:
+        windows: Data set of lists of int32: `input_ids`, and `token_type_ids` where the tokenizer has them.
+        lengths: Tokens of each window.
+        labels: Numbers of the classes, or 0 and 1 for each class.
+    """
+
+    windows: Dataset
+    lengths: Int[np.ndarray, " texts"]
+    labels: Num[np.ndarray, " texts"] | Num[np.ndarray, "texts classes"]
+
+    @classmethod
+    def of(cls, windows: Dataset, labels: Sequence[int] | Sequence[list[float]]) -> LabelledItems:
+        """Windows with the labels of their texts, in the same order."""
+        lengths = pyarrow.compute.list_value_length(windows.data.column("input_ids")).to_numpy()
+        return cls(windows, lengths, np.array(labels))
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    def __getitem__(self, index: int | np.integer[Any]) -> Item:
+        return {**self.windows[int(index)], "labels": self.labels[index].tolist()}
+
+    def select(self, order: Int[np.ndarray, " selected"]) -> LabelledItems:
+        """Some of them, or all in another order."""
+        return LabelledItems(self.windows.select(order), self.lengths[order], self.labels[order])
 
 
 @dataclass(frozen=True)
@@ -24,12 +76,12 @@ class LabelledInputs:
         cut: `texts` that were longer than an input, the `tokens` that they lost, `of_tokens` of all texts.
     """
 
-    items: list[Item]
+    items: LabelledItems
     cut: dict[str, int]
 
 
 def labelled_inputs(
-    examples: Sequence[Example], labels: Labels, columns: Columns, encoder: Encoder, *, name: str
+    examples: Sequence[Example], labels: Labels, columns: Columns, encoder: Encoder, *, cache: Path, name: str
 ) -> LabelledInputs:
     """Tokens and classes of texts; what is cut is logged.
 
@@ -38,21 +90,49 @@ def labelled_inputs(
         labels: Their classes.
         columns: Where the classes stand, for errors.
         encoder: Makes one window of each.
+        cache: Folder for the tokens, which stay there for the next run and the other processes.
         name: What the texts are, for the log.
     """
-    encoded = encoder([(example.text, example.text_pair) for example in examples])
-    lost = [text.lost for text in encoded if text.lost]
-    cut = {"texts": len(lost), "tokens": sum(lost), "of_tokens": sum(text.tokens for text in encoded)}
-    if lost:
+    first = encoder([(examples[0].text, examples[0].text_pair)])[0].windows[0]
+    schema = pyarrow.schema({**dict.fromkeys(first, pyarrow.list_(pyarrow.int32())), _TOKENS: pyarrow.int32()})
+    path = cache / f"{_identity(examples, encoder)}.arrow"
+    stored = cached_dataset(path, schema, lambda: _batches(examples, encoder, schema, name), rows=len(examples))
+    targets = [labels.target(example, column=columns.label) for example in examples]
+    items = LabelledItems.of(stored.select_columns(list(first)), targets)  # type: ignore[arg-type]
+    tokens = stored.data.column(_TOKENS).to_numpy()
+    lost = tokens - items.lengths
+    cut = {"texts": int((lost > 0).sum()), "tokens": int(lost.sum()), "of_tokens": int(tokens.sum(dtype=np.int64))}
+    if cut["texts"]:
         logger.info(
             "%s: %s of %s texts are longer than %s tokens and lose %s of all %s tokens",
             name,
             f"{cut['texts']:,}",
-            f"{len(encoded):,}",
+            f"{len(items):,}",
             encoder.max_length,
             f"{cut['tokens']:,}",
             f"{cut['of_tokens']:,}",
         )
-    targets = [labels.target(example, column=columns.label) for example in examples]
-    items = [{**text.windows[0], "labels": target} for text, target in zip(encoded, targets, strict=True)]
     return LabelledInputs(items, cut)
+
+
+def _batches(
+    examples: Sequence[Example], encoder: Encoder, schema: pyarrow.Schema, name: str
+) -> Iterator[pyarrow.RecordBatch]:
+    with tqdm(total=len(examples), desc=f"Tokenising {name} texts", unit=" texts", delay=2) as bar:
+        for start in range(0, len(examples), _TOGETHER):
+            together = examples[start : start + _TOGETHER]
+            encoded = encoder([(example.text, example.text_pair) for example in together])
+            rows = [{**text.windows[0], _TOKENS: text.tokens} for text in encoded]
+            columns = [pyarrow.array([row[field.name] for row in rows], field.type) for field in schema]
+            yield pyarrow.record_batch(columns, schema)
+            bar.update(len(together))
+
+
+def _identity(examples: Sequence[Example], encoder: Encoder) -> str:
+    """Hexadecimal hash of all that the tokens depend on."""
+    tokenizer = encoder.tokenizer
+    how = [encoder.max_length, tokenizer.truncation_side, tokenizer.split_special_tokens, tokenizer.model_input_names]
+    content = hashlib.sha256(json.dumps([_FORMAT_VERSION, tokenizer_fingerprint(tokenizer), *how]).encode())
+    for example in examples:
+        content.update(json.dumps([example.text, example.text_pair]).encode())
+    return content.hexdigest()

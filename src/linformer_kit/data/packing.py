@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from datasets import Dataset, IterableDataset
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
+from linformer_kit.data.cached import cached_dataset
 from linformer_kit.data.masking import BlockMasker
 from linformer_kit.data.tokenizer import end_token_id, start_token_id, tokenizer_fingerprint
 from linformer_kit.errors import InputError
@@ -60,13 +60,7 @@ def pack(
         return Dataset(pyarrow.Table.from_batches(_batches(documents, tokenizer, seq_len, description)))
     identity = json.dumps([key, tokenizer_fingerprint(tokenizer), seq_len, _FORMAT_VERSION])
     path = cache / f"{hashlib.sha256(identity.encode()).hexdigest()}.arrow"
-    if path.exists():
-        try:
-            return Dataset.from_file(str(path))
-        except (pyarrow.ArrowException, OSError):
-            path.unlink()  # cut off or damaged: make it again
-    _write(_batches(documents, tokenizer, seq_len, description), path, seq_len)
-    return Dataset.from_file(str(path))
+    return cached_dataset(path, _schema(seq_len), lambda: _batches(documents, tokenizer, seq_len, description))
 
 
 class StreamedBlocks(torch.utils.data.IterableDataset):
@@ -172,14 +166,3 @@ def _texts(documents: Dataset) -> Iterator[str]:
 
 def _schema(seq_len: int) -> pyarrow.Schema:
     return pyarrow.schema({"input_ids": pyarrow.list_(pyarrow.int32(), seq_len)})
-
-
-def _write(batches: Iterable[pyarrow.RecordBatch], path: Path, seq_len: int) -> None:
-    """Write an Arrow file that is either whole or not there, also if another process writes the same."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix="writing-") as staging:
-        staged = Path(staging) / path.name
-        with pyarrow.OSFile(str(staged), "wb") as file, pyarrow.ipc.new_stream(file, _schema(seq_len)) as writer:
-            for batch in batches:
-                writer.write_batch(batch)
-        os.replace(staged, path)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from tqdm import tqdm
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from linformer_kit.errors import InputError
 
@@ -17,6 +19,9 @@ from linformer_kit.errors import InputError
 _MASK = AddedToken("<mask>", lstrip=True, special=True)
 # In the order of RoBERTa's ids.
 _SPECIAL_TOKENS = ["<s>", "<pad>", "</s>", "<unk>", _MASK]
+_CONFIGURATION = "tokenizer_config.json"
+# What stands there about the place that a tokenizer was loaded from, and about lengths.
+_NO_RULES = ("is_local", "local_files_only", "name_or_path", "model_max_length")
 _SMALLEST_VOCABULARY = len(_SPECIAL_TOKENS) + 256  # every byte is a token, so no text is unknown
 
 
@@ -105,20 +110,34 @@ def load_tokenizer(name_or_path: str, *, max_length: int) -> PreTrainedTokenizer
     return tokenizer
 
 
-def start_token_id(tokenizer: PreTrainedTokenizerFast) -> int:
+def start_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the id that starts a sequence."""
     return tokenizer.cls_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
 
 
-def end_token_id(tokenizer: PreTrainedTokenizerFast) -> int:
+def end_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the id that ends a document."""
     return tokenizer.sep_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
 
 
-def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerFast) -> str:
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return a hash that is equal for tokenizers that give equal ids for all text."""
-    rules = json.loads(tokenizer.backend_tokenizer.to_str())
-    # What the latest call asked for, not what the tokenizer is.
-    del rules["truncation"], rules["padding"]
+    if tokenizer.is_fast:
+        rules = json.loads(tokenizer.backend_tokenizer.to_str())
+        # What the latest call asked for, not what the tokenizer is.
+        del rules["truncation"], rules["padding"]
+    else:
+        rules = _saved(tokenizer)
     identity = [rules, start_token_id(tokenizer), end_token_id(tokenizer)]
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+
+
+def _saved(tokenizer: PreTrainedTokenizerBase) -> list[Any]:
+    """What a tokenizer without tokenizer.json is: its class, settings and a hash of each file."""
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        files = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+    settings = json.loads(files.pop(_CONFIGURATION))
+    settings = {name: value for name, value in settings.items() if name not in _NO_RULES}
+    hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    return [type(tokenizer).__name__, settings, hashes]

@@ -47,6 +47,7 @@ class FinetuneSettings(LabelledSettings, TrainingSettings):
         max_train_samples: Most texts to learn from, drawn at random; default: all.
         max_eval_samples: The same to measure on.
         max_length: Longest input in tokens, longer ones are cut; default: the longest that the model takes.
+        cache_dir: Where tokenised text is kept; default: linformer_kit in $XDG_CACHE_HOME or ~/.cache.
         class_weight: `balanced` weighs each class by how rare it is in the training texts.
         num_train_epochs: Passes over the training texts.
         max_steps: Updates instead of passes; default: by num_train_epochs.
@@ -66,6 +67,7 @@ class FinetuneSettings(LabelledSettings, TrainingSettings):
     max_train_samples: int | None = None
     max_eval_samples: int | None = None
     max_length: int | None = None
+    cache_dir: str | None = None
     class_weight: Literal["none", "balanced"] = "none"
     per_device_train_batch_size: int = 16
     per_device_eval_batch_size: int = 32

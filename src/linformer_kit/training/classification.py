@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Num
+from jaxtyping import Float, Int, Num
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler, SequentialSampler
 from transformers import (
@@ -20,7 +20,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from linformer_kit.data.inputs import Item
+from linformer_kit.data.inputs import Item, LabelledItems
 from linformer_kit.data.masking import FILLER
 from linformer_kit.settings import IGNORED_LABEL
 from linformer_kit.training.callbacks import ProgressBar
@@ -97,7 +97,9 @@ class LengthGroupedSampler(Sampler):
         multiple: As for `EpochSampler`.
     """
 
-    def __init__(self, lengths: Sequence[int], *, batch_size: int, seed: int, multiple: int = 1) -> None:
+    def __init__(
+        self, lengths: Sequence[int] | Int[np.ndarray, " texts"], *, batch_size: int, seed: int, multiple: int = 1
+    ) -> None:
         self._lengths = np.asarray(lengths)
         self._filled = -len(lengths) % multiple
         self._pool = batch_size * _BATCHES_TOGETHER
@@ -123,9 +125,9 @@ class LengthGroupedSampler(Sampler):
 class FilledTexts(Dataset):
     """Items, and under the index `FILLER` one without a label, which has no part in the loss."""
 
-    def __init__(self, items: Sequence[Item]) -> None:
+    def __init__(self, items: LabelledItems) -> None:
         self.items = items
-        shortest = min(items, key=lambda item: len(item["input_ids"]))
+        shortest = items[items.lengths.argmin()]
         labels = shortest["labels"]
         ignored = [float(IGNORED_LABEL)] * len(labels) if isinstance(labels, Sequence) else IGNORED_LABEL
         self._filler = {**shortest, "labels": ignored}
@@ -157,8 +159,8 @@ class ClassificationTrainer(ProjectionTrainer):
         model: PreTrainedModel,
         args: TrainingArguments,
         *,
-        train: Sequence[Item],
-        validation: Sequence[Item],
+        train: LabelledItems,
+        validation: LabelledItems,
         tokenizer: PreTrainedTokenizerBase,
         metrics: Sequence[str],
         class_weights: Tensor | None = None,
@@ -206,9 +208,11 @@ class ClassificationTrainer(ProjectionTrainer):
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler:
         """Of ours, for batches of all processes together."""
         dataset = self.train_dataset if train_dataset is None else train_dataset
-        lengths = [len(dataset[index]["input_ids"]) for index in range(len(dataset))]
         return LengthGroupedSampler(
-            lengths, batch_size=self._texts_per_update, seed=self.args.seed, multiple=self.sequences_together
+            dataset.items.lengths,
+            batch_size=self._texts_per_update,
+            seed=self.args.seed,
+            multiple=self.sequences_together,
         )
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Sampler:

@@ -1,0 +1,78 @@
+"""Files of the cache: whole or not there, made once, made again if damaged; a full disk is named."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+
+import pyarrow
+import pytest
+
+from linformer_kit.data.cached import cache_folder, cached_dataset
+
+SCHEMA = pyarrow.schema({"input_ids": pyarrow.list_(pyarrow.int32())})
+ROWS = [[number] * (number % 7) for number in range(31)]
+
+
+def batches():
+    for start in range(0, len(ROWS), 5):
+        yield pyarrow.record_batch([pyarrow.array(ROWS[start : start + 5], SCHEMA.field(0).type)], SCHEMA)
+
+
+def not_again():
+    pytest.fail("made a second time")
+
+
+def test_the_folder_is_the_given_one_or_the_users(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder(None) == tmp_path / "linformer_kit"
+    assert cache_folder("there").name == "there"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert cache_folder(None) == tmp_path / "home" / ".cache" / "linformer_kit"
+
+
+def test_a_file_is_made_once_and_mapped(tmp_path):
+    path = tmp_path / "new" / "a.arrow"
+    for make in (batches, not_again):
+        found = cached_dataset(path, SCHEMA, make, rows=len(ROWS))
+        assert found["input_ids"][:] == ROWS and found.cache_files == [{"filename": str(path)}]
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_a_damaged_file_is_made_again(tmp_path):
+    """Also one that ends between two batches, which reads as a shorter one."""
+    path = tmp_path / "a.arrow"
+    cached_dataset(path, SCHEMA, batches)
+    whole = path.read_bytes()
+    with pyarrow.OSFile(str(path), "wb") as file, pyarrow.ipc.new_stream(file, SCHEMA) as writer:
+        writer.write_batch(next(batches()))
+    shorter = path.read_bytes()
+    for damaged in (b"", whole[: len(whole) // 2], b"x" * len(whole), shorter):
+        path.write_bytes(damaged)
+        assert cached_dataset(path, SCHEMA, batches, rows=len(ROWS))["input_ids"][:] == ROWS
+
+
+def test_what_a_killed_process_left_is_removed_once_it_has_not_grown_for_a_day(tmp_path):
+    for name, age in (("writing-killed", 25), ("writing-alive", 23), ("other", 99)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "b.arrow").write_bytes(b"half")
+        then = time.time() - age * 3600
+        for path in (tmp_path / name / "b.arrow", tmp_path / name):
+            os.utime(path, (then, then))
+    cached_dataset(tmp_path / "a.arrow", SCHEMA, batches)
+    assert sorted(os.listdir(tmp_path)) == ["a.arrow", "other", "writing-alive"]
+
+
+def test_a_full_disk_is_an_error_that_names_the_file_and_leaves_nothing(tmp_path):
+    """A limit on the size of files stands for it: the same call fails."""
+    path, before = tmp_path / "a.arrow", resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (700, before[1]))
+    try:
+        with pytest.raises(OSError) as raised:
+            cached_dataset(path, SCHEMA, batches)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert raised.value.filename == str(path) and raised.value.strerror == "File too large"
+    assert os.listdir(tmp_path) == []
