@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 
-import matplotlib.pyplot as plt
 import pytest
 
 from linformer_kit.report.efficiency import BASELINES, efficiency_markdown, write_efficiency_report
@@ -101,9 +100,7 @@ def test_report_is_made_from_the_json_alone(tmp_path, baselines):
     assert (tmp_path / "time_saved.png").exists() == (tmp_path / "memory_saved.png").exists() == bool(baselines)
 
 
-def test_pictures_name_what_they_show(tmp_path, monkeypatch):
-    figures = []
-    monkeypatch.setattr(plt, "close", figures.append)
+def test_pictures_name_what_they_show(tmp_path, figures):
     write_efficiency_report(efficiency_results(), tmp_path)
     saved, _, per_token = figures
     labels = [text.get_text() for text in saved.legends[0].get_texts()]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from types import SimpleNamespace
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from PIL import Image
@@ -16,10 +15,8 @@ INSPECTED = {"attention": "linformer", "projection": "linear", "layers": [1], "h
 
 
 @pytest.fixture
-def drawn(monkeypatch):
-    """The axes of figures that the code under test has closed."""
-    figures = []
-    monkeypatch.setattr(plt, "close", figures.append)
+def drawn(figures):
+    """The axes of the last figure."""
     return lambda: figures[-1].axes[0]
 
 

@@ -123,15 +123,13 @@ def test_minutes_of_those_before_count():
 
 
 @pytest.mark.parametrize("minutes", [None, 3.0])
-def test_curves(minutes, tmp_path, monkeypatch):
+def test_curves(minutes, tmp_path, figures):
     results = copy.deepcopy(RESULTS)
     for entry in results["trials"]:
         entry["minutes"] = minutes
-    drawn = []
-    monkeypatch.setattr("linformer_kit.report.learning_figures.plt.close", drawn.append)
     curves = {variant: learning.at_chosen_rate(results, "a", variant) for variant in results["settings"]["variants"]}
     draw_curves(curves, tmp_path / "a.png", title="A")
-    (axes,) = drawn[0].axes
+    (axes,) = figures[0].axes
     assert [line.get_label() for line in axes.lines] == ["full (4.250)", "ours (4.375)"]
     assert axes.lines[1].get_xdata().tolist() == ([10, 20] if minutes is None else [1.5, 3.0])
     assert axes.lines[1].get_ydata().tolist() == [6.0, 4.375]

@@ -1,4 +1,4 @@
-"""What all reports are made of: JSON, tables, text in cells, figures without a screen."""
+"""What all reports are made of: JSON, tables, text in cells, figures."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")  # before pyplot: no screen is needed
-import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 
 from linformer_kit.training.manifest import write_whole
 
-__all__ = ["code", "file_name", "listed", "plt", "table", "write_json", "write_report"]
+_DOTS_PER_INCH = 150
 
 
 def write_json(results: dict[str, Any], path: Path) -> None:
@@ -46,6 +43,30 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def new_figure(
+    figsize: tuple[float, float], rows: int = 1, columns: int = 1, *, squeeze: bool = True, sharey: bool = False
+) -> tuple[Figure, Any]:
+    """Make a figure without pyplot, whose backend, current figure and settings are the caller's.
+
+    Args:
+        figsize: Width and height in inches.
+        rows: Rows of axes.
+        columns: Columns of axes.
+        squeeze: As for `Figure.subplots`.
+        sharey: As for `Figure.subplots`.
+
+    Returns:
+        The figure and its axes, a single one or an array.
+    """
+    figure = Figure(figsize=figsize, layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=squeeze, sharey=sharey)
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure as a picture, without a screen."""
+    figure.savefig(path, dpi=_DOTS_PER_INCH)
 
 
 def table(header: list[str], rows: list[list[str]]) -> list[str]:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib import rcParams
 
-from linformer_kit.report.base import code, plt, table, write_report
+from linformer_kit.report.base import code, new_figure, save_figure, table, write_report
 from linformer_kit.training.manifest import write_whole
 
 _SHOWN_MISTAKES = 5
@@ -127,8 +128,8 @@ def write_mistakes(found: Sequence[dict[str, Any]], folder: Path) -> None:
 def draw_curves(results: dict[str, Any], path: Path) -> None:
     """Losses and metrics against updates, a line for each seed."""
     metrics = results["metrics"]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
-    colors = plt.rcParams["axes.prop_cycle"].by_key()["color"]
+    figure, (left, right) = new_figure((11, 4.5), 1, 2)
+    colors = rcParams["axes.prop_cycle"].by_key()["color"]
     for place, run in enumerate(results["runs"]):
         suffix = f", seed {run['seed']}" if len(results["runs"]) > 1 else ""
         color = colors[place % len(colors)]
@@ -144,8 +145,7 @@ def draw_curves(results: dict[str, Any], path: Path) -> None:
         axes.grid(alpha=0.3)
         if axes.has_data():
             axes.legend(fontsize="small")
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    save_figure(figure, path)
 
 
 def draw_confusion(matrix: list[list[int]], labels: Sequence[str], path: Path) -> None:
@@ -154,7 +154,7 @@ def draw_confusion(matrix: list[list[int]], labels: Sequence[str], path: Path) -
     shares = counts / counts.sum(axis=1, keepdims=True).clip(min=1)
     named = len(labels) <= _NAMED_CLASSES
     size = min(12.0, 3.2 + 0.45 * len(labels)) if named else 8.0
-    figure, axes = plt.subplots(figsize=(size + 1, size), layout="constrained")
+    figure, axes = new_figure((size + 1, size))
     image = axes.imshow(shares, vmin=0, vmax=1, cmap="Blues")
     if named:
         names = [_shortened(label, _LABEL_CHARACTERS) for label in labels]
@@ -170,8 +170,7 @@ def draw_confusion(matrix: list[list[int]], labels: Sequence[str], path: Path) -
     figure.colorbar(image, label="share of the texts of the class", shrink=0.8)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # no font has all scripts
-        figure.savefig(path, dpi=150)
-    plt.close(figure)
+        save_figure(figure, path)
 
 
 def shown_mistakes(found: Sequence[dict[str, Any]]) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.ticker import FuncFormatter
 
-from linformer_kit.report.base import plt, table, write_report
+from linformer_kit.report.base import new_figure, save_figure, table, write_report
 
 _MEASURES = {
     "cosine": "cosine of mean embeddings",
@@ -59,7 +59,7 @@ def distill_markdown(results: dict[str, Any]) -> str:
 
 def draw_curve(results: dict[str, Any], path: Path) -> None:
     """Error and cosine on held-out text against updates, and where the layers begin to learn together."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    figure, (left, right) = new_figure((10, 4), 1, 2)
     for axes, name in ((left, "error"), (right, "cosine")):
         updates, values = zip(*results["curve"][name], strict=True)
         axes.plot(updates, values, marker="o", markersize=3)
@@ -74,8 +74,7 @@ def draw_curve(results: dict[str, Any], path: Path) -> None:
     left.set_yscale("log")
     for axis in (left.yaxis.set_major_formatter, left.yaxis.set_minor_formatter):
         axis(FuncFormatter(lambda value, _: f"{value:g}"))
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    save_figure(figure, path)
 
 
 def _shown(name: str, value: float | None) -> str:

@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
 
-from linformer_kit.report.base import plt
+from linformer_kit.report.base import new_figure, save_figure
 
 _PANELS = {
     "eager": "against eager attention",
@@ -38,9 +39,7 @@ def draw_efficiency(results: dict[str, Any], folder: Path) -> None:
 def _draw_saved(results: dict[str, Any], field: str, label: str, path: Path) -> None:
     """A panel for each baseline, a line for each k; the paper's dashed in the same colour."""
     names = results["settings"]["baselines"]
-    figure, axes = plt.subplots(
-        1, len(names), figsize=(1.6 + 3.9 * len(names), 4.3), squeeze=False, sharey=True, layout="constrained"
-    )
+    figure, axes = new_figure((1.6 + 3.9 * len(names), 4.3), 1, len(names), squeeze=False, sharey=True)
     colours = _colours(results["cells"])
     for axis, name in zip(axes[0], names, strict=True):
         for k, colour in colours.items():
@@ -63,12 +62,12 @@ def _draw_saved(results: dict[str, Any], field: str, label: str, path: Path) -> 
     if any(cell[f"paper_{field}"] for cell in results["cells"]):
         handles.append(Line2D([], [], color="black", linestyle="--", linewidth=1, label="paper"))
     figure.legend(handles=handles + _hollow(results), loc="outside right center", fontsize=9)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _draw_time_per_token(results: dict[str, Any], path: Path) -> None:
     """A line for each k and each Transformer."""
-    figure, axis = plt.subplots(figsize=(7.8, 4.6), layout="constrained")
+    figure, axis = new_figure((7.8, 4.6))
     for k, colour in _colours(results["cells"]).items():
         cells = [cell for cell in results["cells"] if cell["projected_dim"] == k]
         _line(axis, _per_token(cells), color=colour, marker="o", label=f"Linformer, k {k:,}")
@@ -80,7 +79,7 @@ def _draw_time_per_token(results: dict[str, Any], path: Path) -> None:
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     handles = axis.get_legend_handles_labels()[0]
     figure.legend(handles=[*handles, *_hollow(results)], loc="outside right center", fontsize=9)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _per_token(entries: Iterable[Cell]) -> list[Point]:
@@ -129,9 +128,4 @@ def _scales(axis: Axes, cells: list[Cell]) -> None:
 
 def _colours(cells: list[Cell]) -> dict[int, Any]:
     dims = sorted({cell["projected_dim"] for cell in cells})
-    return {k: plt.get_cmap("viridis")(0.9 * index / max(1, len(dims) - 1)) for index, k in enumerate(dims)}
-
-
-def _save(figure: Any, path: Path) -> None:
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    return {k: colormaps["viridis"](0.9 * index / max(1, len(dims) - 1)) for index, k in enumerate(dims)}

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.ticker import MaxNLocator
 
-from linformer_kit.report.base import code, listed, plt, table, write_report
+from linformer_kit.report.base import code, listed, new_figure, save_figure, table, write_report
 
 _LABELLED_TOKENS = 32  # more than these have no room on an axis
 _LONGEST_LABEL = 16  # characters; whole sentences can be a token
@@ -66,9 +67,7 @@ def draw_context_mappings(results: dict[str, Any], mappings: np.ndarray, path: P
         path: Where to write.
     """
     layers, heads, tokens, _ = mappings.shape
-    figure, axes = plt.subplots(
-        layers, heads, figsize=(1.2 + 3 * heads, 0.8 + 3 * layers), squeeze=False, sharey=True, layout="constrained"
-    )
+    figure, axes = new_figure((1.2 + 3 * heads, 0.8 + 3 * layers), layers, heads, squeeze=False, sharey=True)
     highest = float(np.nanquantile(mappings, 0.998)) or 1.0  # 0: each token attends to one of very many
     for row, layer in enumerate(results["layers"]):
         for column, head in enumerate(results["heads"]):
@@ -83,8 +82,7 @@ def draw_context_mappings(results: dict[str, Any], mappings: np.ndarray, path: P
         axis.set_xlabel("token" if full else "slot, by its place in the text" if placed else "slot")
     bar = figure.colorbar(image, ax=axes, shrink=min(1.0, 2 / layers), extend="max")
     bar.set_label("attention weight, P" if full else "attention weight, P̄")
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    save_figure(figure, path)
 
 
 def draw_projections(images: Sequence[Any], path: Path) -> None:
@@ -96,20 +94,19 @@ def draw_projections(images: Sequence[Any], path: Path) -> None:
     """
     columns = 2 if any(" F" in image.name for image in images) else 1
     rows = -(-len(images) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(5.5 * columns, 2.9 * rows), squeeze=False, layout="constrained")
+    figure, axes = new_figure((5.5 * columns, 2.9 * rows), rows, columns, squeeze=False)
     for axis, image in zip(axes.flat, images, strict=True):
         highest = float(np.abs(image.matrix).max()) or 1.0
         drawn = _draw_matrix(axis, image.matrix[image.order], image.name, "RdBu", -highest, highest)
         axis.set_xlabel(image.columns)
         axis.set_ylabel(image.rows)
         figure.colorbar(drawn, ax=axis, label="weight")
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    save_figure(figure, path)
 
 
 def _draw_matrix(axis: Axes, matrix: np.ndarray, title: str, colours: str, lowest: float, highest: float) -> Any:
     """Crisp where there is room, averaged where there are more numbers than pixels; NaN is grey."""
-    cmap = plt.get_cmap(colours).with_extremes(bad="lightgrey")
+    cmap = colormaps[colours].with_extremes(bad="lightgrey")
     interpolation = "antialiased" if max(matrix.shape) > _PIXELS else "nearest"
     drawn = axis.imshow(matrix, aspect="auto", cmap=cmap, vmin=lowest, vmax=highest, interpolation=interpolation)
     axis.set_title(title, fontsize=10)

@@ -6,7 +6,9 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from linformer_kit.report.base import plt
+from matplotlib import colormaps
+
+from linformer_kit.report.base import new_figure, save_figure
 
 _MARKERS = "osD^vPX*<>ph"
 _FEW = 10
@@ -22,8 +24,8 @@ def draw_curves(curves: dict[str, list[dict[str, Any]]], path: Path, *, title: s
         path: Where to draw.
         title: Above the picture.
     """
-    figure, axes = plt.subplots(figsize=(10, 5), layout="constrained")
-    colors = plt.get_cmap("tab10" if len(curves) <= _FEW else "tab20")
+    figure, axes = new_figure((10, 5))
+    colors = colormaps["tab10" if len(curves) <= _FEW else "tab20"]
     drawn = []
     in_time = any(entry["minutes"] for entries in curves.values() for entry in entries)
     for number, (variant, entries) in enumerate(curves.items()):
@@ -50,5 +52,4 @@ def draw_curves(curves: dict[str, list[dict[str, Any]]], path: Path, *, title: s
         figure.legend(
             handles=lines, loc="outside right center", fontsize=8, title="last loss of the mean", frameon=False
         )
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    save_figure(figure, path)

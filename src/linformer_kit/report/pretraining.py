@@ -9,7 +9,7 @@ from typing import Any
 
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from linformer_kit.report.base import code, plt, table, write_report
+from linformer_kit.report.base import code, new_figure, save_figure, table, write_report
 
 _HIGHEST_DRAWN = 100.0  # nats; a model that has diverged stays on the page
 
@@ -87,7 +87,7 @@ def pretrain_markdown(results: dict[str, Any]) -> str:
 
 def draw_perplexity(results: dict[str, Any], path: Path) -> None:
     """Validation perplexity against updates, with the unigram's as a line."""
-    figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    figure, axes = new_figure((7, 4.5))
     for name, model in results["models"].items():
         updates, losses = zip(*model["curve"], strict=True)
         axes.plot(
@@ -107,8 +107,7 @@ def draw_perplexity(results: dict[str, Any], path: Path) -> None:
     axes.set_ylabel("validation perplexity (masked tokens)")
     axes.grid(alpha=0.3, which="both")
     axes.legend()
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    save_figure(figure, path)
 
 
 def _perplexity(loss: float) -> str:

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.ticker import MaxNLocator
 
-from linformer_kit.report.base import code, plt, table, write_report
+from linformer_kit.report.base import code, new_figure, save_figure, table, write_report
 from linformer_kit.report.ceiling import environment_line
 
 # Figure 1, right: RoBERTa-large on Wiki103, n 512, at the 128th largest singular value; read off the colour bar.
@@ -116,8 +117,8 @@ def draw_spectrum(results: dict[str, Any], path: Path) -> None:
     """
     curves, at = np.array(results["cumulative"]), results["at"]
     layers, heads, rank = curves.shape
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.4), layout="constrained")
-    colors = plt.get_cmap("viridis")
+    figure, (left, right) = new_figure((11, 4.4), 1, 2)
+    colors = colormaps["viridis"]
     ranks = np.arange(1, rank + 1)
     for layer in range(layers):
         color = colors(layer / max(1, layers - 1) * 0.92)
@@ -154,5 +155,4 @@ def draw_spectrum(results: dict[str, Any], path: Path) -> None:
     weights = ", weights drawn anew" if results["untrained"] else ""
     title = f"Spectrum of attention: {results['model']}{weights}, n {results['seq_len']}"
     figure.suptitle(title, fontsize=11, parse_math=False)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    save_figure(figure, path)

@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from linformer_kit.report.base import listed, plt, table, write_report
+from linformer_kit.report.base import listed, new_figure, save_figure, table, write_report
 
 _OURS = "linformer"
 _LINE_STYLES = ("-", "--", ":")
@@ -148,7 +148,7 @@ def _skipped(entries: list[dict[str, Any]]) -> list[str]:
 
 def draw_systems(results: dict[str, Any], path: Path) -> None:
     """Time per token against n, both logarithmic, a line for each system; ours are thick and black."""
-    figure, axes = plt.subplots(figsize=(10, 6), layout="constrained")
+    figure, axes = new_figure((10, 6))
     drawn = [entry for entry in results["systems"] if entry["runs"]]
     for index, entry in enumerate(drawn):
         ours = entry["name"] == _OURS
@@ -175,8 +175,7 @@ def draw_systems(results: dict[str, Any], path: Path) -> None:
     axes.grid(alpha=0.3, which="both")
     if drawn:
         _legend_by_height(figure, axes)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    save_figure(figure, path)
 
 
 def _legend_by_height(figure: Any, axes: Any) -> None:

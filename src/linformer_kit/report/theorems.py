@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
-from linformer_kit.report.base import code, plt, table, write_report
+from linformer_kit.report.base import code, new_figure, save_figure, table, write_report
 from linformer_kit.report.ceiling import environment_line
 
 _FIRST, _SECOND = "R, as in the proof", "proof, δ = 1/2ⁿ"
@@ -255,9 +255,7 @@ def draw_errors(results: dict[str, Any], theorem: str, measure: str, path: Path,
     cases = results["cases"]
     rows = math.ceil(len(cases) / _PANELS_ABREAST)
     columns = min(_PANELS_ABREAST, len(cases))
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(1 + 4 * columns, 1.4 + 3 * rows), squeeze=False, sharey=True, layout="constrained"
-    )
+    figure, axes = new_figure((1 + 4 * columns, 1.4 + 3 * rows), rows, columns, squeeze=False, sharey=True)
     for axis in axes.flat[len(cases) :]:
         axis.axis("off")
     handles: dict[str, Any] = {}
@@ -293,8 +291,7 @@ def draw_errors(results: dict[str, Any], theorem: str, measure: str, path: Path,
         fontsize=8,
     )
     figure.suptitle(title, fontsize=10)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    save_figure(figure, path)
 
 
 def _draw_bounds(axis: Axes, case: dict[str, Any], theorem: str, least: float) -> None:

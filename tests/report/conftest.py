@@ -1,0 +1,19 @@
+"""A look at figures that are written."""
+
+from __future__ import annotations
+
+import pytest
+from matplotlib.figure import Figure
+
+
+@pytest.fixture
+def figures(monkeypatch) -> list[Figure]:
+    """The figures that the code under test has written, in their order."""
+    written, write = [], Figure.savefig
+
+    def noted(figure, *arguments, **options):
+        written.append(figure)
+        write(figure, *arguments, **options)
+
+    monkeypatch.setattr(Figure, "savefig", noted)
+    return written
