@@ -127,51 +127,6 @@ def test_help_is_light(arguments):
     assert not loaded_after(code) & HEAVY
 
 
-def test_no_import_touches_the_process_of_its_caller(tmp_path):
-    """Backend and settings of matplotlib, loggers, filters of warnings, environment, signals, threads, torch's switches."""
-    code = """
-import importlib, logging, os, pkgutil, random, signal, sys, warnings
-import datasets, matplotlib, numpy, torch, transformers
-matplotlib.use("svg")
-warnings.simplefilter("error", UnicodeWarning)
-def state():
-    return {
-        "matplotlib": dict(matplotlib.rcParams),
-        "loggers": [(name, logging.getLogger(name).level, list(map(str, logging.getLogger(name).handlers)))
-                    for name in ("", "linformer_kit", "transformers", "datasets", "torch")],
-        "warnings": list(warnings.filters),
-        "environment": dict(os.environ),
-        "signals": [signal.getsignal(number) for number in signal.valid_signals()],
-        "random": (random.getstate(), str(numpy.random.get_state()), torch.get_rng_state().tolist()),
-        "torch": (torch.get_num_threads(), torch.get_num_interop_threads(), torch.get_default_dtype(),
-                  torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision(),
-                  torch.backends.mkldnn.enabled, torch.is_grad_enabled(), torch.get_autocast_dtype("cpu"),
-                  torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.benchmark),
-        "bars": (datasets.utils.are_progress_bars_disabled(), transformers.utils.logging.is_progress_bar_enabled()),
-        "interpreter": (sys.path[:], sys.excepthook, sys.getrecursionlimit(), os.getcwd()),
-    }
-before = state()
-import linformer_kit
-for module in pkgutil.walk_packages(linformer_kit.__path__, "linformer_kit."):
-    if module.name.endswith("__main__"):
-        continue
-    try:
-        importlib.import_module(module.name)
-    except ModuleNotFoundError as error:  # of an extra
-        if error.name.partition(".")[0] not in ("onnx", "onnxruntime", "onnxscript", "torchao"):
-            raise
-from linformer_kit.report.base import new_figure, save_figure
-figure, axes = new_figure((2, 2))
-axes.imshow([[0, 1]])
-save_figure(figure, sys.argv[1])
-after = state()
-print([name for name in before if before[name] != after[name]], matplotlib.get_backend(), "matplotlib.pyplot" in sys.modules)
-"""
-    result = subprocess.run([sys.executable, "-c", code, str(tmp_path / "drawn.png")], capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout == "[] svg False\n"
-
-
 AUTO = "from transformers import AutoConfig, AutoModelForMaskedLM; c = AutoConfig.for_model('linformer'); "
 AUTO += "from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING as m; assert type(c) in m"
 

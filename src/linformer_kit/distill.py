@@ -39,6 +39,7 @@ from linformer_kit.training.identity import (
     versions,
 )
 from linformer_kit.training.memory import keep_freed_memory
+from linformer_kit.training.randomness import callers_random_state
 from linformer_kit.training.resume import checkpoint_to_resume
 from linformer_kit.training.trainer import check_trainer
 
@@ -76,12 +77,14 @@ class _Pair:
 
 def main(settings: DistillSettings) -> None:
     """Distil and print the results."""
+    keep_freed_memory()
     results, folder = distill(settings)
     if PartialState().is_main_process:
         print(distill_markdown(results))
         print(f"Everything is in {folder}; AutoModel loads it after `import linformer_kit`.")
 
 
+@callers_random_state()
 def distill(settings: DistillSettings) -> tuple[dict[str, Any], Path]:
     """Make a linear student of a pretrained encoder, and teach it what the encoder does.
 
@@ -236,7 +239,6 @@ def _load_inputs(settings: DistillSettings, pair: _Pair) -> Inputs:
 
 def _train(settings: DistillSettings, pair: _Pair, inputs: Inputs, folder: Path) -> DistillationTrainer:
     """Train, or go on."""
-    keep_freed_memory()
     checkpoint = checkpoint_to_resume(folder) if settings.resume else None
     trainer = DistillationTrainer(
         pair.student,

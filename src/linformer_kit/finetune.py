@@ -40,6 +40,7 @@ from linformer_kit.training.identity import (
 )
 from linformer_kit.training.manifest import read_json
 from linformer_kit.training.memory import keep_freed_memory
+from linformer_kit.training.randomness import callers_random_state
 from linformer_kit.training.resume import checkpoint_to_resume
 from linformer_kit.training.scores import (
     by_class,
@@ -79,12 +80,14 @@ class _Task:
 
 def main(settings: FinetuneSettings) -> None:
     """Fine-tune and print the results."""
+    keep_freed_memory()
     results, folder = finetune(settings)
     if PartialState().is_main_process:
         print(finetune_markdown(results))
         print(f"Everything is in {folder}. Use it:\n  linformer predict {folder} FILE")
 
 
+@callers_random_state()
 def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
     """Fine-tune an encoder to classify texts, once for each seed.
 
@@ -207,7 +210,6 @@ def _train(task: _Task, folder: Path, seed: int) -> tuple[PreTrainedModel, np.nd
     Returns:
         The best classifier, its probabilities for the validation texts in their order, and what was measured.
     """
-    keep_freed_memory()
     settings, labels, metrics = task.settings, task.texts.labels, task.texts.metrics
     # From short to long, so that batches are padded little.
     order = np.argsort(task.validation.items.lengths, kind="stable")

@@ -50,6 +50,7 @@ from linformer_kit.training.identity import (
 from linformer_kit.training.memory import keep_freed_memory
 from linformer_kit.training.metrics import unigram_entropy
 from linformer_kit.training.pretraining import PRETRAINING, PretrainTrainer, check_training
+from linformer_kit.training.randomness import callers_random_state
 from linformer_kit.training.resume import checkpoint_to_resume
 
 logger = logging.getLogger(__name__)
@@ -79,6 +80,7 @@ class Data:
 
 def main(settings: PretrainSettings) -> None:
     """Pretrain and print the results."""
+    keep_freed_memory()
     results, folder = pretrain(settings)
     for attention, result in results["models"].items():
         if result["diverged"] is not None:
@@ -88,6 +90,7 @@ def main(settings: PretrainSettings) -> None:
         print(f"Everything is in {folder}. Try it:\n  linformer fill-mask {folder} 'import <mask>'")
 
 
+@callers_random_state()
 def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
     """Pretrain a masked language model, and an equal one with full attention where `compare_full` asks for it.
 
@@ -208,7 +211,6 @@ def train_model(
         Validation loss in nats and its curve, time, size and guesses in held-out text. Where training came to what is
         no number, `diverged` says where, the loss is NaN, and no model is saved but in the checkpoints before.
     """
-    keep_freed_memory()
     set_seed(settings.seed)
     checkpoint = checkpoint_to_resume(folder) if settings.resume else None
     diverged: str | None = None

@@ -24,6 +24,7 @@ from linformer_kit.report.table2 import best_rate, table2_markdown, write_table2
 from linformer_kit.settings import FinetuneSettings, names_folder, names_only
 from linformer_kit.training.checkpoint import check_new_folder, open_output_dir
 from linformer_kit.training.manifest import file_fingerprint, read_json
+from linformer_kit.training.memory import keep_freed_memory
 
 RESULTS = "table2.json"
 # Settings that are those of `linformer finetune`.
@@ -129,6 +130,7 @@ def _run(
 
 def _finetune(settings: FinetuneSettings, threads: int) -> tuple[dict[str, Any], int]:
     """Runs in the fresh process: the results, and the peak of memory over what was there before."""
+    keep_freed_memory()
     torch.set_num_threads(threads)
     found: list[dict[str, Any]] = []
     memory = peak_bytes(lambda: found.append(finetune.finetune(settings)[0]), best_device())

@@ -195,7 +195,6 @@ def run_trial(
 def seconds_per_update(trial: Trial, folder: Path, threads: int) -> float:
     """Median time of an update of the trial's model, data and optimizer included."""
     _alone(threads)
-    keep_freed_memory()
     updates = _WARM_UPDATES + _TIMED_UPDATES
     settings = dataclasses.replace(
         trial.settings,
@@ -289,6 +288,7 @@ def _finite(loss: float) -> float | None:
 
 def _alone(threads: int) -> None:
     """What a process that trains beside others needs."""
+    keep_freed_memory()
     torch.set_num_threads(threads)
     transformers.utils.logging.set_verbosity_error()
 

@@ -34,6 +34,9 @@ def keep_freed_memory() -> None:
 
     Otherwise each large activation of each update is a new mapping, whose pages the system hands out one by one, filled
     with zeros: a third of the time of a small update (docs/speed.md). Does nothing without the GNU C library.
+
+    It changes malloc for the whole process, so only commands call it, and processes that are started for one training:
+    a library function leaves the process of its caller as it was.
     """
     if platform.libc_ver()[0] != "glibc":
         return

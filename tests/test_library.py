@@ -1,0 +1,101 @@
+"""What a program that imports this package and calls its functions finds changed in its own process: nothing."""
+
+from __future__ import annotations
+
+import importlib
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from linformer_kit import distill, finetune, pretrain
+from linformer_kit.settings import DistillSettings, FinetuneSettings, ModelSettings, PretrainSettings
+from linformer_kit.training import memory
+from tests.conftest import PRETRAIN_SIZES, write_corpus, write_model, write_teacher
+from tests.process_state import changed, process_state
+
+IMPORTS = """
+import importlib, pkgutil, sys
+from tests.process_state import changed, matplotlib, process_state
+matplotlib.use("svg")
+before = process_state()
+import linformer_kit
+for module in pkgutil.walk_packages(linformer_kit.__path__, "linformer_kit."):
+    if module.name.endswith("__main__"):
+        continue
+    try:
+        importlib.import_module(module.name)
+    except ModuleNotFoundError as error:  # of an extra
+        if error.name.partition(".")[0] not in ("onnx", "onnxruntime", "onnxscript", "torchao"):
+            raise
+from linformer_kit.report.base import new_figure, save_figure
+figure, axes = new_figure((2, 2))
+axes.imshow([[0, 1]])
+save_figure(figure, sys.argv[1])
+print(changed(before), matplotlib.get_backend(), "matplotlib.pyplot" in sys.modules)
+"""
+
+
+@pytest.mark.e2e
+def test_imports_and_figures_change_nothing(tmp_path):
+    """Neither settings nor generators, nor matplotlib's backend; and pyplot, which has a state of its own, is not loaded."""
+    command = [sys.executable, "-c", IMPORTS, str(tmp_path / "drawn.png")]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1])
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "[] svg False\n"
+    assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")
+
+
+def trainings(folder: Path) -> dict:
+    """Each kind of training, for two updates."""
+    corpus, texts, cache = folder / "corpus", folder / "texts.csv", str(folder / "cache")
+    corpus.mkdir()
+    write_corpus(corpus)
+    texts.write_text("text,label\n" + "".join(f"number {n},{n % 2}\n" for n in range(24)))
+    usual = {"report_to": "none", "bf16": "false", "cache_dir": cache, "max_steps": 2, "logging_steps": 1}
+    usual |= {"per_device_train_batch_size": 2, "per_device_eval_batch_size": 3, "learning_rate": 1e-3}
+    often = {"warmup_steps": 1, "eval_steps": 1, "save_steps": 1}
+    sizes, encoder = ModelSettings(**PRETRAIN_SIZES), str(write_model(folder / "encoder", "number 0 1 2"))
+    named = {"text": [str(corpus)], "projected_dim": 5, "max_eval_samples": 3, "validation_fraction": 0.2}
+    teacher = str(write_teacher(folder / "teacher", "def function return a"))
+    outputs = {name: str(folder / name) for name in ("pretrain", "finetune", "distill")}
+    return {
+        pretrain.pretrain: PretrainSettings(
+            model=sizes, train_file=[str(corpus)], output_dir=outputs["pretrain"], **usual, **often
+        ),
+        finetune.finetune: FinetuneSettings(
+            model=encoder, train_file=[str(texts)], output_dir=outputs["finetune"], **usual
+        ),
+        distill.distill: DistillSettings(teacher=teacher, output_dir=outputs["distill"], **named, **usual, **often),
+    }
+
+
+@pytest.mark.e2e
+def test_trainings_change_nothing(tmp_path, monkeypatch):
+    """Signals, generators, threads, loggers, malloc: the next lines of the program go on as if nothing had been."""
+    monkeypatch.setattr(memory, "ctypes", None)  # telling the C library anything would fail
+    for train, settings in trainings(tmp_path).items():
+        random.seed(3), np.random.seed(5), torch.manual_seed(7)
+        before = process_state()
+        train(settings)
+        assert changed(before) == [], train.__name__
+
+
+@pytest.mark.parametrize("name", ["pretrain", "finetune", "distill"])
+def test_a_command_that_trains_keeps_freed_memory(name, monkeypatch):
+    """Its process is its own."""
+    module, order = importlib.import_module(f"linformer_kit.{name}"), []
+
+    def train(settings):
+        order.append(settings)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "keep_freed_memory", lambda: order.append("told"))
+    monkeypatch.setattr(module, name, train)
+    with pytest.raises(KeyboardInterrupt):
+        module.main("settings")
+    assert order == ["told", "settings"]
