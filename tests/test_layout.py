@@ -132,9 +132,12 @@ AUTO += "from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_
 
 
 FIRST = (
-    "import linformer_kit, transformers",
+    "import linformer_kit, importlib.util; importlib.util.find_spec('transformers')",
     "import transformers, linformer_kit",
     "import linformer_kit.configuration",
+    "import linformer_kit, transformers",
+    "import transformers.models.auto.configuration_auto, linformer_kit",
+    "from transformers import AutoModel; import linformer_kit",
     "import transformers.modeling_layers, linformer_kit",
     "import linformer_kit, transformers.modeling_layers",
     "import linformer_kit; linformer_kit.LinformerConfig",

@@ -1,52 +1,130 @@
-"""Make transformers' Auto classes know Linformer as soon as both are loaded, without loading either for the other."""
+"""Tell transformers' Auto classes about Linformer, by name: no class of this package loads before it is asked for.
+
+transformers keeps its own models as tables of names, `CONFIG_MAPPING_NAMES` and one for each Auto class, and imports
+the class of a name from the module `transformers.models.<model type>`. Linformer's names are added to these
+tables when transformers loads them, before or after this package, and two modules stand where it looks for the classes.
+`AutoModel.register`, the public way, takes classes, and classes need torch.
+"""
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
+import logging
 import sys
-from importlib.abc import MetaPathFinder
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
+
+_CONFIGURATIONS = "transformers.models.auto.configuration_auto"
+_MODELS = "transformers.models.auto.modeling_auto"
+# Model type: the module of its classes, the configuration, and its model for each Auto class. Those of linearised
+# models depend on the model they were: `linearized.classes` registers them when it makes them.
+_KINDS: dict[str, tuple[str, str, dict[str, str]]] = {
+    "linformer": (
+        "linformer_kit",
+        "LinformerConfig",
+        {
+            "AutoModel": "LinformerModel",
+            "AutoModelForMaskedLM": "LinformerForMaskedLM",
+            "AutoModelForQuestionAnswering": "LinformerForQuestionAnswering",
+            "AutoModelForSequenceClassification": "LinformerForSequenceClassification",
+            "AutoModelForTokenClassification": "LinformerForTokenClassification",
+        },
+    ),
+    "linearized": ("linformer_kit.linearized.classes", "LinearizedConfig", {}),
+}
+
+logger = logging.getLogger(__name__)
 
 
 def install() -> None:
-    """Register now if transformers is loaded, else when it will be."""
-    if "transformers" in sys.modules:
-        register()
-    elif not any(isinstance(finder, _TransformersHook) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _TransformersHook())
+    """Register with what transformers has loaded, and with the rest when it loads."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+    for name in (_CONFIGURATIONS, _MODELS):
+        if name in sys.modules:
+            _register(importlib.import_module(name))  # waits for another thread that is in the middle of it
 
 
-def register() -> None:
-    """Load the models; their modules register them."""
-    for module, last in (
-        ("configuration", "LinformerConfig"),
-        ("encoder", "LinformerEncoder"),
-        ("modeling", "LinformerModel"),
-    ):
-        loaded = sys.modules.get(f"linformer_kit.{module}")
-        if loaded is not None and not hasattr(loaded, last):
-            return  # in the middle of its own import, which ends by calling this again
-    importlib.import_module("linformer_kit.heads")
-    importlib.import_module("linformer_kit.linearized.classes")
+def _register(module: ModuleType) -> None:
+    """Add the names to a module of tables. An error here must not end the user's import of transformers."""
+    try:
+        for model_type, (home, configuration, models) in _KINDS.items():
+            if module.__name__ == _CONFIGURATIONS:
+                _add(module.CONFIG_MAPPING_NAMES, model_type, configuration)
+                names = (configuration, *models.values())
+                sys.modules[f"transformers.models.{model_type}"] = _Classes(model_type, home, names)
+            else:
+                for auto_class, model in models.items():
+                    mapping = getattr(module, auto_class)._model_mapping
+                    _add(mapping._model_mapping, model_type, model)
+                    # Made of the names of configurations at the time when transformers was imported.
+                    mapping._reverse_config_mapping[configuration] = model_type
+    except Exception as error:
+        logger.warning(
+            "transformers' Auto classes do not know Linformer, its own classes still load: %s: %s",
+            type(error).__name__,
+            error,
+        )
 
 
-class _TransformersHook(MetaPathFinder):
-    """Waits for the import of transformers, once."""
+def _add(names: dict[str, str], model_type: str, name: str) -> None:
+    if (known := names.setdefault(model_type, name)) != name:
+        raise ValueError(f"model_type {model_type}: expected to be the first to use it, got {known} of transformers")
 
-    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        if fullname != "transformers":
+
+class _Classes(ModuleType):
+    """Where transformers looks for the classes of a model type; each is imported when it is asked for."""
+
+    def __init__(self, model_type: str, home: str, names: Sequence[str]) -> None:
+        super().__init__(f"transformers.models.{model_type}", f"Names of {home}, which load when they are used.")
+        self.__dict__.update(_home=home, __all__=list(names))
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self.__all__:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        try:
+            return getattr(importlib.import_module(self._home), name)
+        except AttributeError as error:  # transformers would take it for a name that is not there, and look elsewhere
+            raise ImportError(f"{self._home}.{name}: {error}") from error
+
+
+class _Finder(MetaPathFinder):
+    """Sees transformers load its tables. It keeps no state, so a mere look-up changes nothing."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in (_CONFIGURATIONS, _MODELS):
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is None or spec.loader is None:
-            return None
-        execute = spec.loader.exec_module
+        for finder in sys.meta_path:
+            if isinstance(finder, _Finder) or not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = _Loader(spec.loader)
+                return spec
+        return None
 
-        def execute_and_register(module: ModuleType) -> None:
-            execute(module)
-            register()
 
-        spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
-        return spec
+class _Loader(Loader):
+    """Loads with the loader that was found, then registers; the module keeps that loader."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__spec__ is not None:
+            module.__spec__.loader = self.loader
+        module.__loader__ = self.loader
+        self.loader.exec_module(module)
+        _register(module)

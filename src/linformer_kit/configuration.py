@@ -10,7 +10,6 @@ from typing import Any, get_args
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
-from linformer_kit import _auto
 from linformer_kit.errors import InputError
 from linformer_kit.projection import PROJECTIONS, is_integer, largest_dim
 from linformer_kit.settings import (
@@ -174,7 +173,3 @@ def _is_number(value: Any) -> bool:
 def _require(condition: bool, name: str, expected: str, got: Any) -> None:
     if not condition:
         raise InputError(f"{name}: expected {expected}, got {got!r}")
-
-
-# Imported on its own, before transformers or first of us, this module is what the registration waits for.
-_auto.register()

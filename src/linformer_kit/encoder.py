@@ -16,7 +16,6 @@ from transformers.activations import ACT2FN, GELUActivation
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput
 
-from linformer_kit import _auto
 from linformer_kit.attention import LinformerAttention, Projects
 from linformer_kit.configuration import LinformerConfig
 from linformer_kit.functional import real_tokens_first, take_positions, zero_padding
@@ -267,7 +266,3 @@ class LinformerEncoder(nn.Module):
         for block in blocks(batch, seq_len, block_tokens(embed)):
             hidden[block] = self.layer_norm(hidden[block])
         return hidden
-
-
-# Imported first of us, this module is what the registration waits for.
-_auto.register()

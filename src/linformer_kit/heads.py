@@ -14,12 +14,6 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import (
-    AutoModelForMaskedLM,
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-)
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import (
     MaskedLMOutput,
@@ -341,9 +335,3 @@ def _mean_loss(losses: Tensor, count: Tensor, num_items_in_batch: Tensor | int |
     """Sum over the items of this forward pass, divided by the number of those of the whole update."""
     total = torch.as_tensor(count if num_items_in_batch is None else num_items_in_batch, device=losses.device)
     return losses.sum() / total.clamp(min=1)
-
-
-AutoModelForMaskedLM.register(LinformerConfig, LinformerForMaskedLM)
-AutoModelForSequenceClassification.register(LinformerConfig, LinformerForSequenceClassification)
-AutoModelForTokenClassification.register(LinformerConfig, LinformerForTokenClassification)
-AutoModelForQuestionAnswering.register(LinformerConfig, LinformerForQuestionAnswering)

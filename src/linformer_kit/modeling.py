@@ -14,12 +14,11 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple
 
-from linformer_kit import _auto
 from linformer_kit.configuration import LinformerConfig, check_projected_dim
 from linformer_kit.encoder import LinformerEncoder, LocalConvolution
 from linformer_kit.errors import InputError
@@ -354,10 +353,3 @@ def check_ids(name: str, ids: Tensor | None, limit: int, *, ignored: int | None 
     low, high = ids.min().item(), ids.max().item()
     if low < 0 or high >= limit:
         raise InputError(f"{name}: expected ids from 0 to {limit - 1}, got {low if low < 0 else high}")
-
-
-AutoConfig.register(LinformerConfig.model_type, LinformerConfig)
-AutoModel.register(LinformerConfig, LinformerModel)
-
-# Imported before `heads`, this module is what their registration waits for.
-_auto.register()

@@ -9,13 +9,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import transformers
 from torch import nn
-from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 from transformers.utils import output_capturing
 
@@ -35,6 +36,8 @@ from linformer_kit.settings import ResizeMode
 
 MODEL_TYPE = "linearized"
 _PREFIX = "Linear"
+# A cache alone lets two threads make one class twice, and neither is an instance of the other.
+_making = threading.RLock()
 # Whose models see only what is before each token, or have a decoder.
 _GENERATORS = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM")
 
@@ -282,9 +285,14 @@ def _slots(fields: dict[str, Any], layer: int) -> int | list[int]:
     return dims[layer] if isinstance(dims, list) else dims
 
 
-@functools.cache
 def linear_config_class(base: Any) -> Any:
     """The configuration of linearised models of a kind; with it transformers' Auto classes know the models too."""
+    with _making:
+        return _linear_config_class(base)
+
+
+@functools.cache
+def _linear_config_class(base: Any) -> Any:
     namespace = {"model_type": MODEL_TYPE, "__module__": __name__, "__doc__": f"`{base.__name__}` with E and F."}
     made = type(f"{_PREFIX}{base.__name__}", (LinearizedConfig, base), namespace)
     auto_classes: list[tuple[str, Any]] = inspect.getmembers(modeling_auto, inspect.isclass)
@@ -297,9 +305,14 @@ def linear_config_class(base: Any) -> Any:
     return made
 
 
-@functools.cache
 def linear_model_class(base: Any, config_class: Any) -> Any:
     """The linearised kind of a model."""
+    with _making:
+        return _linear_model_class(base, config_class)
+
+
+@functools.cache
+def _linear_model_class(base: Any, config_class: Any) -> Any:
     namespace = {"config_class": config_class, "__module__": __name__, "__doc__": f"`{base.__name__}`, linear."}
     return type(f"{_PREFIX}{base.__name__}", (LinearizedModel, base), namespace)
 
@@ -317,6 +330,3 @@ def __getattr__(name: str) -> Any:
     if issubclass(base, PreTrainedConfig):
         return linear_config_class(base)
     return linear_model_class(base, linear_config_class(base.config_class))
-
-
-AutoConfig.register(MODEL_TYPE, LinearizedConfig)
