@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 
 import pytest
+from transformers import AutoConfig, AutoModel
 
-from linformer_kit import InputError, LinformerConfig
+from linformer_kit import InputError, LinformerConfig, LinformerModel
+from linformer_kit.configuration import warn_of_unknown
 from linformer_kit.settings import ModelSettings
 
 
@@ -79,3 +82,82 @@ def test_weights_may_be_quantised():
 
 def test_full_attention_needs_no_projected_dim_that_fits():
     assert LinformerConfig(attention="full", max_position_embeddings=64).projected_dim == 128
+
+
+@pytest.fixture
+def noted(config, tmp_path):
+    """A folder whose configuration has fields that this version does not know."""
+    saved = config()
+    saved.my_note = {"by": "a user"}
+    saved.projected_dims = 3
+    saved.save_pretrained(tmp_path)
+    warn_of_unknown.cache_clear()
+    return tmp_path
+
+
+def read_by_hand(folder):
+    return LinformerConfig.from_dict(json.loads((folder / "config.json").read_text()))
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        LinformerConfig.from_pretrained,
+        AutoConfig.from_pretrained,
+        read_by_hand,
+        lambda folder: LinformerConfig.from_json_file(folder / "config.json"),
+        lambda folder: LinformerConfig.from_pretrained(folder, return_unused_kwargs=True)[0],
+    ],
+)
+def test_a_file_may_have_fields_of_others(read, noted, tmp_path, caplog):
+    """They are kept, saved again, and said once; what they mean cannot be known here."""
+    loaded = read(noted)
+    assert (loaded.my_note, loaded.projected_dims) == ({"by": "a user"}, 3)
+    loaded.save_pretrained(tmp_path / "again")
+    again = read(tmp_path / "again")
+    assert {**again.to_dict(), "_name_or_path": loaded._name_or_path} == loaded.to_dict()
+    assert [record.message for record in caplog.records if record.name == "linformer_kit.configuration"] == [
+        "config.json: kept fields that this version does not know and does not use: my_note, "
+        "projected_dims (did you mean projected_dim?)"
+    ]
+
+
+def test_a_model_of_such_a_file_loads(noted, config):
+    LinformerModel(config()).save_pretrained(noted / "model")
+    (noted / "model" / "config.json").write_bytes((noted / "config.json").read_bytes())
+    assert AutoModel.from_pretrained(noted / "model").config.projected_dims == 3
+
+
+def test_the_constructor_refuses_them_still(noted):
+    with pytest.raises(InputError, match="expected a field of LinformerConfig, got an unknown one"):
+        LinformerConfig(**json.loads((noted / "config.json").read_text()))
+
+
+@pytest.mark.parametrize("name", ["projected_dim_of", "to_dict"])
+def test_a_file_replaces_no_method(name, config):
+    with pytest.raises(InputError, match=f"{name}: expected a field of LinformerConfig in config.json, got"):
+        LinformerConfig.from_dict({**config().to_dict(), name: 3})
+
+
+@pytest.mark.parametrize(
+    "load", [LinformerConfig.from_pretrained, AutoConfig.from_pretrained, LinformerModel.from_pretrained]
+)
+def test_keywords_beside_a_file_are_checked(load, config, tmp_path):
+    LinformerModel(config()).save_pretrained(tmp_path)
+    message = re.escape("projected_dimm: expected a field of LinformerConfig, got an unknown one (did you mean")
+    with pytest.raises(InputError, match=message):
+        load(tmp_path, projected_dimm=3)
+    with pytest.raises(InputError, match=r"projected_dim: expected 1 to .*, got 0"):
+        load(tmp_path, projected_dim=0)
+    loaded = load(tmp_path, hidden_dropout_prob=0.25, num_labels=5)
+    assert (getattr(loaded, "config", loaded).hidden_dropout_prob, getattr(loaded, "config", loaded).num_labels) == (
+        0.25,
+        5,
+    )
+
+
+def test_any_other_keyword_is_refused_by_the_class_and_given_back_to_who_asks(config, tmp_path):
+    config().save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="max_length: expected a field of LinformerConfig"):
+        LinformerConfig.from_pretrained(tmp_path, max_length=3)
+    assert LinformerConfig.from_pretrained(tmp_path, max_length=3, return_unused_kwargs=True)[1] == {"max_length": 3}

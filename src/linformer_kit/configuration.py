@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
+import logging
 import math
+import os
+from collections.abc import Iterable
 from typing import Any, get_args
 
 from transformers import PreTrainedConfig
@@ -22,6 +26,8 @@ from linformer_kit.settings import (
     Sharing,
     ShorterInput,
 )
+
+logger = logging.getLogger(__name__)
 
 # What transformers itself passes to or stores in a configuration beside its dataclass fields.
 _TRANSFORMERS_FIELDS = frozenset(
@@ -72,6 +78,9 @@ class LinformerConfig(ModelSettings, PreTrainedConfig):
     Example:
         >>> config = LinformerConfig(max_position_embeddings=4096, projected_dim=256, sharing="layerwise")
 
+    The constructor refuses unknown fields; what reads a file (`from_pretrained`, `from_json_file`, `from_dict`) keeps
+    those of the file, since a later version or a user may have written them.
+
     Raises:
         InputError: a ValueError that names the field, what was expected and what was got; for unknown fields too.
     """
@@ -80,10 +89,53 @@ class LinformerConfig(ModelSettings, PreTrainedConfig):
 
     pooler: bool = False
 
-    def __post_init__(self, **kwargs: Any) -> None:
+    def __post_init__(self, *, _from_file: dict[str, Any] | None = None, **kwargs: Any) -> None:
         _refuse_unknown(kwargs)
         _check_fields(self)
-        super().__post_init__(**kwargs)
+        super().__post_init__(**kwargs, **(_from_file or {}))
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Read what a file has; fields that this version does not know are kept, with a warning, and saved again.
+
+        Raises:
+            InputError: for a value that a field does not take, in the file or among the keywords, and for a keyword
+                that is a misspelt field.
+        """
+        fields = {field.name for field in dataclasses.fields(cls)}
+        unknown = {name: config_dict[name] for name in config_dict.keys() - fields - _TRANSFORMERS_FIELDS}
+        for name in unknown:
+            _require(not hasattr(cls, name), name, f"a field of {cls.__name__} in config.json", "the name of a method")
+        if unknown:
+            warn_of_unknown(frozenset(unknown))
+        known = {name: value for name, value in config_dict.items() if name not in unknown}
+        returns_unused = kwargs.pop("return_unused_kwargs", False)
+        config, unused = super().from_dict(
+            {**known, "_from_file": unknown} if unknown else known, return_unused_kwargs=True, **kwargs
+        )
+        _check_fields(config)  # with the keywords, which are set one by one
+        # Callers pass on what is for tokenizers and models; only a field with a wrong letter is surely for this one.
+        _refuse_unknown(name for name in unused if difflib.get_close_matches(name, fields, 1, 0.9))
+        return (config, unused) if returns_unused else config
+
+    @classmethod
+    def from_pretrained(cls, *arguments: Any, **kwargs: Any) -> Any:
+        """As of transformers, except that unknown keywords raise an error where they would be ignored.
+
+        Raises:
+            InputError: as `from_dict`, and for unknown keywords unless `return_unused_kwargs` gives them back.
+        """
+        returns_unused = kwargs.pop("return_unused_kwargs", False)
+        config, unused = super().from_pretrained(*arguments, return_unused_kwargs=True, **kwargs)
+        if returns_unused:
+            return config, unused
+        _refuse_unknown(unused)
+        return config
+
+    @classmethod
+    def from_json_file(cls, json_file: str | os.PathLike[str]) -> Any:
+        """As of transformers, by `from_dict`."""
+        return cls.from_dict(cls._dict_from_json_file(json_file))
 
     def projected_dim_of(self, layer: int) -> int | list[int]:
         """k of a layer, or of each of its heads."""
@@ -95,15 +147,23 @@ class LinformerConfig(ModelSettings, PreTrainedConfig):
         return largest_dim(self.projected_dim)
 
 
-def _refuse_unknown(fields: dict[str, Any]) -> None:
-    """Nothing is swallowed: a misspelt field is an error and not an attribute that nobody reads."""
+def _refuse_unknown(fields: Iterable[str]) -> None:
+    """A misspelt field is an error and not an attribute that nothing reads."""
     for name in fields:
-        if name in _TRANSFORMERS_FIELDS:
-            continue
-        known = [field.name for field in dataclasses.fields(ModelSettings)]
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f" (did you mean {close[0]}?)" if close else ""
-        raise InputError(f"{name}: expected a field of LinformerConfig, got an unknown one{hint}")
+        if name not in _TRANSFORMERS_FIELDS:
+            raise InputError(f"{name}: expected a field of LinformerConfig, got an unknown one{_suggestion(name)}")
+
+
+def _suggestion(name: str) -> str:
+    close = difflib.get_close_matches(name, [field.name for field in dataclasses.fields(ModelSettings)], n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+@functools.cache  # once for the same fields: a model and its tokenizer read the same file several times
+def warn_of_unknown(names: frozenset[str]) -> None:
+    """Say which fields of a file are kept and not used."""
+    listed = ", ".join(f"{name}{_suggestion(name)}" for name in sorted(names))
+    logger.warning("config.json: kept fields that this version does not know and does not use: %s", listed)
 
 
 def _check_fields(config: LinformerConfig) -> None:

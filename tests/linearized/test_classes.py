@@ -28,6 +28,7 @@ from transformers.utils import output_capturing
 from linformer_kit import InputError, linearize
 from linformer_kit.analysis.capture import visit_attention
 from linformer_kit.bench.families import FAMILIES, build, example
+from linformer_kit.configuration import warn_of_unknown
 from linformer_kit.linearized.classes import LinearizedConfig
 from linformer_kit.settings import LinearizeSettings
 
@@ -250,6 +251,19 @@ def test_fields_of_other_kinds_are_refused(name, value, model, tmp_path):
     path.write_text(json.dumps(config))
     with pytest.raises(InputError, match=f"linformer.{name}: expected what `linearize` writes in config.json, got"):
         AutoModel.from_pretrained(tmp_path)
+
+
+def test_fields_of_a_later_version_are_kept(model, tmp_path, caplog):
+    model.config.my_note = 1
+    model.config.linformer["slope"] = 0.5
+    model.save_pretrained(tmp_path / "model")
+    warn_of_unknown.cache_clear()
+    loaded = AutoModel.from_pretrained(tmp_path / "model")
+    assert loaded.config.my_note == 1
+    loaded.save_pretrained(tmp_path / "again")
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["linformer"]["slope"] == 0.5
+    said = [record.message for record in caplog.records if record.name == "linformer_kit.configuration"]
+    assert said == ["config.json: kept fields that this version does not know and does not use: linformer.slope"]
 
 
 def test_refused_inputs(model):

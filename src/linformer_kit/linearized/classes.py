@@ -20,6 +20,7 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 from transformers.utils import output_capturing
 
+from linformer_kit.configuration import warn_of_unknown
 from linformer_kit.errors import InputError
 from linformer_kit.linearized.attention import ATTRIBUTE, IMPLEMENTATION, SHOWS_WEIGHTS, SLOTS
 from linformer_kit.linearized.positions import LONGEST, check_positions, set_positions
@@ -85,12 +86,16 @@ class LinearizedConfig(PreTrainedConfig):
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """As of transformers; of this class itself, the configuration of the model that it was.
 
+        Fields of `linformer` that this version does not know are kept, with a warning.
+
         Raises:
             InputError: where `linformer` is not what `linearize` has written.
         """
         fields = config_dict.get("linformer")
-        if not isinstance(fields, dict) or fields.keys() != _FIELDS.keys():
+        if not isinstance(fields, dict) or not fields.keys() >= _FIELDS.keys():
             raise InputError(f"linformer: expected {', '.join(sorted(_FIELDS))} in config.json, got {fields!r}")
+        if unknown := fields.keys() - _FIELDS.keys():
+            warn_of_unknown(frozenset(f"linformer.{name}" for name in unknown))
         for name, fits in _FIELDS.items():
             if not fits(fields[name]):
                 raise InputError(
