@@ -152,6 +152,14 @@ def test_what_sentence_transformers_needs_goes_along(texts, tmp_path):
     assert (tmp_path / "student" / "1_Pooling" / "config.json").read_text() == "{}"
     settings = json.loads((tmp_path / "student" / "sentence_bert_config.json").read_text())
     assert settings == {"max_seq_length": 2 * LENGTH, "do_lower_case": False}
+    plain = write_teacher(tmp_path / "plain", WORDS, "RobertaModel")
+    distill(plain, tmp_path / "student", overwrite=True, text=texts, max_steps=2)
+    assert (tmp_path / "student" / "config.json").exists()
+    assert not {path.name for path in (tmp_path / "student").iterdir()} & {
+        "modules.json",
+        "1_Pooling",
+        "sentence_bert_config.json",
+    }
 
 
 @pytest.mark.parametrize(

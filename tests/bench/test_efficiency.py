@@ -163,7 +163,9 @@ def test_results_are_written_over_only_when_asked(tmp_path, capsys):
     with pytest.raises(SystemExit):
         run(tmp_path, *arguments)
     assert "output_dir: expected a new or empty folder" in capsys.readouterr().err
+    (tmp_path / "memory_saved.png").write_text("of another measurement")
     assert run(tmp_path, *arguments, "--overwrite")["complete"]
+    assert (tmp_path / "time_saved.png").exists() and not (tmp_path / "memory_saved.png").exists()
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,62 @@ def test_overwrite_removes_the_run_and_nothing_else(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
+def run_with_files(folder, *names):
+    """A run of which the manifest lists these files."""
+    for name in ("run.json", *names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("{}")
+    write_manifest(folder)
+
+
+def test_overwrite_removes_all_that_belongs_to_the_old_model(tmp_path):
+    """What sentence-transformers reads beside it too, wherever it stands, and nothing that is not in its manifest."""
+    run_with_files(
+        tmp_path, "modules.json", "1_Pooling/config.json", "2_Dense/deep/model.safetensors", "adapter_config.json"
+    )
+    (tmp_path / "1_Pooling" / "notes.txt").write_text("mine")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "config.json").write_text("mine")
+    check_output_dir(str(tmp_path), resume=False, overwrite=True)
+    open_output_dir(str(tmp_path), command="distill", overwrite=True)
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == {"1_Pooling/notes.txt", "elsewhere/config.json"}
+    assert not (tmp_path / "2_Dense").exists()
+
+
+@pytest.mark.parametrize("name", ["modules.json", "sentence_bert_config.json", "adapter_config.json"])
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_files_of_another_model_are_refused(name, overwrite, tmp_path):
+    """They are not ours to remove, and a new model would be loaded with them."""
+    if overwrite:
+        run_with_files(tmp_path, "tokenizer.json")
+    (tmp_path / name).write_text("{}")
+    message = (
+        f"output_dir: expected no files of another model, which would be loaded with the new one, got {tmp_path / name}"
+    )
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        check_output_dir(str(tmp_path), resume=False, overwrite=overwrite)
+    check_output_dir(str(tmp_path), resume=True, overwrite=False) if overwrite else None
+
+
+@pytest.mark.parametrize("spoil", [lambda text: text[:-1], lambda text: text.replace("b.txt", "../b")])
+def test_a_spoilt_manifest_removes_nothing(spoil, tmp_path):
+    run_with_files(tmp_path / "run", "b.txt")
+    (tmp_path / "b").write_text("mine")
+    manifest = tmp_path / "run" / "manifest.json"
+    manifest.write_text(spoil(manifest.read_text()))
+    open_output_dir(str(tmp_path / "run"), command="distill", overwrite=True)
+    assert (tmp_path / "run" / "b.txt").exists() and (tmp_path / "b").exists()
+
+
+def test_what_a_manifest_lists_behind_a_link_stays(tmp_path):
+    run_with_files(tmp_path / "run", "1_Pooling/config.json")
+    (tmp_path / "run" / "1_Pooling").rename(tmp_path / "mine")
+    (tmp_path / "run" / "1_Pooling").symlink_to(tmp_path / "mine")
+    open_output_dir(str(tmp_path / "run"), command="distill", overwrite=True)
+    assert (tmp_path / "mine" / "config.json").exists()
+
+
 def test_overwrite_keeps_runs_and_files_that_stand_where_a_run_writes(tmp_path):
     kept = {"runs/pretrain-1/model.safetensors", "runs/pretrain-1/runs/x/events.out.tfevents.1", "full/notes.txt"}
     for name in (*kept, "run.json", "full/config.json", "full/twin.json"):

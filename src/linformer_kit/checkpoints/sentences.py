@@ -14,6 +14,8 @@ from linformer_kit.settings import names_folder
 _MODULES = "modules.json"
 _SETTINGS = ("sentence_bert_config.json", "config_sentence_transformers.json")
 _MAX_LENGTH = "max_seq_length"
+# Where any of these stands beside an encoder, sentence-transformers reads its set-up there.
+SET_UP_FILES = (_MODULES, *_SETTINGS)
 _EMPTY = "Normalize"
 # What of a model of the hub is fetched; the encoder itself is not.
 _PATTERNS = [_MODULES, *_SETTINGS, "[0-9]*_*/*"]

@@ -28,6 +28,8 @@ Point = tuple[int, float, bool]  # n, height, whether extrapolated
 
 def draw_efficiency(results: dict[str, Any], folder: Path) -> None:
     """`time_saved.png`, `time_per_token.png` and, where memory was measured, `memory_saved.png`."""
+    for name in ("time_saved.png", "memory_saved.png"):  # of results that these are written over
+        (folder / name).unlink(missing_ok=True)
     if results["settings"]["baselines"]:
         _draw_saved(results, "time_saved", "time saved (Transformer / Linformer)", folder / "time_saved.png")
         if results["settings"]["memory"]:

@@ -14,8 +14,19 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from linformer_kit.checkpoints.sentences import SET_UP_FILES
 from linformer_kit.errors import InputError
-from linformer_kit.training.manifest import MANIFEST, PART, damage, flush, recover, remove_tree, write_manifest
+from linformer_kit.training.manifest import (
+    MANIFEST,
+    PART,
+    damage,
+    flush,
+    listed_files,
+    recover,
+    remove_listed,
+    remove_tree,
+    write_manifest,
+)
 
 _NEW_FOLDERS = "runs"  # where folders go that nobody has named
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")
@@ -25,7 +36,7 @@ SEED_FOLDER = re.compile(r"seed-(\d+)")  # the checkpoints of one seed
 # What proves that a folder is a run of ours, or its twin: without it, files that stand where ours would are another's.
 RUN_MARK = "run.json"
 TWIN_MARK = "twin.json"
-# What a run leaves at the top of its folder, and what `overwrite` removes of it, the marks last.
+# What a run leaves at the top of its folder; `overwrite` removes it and what the manifest lists, the marks last.
 RUN_FILES = (
     MANIFEST,
     "config.json",
@@ -42,6 +53,15 @@ RUN_FILES = (
     TWIN_MARK,
     RUN_MARK,
 )
+# What libraries would load with a model beside which it stands: another one's must not be there.
+_LOADED_BESIDE = (
+    *SET_UP_FILES,
+    "adapter_config.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "generation_config.json",
+    "special_tokens_map.json",
+)
 
 
 def check_output_dir(output_dir: str | None, *, resume: bool, overwrite: bool, twin: bool = False) -> None:
@@ -55,7 +75,7 @@ def check_output_dir(output_dir: str | None, *, resume: bool, overwrite: bool, t
 
     Raises:
         InputError: if the folder holds a run and neither is given, or both are, or no such folder can be made, or it
-            holds a model that is not ours.
+            holds a model that is not ours, or files of one.
     """
     if resume and overwrite:
         raise InputError("resume, overwrite: expected at most one of them, got both")
@@ -66,6 +86,8 @@ def check_output_dir(output_dir: str | None, *, resume: bool, overwrite: bool, t
     if output_dir is None:
         return
     for place, mark in ((folder, RUN_MARK), (folder / TWIN_FOLDER, TWIN_MARK))[: 1 + twin]:
+        if not resume:
+            _check_nothing_beside(place)
         if not holds_run(place):
             continue
         if not (place / mark).exists():
@@ -203,6 +225,16 @@ def _seeds(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("seed-*") if SEED_FOLDER.fullmatch(path.name) and path.is_dir())
 
 
+def _check_nothing_beside(folder: Path) -> None:
+    """Refuse what would be loaded with a new model and is not of the run there, which `overwrite` would remove."""
+    ours = listed_files(folder)
+    for path in (folder / name for name in _LOADED_BESIDE):
+        if os.path.lexists(path) and path not in ours:
+            raise InputError(
+                f"output_dir: expected no files of another model, which would be loaded with the new one, got {path}"
+            )
+
+
 def _remove_run(folder: Path) -> None:
     """Remove what a run has written, and no folder that holds anything else; nothing behind a link."""
     recover(folder, CHECKPOINT)
@@ -213,6 +245,7 @@ def _remove_run(folder: Path) -> None:
         _remove_part(seed)
     for path in checkpoints(folder):
         remove_folder(path)
+    remove_listed(folder)
     for name in RUN_FILES:
         (folder / name).unlink(missing_ok=True)
     logs = folder / "runs"

@@ -88,6 +88,28 @@ def listed(folder: Path) -> list[str]:
     return list(read_json(folder / MANIFEST)["files"])
 
 
+def listed_files(folder: Path) -> list[Path]:
+    """What the manifest of a folder lists and is there, nothing behind a link; none where it is no whole manifest."""
+    if damage(folder, only=MANIFEST) is not None:
+        return []
+    paths = [folder / name for name in listed(folder)]
+    return [path for path in paths if path.is_file() and not any(map(Path.is_symlink, _between(path, folder)))]
+
+
+def remove_listed(folder: Path) -> None:
+    """Remove the files that a manifest lists, and folders below that are left empty."""
+    for path in listed_files(folder):
+        path.unlink()
+        for parent in _between(path, folder):
+            if not any(parent.iterdir()):
+                parent.rmdir()
+
+
+def _between(path: Path, folder: Path) -> list[Path]:
+    """The folders that a file stands in, below another one, the deepest first."""
+    return [parent for parent in path.parents if folder in parent.parents]
+
+
 @contextmanager
 def checked_folder(folder: Path) -> Iterator[Path]:
     """Somewhere to write what is to stand in `folder` at once, with a manifest, in place of what is there.
