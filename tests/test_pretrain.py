@@ -6,6 +6,7 @@ import dataclasses
 import json
 import logging
 import math
+import os
 import re
 import shutil
 from pathlib import Path
@@ -326,9 +327,16 @@ def test_a_run_is_not_resumed_on_other_text(corpus, capsys, tmp_path):
     shutil.copytree(corpus, text)
     main(arguments(text, folder))
     before = (folder / "tokenizer.json").read_bytes()
+    os.utime(text / "0.txt", ns=(1, 1))  # fetched again
+    main(arguments(text, folder, "--resume"))
     (text / "0.txt").write_text("something else entirely\n" * 50)
     error = fail_last_line(capsys, *arguments(text, folder, "--resume", "--max_steps=6"))
-    assert f"resume: expected the corpus of {folder / 'run.json'}, got another one" in error
+    assert error.endswith(f"resume: expected the corpus of {folder / 'run.json'}, got another one")
+    made = json.loads((folder / "run.json").read_text())
+    del made["fingerprints_of"]
+    (folder / "run.json").write_text(json.dumps(made))
+    error = fail_last_line(capsys, *arguments(text, folder, "--resume", "--max_steps=6"))
+    assert "got another one; an earlier version wrote it, which took equal files" in error
     assert (folder / "tokenizer.json").read_bytes() == before
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import shutil
 
 import datasets
 import pytest
 
 from linformer_kit.data import corpus as corpus_module
 from linformer_kit.data.corpus import load_corpus
+from linformer_kit.data.files import TextFiles
 from linformer_kit.data.split import hold_out_of_stream
 from linformer_kit.errors import InputError
 from linformer_kit.settings import CorpusSettings
@@ -120,7 +123,7 @@ def test_second_load_reads_the_cache(tmp_path, settings, monkeypatch):
 
 
 def test_fingerprint_changes_with_whatever_changes_the_documents(tmp_path, settings):
-    path = write_json_lines(tmp_path / "a.jsonl", numbered(7))
+    write_json_lines(tmp_path / "a.jsonl", numbered(7))
     other = write_json_lines(tmp_path / "b.jsonl", numbered(5, "other"))
     base = settings("a.jsonl")
     made = [
@@ -132,13 +135,61 @@ def test_fingerprint_changes_with_whatever_changes_the_documents(tmp_path, setti
     ]
     write_json_lines(tmp_path / "b.jsonl", numbered(3, "other"))
     made.append(load_corpus(settings("a.jsonl", validation_file=[other]), seed=0))
-    os.utime(path, ns=(1, 1))
+    write_json_lines(tmp_path / "a.jsonl", numbered(7, "more"))
     made.append(load_corpus(base, seed=0))
     write_json_lines(tmp_path / "a.jsonl", numbered(11))
-    os.utime(path, ns=(1, 1))
     made.append(load_corpus(base, seed=0))
+    renamed = write(tmp_path / "c.txt", (tmp_path / "a.jsonl").read_text())  # lines, and not fields of them
+    made.append(load_corpus(settings(renamed.name, document="line"), seed=0))
+    made.append(load_corpus(settings("a.jsonl", document="line"), seed=0))
     assert len({corpus.fingerprint for corpus in made}) == len(made)
     assert all(int(corpus.fingerprint, 16) for corpus in made)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_text_that_is_fetched_again_is_the_same(streaming, tmp_path, settings):
+    """Another time, another place: what the files hold counts. Their order does, which decides that of documents."""
+    write_lines(tmp_path / "a.txt", numbered(7))
+    write_lines(tmp_path / "b.txt", numbered(5, "other"))
+    first = load_corpus(settings("a.txt", "b.txt", streaming=streaming, document="line"), seed=0).fingerprint
+    os.utime(tmp_path / "a.txt", ns=(1, 1))
+    assert load_corpus(settings("a.txt", "b.txt", streaming=streaming, document="line"), seed=0).fingerprint == first
+    (tmp_path / "there").mkdir()
+    for name in ("a.txt", "b.txt"):
+        shutil.copyfile(tmp_path / name, tmp_path / "there" / name)
+    assert load_corpus(settings("there", streaming=streaming, document="line"), seed=0).fingerprint == first
+    (tmp_path / "there" / "a.txt").rename(tmp_path / "there" / "c.txt")
+    assert load_corpus(settings("there", streaming=streaming, document="line"), seed=0).fingerprint != first
+
+
+def test_contents_are_read_once(tmp_path, monkeypatch):
+    """As long as sizes and times stay; a damaged cache, or none that can be written to, costs time only."""
+    files = TextFiles("a", (write(tmp_path / "a.txt", "one two"),), document="line", column="text")
+    cache = tmp_path / "hashes"
+    before = files.fingerprint(cache)
+    with monkeypatch.context() as patched:
+        patched.setattr(hashlib, "file_digest", None)
+        assert files.fingerprint(cache) == before
+    (entry,) = cache.iterdir()
+    entry.write_text("half")
+    assert files.fingerprint(cache) == before
+    assert entry.read_text() != "half"
+    write(tmp_path / "a.txt", "two one")
+    os.utime(tmp_path / "a.txt", ns=(1, 1))
+    changed = files.fingerprint(cache)
+    assert changed != before
+    assert files.fingerprint(tmp_path / "a.txt" / "no folder") == changed
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    files = TextFiles("a", (tmp_path,), document="line", column="text")
+    with pytest.raises(InputError, match=f"^{tmp_path}: expected a file that can be read, got Is a directory$"):
+        files.fingerprint(tmp_path / "hashes")
+
+
+def write(path, text):
+    path.write_text(text)
+    return path
 
 
 def test_stream_of_files_has_the_same_documents_in_another_order_each_epoch(tmp_path, settings):

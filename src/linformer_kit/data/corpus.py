@@ -42,7 +42,7 @@ class Corpus:
         train: Training documents; one column, `text`, and one row for each document.
         validation: Documents that are not trained on, alike.
         description: What it is and how many documents, in one line for people.
-        fingerprint: Hexadecimal hash of what made it: files with size and time, rules, the choice of validation.
+        fingerprint: Hexadecimal hash of what made it: the contents of files, rules, the choice of validation.
         streaming: Whether the documents are read while training.
     """
 
@@ -76,8 +76,8 @@ def load_corpus(settings: CorpusSettings, *, seed: int) -> Corpus:
         name, train, validation, source = _load_source(settings, streaming)
         if settings.validation_file:
             files = _text_files(settings.validation_file, settings, field="validation_file")
-            validation = _load_files(files, settings, streaming)
-            choice: Any = files.fingerprint()
+            choice: Any = files.fingerprint(_hashes(settings))
+            validation = _load_files(files, choice, settings, streaming)
         elif validation is not None:
             choice = "validation split"
         else:
@@ -118,7 +118,12 @@ def _load_source(settings: CorpusSettings, streaming: bool) -> tuple[str, Docume
         files = _text_files(settings.train_file, settings, field="train_file")
     else:
         files = standard_library()
-    return files.name, _load_files(files, settings, streaming), None, [files.fingerprint()]
+    fingerprint = files.fingerprint(_hashes(settings))
+    return files.name, _load_files(files, fingerprint, settings, streaming), None, [fingerprint]
+
+
+def _hashes(settings: CorpusSettings) -> Path:
+    return cache_folder(settings.cache_dir) / "hashes"
 
 
 def _text_files(patterns: list[str], settings: CorpusSettings, *, field: str) -> TextFiles:
@@ -126,14 +131,14 @@ def _text_files(patterns: list[str], settings: CorpusSettings, *, field: str) ->
     return TextFiles(" ".join(patterns), paths, document=settings.document, column=settings.text_column)
 
 
-def _load_files(files: TextFiles, settings: CorpusSettings, streaming: bool) -> Documents:
+def _load_files(files: TextFiles, fingerprint: str, settings: CorpusSettings, streaming: bool) -> Documents:
     if streaming:
         for _ in _read_all(files):
             pass  # to find what cannot be read now, and not after hours of training
         arguments = {"paths": list(files.paths), "document": files.document, "column": files.column}
         # A list is what datasets shares out among data loader workers, file by file.
         return IterableDataset.from_generator(_rows, features=_FEATURES, gen_kwargs=arguments)
-    folder = cache_folder(settings.cache_dir) / "documents" / files.fingerprint()
+    folder = cache_folder(settings.cache_dir) / "documents" / fingerprint
     try:
         return _cache_documents(files, folder)
     except pyarrow.ArrowException:
@@ -148,7 +153,7 @@ def _cache_documents(files: TextFiles, folder: Path) -> Dataset:
             features=_FEATURES,
             gen_kwargs={"files": files},
             cache_dir=str(folder),
-            fingerprint=files.fingerprint(),
+            fingerprint=folder.name,
             writer_batch_size=_WRITTEN_TOGETHER,
         )
     except DatasetGenerationError as error:

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
+import re
 import sysconfig
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from glob import escape, glob
 from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
 
 from linformer_kit.data.validate import SUFFIXES, check_exists, check_found, check_not_empty, check_suffix
+from linformer_kit.errors import InputError
 
 # Not written by the library's authors, or tests, which are most of the files and little like other text.
 _NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
@@ -34,11 +42,57 @@ class TextFiles:
     document: str
     column: str
 
-    def fingerprint(self) -> str:
-        """Return a hash of everything that the documents depend on: where, how large, how old, how read."""
-        stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in self.paths]
-        made_of = json.dumps([_RULES_VERSION, self.document, self.column, stats])
-        return hashlib.sha256(made_of.encode(errors="surrogateescape")).hexdigest()
+    def fingerprint(self, cache: Path) -> str:
+        """Return a hash of what the documents depend on: contents of the files, their order, how they are read.
+
+        Where the files are and how old they are does not count, so that the same text fetched again is the same text.
+        All files are read for it, but once only: the hash stays in `cache`, under their paths, sizes and times.
+
+        Args:
+            cache: Folder for hashes of contents.
+
+        Raises:
+            InputError: A file cannot be read.
+        """
+        contents = _known_contents(self.paths, cache) or _contents(self.paths, cache)
+        return _hash_of([_RULES_VERSION, self.document, self.column, contents])
+
+
+def _known_contents(paths: Iterable[Path], cache: Path) -> str | None:
+    try:
+        known = _place(paths, cache).read_text(encoding="ascii")
+    except (OSError, ValueError):
+        return None
+    return known if re.fullmatch("[0-9a-f]{64}", known) else None
+
+
+def _contents(paths: Iterable[Path], cache: Path) -> str:
+    """Hash of the contents of files in their order, and of what their suffixes say about reading them."""
+    place = _place(paths, cache)  # before they are read: what changes meanwhile is another file the next time
+    hashes = []
+    for path in tqdm(paths, desc="Hashing text", unit=" files", delay=2):
+        try:
+            with path.open("rb") as file:
+                hashes.append((path.suffix.lower(), hashlib.file_digest(file, "sha256").hexdigest()))
+        except OSError as error:
+            raise InputError(f"{path}: expected a file that can be read, got {error.strerror}") from None
+    contents = _hash_of(hashes)
+    with suppress(OSError):  # a cache that cannot be written to costs time only
+        place.parent.mkdir(parents=True, exist_ok=True)
+        staged = place.with_name(f"{place.name}.{os.getpid()}")
+        staged.write_text(contents, encoding="ascii")
+        os.replace(staged, place)
+    return contents
+
+
+def _place(paths: Iterable[Path], cache: Path) -> Path:
+    """Where the hash of their contents stands while their sizes and times stay as they are."""
+    stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    return cache / _hash_of(stats)
+
+
+def _hash_of(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content).encode(errors="surrogateescape")).hexdigest()
 
 
 def find_files(patterns: list[str], *, field: str, suffixes: tuple[str, ...] = SUFFIXES) -> tuple[Path, ...]:

@@ -59,6 +59,8 @@ _MAY_CHANGE = (
 _NOT_SAVED = ("output_dir", "resume", "overwrite")
 _SETTINGS = "settings.yaml"
 _FINGERPRINT = "_fingerprint"
+# What fingerprints of text are made of; runs of earlier versions do not say it, and had paths and times of files.
+_FINGERPRINTS_OF, _CONTENT = "fingerprints_of", "content"
 _BATCH = "per_device_train_batch_size"
 
 
@@ -136,7 +138,13 @@ def check_same_source(settings: TrainingSettings, fingerprints: dict[str, str]) 
     before = read_json(path)
     for name in dict.fromkeys([*fingerprints, *filter(lambda name: name.endswith(_FINGERPRINT), before)]):
         if before.get(name) != fingerprints.get(name):
-            raise InputError(f"resume: expected the {name.removesuffix(_FINGERPRINT)} of {path}, got another one")
+            told = before.get(_FINGERPRINTS_OF) == _CONTENT
+            doubt = (
+                "; an earlier version wrote it, which took equal files with other paths or times for others: "
+                "start anew, or go on with that version"
+            )
+            what = name.removesuffix(_FINGERPRINT)
+            raise InputError(f"resume: expected the {what} of {path}, got another one{'' if told else doubt}")
 
 
 def save_run(
@@ -156,6 +164,7 @@ def save_run(
         "command": command,
         **source,
         **fingerprints,
+        _FINGERPRINTS_OF: _CONTENT,
         "versions": versions(),
         "settings": resolved,
         "starts": [*_earlier_starts(settings, folder), _this_start()],
