@@ -9,7 +9,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from linformer_kit import ConvProjection, InputError, LinearProjection, LinformerAttention
+from linformer_kit import ConvProjection, InputError, LinearProjection, LinformerAttention, MeanPoolProjection
 from linformer_kit.projection import PROJECTIONS, SHORTER_INPUTS
 from tests.conftest import randomise
 from tests.reference.attention import attention_reference
@@ -262,6 +262,18 @@ def test_calls_refused(arguments, message):
         ({"dropout": "0"}, "dropout: expected a number from 0 up to but not 1, got '0'"),
         ({"max_seq_len": 12.5}, "seq_len: expected a positive integer, got 12.5"),
         ({"projection": torch.nn.Linear(3, 3)}, "projection: expected a name, a projection module or None, got Linear"),
+        (
+            {"projection": SHARED, "sharing": "headwise"},
+            "sharing: expected 'layerwise', as the projection has, got 'headwise'",
+        ),
+        (
+            {"projection": MeanPoolProjection(31, 7, num_heads=3, shorter_input="stretch"), "shorter_input": "prefix"},
+            "shorter_input: expected 'stretch', as the projection has, got 'prefix'",
+        ),
+        (
+            {"projection": SHARED, "projection_initializer": "normal"},
+            "projection_initializer: expected 'shifted_pooling', as the projection has, got 'normal'",
+        ),
         ({"projection": SHARED, "max_seq_len": 37}, "max_seq_len: expected 31, as the projection has, got 37"),
         ({"projection": SHARED, "sharing": "none"}, "sharing: expected 'layerwise', as the projection has, got 'none'"),
         ({"projection": SHARED, "shorter_input": "stretch"}, "shorter_input: expected 'prefix', as the projection has"),
@@ -272,6 +284,52 @@ def test_calls_refused(arguments, message):
 def test_constructions_refused(arguments, message):
     with pytest.raises(InputError, match=re.escape(message)):
         LinformerAttention(**{"embed_dim": 33, "num_heads": 3, "max_seq_len": 31, "projected_dim": 7, **arguments})
+
+
+def test_arguments_that_agree_with_the_module_are_taken():
+    layer = LinformerAttention(
+        EMBED,
+        HEADS,
+        31,
+        projection=SHARED,
+        sharing="layerwise",
+        shorter_input="prefix",
+        projection_initializer="shifted_pooling",
+    )
+    assert layer.projection is SHARED
+    assert LinformerAttention(EMBED, HEADS, 31, 7).projection.sharing == "headwise"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"projected_dim": 7}, 7),
+        ({"projected_dim": [7, 5, 3]}, [7, 5, 3]),
+        ({"projected_dim": 7, "projection": "mean_pool"}, 7),
+        ({"projection": SHARED}, 7),
+        ({"projection": SHARED, "projected_dim": 5}, 5),
+        ({"projection": SHARED, "projected_dim": [5, 5, 3]}, [5, 5, 3]),
+        ({"projection": LinearProjection(31, [7, 5, 3], num_heads=3)}, [7, 5, 3]),
+        ({"projection": None}, None),
+        ({"projection": None, "projected_dim": 7}, 7),  # of a projection that `forward` is given
+    ],
+)
+def test_projected_dim_is_what_it_was_made_with(arguments, expected):
+    assert LinformerAttention(EMBED, HEADS, 31, **arguments).projected_dim == expected
+
+
+def test_projected_dim_follows():
+    """Fewer slots and back, more windows, and another projection for one call."""
+    layer, x = LinformerAttention(EMBED, HEADS, 28, 7, projection="mean_pool"), torch.randn(2, 28, EMBED)
+    layer.projected_dim = 5
+    assert layer.projected_dim == 5 and layer(x, x, x, need_weights=True)[1].shape[-1] == 5
+    layer.projected_dim = None
+    layer.projection.resize(56, "extend")
+    assert layer.projected_dim == 14
+    other = LinearProjection(31, 3, num_heads=HEADS)
+    assert layer(x, x, x, need_weights=True, projection=other)[1].shape[-1] == 3
+    larger = LinearProjection(31, 17, num_heads=HEADS)
+    assert layer(x, x, x, need_weights=True, projection=larger)[1].shape[-1] == 17
 
 
 def test_a_kernel_for_other_heads_is_refused():

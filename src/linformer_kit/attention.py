@@ -45,13 +45,15 @@ class LinformerAttention(nn.Module):
         max_seq_len: Longest sequence of keys. Needed where `projection` is a name.
         projected_dim: Number of slots, at most max_seq_len, or a list of one for each head, which costs what each
             head's own number costs. Needed where `projection` is a name; with a module, fewer slots than it has.
-        sharing: `none`, `headwise`, `key_value` or `layerwise`. For `layerwise` build one projection module and pass it
-            to every layer.
+        sharing: `none`, `headwise` (the default), `key_value` or `layerwise`. For `layerwise` build one projection
+            module and pass it to every layer; beside a module, this, projection_initializer and shorter_input must be
+            as the module has them, if given.
         projection: Name of a projection (`projection.PROJECTIONS`), or a module, which may be shared with other layers,
             or None: full attention (equation 2), unless `forward` is given a projection.
-        projection_initializer: How E and F of projection `linear` start (`projection.starts`).
-        shorter_input: What keys shorter than max_seq_len use: the first columns of E and the first windows (`prefix`),
-            or E and windows resampled to their length (`stretch`).
+        projection_initializer: How E and F of projection `linear` start (`projection.starts`), `shifted_pooling` by
+            default.
+        shorter_input: What keys shorter than max_seq_len use: the first columns of E and the first windows (`prefix`,
+            the default), or E and windows resampled to their length (`stretch`).
         dropout: Dropout on the context mapping while training.
         bias: Whether the four linear maps have biases.
         bias_order: `before_projection`, E·(X·W + 1·b), or `after_projection`, E·(X·W) + 1·b, as fairseq does.
@@ -73,10 +75,10 @@ class LinformerAttention(nn.Module):
         max_seq_len: int | None = None,
         projected_dim: int | Sequence[int] | None = None,
         *,
-        sharing: str = "headwise",
+        sharing: str | None = None,
         projection: str | SequenceProjection | None = "linear",
-        projection_initializer: str = "shifted_pooling",
-        shorter_input: str = "prefix",
+        projection_initializer: str | None = None,
+        shorter_input: str | None = None,
         dropout: float = 0.0,
         bias: bool = True,
         bias_order: str = "before_projection",
@@ -105,7 +107,7 @@ class LinformerAttention(nn.Module):
             )
             projected_dim = None
         elif projection is not None:
-            _check_module(projection, max_seq_len, sharing, shorter_input)
+            _check_module(projection, max_seq_len, sharing, shorter_input, projection_initializer)
             projection.fewer_slots(projected_dim, num_heads)
         self.embed_dim = embed_dim
         self.num_heads = num_heads
@@ -116,7 +118,21 @@ class LinformerAttention(nn.Module):
         self.v_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.projection = projection
-        self.projected_dim = projected_dim  # fewer slots than the projection has; None: all of them
+        self._fewer_slots = projected_dim  # than the projection has; None: all of them
+
+    @property
+    def projected_dim(self) -> int | Sequence[int] | None:
+        """k, or a list of that of each head where they differ; None with full attention.
+
+        Setting it to fewer slots than the projection has makes them do; None gives all of them back.
+        """
+        if self._fewer_slots is not None or self.projection is None:
+            return self._fewer_slots
+        return self.projection.projected_dim if self.projection.uniform else list(self.projection.head_dims)
+
+    @projected_dim.setter
+    def projected_dim(self, projected_dim: int | Sequence[int] | None) -> None:
+        self._fewer_slots = projected_dim
 
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, num_heads={self.num_heads}, bias_order={self.bias_order}"
@@ -238,7 +254,7 @@ class LinformerAttention(nn.Module):
             HeadMap(self.v_proj, self.num_heads, self.bias_order),
             padding_mask=padding_mask,
             lengths=lengths,
-            projected_dim=self.projected_dim,
+            projected_dim=self._fewer_slots,
         )
 
     def _check_keys(self, key: Tensor, value: Tensor, key_padding_mask: Tensor | None) -> None:
@@ -336,16 +352,23 @@ def attend_slots(
     return context, torch.cat(padded, dim=1)[:, order]
 
 
-def _check_module(projection: SequenceProjection, max_seq_len: int | None, sharing: str, shorter_input: str) -> None:
-    """Refuse what says otherwise than the module that was given; a default says nothing."""
+def _check_module(
+    projection: SequenceProjection,
+    max_seq_len: int | None,
+    sharing: str | None,
+    shorter_input: str | None,
+    initializer: str | None,
+) -> None:
+    """Refuse arguments that contradict the module that was given; None says nothing."""
     if not isinstance(projection, SequenceProjection):
         raise InputError(f"projection: expected a name, a projection module or None, got {type(projection).__name__}")
-    for name, value, default, own in (
-        ("max_seq_len", max_seq_len, None, projection.seq_len),
-        ("sharing", sharing, "headwise", projection.sharing),
-        ("shorter_input", shorter_input, "prefix", projection.shorter_input),
+    for name, value, own in (
+        ("max_seq_len", max_seq_len, projection.seq_len),
+        ("sharing", sharing, projection.sharing),
+        ("shorter_input", shorter_input, projection.shorter_input),
+        ("projection_initializer", initializer, getattr(projection, "initializer", None)),
     ):
-        if value not in (default, own):
+        if value not in (None, own):
             raise InputError(f"{name}: expected {own!r}, as the projection has, got {value!r}")
 
 

@@ -85,11 +85,13 @@ def build_projection(
     projected_dim: int | Sequence[int],
     num_heads: int,
     head_dim: int,
-    sharing: str,
-    shorter_input: str,
-    initializer: str,
+    sharing: str | None = None,
+    shorter_input: str | None = None,
+    initializer: str | None = None,
 ) -> SequenceProjection:
     """The projection of that name; head_dim is the width of a head, initializer the start of a linear one.
+
+    None stands for the default of the projection.
 
     Raises:
         InputError: for an unknown name, and what the projection itself refuses.
@@ -102,4 +104,4 @@ def build_projection(
         arguments["head_dim"] = head_dim
     if issubclass(kind, LinearProjection):
         arguments["initializer"] = initializer
-    return kind(seq_len, projected_dim, **arguments)
+    return kind(seq_len, projected_dim, **{name: value for name, value in arguments.items() if value is not None})
