@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 from linformer_kit.cli import main
+from linformer_kit.training.manifest import write_manifest
 from tests.conftest import PRETRAIN_SIZES, fail, fail_last_line, write_model, write_teacher
 
 WORDS = "number was good bad fine poor 0 1 2 3 4 5 6 7 8 9 ."
@@ -152,6 +153,16 @@ def test_what_sentence_transformers_needs_goes_along(texts, tmp_path):
     assert (tmp_path / "student" / "1_Pooling" / "config.json").read_text() == "{}"
     settings = json.loads((tmp_path / "student" / "sentence_bert_config.json").read_text())
     assert settings == {"max_seq_length": 2 * LENGTH, "do_lower_case": False}
+    student = AutoModel.from_pretrained(tmp_path / "student")
+    student.resize_sequence_length(4 * LENGTH)
+    student.save_pretrained(tmp_path / "student")
+    (tmp_path / "student" / "manifest.json").unlink()  # whose hashes are of the shorter one
+    flags = [f"--{name}={value}" for name, value in {**OPTIONS, "max_steps": 2}.items() if name != "projected_dim"]
+    more = ["--student", str(tmp_path / "student"), "--text", str(texts)]
+    main(["distill", str(teacher), str(tmp_path / "more"), *flags, *more])
+    settings = json.loads((tmp_path / "more" / "sentence_bert_config.json").read_text())
+    assert settings["max_seq_length"] == 4 * LENGTH
+    write_manifest(tmp_path / "student")
     plain = write_teacher(tmp_path / "plain", WORDS, "RobertaModel")
     distill(plain, tmp_path / "student", overwrite=True, text=texts, max_steps=2)
     assert (tmp_path / "student" / "config.json").exists()

@@ -46,6 +46,7 @@ LAYERS = (
     "collectives",
     "data",
     "_auto",
+    "saved_lengths",
     "settings",
     "errors",
     "_version",

@@ -13,7 +13,7 @@ from accelerate import PartialState
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from linformer_kit.analysis.texts import recorded_name
-from linformer_kit.checkpoints.sentences import sentence_files, write_files
+from linformer_kit.checkpoints.sentences import lengthened, sentence_files, write_files
 from linformer_kit.data.encoding import Encoder
 from linformer_kit.data.tokenizer import tokenizer_fingerprint
 from linformer_kit.data.unlabelled import Inputs, load_inputs
@@ -107,7 +107,10 @@ def distill(settings: DistillSettings) -> tuple[dict[str, Any], Path]:
         check_output_dir(settings.output_dir, resume=settings.resume, overwrite=settings.overwrite)
         check_same_settings(settings, all_but(DistillSettings, "cache_dir"))
     pair = load_pair(settings)
-    beside = sentence_files(settings.student or settings.teacher, longer=settings.max_position_embeddings)
+    longer = settings.max_position_embeddings
+    if settings.student is not None:
+        longer = lengthened(settings.student, pair.student.config.linformer["seq_len"])
+    beside = sentence_files(settings.student or settings.teacher, longer=longer)
     with process.main_process_first():
         inputs = _load_inputs(settings, pair)
     fingerprints = {

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple
@@ -25,6 +24,7 @@ from linformer_kit.errors import InputError
 from linformer_kit.functional import resize_positions, zero_padding
 from linformer_kit.kernels import block_tokens, blocks, is_large, is_replaced, runs_in_blocks
 from linformer_kit.projection import SequenceProjection, check_resize, each_dim, more_windows
+from linformer_kit.saved_lengths import LengthCheckedModel
 from linformer_kit.settings import ResizeMode
 
 
@@ -86,7 +86,7 @@ def start_projection(projection: SequenceProjection) -> None:
         init.copy_(getattr(projection, name), value)
 
 
-class LinformerPreTrainedModel(PreTrainedModel):
+class LinformerPreTrainedModel(LengthCheckedModel):
     """Initialisation, saving and loading, and what all Linformer models can do."""
 
     config: LinformerConfig
@@ -156,7 +156,8 @@ class LinformerPreTrainedModel(PreTrainedModel):
 
         A number of slots set by `set_projected_dim` is forgotten. E, F and the positions become new parameters, so make
         an optimizer afterwards; and models that share this model's configuration object are not resized with it. The
-        `model_max_length` of a tokenizer is its owner's to set.
+        `model_max_length` of a tokenizer beside the model is its owner's to set: until then it cuts texts as before,
+        which loading the two says.
 
         Raises:
             InputError: for a length under the old one with `extend`, or under the number of slots with `interpolate`;

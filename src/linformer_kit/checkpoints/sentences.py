@@ -9,11 +9,12 @@ from typing import Any
 from huggingface_hub import snapshot_download
 
 from linformer_kit.errors import InputError
+from linformer_kit.saved_lengths import SENTENCE_LIMIT, shorter_limits
 from linformer_kit.settings import names_folder
 
 _MODULES = "modules.json"
-_SETTINGS = ("sentence_bert_config.json", "config_sentence_transformers.json")
-_MAX_LENGTH = "max_seq_length"
+_SETTINGS = (SENTENCE_LIMIT[0], "config_sentence_transformers.json")
+_MAX_LENGTH = SENTENCE_LIMIT[1]
 # Where any of these stands beside an encoder, sentence-transformers reads its set-up there.
 SET_UP_FILES = (_MODULES, *_SETTINGS)
 _EMPTY = "Normalize"
@@ -61,6 +62,17 @@ def sentence_files(source: str, *, longer: int | None = None) -> Files:
         inside = (path for path in sorted((folder / place).rglob("*")) if path.is_file())
         files |= {str(path.relative_to(folder)): path.read_bytes() for path in inside}
     return files
+
+
+def lengthened(source: str, longest: int | None) -> int | None:
+    """The longest input of a linear model that was made longer than the files beside it say; else None.
+
+    Args:
+        source: Folder or hub id of the model.
+        longest: Its longest input in tokens.
+    """
+    known = longest is not None and names_folder(source) and shorter_limits(Path(source), longest)
+    return longest if known else None
 
 
 def write_files(files: Files, folder: Path) -> None:

@@ -33,6 +33,7 @@ from linformer_kit.projection import (
     largest_dim,
     more_windows,
 )
+from linformer_kit.saved_lengths import LengthCheckedModel
 from linformer_kit.settings import ResizeMode
 
 MODEL_TYPE = "linearized"
@@ -113,7 +114,7 @@ class LinearizedConfig(PreTrainedConfig):
         return {**super().to_dict(), "attn_implementation": IMPLEMENTATION}
 
 
-class LinearizedModel(PreTrainedModel):
+class LinearizedModel(LengthCheckedModel):
     """What all linearised models have beside what they were."""
 
     def __init__(self, config: Any, *arguments: Any, **named: Any) -> None:
@@ -186,6 +187,9 @@ class LinearizedModel(PreTrainedModel):
             mode: How positions come about: repeated (`extend`) or stretched (`interpolate`). E, F and windows follow
                 as of `LinformerPreTrainedModel.resize_sequence_length`; where shorter inputs are stretched, E and F are
                 stretched in either mode, which for a multiple of n changes nothing but rounding for texts of up to n.
+
+        The `model_max_length` of a tokenizer beside the model, and `max_seq_length` of sentence-transformers, are their
+        owner's to set: until then they cut texts as before, which loading the model says.
 
         Raises:
             InputError: for a length that the mode or the number of slots does not allow, and a model without positions

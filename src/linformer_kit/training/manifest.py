@@ -65,21 +65,12 @@ def damage(folder: Path, *, only: str = "*") -> str | None:
         folder: The folder.
         only: Pattern of the names of the files to look at.
     """
-    path = folder / MANIFEST
-    if not path.is_file():
-        return f"{path}: expected one, got none"
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        files = content["files"]
-        if set(content) != {"files", "sha256"} or content["sha256"] != _digest(files):
-            return f"{path}: expected what its own SHA-256 says, got another content"
-        for name, known in files.items():
-            if Path(name).is_absolute() or ".." in Path(name).parts:
-                return f"{path}: expected names of files in its folder, got {name!r}"
-            if Path(name).match(only) and (found := _difference(folder / name, known)):
-                return f"{folder / name}: {found}"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        return f"{path}: expected names, sizes and SHA-256 of files, got {type(error).__name__}"
+    files = _listed_or_wrong(folder / MANIFEST)
+    if isinstance(files, str):
+        return files
+    for name, known in files.items():
+        if Path(name).match(only) and (found := _difference(folder / name, known)):
+            return f"{folder / name}: {found}"
     return None
 
 
@@ -90,9 +81,8 @@ def listed(folder: Path) -> list[str]:
 
 def listed_files(folder: Path) -> list[Path]:
     """What the manifest of a folder lists and is there, nothing behind a link; none where it is no whole manifest."""
-    if damage(folder, only=MANIFEST) is not None:
-        return []
-    paths = [folder / name for name in listed(folder)]
+    files = _listed_or_wrong(folder / MANIFEST)
+    paths = [] if isinstance(files, str) else [folder / name for name in files]
     return [path for path in paths if path.is_file() and not any(map(Path.is_symlink, _between(path, folder)))]
 
 
@@ -172,6 +162,25 @@ def _beside(folder: Path, end: str) -> Path:
 def _digest(files: dict[str, Any]) -> str:
     """Of the list itself, so that a damaged manifest is not taken for a damaged file."""
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+
+
+def _listed_or_wrong(path: Path) -> dict[str, Any] | str:
+    """What a manifest says of each file by name, or what is wrong with it."""
+    if not path.is_file():
+        return f"{path}: expected one, got none"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        files = content["files"]
+        if set(content) != {"files", "sha256"} or content["sha256"] != _digest(files):
+            return f"{path}: expected what its own SHA-256 says, got another content"
+        for name, known in files.items():
+            if Path(name).is_absolute() or ".." in Path(name).parts:
+                return f"{path}: expected names of files in its folder, got {name!r}"
+            if not (isinstance(known["bytes"], int) and isinstance(known["sha256"], str)):
+                return f"{path}: expected a size and a SHA-256 of {name}, got {known!r}"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return f"{path}: expected names, sizes and SHA-256 of files, got {type(error).__name__}"
+    return files
 
 
 def _difference(path: Path, known: dict[str, Any]) -> str | None:
