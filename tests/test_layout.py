@@ -48,11 +48,12 @@ LAYERS = (
     "_auto",
     "saved_lengths",
     "settings",
+    "values",
     "errors",
     "_version",
 )
 MODEL = LAYERS[LAYERS.index("parallel") : LAYERS.index("collectives") + 1]
-PURE_TORCH = ("attention", "projection", "functional", "kernels", "collectives")
+PURE_TORCH = ("attention", "projection", "functional", "kernels", "collectives", "values")
 
 
 def modules() -> dict[Path, str]:

@@ -416,9 +416,9 @@ IDS = torch.full((2, 31), 5)
         ({"input_ids": IDS[0]}, "input_ids, inputs_embeds: expected batch and sequence before all else, got [31]"),
         (
             {"attention_mask": torch.ones(2, 30, dtype=torch.long)},
-            "attention_mask: expected [2, 31] of integer or bool",
+            "attention_mask: expected [2, 31], 1 on real tokens and 0 on padding, got [2, 30]",
         ),
-        ({"attention_mask": torch.zeros(2, 31)}, "1 on real tokens and 0 on padding, got [2, 31] of torch.float32"),
+        ({"attention_mask": torch.zeros(2, 31)}, "1 on real tokens and 0 on padding in floating point, got only 0"),
         ({"token_type_ids": torch.zeros_like(IDS)}, "token_type_ids: expected None because type_vocab_size is 0"),
         ({"position_ids": torch.full((2, 31), 37)}, "position_ids: expected ids from 0 to 36, got 37"),
         ({"inputs_embeds": torch.zeros(2, 31, 33)}, "input_ids, inputs_embeds: expected exactly one of them, got both"),

@@ -355,6 +355,14 @@ def check_input_errors(model: torch.nn.Module, parallel: lk.SequenceParallel) ->
     batch = make_batch(29)
     with pytest.raises(lk.InputError, match="batch: expected the same on every process of the sequence"):
         parallel.shard(make_batch(29, seed=dist.get_rank()))
+    masks = {"attention_mask": batch["attention_mask"].bfloat16()}
+    for name, tensor in parallel.shard({**batch, **masks}).items():
+        assert torch.equal(tensor.long(), parallel.shard(batch)[name])
+    with pytest.raises(lk.InputError, match=r"attention_mask: expected 1 on real .*, got -inf"):
+        parallel.shard({**batch, "attention_mask": torch.zeros(6, 29).masked_fill(batch["labels"] < 0, -torch.inf)})
+    masks["attention_mask"][0, : dist.get_rank()] = 0
+    with pytest.raises(lk.InputError, match="batch: expected the same on every process of the sequence"):
+        parallel.shard({**batch, **masks})
     with pytest.raises(lk.InputError, match="batch: expected input_ids or inputs_embeds, got neither"):
         parallel.shard({"labels": batch["labels"]})
     with pytest.raises(lk.InputError, match="position_ids: expected None"):

@@ -17,6 +17,7 @@ from linformer_kit import functional
 from linformer_kit.errors import InputError
 from linformer_kit.kernels import apply_linear
 from linformer_kit.projection import BIAS_ORDERS, HeadMap, SequenceProjection, Slots, build_projection
+from linformer_kit.values import has_values, values_are_cheap
 
 # A projection, or a function that calls one.
 Projects = SequenceProjection | Callable[..., list[Slots]]
@@ -381,8 +382,7 @@ def _check_lengths(lengths: Tensor, key: Tensor, key_padding_mask: Tensor | None
         raise InputError(f"key_lengths: expected [{batch}] of torch.int64 or torch.int32, got {got}")
     if lengths.device != key.device:
         raise InputError(f"key_lengths: expected a tensor on {key.device}, got one on {lengths.device}")
-    # Their range, where looking costs nothing: not on an accelerator, and not in a trace.
-    if lengths.device.type == "cpu" and not torch.compiler.is_compiling() and batch:
+    if batch and values_are_cheap(lengths):
         low, high = lengths.min().item(), lengths.max().item()
         if low < 0 or high > seq_len:
             raise InputError(f"key_lengths: expected 0 to {seq_len}, got {low if low < 0 else high}")
@@ -391,6 +391,6 @@ def _check_lengths(lengths: Tensor, key: Tensor, key_padding_mask: Tensor | None
 def _padding_from_scores(mask: Tensor) -> Tensor:
     """The padding mask in the form that is added to scores, 0 or -inf, as torch's Transformer layers pass it on."""
     padded = mask == -math.inf
-    if not torch.compiler.is_compiling() and not (padded | (mask == 0)).all():
+    if has_values(mask) and not (padded | (mask == 0)).all():
         raise InputError("key_padding_mask: expected bool, or floating point of only 0 and -inf, got other numbers")
     return padded

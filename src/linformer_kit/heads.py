@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import (
@@ -27,6 +27,7 @@ from linformer_kit.configuration import LinformerConfig
 from linformer_kit.errors import InputError
 from linformer_kit.modeling import LinformerModel, LinformerPreTrainedModel, check_ids, check_integers, first_token
 from linformer_kit.settings import IGNORED_LABEL
+from linformer_kit.values import has_values
 
 
 class LinformerLMHead(nn.Module):
@@ -47,7 +48,8 @@ class LinformerForMaskedLM(LinformerPreTrainedModel):
     """Masked language model.
 
     While training with labels, the head runs on the labelled tokens only, and `logits` are theirs, `[labelled, vocab]`;
-    compiled or exported, and in evaluation, they are `[batch, seq_len, vocab]`. The loss is the same.
+    in evaluation and where nothing may depend on values (`values.has_values`: compiled, exported, within `torch.func`),
+    they are `[batch, seq_len, vocab]`. The loss is the same.
     """
 
     _tied_weights_keys = {"lm_head.decoder.weight": "linformer.embeddings.word_embeddings.weight"}
@@ -68,7 +70,7 @@ class LinformerForMaskedLM(LinformerPreTrainedModel):
     def forward(
         self,
         input_ids: Int[Tensor, "batch seq_len"] | None = None,
-        attention_mask: Int[Tensor, "batch seq_len"] | None = None,
+        attention_mask: Shaped[Tensor, "batch seq_len"] | None = None,
         token_type_ids: Int[Tensor, "batch seq_len"] | None = None,
         position_ids: Int[Tensor, "batch_or_1 seq_len"] | None = None,
         inputs_embeds: Float[Tensor, "batch seq_len embed"] | None = None,
@@ -99,7 +101,7 @@ class LinformerForMaskedLM(LinformerPreTrainedModel):
             check_integers("labels", labels, hidden.shape[:2])
             check_ids("labels", labels, self.config.vocab_size, ignored=IGNORED_LABEL)
             labels = labels.long()
-        if labels is not None and self.training and not torch.compiler.is_compiling():
+        if labels is not None and self.training and has_values(labels):
             selected = labels != IGNORED_LABEL
             hidden, labels = hidden[selected], labels[selected]
         logits = self.lm_head(hidden)
@@ -146,7 +148,7 @@ class LinformerForSequenceClassification(LinformerPreTrainedModel):
     def forward(
         self,
         input_ids: Int[Tensor, "batch seq_len"] | None = None,
-        attention_mask: Int[Tensor, "batch seq_len"] | None = None,
+        attention_mask: Shaped[Tensor, "batch seq_len"] | None = None,
         token_type_ids: Int[Tensor, "batch seq_len"] | None = None,
         position_ids: Int[Tensor, "batch_or_1 seq_len"] | None = None,
         inputs_embeds: Float[Tensor, "batch seq_len embed"] | None = None,
@@ -220,7 +222,7 @@ class LinformerForTokenClassification(LinformerPreTrainedModel):
     def forward(
         self,
         input_ids: Int[Tensor, "batch seq_len"] | None = None,
-        attention_mask: Int[Tensor, "batch seq_len"] | None = None,
+        attention_mask: Shaped[Tensor, "batch seq_len"] | None = None,
         token_type_ids: Int[Tensor, "batch seq_len"] | None = None,
         position_ids: Int[Tensor, "batch_or_1 seq_len"] | None = None,
         inputs_embeds: Float[Tensor, "batch seq_len embed"] | None = None,
@@ -270,7 +272,7 @@ class LinformerForQuestionAnswering(LinformerPreTrainedModel):
     def forward(
         self,
         input_ids: Int[Tensor, "batch seq_len"] | None = None,
-        attention_mask: Int[Tensor, "batch seq_len"] | None = None,
+        attention_mask: Shaped[Tensor, "batch seq_len"] | None = None,
         token_type_ids: Int[Tensor, "batch seq_len"] | None = None,
         position_ids: Int[Tensor, "batch_or_1 seq_len"] | None = None,
         inputs_embeds: Float[Tensor, "batch seq_len embed"] | None = None,

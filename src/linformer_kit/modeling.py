@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPooling
@@ -26,6 +26,7 @@ from linformer_kit.kernels import block_tokens, blocks, is_large, is_replaced, r
 from linformer_kit.projection import SequenceProjection, check_resize, each_dim, more_windows
 from linformer_kit.saved_lengths import LengthCheckedModel
 from linformer_kit.settings import ResizeMode
+from linformer_kit.values import has_values, values_are_cheap
 
 
 class LinformerEmbeddings(nn.Module):
@@ -213,7 +214,7 @@ class LinformerModel(LinformerPreTrainedModel):
     def forward(
         self,
         input_ids: Int[Tensor, "batch seq_len"] | None = None,
-        attention_mask: Int[Tensor, "batch seq_len"] | None = None,
+        attention_mask: Shaped[Tensor, "batch seq_len"] | None = None,
         token_type_ids: Int[Tensor, "batch seq_len"] | None = None,
         position_ids: Int[Tensor, "batch_or_1 seq_len"] | None = None,
         inputs_embeds: Float[Tensor, "batch seq_len embed"] | None = None,
@@ -224,7 +225,7 @@ class LinformerModel(LinformerPreTrainedModel):
 
         Args:
             input_ids: Tokens; or give inputs_embeds.
-            attention_mask: 1 on real tokens, 0 on padding (integer or bool); None if all are real.
+            attention_mask: 1 on real tokens, 0 on padding; None if all are real.
             token_type_ids: Only where the configuration has a type_vocab_size.
             position_ids: From 0; default: the count of real tokens before, so padding does not shift positions.
             inputs_embeds: Word embeddings instead of input_ids.
@@ -322,11 +323,8 @@ def _check_inputs(
             "sequence length: expected at most max_position_embeddings "
             f"{config.max_position_embeddings}, got {shape[1]}"
         )
-    if attention_mask is not None and (attention_mask.shape != shape or attention_mask.is_floating_point()):
-        raise InputError(
-            f"attention_mask: expected {list(shape)} of integer or bool, 1 on real tokens and 0 on padding, "
-            f"got {list(attention_mask.shape)} of {attention_mask.dtype}"
-        )
+    if attention_mask is not None:
+        check_mask(attention_mask, shape)
     if token_type_ids is not None and not config.type_vocab_size:
         raise InputError("token_type_ids: expected None because type_vocab_size is 0, got a tensor")
     for name, ids in (("input_ids", input_ids), ("token_type_ids", token_type_ids), ("position_ids", position_ids)):
@@ -337,6 +335,23 @@ def _check_inputs(
     check_ids("position_ids", position_ids, config.max_position_embeddings)
 
 
+def check_mask(attention_mask: Tensor, shape: Sequence[int]) -> None:
+    """Refuse another shape, and in floating point a mask that is added to scores, which has 0 on real tokens."""
+    if attention_mask.shape != tuple(shape):
+        raise InputError(
+            f"attention_mask: expected {list(shape)}, 1 on real tokens and 0 on padding, "
+            f"got {list(attention_mask.shape)}"
+        )
+    # Also on an accelerator: floating point is rare, and a mask that is read the wrong way round gives no error later.
+    if attention_mask.is_floating_point() and attention_mask.numel() and has_values(attention_mask):
+        others = attention_mask[(attention_mask != 0) & (attention_mask != 1)]
+        if len(others) or not attention_mask.any():  # added to scores, a mask of zeros hides nothing
+            raise InputError(
+                "attention_mask: expected 1 on real tokens and 0 on padding in floating point, "
+                f"got {f'{others[0].item():g}' if len(others) else 'only 0'}"
+            )
+
+
 def check_integers(name: str, ids: Tensor, shape: Sequence[int]) -> None:
     if ids.dtype not in (torch.int32, torch.int64) or ids.shape != tuple(shape):
         raise InputError(
@@ -345,8 +360,8 @@ def check_integers(name: str, ids: Tensor, shape: Sequence[int]) -> None:
 
 
 def check_ids(name: str, ids: Tensor | None, limit: int, *, ignored: int | None = None) -> None:
-    """Range of ids, where looking costs nothing: not on an accelerator, whose own check it is, and not in a trace."""
-    if ids is None or ids.device.type != "cpu" or torch.compiler.is_compiling():
+    """Range of ids, where looking costs nothing; an accelerator has a check of its own."""
+    if ids is None or not values_are_cheap(ids):
         return
     ids = ids if ignored is None else ids[ids != ignored]
     if ids.numel() == 0:

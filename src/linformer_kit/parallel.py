@@ -36,7 +36,7 @@ from linformer_kit.heads import (
     LinformerForSequenceClassification,
     LinformerForTokenClassification,
 )
-from linformer_kit.modeling import LinformerModel, LinformerPreTrainedModel, first_token
+from linformer_kit.modeling import LinformerModel, LinformerPreTrainedModel, check_mask, first_token
 from linformer_kit.projection import Piece, SequenceProjection
 from linformer_kit.settings import IGNORED_LABEL
 
@@ -95,8 +95,9 @@ class SequenceParallel:
     def shard(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """This process's piece of a batch.
 
-        Real tokens come first, wherever padding stands. Integer tensors `[batch, seq_len]` and inputs_embeds are split,
-        labels of whole sequences are not. Where there are fewer positions than processes, some get one padded position.
+        Real tokens come first, wherever padding stands. Integer tensors `[batch, seq_len]`, the mask and
+        inputs_embeds are split, labels of whole sequences are not. Where there are fewer positions than processes, some
+        get one padded position.
 
         Args:
             batch: Arguments of the model by name, the same on every process of the sequence.
@@ -118,6 +119,9 @@ class SequenceParallel:
         self._check_same(whole)  # first: who refuses alone leaves the others waiting
         if shape[1] > self.seq_len:
             raise InputError(f"sequence length: expected at most {self.seq_len}, got {shape[1]}")
+        check_mask(mask, shape)
+        if mask.is_floating_point():  # of a piece one could not tell it from a mask that is added to scores
+            mask = whole["attention_mask"] = mask != 0
         order = real_tokens_first(mask == 0)
         return {
             name: self._take(name, tensor, order) if _is_of_tokens(name, tensor, shape) else tensor
@@ -270,12 +274,13 @@ class SequenceParallel:
                 )
 
     def _check_same(self, batch: dict[str, Tensor]) -> None:
-        """Refuse other batches on other processes; of floating point only the shape is compared."""
+        """Refuse other batches on other processes; of floating point only shapes are compared, but for the mask."""
         check = 0
         for name, tensor in sorted(batch.items()):
             check = zlib.crc32(f"{name} {tuple(tensor.shape)}".encode(), check)
-            if not tensor.is_floating_point():
-                check = zlib.crc32(tensor.cpu().numpy().tobytes(), check)
+            if name == "attention_mask" or not tensor.is_floating_point():
+                content = tensor.double() if tensor.is_floating_point() else tensor  # numpy has no bfloat16
+                check = zlib.crc32(content.cpu().numpy().tobytes(), check)
         everywhere = of_all(torch.tensor([check], device=self.model.device), group=self.group)
         if len(set(torch.cat(everywhere).tolist())) > 1:
             raise InputError("batch: expected the same on every process of the sequence, got different ones")

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.modules import module as torch_modules
 
+from linformer_kit.values import is_transformed
+
 _PLAIN = contextvars.ContextVar("plain", default=False)
 
 
@@ -32,14 +34,7 @@ def plain() -> Iterator[None]:
 
 def must_be_plain() -> bool:
     """Whether somebody asked for it, or the code runs to be traced, compiled or transformed, and not for its result."""
-    return (
-        torch.compiler.is_compiling()
-        or torch.compiler.is_exporting()
-        or torch.jit.is_tracing()
-        or torch._C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
-        or _PLAIN.get()
-    )
+    return is_transformed() or forward_ad._current_level >= 0 or _PLAIN.get()
 
 
 def is_ordinary(tensor: Tensor) -> bool:

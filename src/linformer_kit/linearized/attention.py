@@ -19,6 +19,7 @@ from linformer_kit.errors import InputError
 from linformer_kit.functional import merge_heads, zero_padding
 from linformer_kit.linearized.layers import check_weights
 from linformer_kit.projection import HeadMap, SequenceProjection
+from linformer_kit.values import has_values
 
 IMPLEMENTATION = "linformer"
 SLOTS = "linformer_slots"  # of an attention module: fewer slots than its E and F have, where it shares them
@@ -111,12 +112,12 @@ def padding_of(
             f"attention_mask: expected [batch, seq_len], 1 on real tokens, got {list(attention_mask.shape)}: each slot "
             "mixes all positions, so a mask over pairs of them would leak what it hides"
         )
-    if not torch.compiler.is_compiling():  # in a trace nothing may depend on sizes and on what the mask holds
+    if not torch.compiler.is_compiling():  # in a trace nothing may depend on sizes
         batch, seq_len = key.shape[0], key.shape[2]
         if mask.shape[0] not in (1, batch) or mask.shape[1] != seq_len:
             raise InputError(f"attention_mask: expected [{batch}, {seq_len}], got {list(attention_mask.shape)}")
-        if mask.is_floating_point() and ((mask != 0) & (mask > _HIDES)).any():
-            raise InputError("attention_mask: expected 0 at real tokens and -inf at padding in a mask that is added")
+    if mask.is_floating_point() and has_values(mask) and ((mask != 0) & (mask > _HIDES)).any():
+        raise InputError("attention_mask: expected 0 at real tokens and -inf at padding in a mask that is added")
     mask = mask.expand(key.shape[0], -1)
     return mask != 0 if mask.is_floating_point() else mask == 0
 
@@ -125,8 +126,8 @@ def mask(*, attention_mask: Tensor | None = None, mask_function: Any = None, **a
     """What layers get: `[batch, seq_len]`, True on real tokens, None if all are; with a window, what sdpa gets."""
     if mask_function is not bidirectional_mask_function:
         return sdpa_mask(attention_mask=attention_mask, mask_function=mask_function, **arguments)
-    if attention_mask is not None and not torch.compiler.is_compiling() and attention_mask.all():
-        return None  # in a trace nothing may depend on what the mask holds
+    if attention_mask is not None and has_values(attention_mask) and attention_mask.all():
+        return None
     return attention_mask
 
 

@@ -1,0 +1,36 @@
+"""When code may depend on the values of a tensor and not only on its shape: the condition of every check of values."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+
+def is_transformed() -> bool:
+    """Whether code runs to be compiled, exported, traced or transformed (`torch.func`), and not for its result."""
+    return (
+        torch.compiler.is_compiling()
+        or torch.compiler.is_exporting()
+        or torch.jit.is_tracing()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None  # make_fx
+    )
+
+
+def has_values(tensor: Tensor) -> bool:
+    """Whether code may depend on the values of a tensor: not within a transformation, nor where there are none.
+
+    On an accelerator, reading them waits for everything that is queued there.
+    """
+    return not (
+        is_transformed()
+        or tensor.device.type == "meta"
+        or isinstance(tensor, FakeTensor)
+        or (tensor.device.type == "cuda" and torch.cuda.is_current_stream_capturing())
+    )
+
+
+def values_are_cheap(tensor: Tensor) -> bool:
+    """Whether a check of values costs next to nothing: they may be read, and stand in the memory of the CPU."""
+    return tensor.device.type == "cpu" and has_values(tensor)
