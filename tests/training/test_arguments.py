@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 
 import pytest
 import torch
+from transformers import TrainingArguments
 
 from linformer_kit import InputError
 from linformer_kit.cli import parse
@@ -48,6 +50,32 @@ def test_what_is_asked_for_wins(processor, available, asked, result, tmp_path):
 def test_half_precision_is_not_both(processor, tmp_path):
     processor(True)
     assert build(tmp_path, trainer={"fp16": True}).bf16 is False
+
+
+def test_one_process_trains_on_one_gpu(processor, tmp_path, monkeypatch):
+    """Else transformers takes all of them by `nn.DataParallel`, with as many times the batch."""
+
+    def three(arguments: TrainingArguments) -> torch.device:
+        arguments._n_gpu = 3
+        return torch.device("cpu")
+
+    processor(False)
+    found = functools.cached_property(three)
+    found.__set_name__(TrainingArguments, "_setup_devices")
+    monkeypatch.setattr(TrainingArguments, "_setup_devices", found)
+    arguments = build(tmp_path, per_device_train_batch_size=5)
+    assert (arguments.n_gpu, arguments.train_batch_size) == (1, 5)
+
+
+@pytest.mark.parametrize(("trainer", "pinned"), [({}, True), ({"use_cpu": True}, False)])
+def test_memory_is_pinned_for_a_gpu(trainer, pinned, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda *_: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(TrainingArguments, "__post_init__", lambda _: None)
+    monkeypatch.setattr(TrainingArguments, "n_gpu", 1)
+    monkeypatch.setattr(TrainingArguments, "report_to", ())
+    arguments = build(tmp_path, trainer=trainer, bf16="false", report_to=[])
+    assert arguments.dataloader_pin_memory is pinned
 
 
 @pytest.mark.parametrize("fields", [None, {1: 2}, ["adam_beta2"]])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -82,3 +83,17 @@ def test_an_optimizer_goes_on_where_it_stood(tmp_path):
     second.load_state_dict(load_state(tmp_path / "optimizer.safetensors"))
     step(first, start, 2), step(second, again, 2)
     assert torch.equal(start, again)
+
+
+@pytest.mark.parametrize("kind", ["cuda", "xpu", "mps"])
+def test_the_generator_of_an_accelerator(kind, monkeypatch, tmp_path):
+    """Whatever it is; dropout there draws from it."""
+    generator = torch.Generator()
+    module = SimpleNamespace(get_rng_state=generator.get_state, set_rng_state=generator.set_state)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device(kind))
+    monkeypatch.setattr(torch, "get_device_module", {torch.device(kind): module}.__getitem__)
+    save_state(random_state(), tmp_path / "state.safetensors")
+    drawn = torch.rand(3, generator=generator)
+    set_random_state(load_state(tmp_path / "state.safetensors"))
+    assert torch.equal(torch.rand(3, generator=generator), drawn)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from transformers.integrations import get_reporting_integration_callbacks
 from linformer_kit.errors import InputError, input_errors
 from linformer_kit.settings import LARGEST_SEED, TrainingSettings
 from linformer_kit.training.processes import start_processes
+
+logger = logging.getLogger(__name__)
 
 _AT_LEAST_ONE = (
     "max_steps",
@@ -94,25 +98,43 @@ def training_arguments(settings: TrainingSettings, folder: Path, fixed: dict[str
     _check_trainer_fields(settings.trainer, known, own=values, fixed=fixed)
     shared = {name: value for name, value in values.items() if name in known and name not in _SPECIAL}
     shared = {name: value for name, value in shared.items() if value is not None or name == "save_total_limit"}
-    defaults = {"use_cpu": not torch.accelerator.is_available(), "dataloader_pin_memory": torch.cuda.is_available()}
-    extra = defaults | settings.trainer
+    on_cpu = bool(settings.trainer.get("use_cpu", not torch.accelerator.is_available()))
+    pinned = torch.cuda.is_available() and not on_cpu
+    extra = {"dataloader_pin_memory": pinned, **settings.trainer, "use_cpu": on_cpu}
     timeout = extra.get("ddp_timeout", known["ddp_timeout"])
     if not 0 < timeout < 2**31:
         raise InputError(f"trainer.ddp_timeout: expected seconds, more than 0 and less than {2**31}, got {timeout}")
     if extra.get("ddp_backend") is not None and not torch.distributed.is_backend_available(str(extra["ddp_backend"])):
         raise InputError(f"trainer.ddp_backend: expected one of torch.distributed, got {extra['ddp_backend']!r}")
     with input_errors("training"):
-        start_processes(cpu=bool(extra["use_cpu"]), backend=extra.get("ddp_backend"), timeout=timeout)
+        start_processes(cpu=on_cpu, backend=extra.get("ddp_backend"), timeout=timeout)
         arguments = TrainingArguments(
             output_dir=str(folder),
-            bf16=use_bf16(settings.bf16, on_cpu=bool(extra["use_cpu"]), fp16=bool(extra.get("fp16"))),
+            bf16=use_bf16(settings.bf16, on_cpu=on_cpu, fp16=bool(extra.get("fp16"))),
             **extra,
             **shared | fixed,
         )
+    _use_one_device(arguments)
     with input_errors("report_to"):
         for logger in get_reporting_integration_callbacks(arguments.report_to):
             logger()  # says whether its package is there
     return arguments
+
+
+def _use_one_device(arguments: TrainingArguments) -> None:
+    """One process, one GPU.
+
+    With several in sight transformers would split batches over them by `nn.DataParallel`: a larger batch than was asked
+    for, and dropout on the others that no checkpoint can take up again.
+    """
+    if arguments.n_gpu > 1:
+        _say_unused(arguments.n_gpu)
+        arguments._n_gpu = 1
+
+
+@functools.cache
+def _say_unused(devices: int) -> None:
+    logger.warning("one of %s GPUs is used; `torchrun --nproc-per-node %s -m linformer_kit` uses all", devices, devices)
 
 
 def use_bf16(asked: str, *, on_cpu: bool, fp16: bool = False) -> bool:

@@ -56,8 +56,8 @@ def random_state() -> dict[str, Any]:
         "numpy": np.random.get_state(legacy=False),
         "torch": torch.get_rng_state(),
     }
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state()
+    for kind, module in _accelerators():
+        state[kind] = module.get_rng_state()
     return state
 
 
@@ -68,8 +68,15 @@ def set_random_state(state: dict[str, Any]) -> None:
     key = np.asarray(numbers["state"]["key"])
     np.random.set_state({**numbers, "state": {**numbers["state"], "key": key}})
     torch.set_rng_state(state["torch"])
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
+    for kind, module in _accelerators():
+        if kind in state:
+            module.set_rng_state(state[kind])
+
+
+def _accelerators() -> list[tuple[str, Any]]:
+    """The kind of accelerator that is here, if any, and torch's module for it (`torch.cuda`, `torch.mps`)."""
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return [] if device is None else [(device.type, torch.get_device_module(device))]
 
 
 def is_count(value: Any, least: int = 0) -> bool:

@@ -280,7 +280,7 @@ class ExactTrainer(Trainer):
     def _own_state(self) -> dict[str, Any]:
         return {
             "random": random_state(),
-            "loss": self._tr_loss,
+            "loss": self._tr_loss.cpu(),  # the process that writes may not see the device of this one
             "total_loss": self._total_loss_scalar,
             "last_logged": self._globalstep_last_logged,
             "evaluation_due": self._evaluation_due,
