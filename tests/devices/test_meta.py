@@ -1,0 +1,263 @@
+"""On the meta device, which refuses tensors made on another one as an accelerator does: forward and backward.
+
+Left out is what reads values, of which there are none: the selection of labelled tokens (`masked_token_losses`, answers
+of hidden words in `output_loss`), spectra and other analyses, checks of ids, and `linearize` itself, which runs a model.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+
+import pytest
+import torch
+import transformers
+from torch.utils.data import DataLoader, Dataset
+from transformers import DataCollatorWithPadding, default_data_collator
+
+from linformer_kit import (
+    InputError,
+    LinformerAttention,
+    LinformerForMaskedLM,
+    LinformerForQuestionAnswering,
+    LinformerForSequenceClassification,
+    LinformerForTokenClassification,
+    LinformerModel,
+    linearize,
+)
+from linformer_kit.bench.families import FAMILIES, build, example
+from linformer_kit.data.masking import EpochSampler, MaskedBlocks
+from linformer_kit.data.tokenizer import train_tokenizer
+from linformer_kit.projection import PROJECTIONS, SHORTER_INPUTS
+from linformer_kit.training.answers import divergence, output_loss
+from linformer_kit.training.classification import FilledTexts, LengthGroupedSampler, classification_loss
+from linformer_kit.training.distillation import relative_error
+from linformer_kit.training.tracing import traced
+from tests.conftest import KINDS, SHARINGS, fields, randomise, tokens
+from tests.devices.one_device import OneDevice
+
+META = torch.device("meta")
+
+
+@pytest.fixture(autouse=True)
+def _one_device():
+    with OneDevice():
+        yield
+
+
+def ids_and_mask(device: torch.device = META) -> tuple[torch.Tensor, torch.Tensor]:
+    """Padding on the right, on the left and between; on the meta device a mask is one of all of them."""
+    ids, mask = tokens(3, 31), torch.ones(3, 31, dtype=torch.long)
+    mask[0, 19:] = mask[1, :5] = mask[2, 7::3] = 0
+    return ids.to(device), mask.to(device)
+
+
+def on_meta(kind: type, config: object) -> torch.nn.Module:
+    with META:
+        return kind(config)
+
+
+def backward(loss: torch.Tensor, module: torch.nn.Module) -> None:
+    """Every gradient is where its parameter is."""
+    assert loss.device == META
+    module.zero_grad()
+    loss.backward()
+    assert any(parameter.grad is not None for parameter in module.parameters())
+    assert all(parameter.grad is None or parameter.grad.device == META for parameter in module.parameters())
+
+
+def test_the_check_refuses_what_an_accelerator_does():
+    hidden, positions = torch.ones(3, 5, device=META), torch.zeros(3, 5, dtype=torch.long)
+    for mixed in (
+        lambda: hidden + torch.arange(5),
+        lambda: hidden.gather(1, positions),
+        lambda: hidden[positions[:, 0]],
+        lambda: hidden.masked_fill(positions == 0, 0.0),
+    ):
+        with pytest.raises((AssertionError, RuntimeError), match="device"):
+            mixed()
+    assert (hidden + torch.tensor(2.0)).device == META
+
+
+@pytest.mark.parametrize("shorter_input", SHORTER_INPUTS)
+@pytest.mark.parametrize("sharing", SHARINGS)
+@pytest.mark.parametrize("projection", PROJECTIONS)
+def test_models(config, projection, sharing, shorter_input):
+    settings = {"projection": projection, "sharing": sharing, "shorter_input": shorter_input, "num_hidden_layers": 1}
+    ids, mask = ids_and_mask()
+    on_meta(LinformerModel, config(**settings))(ids, mask)
+    model = on_meta(LinformerModel, config(**settings, local_convolution=3))
+    for padding in (None, mask):
+        backward(model(ids, padding).last_hidden_state.sum(), model)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_models_that_return_all_and_change_their_length(config, kind):
+    """Token types, positions and embeddings that are given; slots and lengths that are changed."""
+    model = on_meta(LinformerModel, config(**fields(kind), type_vocab_size=3, pooler=True, num_hidden_layers=1))
+    ids, mask = ids_and_mask()
+    both = {"output_hidden_states": True, "output_attentions": True}
+    output = model(ids, mask, token_type_ids=ids % 3, position_ids=ids[:1] % 37, **both)
+    assert {tensor.device for tensor in (*output.hidden_states, *output.attentions, output.pooler_output)} == {META}
+    words = torch.empty(3, 31, 33, device=META)
+    backward(model(inputs_embeds=words, attention_mask=mask).pooler_output.sum(), model)
+    if model.config.attention == "linformer" and "conv" not in model.config.projection:
+        model.set_projected_dim(3)
+        assert model(ids, mask).last_hidden_state.device == META
+    for mode, length in (("extend", 74), ("interpolate", 41)):
+        model.resize_sequence_length(length, mode=mode)
+        assert all(tensor.device == META for tensor in (*model.parameters(), *model.buffers()))
+    longer = torch.empty(2, 41, dtype=torch.long, device=META)
+    backward(model(longer, longer).last_hidden_state.sum(), model)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("kind", ["headwise", "full"])
+def test_heads_with_labels(config, kind, training):
+    """While training, the masked language model selects no tokens here: which they are is not known."""
+    ids, mask = ids_and_mask()
+    whole = torch.empty(3, dtype=torch.long, device=META)
+    several = {"problem_type": "multi_label_classification"}
+    for head, labels, settings in (
+        (LinformerForMaskedLM, {"labels": ids}, {}),
+        (LinformerForMaskedLM, {"labels": ids, "num_items_in_batch": torch.tensor(7)}, {}),
+        (LinformerForSequenceClassification, {"labels": whole}, {}),
+        (LinformerForSequenceClassification, {"labels": whole.float()}, {"num_labels": 1}),
+        (LinformerForSequenceClassification, {"labels": torch.empty(3, 2, device=META)}, several),
+        (LinformerForTokenClassification, {"labels": ids, "num_items_in_batch": 7}, {}),
+        (LinformerForQuestionAnswering, {"start_positions": whole, "end_positions": whole}, {}),
+    ):
+        model = on_meta(head, config(**fields(kind), **settings, num_hidden_layers=1)).train(training)
+        backward(model(ids, mask, **labels).loss, model)
+
+
+@pytest.mark.parametrize("projection", [*PROJECTIONS, None])
+def test_attention(projection):
+    """Cross-attention, lengths, both kinds of masks, weights, both orders of the bias."""
+    with META:
+        attention = LinformerAttention(33, 3, 37, 7, projection=projection, dropout=0.1)
+        query, key, value = torch.empty(2, 5, 33), torch.empty(2, 31, 33), torch.empty(2, 31, 33)
+        lengths, mask = torch.empty(2, dtype=torch.long), torch.empty(2, 31, dtype=torch.bool)
+    for arguments in (
+        {},
+        {"key_lengths": lengths},
+        {"key_padding_mask": mask.float()},
+        {"key_padding_mask": mask, "need_weights": True},
+    ):
+        output, weights = attention(query, key, value, **arguments)
+        assert weights is None or weights.device == META
+        backward(output.sum(), attention)
+    attention.bias_order = "after_projection"
+    backward(attention(key, key, key, key_lengths=lengths.int())[0].sum(), attention)
+    with pytest.raises(InputError, match="key_lengths: expected a tensor on meta, got one on cpu"):
+        attention(query, key, value, key_lengths=torch.tensor([3, 5]))
+
+
+@pytest.mark.parametrize("sharing", SHARINGS)
+def test_attention_with_a_k_for_each_head(sharing):
+    with META:
+        attention = LinformerAttention(33, 3, 37, [7, 3, 5], sharing=sharing, shorter_input="stretch")
+        hidden, lengths = torch.empty(2, 31, 33), torch.empty(2, dtype=torch.long)
+    backward(attention(hidden, hidden, hidden, key_lengths=lengths, need_weights=True)[0].sum(), attention)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("bert", {"sharing": "none"}),
+        ("bert", {"sharing": "layerwise", "shorter_input": "prefix"}),
+        ("roberta", {}),
+        ("distilbert", {"projection": "mean_pool"}),
+        ("electra", {"projection": "max_pool", "shorter_input": "prefix"}),
+        ("vit", {"projection": "random"}),
+    ],
+)
+def test_linearised_models(name, settings):
+    """ModernBERT is not among them: transformers reads values of the masks of its local layers."""
+    model = build(FAMILIES[name])
+    inputs = {key: tensor.to(META) for key, tensor in example(model, 31, padded=name != "vit").items()}
+    linear = linearize(model, 7, **settings).to(META)
+    backward(linear(**inputs)[0].sum(), linear)
+    if name == "roberta":
+        linear.resize_sequence_length(122)
+        assert {tensor.device for tensor in (*linear.parameters(), *linear.buffers())} == {META}
+        assert linear(**inputs, output_attentions=True).attentions[0].device == META
+
+
+@pytest.mark.parametrize(("head", "kind"), [("Model", "embeddings"), ("ForQuestionAnswering", "positions"), ("ForSequenceClassification", "classes")])  # fmt: skip
+def test_losses_of_distillation(config, head, kind):
+    sizes = {
+        "hidden_size": 33,
+        "num_attention_heads": 3,
+        "num_hidden_layers": 1,
+        "intermediate_size": 29,
+        "vocab_size": 101,
+    }
+    teacher = getattr(transformers, f"Bert{head}")(transformers.BertConfig(**sizes, max_position_embeddings=37))
+    student = linearize(copy.deepcopy(teacher), 7).to(META)
+    teacher, names = teacher.to(META), ["encoder.layer.0.attention.self"]
+    ids, mask = ids_and_mask()
+    with torch.no_grad(), traced(teacher, names) as theirs:
+        target = teacher(ids)  # without the mask, whose values it would read
+    for given in (theirs.inputs, None):
+        with traced(student, names, given) as ours:
+            outputs = student(ids, mask)
+        distance, spread = relative_error(ours.outputs[-1], theirs.outputs[-1], mask != 0)
+        loss = distance.sum() / spread.sum() + output_loss(kind, outputs, target, mask != 0, ids == 4, 2.0)
+        backward(loss, student)
+
+
+def test_losses_of_classifiers():
+    """Weights of classes stay on the CPU until they are used."""
+    logits = torch.empty(5, 3, device=META, requires_grad=True)
+    classes, several = torch.empty(5, dtype=torch.long, device=META), torch.empty(5, 3, device=META)
+    for labels, weights in ((classes, torch.ones(3)), (several, torch.ones(2, 3))):
+        for arguments in ({}, {"class_weights": weights}, {"num_items_in_batch": torch.tensor(7)}):
+            loss = classification_loss(logits, labels, label_smoothing=0.1, **arguments)
+            assert loss.device == META
+            loss.backward()
+    divergence(logits, several, 2.0).sum().backward()
+
+
+class Blocks(Dataset):
+    """What packing makes, in memory."""
+
+    def with_format(self, _: str) -> Blocks:
+        return self
+
+    def __len__(self) -> int:
+        return 7
+
+    def __getitem__(self, index: int) -> dict[str, object]:
+        return {"input_ids": torch.arange(5, 28).numpy()}
+
+
+def test_batches_are_on_the_cpu():
+    """From where the trainer, or pinned memory, brings them to the device; whatever device is the default."""
+    tokenizer = train_tokenizer(["a few words to learn"] * 5, vocab_size=277, max_length=23)
+    blocks = MaskedBlocks(Blocks(), tokenizer, seed=3, probability=0.3)
+    items = [{"input_ids": [0, *range(5, 5 + length), 2], "labels": length % 2} for length in (3, 11, 7, 5)]
+    for dataset, sampler, collate in (
+        (blocks, EpochSampler(7, seed=3, multiple=5), default_data_collator),
+        (FilledTexts(items), LengthGroupedSampler([5, 13, 9, 7], batch_size=2, seed=3, multiple=3), DataCollatorWithPadding(tokenizer)),
+    ):  # fmt: skip
+        batches = list(DataLoader(dataset, batch_size=3, sampler=sampler, collate_fn=collate))
+        assert len(batches) >= 2
+        found = itertools.chain.from_iterable(batch.values() for batch in batches)
+        assert {(tensor.device.type, tensor.is_floating_point()) for tensor in found} == {("cpu", False)}
+
+
+@pytest.mark.parametrize("shorter_input", SHORTER_INPUTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_default_device_changes_nothing(config, kind, shorter_input):
+    """What is made in a forward pass is where the inputs are, not on the default device, `torch.set_default_device`."""
+    model = randomise(
+        LinformerForMaskedLM(config(**fields(kind), shorter_input=shorter_input, num_hidden_layers=1))
+    ).train()
+    ids, mask = ids_and_mask(torch.device("cpu"))
+    labels = ids.masked_fill(ids % 3 > 0, -100)
+    expected = model(ids, mask, labels=labels)
+    with META:
+        found = model(ids, mask, labels=labels)
+        found.loss.backward()
+    assert torch.equal(found.loss, expected.loss) and torch.equal(found.logits, expected.logits)
