@@ -19,7 +19,7 @@ from transformers.masking_utils import eager_mask
 from linformer_kit.attention import LinformerAttention
 from linformer_kit.errors import InputError
 from linformer_kit.functional import padding_after, split_heads
-from linformer_kit.linearized.attention import ATTRIBUTE, linear_attention, one_for_each_query
+from linformer_kit.linearized.attention import ATTRIBUTE, linear_attention, one_for_each_query, pair_mapping
 from linformer_kit.linearized.classes import LINEAR_IMPLEMENTATIONS
 from linformer_kit.linearized.layers import check_weights
 
@@ -155,10 +155,7 @@ def _attend(
     check_weights(module, arguments)
     key, value = (one_for_each_query(heads, query) for heads in (key, value))
     query = query * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    scores = query @ key.mT
-    if attention_mask is not None:
-        scores = scores + attention_mask[..., : key.shape[2]]
-    weights = scores.softmax(dim=-1, dtype=torch.float32)
+    weights = pair_mapping(query, key, attention_mask)
     _visit.get()(_of_real_tokens(weights, _real.get(), query, key, value))
     return (weights.to(value.dtype) @ value).transpose(1, 2).contiguous(), None
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
+from transformers.utils import output_capturing
 
 from linformer_kit.attention import attend_slots, project_tokens
 from linformer_kit.errors import InputError
@@ -23,7 +24,7 @@ from linformer_kit.values import has_values
 
 IMPLEMENTATION = "linformer"
 SLOTS = "linformer_slots"  # of an attention module: fewer slots than its E and F have, where it shares them
-SHOWS_WEIGHTS = "linformer_shows_weights"  # whether it is to give P̄ as well
+RECORDED = "linformer_recorded"  # whether the last forward pass recorded its weights
 _HIDES = -1e3  # what is added to scores at padding is this or less: -1e4, or the least that the format has
 ATTRIBUTE = "linformer"  # of each attention module: its E and F, or None where it keeps the attention that it has
 
@@ -50,11 +51,11 @@ def linear_attention(
         attention_mask: As `mask` makes it, or 0 at real tokens and below at padding, `[batch, 1, 1, seq_len]`.
         scaling: Of the scores; None: 1/√head_dim.
         dropout: On the context mapping.
-        need_weights: Whether to return P̄.
+        need_weights: Whether to return P̄; it is returned too where transformers records the attentions of the model.
         arguments: What else the layer says; local layers have their `sliding_window` here.
 
     Returns:
-        The output, heads last but one, and P̄ or None.
+        The output, heads last but one, and P̄ or None; of a local layer, P.
 
     Raises:
         InputError: for a mask over pairs of positions, attention whose weights come about in another way, a module
@@ -64,7 +65,10 @@ def linear_attention(
     if not hasattr(module, ATTRIBUTE):
         raise InputError(f"model: expected the linear one that AutoModel loads, got {kind} without E and F")
     projection: SequenceProjection | None = getattr(module, ATTRIBUTE)
+    need_weights = need_weights or _is_recorded(module, arguments)
     if projection is None:
+        if need_weights:
+            return _attend_pairs(query, key, value, attention_mask, scaling, dropout)
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **arguments)
     check_weights(module, arguments)
     padding = padding_of(attention_mask, key)
@@ -81,9 +85,50 @@ def linear_attention(
         padding_mask=padding,
         projected_dim=getattr(module, SLOTS, None),
     )
-    need_weights = need_weights or getattr(module, SHOWS_WEIGHTS, False)
     context, weights = attend_slots(query, slots, dropout=dropout, need_weights=need_weights)
     return context.transpose(1, 2).contiguous(), weights
+
+
+def _is_recorded(module: nn.Module, arguments: dict[str, Any]) -> bool:
+    """Whether transformers records attention weights in this forward pass.
+
+    It tells the layers (`output_attentions`) in most models, not in all, and always its collector. Activation
+    checkpointing runs a layer again in the backward pass, when nothing is recorded: then as the first time.
+    """
+    told = bool(arguments.get("output_attentions"))
+    collector = output_capturing._active_collector
+    if torch.compiler.is_compiling():  # a layer that is compiled alone cannot read a context variable
+        return told or (collector.compiling and "attentions" in (collector.get() or ()))
+    if (collected := collector.get()) is None:
+        return told or module.__dict__.get(RECORDED, False)
+    told = told or "attentions" in collected
+    if module.training:
+        module.__dict__[RECORDED] = told
+    return told
+
+
+def _attend_pairs(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None, dropout: float
+) -> tuple[Tensor, Tensor]:
+    """Attention over pairs of tokens, as a layer with a window has it, with its weights P."""
+    key, value = (one_for_each_query(heads, query) for heads in (key, value))
+    query = query * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    weights = pair_mapping(query, key, mask).to(value.dtype)
+    return (nn.functional.dropout(weights, dropout) @ value).transpose(1, 2).contiguous(), weights
+
+
+def pair_mapping(
+    query: Float[Tensor, "batch heads query_len head_dim"],
+    key: Float[Tensor, "batch heads seq_len head_dim"],
+    mask: Tensor | None,
+) -> Float[Tensor, "batch heads query_len seq_len"]:
+    """P in float32, softmax(query·keyᵀ), of scaled queries and a mask over pairs: True where seen, or added."""
+    scores = query @ key.mT
+    if mask is not None:
+        mask = mask[..., : key.shape[2]]
+        least = torch.finfo(scores.dtype).min
+        scores = scores.masked_fill(~mask, least) if mask.dtype == torch.bool else scores + mask
+    return scores.softmax(dim=-1, dtype=torch.float32)
 
 
 def one_for_each_query(

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import transformers
+from huggingface_hub.dataclasses import strict
 from torch import nn
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
@@ -22,7 +23,7 @@ from transformers.utils import output_capturing
 
 from linformer_kit.configuration import warn_of_unknown
 from linformer_kit.errors import InputError
-from linformer_kit.linearized.attention import ATTRIBUTE, IMPLEMENTATION, SHOWS_WEIGHTS, SLOTS
+from linformer_kit.linearized.attention import ATTRIBUTE, IMPLEMENTATION, SLOTS
 from linformer_kit.linearized.positions import LONGEST, check_positions, set_positions
 from linformer_kit.modeling import start_projection
 from linformer_kit.projection import (
@@ -109,6 +110,18 @@ class LinearizedConfig(PreTrainedConfig):
             raise InputError(f"linformer.base_model_type: expected a model type of transformers, got {base!r}")
         return linear_config_class(CONFIG_MAPPING[base]).from_dict(config_dict, **kwargs)
 
+    @property
+    def output_attentions(self) -> bool:
+        """Whether models return P̄ of all layers unless a call says otherwise."""
+        return self._output_attentions
+
+    @output_attentions.setter
+    def output_attentions(self, value: bool) -> None:
+        self._output_attentions = value
+
+    def validate_output_attentions(self) -> None:
+        """Nothing to refuse: transformers takes it of `eager` attention only, ours gives P̄ as well."""
+
     def to_dict(self) -> dict[str, Any]:
         """As of transformers, and that attention is ours: a class that knows no E and F will refuse it."""
         return {**super().to_dict(), "attn_implementation": IMPLEMENTATION}
@@ -127,26 +140,10 @@ class LinearizedModel(LengthCheckedModel):
         super().__init__(config, *arguments, **named)
         attach(self)
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return super().__call__(*arguments, **named)
-        tokens = [arguments[0] if arguments else None, named.get("input_ids"), named.get("inputs_embeds")]
+    def _check_length(self, tokens: Any) -> None:
         longest = self.config.linformer["seq_len"]
-        for given in tokens if self.main_input_name == "input_ids" else ():
-            if isinstance(given, torch.Tensor) and given.dim() > 1 and given.shape[1] > longest:
-                raise InputError(f"sequence length: expected at most {longest}, got {given.shape[1]}")
-        asked = named.get("output_attentions")
-        self._show_weights(bool(self.config.output_attentions if asked is None else asked))
-        return super().__call__(*arguments, **named)
-
-    def _show_weights(self, shown: bool) -> None:
-        """Whether the layers give P̄, `[batch, heads, seq_len, slots]`, which transformers collects."""
-        if shown == self.__dict__.get(SHOWS_WEIGHTS, False):
-            return
-        self.__dict__[SHOWS_WEIGHTS] = shown
-        for module in self.modules():
-            if ATTRIBUTE in module.__dict__ or ATTRIBUTE in module._modules:
-                module.__dict__[SHOWS_WEIGHTS] = shown
+        if isinstance(tokens, torch.Tensor) and tokens.dim() > 1 and tokens.shape[1] > longest:
+            raise InputError(f"sequence length: expected at most {longest}, got {tokens.shape[1]}")
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -303,7 +300,8 @@ def linear_config_class(base: Any) -> Any:
 @functools.cache
 def _linear_config_class(base: Any) -> Any:
     namespace = {"model_type": MODEL_TYPE, "__module__": __name__, "__doc__": f"`{base.__name__}` with E and F."}
-    made = type(f"{_PREFIX}{base.__name__}", (LinearizedConfig, base), namespace)
+    made: Any = type(f"{_PREFIX}{base.__name__}", (LinearizedConfig, base), namespace)
+    made = strict(made)  # as of transformers' own; it collects the validators, which are not inherited
     auto_classes: list[tuple[str, Any]] = inspect.getmembers(modeling_auto, inspect.isclass)
     for name, auto_class in auto_classes:
         mapping = getattr(auto_class, "_model_mapping", None)
@@ -322,8 +320,46 @@ def linear_model_class(base: Any, config_class: Any) -> Any:
 
 @functools.cache
 def _linear_model_class(base: Any, config_class: Any) -> Any:
-    namespace = {"config_class": config_class, "__module__": __name__, "__doc__": f"`{base.__name__}`, linear."}
+    namespace = {
+        "config_class": config_class,
+        "forward": _checked_forward(base.forward),
+        "__module__": __name__,
+        "__doc__": f"`{base.__name__}`, linear.",
+    }
     return type(f"{_PREFIX}{base.__name__}", (LinearizedModel, base), namespace)
+
+
+def _checked_forward(base_forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A model's own `forward`, which refuses longer texts first and obeys `config.output_attentions` at every depth.
+
+    It has the signature of the model's own, which transformers' Trainer and exporters read.
+    """
+    parameters = inspect.signature(base_forward).parameters
+    names = list(parameters)[1:]
+    kinds = {parameter.kind for parameter in parameters.values()}
+    told = "output_attentions" in names or inspect.Parameter.VAR_KEYWORD in kinds
+
+    @functools.wraps(base_forward)
+    def forward(self: LinearizedModel, *arguments: Any, **named: Any) -> Any:
+        if self.main_input_name == "input_ids" and not torch.compiler.is_exporting():
+            for name in ("input_ids", "inputs_embeds"):
+                place = names.index(name) if name in names else len(arguments)
+                self._check_length(arguments[place] if place < len(arguments) else named.get(name))
+        if named.get("output_attentions") is None and "output_attentions" not in names[: len(arguments)]:
+            named.pop("output_attentions", None)  # transformers takes None for False
+            if told and self.config.output_attentions:
+                named["output_attentions"] = True
+        if named.get("output_attentions") and torch.compiler.is_dynamo_compiling() and self.base_model is self:
+            _prepare_to_record(self)
+        return base_forward(self, *arguments, **named)
+
+    return forward
+
+
+@torch.compiler.assume_constant_result
+def _prepare_to_record(model: PreTrainedModel) -> None:
+    """Install transformers' recording hooks while compiling, outside of the graph: their lock would break it."""
+    output_capturing.maybe_install_capturing_hooks(model)
 
 
 def stock_name(name: str) -> str:
