@@ -19,7 +19,7 @@ from transformers.masking_utils import eager_mask
 from linformer_kit.attention import LinformerAttention
 from linformer_kit.errors import InputError
 from linformer_kit.functional import padding_after, split_heads
-from linformer_kit.linearized.attention import ATTRIBUTE, linear_attention, one_for_each_query, pair_mapping
+from linformer_kit.linearized.attention import is_linear, linear_attention, one_for_each_query, pair_mapping
 from linformer_kit.linearized.classes import LINEAR_IMPLEMENTATIONS
 from linformer_kit.linearized.layers import check_weights
 
@@ -145,7 +145,7 @@ def _attend(
     **arguments: Any,
 ) -> tuple[Float[Tensor, "batch seq_len heads head_dim"], None]:
     """Attention as transformers' interface has it, with the weights shown."""
-    if getattr(module, ATTRIBUTE, None) is not None:
+    if is_linear(module):
         real = _real.get()
         mask = None if real is None or real.all() else real
         output, weights = linear_attention(module, query, key, value, mask, scaling, need_weights=True, **arguments)

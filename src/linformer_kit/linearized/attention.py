@@ -27,6 +27,7 @@ SLOTS = "linformer_slots"  # of an attention module: fewer slots than its E and 
 RECORDED = "linformer_recorded"  # whether the last forward pass recorded its weights
 _HIDES = -1e3  # what is added to scores at padding is this or less: -1e4, or the least that the format has
 ATTRIBUTE = "linformer"  # of each attention module: its E and F, or None where it keeps the attention that it has
+OWNER = "linformer_owner"  # of an attention module: which module has the E and F that all layers share
 
 
 def linear_attention(
@@ -61,10 +62,7 @@ def linear_attention(
         InputError: for a mask over pairs of positions, attention whose weights come about in another way, a module
             without E and F, and a sequence that is too long for them.
     """
-    kind = type(module).__name__
-    if not hasattr(module, ATTRIBUTE):
-        raise InputError(f"model: expected the linear one that AutoModel loads, got {kind} without E and F")
-    projection: SequenceProjection | None = getattr(module, ATTRIBUTE)
+    projection = projection_of(module)
     need_weights = need_weights or _is_recorded(module, arguments)
     if projection is None:
         if need_weights:
@@ -87,6 +85,28 @@ def linear_attention(
     )
     context, weights = attend_slots(query, slots, dropout=dropout, need_weights=need_weights)
     return context.transpose(1, 2).contiguous(), weights
+
+
+def projection_of(module: nn.Module) -> SequenceProjection | None:
+    """E and F of an attention layer, looked up at every call so that a replacement is used; None: it has none.
+
+    Raises:
+        InputError: for a layer of a model that is not linear.
+    """
+    owner = _owner(module)
+    if not hasattr(owner, ATTRIBUTE):
+        kind = type(module).__name__
+        raise InputError(f"model: expected the linear one that AutoModel loads, got {kind} without E and F")
+    return getattr(owner, ATTRIBUTE)
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether an attention layer has E and F."""
+    return getattr(_owner(module), ATTRIBUTE, None) is not None
+
+
+def _owner(module: nn.Module) -> nn.Module:
+    return module.__dict__.get(OWNER, module)
 
 
 def _is_recorded(module: nn.Module, arguments: dict[str, Any]) -> bool:

@@ -23,7 +23,7 @@ from transformers.utils import output_capturing
 
 from linformer_kit.configuration import warn_of_unknown
 from linformer_kit.errors import InputError
-from linformer_kit.linearized.attention import ATTRIBUTE, IMPLEMENTATION, SLOTS
+from linformer_kit.linearized.attention import ATTRIBUTE, IMPLEMENTATION, OWNER, SLOTS
 from linformer_kit.linearized.positions import LONGEST, check_positions, set_positions
 from linformer_kit.modeling import start_projection
 from linformer_kit.projection import (
@@ -246,7 +246,7 @@ def attach(model: PreTrainedModel) -> None:
     for layer, name in enumerate(fields["layers"]):
         module = modules[name]
         if fields["sharing"] == "layerwise":
-            module.__dict__[ATTRIBUTE] = made[0]  # a reference; the base model owns it
+            module.__dict__[OWNER] = base  # not in `_modules`: the layer does not contain the model
             module.__dict__[SLOTS] = _slots(fields, layer)
         else:
             like = next(module.parameters())
@@ -334,10 +334,7 @@ def _checked_forward(base_forward: Callable[..., Any]) -> Callable[..., Any]:
 
     It has the signature of the model's own, which transformers' Trainer and exporters read.
     """
-    parameters = inspect.signature(base_forward).parameters
-    names = list(parameters)[1:]
-    kinds = {parameter.kind for parameter in parameters.values()}
-    told = "output_attentions" in names or inspect.Parameter.VAR_KEYWORD in kinds
+    names = list(inspect.signature(base_forward).parameters)[1:]
 
     @functools.wraps(base_forward)
     def forward(self: LinearizedModel, *arguments: Any, **named: Any) -> Any:
@@ -345,10 +342,9 @@ def _checked_forward(base_forward: Callable[..., Any]) -> Callable[..., Any]:
             for name in ("input_ids", "inputs_embeds"):
                 place = names.index(name) if name in names else len(arguments)
                 self._check_length(arguments[place] if place < len(arguments) else named.get(name))
-        if named.get("output_attentions") is None and "output_attentions" not in names[: len(arguments)]:
-            named.pop("output_attentions", None)  # transformers takes None for False
-            if told and self.config.output_attentions:
-                named["output_attentions"] = True
+        unsaid = named.get("output_attentions") is None and "output_attentions" not in names[: len(arguments)]
+        if unsaid and self.config.output_attentions:  # transformers takes None for False
+            named["output_attentions"] = True
         if named.get("output_attentions") and torch.compiler.is_dynamo_compiling() and self.base_model is self:
             _prepare_to_record(self)
         return base_forward(self, *arguments, **named)

@@ -1,0 +1,212 @@
+"""What `forward` of a linearised model does itself: called directly, through a base model, compiled and checkpointed."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, BertConfig, BertForMaskedLM
+
+from linformer_kit import InputError, linearize
+from linformer_kit.bench.families import FAMILIES, build, example
+
+SIZES = FAMILIES["bert"].sizes
+LENGTH = SIZES["max_position_embeddings"]
+TEXT = [name for name, family in FAMILIES.items() if "vocab_size" in family.sizes]
+BOTH = {"output_attentions": True, "output_hidden_states": True}
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return linearize(BertForMaskedLM(BertConfig(**SIZES)).eval(), 7)
+
+
+def of(name: str):
+    torch.manual_seed(0)
+    return linearize(build(FAMILIES[name]), 7)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.no_grad()
+def test_attentions_of_every_family(name):
+    model = of(name)
+    local = {layer.split(".")[1] for layer in model.config.linformer["local_layers"]}
+    inputs = example(model, 31)
+    shown = model.forward(**inputs, output_attentions=True)
+    assert len(shown.attentions) == model.config.num_hidden_layers
+    for layer, mapping in enumerate(shown.attentions):
+        tokens = mapping.shape[2]
+        assert mapping.shape[:2] == (2, model.config.num_attention_heads)
+        assert mapping.shape[3] == (tokens if str(layer) in local else 7)
+        torch.testing.assert_close(mapping.sum(-1), torch.ones(mapping.shape[:3]))
+    plain = model.forward(**inputs)
+    assert not plain.attentions
+    torch.testing.assert_close(plain[0], shown[0], rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_weights_of_layers_with_a_window():
+    """They see what they saw, padding and window, and no weight stands beyond."""
+    model = of("modernbert")
+    inputs = example(model, 31, padded=True)
+    real = inputs["attention_mask"].bool()
+    shown, plain = model(**inputs, output_attentions=True), model(**inputs)
+    torch.testing.assert_close(shown[0][real], plain[0][real], rtol=1e-4, atol=1e-5)
+    distance = (torch.arange(31)[:, None] - torch.arange(31)).abs()
+    for mapping in shown.attentions[1:]:
+        rows = mapping.transpose(1, 2)[real]  # [tokens, heads, keys]
+        assert not rows.masked_select((distance > 4).expand(2, 31, 31)[real][:, None]).any()
+        assert not mapping[1, :, : real[1].sum(), real[1].sum() :].any()
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_longer_texts_are_refused_at_every_door(name):
+    model = of(name)
+    inputs = example(model, LENGTH + 1)
+    embeds = model.get_input_embeddings()(inputs["input_ids"])
+    message = f"^sequence length: expected at most {LENGTH}, got {LENGTH + 1}$"
+    for call in (model, model.forward, model.base_model.forward):
+        for given in (inputs, {"inputs_embeds": embeds}):
+            with pytest.raises(InputError, match=message):
+                call(**given)
+        with pytest.raises(InputError, match=message):
+            call(inputs["input_ids"])
+
+
+def test_heads_and_their_base_models_refuse_longer_texts(model):
+    inputs = example(model, LENGTH + 1)
+    for call in (model.forward, model.bert, model.bert.forward):
+        with pytest.raises(InputError, match=f"^sequence length: expected at most {LENGTH}, got {LENGTH + 1}$"):
+            call(**inputs)
+
+
+def test_compiled_once_for_every_length():
+    """As one graph, with everything that is recorded."""
+    model = linearize(BertForMaskedLM(BertConfig(**SIZES | {"num_hidden_layers": 2})).eval(), 7)
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="eager")
+    for length in (31, 17):
+        inputs = example(model, length, padded=True)
+        ours, plain = compiled(**inputs, **BOTH), model(**inputs, **BOTH)
+        assert len(ours.attentions) == 2 and len(ours.hidden_states) == 3
+        for found, expected in zip(
+            (*ours.attentions, *ours.hidden_states), (*plain.attentions, *plain.hidden_states), strict=True
+        ):
+            torch.testing.assert_close(found, expected)
+
+
+def test_compiled_it_refuses_longer_texts(model):
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="eager")
+    with pytest.raises(InputError, match=f"^sequence length: expected at most {LENGTH}, got {LENGTH + 1}$"):
+        compiled(**example(model, LENGTH + 1))
+
+
+def test_exported_with_attentions_for_every_length(model):
+    length = torch.export.Dim("length", min=2, max=LENGTH)
+    inputs = example(model, 31, padded=True)
+    model.config.output_attentions = True
+    sizes = {name: {1: length} for name in inputs}
+    program = torch.export.export(model, (), inputs, dynamic_shapes=sizes).module()
+    for tokens in (17, LENGTH):
+        inputs = example(model, tokens, padded=True)
+        ours, plain = program(**inputs), model(**inputs)
+        assert len(ours.attentions) == 3
+        torch.testing.assert_close(ours.attentions[-1], plain.attentions[-1], rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_the_configuration_may_ask_for_attentions(model, tmp_path):
+    inputs = example(model, 31)
+    model.save_pretrained(tmp_path / "plain")
+    asked = AutoModelForMaskedLM.from_pretrained(tmp_path / "plain", output_attentions=True).eval()
+    for call in (asked, asked.forward, asked.bert, asked.bert.forward):
+        assert len(call(**inputs).attentions) == len(call(**inputs, output_attentions=None).attentions) == 3
+        assert not call(**inputs, output_attentions=False).attentions
+    asked.save_pretrained(tmp_path / "asked")
+    again = AutoModel.from_pretrained(tmp_path / "asked")
+    assert again.config.output_attentions is True and len(again(**inputs).attentions) == 3
+    made = AutoModel.from_config(AutoConfig.from_pretrained(tmp_path / "plain", output_attentions=True))
+    assert len(made(**inputs).attentions) == 3
+    made.config.output_attentions = False
+    assert not made(**inputs).attentions
+    model.config.output_attentions = True
+    assert len(model.forward(**inputs).attentions) == 3
+
+
+@pytest.mark.parametrize("name", ["bert", "siglip_vision_model"])  # the second does not tell its layers
+@pytest.mark.parametrize("by", ["call", "configuration"])
+def test_activation_checkpointing_repeats_what_was_recorded(name, by):
+    model = of(name).train()
+    inputs = example(model, 31)
+
+    def gradients():
+        model.zero_grad()
+        model.config.output_attentions = by == "configuration"
+        shown = model(**inputs, **({"output_attentions": True} if by == "call" else {}))
+        model.config.output_attentions = False
+        with torch.no_grad():
+            model.eval()(**inputs)  # which records nothing
+        model.train()
+        (shown[0].square().sum() + shown.attentions[0].square().sum()).backward()
+        return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    model.config.attention_probs_dropout_prob = 0.0
+    plain = gradients()
+    model.activation_checkpointing_enable()
+    for ours, theirs in zip(gradients(), plain, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_the_signature_is_that_of_the_model_it_was(model):
+    assert inspect.signature(model.forward) == inspect.signature(BertForMaskedLM(BertConfig(**SIZES)).forward)
+
+
+class Recorded(nn.Module):
+    """A module that stands for another one and counts its calls."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.calls = inner, 0
+
+    def forward(self, *arguments, **named):
+        self.calls += 1
+        return self.inner(*arguments, **named)
+
+
+@pytest.mark.parametrize("sharing", ["headwise", "layerwise"])
+@torch.no_grad()
+def test_what_stands_for_the_projection_is_called(sharing):
+    """As adapters do that train a copy of it."""
+    torch.manual_seed(0)
+    model = linearize(build(FAMILIES["bert"]), 7, sharing=sharing)
+    inputs = example(model, 31)
+    before = model(**inputs)[0]
+    owners = [model] if sharing == "layerwise" else [layer.attention.self for layer in model.encoder.layer]
+    for owner in owners:
+        owner.linformer = Recorded(copy.deepcopy(owner.linformer))
+    assert torch.equal(model(**inputs)[0], before)
+    assert [owner.linformer.calls for owner in owners] == ([3] if sharing == "layerwise" else [1, 1, 1])
+    owners[0].linformer.inner.key_projection.mul_(3)
+    assert not torch.equal(model(**inputs)[0], before)
+
+
+@pytest.mark.parametrize("by", ["call", "configuration"])
+@torch.no_grad()
+def test_layers_that_are_compiled_alone(model, by):
+    inputs = example(model, 31)
+    expected = model(**inputs, output_attentions=True).attentions
+    torch.compiler.reset()
+    for layer in model.bert.encoder.layer:
+        layer.compile(backend="eager")
+    model.config.output_attentions = by == "configuration"
+    found = model(**inputs, **({"output_attentions": True} if by == "call" else {})).attentions
+    assert len(found) == 3
+    torch.testing.assert_close(found, expected)
