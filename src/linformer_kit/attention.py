@@ -328,7 +328,12 @@ def attend_slots(
     dropout: float = 0.0,
     need_weights: bool = False,
 ) -> tuple[Float[Tensor, "batch heads query_len head_dim"], Float[Tensor, "batch heads query_len slots"] | None]:
-    """Attention of each group of heads over its slots, heads back in their order, and P̄ where it is asked for."""
+    """Attention of each group of heads over its slots, heads back in their order, and P̄ where it is asked for.
+
+    P̄ is without dropout, and the output is computed from the tensor that is returned, so that it has gradients.
+    """
+    if need_weights and len(groups) > 1:
+        return _attend_with_weights(query, groups, dropout)
     parts = [
         functional.scaled_dot_product_attention(
             query if group.heads is None else query[:, group.heads],
@@ -343,14 +348,25 @@ def attend_slots(
     ]
     if len(parts) == 1:
         return parts[0]
-    grouped = [head for group in groups for head in group.heads or ()]
-    order = [grouped.index(head) for head in range(query.shape[1])]
-    context = torch.cat([part for part, _ in parts], dim=1)[:, order]
-    if not need_weights:
-        return context, None
+    return torch.cat([part for part, _ in parts], dim=1)[:, _order_of_heads(groups, query.shape[1])], None
+
+
+def _attend_with_weights(query: Tensor, groups: list[Slots], dropout: float) -> tuple[Tensor, Tensor]:
+    """The same for heads with unequal numbers of slots: one P̄, filled up with zeros, and then its products."""
     most = groups[0].key.shape[2]
-    padded = [nn.functional.pad(part, (0, most - part.shape[-1])) for _, part in parts if part is not None]
-    return context, torch.cat(padded, dim=1)[:, order]
+    mappings = [functional.context_mapping(query[:, group.heads], group.key, group.empty) for group in groups]
+    padded = [nn.functional.pad(mapping, (0, most - mapping.shape[-1])) for mapping in mappings]
+    order = _order_of_heads(groups, query.shape[1])
+    weights = torch.cat(padded, dim=1)[:, order]
+    dropped = nn.functional.dropout(weights, dropout)
+    parts = [dropped[:, group.heads, :, : group.key.shape[2]] @ group.value for group in groups]
+    return torch.cat(parts, dim=1)[:, order], weights
+
+
+def _order_of_heads(groups: list[Slots], num_heads: int) -> list[int]:
+    """Where each head stands among the groups."""
+    grouped = [head for group in groups for head in group.heads or ()]
+    return [grouped.index(head) for head in range(num_heads)]
 
 
 def _check_module(

@@ -21,6 +21,7 @@ from linformer_kit.configuration import LinformerConfig
 from linformer_kit.functional import real_tokens_first, take_positions, zero_padding
 from linformer_kit.kernels import apply_linear, block_tokens, blocks, is_replaced, runs_in_blocks
 from linformer_kit.projection import SequenceProjection, build_projection
+from linformer_kit.values import values_are_cheap
 
 
 class LocalConvolution(nn.Module):
@@ -121,7 +122,8 @@ class LinformerLayer(GradientCheckpointingLayer):
     ) -> tuple[Float[Tensor, "batch seq_len embed"], Float[Tensor, "batch heads seq_len slots"] | None]:
         """One layer; with `overwrite` its result may take the place of `hidden`."""
         own = type(self.self_attn) is LinformerAttention
-        if own and not output_attentions and runs_in_blocks(self, hidden, self.widest):
+        in_place = padding_mask is None or self.local_convolution is None  # no neighbours but those in memory
+        if own and in_place and not output_attentions and runs_in_blocks(self, hidden, self.widest):
             return self._forward_in_blocks(hidden, padding_mask, lengths, projection, overwrite), None
         inputs = self.self_attn_layer_norm(hidden) if self.norm_first else hidden
         attended, weights = self.self_attn(
@@ -134,8 +136,17 @@ class LinformerLayer(GradientCheckpointingLayer):
             projection=projection,
         )
         if self.local_convolution is not None:
-            attended = attended + self.local_convolution(inputs, lengths)
+            attended = attended + self._convolve(inputs, padding_mask, lengths)
         return self._feed_forward(hidden, attended), weights
+
+    def _convolve(self, inputs: Tensor, padding_mask: Tensor | None, lengths: Tensor | None) -> Tensor:
+        """The convolution over real neighbours, wherever padding stands."""
+        assert self.local_convolution is not None
+        if padding_mask is None:
+            return self.local_convolution(inputs, lengths)
+        order = real_tokens_first(padding_mask)
+        convolved = self.local_convolution(take_positions(inputs, order), (~padding_mask).sum(dim=1))
+        return take_positions(convolved, order.argsort(dim=1))
 
     def _forward_in_blocks(
         self,
@@ -223,13 +234,18 @@ class LinformerEncoder(nn.Module):
         output_hidden_states: bool,
         overwrite: bool = False,
     ) -> BaseModelOutput:
-        """All layers; with `overwrite`, `hidden` may be lost, and without gradients its memory serves them all."""
+        """All layers; with `overwrite`, `hidden` may be lost, and without gradients its memory serves them all.
+
+        The hidden states and weights returned are those that the layers pass on, so that gradients can be retained.
+        """
         lengths = order = None
         if padding_mask is not None and self.orders:
-            # Once for all layers: real tokens first, and back at the end.
-            order, lengths = real_tokens_first(padding_mask), (~padding_mask).sum(dim=1)
-            hidden, padding_mask = take_positions(hidden, order), None
-            order = order.argsort(dim=1)
+            if _is_right_padded(padding_mask):
+                lengths, padding_mask = (~padding_mask).sum(dim=1), None
+            elif not (output_hidden_states or output_attentions):
+                # Once for all layers: real tokens first, and back at the end. Else each layer sorts for itself.
+                order, lengths = real_tokens_first(padding_mask), (~padding_mask).sum(dim=1)
+                hidden, padding_mask = take_positions(hidden, order), None
         hidden_states, attentions = [hidden] if output_hidden_states else [], []
         overwrite = overwrite and not output_hidden_states and len(self.attentions) == len(self.layers)
         in_place = {"overwrite": True} if overwrite else {}  # layers that others have put here need not know it
@@ -246,11 +262,7 @@ class LinformerEncoder(nn.Module):
             if output_hidden_states:
                 hidden_states[-1] = hidden
         if order is not None:
-            hidden = take_positions(hidden, order)
-            hidden_states = [take_positions(states, order) for states in hidden_states]
-            attentions = [weights.take_along_dim(order[:, None, :, None], dim=2) for weights in attentions]
-            if not self.linear:  # the keys are tokens too
-                attentions = [weights.take_along_dim(order[:, None, None, :], dim=3) for weights in attentions]
+            hidden = take_positions(hidden, order.argsort(dim=1))
         return BaseModelOutput(
             last_hidden_state=hidden,
             hidden_states=tuple(hidden_states) if output_hidden_states else None,
@@ -266,3 +278,8 @@ class LinformerEncoder(nn.Module):
         for block in blocks(batch, seq_len, block_tokens(embed)):
             hidden[block] = self.layer_norm(hidden[block])
         return hidden
+
+
+def _is_right_padded(padding_mask: Bool[Tensor, "batch seq_len"]) -> bool:
+    """Whether no real token follows padding; False where looking has a cost: on accelerators and in traces."""
+    return values_are_cheap(padding_mask) and bool((padding_mask[:, 1:] >= padding_mask[:, :-1]).all())
