@@ -10,13 +10,14 @@ import dataclasses
 import importlib
 import itertools
 import logging
+import operator
 import os
 import re
 import sys
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, get_origin, get_type_hints
+from typing import Any, NamedTuple, NoReturn, get_origin, get_type_hints
 
 from docstring_parser import parse as docstring
 from jsonargparse import ArgumentParser, Namespace
@@ -32,7 +33,7 @@ from linformer_kit.bench.settings import (
     SystemsSettings,
     Table2Settings,
 )
-from linformer_kit.errors import InputError, Stopped
+from linformer_kit.errors import InputError, OutOfMemoryError, Stopped, error_text, machine_failure, out_of_memory
 from linformer_kit.settings import (
     ConvertSettings,
     DistillSettings,
@@ -51,11 +52,12 @@ from linformer_kit.settings import (
 _YES_OR_NO = ("true", "false", "yes", "no")
 RECIPES = Path(__file__).parent / "recipes"
 _COMMON_RECIPE = "_common.yaml"
+_BATCHES = ("per_device_train_batch_size", "per_device_eval_batch_size")
 
 
 class Command(NamedTuple):
     """A subcommand: one line of help, the dataclass of its settings, `module:function`, default recipe, positionals,
-    and the folder of its recipes below `RECIPES`."""
+    the folder of its recipes below `RECIPES`, and the settings to lower where memory runs out, by names with dots."""
 
     summary: str
     settings: type
@@ -63,26 +65,36 @@ class Command(NamedTuple):
     recipe: str | None = None
     positionals: tuple[str, ...] = ()
     recipes: str = ""
+    memory: tuple[str, ...] = ()
 
 
 COMMANDS = {
     "pretrain": Command(
-        "Pretrain a masked language model on text", PretrainSettings, "linformer_kit.pretrain:main", "tiny"
+        "Pretrain a masked language model on text",
+        PretrainSettings,
+        "linformer_kit.pretrain:main",
+        "tiny",
+        memory=(*_BATCHES, "model.max_position_embeddings"),
     ),
     "finetune": Command(
-        "Fine-tune an encoder to classify texts (Table 2)", FinetuneSettings, "linformer_kit.finetune:main"
+        "Fine-tune an encoder to classify texts (Table 2)",
+        FinetuneSettings,
+        "linformer_kit.finetune:main",
+        memory=(*_BATCHES, "max_length"),
     ),
     "evaluate": Command(
         "Measure a classifier on labelled texts",
         EvaluateSettings,
         "linformer_kit.evaluate:main",
         positionals=("model",),
+        memory=("batch_size", "max_length"),
     ),
     "predict": Command(
         "Classify the texts of a file",
         PredictSettings,
         "linformer_kit.predict:main",
         positionals=("model", "file"),
+        memory=("batch_size", "max_length"),
     ),
     "fill-mask": Command(
         "Guess the <mask> tokens of a text",
@@ -101,6 +113,7 @@ COMMANDS = {
         DistillSettings,
         "linformer_kit.distill:main",
         positionals=("teacher", "output_dir"),
+        memory=(*_BATCHES, "max_position_embeddings"),
     ),
     "export": Command(
         "Make an ONNX file, or int8 weights, of a model, and check them against PyTorch",
@@ -113,30 +126,38 @@ COMMANDS = {
         InspectSettings,
         "linformer_kit.analysis.inspection:main",
         positionals=("model", "output_dir"),
+        memory=("max_tokens",),
     ),
     "spectrum": Command(
         "Show how fast the singular values of a model's attention fall (Fig 1), and choose k by them",
         SpectrumSettings,
         "linformer_kit.analysis.figure1:main",
         positionals=("model",),
+        memory=("seq_len", "samples"),
     ),
     "theorems": Command(
         "Try Theorems 1 and 2 on random attention and on a model's",
         TheoremsSettings,
         "linformer_kit.analysis.theorem_trials:main",
+        memory=("lengths", "samples"),
     ),
     "bench efficiency": Command(
         "Time and memory that Linformers save against Transformers of equal size (Table 3, Fig 2)",
         EfficiencySettings,
         "linformer_kit.bench.efficiency:main",
+        memory=("tokens", "lengths"),
     ),
     "bench ceiling": Command(
-        "The machine's limits for these encoders", CeilingSettings, "linformer_kit.bench.ceiling:main"
+        "The machine's limits for these encoders",
+        CeilingSettings,
+        "linformer_kit.bench.ceiling:main",
+        memory=("tokens", "square", "copy_mib"),
     ),
     "bench systems": Command(
         "Time of a layer of each kind of encoder against the length of the sequence (Table 1)",
         SystemsSettings,
         "linformer_kit.bench.systems:main",
+        memory=("tokens", "lengths"),
     ),
     "bench learning": Command(
         "Which of several encoders learns best: many small trainings from one recipe",
@@ -144,53 +165,92 @@ COMMANDS = {
         "linformer_kit.bench.learning:main",
         "start",
         recipes="learning",
+        memory=("processes", "base.per_device_train_batch_size"),
     ),
     "bench table2": Command(
         "Accuracy of several encoders on the paper's four tasks, and what it costs (Table 2)",
         Table2Settings,
         "linformer_kit.bench.table2:main",
+        memory=(*_BATCHES, "max_length"),
     ),
     "bench embeddings": Command(
         "What linear sentence embedders are worth beside their teacher: cosine, tasks, time and memory",
         EmbeddingsSettings,
         "linformer_kit.bench.embeddings:main",
+        memory=("batch_size", "tokens", "lengths"),
     ),
     "bench families": Command(
         "Make encoders of each kind linear, and look whether anything changes with as many slots as tokens",
         FamiliesSettings,
         "linformer_kit.bench.families:main",
     ),
-    "bench long": Command("Encode a million tokens in one pass", LongSettings, "linformer_kit.bench.long:main"),
+    "bench long": Command(
+        "Encode a million tokens in one pass", LongSettings, "linformer_kit.bench.long:main", memory=("n",)
+    ),
 }
 # What stands before the second word of a command.
 GROUPS = {"bench": "Measure speed and memory on this machine"}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command; bad input is one line on stderr and exit code 2."""
+    """Run a command; an error is one line on stderr.
+
+    Exit codes: 2 for bad input; 1 for what the machine failed at (memory, disk, a killed process) and for our own
+    errors, which are tracebacks; 128 and the number of a signal.
+    """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        name, settings = parse(arguments)
-        module, function = COMMANDS[name].function.split(":")
-        run = getattr(importlib.import_module(module), function)
-        _set_up_logging()
-        run(settings)
-        sys.stdout.flush()
-    except BrokenPipeError:  # whoever reads has had enough, as in `linformer ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left at exit goes there
+        _run(arguments)
+    except BrokenPipeError:  # the reader stopped, as in `linformer ... | head`
+        _discard_output()
         raise SystemExit(141) from None
     except InputError as error:
         _fail(str(error))
-    except OSError as error:
-        if error.filename is None:
-            raise
-        _fail(f"{error.filename}: {error.strerror}")
     except Stopped as stopped:
         print(f"linformer: {stopped}", file=sys.stderr)
         raise SystemExit(stopped.exit_code) from None
     except KeyboardInterrupt:
         print("linformer: interrupted", file=sys.stderr)
         raise SystemExit(130) from None
+    except OSError as error:
+        failure = machine_failure(error)
+        if failure is None and error.filename is not None:
+            _fail(f"{error.filename}: {error.strerror}")
+        place = "" if _flushed() else "standard output: "
+        _fail(place + (failure or error.strerror or error_text(error)), code=1)
+    except Exception as error:
+        failure = machine_failure(error)
+        if failure is None:
+            raise
+        _fail(failure, code=1)
+
+
+def _run(arguments: Sequence[str]) -> None:
+    """Parse and run; all that was printed is written when it returns or exits."""
+    try:
+        name, settings = parse(arguments)
+        module, function = COMMANDS[name].function.split(":")
+        run = getattr(importlib.import_module(module), function)
+        _set_up_logging()
+        try:
+            run(settings)
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            raise OutOfMemoryError(f"{machine_failure(error)}{_advice(COMMANDS[name], settings)}") from error
+    except SystemExit:  # after --help
+        _flush_output()
+        raise
+    _flush_output()
+
+
+def _advice(command: Command, settings: Any) -> str:
+    """What to do where memory ran out, to stand behind that."""
+    told = [f"{name} ({operator.attrgetter(name)(settings)})" for name in command.memory]
+    resumable = hasattr(settings, "resume") and (getattr(settings, "output_dir", None) or hasattr(settings, "output"))
+    return (f"; lower {' or '.join(told)}" if told else "") + (
+        "; --resume goes on from what is saved" if resumable else ""
+    )
 
 
 def parse(arguments: Sequence[str]) -> tuple[str, Any]:
@@ -388,6 +448,25 @@ def _set_up_logging() -> None:
     libraries.disable_progress_bar()
 
 
-def _fail(message: str) -> None:
+def _flush_output() -> None:
+    if sys.stdout is not None:  # as it is where it was closed before
+        sys.stdout.flush()
+
+
+def _flushed() -> bool:
+    """Whether standard output takes what was printed; if not, the rest is discarded, or it would fail again at exit."""
+    try:
+        _flush_output()
+    except OSError:
+        _discard_output()
+        return False
+    return True
+
+
+def _discard_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _fail(message: str, *, code: int = 2) -> NoReturn:
     print(f"linformer: error: {message}", file=sys.stderr)
-    raise SystemExit(2)
+    raise SystemExit(code) from None

@@ -9,7 +9,9 @@ import pytest
 import transformers
 
 from linformer_kit import linearize
+from linformer_kit.bench import embeddings
 from linformer_kit.cli import main
+from linformer_kit.errors import OutOfMemoryError
 from tests.conftest import PRETRAIN_SIZES, fail, write_tasks, write_teacher
 
 LENGTH = PRETRAIN_SIZES["max_position_embeddings"]
@@ -59,6 +61,21 @@ def test_memory_is_measured_in_processes_of_their_own(models, tmp_path):
     main(["bench", "embeddings", "--models", str(models[0]), *options])
     (found,) = json.loads((tmp_path / "out" / "embeddings.json").read_text())["models"].values()
     assert found["cost"][str(LENGTH)]["peak_bytes"] >= 0
+
+
+def test_times_are_kept_where_memory_runs_out(models, tmp_path, monkeypatch, capsys):
+    def killed(*_):
+        raise OutOfMemoryError("a process was killed")
+
+    monkeypatch.setattr(embeddings, "in_fresh_process", killed)
+    options = ["--lengths", str(LENGTH), "--tokens", "46", "--repetitions", "1", "--output_dir", str(tmp_path / "out")]
+    with pytest.raises(SystemExit) as exit_:
+        main(["bench", "embeddings", "--models", str(models[0]), *options])
+    assert exit_.value.code == 1
+    expected = f"a process was killed; lower batch_size (16) or tokens (46) or lengths ([{LENGTH}])\n"
+    assert capsys.readouterr().err.endswith(expected)
+    (found,) = json.loads((tmp_path / "out" / "embeddings.json").read_text())["models"].values()
+    assert found["cost"][str(LENGTH)]["median_s"] > 0
 
 
 @pytest.mark.parametrize(

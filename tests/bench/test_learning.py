@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -83,6 +84,9 @@ class InThisProcess:
         future = Future()
         future.set_result(function(*arguments))
         return future
+
+    def shutdown(self, **_):
+        pass
 
 
 @pytest.fixture
@@ -277,6 +281,42 @@ def test_a_study_that_was_killed_before_its_first_result_goes_on(corpus, untrain
     with pytest.raises(InputError, match="output_dir: expected a new or empty folder"):
         learning.learn(settings)
     assert learning.learn(dataclasses.replace(settings, resume=True))[0]["complete"]
+
+
+class Killed(InThisProcess):
+    """A pool whose second process is killed; what the others do ends well, some of it later."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.work = []
+
+    def submit(self, *work):
+        future = Future()
+        self.work.append((future, *work))
+        if len(self.work) == 2:
+            future.set_exception(BrokenProcessPool("terminated abruptly"))
+        return super().submit(*work) if len(self.work) == 1 else future
+
+    def shutdown(self, **_):
+        for future, function, *arguments in self.work[2:]:
+            future.set_result(function(*arguments))
+
+
+def test_nothing_finished_is_lost_where_a_process_is_killed(corpus, untrained, tmp_path, monkeypatch, capsys):
+    whole_study(corpus)
+    recipe, folder = str(corpus / "study.yaml"), tmp_path / "out"
+    command = ["bench", "learning", "--recipe", recipe, "--output_dir", str(folder), "--processes", "1"]
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as exit_:
+        patch.setattr(learning, "fresh_processes", Killed)
+        main(command)
+    assert exit_.value.code == 1
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "linformer: error: a process was killed, most likely because memory ran out; lower processes (1) or "
+        "base.per_device_train_batch_size (3); --resume goes on from what is saved"
+    )
+    assert len(results_of(folder)["trials"]) == len(untrained) == 3
+    main([*command, "--resume"])
+    assert results_of(folder)["complete"] and len(set(untrained)) == len(untrained)
 
 
 def test_a_study_goes_on_where_it_began(finished, corpus):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 
 import pytest
 import torch
 
 from linformer_kit.bench import measure
+from linformer_kit.errors import OutOfMemoryError
 from linformer_kit.training.memory import keep_freed_memory
 
 CPU = torch.device("cpu")
@@ -53,6 +56,16 @@ def test_summary():
 @pytest.mark.skipif(sys.platform != "linux", reason="the resident set is read from /proc")
 def test_what_was_freed_before_counts_again():
     assert 75_000_000 < measure.in_fresh_process(_taken_again) < 160_000_000
+
+
+@pytest.mark.e2e
+def test_a_process_that_is_killed_is_memory_that_ran_out():
+    with pytest.raises(OutOfMemoryError, match="a process was killed, most likely because memory ran out"):
+        measure.in_fresh_process(_killed)
+
+
+def _killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _taken_again() -> int:

@@ -9,6 +9,7 @@ import pytest
 from linformer_kit.bench import table2
 from linformer_kit.bench.paper import SCORES
 from linformer_kit.cli import main
+from linformer_kit.errors import OutOfMemoryError
 from tests.conftest import fail, write_model, write_tasks
 
 
@@ -99,6 +100,28 @@ def test_it_goes_on_after_an_interruption_of_the_first_cell_but_not_as_another(
     assert "resume: expected the model linformer of" in fail(capsys, *named)
     main([*command, "--resume", "--models", *models])
     assert len(json.loads((tmp_path / "out" / "table2.json").read_text())["cells"]) == 2
+
+
+def test_what_is_done_is_kept_where_a_process_is_killed(models, here, tmp_path, monkeypatch, capsys):
+    command = ["bench", "table2", "--models", *models, *options(tmp_path)]
+    own = table2._finetune
+
+    def killed(settings, threads):
+        if "full" in settings.model:
+            raise OutOfMemoryError("a process was killed")
+        return own(settings, threads)
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as exit_:
+        patch.setattr(table2, "_finetune", killed)
+        main(command)
+    assert exit_.value.code == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("linformer: error: a process was killed; lower per_device_train_batch_size (16) or ")
+    assert error.endswith("; --resume goes on from what is saved")
+    done = json.loads((tmp_path / "out" / "table2.json").read_text())["cells"]
+    assert [cell["model"] for cell in done] == ["linformer"]
+    main([*command, "--resume"])
+    assert json.loads((tmp_path / "out" / "table2.json").read_text())["cells"][:1] == done
 
 
 @pytest.mark.parametrize(

@@ -97,12 +97,14 @@ def measure_embeddings(settings: EmbeddingsSettings) -> tuple[dict[str, Any], Pa
         write_embeddings_report(results, folder)
     for length in settings.lengths:
         timings = _times(embedders, length, settings)
-        for name, model in names.items():
-            threads = torch.get_num_threads()
-            peak = in_fresh_process(_peak, model, length, settings, threads) if settings.memory else None
-            cost = {**summary(timings[name]), "peak_bytes": peak}
+        for name in names:
+            cost = {**summary(timings[name]), "peak_bytes": None}
             results["models"][name].setdefault("cost", {})[str(length)] = cost
-        write_embeddings_report(results, folder)
+        write_embeddings_report(results, folder)  # the times count also where memory runs out below
+        for name, model in names.items() if settings.memory else ():
+            peak = in_fresh_process(_peak, model, length, settings, torch.get_num_threads())
+            results["models"][name]["cost"][str(length)]["peak_bytes"] = peak
+            write_embeddings_report(results, folder)
     results["complete"] = True
     write_embeddings_report(results, folder)
     return results, folder

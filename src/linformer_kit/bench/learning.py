@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator
-from concurrent.futures import as_completed
+from concurrent.futures import Future, as_completed
 from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from linformer_kit.bench.trials import (
 )
 from linformer_kit.data.files import find_files
 from linformer_kit.environment import environment
-from linformer_kit.errors import InputError
+from linformer_kit.errors import PROCESS_KILLED, InputError, OutOfMemoryError
 from linformer_kit.loading import best_device
 from linformer_kit.report.learning import learning_markdown, rates_of, seeds_of, where_tuned, write_learning_report
 from linformer_kit.settings import LARGEST_SEED
@@ -106,20 +106,33 @@ class _Run:
         left = [timed(trial, known[trial.kind]) if trial.minutes else trial for trial in left]
         threads = max(1, torch.get_num_threads() // self.study.processes)
         extra = (self.study.projected_dims, self.study.sentence_file)
-        running = {self.pool.submit(run_trial, trial, self.folder, threads, *extra): trial for trial in left}
+        running: list[Future[dict[str, Any]]] = []
+        recorded: set[Future[dict[str, Any]]] = set()
         try:
+            running += [self.pool.submit(run_trial, trial, self.folder, threads, *extra) for trial in left]
             for finished in as_completed(running):
                 entry = finished.result()
-                self.results["trials"].append(entry)
-                write_learning_report(self.results, self.folder)
-                loss = entry["validation_loss"]
-                self.bar.set_postfix_str(f"{entry['name']}: {'diverged' if loss is None else f'{loss:.3f}'}")
-                self.bar.update()
+                recorded.add(finished)
+                self._record(entry)
         except BrokenProcessPool:
-            raise InputError("processes: expected as many as there is memory for, and one of them was killed") from None
+            raise OutOfMemoryError(PROCESS_KILLED) from None
         finally:
-            for future in running:
-                future.cancel()
+            if len(recorded) < len(left):
+                self.pool.shutdown(cancel_futures=True)  # waits for those under way
+                self._record_rest([future for future in running if future not in recorded])
+
+    def _record_rest(self, ended: Iterable[Future[dict[str, Any]]]) -> None:
+        """What has ended well after another one failed."""
+        for future in ended:
+            if not future.cancelled() and future.exception() is None:
+                self._record(future.result())
+
+    def _record(self, entry: dict[str, Any]) -> None:
+        self.results["trials"].append(entry)
+        write_learning_report(self.results, self.folder)
+        loss = entry["validation_loss"]
+        self.bar.set_postfix_str(f"{entry['name']}: {'diverged' if loss is None else f'{loss:.3f}'}")
+        self.bar.update()
 
     def _measure_updates(self, trials: list[Trial]) -> None:
         """The time of an update of each kind of trial that has minutes, in turn and with nothing beside them."""

@@ -13,12 +13,11 @@ from tqdm import tqdm
 
 from linformer_kit.bench.encoders import Encoder, build, random_ids, runner
 from linformer_kit.bench.measure import in_fresh_process, interleaved, peak_bytes, summary
-from linformer_kit.bench.memory import layers_of, parameter_bytes, ran_out
+from linformer_kit.bench.memory import layers_of, parameter_bytes
 from linformer_kit.bench.prepare import check, open_folder, recorded, require, torch_dtype
 from linformer_kit.bench.settings import LongSettings
 from linformer_kit.encoder import LinformerLayer
 from linformer_kit.environment import environment
-from linformer_kit.errors import InputError
 from linformer_kit.report.long import long_markdown, write_long_report
 
 _SECONDS = 60.0  # for all runs over the short sequence
@@ -31,12 +30,7 @@ def main(settings: LongSettings) -> None:
         length, k = getattr(settings, name), settings.projected_dim
         require(length > k, name, f"more than projected_dim, {k}", length)
     folder = open_folder(settings, "bench-long")
-    try:
-        results = in_fresh_process(measure_long, settings, str(device), torch.get_num_threads())
-    except (MemoryError, RuntimeError) as error:
-        if not ran_out(error):
-            raise
-        raise InputError(f"n: expected a sequence that fits in memory, got {settings.n}") from None
+    results = in_fresh_process(measure_long, settings, str(device), torch.get_num_threads())
     write_long_report(results, folder)
     print(long_markdown(results))
     print(f"Saved in {folder}")

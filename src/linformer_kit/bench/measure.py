@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from linformer_kit.errors import InputError
+from linformer_kit.errors import PROCESS_KILLED, InputError, OutOfMemoryError
 from linformer_kit.training.memory import status_bytes
 
 Timings = dict[str, list[float]]  # seconds of each run, by name
@@ -112,13 +112,13 @@ def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
     """What a function returns in a process of its own, where nothing has been allocated before.
 
     Raises:
-        MemoryError: if the process was killed, which is how memory runs out.
+        OutOfMemoryError: if the process was killed, which is how memory runs out.
     """
     with fresh_processes(1) as pool:
         try:
             return pool.submit(function, *arguments).result()
         except BrokenProcessPool:
-            raise MemoryError("the process was killed") from None
+            raise OutOfMemoryError(PROCESS_KILLED) from None
 
 
 def peak_bytes(run: Callable[[], object], device: torch.device) -> int:

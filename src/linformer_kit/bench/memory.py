@@ -15,6 +15,7 @@ from linformer_kit.bench import paper
 from linformer_kit.bench.encoders import Encoder, backward, build, random_ids, runner
 from linformer_kit.bench.measure import in_fresh_process, peak_bytes, synchronize
 from linformer_kit.bench.settings import EfficiencySettings
+from linformer_kit.errors import out_of_memory
 
 TOKENS = 16384  # of the batch that is measured: much beside the few MB that a process takes and gives at random
 _WARM_UP_TOKENS = 64
@@ -38,14 +39,9 @@ def measure_memory(encoder: Encoder, batch: int, settings: EfficiencySettings, d
     try:
         return in_fresh_process(_memory, encoder, batch, settings, str(device), torch.get_num_threads())
     except (MemoryError, RuntimeError) as error:
-        if not ran_out(error):
+        if not out_of_memory(error):
             raise
         return {"batch": batch, "layers": encoder.layers, "failed": str(error).partition("\n")[0]}
-
-
-def ran_out(error: Exception) -> bool:
-    """Whether memory ran out; torch has no exception of its own for that on a CPU."""
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "tried to allocate" in str(error)
 
 
 def _memory(
@@ -104,7 +100,9 @@ def _fits(run: Callable[[int], object], size: int, device: torch.device) -> bool
     try:
         run(size)
         synchronize(device)
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
         return False
     return True
 

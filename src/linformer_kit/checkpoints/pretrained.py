@@ -18,7 +18,7 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedConfig
 
 from linformer_kit.checkpoints.build import reading
-from linformer_kit.errors import InputError, input_errors
+from linformer_kit.errors import InputError, input_errors, machine_failure
 
 _INDEX = "model.safetensors.index.json"
 # Numbers in a configuration that no weights need to account for, such as the lengths of models without positions.
@@ -115,6 +115,8 @@ def _count(folder: Path, name: str) -> Weights:
                     tensors += 1
                     numbers += torch.Size(file.get_slice(key).get_shape()).numel()
         except (OSError, SafetensorError, RuntimeError) as error:
+            if machine_failure(error) is not None:
+                raise
             raise InputError(f"{path}: expected whole safetensors, got a broken file ({error})") from None
     return Weights(tensors, numbers)
 

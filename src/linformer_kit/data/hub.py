@@ -10,7 +10,7 @@ from datasets.exceptions import DatasetsError
 
 from linformer_kit.data.tables import Row
 from linformer_kit.data.validate import check_columns
-from linformer_kit.errors import InputError
+from linformer_kit.errors import InputError, machine_failure
 from linformer_kit.settings import CorpusSettings
 
 Documents: TypeAlias = Dataset | IterableDataset
@@ -81,6 +81,8 @@ def _load(name: str | None, config: str | None, *, streaming: bool) -> dict[str,
     try:
         return load_dataset(name, config, streaming=streaming)
     except (OSError, ValueError, DatasetsError) as error:
+        if machine_failure(error) is not None:
+            raise
         raise InputError(f"dataset_name {name}: {str(error).splitlines()[0]}") from error
 
 

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from linformer_kit.errors import InputError
+from linformer_kit.errors import InputError, machine_failure
 
 # `lstrip` (the space before a mask belongs to it) counts only if the trainer gets the token so.
 _MASK = AddedToken("<mask>", lstrip=True, special=True)
@@ -88,6 +88,8 @@ def load_tokenizer(name_or_path: str, *, max_length: int) -> PreTrainedTokenizer
     try:
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False)
     except Exception as error:  # a damaged file makes the libraries raise whatever comes
+        if machine_failure(error) is not None:
+            raise
         if Path(name_or_path).exists():
             expected = "a folder with tokenizer.json, as save_pretrained writes it"
         else:

@@ -89,7 +89,7 @@ def has_onednn() -> bool:
 
 
 def onednn_has_bfloat16() -> bool:
-    """Whether oneDNN multiplies bfloat16 here; it may be told to use less than the processor has (ONEDNN_MAX_CPU_ISA)."""
+    """Whether oneDNN multiplies bfloat16; ONEDNN_MAX_CPU_ISA may forbid what the processor has."""
     return has_onednn() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 

@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from linformer_kit.errors import InputError
+from linformer_kit.errors import InputError, machine_failure
 
 _STRUCTURE = "structure"
 _LARGEST = 2**63 - 1
@@ -46,6 +46,8 @@ def load_state(path: Path) -> Any:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
             return _put_together(json.loads((file.metadata() or {})[_STRUCTURE]), tensors)
     except Exception as error:  # whatever the structure makes of itself
+        if machine_failure(error) is not None:
+            raise
         raise InputError(f"{path}: expected a state of training, got {type(error).__name__}: {error}") from None
 
 

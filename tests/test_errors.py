@@ -1,0 +1,152 @@
+"""Bad input is one thing, what the machine fails at another: it is never turned into the first."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import subprocess
+import sys
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+import torch
+from safetensors import SafetensorError
+
+from linformer_kit import finetune
+from linformer_kit.cli import COMMANDS, main
+from linformer_kit.errors import InputError, input_errors, machine_failure
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+OF_THE_MACHINE = [
+    (MemoryError(), "memory ran out"),
+    (MemoryError("Unable to allocate 3.64 TiB"), "memory ran out: Unable to allocate 3.64 TiB"),
+    (
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total of 79 GiB"),
+        "memory ran out: 20.00 MiB could not be allocated",
+    ),
+    (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"), "memory ran out: CUDA error: CUBLAS_STATUS_ALLOC_FAILED"),
+    (OSError(errno.ENOMEM, "Cannot allocate memory"), "memory ran out: [Errno 12] Cannot allocate memory"),
+    (BrokenProcessPool("A process was terminated abruptly"), "a process was killed, most likely because memory ran out"),
+    (
+        RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "),
+        "a process was killed, most likely because memory ran out",
+    ),
+    (FULL, "No space left on device"),
+    (OSError(errno.ENOSPC, "No space left on device", "a.txt"), "a.txt: No space left on device"),
+    (SafetensorError("I/O error: No space left (os error 28)"), "I/O error: No space left (os error 28)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("error", "line"), OF_THE_MACHINE, ids=[line for _, line in OF_THE_MACHINE])
+def test_what_the_machine_fails_at_is_not_bad_input(error, line):
+    assert machine_failure(error) == line
+    with pytest.raises(type(error)) as raised, input_errors("model: expected one, got none"):
+        raise error
+    assert raised.value is error
+
+
+def test_memory_of_a_cpu_that_runs_out():
+    with pytest.raises(RuntimeError) as raised, input_errors("model"):
+        torch.empty(2**50)
+    assert not isinstance(raised.value, ValueError)
+    assert machine_failure(raised.value) == "memory ran out: 4,194,304.00 GiB could not be allocated"
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (KeyError("size"), "config: KeyError: 'size'"),
+        (RuntimeError("shapes do not fit"), "config: shapes do not fit"),
+        (FileNotFoundError(errno.ENOENT, "No such file", "a"), "config: [Errno 2] No such file: 'a'"),
+        (InputError("n: expected memory, got out of memory"), "config: n: expected memory, got out of memory"),
+        (ValueError("(os error 28)"), "config: (os error 28)"),
+    ],
+)
+def test_all_else_is(error, message):
+    with pytest.raises(InputError) as raised, input_errors("config"):
+        raise error
+    assert str(raised.value) == message
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_what_is_no_error_passes(kind):
+    with pytest.raises(kind), input_errors("config"):
+        raise kind
+
+
+def failed(capsys, monkeypatch, error: Exception, *options: str) -> str:
+    """The one line that a command prints whose work raises an error; the exit code is 1."""
+
+    def fail(settings: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(finetune, "main", fail)
+    with pytest.raises(SystemExit) as exit_:
+        main(["finetune", "--model", "m", *options])
+    assert exit_.value.code == 1
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "options", "line"),
+    [
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0"),
+            ["--per_device_train_batch_size", "23", "--max_length", "37"],
+            "memory ran out: 2.00 GiB could not be allocated; lower per_device_train_batch_size (23) or "
+            "per_device_eval_batch_size (32) or max_length (37)",
+        ),
+        (
+            BrokenProcessPool("terminated abruptly"),
+            ["--output_dir", "out"],
+            "a process was killed, most likely because memory ran out; lower per_device_train_batch_size (16) or "
+            "per_device_eval_batch_size (32) or max_length (None); --resume goes on from what is saved",
+        ),
+        (OSError(errno.ENOSPC, "No space left on device", "a.txt"), [], "a.txt: No space left on device"),
+        (FULL, [], "No space left on device"),
+        (OSError("no connection"), [], "no connection"),
+    ],
+)
+def test_a_command_says_it_in_one_line_and_exits_1(error, options, line, capsys, monkeypatch):
+    assert failed(capsys, monkeypatch, error, *options) == f"linformer: error: {line}\n"
+
+
+def test_our_own_errors_are_tracebacks(monkeypatch):
+    def fail(settings: Any) -> None:
+        raise RuntimeError("shapes do not fit")
+
+    monkeypatch.setattr(finetune, "main", fail)
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        main(["finetune", "--model", "m"])
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_settings_that_save_memory_are_settings(command):
+    for name in COMMANDS[command].memory:
+        kind = COMMANDS[command].settings
+        *path, last = name.split(".")
+        for part in path:
+            kind = get_type_hints(kind)[part]
+        assert last in {field.name for field in dataclasses.fields(kind)}
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a Linux device")
+@pytest.mark.parametrize("option", ["--help", "--print_config"])
+def test_output_that_cannot_be_written_is_one_line(option):
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-m", "linformer_kit", "fill-mask", "model", "text", option]
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment, check=False)
+    assert result.stderr == "linformer: error: standard output: No space left on device\n"
+    assert result.returncode == 1
+
+
+def test_output_that_is_closed_is_no_error(capsys, monkeypatch):
+    monkeypatch.setattr(finetune, "main", lambda settings: print("text"))
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", None)
+        main(["finetune", "--model", "m"])
+    assert capsys.readouterr().err == ""
