@@ -14,7 +14,7 @@ import pytest
 
 from linformer_kit.cli import main
 from linformer_kit.fill_mask import fill_mask
-from tests.conftest import fail, write_model
+from tests.conftest import PRETRAIN_SIZES, fail, write_model, write_teacher
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +46,20 @@ def test_fill_mask_prints_guesses_with_probabilities(model, capsys):
 )
 def test_bad_text_for_fill_mask(model, options, message, capsys):
     assert message in fail(capsys, "fill-mask", model, *options)
+
+
+@pytest.mark.parametrize("linear", [False, True])
+def test_the_longest_text_of_a_model_whose_positions_begin_after_an_offset(linear, tmp_path, capsys):
+    """RoBERTa's tables have rows that no token stands at: up to n tokens are answered, more are refused."""
+    teacher = write_teacher(tmp_path / "teacher", "it 's good bad")
+    model = tmp_path / "student" if linear else teacher
+    if linear:
+        main(["convert", str(teacher), str(model), "--in_place", "--projected_dim", "3"])
+    n, around = PRETRAIN_SIZES["max_position_embeddings"], 2  # tokens before and behind the text
+    assert len(fill_mask(str(model), "<mask>" * (n - around))) == n - around
+    for longer in (n + 1, n + 2, n + 3):
+        error = fail(capsys, "fill-mask", model, "<mask>" * (longer - around))
+        assert f"text: expected at most {n} tokens, got {longer}" in error
 
 
 def test_a_reader_that_has_had_enough_is_no_error(model):

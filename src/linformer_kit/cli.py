@@ -246,7 +246,8 @@ def _run(arguments: Sequence[str]) -> None:
 
 def _advice(command: Command, settings: Any) -> str:
     """What to do where memory ran out, to stand behind that."""
-    told = [f"{name} ({operator.attrgetter(name)(settings)})" for name in command.memory]
+    values = {name: operator.attrgetter(name)(settings) for name in command.memory}
+    told = [name if value is None else f"{name} ({value})" for name, value in values.items()]
     resumable = hasattr(settings, "resume") and (getattr(settings, "output_dir", None) or hasattr(settings, "output"))
     return (f"; lower {' or '.join(told)}" if told else "") + (
         "; --resume goes on from what is saved" if resumable else ""

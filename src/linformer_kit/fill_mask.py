@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase, pipeline
 
 from linformer_kit.errors import InputError
+from linformer_kit.linearized.positions import longest_input
 from linformer_kit.loading import load_model
 from linformer_kit.settings import FillMaskSettings
 
@@ -54,8 +55,8 @@ def fill_mask(model: str, text: str, *, top_k: int = 5) -> list[list[dict[str, A
     if not 1 <= top_k <= network.config.vocab_size:
         raise InputError(f"top_k: expected 1 to {network.config.vocab_size} (the vocabulary), got {top_k}")
     length = len(tokenizer(text)["input_ids"])
-    limit = network.config.max_position_embeddings
-    if length > limit:
+    limit = longest_input(network)
+    if limit is not None and length > limit:
         raise InputError(f"text: expected at most {limit} tokens, got {length}")
     answers = pipeline("fill-mask", model=network, tokenizer=tokenizer)(text, top_k=top_k)
     if isinstance(answers[0], dict):
