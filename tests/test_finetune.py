@@ -16,7 +16,16 @@ import pyarrow.parquet
 import pytest
 import torch
 import yaml
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, RobertaConfig, RobertaModel, pipeline
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+    BertModel,
+    RobertaConfig,
+    RobertaModel,
+    pipeline,
+)
 
 from linformer_kit import classifier
 from linformer_kit.cli import main
@@ -269,6 +278,26 @@ def test_another_architecture_through_the_same_code(encoder, texts, tmp_path):
     assert results["runs"][0]["updates"] == 2
     with pytest.raises(SystemExit):
         finetune(tmp_path / "roberta", tmp_path / "o", "--train_file", texts, f"--max_length={LENGTH + 1}")
+
+
+@pytest.mark.parametrize("saved", [BertForMaskedLM, BertModel])
+def test_seeds_join_whether_or_not_the_folder_has_a_pooler(saved, encoder, texts, tmp_path, capsys):
+    """Without one it is drawn with each seed, and is not what the run is made of; one that is there is."""
+    tokenizer = AutoTokenizer.from_pretrained(encoder)
+    sizes = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 13}
+    model = saved(BertConfig(vocab_size=len(tokenizer), max_position_embeddings=LENGTH, **sizes))
+    folder, out = tmp_path / "bert", tmp_path / "out"
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    finetune(folder, out, "--train_file", texts, "--max_steps=1")
+    finetune(folder, out, "--train_file", texts, "--max_steps=1", "--resume", "--seeds", 1)
+    assert [run["seed"] for run in json.loads((out / "metrics.json").read_text())["runs"]] == [0, 1]
+    part = model.pooler.dense if saved is BertModel else model.bert.encoder.layer[0].output.dense
+    part.bias.data += 1
+    model.save_pretrained(folder)
+    with pytest.raises(SystemExit):
+        finetune(folder, out, "--train_file", texts, "--max_steps=1", "--resume", "--seeds", 2)
+    assert "resume: expected the model of" in capsys.readouterr().err
 
 
 def test_longer_texts_than_the_model_was_made_for(encoder, texts, tmp_path, capsys):

@@ -24,7 +24,7 @@ from linformer_kit.data.examples import Labels
 from linformer_kit.data.inputs import LabelledInputs, LabelledItems, labelled_inputs
 from linformer_kit.data.labelled import LabelledTexts, load_labelled
 from linformer_kit.errors import DivergedError, InputError, input_errors
-from linformer_kit.loading import input_length, load_model, resize
+from linformer_kit.loading import input_length, load_model, random_weights, resize
 from linformer_kit.report.classification import best_run, finetune_markdown, write_finetune_report, write_mistakes
 from linformer_kit.settings import FinetuneSettings, names_folder
 from linformer_kit.training.arguments import training_arguments
@@ -114,7 +114,7 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
         train, validation = _inputs(settings, texts, tokenizer)
     fingerprints = {
         "texts_fingerprint": texts.fingerprint(),
-        "model_fingerprint": fingerprint(model.base_model),
+        "model_fingerprint": fingerprint(model.base_model, without=random_weights(model)),
     }
     metric = settings.metric_for_best_model or texts.metrics[0]
     texts = dataclasses.replace(texts, train=[])  # from here on they are tokens

@@ -50,6 +50,8 @@ _KINDS = {
     "Model": AutoModel,
 }
 
+_RANDOM = "names_of_random_weights"  # attribute of a model that was loaded here
+
 
 def load_model(
     name: str, auto_class: Any, kind: str, *, head: dict[str, Any] | None = None
@@ -101,6 +103,7 @@ def load_pretrained(name: str, auto_class: Any, kind: str, *, head: dict[str, An
     if head is not None and config.id2label != head["id2label"]:
         _start_head_anew(model, auto_class)
     absent = sorted(loading["missing_keys"]) + sorted(key for key, *_ in loading["mismatched_keys"])
+    setattr(model, _RANDOM, frozenset(absent))
     if head is not None:
         prefix = f"{model.base_model_prefix}."
         absent = [key for key in absent if key.startswith(prefix) and not key.startswith(f"{prefix}pooler.")]
@@ -116,6 +119,11 @@ def load_pretrained(name: str, auto_class: Any, kind: str, *, head: dict[str, An
             more = f" and {len(keys) - 1} others" if len(keys) > 1 else ""
             raise InputError(f"model: expected weights that fit its config.json in {name}, got {got} {keys[0]}{more}")
     return model.eval()
+
+
+def random_weights(model: PreTrainedModel) -> set[str]:
+    """Weights of the base model, by their names there, that were not in its files and so are random, as new poolers."""
+    return {name.removeprefix(f"{model.base_model_prefix}.") for name in getattr(model, _RANDOM)}
 
 
 def auto_class_of(name: str, kind: str) -> Any:

@@ -9,7 +9,7 @@ import importlib.metadata
 import json
 import platform
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -201,10 +201,12 @@ def has_twin(settings: TrainingSettings) -> bool:
     return isinstance(settings, PretrainSettings) and settings.compare_full and settings.model.attention != "full"
 
 
-def fingerprint(model: nn.Module) -> str:
-    """Hexadecimal hash of all weights."""
+def fingerprint(model: nn.Module, *, without: Collection[str] = ()) -> str:
+    """Hexadecimal hash of all weights but those of some names."""
     content = hashlib.sha256()
     for name, tensor in model.state_dict().items():
+        if name in without:
+            continue
         content.update(f"{name} {tuple(tensor.shape)}".encode())
         content.update(tensor.detach().cpu().float().contiguous().numpy().data)
     return content.hexdigest()
