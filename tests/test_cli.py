@@ -93,6 +93,33 @@ def test_spellings_of_a_command_in_a_group(arguments, name, value):
     assert getattr(settings, name) == value
 
 
+NAMES = ["my model, v2", "2024", "true", "1e3", "a: b", "{0}", "[", "-x", 'a"b\\n', "é😀\x07", "null", "a#b", "C:\\x"]
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [("bench table2", "models"), ("bench table2", "names"), ("bench embeddings", "models"), ("pretrain", "train_file"),
+     ("spectrum m", "text"), ("bench systems", "systems"), ("bench learning", "english_file")],
+)  # fmt: skip
+def test_names_in_a_list_stay_as_they_are(command, option):
+    needed = ["--models", "m"] if option == "names" else []
+    for names in ([name for name in NAMES if name != "null"], NAMES, ["null", "b"], ["", "b"]):
+        assert getattr(parse([*command.split(), *needed, f"--{option}", *names])[1], option) == names
+    for name in NAMES[:5]:
+        assert getattr(parse([*command.split(), *needed, f"--{option}={name}"])[1], option) == [name]
+    assert getattr(parse([*command.split(), *needed, f"--{option}=[a, 'b, c']"])[1], option) == ["a", "b, c"]
+
+
+def test_null_alone_is_no_list():
+    assert parse(["pretrain", "--train_file", "null"])[1].train_file is None
+
+
+def test_items_of_one_of_several_words_are_checked(capsys):
+    with pytest.raises(SystemExit):
+        main(["bench", "embeddings", "--models", "m", "--tasks", "sst2", "cola"])
+    assert "tasks: expected one of sst2, imdb, qnli, qqp, got cola" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -13,11 +13,13 @@ import logging
 import operator
 import os
 import re
+import string
 import sys
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Literal, NamedTuple, NoReturn, get_args, get_origin, get_type_hints
 
 from docstring_parser import parse as docstring
 from jsonargparse import ArgumentParser, Namespace
@@ -375,21 +377,40 @@ def _normalise(arguments: Sequence[str], settings: type) -> list[str]:
             continue
         name, equals, value = argument.partition("=")
         name = "--" + name[2:].replace("-", "_")
-        replaces = get_origin(hints.get(name)) is list
-        if replaces or hints.get(name) in (list[str] | None, list[int] | None):
+        item = _item_of_list(hints.get(name))
+        if item is not None:
             values = [value] if equals else []
             while queue and not equals and not queue[0].startswith("--"):
                 values.append(queue.popleft())
-            if replaces and values:
-                items = ", ".join(values)
-                normalised.append(f"{name}={items}" if items.startswith("[") else f"{name}=[{items}]")
-            else:
-                normalised += [f"{name}+={item}" for item in values] or [name]
+            sign = "=" if get_origin(hints[name]) is list else "+="
+            normalised.append(f"{name}{sign}{_spelled_list(values, item)}" if values else name)
         elif hints.get(name) is bool and not equals and (not queue or queue[0].lower() not in _YES_OR_NO):
             normalised.append(f"{name}=true")
         else:
             normalised.append(f"{name}{equals}{value}")
     return normalised
+
+
+def _item_of_list(hint: Any) -> Any:
+    """The type of the items, where a field takes a list or, beside it, null; None where it takes something else."""
+    kinds = [kind for kind in (get_args(hint) if get_origin(hint) is UnionType else [hint]) if kind is not NoneType]
+    return get_args(kinds[0])[0] if len(kinds) == 1 and get_origin(kinds[0]) is list else None
+
+
+def _spelled_list(values: list[str], item: Any) -> str:
+    """The list in YAML; text in quotes, so that commas, numbers and the like in names stay what they are."""
+    if len(values) == 1 and (values[0] in ("", "null") or (values[0].startswith("[") and values[0].endswith("]"))):
+        return values[0] or "[]"  # a list or null, said as such
+    text = item is str or get_origin(item) is Literal
+    return f"[{', '.join(map(_quoted, values) if text else values)}]"
+
+
+def _quoted(text: str) -> str:
+    """The text as YAML has it in double quotes."""
+    plain = string.ascii_letters + string.digits + " .,:;/~_-+=*?!()[]{}<>@#%&|$^'`"
+    # The parser refuses lone surrogates, which stand for bytes that are not UTF-8, and says so where it sees them.
+    escaped = (each if each in plain or "\ud800" <= each <= "\udfff" else f"\\U{ord(each):08x}" for each in text)
+    return f'"{"".join(escaped)}"'
 
 
 def _recipe_file(name: str, recipes: Path) -> Path:
