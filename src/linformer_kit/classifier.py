@@ -13,6 +13,7 @@ from transformers import PretrainedConfig
 from linformer_kit.checkpoints.pretrained import read_config
 from linformer_kit.data.encoding import Encoder, Window
 from linformer_kit.data.examples import Columns, Labels
+from linformer_kit.data.labelled import columns_of_task
 from linformer_kit.data.tasks import TASKS
 from linformer_kit.errors import InputError
 from linformer_kit.loading import best_device, check_model_folder, input_length, load_classifier
@@ -141,7 +142,7 @@ def trained_columns(model: str) -> Columns:
 
     task = TASKS.get(named("task") or "")
     if task:
-        return Columns(task.text_column, task.text_pair_column, task.label_column)
+        return columns_of_task(task, in_files=named("data_dir") is not None)
     return Columns(
         named("text_column") or "text",
         named("text_pair_column"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import re
 from pathlib import Path
@@ -11,8 +12,9 @@ import datasets
 import pytest
 
 from linformer_kit import InputError
+from linformer_kit.classifier import trained_columns
 from linformer_kit.data.examples import Columns, Labels
-from linformer_kit.data.labelled import load_labelled, load_measured, metrics_of
+from linformer_kit.data.labelled import columns_of_task, load_labelled, load_measured, metrics_of
 from linformer_kit.data.split import hold_out_texts
 from linformer_kit.data.tasks import TASKS
 from linformer_kit.settings import EvaluateSettings, FinetuneSettings
@@ -56,6 +58,41 @@ def test_only_a_task_known_for_ragged_rows_leaves_them_out(local, caplog):
         file.write("ragged\trow\n")
     with pytest.raises(InputError, match=r"dev.tsv line 6: expected 4 fields as in the header, got 2$"):
         load_labelled(settings(task="qnli", data_dir=str(local)))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_classifier_of_a_task_takes_its_own_files_without_a_flag(local, task, tmp_path):
+    """By numbers, in the columns of these files, ragged rows left out, as in fine-tuning from data_dir."""
+    known = TASKS[task]
+    (tmp_path / "settings.yaml").write_text(f"task: {task}\ndata_dir: {local}\n")
+    columns = trained_columns(str(tmp_path))
+    of_task = load_measured(EvaluateSettings(model="", task=task, data_dir=str(local)), Labels(known.labels), columns)
+    own_file = EvaluateSettings(model="", validation_file=[str(local / task / known.validation_file)])
+    examples, labels, found = load_measured(own_file, Labels(known.labels), columns)
+    assert examples == of_task[0] and found == of_task[2]
+    assert [labels.target(example, column=found.label) for example in examples] == [0, 1, 0, 1]
+    named = tmp_path / "named.tsv"
+    texts = [known.text_column, *filter(None, [known.text_pair_column]), columns.label]
+    named.write_text("\n".join("\t".join(row) for row in (texts, [*texts[:-1], known.labels[1]])) + "\n")
+    examples, labels, _ = load_measured(EvaluateSettings(model="", validation_file=[str(named)]), labels, columns)
+    assert labels.target(examples[0], column="") == 1
+
+
+def test_numbers_are_refused_by_classifiers_of_other_classes(tmp_path):
+    path = write(tmp_path / "t.tsv", "text\tlabel\na\t0\n")
+    with pytest.raises(InputError, match=r"'label' is '0'; expected one of 'bad', 'good'$"):
+        load_measured(EvaluateSettings(model="", validation_file=[path]), Labels(("bad", "good")), Columns("text"))
+
+
+def test_ragged_rows_are_refused_where_columns_are_named(local, tmp_path):
+    columns = columns_of_task(TASKS["qqp"], in_files=True)
+    path = str(local / "qqp" / "dev.tsv")
+    own = EvaluateSettings(model="", validation_file=[path], label_column="is_duplicate")
+    with pytest.raises(InputError, match=r"dev.tsv line 6: expected 4 fields as in the header, got 2$"):
+        load_measured(own, Labels(TASKS["qqp"].labels), columns)
+    rows = [{"question1": "a", "question2": "b", "is_duplicate": 1}]
+    lines = write(tmp_path / "t.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    assert load_measured(EvaluateSettings(model="", validation_file=[lines]), Labels(TASKS["qqp"].labels), columns)[0]
 
 
 def test_a_part_of_the_texts_is_held_out_and_equal_texts_stay_together(tmp_path):

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from linformer_kit.data.masking import BlockMasker
+from linformer_kit.data.tasks import TASKS
 from linformer_kit.evaluate import evaluate
 from linformer_kit.export.exportable import load
 from linformer_kit.export.quality import quality_of
@@ -52,6 +53,18 @@ def test_accuracy_is_that_of_evaluate(tmp_path):
         return [np.eye(3)[[0] * len(inputs["input_ids"])]]
 
     assert measure(first_class) == pytest.approx(1 / 3)
+
+
+def test_a_classifier_of_a_task_is_measured_by_the_numbers_of_its_file(tmp_path):
+    path = tmp_path / "dev.tsv"
+    path.write_text("sentence\tlabel\n" + "".join(f"{text}\t{n % 2}\n" for n, text in enumerate(TEXTS)))
+    names = dict(enumerate(TASKS["sst2"].labels))
+    model = linformer("LinformerForSequenceClassification", tmp_path / "model", num_labels=2, id2label=names)
+    (model / "settings.yaml").write_text("task: sst2\n")
+    settings = ExportSettings(model=str(model), out="", validation_file=str(path))
+    name, measure = quality_of(settings, load(str(model)))
+    assert name == "accuracy"
+    assert measure(lambda inputs: [np.eye(2)[[0] * len(inputs["input_ids"])]]) == pytest.approx(2 / 3)
 
 
 def test_masked_token_loss_is_the_mean_over_all_masked_tokens(tmp_path, texts):

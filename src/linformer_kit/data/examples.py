@@ -53,10 +53,12 @@ class Columns(TextColumns):
     Attributes:
         label: The class, or a list of classes.
         label_separator: What stands between the classes of one text in a string; None: the string is one class.
+        ragged: Whether records with other fields than the header's are left out, and not refused.
     """
 
     label: str = "label"
     label_separator: str | None = None
+    ragged: bool = False
 
     def names(self) -> dict[str, str]:
         return super().names() | {"label_column": self.label}

@@ -103,6 +103,8 @@ def load_measured(
     if task:
         known = set(task.labels) <= set(labels.names)
         labels = replace(labels, numbered=task.labels if known else labels.names)
+    elif any(labels.names == each.labels for each in TASKS.values()):
+        labels = replace(labels, numbered=labels.names)  # a task's own files have numbers
     examples = _read(settings, columns, task, "validation")
     _check_some(examples, settings, "validation")
     for example in examples:
@@ -134,8 +136,7 @@ def columns_of(settings: LabelledSettings, defaults: Columns | None = None) -> C
         for name, value in named.items():
             if value is not None:
                 raise InputError(f"{name}: expected none with --task, which knows its own, got {value!r}")
-        label = task.file_label_column if settings.data_dir else task.label_column
-        return Columns(task.text_column, task.text_pair_column, label)
+        return columns_of_task(task, in_files=settings.data_dir is not None)
     for name, value in named.items():
         if value == "":
             raise InputError(f"{name}: expected one or more characters, got none")
@@ -145,11 +146,18 @@ def columns_of(settings: LabelledSettings, defaults: Columns | None = None) -> C
         settings.text_pair_column or usual.text_pair,
         settings.label_column or usual.label,
         settings.label_separator or usual.label_separator,
+        usual.ragged and not any(named.values()),
     )
     names = list(columns.names().values())
     if len(set(names)) < len(names):
         raise InputError(f"text_column, text_pair_column, label_column: expected different columns, got {names}")
     return columns
+
+
+def columns_of_task(task: Task, *, in_files: bool) -> Columns:
+    """Where texts and classes of a task stand, in the files that it is distributed as or on the hub."""
+    label = task.file_label_column if in_files else task.label_column
+    return Columns(task.text_column, task.text_pair_column, label, ragged=task.ragged and in_files)
 
 
 def metrics_of(labels: Labels, task: Task | None = None) -> tuple[str, ...]:
@@ -218,7 +226,7 @@ def _read(settings: LabelledSettings, columns: Columns, task: Task | None, side:
         optional = task is None and side == "validation" and isinstance(settings, FinetuneSettings)
         rows = labelled_rows(str(name), config, split, columns.names(), numbered=task is not None, optional=optional)
         return as_examples(rows, columns)
-    ragged: list[str] | None = [] if task and task.ragged else None
+    ragged: list[str] | None = [] if columns.ragged else None
     if task:
         paths: Iterable[Path] = [_task_file(settings, task.train_file if side == "train" else task.validation_file)]
     else:

@@ -38,8 +38,8 @@ def read_table(path: Path, columns: Mapping[str, str], *, ragged: list[str] | No
     Args:
         path: File whose suffix is a key of `READERS`.
         columns: Names of the columns that are wanted, by the settings that hold the names.
-        ragged: Where given, records with more or fewer fields than the header are left out, and their places are
-            put here.
+        ragged: Where given, records of .csv and .tsv with more or fewer fields than the header are left out, and their
+            places are put here.
 
     Yields:
         Where a row stands, and its wanted columns: strings from .csv and .tsv, else any value.
@@ -48,7 +48,7 @@ def read_table(path: Path, columns: Mapping[str, str], *, ragged: list[str] | No
         InputError: At the first thing that cannot be read, with its file and line.
     """
     reader = READERS[path.suffix.lower()]
-    return reader(path, columns) if ragged is None else _delimited_rows(path, columns, ragged)
+    return reader(path, columns) if reader is not _delimited_rows else _delimited_rows(path, columns, ragged)
 
 
 @contextmanager
