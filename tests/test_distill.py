@@ -237,7 +237,6 @@ def test_without_layers_the_answers_alone_are_learned(teacher, texts, tmp_path):
         ({"mlm_probability": 1}, "mlm_probability: expected more than 0 and less than 1, got 1.0"),
         ({"layerwise_steps": 7}, "layerwise_steps: expected 0 to 6, got 7"),
         ({"max_eval_samples": 0}, "max_eval_samples: expected 1 or more, got 0"),
-        ({"resize_to": 50}, "resize_to: expected max_position_embeddings for a distillation, got 50"),
         ({"text": "nowhere"}, "text: no such file or folder: nowhere"),
         ({"student": "nowhere/at/all"}, "student: expected a folder, got nowhere/at/all, which does not exist"),
         (
@@ -245,8 +244,8 @@ def test_without_layers_the_answers_alone_are_learned(teacher, texts, tmp_path):
             "layerwise_steps: expected 0 without hidden",
         ),
         ({"per_device_train_batch_size": 1000}, "per_device_train_batch_size: expected at most the"),
-        ({"activation_checkpointing": "true"}, "activation_checkpointing: expected false"),
-        ({"trainer.gradient_checkpointing": "true"}, "activation_checkpointing: expected"),
+        ({"trainer.activation_checkpointing": "true"}, "trainer.activation_checkpointing: expected another field"),
+        ({"trainer.gradient_checkpointing": "true"}, "trainer.gradient_checkpointing: expected another field"),
         ({"trainer.label_smoothing_factor": 0.1}, "trainer.label_smoothing_factor: expected another"),
         ({"max_position_embeddings": 99_999_999_999}, "max_position_embeddings: expected at most 16,777,216, got 99,"),
         ({"trainer.lr_scheduler_type": "cosine"}, "trainer.lr_scheduler_type: expected another field"),
@@ -260,6 +259,21 @@ def test_bad_input_is_one_line_and_leaves_nothing(options, message, teacher, tex
     error = fail_last_line(capsys, *command(teacher, tmp_path / "student", **{"text": texts, **options}))
     assert message in error.splitlines()[-1]
     assert not (tmp_path / "student").exists()
+
+
+@pytest.mark.parametrize("name", ["resize_to", "activation_checkpointing"])
+def test_settings_that_no_distillation_can_have_are_not_offered(name, capsys):
+    with pytest.raises(SystemExit):
+        main(["distill", "--help"])
+    offered = capsys.readouterr().out
+    assert f"--{name}" not in offered and "--resize_mode" in offered
+    assert f"unrecognized arguments: --{name}" in fail(capsys, "distill", "teacher", "student", f"--{name}=1")
+
+
+def test_resuming_with_another_way_to_lengthen_is_refused(run, teacher, texts, tmp_path, capsys):
+    folder = shutil.copytree(run, tmp_path / "student")
+    again = command(teacher, folder, text=texts, resume="true", resize_mode="interpolate")
+    assert "resume: expected resize_mode as in" in fail_last_line(capsys, *again)
 
 
 def test_teachers_refused(texts, tmp_path, capsys):

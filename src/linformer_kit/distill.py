@@ -47,6 +47,14 @@ logger = logging.getLogger(__name__)
 
 # Fields of TrainingArguments that distillation decides.
 _FIXED = {"eval_strategy": "steps", "save_strategy": "steps", "eval_on_start": True}
+# Others that it cannot have: what layers do is learned from, so that it is not computed anew, by a schedule of its own.
+_UNUSED = (
+    "activation_checkpointing",
+    "gradient_checkpointing",
+    "label_smoothing_factor",
+    "lr_scheduler_type",
+    "lr_scheduler_kwargs",
+)
 _OF_NEW_STUDENTS = [field.name for field in dataclasses.fields(LinearizeSettings)]
 _TEACHER, _STUDENT = "a pretrained encoder", "a linear student"
 # Ends of the classes that can teach, and of those whose inputs are whole texts.
@@ -155,13 +163,9 @@ def check(settings: DistillSettings) -> None:
         raise InputError(f"layerwise_steps: expected 0 without hidden_weight and attention_weight, got {alone}")
     if not 0 <= alone <= settings.max_steps:
         raise InputError(f"layerwise_steps: expected 0 to {settings.max_steps}, got {settings.layerwise_steps}")
-    if settings.resize_to is not None:
-        raise InputError(f"resize_to: expected max_position_embeddings for a distillation, got {settings.resize_to}")
     if settings.packing and settings.text_pair_column is not None:
         raise InputError("packing: expected false for pairs of texts, got true")
-    if settings.activation_checkpointing or settings.trainer.get("gradient_checkpointing"):
-        raise InputError("activation_checkpointing: expected false, since what layers do is learned from, got true")
-    for name in ("label_smoothing_factor", "lr_scheduler_type", "lr_scheduler_kwargs"):
+    for name in _UNUSED:
         if name in settings.trainer:
             raise InputError(f"trainer.{name}: expected another field, a distillation has no use for it")
     if not settings.joint_learning_rate_factor > 0:

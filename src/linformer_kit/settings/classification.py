@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from linformer_kit.settings.training import TrainingSettings
+from linformer_kit.settings.training import OneModelTrainingSettings
 
 TaskName = Literal["sst2", "imdb", "qnli", "qqp"]
 
@@ -35,7 +35,7 @@ class LabelledSettings:
 
 
 @dataclass(kw_only=True)
-class FinetuneSettings(LabelledSettings, TrainingSettings):
+class FinetuneSettings(LabelledSettings, OneModelTrainingSettings):
     """Fine-tuning of an encoder to classify texts.
 
     Attributes:

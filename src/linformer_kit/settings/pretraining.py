@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from linformer_kit.settings.model import ModelSettings
-from linformer_kit.settings.training import TrainingSettings
+from linformer_kit.settings.training import OneModelTrainingSettings
 
 
 @dataclass(kw_only=True)
@@ -39,7 +39,7 @@ class CorpusSettings:
 
 
 @dataclass(kw_only=True)
-class PretrainSettings(CorpusSettings, TrainingSettings):
+class PretrainSettings(CorpusSettings, OneModelTrainingSettings):
     """Masked-language-model pretraining.
 
     Attributes:

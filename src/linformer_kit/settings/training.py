@@ -13,9 +13,6 @@ class TrainingSettings:
     """A training: the fields of transformers' TrainingArguments that people set, under their names there, and our own.
 
     Attributes:
-        resize_to: Longest sequence that a model of this package is resized to before, in tokens; default: its own.
-        resize_mode: How it is resized: E, F and positions stretched (`interpolate`) or repeated (`extend`; texts of the
-            old length then give what they gave). Stretched ones learn on from a better place (docs/learning.md).
         output_dir: Where the model and all results go; default: a new folder below runs/.
         per_device_train_batch_size: Sequences per device and forward pass.
         per_device_eval_batch_size: The same in evaluation.
@@ -29,7 +26,6 @@ class TrainingSettings:
         save_total_limit: Checkpoints kept.
         logging_steps: Updates between lines of the log.
         bf16: Mixed precision; `auto` where the processor has bf16 instructions.
-        activation_checkpointing: Recompute activations in the backward pass, to save memory.
         dataloader_num_workers: Processes that prepare batches beside the training.
         report_to: Loggers, as in TrainingArguments.
         trainer: Any other field of transformers' TrainingArguments, as --trainer.NAME VALUE.
@@ -37,8 +33,6 @@ class TrainingSettings:
         overwrite: Start anew in an output_dir that already holds a run.
     """
 
-    resize_to: int | None = None
-    resize_mode: ResizeMode = "interpolate"
     output_dir: str | None = None
     per_device_train_batch_size: int
     per_device_eval_batch_size: int
@@ -52,9 +46,24 @@ class TrainingSettings:
     save_total_limit: int | None = 2
     logging_steps: int = 10
     bf16: Literal["auto", "true", "false"] = "auto"
-    activation_checkpointing: bool = False
     dataloader_num_workers: int = 0
     report_to: str = "tensorboard"
     trainer: dict[str, Any] = field(default_factory=dict)
     resume: bool = False
     overwrite: bool = False
+
+
+@dataclass(kw_only=True)
+class OneModelTrainingSettings(TrainingSettings):
+    """A training of one model, without a teacher.
+
+    Attributes:
+        resize_to: Longest sequence that a model of this package is resized to before, in tokens; default: its own.
+        resize_mode: How it is resized: E, F and positions stretched (`interpolate`) or repeated (`extend`; texts of the
+            old length then give what they gave). Stretched ones learn on from a better place (docs/learning.md).
+        activation_checkpointing: Recompute activations in the backward pass, to save memory.
+    """
+
+    resize_to: int | None = None
+    resize_mode: ResizeMode = "interpolate"
+    activation_checkpointing: bool = False

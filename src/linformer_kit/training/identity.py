@@ -95,7 +95,7 @@ def check_same_settings(settings: TrainingSettings, names: Iterable[str]) -> Non
     for name in names:
         if name == _BATCH:
             continue
-        if name == "resize_mode" and settings.resize_to is None:
+        if name == "resize_mode" and now.get("resize_to", name) is None:
             continue  # means nothing
         old, new, place = before.get(name), now[name], name
         if isinstance(old, dict) and isinstance(new, dict) and old != new:
