@@ -16,7 +16,7 @@ from tests.conftest import PRETRAIN_SIZES
 from tests.processes import run_processes
 
 # What of a line of the log is time, and so never the same twice.
-_TIMES = ("training_seconds", "timed_updates", "runtime", "per_second", "seconds_left", "memory_mib")
+_TIMES = ("training_seconds", "timed_updates", "timed_items", "runtime", "per_second", "seconds_left", "memory_mib")
 UPDATES, BATCH = 12, 2
 
 

@@ -163,6 +163,25 @@ def test_tokens_per_second_counts_this_run(build):
     assert trainer.progress.updates == 2 and trainer.progress.rate > 0
 
 
+@pytest.mark.parametrize(
+    "arguments", [{}, {"gradient_accumulation_steps": 2}, {"gradient_accumulation_steps": 3, "dataloader_drop_last": True}]
+)  # fmt: skip
+def test_what_is_counted_is_what_the_model_has_seen(build, arguments):
+    """19 sequences in batches of 4: the last of an epoch has 3, and its update may have fewer batches."""
+    trainer = build(max_steps=7, **arguments)
+    seen: list[int] = []
+    training_step = trainer.training_step
+
+    def counted(model, inputs, *rest):
+        seen.append(inputs["input_ids"].numel())
+        return training_step(model, inputs, *rest)
+
+    trainer.training_step = counted
+    trainer.train()
+    assert trainer.progress.taken == sum(seen)
+    assert trainer.progress.rate == sum(seen) / trainer.progress.seconds
+
+
 def test_a_line_of_the_log_says_how_fast_how_long_and_how_large(build):
     trainer = build()
     trainer.train()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,21 +14,23 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from linformer_kit.training.memory import most_bytes
 
-# What stands in the log of a training beside its losses: how long its updates took, and which of them that is.
-_SECONDS, _UPDATES = "training_seconds", "timed_updates"
+# What stands in the log of a training beside its losses: how long its updates took, which they are and what they took.
+_SECONDS, _UPDATES, _TAKEN = "training_seconds", "timed_updates", "timed_items"
 
 
 class ProgressBar(TrainerCallback):
     """One bar over all updates: loss, rate, time left; a line for each evaluation.
 
     Args:
-        each: What all forward passes of one update take together, over all processes.
+        each: What all forward passes of one update take together, over all processes, with whole batches.
         what: Its name: tokens, or texts.
         describe: An evaluation's metrics in words.
 
     Attributes:
         seconds: Time of the training so far: data and updates; evaluation and saving do not count. It stands in the log
             of the training, so that a run that is resumed goes on counting.
+        in_epoch: What an epoch takes, of which its last update may have less left than others; None: every update takes
+            the same.
         rate: What was taken in a second, in the mean.
     """
 
@@ -35,15 +38,17 @@ class ProgressBar(TrainerCallback):
         self.each = each
         self.what = what
         self.describe = describe
+        self.in_epoch: int | None = None
         self.seconds = 0.0
         self.updates = 0
+        self.taken = 0
         self._started = 0.0
-        self._logged = 0.0, 0  # seconds and updates at the last line of the log
+        self._logged = 0.0, 0  # seconds and what was taken at the last line of the log
         self._bar: tqdm | None = None
 
     @property
     def rate(self) -> float:
-        return self.updates * self.each / self.seconds if self.seconds else 0.0
+        return self.taken / self.seconds if self.seconds else 0.0
 
     def measures(self, state: TrainerState, device: torch.device) -> dict[str, float]:
         """What a line of the log says of speed and memory.
@@ -52,9 +57,9 @@ class ProgressBar(TrainerCallback):
             `<what>_per_second` since the last one, `seconds_left` at the mean speed so far, `memory_mib`, the most that
             this process has held.
         """
-        seconds, updates = self.seconds - self._logged[0], self.updates - self._logged[1]
-        self._logged = self.seconds, self.updates
-        found = {f"{self.what}_per_second": updates * self.each / seconds if seconds else 0.0}
+        seconds, taken = self.seconds - self._logged[0], self.taken - self._logged[1]
+        self._logged = self.seconds, self.taken
+        found = {f"{self.what}_per_second": taken / seconds if seconds else 0.0}
         if self.updates:
             found["seconds_left"] = (state.max_steps - state.global_step) * self.seconds / self.updates
         memory = most_bytes(device)
@@ -63,7 +68,15 @@ class ProgressBar(TrainerCallback):
     def count_from(self, state: TrainerState) -> None:
         """Take over time and updates of a training so far."""
         known: dict[str, Any] = next((entry for entry in reversed(state.log_history) if _SECONDS in entry), {})
-        self.seconds, self.updates = self._logged = known.get(_SECONDS, 0.0), known.get(_UPDATES, 0)
+        self.seconds, self.updates = known.get(_SECONDS, 0.0), known.get(_UPDATES, 0)
+        self.taken = known.get(_TAKEN, self.updates * self.each)
+        self._logged = self.seconds, self.taken
+
+    def taken_by(self, update: int) -> int:
+        """What an update takes, by its number from 1."""
+        if self.in_epoch is None or update % math.ceil(self.in_epoch / self.each):
+            return self.each
+        return self.in_epoch % self.each or self.each
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -80,6 +93,7 @@ class ProgressBar(TrainerCallback):
         self.seconds += now - self._started
         self._started = now
         self.updates += 1
+        self.taken += self.taken_by(state.global_step)
         if self._bar is not None:
             self._bar.update(state.global_step - self._bar.n)
 
@@ -92,7 +106,7 @@ class ProgressBar(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         if state.log_history:
-            state.log_history[-1] |= {_SECONDS: self.seconds, _UPDATES: self.updates}
+            state.log_history[-1] |= {_SECONDS: self.seconds, _UPDATES: self.updates, _TAKEN: self.taken}
         if self._bar is not None and logs and "loss" in logs:
             self._bar.set_postfix_str(f"loss {logs['loss']:.3f}, {self.rate:,.0f} {self.what}/s", refresh=False)
 

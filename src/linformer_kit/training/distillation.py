@@ -217,6 +217,11 @@ class DistillationTrainer(ProjectionTrainer):
                 loss = loss + weight * distance.sum() / spread.sum().clamp(min=_LEAST_SPREAD) / len(teachers)
         return loss
 
+    @property
+    def sequences_of_an_epoch(self) -> int:
+        """As many as the sampler gives, which leaves out a forward pass that would not be whole."""
+        return len(self._get_train_sampler())
+
     def _get_train_sampler(self, train_dataset: Any = None) -> LengthSampler:
         """Lengths of ours, alike in all processes."""
         dataset = self.train_dataset if train_dataset is None else train_dataset

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainingArguments
+from transformers.trainer_utils import has_length
 
 from linformer_kit.configuration import LinformerConfig
 from linformer_kit.errors import input_errors
@@ -55,8 +56,24 @@ class ProjectionTrainer(ExactTrainer):
         """Sequences of a forward pass in all processes: accelerate would repeat some to make the last ones equal."""
         return self.args.train_batch_size * self.args.world_size if self.args.world_size > 1 else 1
 
+    @property
+    def sequences_of_an_update(self) -> int:
+        """Of all forward passes of an update in all processes, with whole batches."""
+        return self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
+
+    @property
+    def sequences_of_an_epoch(self) -> int | None:
+        """What there is to learn from, without what makes processes equal; None for a stream of unknown length."""
+        if not has_length(self.train_dataset):
+            return None
+        left_out = self.args.dataloader_drop_last and self.args.world_size == 1
+        return len(self.train_dataset) - (len(self.train_dataset) % self.args.train_batch_size if left_out else 0)
+
     def train(self, resume_from_checkpoint: str | None = None, **named: Any) -> Any:
         """As of `ExactTrainer`; the bar ends with it, however that is."""
+        sequences = self.sequences_of_an_epoch
+        each = self.progress.each // self.sequences_of_an_update
+        self.progress.in_epoch = None if sequences is None else sequences * each
         try:
             return super().train(resume_from_checkpoint=resume_from_checkpoint, **named)
         finally:
