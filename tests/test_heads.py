@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import pytest
@@ -20,20 +21,47 @@ from linformer_kit import (
     LinformerForSequenceClassification,
     LinformerForTokenClassification,
 )
+from linformer_kit.heads import labelled_positions
 from tests.conftest import KINDS, SHARINGS, fields, randomise, tokens
 
 IDS = torch.full((2, 31), 5)
 
 
-def test_head_runs_on_labelled_tokens_only_while_training(config):
+@pytest.mark.parametrize("compiled", [False, True])
+def test_logits_are_of_all_tokens_or_of_those_that_are_asked_for(config, compiled):
+    """In training as in evaluation, compiled or not; the loss and its gradients do not change."""
     model = randomise(LinformerForMaskedLM(config()))
+    run = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True) if compiled else model
     ids = tokens(2, 31)
-    labels = ids.masked_fill(torch.rand(2, 31) > 0.3, -100)
-    training, evaluation = model.train()(ids, labels=labels), model.eval()(ids, labels=labels)
-    assert training.logits.shape == ((labels != -100).sum(), 101)
-    assert evaluation.logits.shape == (2, 31, 101)
-    torch.testing.assert_close(training.loss, evaluation.loss)
-    torch.testing.assert_close(training.logits, evaluation.logits[labels != -100])
+    for seed in range(2):
+        torch.manual_seed(seed)
+        labels = ids.masked_fill(torch.rand(2, 31) > 0.3, -100)
+        found = []
+        for training, positions in itertools.product((True, False), (None, labelled_positions(labels))):
+            model.train(training)
+            output = run(ids, labels=labels, predicted_positions=positions)
+            assert output.logits.shape == ((2, 31, 101) if positions is None else ((labels != -100).sum(), 101))
+            logits = output.logits[labels != -100] if positions is None else output.logits
+            found.append([output.loss, logits, *torch.autograd.grad(output.loss, list(model.parameters()))])
+        for other in found[1:]:
+            for first, second in zip(found[0], other, strict=True):
+                torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("positions", "message"),
+    [
+        (torch.tensor([62]), "predicted_positions: expected ids from 0 to 61, got 62"),
+        (
+            torch.tensor([0.5]),
+            "predicted_positions: expected [1] of torch.int64 or torch.int32, got [1] of torch.float32",
+        ),
+        (torch.zeros(2, 31).long(), "predicted_positions: expected [2] of torch.int64 or torch.int32, got [2, 31]"),
+    ],
+)
+def test_positions_that_are_none_are_refused(config, positions, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        LinformerForMaskedLM(config())(tokens(2, 31), predicted_positions=positions)
 
 
 def test_nothing_to_predict_is_a_loss_of_zero(config):

@@ -40,6 +40,7 @@ LAYERS = (
     "encoder",
     "configuration",
     "attention",
+    "drop_in",
     "projection",
     "functional",
     "kernels",
@@ -53,7 +54,7 @@ LAYERS = (
     "_version",
 )
 MODEL = LAYERS[LAYERS.index("parallel") : LAYERS.index("collectives") + 1]
-PURE_TORCH = ("attention", "projection", "functional", "kernels", "collectives", "values")
+PURE_TORCH = ("attention", "drop_in", "projection", "functional", "kernels", "collectives", "values")
 
 
 def modules() -> dict[Path, str]:

@@ -5,30 +5,22 @@ Axes as in `functional`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
 from linformer_kit import functional
+from linformer_kit.drop_in import Layout, NotFused, padding_from_scores, register_layout_check, split_fused_weights
 from linformer_kit.errors import InputError
 from linformer_kit.kernels import apply_linear
 from linformer_kit.projection import BIAS_ORDERS, HeadMap, SequenceProjection, Slots, build_projection
-from linformer_kit.values import has_values, values_are_cheap
+from linformer_kit.values import values_are_cheap
 
 # A projection, or a function that calls one.
 Projects = SequenceProjection | Callable[..., list[Slots]]
-
-
-class _NotFused:
-    """Stands where torch's encoder looks for a fused weight; its one method makes the encoder keep its hands off."""
-
-    @classmethod
-    def __torch_function__(cls, *_: object) -> None:
-        raise TypeError("LinformerAttention has no fused weights")
 
 
 class LinformerAttention(nn.Module):
@@ -44,8 +36,8 @@ class LinformerAttention(nn.Module):
         embed_dim: Width of inputs and output.
         num_heads: Number of heads; divides embed_dim.
         max_seq_len: Longest sequence of keys. Needed where `projection` is a name.
-        projected_dim: Number of slots, at most max_seq_len, or a list of one for each head, which costs what each
-            head's own number costs. Needed where `projection` is a name; with a module, fewer slots than it has.
+        projected_dim: Number of slots, at most max_seq_len, or a list of one for each head; a head then attends to its
+            own number only. Needed where `projection` is a name; with a module, fewer slots than it has.
         sharing: `none`, `headwise` (the default), `key_value` or `layerwise`. For `layerwise` build one projection
             module and pass it to every layer; beside a module, this, projection_initializer and shorter_input must be
             as the module has them, if given.
@@ -58,15 +50,19 @@ class LinformerAttention(nn.Module):
         dropout: Dropout on the context mapping while training.
         bias: Whether the four linear maps have biases.
         bias_order: `before_projection`, E·(X·W + 1·b), or `after_projection`, E·(X·W) + 1·b, as fairseq does.
+        batch_first: Whether inputs and output are `[batch, length, embed_dim]` and not `[length, batch, embed_dim]`.
+            Unlike torch's, True by default. Put in the place of a `torch.nn.MultiheadAttention` it must be as that has
+            it; torch's Transformer layers have False by default.
+
+    `load_state_dict` takes that of a `torch.nn.MultiheadAttention` too; E and F stay as they are.
 
     Raises:
         InputError: a ValueError that names the argument, what was expected and what was got.
     """
 
     # What torch's Transformer layers ask of their attention before they take a fused path of their own: not here.
-    batch_first = True
     in_proj_bias = None
-    in_proj_weight = _NotFused()
+    in_proj_weight = NotFused()
     _qkv_same_embed_dim = False
 
     def __init__(
@@ -83,6 +79,7 @@ class LinformerAttention(nn.Module):
         dropout: float = 0.0,
         bias: bool = True,
         bias_order: str = "before_projection",
+        batch_first: bool = True,
     ) -> None:
         super().__init__()
         if not isinstance(embed_dim, int) or embed_dim < 1:
@@ -114,6 +111,7 @@ class LinformerAttention(nn.Module):
         self.num_heads = num_heads
         self.dropout = dropout
         self.bias_order = bias_order
+        self.batch_first = batch_first
         self.q_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.k_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.v_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
@@ -135,43 +133,52 @@ class LinformerAttention(nn.Module):
     def projected_dim(self, projected_dim: int | Sequence[int] | None) -> None:
         self._fewer_slots = projected_dim
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        split_fused_weights(state_dict, prefix, self.state_dict())
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, num_heads={self.num_heads}, bias_order={self.bias_order}"
 
     def forward(
         self,
-        query: Float[Tensor, "batch query_len embed"],
-        key: Float[Tensor, "batch seq_len embed"],
-        value: Float[Tensor, "batch seq_len embed"],
-        key_padding_mask: Bool[Tensor, "batch seq_len"] | None = None,
+        query: Float[Tensor, "*queries embed"],
+        key: Float[Tensor, "*keys embed"],
+        value: Float[Tensor, "*keys embed"],
+        key_padding_mask: Shaped[Tensor, "*batch seq_len"] | None = None,
         need_weights: bool = False,
         attn_mask: None = None,
+        average_attn_weights: bool = False,
         is_causal: bool = False,
         *,
         key_lengths: Int[Tensor, " batch"] | None = None,
         projection: Projects | None = None,
-    ) -> tuple[Float[Tensor, "batch query_len embed"], Float[Tensor, "batch heads query_len slots"] | None]:
+    ) -> tuple[Float[Tensor, "*queries embed"], Float[Tensor, "*weights query_len slots"] | None]:
         """Attend.
 
         Args:
-            query: Input of the queries.
-            key: Input of the keys.
-            value: Input of the values.
-            key_padding_mask: True where key and value are padding, or -inf there and 0 elsewhere, as in
+            query: Input of the queries, `[batch, query_len, embed_dim]`, with batch_first False
+                `[query_len, batch, embed_dim]`, or one sequence, `[query_len, embed_dim]`.
+            key: Input of the keys, likewise.
+            value: Input of the values, of the shape of key.
+            key_padding_mask: `[batch, seq_len]`, or `[seq_len]` of one sequence: True where key and value are padding,
+                or of floating point, 0 at real tokens and -inf (or at most -1000) at padding, as in
                 `torch.nn.MultiheadAttention`. What stands there reaches no slot and no gradient, a NaN neither, and
                 the output is that of the real keys alone, wherever padding stands.
-            need_weights: Whether to return the context mapping P̄.
+            need_weights: Whether to return the context mapping P̄; False by default, unlike torch's.
             attn_mask: Must be None; here so that modules that pass one get a clear answer.
-            is_causal: Must be False; likewise.
+            average_attn_weights: Whether P̄ is the mean over heads; False by default, unlike torch's.
+            is_causal: Must be False, as attn_mask.
             key_lengths: Real tokens at the start of each sequence of keys, instead of key_padding_mask where all
                 padding is on the right.
             projection: E and F for this call instead of the module's own, or a function that calls them: how an
                 encoder shares one over all layers.
 
         Returns:
-            The output, `[batch, query_len, embed_dim]`, and P̄, `[batch, heads, query_len, projected_dim]`
-            (`[…, seq_len]` with full attention), or None. Where heads differ in k, P̄ is filled up with zeros to the
-            largest; where a short text fills fewer windows, there are fewer slots.
+            The output, of the shape of query, and P̄, `[batch, heads, query_len, projected_dim]` (`[…, seq_len]` with
+            full attention; of one sequence without the first axis, averaged without that of heads), or None. Where
+            heads differ in k, P̄ is filled up with zeros to the largest; where a short text fills fewer windows, there
+            are fewer slots.
 
         Raises:
             InputError: for shapes that do not fit, a sequence longer than max_seq_len, and any mask over pairs of
@@ -182,12 +189,22 @@ class LinformerAttention(nn.Module):
                 f"{'is_causal: expected False' if attn_mask is None else 'attn_mask: expected None'}: each slot mixes "
                 "all positions, so a mask over pairs of them would leak what it hides; for padding use key_padding_mask"
             )
+        if len({tensor.dim() for tensor in (query, key, value)}) > 1:
+            got = ", ".join(str(list(tensor.shape)) for tensor in (query, key, value))
+            raise InputError(f"query, key, value: expected all with a batch or all without, got {got}")
+        layout = Layout(batch_first=self.batch_first, batched=query.dim() != 2)
+        query, key, value = layout.to_batch_first(query, key, value)
+        if key_padding_mask is not None and not layout.batched:
+            key_padding_mask = key_padding_mask[None]
         keys = self._keys(key, value, key_padding_mask, key_lengths)
         self._check_width("query", query)
         if query.shape[0] != key.shape[0]:
             raise InputError(f"query, key: expected one batch size, got {list(query.shape)} and {list(key.shape)}")
         slots = self._project(keys, projection)
-        return self.attend(keys.key if query is key else query, slots, need_weights)
+        output, weights = self.attend(keys.key if query is key else query, slots, need_weights)
+        if weights is not None and average_attn_weights:
+            weights = weights.mean(dim=1)
+        return layout.of_output(output), layout.of_batch(weights)
 
     def project(
         self,
@@ -200,7 +217,7 @@ class LinformerAttention(nn.Module):
     ) -> list[Slots]:
         """The first half of `forward`: the projected keys and values that all queries share.
 
-        Args and errors as there.
+        Args and errors as there, but the batch always comes first.
 
         Returns:
             One entry for each group of heads with one number of slots, for `attend`.
@@ -213,12 +230,12 @@ class LinformerAttention(nn.Module):
         """The second half of `forward`: each query attends to the slots, independently of all other queries.
 
         Args:
-            query: Input of the queries.
+            query: Input of the queries, the batch first.
             slots: What `project` returned for the same sequences.
             need_weights: Whether to return the context mapping P̄.
 
         Returns:
-            As `forward`.
+            As `forward`, the batch first.
         """
         heads = functional.split_heads(apply_linear(self.q_proj, query), self.num_heads)
         dropout = self.dropout if self.training else 0.0
@@ -229,7 +246,7 @@ class LinformerAttention(nn.Module):
         """Keys and values checked, and zero where padded: selected once, since what reads them needs it in the backward
         pass as well, where zero times NaN would be NaN."""
         if key_padding_mask is not None and key_padding_mask.is_floating_point():
-            key_padding_mask = _padding_from_scores(key_padding_mask)
+            key_padding_mask = padding_from_scores("key_padding_mask", key_padding_mask)
         self._check_keys(key, value, key_padding_mask)
         padding_mask = key_padding_mask
         if key_lengths is not None:
@@ -404,9 +421,4 @@ def _check_lengths(lengths: Tensor, key: Tensor, key_padding_mask: Tensor | None
             raise InputError(f"key_lengths: expected 0 to {seq_len}, got {low if low < 0 else high}")
 
 
-def _padding_from_scores(mask: Tensor) -> Tensor:
-    """The padding mask in the form that is added to scores, 0 or -inf, as torch's Transformer layers pass it on."""
-    padded = mask == -math.inf
-    if has_values(mask) and not (padded | (mask == 0)).all():
-        raise InputError("key_padding_mask: expected bool, or floating point of only 0 and -inf, got other numbers")
-    return padded
+register_layout_check(LinformerAttention)

@@ -27,7 +27,6 @@ from linformer_kit.configuration import LinformerConfig
 from linformer_kit.errors import InputError
 from linformer_kit.modeling import LinformerModel, LinformerPreTrainedModel, check_ids, check_integers, first_token
 from linformer_kit.settings import IGNORED_LABEL
-from linformer_kit.values import has_values
 
 
 class LinformerLMHead(nn.Module):
@@ -47,9 +46,8 @@ class LinformerLMHead(nn.Module):
 class LinformerForMaskedLM(LinformerPreTrainedModel):
     """Masked language model.
 
-    While training with labels, the head runs on the labelled tokens only, and `logits` are theirs, `[labelled, vocab]`;
-    in evaluation and where nothing may depend on values (`values.has_values`: compiled, exported, within `torch.func`),
-    they are `[batch, seq_len, vocab]`. The loss is the same.
+    `logits` are `[batch, seq_len, vocab]`, in training as in evaluation, compiled or not. With `predicted_positions`
+    the head runs on some tokens only, and they are `[predicted, vocab]`: training needs no others than labelled ones.
     """
 
     _tied_weights_keys = {"lm_head.decoder.weight": "linformer.embeddings.word_embeddings.weight"}
@@ -78,6 +76,7 @@ class LinformerForMaskedLM(LinformerPreTrainedModel):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        predicted_positions: Int[Tensor, " predicted"] | None = None,
     ) -> MaskedLMOutput:
         """Predict tokens. The arguments of `LinformerModel.forward`, and:
 
@@ -85,6 +84,9 @@ class LinformerForMaskedLM(LinformerPreTrainedModel):
             labels: The right tokens, -100 where there is nothing to predict.
             num_items_in_batch: Labelled tokens in all forward passes of one update; the loss is their mean, so that
                 accumulated gradients equal those of the large batch. Default: those of this batch.
+            predicted_positions: Tokens to run the head on, counted through the whole batch: token t of sequence s is
+                s·seq_len + t. The loss is over their labels. `labelled_positions` returns those that have one. Default:
+                all tokens.
         """
         outputs = self.linformer(
             input_ids,
@@ -101,9 +103,11 @@ class LinformerForMaskedLM(LinformerPreTrainedModel):
             check_integers("labels", labels, hidden.shape[:2])
             check_ids("labels", labels, self.config.vocab_size, ignored=IGNORED_LABEL)
             labels = labels.long()
-        if labels is not None and self.training and has_values(labels):
-            selected = labels != IGNORED_LABEL
-            hidden, labels = hidden[selected], labels[selected]
+        if predicted_positions is not None:
+            check_integers("predicted_positions", predicted_positions, predicted_positions.shape[:1])
+            check_ids("predicted_positions", predicted_positions, hidden.shape[:2].numel())
+            hidden = hidden.flatten(0, 1)[predicted_positions]
+            labels = None if labels is None else labels.flatten()[predicted_positions]
         logits = self.lm_head(hidden)
         loss = None
         if labels is not None:
@@ -112,6 +116,11 @@ class LinformerForMaskedLM(LinformerPreTrainedModel):
         return MaskedLMOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
+
+
+def labelled_positions(labels: Int[Tensor, "batch seq_len"]) -> Int[Tensor, " labelled"]:
+    """The tokens that have a label, as `LinformerForMaskedLM` takes its `predicted_positions`."""
+    return (labels != IGNORED_LABEL).flatten().nonzero()[:, 0]
 
 
 class LinformerClassificationHead(nn.Module):

@@ -16,6 +16,7 @@ from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
 from transformers.utils import output_capturing
 
 from linformer_kit.attention import attend_slots, project_tokens
+from linformer_kit.drop_in import padding_from_scores
 from linformer_kit.errors import InputError
 from linformer_kit.functional import merge_heads, zero_padding
 from linformer_kit.linearized.layers import check_weights
@@ -25,7 +26,6 @@ from linformer_kit.values import has_values
 IMPLEMENTATION = "linformer"
 SLOTS = "linformer_slots"  # of an attention module: fewer slots than its E and F have, where it shares them
 RECORDED = "linformer_recorded"  # whether the last forward pass recorded its weights
-_HIDES = -1e3  # what is added to scores at padding is this or less: -1e4, or the least that the format has
 ATTRIBUTE = "linformer"  # of each attention module: its E and F, or None where it keeps the attention that it has
 OWNER = "linformer_owner"  # of an attention module: which module has the E and F that all layers share
 
@@ -181,10 +181,8 @@ def padding_of(
         batch, seq_len = key.shape[0], key.shape[2]
         if mask.shape[0] not in (1, batch) or mask.shape[1] != seq_len:
             raise InputError(f"attention_mask: expected [{batch}, {seq_len}], got {list(attention_mask.shape)}")
-    if mask.is_floating_point() and has_values(mask) and ((mask != 0) & (mask > _HIDES)).any():
-        raise InputError("attention_mask: expected 0 at real tokens and -inf at padding in a mask that is added")
-    mask = mask.expand(key.shape[0], -1)
-    return mask != 0 if mask.is_floating_point() else mask == 0
+    padding = padding_from_scores("attention_mask", mask) if mask.is_floating_point() else mask == 0
+    return padding.expand(key.shape[0], -1)
 
 
 def mask(*, attention_mask: Tensor | None = None, mask_function: Any = None, **arguments: Any) -> Tensor | None:

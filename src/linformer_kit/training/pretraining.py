@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import EvalPrediction, TrainingArguments
 
 from linformer_kit.data.masking import EpochSampler
+from linformer_kit.heads import labelled_positions
 from linformer_kit.settings import PretrainSettings
 from linformer_kit.training.arguments import training_arguments
 from linformer_kit.training.callbacks import ElasticProjectedDim, ProgressBar
@@ -50,6 +51,11 @@ class PretrainTrainer(ProjectionTrainer):
         """Order and epoch come from one sampler, so both reach worker processes and survive a resume."""
         dataset = self.train_dataset if train_dataset is None else train_dataset
         return EpochSampler(len(dataset), seed=self.args.seed, multiple=self.sequences_together)
+
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **named: Any) -> Any:
+        """As of Trainer; the head runs on the masked tokens only."""
+        predicted = {"predicted_positions": labelled_positions(inputs["labels"])}
+        return super().compute_loss(model, inputs | predicted, *args, **named)
 
     def prediction_step(
         self,
