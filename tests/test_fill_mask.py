@@ -115,3 +115,4 @@ def test_half_written_and_foreign_model_folders(model, capsys, tmp_path):
     for name, (change, message) in cases.items():
         assert message in fail(capsys, "fill-mask", broken(name, change), "<mask>"), name
     assert "which does not exist" in fail(capsys, "fill-mask", tmp_path / "none", "<mask>")
+    assert "expected a folder, got none, which does not exist" in fail(capsys, "fill-mask", "none/", "<mask>")

@@ -18,7 +18,7 @@ _MOST_VALUES = 100_000
 
 def names_folder(name: str) -> bool:
     """Whether what stands for a model means a folder, there or not, and not an id of the hub."""
-    return os.path.isdir(name) or name.startswith((".", "/", "~")) or name.count("/") > 1
+    return os.path.isdir(name) or name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1
 
 
 def names_only(files: Any) -> Any:
