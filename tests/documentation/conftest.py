@@ -1,0 +1,42 @@
+"""A reader at work: in a new folder, with a small library of Python, and without fresh processes, which take seconds."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from linformer_kit.bench import layers, learning, long, memory, table2
+from linformer_kit.data import files
+from tests.bench.test_learning import InThisProcess
+from tests.documentation import given, reader
+from tests.documentation.pages import steps
+from tests.documentation.tables import GIVEN, IN_PYTHON, NOT_RUN, OPTIONS, PRESUMED
+
+
+@pytest.fixture
+def read(tmp_path, monkeypatch):
+    """Runs all that a page says, in order; what fails is raised with its line."""
+    library = given.write_library(tmp_path / "library")
+    monkeypatch.setattr(files, "sysconfig", SimpleNamespace(get_path=lambda _: str(library)))
+    monkeypatch.setattr(learning, "fresh_processes", InThisProcess)
+    for module in (learning, long, memory, table2):
+        monkeypatch.setattr(module, "in_fresh_process", lambda function, *arguments: function(*arguments))
+    monkeypatch.setattr(layers.torch, "compile", lambda function, **_: function)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+
+    def run(page: str) -> None:
+        given.write(GIVEN.get(page, ()), folder)
+        for step in steps(page):
+            if step.name in NOT_RUN.get(page, {}):
+                continue
+            options = " ".join(more for begin, more in OPTIONS.items() if step.text.startswith(begin))
+            try:
+                reader.run(step, options, PRESUMED.get(page, ""), IN_PYTHON.get(page, {}).items())
+            except (Exception, SystemExit) as error:
+                raise AssertionError(f"{page}, line {step.line}: {step.name} {options}") from error
+
+    return run

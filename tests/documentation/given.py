@@ -1,0 +1,193 @@
+"""What the reader of a page is supposed to have: texts, tables, and encoders under their names on the hub, all tiny."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from unittest import mock
+
+import pyarrow
+import pyarrow.parquet
+import torch
+import transformers
+
+from linformer_kit import LinformerConfig, LinformerForMaskedLM
+from linformer_kit.data.tokenizer import train_tokenizer
+from tests.conftest import write_tasks
+from tests.documentation.pages import ROOT
+from tests.reference import fairseq_linformer
+
+# As of the encoders that they stand for: the pages' numbers of slots and lengths fit them.
+LENGTH = 512
+_SIZES = {"hidden_size": 24, "num_attention_heads": 12, "num_hidden_layers": 2, "intermediate_size": 29}
+_SENTENCE = "the film was good bad fine poor and so a long story of two men who met in an old town by the sea"
+_WORDS = _SENTENCE.split()
+# Modules of Python that stand for its whole library.
+_MODULES = (
+    "argparse",
+    "ast",
+    "bisect",
+    "calendar",
+    "colorsys",
+    "copy",
+    "csv",
+    "dis",
+    "enum",
+    "fnmatch",
+    "glob",
+    "heapq",
+)
+
+
+def texts(count: int, words: int, seed: int = 0) -> list[str]:
+    """Documents of sentences, no two alike."""
+    draw = random.Random(seed)
+    sentences = [" ".join(draw.choices(_WORDS, k=11)).capitalize() + "." for _ in range(count * words // 11 + 1)]
+    each = len(sentences) // count
+    return [" ".join(sentences[number * each : (number + 1) * each]) for number in range(count)]
+
+
+def write_library(folder: Path) -> Path:
+    """A few modules of Python's own library."""
+    folder.mkdir()
+    for name in _MODULES:
+        shutil.copy(Path(sysconfig.get_path("stdlib")) / f"{name}.py", folder)
+    return folder
+
+
+def _text_files(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    for number, text in enumerate(texts(31, 701, seed=len(folder.name))):
+        (folder / f"{number}.txt").write_text(text)
+
+
+def _articles(folder: Path) -> None:
+    _text_files(folder / "A")
+    rows = (json.dumps({"text": text}) for text in texts(31, 331, seed=1))
+    (folder / "A" / "more.jsonl").write_text("".join(f"{row}\n" for row in rows))
+
+
+def _article(path: Path) -> None:
+    path.write_text(texts(1, 331)[0])
+
+
+def _parquet(path: Path) -> None:
+    pyarrow.parquet.write_table(pyarrow.table({"body": texts(31, 331)}), path)
+
+
+def _reviews(path: Path) -> None:
+    rows = (f"{text},{('bad', 'good')[number % 2]}" for number, text in enumerate(texts(41, 23, seed=len(path.name))))
+    path.write_text("text,label\n" + "".join(f"{row}\n" for row in rows))
+
+
+def _tasks(folder: Path) -> None:
+    folder.mkdir()
+    write_tasks(folder)
+
+
+def _books_of_authors(folder: Path) -> None:
+    folder.mkdir()
+    for author in ("Jane_Austen", "Mark_Twain"):
+        for title in ("First", "Second"):
+            (folder / f"{author}___{title}.txt").write_text(texts(1, 16_000, seed=len(author) + len(title))[0])
+
+
+def _tokenizer() -> transformers.PreTrainedTokenizerFast:
+    return train_tokenizer([*texts(5, 331), *_WORDS] * 3, vocab_size=331, max_length=LENGTH)
+
+
+def _encoder(class_name: str, **fields: object) -> Callable[[Path], None]:
+    """What writes an untrained encoder of transformers, of one of its classes, with a tokenizer."""
+
+    def write(folder: Path) -> None:
+        tokenizer = _tokenizer()
+        bert = class_name.startswith("Bert")
+        if bert:
+            tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+        tokens = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}
+        positions = LENGTH if bert else LENGTH + tokenizer.pad_token_id + 1
+        model_class = getattr(transformers, class_name)
+        sizes = {**_SIZES, "vocab_size": len(tokenizer), "max_position_embeddings": positions, **tokens, **fields}
+        torch.manual_seed(0)
+        model_class(model_class.config_class(**sizes)).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+    return write
+
+
+def _minilm(folder: Path) -> None:
+    _encoder("BertModel")(folder)
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": _SIZES["hidden_size"], "pooling_mode_mean_tokens": True}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+
+
+def _fairseq(path: Path) -> None:
+    with mock.patch.object(fairseq_linformer, "VOCAB", len(_tokenizer())):
+        torch.save(fairseq_linformer.checkpoint("headwise"), path)
+
+
+def _linformer(folder: Path) -> None:
+    """What an earlier page pretrains."""
+    tokenizer = _tokenizer()
+    sizes = {**_SIZES, "vocab_size": len(tokenizer), "max_position_embeddings": LENGTH, "projected_dim": LENGTH // 4}
+    torch.manual_seed(0)
+    LinformerForMaskedLM(LinformerConfig(**sizes)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _classifier(folder: Path) -> None:
+    """What an earlier page fine-tunes."""
+    _encoder("RobertaForSequenceClassification", id2label={0: "bad", 1: "good"}, label2id={"bad": 0, "good": 1})(folder)
+
+
+def _example(path: Path) -> None:
+    sizes, small = "= 4096, 4, 13, 4, 60\n", "= 128, 4, 13, 4, 10\n"
+    script = (ROOT / "examples" / path.name).read_text(encoding="utf-8")
+    assert sizes in script
+    path.write_text(script.replace(sizes, small), encoding="utf-8")
+
+
+def _benchmark(path: Path) -> None:
+    shutil.copy(ROOT / "benchmarks" / path.parent.name / path.name, path)
+
+
+_WRITERS: dict[str, Callable[[Path], None]] = {
+    "FacebookAI/roberta-base": _encoder("RobertaForMaskedLM", type_vocab_size=1),
+    "roberta-base": _encoder("RobertaForMaskedLM", type_vocab_size=1),
+    "distilbert/distilroberta-base": _encoder("RobertaForMaskedLM", type_vocab_size=1),
+    "sentence-transformers/all-MiniLM-L6-v2": _minilm,
+    "my-bert": _encoder("BertForPreTraining"),
+    "linformer_roberta_base.pt": _fairseq,
+    "my-model": _linformer,
+    "my-classifier": _classifier,
+    "articles": _articles,
+    "books": _text_files,
+    "notes": _text_files,
+    "wikipedia": _text_files,
+    "article.txt": _article,
+    "corpus.parquet": _parquet,
+    "reviews.csv": _reviews,
+    "more-reviews.csv": _reviews,
+    "new-reviews.csv": _reviews,
+    "tasks": _tasks,
+    "BOOKS": _books_of_authors,
+    "examples/sequence_parallel.py": _example,
+    "benchmarks/authorship_xeon-2-cores_202611/texts.py": _benchmark,
+}
+
+
+def write(names: tuple[str, ...], folder: Path) -> None:
+    """Put these things into a folder, in order."""
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        _WRITERS[name](folder / name)

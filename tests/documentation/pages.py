@@ -1,0 +1,71 @@
+"""What a page of the documentation asks its reader to type: the commands and Python blocks of its fences, in order."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGES = {path.name: path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+
+_FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+_PROGRAMS = ("linformer", "pip", "pytest", "python", "torchrun")
+
+
+@dataclass(frozen=True)
+class Step:
+    """Something to type, or a block that is neither.
+
+    Attributes:
+        kind: `command`, `python`, or `other`: output, a formula, a listing.
+        text: A command on one line without its comment, or a block whole.
+        line: Where it stands in the page.
+    """
+
+    kind: str
+    text: str
+    line: int
+
+    @property
+    def name(self) -> str:
+        """What tells it apart from others of its page: its first line."""
+        return self.text.partition("\n")[0]
+
+
+def steps(page: str) -> list[Step]:
+    """All of a page, in order. A block without a language holds commands if it begins with a program."""
+    content = PAGES[page].read_text(encoding="utf-8")
+    found, fences = [], len(re.findall(r"^ *```", content, re.MULTILINE))
+    for match in _FENCED.finditer(content):
+        indent, language, block = match.groups()
+        text = "\n".join(row.removeprefix(indent) for row in block.rstrip().splitlines())
+        fences -= 2
+        found += _steps_of(language, text, line=content.count("\n", 0, match.start()) + 2)
+    assert not fences, f"{page}: a fence that is not closed, or has another indent"
+    return found
+
+
+def _steps_of(language: str, text: str, line: int) -> list[Step]:
+    if language == "python":
+        return [Step("python", text, line)]
+    if language or text.split()[0] not in _PROGRAMS:
+        return [Step("other", text, line)]
+    commands = []
+    for number, row in enumerate(_joined(text.splitlines())):
+        for command in row.split(" && "):
+            words = shlex.split(command, comments=True)
+            if words:
+                commands.append(Step("command", shlex.join(words), line + number))
+    return commands
+
+
+def _joined(rows: list[str]) -> list[str]:
+    """Lines of a shell, those that a backslash continues as one; the rest of them is empty."""
+    joined: list[str] = []
+    for row in reversed(rows):
+        if row.endswith("\\"):
+            row, joined[0] = row[:-1] + joined[0], ""
+        joined.insert(0, row)
+    return joined

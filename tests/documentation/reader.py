@@ -1,0 +1,95 @@
+"""A reader who types what a page says, in order, in a folder that holds only what the page takes for granted."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import shlex
+import socket
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.run import parse_args
+
+from linformer_kit.cli import main
+from tests.documentation.pages import Step
+from tests.processes import run_processes
+
+_FILE = re.compile(r"# ([\w-]+\.py)\n")
+_IMPORTS = re.compile(r"^(?:import|from) ", re.MULTILINE)
+_PROCESSES = 2
+
+
+def run_command(command: str) -> None:
+    """A command, with this process as the one that it starts; torchrun's are two, whatever it asks for.
+
+    Raises:
+        SystemExit: if it fails.
+    """
+    program, *words = shlex.split(command)
+    if program == "linformer":
+        main(words)
+    elif program == "python":
+        _run_script(words)
+    else:
+        assert program == "torchrun", command
+        options = parse_args(words)
+        script = ["-m"] * options.module + [options.training_script, *options.training_script_args]
+        run_processes(_PROCESSES, _one_process, _free_port(), os.getcwd(), script)
+
+
+def run_python(block: str, presumed: str, replaced: Iterable[tuple[str, str]]) -> None:
+    """A block of Python by itself. One that names a file is saved under this name; one without imports is a part of a
+    program, which begins with what is presumed."""
+    for old, new in replaced:
+        block = block.replace(old, new)
+    file = _FILE.match(block)
+    if file:
+        Path(file[1]).write_text(block, encoding="utf-8")
+        return
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    if not _IMPORTS.search(block):
+        exec(compile(presumed, "what the page presumes", "exec"), namespace)
+    try:
+        exec(compile(block, "the page", "exec"), namespace)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def run(step: Step, options: str, presumed: str, replaced: Iterable[tuple[str, str]]) -> None:
+    """A step of a page, made small: with further options, or with other numbers in it."""
+    if step.kind == "python":
+        run_python(step.text, presumed, replaced)
+    else:
+        run_command(f"{step.text} {options}")
+
+
+def _one_process(rank: int, port: int, folder: str, script: list[str]) -> None:
+    """A process of torchrun's."""
+    os.chdir(folder)
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    os.environ |= {"WORLD_SIZE": str(_PROCESSES), "LOCAL_WORLD_SIZE": str(_PROCESSES)}
+    if script[:2] == ["-m", "linformer_kit"]:
+        main(script[2:])
+    else:
+        _run_script(script)
+
+
+def _run_script(words: list[str]) -> None:
+    before = sys.argv
+    sys.argv = words
+    try:
+        runpy.run_path(words[0], run_name="__main__")
+    finally:
+        sys.argv = before
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return free.getsockname()[1]

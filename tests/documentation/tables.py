@@ -1,0 +1,132 @@
+"""What the tests of the documentation change on the pages, and what they leave out: nothing else."""
+
+from __future__ import annotations
+
+_INSTALLS = "installs; `.ci/run` does it"
+_MACHINES = "several machines"
+_NOT_TYPED = "nothing to type"
+
+# What is not run, and why: by page and first line.
+NOT_RUN = {
+    "README.md": {
+        "pip install -r requirements.txt": _INSTALLS,
+        "pip install -r requirements-dev.txt": _INSTALLS,
+        "pip install 'linformer-kit[export]'": _INSTALLS,
+        "pytest -n 2": "it is running",
+        "head_i = softmax( Q W_i^Q · (E_i K W_i^K)ᵀ / √d ) · F_i V W_i^V": _NOT_TYPED,
+        "src/linformer_kit/": _NOT_TYPED,
+        "@article{wang2020linformer,": _NOT_TYPED,
+    },
+    "export.md": {
+        "pip install 'linformer-kit[export]'": _INSTALLS,
+        "Non-zero status code returned while running Gather node. Name:'input longer than 512 tokens' Status Message: "
+        "indices element out of data bounds ...": _NOT_TYPED,
+    },
+    "finetuning.md": {
+        '{"row": 1, "label": "positive", "probabilities": {"negative": 0.036, "positive": 0.964}}': _NOT_TYPED,
+    },
+    "parallel.md": {
+        "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 --rdzv-id linformer "
+        "examples/sequence_parallel.py": _MACHINES,
+        "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 --rdzv-id linformer "
+        "examples/sequence_parallel.py 8": _MACHINES,
+    },
+    "sharded.md": {
+        "torchrun --nnodes 4 --nproc_per_node 8 --rdzv_backend c10d --rdzv_endpoint node0:29500 train_sharded.py": _MACHINES,
+    },
+    "linearize.md": {"pip install 'linformer-kit[export]'": _INSTALLS},
+    "operator.md": {
+        "head_i = softmax( Q W_i^Q · (E_i · K W_i^K)ᵀ / √d ) · F_i · V W_i^V          P̄ = the softmax, n×k": _NOT_TYPED,
+    },
+    "theory.md": {
+        "E ‖P̃w − Pw‖² / ‖Pw‖²  =  (1 + ‖P‖²_F·‖w‖² / ‖Pw‖²) / k": _NOT_TYPED,
+    },
+    "training.md": {
+        "torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint node0:29500 -m linformer_kit pretrain "
+        "--output_dir /shared/run": _MACHINES,
+        "resume: skipped a damaged checkpoint: run/checkpoint-800/optimizer.safetensors: expected SHA-256 6e6c…, got 91ab…": _NOT_TYPED,
+        "linformer: error: linformer attention: update 1234 (epoch 2.4, process 1): expected a loss and a gradient that are numbers,": _NOT_TYPED,
+    },
+}
+
+# What the reader of a page is supposed to have: encoders of the hub, and files of their own.
+GIVEN = {
+    "README.md": (
+        "sentence-transformers/all-MiniLM-L6-v2", "FacebookAI/roberta-base", "roberta-base", "my-bert", "linformer_roberta_base.pt",
+        "notes", "articles", "books", "corpus.parquet", "article.txt", "reviews.csv", "new-reviews.csv", "tasks",
+    ),
+    "export.md": ("my-classifier", "reviews.csv"),
+    "finetuning.md": (
+        "distilbert/distilroberta-base", "my-model", "reviews.csv", "more-reviews.csv", "new-reviews.csv",
+        "wikipedia", "books", "BOOKS", "benchmarks/authorship_xeon-2-cores_202611/texts.py", "tasks",
+    ),
+    "linearize.md": ("sentence-transformers/all-MiniLM-L6-v2", "FacebookAI/roberta-base", "articles", "books"),
+    "parallel.md": ("examples/sequence_parallel.py",),
+    "training.md": ("notes",),
+    "theory.md": ("roberta-base", "articles"),
+}  # fmt: skip
+
+# Options that are added to commands, by how they begin: few updates, few texts, short measurements, no network.
+_LAYER = "--hidden_size 24 --num_attention_heads 2 --intermediate_size 96 --repetitions 1"
+_PRETRAIN = (
+    "--max_steps 4 --eval_steps 2 --save_steps 2 --warmup_steps 1 --logging_steps 1 "
+    "--per_device_train_batch_size 2 --per_device_eval_batch_size 4"
+)
+OPTIONS = {
+    "linformer pretrain": _PRETRAIN,
+    "torchrun --standalone --nproc-per-node 8 -m linformer_kit pretrain": f"{_PRETRAIN} --train_file notes",
+    "linformer finetune": "--num_train_epochs 1 --max_train_samples 8",
+    "linformer finetune --model my-model --task": "--data_dir tasks --seeds 1",
+    "linformer distill": (
+        "--max_steps 4 --eval_steps 2 --save_steps 2 --warmup_steps 1 --logging_steps 1 --max_eval_samples 4 "
+        "--per_device_train_batch_size 2"
+    ),
+    "linformer spectrum": "--samples 2",
+    "linformer theorems": "--lengths 16 32 --draws 2 --samples 1 --fit_samples 2 --fit_steps 2",
+    "linformer theorems --model": "--seq_len 64",
+    "linformer bench efficiency": f"{_LAYER} --lengths 32 64 --projected_dims 8 --tokens 64 --square 32 --copy_mib 1 --memory false",
+    "linformer bench ceiling": "--lengths 32 64 --projected_dims 8 --tokens 64 --square 32 --copy_mib 1",
+    "linformer bench systems": f"{_LAYER} --lengths 512 1024 --tokens 1024",
+    "linformer bench table2": "--num_train_epochs 1 --data_dir tasks --tasks imdb --seeds 1 --learning_rates 1e-3",
+    "linformer bench long": f"{_LAYER} --n 521 --reference_length 307 --vocab_size 101 --layers 2",
+    "linformer bench learning": (
+        "--seeds 0 --learning_rates 1e-3 --base.max_steps 2 --base.eval_steps 2 --base.save_steps 2 --base.warmup_steps 1 "
+        "--base.per_device_train_batch_size 2"
+    ),
+}
+
+# Numbers that are replaced in blocks of Python, by page.
+IN_PYTHON = {
+    "README.md": {"num_hidden_layers=2": "num_hidden_layers=2, hidden_size=24, vocab_size=1009"},
+    "parallel.md": {'"cuda"': '"cpu"', "(2, 8)": "(1, 1)"},
+    "sharded.md": {"num_hidden_layers=2": "num_hidden_layers=2, hidden_size=24, intermediate_size=29"},
+}
+
+# What a block that is a part of a program presumes, by page.
+_GROUP = """
+import torch
+import torch.distributed as dist
+import linformer_kit as lk
+from torch.distributed.device_mesh import init_device_mesh
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+"""
+PRESUMED = {
+    "parallel.md": f"""{_GROUP}
+from torch.nn.parallel import DistributedDataParallel
+
+model = lk.LinformerForMaskedLM(lk.LinformerConfig(num_hidden_layers=2, hidden_size=24, intermediate_size=29))
+batch = {{"input_ids": torch.randint(5, 1000, (2, 37)), "labels": torch.randint(5, 1000, (2, 37))}}
+parallel = lk.SequenceParallel(model, init_device_mesh("cpu", (1,)))
+piece = parallel.shard(batch)
+model = lk.LinformerForMaskedLM(model.config)
+path = "trained"
+""",
+    "sharded.md": f"""{_GROUP}
+from linformer_kit.training.sharded import load_sharded, shard
+
+config = lk.LinformerConfig(num_hidden_layers=2, sharing="layerwise", hidden_size=24, intermediate_size=29)
+device = torch.device("cpu")
+mesh = init_device_mesh("cpu", (1,))
+""",
+}

@@ -1,0 +1,14 @@
+"""Everything that each guide says to type, in its order."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.documentation.pages import PAGES, steps
+
+
+@pytest.mark.e2e
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "README.md" and steps(page)])
+def test_guide(page, read):
+    read(page)
