@@ -35,7 +35,7 @@ class Step:
 
 
 def steps(page: str) -> list[Step]:
-    """All of a page, in order. A block without a language holds commands if it begins with a program."""
+    """All of a page, in order. A block of no language, or of a shell, holds commands if it begins with a program."""
     content = PAGES[page].read_text(encoding="utf-8")
     found, fences = [], len(re.findall(r"^ *```", content, re.MULTILINE))
     for match in _FENCED.finditer(content):
@@ -50,7 +50,7 @@ def steps(page: str) -> list[Step]:
 def _steps_of(language: str, text: str, line: int) -> list[Step]:
     if language == "python":
         return [Step("python", text, line)]
-    if language or text.split()[0] not in _PROGRAMS:
+    if language not in ("", "bash", "sh") or text.split()[0] not in _PROGRAMS:
         return [Step("other", text, line)]
     commands = []
     for number, row in enumerate(_joined(text.splitlines())):
