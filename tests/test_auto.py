@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 
@@ -26,6 +27,7 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
 def test_the_tables_of_transformers_have_our_classes():
     assert CONFIG_MAPPING["linformer"] is LinformerConfig
     assert CONFIG_MAPPING["linearized"] is LinearizedConfig
+    assert importlib.util.find_spec("transformers.models.linformer") is not None
     assert LinformerConfig in MODEL_FOR_MASKED_LM_MAPPING
     assert MODEL_FOR_MASKED_LM_MAPPING[LinformerConfig] is LinformerForMaskedLM
     assert LinformerConfig not in MODEL_FOR_CAUSAL_LM_MAPPING

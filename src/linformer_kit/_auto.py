@@ -80,6 +80,7 @@ class _Classes(ModuleType):
 
     def __init__(self, model_type: str, home: str, names: Sequence[str]) -> None:
         super().__init__(f"transformers.models.{model_type}", f"Names of {home}, which load when they are used.")
+        self.__spec__ = ModuleSpec(self.__name__, None)  # asked for by look-ups of a module that is loaded
         self.__dict__.update(_home=home, __all__=list(names))
 
     def __getattr__(self, name: str) -> Any:
