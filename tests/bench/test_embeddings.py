@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import torch
 import transformers
 
 from linformer_kit import linearize
 from linformer_kit.bench import embeddings
+from linformer_kit.bench.settings import EmbeddingsSettings
 from linformer_kit.cli import main
 from linformer_kit.errors import OutOfMemoryError
 from tests.conftest import PRETRAIN_SIZES, fail, write_tasks, write_teacher
@@ -61,6 +64,49 @@ def test_memory_is_measured_in_processes_of_their_own(models, tmp_path):
     main(["bench", "embeddings", "--models", str(models[0]), *options])
     (found,) = json.loads((tmp_path / "out" / "embeddings.json").read_text())["models"].values()
     assert found["cost"][str(LENGTH)]["peak_bytes"] >= 0
+
+
+def test_everything_runs_on_the_device_that_the_results_name(models, monkeypatch):
+    """On a device that computes nothing, instead of an accelerator: a pass with anything elsewhere fails there too."""
+    device = torch.device("meta")
+    seen = []
+    monkeypatch.setattr(embeddings, "best_device", lambda: device)
+    monkeypatch.setattr(torch, "autocast", lambda kind, *_, **__: seen.append(torch.device(kind)) or nullcontext())
+    settings = EmbeddingsSettings(models=[str(model) for model in models], tokens=46, bf16="true")
+    embedders = {name: embeddings._Embedder(name, settings) for name in settings.models}
+
+    def interleaved(cases, *, device, **_):
+        seen.append(device)
+        return {name: [run()[0].device] for name, run in cases.items()}
+
+    monkeypatch.setattr(embeddings, "interleaved", interleaved)
+    for length in (LENGTH, 2 * LENGTH):
+        assert embeddings._times(embedders, length, settings) == {name: [device] for name in settings.models}
+    monkeypatch.setattr(embeddings, "peak_bytes", lambda run, device: (run()[0].device, device))
+    assert embeddings._peak(settings.models[1], LENGTH, settings, 1) == (device, device)
+    embedder = embedders[settings.models[1]]
+
+    def looked_at(module, arguments, named):
+        seen.append(named["input_ids"].device)
+        raise InterruptedError  # what follows needs numbers
+
+    embedder.model.register_forward_pre_hook(looked_at, with_kwargs=True)
+    with pytest.raises(InterruptedError):
+        embedder.embed([("it 's good", None)], "texts")
+    assert set(seen) == {device}
+
+
+@pytest.mark.gpu
+def test_an_accelerator_that_is_named_is_used(models, tmp_path):
+    tasks = tmp_path / "tasks"
+    tasks.mkdir()
+    options = ["--tasks", "sst2", "--data_dir", str(write_tasks(tasks)), "--output_dir", str(tmp_path / "out")]
+    options += ["--lengths", str(LENGTH), str(2 * LENGTH), "--tokens", "46", "--repetitions", "1"]
+    main(["bench", "embeddings", "--models", *map(str, models), *options])
+    results = json.loads((tmp_path / "out" / "embeddings.json").read_text())
+    assert results["environment"]["device_type"] == torch.accelerator.current_accelerator().type
+    assert torch.accelerator.max_memory_allocated() > 0
+    assert all(cost["peak_bytes"] > 0 for found in results["models"].values() for cost in found["cost"].values())
 
 
 def test_times_are_kept_where_memory_runs_out(models, tmp_path, monkeypatch, capsys):

@@ -17,7 +17,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from tqdm import tqdm
-from transformers import AutoModel, PreTrainedModel
+from transformers import AutoModel
 
 from linformer_kit.bench.measure import in_fresh_process, interleaved, peak_bytes, summary
 from linformer_kit.bench.prepare import require
@@ -101,6 +101,7 @@ def measure_embeddings(settings: EmbeddingsSettings) -> tuple[dict[str, Any], Pa
             cost = {**summary(timings[name]), "peak_bytes": None}
             results["models"][name].setdefault("cost", {})[str(length)] = cost
         write_embeddings_report(results, folder)  # the times count also where memory runs out below
+        torch.cuda.empty_cache()  # the processes that measure memory share the device
         for name, model in names.items() if settings.memory else ():
             peak = in_fresh_process(_peak, model, length, settings, torch.get_num_threads())
             results["models"][name]["cost"][str(length)]["peak_bytes"] = peak
@@ -116,10 +117,12 @@ class _Embedder:
     def __init__(self, model: str, settings: EmbeddingsSettings) -> None:
         with renamed("model", "models"):
             self.model, self.tokenizer = load_model(model, AutoModel, _KIND)
+        self.device = best_device()
+        self.model.to(self.device)
         self.longest = input_length(self.model, self.tokenizer, None)
         self.width: int = self.model.config.hidden_size
         self.batch_size = settings.batch_size
-        self.bf16 = use_bf16(settings.bf16, on_cpu=True)
+        self.bf16 = use_bf16(settings.bf16, on_cpu=self.device.type == "cpu")
 
     @torch.inference_mode()
     def embed(self, texts: Sequence[tuple[str, str | None]], what: str, *, length: int | None = None) -> np.ndarray:
@@ -135,10 +138,11 @@ class _Embedder:
 
     def _embed(self, windows: list[Window]) -> np.ndarray:
         batch = self.tokenizer.pad({"input_ids": [window["input_ids"] for window in windows]}, return_tensors="pt")
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
+        batch = batch.to(self.device)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             hidden = self.model(**batch)[0]
         vectors = mean_embedding(hidden, batch["attention_mask"] != 0)
-        return torch.nn.functional.normalize(vectors, dim=-1).numpy()
+        return torch.nn.functional.normalize(vectors, dim=-1).cpu().numpy()
 
 
 def _accuracy(embedder: _Embedder, train: Side, validation: Side, what: str) -> float:
@@ -184,23 +188,24 @@ def _passages(settings: EmbeddingsSettings) -> list[str]:
 
 def _times(embedders: dict[str, _Embedder], length: int, settings: EmbeddingsSettings) -> dict[str, list[float]]:
     """Seconds of each run of each model, in turns, over one batch of so many tokens."""
-    cases = {name: _pass(embedder.model, length, settings) for name, embedder in embedders.items()}
-    return interleaved(cases, device=torch.device("cpu"), repetitions=settings.repetitions, seconds=_SECONDS)
+    cases = {name: _pass(embedder, length, settings) for name, embedder in embedders.items()}
+    return interleaved(cases, device=best_device(), repetitions=settings.repetitions, seconds=_SECONDS)
 
 
-def _pass(model: PreTrainedModel, length: int, settings: EmbeddingsSettings) -> Callable[[], object]:
+def _pass(embedder: _Embedder, length: int, settings: EmbeddingsSettings) -> Callable[[], object]:
     """A forward pass of a model, made longer where it has to be, over random tokens."""
+    model, device = embedder.model, embedder.device
     if (longest_input(model) or length) < length:
         model = copy.deepcopy(model)
         if isinstance(model, (LinearizedModel, LinformerPreTrainedModel)):
             model.resize_sequence_length(length, mode="interpolate")  # which is always possible
         else:
             set_positions(model, length, "interpolate")
-    ids = torch.randint(model.config.vocab_size, (max(1, settings.tokens // length), length))
+    ids = torch.randint(model.config.vocab_size, (max(1, settings.tokens // length), length)).to(device)
 
     @torch.inference_mode()
     def run() -> object:
-        with torch.autocast("cpu", torch.bfloat16, enabled=use_bf16(settings.bf16, on_cpu=True)):
+        with torch.autocast(device.type, torch.bfloat16, enabled=embedder.bf16):
             return model(input_ids=ids)
 
     return run
@@ -209,9 +214,9 @@ def _pass(model: PreTrainedModel, length: int, settings: EmbeddingsSettings) -> 
 def _peak(name: str, length: int, settings: EmbeddingsSettings, threads: int) -> int:
     """Memory of such a pass over what the model takes itself, bytes; in a process of its own."""
     torch.set_num_threads(threads)
-    run = _pass(_Embedder(name, settings).model, length, settings)
+    run = _pass(_Embedder(name, settings), length, settings)
     run()
-    return peak_bytes(run, torch.device("cpu"))
+    return peak_bytes(run, best_device())
 
 
 def _check(settings: EmbeddingsSettings) -> dict[str, str]:
