@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import resource
 import shutil
 
 import datasets
@@ -251,6 +252,19 @@ def test_loading_is_silent(tmp_path, settings, capfd):
     load_corpus(settings(dataset_name=str(tmp_path / "hub"), streaming=False), seed=0)
     load_corpus(settings("hub"), seed=0)
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_full_disk_is_an_error_that_names_the_cache(tmp_path, settings):
+    """A limit on the size of files stands for it."""
+    (tmp_path / "a.txt").write_text("one document\n" * 99)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (700, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as raised:
+            load_corpus(settings("a.txt", document="line"), seed=0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert raised.value.filename.startswith(str(tmp_path / "cache" / "documents"))
 
 
 def test_one_document_cannot_be_split(tmp_path, settings):

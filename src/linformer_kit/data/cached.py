@@ -6,7 +6,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow
@@ -54,23 +55,29 @@ def cached_dataset(
     return Dataset.from_file(str(path))
 
 
+@contextmanager
+def errors_named(path: Path) -> Iterator[None]:
+    """Around writing to a path: an `OSError` without a file name, as a full disk gives, gets this one."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
+        raise
+
+
 def _write(batches: Iterable[pyarrow.RecordBatch], schema: pyarrow.Schema, path: Path) -> None:
     """Write an Arrow file that is either whole or not there, also if another process writes the same."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(path.parent)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=_STAGING) as staging:
         staged = Path(staging) / path.name
-        try:
-            with staged.open("wb") as file:
-                with pyarrow.ipc.new_stream(file, schema) as writer:
-                    for batch in batches:
-                        writer.write_batch(batch)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            if error.filename is None and error.errno is not None:  # a full disk names no file
-                raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
-            raise
+        with errors_named(path), staged.open("wb") as file:
+            with pyarrow.ipc.new_stream(file, schema) as writer:
+                for batch in batches:
+                    writer.write_batch(batch)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(staged, path)
 
 

@@ -17,7 +17,7 @@ from datasets.exceptions import DatasetGenerationError
 from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from tqdm import tqdm
 
-from linformer_kit.data.cached import cache_folder
+from linformer_kit.data.cached import cache_folder, errors_named
 from linformer_kit.data.documents import read_documents
 from linformer_kit.data.files import TextFiles, find_files, standard_library
 from linformer_kit.data.hub import Documents, load_hub
@@ -139,11 +139,12 @@ def _load_files(files: TextFiles, fingerprint: str, settings: CorpusSettings, st
         # A list is what datasets shares out among data loader workers, file by file.
         return IterableDataset.from_generator(_rows, features=_FEATURES, gen_kwargs=arguments)
     folder = cache_folder(settings.cache_dir) / "documents" / fingerprint
-    try:
-        return _cache_documents(files, folder)
-    except pyarrow.ArrowException:
-        shutil.rmtree(folder)  # cut off or damaged: make it again
-        return _cache_documents(files, folder)
+    with errors_named(folder):
+        try:
+            return _cache_documents(files, folder)
+        except pyarrow.ArrowException:
+            shutil.rmtree(folder)  # cut off or damaged: make it again
+            return _cache_documents(files, folder)
 
 
 def _cache_documents(files: TextFiles, folder: Path) -> Dataset:
