@@ -28,9 +28,10 @@ from linformer_kit import (
 from linformer_kit.bench.families import FAMILIES, build, example
 from linformer_kit.data.masking import EpochSampler, MaskedBlocks
 from linformer_kit.data.tokenizer import train_tokenizer
-from linformer_kit.projection import PROJECTIONS, SHORTER_INPUTS
+from linformer_kit.projection import PROJECTIONS, SHORTER_INPUTS, Piece
 from linformer_kit.training.answers import divergence, output_loss
 from linformer_kit.training.classification import FilledTexts, LengthGroupedSampler, classification_loss
+from linformer_kit.training.distillation import _real as real_tokens
 from linformer_kit.training.distillation import relative_error
 from linformer_kit.training.tracing import traced
 from tests.conftest import KINDS, SHARINGS, fields, randomise, tokens
@@ -89,6 +90,27 @@ def test_models(config, projection, sharing, shorter_input):
     model = on_meta(LinformerModel, config(**settings, local_convolution=3))
     for padding in (None, mask):
         backward(model(ids, padding).last_hidden_state.sum(), model)
+
+
+@pytest.mark.parametrize("shorter_input", SHORTER_INPUTS)
+@pytest.mark.parametrize("projection", PROJECTIONS)
+def test_models_that_are_exported(config, projection, shorter_input, monkeypatch):
+    """Programs for every length are other operations."""
+    ids, mask = ids_and_mask()
+    model = on_meta(LinformerModel, config(projection=projection, shorter_input=shorter_input, num_hidden_layers=1))
+    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)
+    for padding in (None, mask):
+        assert model(ids, padding).last_hidden_state.device == META
+
+
+@pytest.mark.parametrize("projection", ["linear", "mean_pool", "random"])
+def test_a_piece_of_a_sequence(projection):
+    """What one of several processes computes of it."""
+    with META:
+        attention = LinformerAttention(33, 3, 37, 7, projection=projection)
+        hidden, lengths = torch.empty(2, 17, 33), torch.empty(2, dtype=torch.long)
+    attention.projection.piece = Piece(slice(17), lambda parts: parts)
+    backward(attention(hidden, hidden, hidden, key_lengths=lengths)[0].sum(), attention)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -205,6 +227,7 @@ def test_losses_of_distillation(config, head, kind):
         distance, spread = relative_error(ours.outputs[-1], theirs.outputs[-1], mask != 0)
         loss = distance.sum() / spread.sum() + output_loss(kind, outputs, target, mask != 0, ids == 4, 2.0)
         backward(loss, student)
+    assert real_tokens({}, theirs.outputs[-1]).device == META
 
 
 def test_losses_of_classifiers():

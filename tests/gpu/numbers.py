@@ -1,0 +1,87 @@
+"""Outputs and gradients on a device, beside those of the CPU in the same format and in float64."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# Distinct sizes, but heads of a width that fused attention kernels take.
+SIZES = {
+    "vocab_size": 101,
+    "max_position_embeddings": 67,
+    "projected_dim": 13,
+    "hidden_size": 96,
+    "num_attention_heads": 3,
+    "num_hidden_layers": 2,
+    "intermediate_size": 53,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+_FACTOR = 4  # errors of two kernels that sum in different orders
+_NOTHING = 1e-9  # share of all gradients that in exact numbers would be zero, as that of the keys' bias
+
+Step = Callable[[nn.Module], Tensor | tuple[Tensor, Tensor]]  # a loss, or a loss and an output to compare as well
+
+
+def batch(device: torch.device | str = "cpu") -> dict[str, Tensor]:
+    """Tokens with padding on the right, on the left, and between, and labels."""
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.randint(5, 101, (5, 61), generator=generator)
+    mask = torch.ones_like(ids)
+    mask[0, 47:] = mask[1, :13] = mask[2, 5::3] = mask[3, 1:] = 0
+    labels = ids.masked_fill((torch.rand(ids.shape, generator=generator) < 0.5) | (mask == 0), -100)
+    named = {"input_ids": ids, "attention_mask": mask, "labels": labels}
+    return {name: tensor.to(device) for name, tensor in named.items()}
+
+
+def measured(model: nn.Module, step: Step) -> dict[str, Tensor]:
+    """Loss, output and every gradient, in float64 on the CPU."""
+    model.zero_grad()
+    found = step(model)
+    loss, *outputs = found if isinstance(found, tuple) else (found,)
+    loss.backward()
+    named = {"loss": loss, **{f"output {index}": output for index, output in enumerate(outputs)}}
+    named |= {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    return {name: tensor.detach().cpu().double() for name, tensor in named.items()}
+
+
+def compare(
+    model: nn.Module,
+    step: Callable[[torch.device], Step],
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    changed: Callable[[nn.Module], Any] = lambda model: model,
+) -> None:
+    """Hold a device against float64, as near as the CPU comes to it in the same format.
+
+    Args:
+        model: In float32 on the CPU; its weights are rounded to the format first.
+        step: For a device, what is to be run there.
+        device: To compare.
+        dtype: Of the model.
+        changed: What is done with the model on the device: compiled, checkpointed.
+    """
+    model = model.to(dtype)
+    cpu = torch.device("cpu")
+    exact = measured(copy.deepcopy(model).double(), step(cpu))
+    own = measured(copy.deepcopy(model), step(cpu))
+    there = copy.deepcopy(model).to(device)
+    run = changed(there)
+    found = measured(there, lambda _: step(device)(run))
+    assert exact.keys() == own.keys() == found.keys()
+    check(found, own, exact, torch.finfo(dtype).eps)
+
+
+def check(found: dict[str, Tensor], own: dict[str, Tensor], exact: dict[str, Tensor], eps: float) -> None:
+    """Errors of at most a few times those of the CPU, or of rounding once."""
+    gradients = [tensor for name, tensor in exact.items() if not name.startswith(("loss", "output"))]
+    whole = torch.stack([gradient.norm() for gradient in gradients]).norm()
+    for name, expected in exact.items():
+        size = whole if expected.norm() < _NOTHING * whole else expected.norm()
+        error, allowed = (found[name] - expected).norm(), (own[name] - expected).norm()
+        assert error <= _FACTOR * max(allowed, eps * size), (name, float(error / size), float(allowed / size))

@@ -1,0 +1,100 @@
+"""Commands on an accelerator: a pretraining that is killed and goes on, the other trainings, a row of a benchmark."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from linformer_kit.cli import main
+from linformer_kit.training.state import load_state
+from tests.faults.runs import (
+    assert_equal,
+    distill_command,
+    environment,
+    finetune_command,
+    launch,
+    pretrain_command,
+    run_all,
+)
+
+COMMAND = [sys.executable, "-m", "linformer_kit"]
+UPDATES = 20
+
+
+@pytest.fixture
+def options(device) -> dict[str, str]:
+    return {"trainer.use_cpu": "true"} if device.type == "cpu" else {}
+
+
+def kill_after(command: list[str], checkpoint: Path) -> None:
+    """Start, and kill as soon as a checkpoint is there."""
+    process = subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 300
+    while not checkpoint.is_dir():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@pytest.mark.e2e
+def test_a_pretraining_that_is_killed_ends_as_one_that_is_not(device, options, corpus, tmp_path):
+    """Bit for bit, with kernels that sum in a fixed order, mixed precision where the device has it, and dropout."""
+    options |= {"max_steps": UPDATES, "bf16": "auto", "trainer.full_determinism": "true", "eval_steps": 10}
+    whole, killed = ([*COMMAND, *pretrain_command(corpus, tmp_path / name, **options)] for name in ("whole", "killed"))
+    result = launch(whole)
+    assert result.returncode == 0, result.stderr
+    kill_after(killed, tmp_path / "killed" / "checkpoint-7")
+    assert not (tmp_path / "killed" / f"checkpoint-{UPDATES}").exists()
+    result = launch([*killed, "--resume"])
+    assert result.returncode == 0, result.stderr
+    last = [tmp_path / name / f"checkpoint-{UPDATES}" for name in ("killed", "whole")]
+    assert_equal(*last)
+    (process,) = load_state(last[0] / "processes.safetensors")
+    assert device.type == "cpu" or device.type in process["random"]
+    log = json.loads((last[0] / "trainer_state.json").read_text())["log_history"]
+    assert all(entry["memory_mib"] > 1 for entry in log if "memory_mib" in entry)
+    assert f'"device_type": "{device.type}"' in (tmp_path / "whole" / "run.json").read_text()
+
+
+@pytest.mark.e2e
+def test_the_other_trainings(device, options, encoder, teacher, texts, corpus, tmp_path):
+    options |= {"max_steps": 4, "bf16": "auto"}
+    run_all([
+        finetune_command(encoder, texts, tmp_path / "classifier", **options),
+        distill_command(teacher, corpus, tmp_path / "student", **options | {"layerwise_steps": 2}),
+        ["predict", str(tmp_path / "classifier"), str(texts), "--output", str(tmp_path / "answers.jsonl")],
+        ["fill-mask", str(tmp_path / "student"), "def <mask>"],
+    ])  # fmt: skip
+    assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 24
+
+
+@pytest.mark.e2e
+def test_a_row_of_the_efficiency_benchmark(device, tmp_path):
+    if device.type not in ("cpu", "cuda"):
+        pytest.skip("it measures on a CPU or on CUDA")
+    small = ["--hidden_size=32", "--num_attention_heads=2", "--intermediate_size=64", "--layers=1", "--tokens=512"]
+    small += ["--repetitions=2", "--square=64", "--copy_mib=1", "--lengths", "512", "--projected_dims", "64"]
+    small += ["--baselines", "full", "--budget_gib", "1"]
+    main(["bench", "efficiency", *small, "--device", device.type, "--output_dir", str(tmp_path)])
+    results = json.loads((tmp_path / "efficiency.json").read_text())
+    assert results["complete"] and results["environment"]["device_type"] == device.type
+    (cell,), (baseline,) = results["cells"], results["baselines"]
+    for entry in (cell, baseline):
+        assert entry["time"]["min_s"] > 0 and entry["memory"]["peak_bytes"] > 512 * 32 * 2
+        assert device.type == "cpu" or entry["memory"]["found_batch"] >= 1
+    assert cell["time_saved"]["full"]["ratio"] > 0 and cell["memory_saved"]["full"]["ratio"] > 0
+
+
+def test_the_device_is_the_one_that_models_are_loaded_to(device):
+    """`best_device` has no number, so that the process's own is taken."""
+    made = torch.ones(2, device=device)
+    assert made.sum().item() == 2 and made.device.type == device.type

@@ -1,0 +1,117 @@
+"""Ways to run a model on an accelerator: compiled, checkpointed, in mixed precision, transformed, captured."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch.func import functional_call, grad, vmap
+
+from linformer_kit import LinformerForMaskedLM
+from linformer_kit.training.state import random_state, set_random_state
+from tests.gpu.numbers import batch, check, compare, measured
+from tests.gpu.test_numbers import masked_lm, model_of
+
+KINDS = [{}, {"sharing": "none"}, {"projection": "mean_pool"}, {"projection": "max_pool"}, {"attention": "full"}]
+
+
+def loss_of(device):
+    return lambda model: model(**batch(device)).loss
+
+
+@pytest.mark.parametrize("fields", KINDS, ids=str)
+def test_compiled(device, fields):
+    """One graph, whose training logits are of all tokens."""
+    torch.compiler.reset()
+    backend = "inductor" if device.type != "cpu" else "aot_eager"
+
+    def compiled(model):
+        return torch.compile(model, fullgraph=True, backend=backend)
+
+    compare(model_of(**fields), loss_of, device, torch.float32, changed=compiled)
+
+
+@pytest.mark.parametrize("fields", [*KINDS, {"local_convolution": 3, "norm_first": True}], ids=str)
+def test_activation_checkpointing(device, fields):
+    def checkpointed(model):
+        model.gradient_checkpointing_enable()
+        return model
+
+    compare(model_of(**fields), masked_lm, device, torch.float32, changed=checkpointed)
+
+
+def test_checkpointing_draws_the_same_dropout_again(device):
+    model = model_of(hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3).to(device)
+    found = []
+    for enabled in (False, True):
+        if enabled:
+            model.gradient_checkpointing_enable()
+        torch.manual_seed(7)
+        found.append(measured(model, loss_of(device)))
+    for name, expected in found[0].items():
+        torch.testing.assert_close(found[1][name], expected, rtol=1e-3, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("fields", KINDS, ids=str)
+def test_autocast(device, fields):
+    """Gradients in float32, as near to float64 as those of autocast on the CPU."""
+    model = model_of(**fields)
+
+    def run(where):
+        def step(model):
+            with torch.autocast(where.type, torch.bfloat16):
+                return model(**batch(where)).loss
+
+        return step
+
+    cpu = torch.device("cpu")
+    exact = measured(copy.deepcopy(model).double(), loss_of(cpu))
+    own = measured(copy.deepcopy(model), run(cpu))
+    there = model.to(device)
+    found = measured(there, run(device))
+    assert {parameter.grad.dtype for parameter in there.parameters() if parameter.grad is not None} == {torch.float32}
+    check(found, own, exact, torch.finfo(torch.bfloat16).eps)
+
+
+def test_gradients_of_each_sample(device):
+    model = model_of().to(device)
+    given = batch(device)
+
+    def loss(parameters, sample):
+        return functional_call(model, parameters, kwargs={name: row[None] for name, row in sample.items()}).loss
+
+    together = vmap(grad(loss), in_dims=(None, 0))(dict(model.named_parameters()), given)
+    for sample in range(2):
+        model.zero_grad()
+        model(**{name: rows[sample : sample + 1] for name, rows in given.items()}).loss.backward()
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(together[name][sample], parameter.grad, rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_random_state_of_the_device(device):
+    """What a checkpoint holds brings back the dropout that is drawn there."""
+    model = model_of(hidden_dropout_prob=0.3).to(device)
+    state = random_state()
+    first, other = (model(**batch(device)).loss for _ in range(2))
+    set_random_state(state)
+    assert torch.equal(model(**batch(device)).loss, first) and not torch.equal(other, first)
+
+
+def test_captured_as_a_graph(device):
+    """Nothing waits for values while a CUDA graph is captured: labels select no tokens then."""
+    if device.type != "cuda":
+        pytest.skip("CUDA graphs are of CUDA")
+    model = model_of(LinformerForMaskedLM).to(device)
+    given = batch(device)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            model(**given).loss.backward()
+    torch.cuda.current_stream().wait_stream(stream)
+    model.zero_grad(set_to_none=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = model(**given).loss
+    graph.replay()
+    torch.testing.assert_close(loss, model(**given).loss, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,142 @@
+"""Every projection and sharing on an accelerator: outputs and gradients as near to float64 as the CPU's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+
+from linformer_kit import (
+    InputError,
+    LinformerAttention,
+    LinformerConfig,
+    LinformerForMaskedLM,
+    LinformerForQuestionAnswering,
+    LinformerForSequenceClassification,
+    LinformerForTokenClassification,
+    LinformerModel,
+    linearize,
+)
+from linformer_kit.projection import PROJECTIONS, SHORTER_INPUTS
+from tests.conftest import OTHERS, SHARINGS, randomise
+from tests.gpu.numbers import SIZES, batch, compare
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def model_of(head: type = LinformerForMaskedLM, **fields: object) -> torch.nn.Module:
+    return randomise(head(LinformerConfig(**{**SIZES, **fields})), scale=0.2).train()
+
+
+def masked_lm(device):
+    return lambda model: (lambda found: (found.loss, found.logits))(model(**batch(device)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shorter_input", SHORTER_INPUTS)
+@pytest.mark.parametrize("sharing", SHARINGS)
+@pytest.mark.parametrize("projection", PROJECTIONS)
+def test_projections(device, projection, sharing, shorter_input, dtype):
+    compare(model_of(projection=projection, sharing=sharing, shorter_input=shorter_input), masked_lm, device, dtype)
+
+
+@pytest.mark.parametrize(("dtype", "wrong"), [(torch.float32, 1e-4), (torch.bfloat16, 0.2)])
+def test_the_comparison_sees_a_wrong_weight(device, dtype, wrong):
+    def changed(model):
+        with torch.no_grad():
+            model.linformer.encoder.layers[0].fc1.weight.mul_(1 + wrong)
+        return model
+
+    with pytest.raises(AssertionError, match=r"output 0|loss|weight"):
+        compare(model_of(), masked_lm, device, dtype, changed=changed)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_models(device, name, dtype):
+    compare(model_of(**OTHERS[name]), masked_lm, device, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head", [LinformerForSequenceClassification, LinformerForTokenClassification, LinformerForQuestionAnswering])  # fmt: skip
+def test_heads(device, head, dtype):
+    def step(where):
+        given = batch(where)
+        labels = {"labels": given.pop("labels").clamp(min=-100, max=1)}
+        if head is not LinformerForTokenClassification:
+            whole = torch.tensor([0, 1, 0, 1, 1], device=where)
+            labels = {"labels": whole}
+            if head is LinformerForQuestionAnswering:
+                labels = {"start_positions": whole + 2, "end_positions": whole + 3}
+        return lambda model: model(**given, **labels).loss
+
+    compare(model_of(head), step, device, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("projection", [*PROJECTIONS, None])
+def test_attention(device, projection, dtype):
+    """Cross-attention over keys of several lengths, with the context mapping."""
+    generator = torch.Generator().manual_seed(5)
+    query, key = (torch.randn(3, length, 96, generator=generator).to(dtype) for length in (41, 61))
+
+    def step(where):
+        lengths = torch.tensor([61, 17, 1], device=where)
+
+        def run(attention):
+            like = next(attention.parameters())
+            output, weights = attention(
+                query.to(like), key.to(like), key.to(like), key_lengths=lengths, need_weights=True
+            )
+            return output.float().square().mean(), output, weights
+
+        return run
+
+    compare(randomise(LinformerAttention(96, 3, 67, 13, projection=projection), 0.2), step, device, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shorter_input", SHORTER_INPUTS)
+def test_a_linearised_model(device, shorter_input, dtype, tmp_path):
+    sizes = {name: size for name, size in SIZES.items() if name != "projected_dim"}
+    bert = randomise(transformers.BertModel(transformers.BertConfig(**sizes), add_pooling_layer=False), 0.2)
+    model = linearize(bert.to(device), 13, shorter_input=shorter_input)
+    assert {parameter.device.type for parameter in model.parameters()} == {device.type}
+    model.save_pretrained(tmp_path)
+    loaded = transformers.AutoModel.from_pretrained(tmp_path)
+
+    def step(where):
+        given = batch(where)
+        del given["labels"]
+        real = given["attention_mask"] == 1
+        return lambda model: (lambda hidden: (hidden.float().square().mean(), hidden))(model(**given)[0][real])
+
+    compare(loaded.eval(), step, device, dtype)
+
+
+def test_a_model_that_changes_its_length(device):
+    """On the device as on the CPU: new positions and matrices are made where the old ones are."""
+    for mode, length in (("extend", 134), ("interpolate", 101)):
+        here = model_of(LinformerModel, projection="linear")
+        there = LinformerModel(here.config.__class__(**{**SIZES}))
+        there.load_state_dict(here.state_dict())
+        there.to(device)
+        for model in (here, there):
+            model.resize_sequence_length(length, mode=mode)
+        for (name, ours), theirs in zip(here.named_parameters(), there.parameters(), strict=True):
+            assert theirs.device.type == device.type
+            torch.testing.assert_close(theirs.cpu(), ours, rtol=1e-5, atol=1e-6, msg=name)
+        ids = torch.randint(5, 101, (2, length))
+        found, expected = there(ids.to(device)).last_hidden_state.cpu(), here(ids).last_hidden_state
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_masks_of_floating_point(device):
+    """Looked at on an accelerator too: one that is added to scores would be read the wrong way round."""
+    model = model_of(LinformerModel).to(device).eval()
+    given = batch(device)
+    ids, mask = given["input_ids"], given["attention_mask"]
+    found, expected = (model(ids, each).last_hidden_state for each in (mask.float(), mask))
+    torch.testing.assert_close(found[mask == 1], expected[mask == 1])
+    with pytest.raises(InputError, match=r"attention_mask: expected 1 on real .*, got -inf"):
+        model(ids, torch.zeros(5, 61, device=device).masked_fill(mask == 0, -torch.inf))
