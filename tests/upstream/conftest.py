@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-
 # Of transformers' tests.
 _MARKERS = (
     "accelerate_tests",
