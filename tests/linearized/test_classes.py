@@ -8,6 +8,8 @@ import json
 import pickle
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -29,6 +31,7 @@ from linformer_kit import InputError, linearize
 from linformer_kit.analysis.capture import visit_attention
 from linformer_kit.bench.families import FAMILIES, build, example
 from linformer_kit.configuration import warn_of_unknown
+from linformer_kit.linearized import classes
 from linformer_kit.linearized.classes import LinearizedConfig
 from linformer_kit.settings import LinearizeSettings
 
@@ -264,6 +267,16 @@ def test_fields_of_a_later_version_are_kept(model, tmp_path, caplog):
     assert json.loads((tmp_path / "again" / "config.json").read_text())["linformer"]["slope"] == 0.5
     said = [record.message for record in caplog.records if record.name == "linformer_kit.configuration"]
     assert said == ["config.json: kept fields that this version does not know and does not use: linformer.slope"]
+
+
+def test_threads_get_one_class(monkeypatch):
+    class OwnConfig(BertConfig):
+        pass
+
+    monkeypatch.setattr(classes.inspect, "getmembers", lambda *_: time.sleep(0.05) or [])
+    with ThreadPoolExecutor(3) as pool:
+        made = list(pool.map(classes.linear_config_class, [OwnConfig] * 3))
+    assert len({*made}) == 1
 
 
 def test_refused_inputs(model):
