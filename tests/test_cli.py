@@ -110,6 +110,11 @@ def test_names_in_a_list_stay_as_they_are(command, option):
     assert getattr(parse([*command.split(), *needed, f"--{option}=[a, 'b, c']"])[1], option) == ["a", "b, c"]
 
 
+def test_no_name_is_a_name():
+    """And not none, for which other text would be taken."""
+    assert parse(["pretrain", "--train_file="])[1].train_file == [""]
+
+
 def test_null_alone_is_no_list():
     assert parse(["pretrain", "--train_file", "null"])[1].train_file is None
 

@@ -382,8 +382,12 @@ def _normalise(arguments: Sequence[str], settings: type) -> list[str]:
             values = [value] if equals else []
             while queue and not equals and not queue[0].startswith("--"):
                 values.append(queue.popleft())
-            sign = "=" if get_origin(hints[name]) is list else "+="
-            normalised.append(f"{name}{sign}{_spelled_list(values, item)}" if values else name)
+            replaces = get_origin(hints[name]) is list
+            if replaces and values == [""]:
+                values = ["[]"]
+            elif values and (replaces or len(values) > 1 or _is_text(item)):
+                values = [_spelled_list(values, item)]
+            normalised.append(f"{name}{'=' if replaces else '+='}{values[0]}" if values else name)
         elif hints.get(name) is bool and not equals and (not queue or queue[0].lower() not in _YES_OR_NO):
             normalised.append(f"{name}=true")
         else:
@@ -399,10 +403,13 @@ def _item_of_list(hint: Any) -> Any:
 
 def _spelled_list(values: list[str], item: Any) -> str:
     """The list in YAML; text in quotes, so that commas, numbers and the like in names stay what they are."""
-    if len(values) == 1 and (values[0] in ("", "null") or (values[0].startswith("[") and values[0].endswith("]"))):
-        return values[0] or "[]"  # a list or null, said as such
-    text = item is str or get_origin(item) is Literal
-    return f"[{', '.join(map(_quoted, values) if text else values)}]"
+    if len(values) == 1 and (values[0] == "null" or (values[0].startswith("[") and values[0].endswith("]"))):
+        return values[0]  # null or a list, said as such
+    return f"[{', '.join(map(_quoted, values) if _is_text(item) else values)}]"
+
+
+def _is_text(item: Any) -> bool:
+    return item is str or get_origin(item) is Literal
 
 
 def _quoted(text: str) -> str:
