@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import unittest
+from unittest import mock
 
 import pytest
 import torch
@@ -21,8 +22,8 @@ from linformer_kit import (
     LinformerModel,
     linearize,
 )
-from linformer_kit.linearized.classes import linear_model_class
-from tests.upstream.left_out import LEFT_OUT
+from linformer_kit.linearized import classes
+from tests.upstream.left_out import EAGER_FOR_WEIGHTS, LEFT_OUT
 from tests.upstream.release import import_folder, source_release
 
 pytestmark = pytest.mark.network
@@ -65,30 +66,27 @@ class Tester:
         return self.get_config(), {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
 
 
+# The mixin knows by transformers' own names of classes which labels a model takes, and which take none.
+_NAMES = {
+    "Model": common.MODEL_MAPPING_NAMES,
+    "ForMaskedLM": common.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    "ForSequenceClassification": common.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    "ForTokenClassification": common.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
+    "ForQuestionAnswering": common.MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES,
+}
+
+
 class _Case(common.ModelTesterMixin):
     linearized = False
 
     def setUp(self):
-        for part, reason in LEFT_OUT.items():
-            if self._testMethodName.startswith(part):
-                self.skipTest(reason)
         self.model_tester = Tester(self.linearized)
-
-    def _prepare_for_class(self, inputs_dict, model_class, return_labels=False):
-        """With labels; the mixin knows them by the names of transformers' own classes."""
-        inputs = super()._prepare_for_class(inputs_dict, model_class, return_labels=return_labels)
-        if not return_labels:
-            return inputs
-        one = torch.zeros(self.model_tester.batch_size, dtype=torch.long, device=common.torch_device)
-        each = torch.zeros_like(inputs_dict["input_ids"])
-        kind = model_class.__name__.rpartition("For")[2]
-        labels = {
-            "MaskedLM": {"labels": each},
-            "TokenClassification": {"labels": each},
-            "SequenceClassification": {"labels": one},
-            "QuestionAnswering": {"start_positions": one, "end_positions": one},
-        }
-        return {**inputs, **labels.get(kind, {})}
+        for model_class in self.all_model_classes:
+            name = model_class.__name__
+            (names,) = (names for ending, names in _NAMES.items() if name.endswith(ending))
+            patched = mock.patch.dict(names, {name: name})
+            patched.start()
+            self.addCleanup(patched.stop)
 
 
 class LinformerTest(_Case, unittest.TestCase):
@@ -104,6 +102,23 @@ class LinformerTest(_Case, unittest.TestCase):
 class LinearizedBertTest(_Case, unittest.TestCase):
     linearized = True
     all_model_classes = tuple(
-        linear_model_class(kind, type(Tester(linearized=True).get_config()))
+        classes.linear_model_class(kind, type(Tester(linearized=True).get_config()))
         for kind in (BertModel, BertForMaskedLM, BertForSequenceClassification)
     )
+
+    def setUp(self):
+        for beginning, reason in LEFT_OUT.items():
+            if self._testMethodName.startswith(beginning):
+                self.skipTest(reason)
+        super().setUp()
+        if self._testMethodName in EAGER_FOR_WEIGHTS:
+            allowed = classes.LINEAR_IMPLEMENTATIONS | {"eager"}
+            patched = mock.patch.object(classes, "LINEAR_IMPLEMENTATIONS", allowed)
+            patched.start()
+            self.addCleanup(patched.stop)
+
+
+def test_what_is_left_out_exists():
+    names = unittest.TestLoader().getTestCaseNames(LinearizedBertTest)
+    for beginning in (*LEFT_OUT, *EAGER_FOR_WEIGHTS):
+        assert any(name.startswith(beginning) for name in names), beginning
