@@ -6,6 +6,7 @@ import ast
 import hashlib
 import inspect
 from pathlib import Path
+from types import SimpleNamespace
 
 import accelerate
 import pytest
@@ -84,3 +85,11 @@ def test_every_private_method_that_is_touched_is_in_the_contract():
             touched |= {node.name} if isinstance(node, ast.FunctionDef) else set()
     dunders = {name for name in theirs if name.startswith("__")}
     assert touched & theirs - dunders <= set(upstream.PRIVATE)
+
+
+def test_the_loss_that_processes_send_is_on_the_cpu():
+    """The one that writes may not see their devices."""
+    names = ("_total_loss_scalar", "_globalstep_last_logged", "_evaluation_due", "_epoch", "_batches")
+    on_device = SimpleNamespace(cpu=lambda: "on the CPU")
+    trainer = SimpleNamespace(_tr_loss=on_device, **dict.fromkeys(names, 0))
+    assert upstream.ExactTrainer._own_state(trainer)["loss"] == "on the CPU"
