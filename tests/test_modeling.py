@@ -404,6 +404,15 @@ def test_two_models_in_one_process_are_independent(config):
     assert torch.equal(two(ids).last_hidden_state, before)
 
 
+def test_types_of_tokens_that_say_nothing_change_nothing(config):
+    """As tokenizers of BERT's kind write them for a single text."""
+    model, ids = LinformerModel(config()).eval(), tokens(2, 31)
+    types = torch.zeros_like(ids)
+    assert torch.equal(model(ids, token_type_ids=types).last_hidden_state, model(ids).last_hidden_state)
+    with pytest.raises(Exception, match="token_type_ids: expected None in a trace"):
+        torch.compile(model, backend="eager", fullgraph=True)(ids, token_type_ids=types)
+
+
 IDS = torch.full((2, 31), 5)
 
 
@@ -419,7 +428,7 @@ IDS = torch.full((2, 31), 5)
             "attention_mask: expected [2, 31], 1 on real tokens and 0 on padding, got [2, 30]",
         ),
         ({"attention_mask": torch.zeros(2, 31)}, "1 on real tokens and 0 on padding in floating point, got only 0"),
-        ({"token_type_ids": torch.zeros_like(IDS)}, "token_type_ids: expected None because type_vocab_size is 0"),
+        ({"token_type_ids": torch.ones_like(IDS)}, "token_type_ids: expected None or only 0 because type_vocab_size is 0"),
         ({"position_ids": torch.full((2, 31), 37)}, "position_ids: expected ids from 0 to 36, got 37"),
         ({"inputs_embeds": torch.zeros(2, 31, 33)}, "input_ids, inputs_embeds: expected exactly one of them, got both"),
         ({"input_ids": None}, "input_ids, inputs_embeds: expected exactly one of them, got neither"),

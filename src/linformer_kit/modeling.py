@@ -8,6 +8,7 @@ Axes: batch, seq_len (n), embed (hidden_size), heads, slots (projected_dim, or s
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -108,6 +109,20 @@ class LinformerPreTrainedModel(LengthCheckedModel):
         lecun_normal = self.config.linear_initializer == "lecun_normal"
         if lecun_normal and isinstance(module, nn.Linear) and module is not self.get_output_embeddings():
             init.normal_(module.weight, std=module.in_features**-0.5)
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], *arguments: Any, **named: Any) -> None:
+        """As of transformers.
+
+        Raises:
+            InputError: for a model that `SequenceParallel` has split, without the whole one's `state_dict`.
+        """
+        split = any(module.piece is not None for module in self.modules() if isinstance(module, SequenceProjection))
+        if split and len(arguments) < 2 and named.get("state_dict") is None:
+            raise InputError(
+                "state_dict: expected SequenceParallel.full_state_dict(), because this process has a piece of the "
+                "model, got None"
+            )
+        super().save_pretrained(save_directory, *arguments, **named)
 
     def projection_matrix_count(self) -> int:
         """Number of n → k matrices: 2·h·L, 2·L, L or 1 by sharing (section 4 of the paper); 0 with full attention."""
@@ -226,7 +241,7 @@ class LinformerModel(LinformerPreTrainedModel):
         Args:
             input_ids: Tokens; or give inputs_embeds.
             attention_mask: 1 on real tokens, 0 on padding; None if all are real.
-            token_type_ids: Only where the configuration has a type_vocab_size.
+            token_type_ids: From 0 to type_vocab_size - 1; with a type_vocab_size of 0 only zeros, which change nothing.
             position_ids: From 0; default: the count of real tokens before, so padding does not shift positions.
             inputs_embeds: Word embeddings instead of input_ids.
             output_attentions: Also return the context mappings P̄ of all layers, `[batch, heads, seq_len, slots]`.
@@ -247,6 +262,8 @@ class LinformerModel(LinformerPreTrainedModel):
         # A NaN in padding would pass through residuals into the gradients of shared weights.
         inputs_embeds = zero_padding(inputs_embeds, padding_mask)
         in_place = {"overwrite": True} if own and overwrite else {}
+        if not self.config.type_vocab_size:
+            token_type_ids = None
         hidden = self.embeddings(inputs_embeds, position_ids, token_type_ids, **in_place)
         del inputs_embeds  # here and in the caller of the encoder no name may keep its memory
         encoded = self.encoder(
@@ -325,14 +342,24 @@ def _check_inputs(
         )
     if attention_mask is not None:
         check_mask(attention_mask, shape)
-    if token_type_ids is not None and not config.type_vocab_size:
-        raise InputError("token_type_ids: expected None because type_vocab_size is 0, got a tensor")
+    if token_type_ids is not None:
+        _check_token_types(token_type_ids, config.type_vocab_size)
     for name, ids in (("input_ids", input_ids), ("token_type_ids", token_type_ids), ("position_ids", position_ids)):
         if ids is not None:
             check_integers(name, ids, (1, shape[1]) if name == "position_ids" and len(ids) == 1 else shape)
     check_ids("input_ids", input_ids, config.vocab_size)
-    check_ids("token_type_ids", token_type_ids, config.type_vocab_size)
     check_ids("position_ids", position_ids, config.max_position_embeddings)
+
+
+def _check_token_types(token_type_ids: Tensor, type_vocab_size: int) -> None:
+    """Refuse types that the model does not tell apart: without a table, all but 0, which tokenizers write for one text."""
+    if type_vocab_size:
+        check_ids("token_type_ids", token_type_ids, type_vocab_size)
+    # Also on an accelerator: nothing else would fail there, and a second text would be read as part of the first.
+    elif not has_values(token_type_ids):
+        raise InputError("token_type_ids: expected None in a trace because type_vocab_size is 0, got a tensor")
+    elif (token_type_ids != 0).any():
+        raise InputError("token_type_ids: expected None or only 0 because type_vocab_size is 0, got other types")
 
 
 def check_mask(attention_mask: Tensor, shape: Sequence[int]) -> None:
