@@ -214,7 +214,7 @@ def check_training(folder) -> None:
             assert_close(norm, torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.5), "norm")
             assert norm > 0.5
             reference.step()
-    with pytest.raises(lk.InputError, match="state_dict: expected SequenceParallel.full_state_dict"):
+    with pytest.raises(lk.InputError, match=r"state_dict: expected SequenceParallel\.full_state_dict"):
         model.save_pretrained(folder)  # a piece of E and F
     state = parallel.full_state_dict()
     assert bool(state) == (dist.get_rank() == 0)

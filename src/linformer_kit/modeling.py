@@ -352,7 +352,7 @@ def _check_inputs(
 
 
 def _check_token_types(token_type_ids: Tensor, type_vocab_size: int) -> None:
-    """Refuse types that the model does not tell apart: without a table, all but 0, which tokenizers write for one text."""
+    """Refuse types that the model does not tell apart; without a table of them it takes 0, as tokenizers write it."""
     if type_vocab_size:
         check_ids("token_type_ids", token_type_ids, type_vocab_size)
     # Also on an accelerator: nothing else would fail there, and a second text would be read as part of the first.
