@@ -252,3 +252,28 @@ def test_dynamic_quantisation(config, kind):
             slots = projection(key, value, HeadMap(None, 3), HeadMap(None, 3))
             expected, _ = attention.attend(inputs, slots)
             torch.testing.assert_close(attention(inputs, inputs, inputs, projection=projection)[0], expected)
+
+
+class KeepingLinear(nn.Linear):
+    """Keeps its input, as calibration for quantisation does, and scales it by the largest number of the whole batch."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.kept, self.copied = inputs, inputs.clone()
+        scale = inputs.abs().max()
+        return super().forward((inputs / scale * 8).round() / 8 * scale)
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_inference_in_blocks_leaves_inputs_whole(config, small_blocks, name):
+    model = randomise(lk.LinformerModel(config())).eval()
+    for layer in model.encoder.layers:
+        replacement = KeepingLinear(EMBED, EMBED)
+        replacement.load_state_dict(getattr(layer.self_attn, name).state_dict())
+        setattr(layer.self_attn, name, replacement)
+    ids = tokens(5, 31)
+    with_gradients = model(ids).last_hidden_state
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).last_hidden_state, with_gradients)
+    for layer in model.encoder.layers:
+        kept = getattr(layer.self_attn, name)
+        assert kept.kept.shape == (5, 31, EMBED) and torch.equal(kept.kept, kept.copied)

@@ -23,7 +23,7 @@ from linformer_kit.configuration import LinformerConfig, check_projected_dim
 from linformer_kit.encoder import LinformerEncoder, LocalConvolution
 from linformer_kit.errors import InputError
 from linformer_kit.functional import resize_positions, zero_padding
-from linformer_kit.kernels import block_tokens, blocks, is_large, is_replaced, runs_in_blocks
+from linformer_kit.kernels import block_tokens, blocks, is_large, may_need_whole, runs_in_blocks
 from linformer_kit.projection import SequenceProjection, check_resize, each_dim, more_windows
 from linformer_kit.saved_lengths import LengthCheckedModel
 from linformer_kit.settings import ResizeMode
@@ -285,7 +285,7 @@ class LinformerModel(LinformerPreTrainedModel):
         return (
             is_large(hidden, self.config.intermediate_size)
             and type(self.embeddings) is LinformerEmbeddings
-            and not any(map(is_replaced, self.modules()))
+            and not any(may_need_whole(module) for module in self.modules() if module is not self)
         )
 
 

@@ -10,7 +10,7 @@ Axes as in `functional`.
 from linformer_kit.kernels.products import apply_linear, compress, linear
 from linformer_kit.kernels.softmax import arranged, attention
 from linformer_kit.kernels.tokens import block_tokens, blocks, is_large, runs_in_blocks
-from linformer_kit.kernels.when import has_hooks, is_replaced, plain
+from linformer_kit.kernels.when import has_hooks, is_replaced, may_need_whole, plain
 
 __all__ = [
     "apply_linear",
@@ -23,6 +23,7 @@ __all__ = [
     "is_large",
     "is_replaced",
     "linear",
+    "may_need_whole",
     "plain",
     "runs_in_blocks",
 ]

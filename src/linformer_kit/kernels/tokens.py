@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from linformer_kit.kernels.when import is_replaced, must_be_plain
+from linformer_kit.kernels.when import may_need_whole, must_be_plain
 
 _BLOCK_TOKENS = 512  # for each thread; fewer, and every block reads the weights anew for too little work
 _BLOCK_ELEMENTS = 3 << 19  # of the widest activation of a block: with its neighbours it stays in the cache
@@ -18,7 +18,7 @@ def runs_in_blocks(module: nn.Module, hidden: Float[Tensor, "batch seq_len embed
     """Whether a function of single tokens had better run over blocks of them, one after the other.
 
     In inference on a CPU: there the activations of a block stay in the cache, and only one block's take memory. Not
-    where dropout draws, where somebody listens to a part, or where number formats are mixed.
+    where dropout draws, where a part has hooks or a class from elsewhere, or where number formats are mixed.
 
     Args:
         module: What runs.
@@ -27,7 +27,7 @@ def runs_in_blocks(module: nn.Module, hidden: Float[Tensor, "batch seq_len embed
     """
     return (
         is_large(hidden, width)
-        and not any(part.training or (part is not module and is_replaced(part)) for part in module.modules())
+        and not any(part.training or (part is not module and may_need_whole(part)) for part in module.modules())
         and all(parameter.dtype == hidden.dtype for parameter in module.parameters())
     )
 

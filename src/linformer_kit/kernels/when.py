@@ -62,6 +62,14 @@ def is_replaced(module: nn.Module) -> bool:
     return has_hooks(module) or torch_modules._has_any_global_hook()
 
 
+_KNOWN = ("torch.nn.modules.", "transformers.", "linformer_kit.")
+
+
+def may_need_whole(module: nn.Module) -> bool:
+    """Whether a module may keep what it is given, or treat one token by the others: it is replaced, or a stranger's."""
+    return is_replaced(module) or not type(module).__module__.startswith(_KNOWN)
+
+
 @functools.cache
 def bfloat16_in_blocks() -> bool:
     """Whether products of bfloat16 have instructions here, and flash attention does not use them.
