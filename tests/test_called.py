@@ -267,7 +267,7 @@ class KeepingLinear(nn.Linear):
 def test_inference_in_blocks_leaves_inputs_whole(config, small_blocks, name):
     model = randomise(lk.LinformerModel(config())).eval()
     for layer in model.encoder.layers:
-        replacement = KeepingLinear(EMBED, EMBED)
+        replacement = KeepingLinear(EMBED, EMBED).eval()
         replacement.load_state_dict(getattr(layer.self_attn, name).state_dict())
         setattr(layer.self_attn, name, replacement)
     ids = tokens(5, 31)
@@ -277,3 +277,19 @@ def test_inference_in_blocks_leaves_inputs_whole(config, small_blocks, name):
     for layer in model.encoder.layers:
         kept = getattr(layer.self_attn, name)
         assert kept.kept.shape == (5, 31, EMBED) and torch.equal(kept.kept, kept.copied)
+
+
+class KeepingNorm(nn.LayerNorm):
+    """Keeps its input."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.kept, self.copied = inputs, inputs.clone()
+        return super().forward(inputs)
+
+
+def test_the_last_norm_gets_its_input_whole(config, small_blocks):
+    model = randomise(lk.LinformerModel(config(norm_first=True))).eval()
+    norm = model.encoder.layer_norm = KeepingNorm(EMBED).eval()
+    with torch.no_grad():
+        model(tokens(5, 31))
+    assert norm.kept.shape == (5, 31, EMBED) and torch.equal(norm.kept, norm.copied)

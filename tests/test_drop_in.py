@@ -8,6 +8,8 @@ import re
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from linformer_kit import InputError, LinformerAttention
 from linformer_kit.projection import PROJECTIONS
@@ -49,6 +51,17 @@ def test_length_first(projection):
         output, same = other(*(turned[id(tensor)] for tensor in inputs), mask, need_weights=True)
         torch.testing.assert_close(output.transpose(0, 1), expected)
         torch.testing.assert_close(same, weights)
+
+
+def test_length_first_costs_the_same():
+    """Keys that are also the values are compressed once."""
+    costs = []
+    for layer in pair(sharing="key_value"):
+        x = torch.randn(23, 23, EMBED, dtype=torch.float64)
+        with sdpa_kernel(SDPBackend.MATH), torch.no_grad(), FlopCounterMode(display=False) as counter:
+            layer(x, x, x)
+        costs.append(counter.get_total_flops())
+    assert costs[0] == costs[1]
 
 
 @pytest.mark.parametrize("batch_first", [True, False])

@@ -57,6 +57,14 @@ def losses(trainer: PretrainTrainer) -> list[float]:
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
+def test_the_head_runs_on_masked_tokens_only(build):
+    trainer, seen = build(max_steps=2), []
+    trainer.model.lm_head.register_forward_pre_hook(lambda _, given: seen.append(given[0].shape))
+    trainer.train()
+    masked = [int((trainer.train_dataset[index]["labels"] != -100).sum()) for index in range(19)]
+    assert len(seen) == 2 and all(len(shape) == 2 and shape[0] <= 4 * max(masked) < 4 * SEQ_LEN for shape in seen)
+
+
 def test_validation_loss_is_the_mean_over_all_tokens(build):
     trainer = build(per_device_eval_batch_size=3)
     items = [trainer.eval_dataset[index] for index in range(7)]
