@@ -84,10 +84,6 @@ def test_half_written_and_foreign_model_folders(model, capsys, tmp_path):
         "bad_config": (lambda f: (f / "config.json").write_text("{"), "expected the JSON of a model configuration"),
         "no_type": (lambda f: (f / "config.json").write_text("{}"), "expected a model_type, got none"),
         "foreign": (lambda f: (f / "config.json").write_text('{"model_type": "vit"}'), "expected a masked language model"),
-        "field": (
-            lambda f: (f / "config.json").write_text(json.dumps({**config, "projected": 3})),
-            "projected: expected a field of LinformerConfig, got an unknown one",
-        ),
         "no_tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "expected a tokenizer (tokenizer.json) in"),
         "no_weights": (lambda f: (f / "model.safetensors").unlink(), "expected model.safetensors in"),
         "half": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -323,12 +324,12 @@ def test_a_file_that_cannot_be_read_is_no_ctrl_c(model, corpus, tmp_path, monkey
 
     def broken(self, inputs):
         if self.samples == 3:
-            raise OSError(5, "Input/output error", "3.txt")
+            raise PermissionError(errno.EACCES, "Permission denied", "3.txt")
         add(self, inputs)
 
     monkeypatch.setattr(SpectrumMeter, "add", broken)
     error = fail_last_line(capsys, "spectrum", model, "--text", corpus, "--output_dir", tmp_path / "out")
-    assert "3.txt: Input/output error" in error
+    assert "3.txt: Permission denied" in error
     assert json.loads((tmp_path / "out" / "spectrum.json").read_text())["samples"] == 3
 
 

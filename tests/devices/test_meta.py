@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import itertools
 
+import datasets
 import pytest
 import torch
 import transformers
@@ -26,6 +27,7 @@ from linformer_kit import (
     linearize,
 )
 from linformer_kit.bench.families import FAMILIES, build, example
+from linformer_kit.data.inputs import LabelledItems
 from linformer_kit.data.masking import EpochSampler, MaskedBlocks
 from linformer_kit.data.tokenizer import train_tokenizer
 from linformer_kit.projection import PROJECTIONS, SHORTER_INPUTS, Piece
@@ -259,7 +261,8 @@ def test_batches_are_on_the_cpu():
     """From where the trainer, or pinned memory, brings them to the device; whatever device is the default."""
     tokenizer = train_tokenizer(["a few words to learn"] * 5, vocab_size=277, max_length=23)
     blocks = MaskedBlocks(Blocks(), tokenizer, seed=3, probability=0.3)
-    items = [{"input_ids": [0, *range(5, 5 + length), 2], "labels": length % 2} for length in (3, 11, 7, 5)]
+    windows = datasets.Dataset.from_dict({"input_ids": [[0, *range(5, 5 + length), 2] for length in (3, 11, 7, 5)]})
+    items = LabelledItems.of(windows, [0, 1, 1, 0])
     for dataset, sampler, collate in (
         (blocks, EpochSampler(7, seed=3, multiple=5), default_data_collator),
         (FilledTexts(items), LengthGroupedSampler([5, 13, 9, 7], batch_size=2, seed=3, multiple=3), DataCollatorWithPadding(tokenizer)),

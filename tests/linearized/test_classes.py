@@ -190,8 +190,8 @@ def test_masks_of_every_form(model):
             torch.ones(3, 1, 11, 11, dtype=torch.bool),
             r"expected \[batch, seq_len\], 1 on real tokens, got \[3, 1, 11, 11\]",
         ),
-        (torch.full((3, 1, 1, 11), -2.0), "expected 0 at real tokens and -inf at padding"),
-        (torch.full((3, 1, 1, 11), 1.0), "expected 0 at real tokens and -inf at padding"),
+        (torch.full((3, 1, 1, 11), -2.0), "expected bool, or floating point of 0 at real tokens"),
+        (torch.full((3, 1, 1, 11), 1.0), "expected bool, or floating point of 0 at real tokens"),
     ],
 )
 def test_masks_that_do_not_fit(mask, message, model):
