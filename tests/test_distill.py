@@ -15,6 +15,8 @@ from linformer_kit.cli import main
 from linformer_kit.training.manifest import write_manifest
 from tests.conftest import PRETRAIN_SIZES, fail, fail_last_line, write_model, write_teacher
 
+pytestmark = pytest.mark.e2e
+
 WORDS = "number was good bad fine poor 0 1 2 3 4 5 6 7 8 9 ."
 LENGTH = PRETRAIN_SIZES["max_position_embeddings"]
 OPTIONS = {

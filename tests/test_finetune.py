@@ -33,6 +33,8 @@ from linformer_kit.report.classification import best_run
 from linformer_kit.settings import PredictSettings
 from tests.conftest import PRETRAIN_SIZES, fail, write_model
 
+pytestmark = pytest.mark.e2e
+
 WORDS = {"happy": ["good", "fine", "great"], "unhappy": ["bad", "poor", "weak"]}
 LENGTH = PRETRAIN_SIZES["max_position_embeddings"]
 

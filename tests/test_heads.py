@@ -31,7 +31,7 @@ IDS = torch.full((2, 31), 5)
 def test_logits_are_of_all_tokens_or_of_those_that_are_asked_for(config, compiled):
     """In training as in evaluation, compiled or not; the loss and its gradients do not change."""
     model = randomise(LinformerForMaskedLM(config()))
-    run = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True) if compiled else model
+    run = torch.compile(model, fullgraph=True, backend="eager") if compiled else model
     ids = tokens(2, 31)
     for seed in range(2):
         torch.manual_seed(seed)

@@ -106,6 +106,7 @@ def loaded_after(code: str) -> set[str]:
 HEAVY = {"torch", "transformers", "datasets", "matplotlib", "numpy"}
 
 
+@pytest.mark.e2e
 def test_importing_the_package_is_light():
     assert not loaded_after("import linformer_kit") & HEAVY
     assert "torch" in loaded_after("import linformer_kit; linformer_kit.LinformerAttention")
@@ -125,6 +126,7 @@ def test_importing_the_package_is_light():
         ["bench", "table2", "--help"],
     ],
 )
+@pytest.mark.e2e
 def test_help_is_light(arguments):
     code = f"from linformer_kit.cli import main\ntry: main({arguments})\nexcept SystemExit: pass"
     assert not loaded_after(code) & HEAVY
@@ -151,10 +153,12 @@ FIRST = (
 
 
 @pytest.mark.parametrize("first", slow_but(FIRST[:3], FIRST))
+@pytest.mark.e2e
 def test_auto_classes_know_linformer_whatever_is_imported_first(first):
     assert "torch" in loaded_after(f"{first}\n{AUTO}")
 
 
+@pytest.mark.e2e
 def test_shapes_in_the_signatures_are_true():
     """The annotations, checked by a type checker while the models run, in a process of its own."""
     code = """

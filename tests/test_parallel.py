@@ -23,6 +23,8 @@ from linformer_kit.functional import real_tokens_first
 from tests.conftest import SIZES, randomise
 from tests.processes import run_processes
 
+pytestmark = pytest.mark.e2e
+
 QUIET = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 KINDS: list[dict[str, Any]] = [
     {"sharing": "none"},

@@ -32,6 +32,8 @@ from linformer_kit.training.callbacks import drawn_projected_dim
 from linformer_kit.training.identity import IDENTITY
 from tests.conftest import PRETRAIN_SIZES, fail, fail_last_line, randomise, write_corpus
 
+pytestmark = pytest.mark.e2e
+
 STEPS = {"max_steps": 4, "eval_steps": 2, "save_steps": 2, "logging_steps": 1, "warmup_steps": 1}
 
 

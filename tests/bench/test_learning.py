@@ -21,6 +21,8 @@ from linformer_kit.errors import InputError
 from linformer_kit.projection.starts import STARTS
 from tests.conftest import PRETRAIN_SIZES, write_corpus
 
+pytestmark = pytest.mark.e2e
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 BASE = {
     "model": PRETRAIN_SIZES,

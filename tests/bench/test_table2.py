@@ -12,6 +12,8 @@ from linformer_kit.cli import main
 from linformer_kit.errors import OutOfMemoryError
 from tests.conftest import fail, write_model, write_tasks
 
+pytestmark = pytest.mark.e2e
+
 
 @pytest.fixture
 def models(tmp_path):

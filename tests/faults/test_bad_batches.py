@@ -18,6 +18,8 @@ from linformer_kit.training.upstream import ExactTrainer
 from tests.conftest import fail_last_line
 from tests.faults.runs import assert_equal, cut_off, pretrain_command, run_all
 
+pytestmark = pytest.mark.e2e
+
 FORWARD = LinformerForMaskedLM.forward
 
 

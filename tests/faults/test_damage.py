@@ -20,6 +20,8 @@ from linformer_kit.training.upstream import ExactTrainer
 from tests.conftest import fail_last_line
 from tests.faults.runs import environment, pretrain_command, run_all
 
+pytestmark = pytest.mark.e2e
+
 
 @pytest.fixture(scope="module")
 def run(corpus, tmp_path_factory) -> Path:

@@ -40,6 +40,8 @@ from linformer_kit.training.trainer_state import trainer_state
 from tests.conftest import fail, fail_last_line
 from tests.faults.runs import finetune_command, pretrain_command
 
+pytestmark = pytest.mark.e2e
+
 QUICK_SECONDS = 5  # in each run of the tests
 SLOW_SECONDS = 600  # marked slow
 CASE_SECONDS = 20

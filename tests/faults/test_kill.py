@@ -14,6 +14,8 @@ import pytest
 from linformer_kit.training.checkpoint import find_checkpoint
 from tests.faults.runs import assert_equal, pretrain_command, run_all
 
+pytestmark = pytest.mark.e2e
+
 # A process that has imported all that the others need, of which each is a copy.
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["tests.faults.prepared"])

@@ -27,6 +27,8 @@ from tests.faults.runs import (
 )
 from tests.processes import run_processes
 
+pytestmark = pytest.mark.e2e
+
 # Adam divides a gradient by itself. Where the exact gradient is zero (the key bias, if all rows of E have one sum), only
 # rounding is left, whose order of sums depends on the processes and on the processor; divided by itself it is as large
 # as any other update. With this epsilon, far above rounding, an update is a smooth function of the gradient.

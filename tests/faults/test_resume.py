@@ -21,6 +21,8 @@ from tests.faults.runs import (
     run_all,
 )
 
+pytestmark = pytest.mark.e2e
+
 MATRIX = list(itertools.product(("pretrain", "finetune", "distill"), ("false", "true"), (1, 4), (0, 2)))
 # Every pair of settings in some case.
 QUICK = [

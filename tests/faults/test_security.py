@@ -23,6 +23,8 @@ from linformer_kit.training.checkpoint import find_checkpoint, rotate_checkpoint
 from linformer_kit.training.manifest import MANIFEST, checked_folder, damage, recover, write_manifest, write_whole
 from tests.faults.runs import finetune_command, pretrain_command, run_all
 
+pytestmark = pytest.mark.e2e
+
 # Names under which some library keeps, or has kept, a pickle.
 PICKLES = (
     "training_args.bin",

@@ -22,6 +22,8 @@ from linformer_kit.training.stopping import stop_requests
 from linformer_kit.training.upstream import ExactTrainer
 from tests.faults.runs import UPDATES, assert_equal, environment, finetune_command, launched, pretrain_command, run_all
 
+pytestmark = pytest.mark.e2e
+
 CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
 
 

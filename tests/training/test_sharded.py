@@ -32,6 +32,8 @@ from linformer_kit.training.sharded import load_sharded, save_full, save_sharded
 from tests.conftest import KINDS, SIZES, fields, randomise
 from tests.processes import run_processes
 
+pytestmark = pytest.mark.e2e
+
 BATCH, STEPS, MORE = 6, 3, 2  # a batch that 1, 2 and 3 processes share equally
 LONG = 1201  # more than a block of tokens, so that inference runs in blocks
 
