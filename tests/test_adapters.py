@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM
 
 import linformer_kit as lk
+from linformer_kit import InputError
 from linformer_kit.kernels import runs_in_blocks
 from tests.conftest import KINDS, SIZES, fields, randomise, tokens
 
@@ -92,3 +93,30 @@ def test_each_adapter_counts(config, kind, name):
             if "lora_B" in parameter_name:
                 parameter.mul_(10)
         assert (peft_model(input_ids=ids).logits - before).abs().max() > 1e-3
+
+
+def test_slots_can_be_fewer_where_adapters_keep_copies_of_modules(config):
+    """PEFT's wrappers of whole modules and of parameters, and compiled layers."""
+    ids = tokens(2, 31)
+    for wanted in ({"modules_to_save": ["self_attn"]}, {"target_parameters": ["projection.key_projection"]}):
+        model = randomise(lk.LinformerModel(config())).eval()
+        expected = copy.deepcopy(model)
+        expected.set_projected_dim(3)
+        wrapped = get_peft_model(model, LoraConfig(r=5, **{"target_modules": ["fc1"], **wanted})).eval()
+        wrapped.get_base_model().set_projected_dim(3)
+        torch.testing.assert_close(wrapped(ids).last_hidden_state, expected(ids).last_hidden_state)
+    for place, layer in enumerate(expected.encoder.layers):
+        expected.encoder.layers[place] = torch.compile(layer, backend="eager")
+    expected.set_projected_dim(5)
+    assert {layer.self_attn.projected_dim for layer in expected.encoder.layers} == {5}
+
+
+def test_adapters_of_positions_are_merged_before_the_table_changes(config):
+    model = lk.LinformerModel(config())
+    peft_model = get_peft_model(model, LoraConfig(r=5, target_modules=["position_embeddings"]))
+    with pytest.raises(InputError, match=r"position_embeddings: expected a plain nn\.Embedding, got Embedding; merge"):
+        model.resize_sequence_length(41)
+    assert model.config.max_position_embeddings == 37
+    merged = peft_model.merge_and_unload()
+    merged.resize_sequence_length(41)
+    assert merged.embeddings.position_embeddings.num_embeddings == 41 + merged.embeddings.position_offset

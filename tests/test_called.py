@@ -19,7 +19,7 @@ from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 
 import linformer_kit as lk
 from linformer_kit import LinformerAttention
-from linformer_kit.functional import AttentionWeights, linformer_attention_reference
+from linformer_kit.functional import AttentionWeights, linformer_attention_reference, merge_heads
 from linformer_kit.projection import PROJECTIONS, HeadMap
 from linformer_kit.projection.maps import is_affine
 from tests.conftest import KINDS, SHARINGS, fields, randomise, tokens
@@ -83,6 +83,12 @@ def replaced(linear: nn.Linear) -> None:
     linear.forward = lambda inputs: own(inputs).tanh()
 
 
+def by_position(linear: nn.Linear) -> None:
+    """As adapters and patches of activations that know where a token stands."""
+    positions = torch.linspace(-1, 1, N, dtype=torch.float64)[:, None]
+    linear.register_forward_hook(lambda _, given, output: output + positions[: output.shape[1]])
+
+
 LORA = {"r": 5, "target_modules": list(MAPS)}
 ATTACHED = {
     "lora": adapted(LoraConfig(**LORA)),
@@ -97,6 +103,7 @@ ATTACHED = {
     "steered": each_map(lambda linear: linear.register_forward_hook(lambda *called: called[2] * 2 + 1) and None),
     "prepared": each_map(lambda linear: linear.register_forward_pre_hook(lambda _, given: (given[0].sin(),)) and None),
     "replaced": each_map(replaced),
+    "by_position": each_map(by_position),
 }
 
 
@@ -199,6 +206,46 @@ def test_recording_hooks_see_every_token_once_and_change_nothing(projection):
         )
     torch.testing.assert_close(layer(inputs, inputs, inputs)[0], before)
     assert sorted(seen) == sorted((name, (2, 23, EMBED)) for name in MAPS)
+
+
+@pytest.mark.parametrize("length", [N, 5])
+def test_a_bias_that_comes_later_means_the_map_of_compressed_tokens(length):
+    """fairseq's order, whatever the length and the map: f(E·X)."""
+    layer = build(bias_order="after_projection")
+    each_map(replaced)(layer)
+    inputs = torch.randn(2, length, EMBED, dtype=torch.float64)
+    (slots,) = layer.project(inputs, inputs)
+    for found, matrix, called in (
+        (slots.key, layer.projection.key_projection, layer.k_proj),
+        (slots.value, layer.projection.value_projection, layer.v_proj),
+    ):
+        torch.testing.assert_close(merge_heads(found), called(matrix[:, :length] @ inputs))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_large_biases_on_small_rows_keep_their_digits(dtype):
+    """(E·X)·W + (E·m)⊗b where E·m is nearly zero: as exact as the product."""
+    linear = nn.Linear(64, 64)
+    nn.init.constant_(linear.bias, 5.0)
+    linear = linear.to(dtype)
+    compressed, row_sums = torch.randn(2, 17, 64).to(dtype), (torch.randn(17) * 0.01).to(dtype)
+    exact = compressed.double() @ linear.weight.double().T
+    rounding = (compressed @ linear.weight.T).double() - exact
+    found = merge_heads(HeadMap(linear, 4).of_compressed(compressed, row_sums)).double()
+    wanted = exact + row_sums.double()[:, None] * linear.bias.double()
+    assert (found - wanted).norm() < 2 * rounding.norm()
+
+
+def test_hooks_of_layers_see_tokens_where_they_stand(config):
+    model = randomise(lk.LinformerModel(config(sharing="layerwise"))).eval()
+    ids, mask, seen = tokens(2, 31), torch.ones(2, 31, dtype=torch.long), []
+    mask[0, :5] = 0
+    expected = model(ids, mask, output_hidden_states=True).hidden_states
+    model.encoder.layers[0].register_forward_hook(lambda _, given, output: seen.append(output[0]))
+    with torch.no_grad():
+        last = model(ids, mask).last_hidden_state
+    torch.testing.assert_close(seen[0][mask == 1], expected[1][mask == 1])
+    torch.testing.assert_close(last[mask == 1], expected[-1][mask == 1])
 
 
 def test_only_what_is_known_to_be_affine_takes_the_cheap_order():

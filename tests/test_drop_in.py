@@ -105,6 +105,16 @@ def test_masks_that_hide_in_part_are_refused(number):
         layer(x, x, x, mask)
 
 
+def test_compiled_masks_are_checked_when_they_come():
+    layer, _ = pair()
+    run = torch.compile(layer, backend="eager", fullgraph=True)
+    x, mask = torch.randn(3, 23, EMBED, dtype=torch.float64), padded(3, 23)
+    added = torch.zeros(mask.shape).masked_fill(mask, -torch.inf)
+    torch.testing.assert_close(run(x, x, x, added)[0], layer(x, x, x, mask)[0])
+    with pytest.raises(RuntimeError, match="key_padding_mask: expected bool, or floating point of 0"):
+        run(x, x, x, torch.full(mask.shape, -0.5))
+
+
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 def test_layers_of_torch_never_mix_samples(batch_first):
@@ -133,8 +143,12 @@ def test_another_layout_than_that_of_the_replaced_one_is_refused(batch_first):
             with pytest.raises(InputError, match=re.escape(f"{name}: {message}{kind.__name__}, got")):
                 setattr(layer, name, ours)
             assert getattr(layer, name) is before
+        with pytest.raises(InputError, match=re.escape(message)):
+            setattr(layer, names[0], torch.compile(ours))
     holder = nn.Module()
     holder.attention = ours  # nothing was there before, so nothing contradicts
+    with pytest.raises(InputError, match=re.escape(f"attention: expected batch_first={not batch_first}, as the")):
+        holder.attention = LinformerAttention(12, 3, 23, 5, batch_first=batch_first)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -170,6 +184,10 @@ def test_what_has_no_place_is_an_error():
     ours = LinformerAttention(EMBED, HEADS, N, K)
     with pytest.raises(RuntimeError, match="bias_k"):
         ours.load_state_dict(theirs.state_dict())
+    with torch.device("meta"):
+        empty = LinformerAttention(EMBED, HEADS, N, K)
+    with pytest.raises(RuntimeError, match=r"Missing key.*projection\.key_projection"):  # no values to keep
+        empty.load_state_dict(nn.MultiheadAttention(EMBED, HEADS).state_dict(), assign=True)
     with pytest.raises(RuntimeError, match="size mismatch for k_proj"):
         ours.load_state_dict(nn.MultiheadAttention(EMBED, HEADS, kdim=13, vdim=17).state_dict())
     with pytest.raises(RuntimeError, match=r"Missing key.*projection\.key_projection"):  # one of ours has E and F

@@ -134,7 +134,7 @@ class LinformerAttention(nn.Module):
         self._fewer_slots = projected_dim
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
-        split_fused_weights(state_dict, prefix, self.state_dict())
+        split_fused_weights(state_dict, prefix, self)
         super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def extra_repr(self) -> str:
@@ -330,6 +330,9 @@ def project_tokens(
         projected_dim: As for the projection.
     """
     if padding_mask is not None and lengths is None:
+        # Maps that see every token see it where it stands.
+        key, key_map = key_map.in_order(key, padding_mask)
+        value, value_map = value_map.in_order(value, padding_mask)
         lengths = (~padding_mask).sum(dim=1)
         order = functional.real_tokens_first(padding_mask)
         tied = value is key

@@ -104,11 +104,10 @@ class LinformerConfig(ModelSettings, PreTrainedConfig):
         """
         fields = {field.name for field in dataclasses.fields(cls)}
         unknown = {name: config_dict[name] for name in config_dict.keys() - fields - _TRANSFORMERS_FIELDS}
-        for name in unknown:
-            _require(not hasattr(cls, name), name, f"a field of {cls.__name__} in config.json", "the name of a method")
         if unknown:
             warn_of_unknown(frozenset(unknown))
         known = {name: value for name, value in config_dict.items() if name not in unknown}
+        unknown = {name: value for name, value in unknown.items() if not hasattr(cls, name)}  # replaces no method
         returns_unused = kwargs.pop("return_unused_kwargs", False)
         config, unused = super().from_dict(
             {**known, "_from_file": unknown} if unknown else known, return_unused_kwargs=True, **kwargs
@@ -155,7 +154,7 @@ def _refuse_unknown(fields: Iterable[str]) -> None:
 
 
 def _suggestion(name: str) -> str:
-    close = difflib.get_close_matches(name, [field.name for field in dataclasses.fields(ModelSettings)], n=1)
+    close = difflib.get_close_matches(name, [field.name for field in dataclasses.fields(ModelSettings)], 1, 0.8)
     return f" (did you mean {close[0]}?)" if close else ""
 
 

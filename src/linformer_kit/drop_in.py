@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from linformer_kit.errors import InputError
-from linformer_kit.values import has_values
+from linformer_kit.values import has_values, require_in_trace
 
 # What is added to scores at padding is this or less: -1e4, -1e9, the least that the format has, or -inf.
 _HIDES = -1e3
@@ -30,15 +30,19 @@ def padding_from_scores(name: str, mask: Float[Tensor, "*shape"]) -> Bool[Tensor
     Raises:
         InputError: for other numbers, which would hide a token in part.
     """
-    if has_values(mask) and ((mask != 0) & ~(mask <= _HIDES)).any():
-        raise InputError(
-            f"{name}: expected bool, or floating point of 0 at real tokens and -inf (or at most -1000) at padding, "
-            "got other numbers"
-        )
+    message = (
+        f"{name}: expected bool, or floating point of 0 at real tokens and -inf (or at most -1000) at padding, "
+        "got other numbers"
+    )
+    fits = ((mask == 0) | (mask <= _HIDES)).all()
+    if not has_values(mask):
+        require_in_trace(fits, message)
+    elif not fits:
+        raise InputError(message)
     return mask != 0
 
 
-def split_fused_weights(state_dict: dict[str, Any], prefix: str, own: dict[str, Tensor]) -> None:
+def split_fused_weights(state_dict: dict[str, Any], prefix: str, attention: nn.Module) -> None:
     """Rename the entries of an `nn.MultiheadAttention` in a state dict, in place, to those of `LinformerAttention`.
 
     It has no E and F, so those of the module stay as they are.
@@ -46,7 +50,7 @@ def split_fused_weights(state_dict: dict[str, Any], prefix: str, own: dict[str, 
     Args:
         state_dict: What is to be loaded.
         prefix: Of the attention in it.
-        own: State dict of the attention itself.
+        attention: What it is loaded into.
     """
     given = {name: state_dict.pop(prefix + name) for name in _FUSED if prefix + name in state_dict}
     if not given:
@@ -59,8 +63,8 @@ def split_fused_weights(state_dict: dict[str, Any], prefix: str, own: dict[str, 
     for kind, parts in (("weight", weights), ("bias", biases)):
         for map_, part in zip("qkv", parts, strict=False):
             state_dict[f"{prefix}{map_}_proj.{kind}"] = part
-    for name, tensor in own.items():
-        if name.startswith("projection."):
+    for name, tensor in attention.state_dict().items():
+        if name.startswith("projection.") and not tensor.is_meta:
             state_dict.setdefault(prefix + name, tensor)
 
 
@@ -73,9 +77,9 @@ def refuse_other_layout(container: nn.Module, name: str, attention: Any) -> None
         InputError: that says how to make one that fits.
     """
     replaced = container._modules.get(name)
-    if isinstance(replaced, nn.MultiheadAttention) and replaced.batch_first != attention.batch_first:
+    if getattr(replaced, "batch_first", attention.batch_first) != attention.batch_first:
         raise InputError(
-            f"{name}: expected batch_first={replaced.batch_first}, as the attention that it replaces in "
+            f"{name}: expected batch_first={not attention.batch_first}, as the attention that it replaces in "
             f"{type(container).__name__}, got {attention.batch_first}: make either with the other's batch_first"
         )
 
@@ -116,6 +120,7 @@ def register_layout_check(kind: type[nn.Module]) -> None:
     """Check every assignment of a module of a kind to an attribute of another module (`refuse_other_layout`)."""
 
     def check(container: nn.Module, name: str, submodule: nn.Module | None) -> None:
+        submodule = getattr(submodule, "_orig_mod", submodule)  # of `torch.compile`
         if isinstance(submodule, kind):
             refuse_other_layout(container, name, submodule)
 

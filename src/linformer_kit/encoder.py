@@ -6,6 +6,7 @@ Axes: batch, seq_len (n), embed (hidden_size), heads, slots (projected_dim, or s
 from __future__ import annotations
 
 import functools
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -19,9 +20,11 @@ from transformers.modeling_outputs import BaseModelOutput
 from linformer_kit.attention import LinformerAttention, Projects
 from linformer_kit.configuration import LinformerConfig
 from linformer_kit.functional import real_tokens_first, take_positions, zero_padding
-from linformer_kit.kernels import apply_linear, block_tokens, blocks, is_replaced, runs_in_blocks
+from linformer_kit.kernels import apply_linear, block_tokens, blocks, is_replaced, may_need_whole, runs_in_blocks
 from linformer_kit.projection import SequenceProjection, build_projection
 from linformer_kit.values import values_are_cheap
+
+Part = TypeVar("Part", bound=nn.Module)
 
 
 class LocalConvolution(nn.Module):
@@ -218,12 +221,12 @@ class LinformerEncoder(nn.Module):
     @property
     def attentions(self) -> list[LinformerAttention]:
         """The attention of each layer."""
-        return [layer.self_attn for layer in self.layers if isinstance(layer, LinformerLayer)]
+        return [found for layer in self.layers if (found := _first(LinformerAttention, layer)) is not None]
 
     @property
     def projections(self) -> list[SequenceProjection | None]:
         """What each layer projects with: its own, or the one of all."""
-        return [self.projection or attention.projection for attention in self.attentions]
+        return [_first(SequenceProjection, self.projection or attention) for attention in self.attentions]
 
     def forward(
         self,
@@ -242,12 +245,14 @@ class LinformerEncoder(nn.Module):
         if padding_mask is not None and self.orders:
             if _is_right_padded(padding_mask):
                 lengths, padding_mask = (~padding_mask).sum(dim=1), None
-            elif not (output_hidden_states or output_attentions):
-                # Once for all layers: real tokens first, and back at the end. Else each layer sorts for itself.
+            elif not (output_hidden_states or output_attentions or any(map(may_need_whole, self.layers.modules()))):
+                # Once for all layers: real tokens first, and back at the end. Else each layer sorts for itself, so that
+                # hooks and modules from elsewhere get tokens where they stand.
                 order, lengths = real_tokens_first(padding_mask), (~padding_mask).sum(dim=1)
                 hidden, padding_mask = take_positions(hidden, order), None
         hidden_states, attentions = [hidden] if output_hidden_states else [], []
-        overwrite = overwrite and not output_hidden_states and len(self.attentions) == len(self.layers)
+        own = all(isinstance(layer, LinformerLayer) for layer in self.layers)
+        overwrite = overwrite and not output_hidden_states and own
         in_place = {"overwrite": True} if overwrite else {}  # layers that others have put here need not know it
         # A function, because hooks that place a layer on a device (accelerate's) move every module among its arguments.
         projection = None if self.projection is None else functools.partial(self.projection)
@@ -278,6 +283,11 @@ class LinformerEncoder(nn.Module):
         for block in blocks(batch, seq_len, block_tokens(embed)):
             hidden[block] = self.layer_norm(hidden[block])
         return hidden
+
+
+def _first(kind: type[Part], module: nn.Module) -> Part | None:
+    """The module itself or the first such one within: adapters and compilation wrap it."""
+    return next((part for part in module.modules() if isinstance(part, kind)), None)
 
 
 def _is_right_padded(padding_mask: Bool[Tensor, "batch seq_len"]) -> bool:

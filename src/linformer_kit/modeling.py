@@ -19,6 +19,7 @@ from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple
 
+from linformer_kit.attention import LinformerAttention
 from linformer_kit.configuration import LinformerConfig, check_projected_dim
 from linformer_kit.encoder import LinformerEncoder, LocalConvolution
 from linformer_kit.errors import InputError
@@ -27,7 +28,7 @@ from linformer_kit.kernels import block_tokens, blocks, is_large, may_need_whole
 from linformer_kit.projection import SequenceProjection, check_resize, each_dim, more_windows
 from linformer_kit.saved_lengths import LengthCheckedModel
 from linformer_kit.settings import ResizeMode
-from linformer_kit.values import has_values, values_are_cheap
+from linformer_kit.values import has_values, require_in_trace, values_are_cheap
 
 
 class LinformerEmbeddings(nn.Module):
@@ -82,6 +83,19 @@ class LinformerEmbeddings(nn.Module):
         )
 
 
+def check_position_table(model: LinformerPreTrainedModel) -> None:
+    """Refuse a table of positions that something stands in for: its rows could not be taken apart.
+
+    Raises:
+        InputError: for anything but a plain embedding.
+    """
+    table = model.base_model.embeddings.position_embeddings
+    if type(table) is not nn.Embedding:
+        raise InputError(
+            f"position_embeddings: expected a plain nn.Embedding, got {type(table).__name__}; merge adapters first"
+        )
+
+
 def start_projection(projection: SequenceProjection) -> None:
     """Start E and F anew, but for what has been loaded."""
     for name, value in projection.initial_values().items():
@@ -116,12 +130,16 @@ class LinformerPreTrainedModel(LengthCheckedModel):
         Raises:
             InputError: for a model that `SequenceParallel` has split, without the whole one's `state_dict`.
         """
-        split = any(module.piece is not None for module in self.modules() if isinstance(module, SequenceProjection))
-        if split and len(arguments) < 2 and named.get("state_dict") is None:
-            raise InputError(
-                "state_dict: expected SequenceParallel.full_state_dict(), because this process has a piece of the "
-                "model, got None"
-            )
+        given = arguments[1] if len(arguments) > 1 else named.get("state_dict")
+        for name, module in self.named_modules():
+            if isinstance(module, SequenceProjection) and module.piece is not None:
+                names = [f"{name}.{own}" for own in module.state_dict()]
+                if given is None or any(given[own].shape[-1] != module.seq_len for own in names if own in given):
+                    got = "None" if given is None else f"a piece of {name}"
+                    raise InputError(
+                        "state_dict: expected SequenceParallel.full_state_dict(), because each process has a piece of "
+                        f"the model, got {got}"
+                    )
         super().save_pretrained(save_directory, *arguments, **named)
 
     def projection_matrix_count(self) -> int:
@@ -155,8 +173,10 @@ class LinformerPreTrainedModel(LengthCheckedModel):
                 raise InputError(f"projected_dim: expected at most {made} by head in layer {index}, got {slots}")
             assert projection is not None
             projection.fewer_slots(dim, heads)
-        for attention, dim in zip(encoder.attentions, dims, strict=True):
-            attention.projected_dim = dim
+        for layer, dim in zip(encoder.layers, dims, strict=True):
+            for module in layer.modules():  # adapters keep copies of a module that they train
+                if isinstance(module, LinformerAttention):
+                    module.projected_dim = dim
 
     @torch.no_grad()
     def resize_sequence_length(self, seq_len: int, *, mode: ResizeMode = "extend") -> None:
@@ -181,6 +201,7 @@ class LinformerPreTrainedModel(LengthCheckedModel):
         """
         config = self.config
         projections = [module for module in self.modules() if isinstance(module, SequenceProjection)]
+        check_position_table(self)
         if not projections:
             check_resize(config.max_position_embeddings, seq_len, mode)
         for projection in projections:
@@ -357,7 +378,7 @@ def _check_token_types(token_type_ids: Tensor, type_vocab_size: int) -> None:
         check_ids("token_type_ids", token_type_ids, type_vocab_size)
     # Also on an accelerator: nothing else would fail there, and a second text would be read as part of the first.
     elif not has_values(token_type_ids):
-        raise InputError("token_type_ids: expected None in a trace because type_vocab_size is 0, got a tensor")
+        require_in_trace((token_type_ids == 0).all(), "token_type_ids: expected only 0 because type_vocab_size is 0")
     elif (token_type_ids != 0).any():
         raise InputError("token_type_ids: expected None or only 0 because type_vocab_size is 0, got other types")
 
@@ -370,7 +391,12 @@ def check_mask(attention_mask: Tensor, shape: Sequence[int]) -> None:
             f"got {list(attention_mask.shape)}"
         )
     # Also on an accelerator: floating point is rare, and a mask that is read the wrong way round gives no error later.
-    if attention_mask.is_floating_point() and attention_mask.numel() and has_values(attention_mask):
+    if not attention_mask.is_floating_point() or not attention_mask.numel():
+        return
+    if not has_values(attention_mask):
+        fits = ((attention_mask == 0) | (attention_mask == 1)).all() & attention_mask.any()
+        require_in_trace(fits, "attention_mask: expected 1 on real tokens and 0 on padding in floating point")
+    else:
         others = attention_mask[(attention_mask != 0) & (attention_mask != 1)]
         if len(others) or not attention_mask.any():  # added to scores, a mask of zeros hides nothing
             raise InputError(

@@ -36,7 +36,13 @@ from linformer_kit.heads import (
     LinformerForSequenceClassification,
     LinformerForTokenClassification,
 )
-from linformer_kit.modeling import LinformerModel, LinformerPreTrainedModel, check_mask, first_token
+from linformer_kit.modeling import (
+    LinformerModel,
+    LinformerPreTrainedModel,
+    check_mask,
+    check_position_table,
+    first_token,
+)
 from linformer_kit.projection import Piece, SequenceProjection
 from linformer_kit.settings import IGNORED_LABEL
 
@@ -307,6 +313,7 @@ def _check_model(model: nn.Module, ranks: int) -> None:
     if not isinstance(model, _MODELS):
         names = ", ".join(kind.__name__ for kind in _MODELS)
         raise InputError(f"model: expected one of {names}, got {type(model).__name__}")
+    check_position_table(model)
     config: LinformerConfig = model.config
     projections = [module for module in model.modules() if isinstance(module, SequenceProjection)]
     if config.attention == "full":

@@ -31,6 +31,12 @@ def has_values(tensor: Tensor) -> bool:
     )
 
 
+def require_in_trace(condition: Tensor, message: str) -> None:
+    """Check a condition on values when what is compiled runs: a RuntimeError then. Elsewhere nothing is checked."""
+    if torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active():
+        torch._assert_async(condition, message)
+
+
 def values_are_cheap(tensor: Tensor) -> bool:
     """Whether a check of values costs next to nothing: they may be read, and stand in the memory of the CPU."""
     return tensor.device.type == "cpu" and has_values(tensor)

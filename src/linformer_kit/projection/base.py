@@ -181,8 +181,9 @@ class SequenceProjection(nn.Module):
         dims = self.fewer_slots(projected_dim, key_map.num_heads)
         by_size = {k: [head for head, other in enumerate(dims) if other == k] for k in sorted(set(dims), reverse=True)}
         groups = [(k, heads if len(by_size) > 1 else None) for k, heads in by_size.items()]
-        key, key_map = _in_order(key, key_map, lengths)
-        value, value_map = _in_order(value, value_map, lengths)
+        padding_mask = None if lengths is None else padding_after(lengths, key.shape[1])
+        key, key_map = key_map.in_order(key, padding_mask)
+        value, value_map = value_map.in_order(value, padding_mask)
         return self._project(Inputs(key, value, key_map, value_map, lengths), groups)
 
     def fewer_slots(self, projected_dim: int | Sequence[int] | None, num_heads: int) -> tuple[int, ...]:
@@ -266,14 +267,6 @@ class LearnedProjection(SequenceProjection):
 
     def initial_values(self) -> dict[str, Tensor]:
         return {name: self._start() for name, _ in self.named_parameters()}
-
-
-def _in_order(hidden: Tensor, head_map: HeadMap, lengths: Tensor | None) -> tuple[Tensor, HeadMap]:
-    """Tokens and their map; mapped here and now, the plain order, where the map may not follow the projection."""
-    if head_map.commutes:
-        return hidden, head_map
-    padding_mask = None if lengths is None else padding_after(lengths, hidden.shape[1])
-    return head_map.mapped(hidden, padding_mask), HeadMap(None, head_map.num_heads)
 
 
 def check_resize(seq_len: int, new_seq_len: int, mode: str, *, least: int = 1) -> None:

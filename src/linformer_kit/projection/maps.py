@@ -1,7 +1,8 @@
 """W_K and W_V as a projection uses them: called, never read.
 
 Whatever stands in their place (an adapter, a pruned, quantised or offloaded map, one with hooks) decides what it
-computes. The cheap order of multiplications needs a map that is known to be affine; all others take the plain order.
+computes. The cheap order of multiplications needs a map that is known to be affine; all others take the plain order,
+f on every token, unless `bias_order` is `after_projection`: that is fairseq's order, which is f on E·X.
 
 Axes as in `functional`.
 """
@@ -14,7 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from linformer_kit.functional import split_heads, zero_padding
-from linformer_kit.kernels import apply_linear, has_hooks
+from linformer_kit.kernels import apply_linear, has_hooks, is_replaced, linear
 
 
 def is_affine(module: nn.Module) -> TypeGuard[nn.Linear]:
@@ -43,8 +44,16 @@ class HeadMap:
 
     @property
     def commutes(self) -> bool:
-        """Whether f may follow E, by `of_compressed`: if it is affine, or where that is what `bias_order` means."""
-        return self.module is None or not self.bias_first or is_affine(self.module)
+        """Whether f and E may change places: if f is affine."""
+        return self.module is None or is_affine(self.module)
+
+    def in_order(
+        self, inputs: Float[Tensor, "batch seq_len embed"], padding_mask: Bool[Tensor, "batch seq_len"] | None
+    ) -> tuple[Float[Tensor, "batch seq_len embed"], HeadMap]:
+        """Tokens, and the map that is left to do: none if f has to run on every token, before E, as is done here."""
+        if self.commutes or not self.bias_first:
+            return inputs, self
+        return self.mapped(inputs, padding_mask), HeadMap(None, self.num_heads)
 
     def mapped(
         self, inputs: Float[Tensor, "batch seq_len embed"], padding_mask: Bool[Tensor, "batch seq_len"] | None
@@ -75,16 +84,28 @@ class HeadMap:
     def of_compressed(
         self, compressed: Float[Tensor, "batch rows embed"], row_sums: Float[Tensor, "*batch rows"] | None = None
     ) -> Float[Tensor, "batch heads rows head_dim"]:
-        """The same number from E·X, with W on k rows instead of n: f(E·X) + (E·m - 1)⊗f(0), or f(E·X).
+        """The same number from E·X, with W on k rows instead of n: (E·X)·W + (E·m)⊗b, or f(E·X) = (E·X)·W + 1⊗b.
 
         `row_sums` is E·m; None: 1.
         """
-        mapped = compressed if self.module is None else apply_linear(self.module, compressed)
-        if self.module is not None and self.bias_first and row_sums is not None:
-            bias = self._at_zero(compressed)
-            if bias is not None:
-                mapped = mapped + ((row_sums - 1)[..., None] * bias).to(mapped.dtype)
+        if self.module is None:
+            mapped = compressed
+        elif row_sums is None or not self.bias_first or self.module.bias is None:
+            mapped = apply_linear(self.module, compressed)
+        else:
+            mapped = self._with_scaled_bias(compressed, row_sums)
         return split_heads(mapped, self.num_heads)
+
+    def _with_scaled_bias(self, compressed: Tensor, row_sums: Tensor) -> Tensor:
+        """(E·X)·W + (E·m)⊗b of an affine map."""
+        assert isinstance(self.module, nn.Linear)
+        weight, bias = self.module.weight, self.module.bias
+        if is_replaced(self.module):  # hooks for all modules, of a profiler, should see the call
+            mapped = self.module(compressed)
+            return mapped + ((row_sums - 1)[..., None] * bias).to(mapped.dtype)
+        # Not f(E·X) + (E·m - 1)⊗b: where E·m is small, b would be rounded with the product and then taken off again.
+        mapped = linear(compressed, weight)
+        return mapped + (row_sums[..., None] * bias).to(mapped.dtype)
 
     def _at_zero(self, like: Tensor, width: int | None = None) -> Float[Tensor, " embed"] | None:
         """f(0), which is b; None if there is none."""

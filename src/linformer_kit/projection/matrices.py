@@ -55,7 +55,8 @@ class _MatrixProjection(SequenceProjection):
         most = groups[0][0]
         # Fewer rows for W is the cheap order. It needs one matrix for all heads, and it is cheap only if k < n.
         # Processes with a piece each must agree on an order, whatever their lengths.
-        if self.by_head or (self.piece is None and not torch.compiler.is_exporting() and length <= most):
+        whole = self.piece is None and not torch.compiler.is_exporting()
+        if self.by_head or (whole and length <= most and key_map.commutes and value_map.commutes):
             maps = (
                 (key_matrix, key_map(key, padding_mask).transpose(1, 2)),
                 (value_matrix, value_map(value, padding_mask).transpose(1, 2)),
