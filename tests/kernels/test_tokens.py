@@ -383,7 +383,7 @@ def test_what_is_fast_is_used(monkeypatch):
     for where, name in (
         ("linformer_kit.functional.kernels.attention", "attention"),
         ("linformer_kit.projection.matrices.compress", "compress"),
-        ("linformer_kit.projection.maps.apply_linear", "slots"),
+        ("linformer_kit.projection.maps.linear", "slots"),
         ("linformer_kit.projection.base.arranged", "arranged"),
         ("linformer_kit.attention.apply_linear", "heads"),
         ("linformer_kit.encoder.apply_linear", "feed-forward"),
