@@ -182,6 +182,15 @@ def test_contents_are_read_once(tmp_path, monkeypatch):
     assert files.fingerprint(tmp_path / "a.txt" / "no folder") == changed
 
 
+def test_a_copy_that_brings_the_time_of_its_original_is_other_text(tmp_path):
+    """As `cp -p`, `rsync -t` and `tar` make them."""
+    files = TextFiles("a", (write(tmp_path / "a.txt", "cat sat"),), document="line", column="text")
+    before, known = files.fingerprint(tmp_path / "hashes"), (tmp_path / "a.txt").stat()
+    write(tmp_path / "a.txt", "bat sat")
+    os.utime(tmp_path / "a.txt", ns=(known.st_atime_ns, known.st_mtime_ns))
+    assert files.fingerprint(tmp_path / "hashes") != before
+
+
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
     files = TextFiles("a", (tmp_path,), document="line", column="text")
     with pytest.raises(InputError, match=f"^{tmp_path}: expected a file that can be read, got Is a directory$"):

@@ -127,9 +127,8 @@ def test_files_of_another_model_are_refused(name, overwrite, tmp_path):
     if overwrite:
         run_with_files(tmp_path, "tokenizer.json")
     (tmp_path / name).write_text("{}")
-    message = (
-        f"output_dir: expected no files of another model, which would be loaded with the new one, got {tmp_path / name}"
-    )
+    said = "output_dir: expected no files of another model, which would be loaded with the new one, got"
+    message = f"{said} {tmp_path / name}: move or delete it"
     with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
         check_output_dir(str(tmp_path), resume=False, overwrite=overwrite)
     check_output_dir(str(tmp_path), resume=True, overwrite=False) if overwrite else None

@@ -231,7 +231,8 @@ def _check_nothing_beside(folder: Path) -> None:
     for path in (folder / name for name in _LOADED_BESIDE):
         if os.path.lexists(path) and path not in ours:
             raise InputError(
-                f"output_dir: expected no files of another model, which would be loaded with the new one, got {path}"
+                f"output_dir: expected no files of another model, which would be loaded with the new one, got {path}: "
+                "move or delete it"
             )
 
 
