@@ -1,5 +1,6 @@
 """Tests of transformers that are not run on linearised models, by the beginning of their name, and why.
 
+accelerate's source release has nothing to run: its tests are of small modules of their own and take no other model.
 On the models of this package all are run; what the tests themselves skip they say with `pytest -rs`.
 """
 
@@ -13,3 +14,8 @@ LEFT_OUT = {
 
 # These ask for eager attention because sdpa has no weights; ours has, so they are run with it.
 EAGER_FOR_WEIGHTS = ("test_attention_outputs", "test_retain_grad_hidden_states_attentions")
+
+# Methods of PEFT, by the kind of model and the class of their configuration.
+PEFT_LEFT_OUT = {
+    ("linformer", "PrefixTuningConfig"): "gives past_key_values, which our encoder has no use for and refuses",
+}
