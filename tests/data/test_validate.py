@@ -196,3 +196,9 @@ def test_file_that_is_only_called_parquet(tmp_path):
     path.write_text("text")
     with fails(f"{path}: not a Parquet file, though its suffix says so"):
         read(path)
+
+
+def test_an_empty_name_is_not_the_folder_one_stands_in():
+    """As of a shell variable that is not set."""
+    with fails("train_file: expected a file, a folder or a glob, got an empty name"):
+        find_files([""], field="train_file")

@@ -11,14 +11,14 @@ NOT_RUN = {
     "README.md": {
         "pip install -r requirements.txt": _INSTALLS,
         "pip install -r requirements-dev.txt": _INSTALLS,
-        "pip install 'linformer-kit[export]'": _INSTALLS,
+        "pip install -e '.[export]'": _INSTALLS,
         "pytest -n 2": "it is running",
         "head_i = softmax( Q W_i^Q · (E_i K W_i^K)ᵀ / √d ) · F_i V W_i^V": _NOT_TYPED,
         "src/linformer_kit/": _NOT_TYPED,
         "@article{wang2020linformer,": _NOT_TYPED,
     },
     "export.md": {
-        "pip install 'linformer-kit[export]'": _INSTALLS,
+        "pip install -e '.[export]'": _INSTALLS,
         "Non-zero status code returned while running Gather node. Name:'input longer than 512 tokens' Status Message: "
         "indices element out of data bounds ...": _NOT_TYPED,
     },
@@ -34,7 +34,7 @@ NOT_RUN = {
     "sharded.md": {
         "torchrun --nnodes 4 --nproc_per_node 8 --rdzv_backend c10d --rdzv_endpoint node0:29500 train_sharded.py": _MACHINES,
     },
-    "linearize.md": {"pip install 'linformer-kit[export]'": _INSTALLS},
+    "linearize.md": {"pip install -e '.[export]'": _INSTALLS},
     "operator.md": {
         "head_i = softmax( Q W_i^Q · (E_i · K W_i^K)ᵀ / √d ) · F_i · V W_i^V          P̄ = the softmax, n×k": _NOT_TYPED,
     },

@@ -117,6 +117,8 @@ def find_files(patterns: list[str], *, field: str, suffixes: tuple[str, ...] = S
 
 
 def _match(pattern: str, field: str, suffixes: tuple[str, ...]) -> list[Path]:
+    if not pattern:
+        raise InputError(f"{field}: expected a file, a folder or a glob, got an empty name")
     path = Path(pattern).expanduser()
     if path.is_file():
         check_suffix(path, field=field, suffixes=suffixes)

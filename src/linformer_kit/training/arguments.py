@@ -116,8 +116,8 @@ def training_arguments(settings: TrainingSettings, folder: Path, fixed: dict[str
         )
     _use_one_device(arguments)
     with input_errors("report_to"):
-        for logger in get_reporting_integration_callbacks(arguments.report_to):
-            logger()  # says whether its package is there
+        for callback in get_reporting_integration_callbacks(arguments.report_to):
+            callback()  # says whether its package is there
     return arguments
 
 
