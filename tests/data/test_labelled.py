@@ -84,6 +84,17 @@ def test_numbers_are_refused_by_classifiers_of_other_classes(tmp_path):
         load_measured(EvaluateSettings(model="", validation_file=[path]), Labels(("bad", "good")), Columns("text"))
 
 
+@pytest.mark.parametrize("settings_of_model", [None, "train_file: [reviews.csv]\n"])
+def test_numbers_are_refused_by_a_classifier_with_class_names_like_those_of_a_task(settings_of_model, tmp_path):
+    """In a file that is no task's, 1 may be negative."""
+    if settings_of_model:
+        (tmp_path / "settings.yaml").write_text(settings_of_model)
+    path = write(tmp_path / "t.csv", "text,label\nawful,1\nfine,0\n")
+    own = EvaluateSettings(model="", validation_file=[path])
+    with pytest.raises(InputError, match=r"'label' is '1'; expected one of 'negative', 'positive'$"):
+        load_measured(own, Labels(("negative", "positive")), trained_columns(str(tmp_path)))
+
+
 def test_ragged_rows_are_refused_where_columns_are_named(local, tmp_path):
     columns = columns_of_task(TASKS["qqp"], in_files=True)
     path = str(local / "qqp" / "dev.tsv")

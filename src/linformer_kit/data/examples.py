@@ -54,11 +54,13 @@ class Columns(TextColumns):
         label: The class, or a list of classes.
         label_separator: What stands between the classes of one text in a string; None: the string is one class.
         ragged: Whether records with other fields than the header's are left out, and not refused.
+        numbered: Names of the classes by the numbers that these files may have in their place.
     """
 
     label: str = "label"
     label_separator: str | None = None
     ragged: bool = False
+    numbered: tuple[str, ...] = ()
 
     def names(self) -> dict[str, str]:
         return super().names() | {"label_column": self.label}

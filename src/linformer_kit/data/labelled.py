@@ -93,18 +93,18 @@ def load_measured(
     Args:
         settings: Where the texts are.
         labels: The classifier's classes.
-        defaults: Columns where the settings name none.
+        defaults: Columns where the settings name none, and what numbers in the column of classes mean.
 
     Raises:
         InputError: as for `load_labelled`, and for a class that the model does not know.
     """
     _check_source(settings, settings.validation_file, "validation_file")
     task, columns = task_of(settings), columns_of(settings, defaults)
-    if task:
-        known = set(task.labels) <= set(labels.names)
-        labels = replace(labels, numbered=task.labels if known else labels.names)
-    elif any(labels.names == each.labels for each in TASKS.values()):
-        labels = replace(labels, numbered=labels.names)  # a task's own files have numbers
+    # Class names alone do not say what numbers mean: other files may have 1 for negative.
+    if set(columns.numbered) <= set(labels.names):
+        labels = replace(labels, numbered=columns.numbered)
+    elif task:
+        labels = replace(labels, numbered=labels.names)  # LABEL_0 and so on
     examples = _read(settings, columns, task, "validation")
     _check_some(examples, settings, "validation")
     for example in examples:
@@ -147,6 +147,7 @@ def columns_of(settings: LabelledSettings, defaults: Columns | None = None) -> C
         settings.label_column or usual.label,
         settings.label_separator or usual.label_separator,
         usual.ragged and not any(named.values()),
+        usual.numbered,
     )
     names = list(columns.names().values())
     if len(set(names)) < len(names):
@@ -157,7 +158,13 @@ def columns_of(settings: LabelledSettings, defaults: Columns | None = None) -> C
 def columns_of_task(task: Task, *, in_files: bool) -> Columns:
     """Where texts and classes of a task stand, in the files that it is distributed as or on the hub."""
     label = task.file_label_column if in_files else task.label_column
-    return Columns(task.text_column, task.text_pair_column, label, ragged=task.ragged and in_files)
+    return Columns(
+        task.text_column,
+        task.text_pair_column,
+        label,
+        ragged=task.ragged and in_files,
+        numbered=task.labels,
+    )
 
 
 def metrics_of(labels: Labels, task: Task | None = None) -> tuple[str, ...]:
