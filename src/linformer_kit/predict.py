@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -14,7 +16,7 @@ from tqdm import tqdm
 
 from linformer_kit.classifier import Classifier, Prediction, trained_columns
 from linformer_kit.data.examples import Labels, TextColumns, read_texts
-from linformer_kit.data.tables import READERS
+from linformer_kit.data.tables import READERS, warn_of_ragged
 from linformer_kit.data.validate import check_exists, check_not_empty, check_suffix
 from linformer_kit.errors import InputError
 from linformer_kit.settings import PredictSettings
@@ -34,9 +36,10 @@ def main(settings: PredictSettings) -> None:
 def predict(settings: PredictSettings) -> dict[str | None, int]:
     """Classify the texts of a file, a line of JSON for each.
 
-    A line has `row` (from 1), `label` (or a list, where a text may have several), `probabilities` by class and, where
-    a text was cut, `lost_tokens`. Written as they come: after an interruption `resume` goes on behind the last whole
-    line.
+    A line has `row` (from 1, counted over all rows of the file), `label` (or a list, where a text may have several),
+    `probabilities` by class and, where a text was cut, `lost_tokens`. Written as they come: after an interruption
+    `resume` goes on behind the last whole line. Rows of other fields than the header are left out where the model's
+    task is known for them.
 
     Returns:
         The number of texts of each class, and of all by None; those of this call alone.
@@ -50,7 +53,7 @@ def predict(settings: PredictSettings) -> dict[str | None, int]:
     check_threshold(settings.threshold)
     path = _file(settings)
     columns = _columns(settings, path)
-    total = sum(1 for _ in read_texts(path, columns))  # refused before a model is built
+    total, left_out = _rows(path, columns)  # refused before a model is built
     classifier = Classifier(settings)
     identity = {
         "model_fingerprint": classifier.fingerprint(),
@@ -65,7 +68,9 @@ def predict(settings: PredictSettings) -> dict[str | None, int]:
     with _opened(settings, identity) as (done, file):
         bar = tqdm(total=total, initial=done, unit=" texts", dynamic_ncols=True, delay=2)
         with bar:
-            for row, prediction in enumerate(classifier(read_texts(path, columns), skip=done), start=done + 1):
+            rows = itertools.islice((row for row in itertools.count(1) if row not in left_out), done, None)
+            predictions = classifier(read_texts(path, columns), skip=done)
+            for prediction, row in zip(predictions, rows, strict=False):  # there is no last row number
                 line = _line(row, prediction, classifier.labels, settings.threshold)
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
                 names = line["label"] if classifier.labels.multi_label else [line["label"]]
@@ -93,12 +98,24 @@ def _columns(settings: PredictSettings, path: Path) -> TextColumns:
     """Where texts stand, and second texts where the model was trained on pairs."""
     trained = trained_columns(settings.model)
     columns = TextColumns(settings.text_column or trained.text, settings.text_pair_column or trained.text_pair)
+    columns = replace(columns, ragged=trained.ragged and columns == TextColumns(trained.text, trained.text_pair))
     if path.suffix.lower() not in READERS:
         if columns.text_pair is not None:
             raise InputError(f"file: expected a table with a column {columns.text_pair!r} for pairs, got {path}")
         if settings.text_column is not None:
             raise InputError(f"text_column: expected none for lines of text, got {settings.text_column!r}")
     return columns
+
+
+def _rows(path: Path, columns: TextColumns) -> tuple[int, set[int]]:
+    """How many texts there are, and the numbers of the rows before the last of them that are left out."""
+    ragged: list[str] = []
+    left_out: list[int] = []
+    total = 0
+    for total, _ in enumerate(read_texts(path, columns, ragged=ragged), start=1):
+        left_out.extend(total + earlier for earlier in range(len(left_out), len(ragged)))
+    warn_of_ragged(ragged)
+    return total, set(left_out)
 
 
 def _line(row: int, prediction: Prediction, labels: Labels, threshold: float) -> dict[str, Any]:

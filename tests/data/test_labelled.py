@@ -95,10 +95,12 @@ def test_numbers_are_refused_by_a_classifier_with_class_names_like_those_of_a_ta
         load_measured(own, Labels(("negative", "positive")), trained_columns(str(tmp_path)))
 
 
-def test_ragged_rows_are_refused_where_columns_are_named(local, tmp_path):
+def test_ragged_rows_are_refused_where_other_columns_are_named(local, tmp_path):
     columns = columns_of_task(TASKS["qqp"], in_files=True)
     path = str(local / "qqp" / "dev.tsv")
-    own = EvaluateSettings(model="", validation_file=[path], label_column="is_duplicate")
+    usual = EvaluateSettings(model="", validation_file=[path], label_column="is_duplicate")
+    assert load_measured(usual, Labels(TASKS["qqp"].labels), columns)[2] == columns
+    own = EvaluateSettings(model="", validation_file=[path], text_column="id")
     with pytest.raises(InputError, match=r"dev.tsv line 6: expected 4 fields as in the header, got 2$"):
         load_measured(own, Labels(TASKS["qqp"].labels), columns)
     rows = [{"question1": "a", "question2": "b", "is_duplicate": 1}]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,12 @@ class TextColumns:
     Attributes:
         text: The text.
         text_pair: The second text, where there are two.
+        ragged: Whether records with other fields than the header's are left out, and not refused.
     """
 
     text: str
     text_pair: str | None = None
+    ragged: bool = field(default=False, kw_only=True)
 
     def names(self) -> dict[str, str]:
         """Names of columns by the settings that hold them."""
@@ -53,13 +55,11 @@ class Columns(TextColumns):
     Attributes:
         label: The class, or a list of classes.
         label_separator: What stands between the classes of one text in a string; None: the string is one class.
-        ragged: Whether records with other fields than the header's are left out, and not refused.
         numbered: Names of the classes by the numbers that these files may have in their place.
     """
 
     label: str = "label"
     label_separator: str | None = None
-    ragged: bool = False
     numbered: tuple[str, ...] = ()
 
     def names(self) -> dict[str, str]:
@@ -127,10 +127,19 @@ class Labels:
         return [float(number in numbers) for number in range(len(self.names))] if self.multi_label else numbers[0]
 
 
-def read_texts(path: Path, columns: TextColumns) -> Iterator[tuple[str, str | None]]:
-    """The texts of a file: every row of a table, every line of other files, blank ones too."""
+def read_texts(
+    path: Path, columns: TextColumns, *, ragged: list[str] | None = None
+) -> Iterator[tuple[str, str | None]]:
+    """The texts of a file: every row of a table, every line of other files, blank ones too.
+
+    Args:
+        path: The file.
+        columns: Where the texts of a table stand.
+        ragged: Where rows are left out, as the columns say, their places are put here.
+    """
     if path.suffix.lower() in READERS:
-        for source, row in read_table(path, columns.names()):
+        left_out = ([] if ragged is None else ragged) if columns.ragged else None
+        for source, row in read_table(path, columns.names(), ragged=left_out):
             yield columns.texts(source, row)
         return
     with open_text(path) as file:

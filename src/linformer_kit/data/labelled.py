@@ -16,7 +16,7 @@ from linformer_kit.data.examples import Columns, Example, Labels, as_examples, l
 from linformer_kit.data.files import find_files
 from linformer_kit.data.hub import labelled_rows
 from linformer_kit.data.split import hold_out_texts
-from linformer_kit.data.tables import read_table
+from linformer_kit.data.tables import read_table, warn_of_ragged
 from linformer_kit.data.tasks import ACCURACY, MACRO_F1, MICRO_F1, TASKS, Task
 from linformer_kit.data.validate import TABLE_SUFFIXES, check_exists
 from linformer_kit.errors import InputError
@@ -146,9 +146,9 @@ def columns_of(settings: LabelledSettings, defaults: Columns | None = None) -> C
         settings.text_pair_column or usual.text_pair,
         settings.label_column or usual.label,
         settings.label_separator or usual.label_separator,
-        usual.ragged and not any(named.values()),
         usual.numbered,
     )
+    columns = replace(columns, ragged=usual.ragged and columns == replace(usual, ragged=False))
     names = list(columns.names().values())
     if len(set(names)) < len(names):
         raise InputError(f"text_column, text_pair_column, label_column: expected different columns, got {names}")
@@ -241,8 +241,7 @@ def _read(settings: LabelledSettings, columns: Columns, task: Task | None, side:
         paths = find_files(getattr(settings, field) or [], field=field, suffixes=TABLE_SUFFIXES)
     rows = (row for path in paths for row in read_table(path, columns.names(), ragged=ragged))
     examples = as_examples(rows, columns)
-    if ragged:
-        logger.warning("rows of other fields than the header, left out: %s, the first %s", len(ragged), ragged[0])
+    warn_of_ragged(ragged or [])
     return examples
 
 

@@ -14,7 +14,8 @@ All text is UTF-8, with or without a byte order mark.
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -26,6 +27,8 @@ from linformer_kit.data.validate import check_columns, check_field_count, check_
 from linformer_kit.errors import InputError
 
 Row = tuple[str, dict[str, Any]]  # file with line or row, and what its columns hold
+
+logger = logging.getLogger(__name__)
 
 _PARQUET_ROWS = 256
 # The csv module's own limit, 128 KiB, is shorter than many documents. The largest that every platform takes:
@@ -49,6 +52,12 @@ def read_table(path: Path, columns: Mapping[str, str], *, ragged: list[str] | No
     """
     reader = READERS[path.suffix.lower()]
     return reader(path, columns) if reader is not _delimited_rows else _delimited_rows(path, columns, ragged)
+
+
+def warn_of_ragged(ragged: Sequence[str]) -> None:
+    """Say which rows were left out, if any."""
+    if ragged:
+        logger.warning("rows of other fields than the header, left out: %s, the first %s", len(ragged), ragged[0])
 
 
 @contextmanager
