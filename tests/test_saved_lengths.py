@@ -68,6 +68,18 @@ def test_what_is_no_slip(limits, config, tmp_path, caplog):
     assert not said(caplog)
 
 
+@pytest.mark.parametrize(
+    ("settings", "warned"),
+    [("max_length: 7", False), ("max_length: 11", True), ("max_length: null", True), ("{", True)],
+)
+def test_a_limit_that_a_training_was_asked_for_is_no_slip(settings, warned, config, tmp_path, caplog):
+    model_of("ours", config).save_pretrained(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 7}))
+    (tmp_path / "settings.yaml").write_text(settings)
+    AutoModel.from_pretrained(tmp_path)
+    assert bool(said(caplog)) == warned
+
+
 @pytest.mark.parametrize("content", ["", "{", "[3]", "3", '{"model_max_length": -Infinity}'])
 def test_damaged_files_end_nothing(content, config, tmp_path):
     model_of("ours", config).save_pretrained(tmp_path)

@@ -13,6 +13,9 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from linformer_kit.errors import InputError
+from linformer_kit.settings import read_yaml
+
 # Files and the field in each that cuts; without the first, nothing does.
 TOKENIZER_LIMIT = ("tokenizer_config.json", "model_max_length")
 SENTENCE_LIMIT = ("sentence_bert_config.json", "max_seq_length")
@@ -46,12 +49,21 @@ class LengthCheckedModel(PreTrainedModel):
 @functools.cache  # once for each folder: a model may be loaded several times
 def _warn(name: str, subfolder: str, longest: int) -> None:
     folder = Path(name) / subfolder
-    if folder.is_dir() and (limits := shorter_limits(folder, longest)):
+    if folder.is_dir() and (limits := shorter_limits(folder, longest)) and not _asked_for(folder):
         listed = ", ".join(f"{what}: {limit}" for what, limit in limits.items())
         logger.warning(
             "%s: the model takes %s tokens and texts are cut shorter, until these are set to as many: %s",
             *(folder, longest, listed),
         )
+
+
+def _asked_for(folder: Path) -> bool:
+    """Whether the tokenizer's limit is the `max_length` of the training whose settings stand in the folder."""
+    try:
+        asked = read_yaml(folder / "settings.yaml").get("max_length")
+    except InputError:
+        return False
+    return asked is not None and asked == _read(folder / TOKENIZER_LIMIT[0]).get(TOKENIZER_LIMIT[1])
 
 
 def _read(path: Path) -> dict[str, Any]:

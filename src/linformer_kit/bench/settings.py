@@ -199,6 +199,7 @@ class Table2Settings:
         max_train_samples: Most texts to learn from; default: all.
         max_eval_samples: Most texts to measure on; default: all.
         max_length: Longest input in tokens; default: the longest that each model takes.
+        cache_dir: Where tokenised text is kept; default: linformer_kit in $XDG_CACHE_HOME or ~/.cache.
         resize_to: Longest sequence that all models, of this package, are resized to before; default: their own.
         resize_mode: How: E, F and positions stretched (`interpolate`) or repeated (`extend`).
         num_train_epochs: Passes over the training texts.
@@ -222,6 +223,7 @@ class Table2Settings:
     max_train_samples: int | None = None
     max_eval_samples: int | None = None
     max_length: int | None = None
+    cache_dir: str | None = None
     resize_to: int | None = None
     resize_mode: ResizeMode = "interpolate"
     num_train_epochs: float = 3.0

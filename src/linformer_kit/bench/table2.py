@@ -147,6 +147,7 @@ def _finetune_settings(
         seeds=seeds,
         learning_rate=rate,
         output_dir=output_dir,
+        cache_dir=settings.cache_dir,
         resume=output_dir is not None,
         report_to="none",
         **{field: getattr(settings, field) for field in _PASSED},
@@ -182,7 +183,12 @@ def _portable(settings: Table2Settings) -> dict[str, Any]:
     """The settings as they stand in the results, without the paths of this machine."""
     fields = dataclasses.asdict(settings)
     data_dir = names_only(settings.data_dir)
-    return fields | {"models": list(map(_place, settings.models)), "data_dir": data_dir, "output_dir": None}
+    return fields | {
+        "models": list(map(_place, settings.models)),
+        "data_dir": data_dir,
+        "cache_dir": None,
+        "output_dir": None,
+    }
 
 
 def _place(model: str) -> str:
