@@ -145,8 +145,17 @@ def test_output_that_cannot_be_written_is_one_line(option):
 
 
 def test_output_that_is_closed_is_no_error(capsys, monkeypatch):
-    monkeypatch.setattr(finetune, "main", lambda settings: print("text"))
+    monkeypatch.setattr(finetune, "main", lambda settings: sys.stdout.write("text"))
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", None)
         main(["finetune", "--model", "m"])
+        sys.stdout.close()
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_settings_printed_to_closed_output_are_no_error(closed):
+    command = f'"{sys.executable}" -m linformer_kit pretrain --print_config {closed}'
+    result = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")

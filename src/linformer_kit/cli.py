@@ -201,6 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     errors, which are tracebacks; 128 and the number of a signal.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    _open_closed_output()
     try:
         _run(arguments)
     except BrokenPipeError:  # the reader stopped, as in `linformer ... | head`
@@ -241,9 +242,9 @@ def _run(arguments: Sequence[str]) -> None:
                 raise
             raise OutOfMemoryError(f"{machine_failure(error)}{_advice(COMMANDS[name], settings)}") from error
     except SystemExit:  # after --help
-        _flush_output()
+        sys.stdout.flush()
         raise
-    _flush_output()
+    sys.stdout.flush()
 
 
 def _advice(command: Command, settings: Any) -> str:
@@ -477,15 +478,17 @@ def _set_up_logging() -> None:
     libraries.disable_progress_bar()
 
 
-def _flush_output() -> None:
-    if sys.stdout is not None:  # as it is where it was closed before
-        sys.stdout.flush()
+def _open_closed_output() -> None:
+    """Python has None for an output that was closed before, as by `>&-`: what is written to it goes nowhere."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (open until the end)
 
 
 def _flushed() -> bool:
     """Whether standard output takes what was printed; if not, the rest is discarded, or it would fail again at exit."""
     try:
-        _flush_output()
+        sys.stdout.flush()
     except OSError:
         _discard_output()
         return False
