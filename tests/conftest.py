@@ -128,12 +128,12 @@ def fail(capsys, *command: str) -> str:
     return error
 
 
-def fail_last_line(capsys, *command: str) -> str:
+def fail_last_line(capsys, *command: str, code: int = 2) -> str:
     """The line on stderr of a command that fails late: progress may stand before it, on lines of its own."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as exit_:
         main([str(word) for word in command])
-    assert exit_.value.code == 2
+    assert exit_.value.code == code
     error = capsys.readouterr().err.rstrip("\n")
     assert "Traceback" not in error and error.splitlines()[-1].startswith("linformer: error: ")
     return error

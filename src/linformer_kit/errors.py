@@ -52,6 +52,10 @@ class OutOfMemoryError(MemoryError):
     """Memory ran out: the message is one line that says so, whatever raised it."""
 
 
+class MachineError(OSError):
+    """The machine failed at something: the message is one line that says at what."""
+
+
 def out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out, on a CPU or an accelerator, where torch and libraries have no exception in common.
 
@@ -66,7 +70,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 def machine_failure(error: BaseException) -> str | None:
     """What the machine failed at, in one line: memory, disk or a process that was killed; None for any other error."""
-    if isinstance(error, OutOfMemoryError):
+    if isinstance(error, (OutOfMemoryError, MachineError)):
         return str(error)
     if out_of_memory(error):
         message = str(error)
@@ -80,6 +84,13 @@ def machine_failure(error: BaseException) -> str | None:
         return None
     name = getattr(error, "filename", None)
     return (f"{name}: " if name else "") + (getattr(error, "strerror", None) or error_text(error))
+
+
+def failure_kind(error: BaseException) -> type[Exception]:
+    """As what to raise, with a line of its own, that something failed: what the machine failed at is no bad input."""
+    if machine_failure(error) is None:
+        return InputError
+    return OutOfMemoryError if out_of_memory(error) else MachineError
 
 
 def error_text(error: BaseException) -> str:

@@ -48,7 +48,7 @@ def test_a_save_that_fails_loses_nothing(corpus, run, tmp_path, file, capsys, mo
     monkeypatch.setattr(ExactTrainer, "_write_checkpoint", write_limited)
     folder = tmp_path / "out"
     command = pretrain_command(corpus, folder, max_steps=6, save_steps=2)
-    error = fail_last_line(capsys, *command)
+    error = fail_last_line(capsys, *command, code=1)
     assert f"{folder / 'checkpoint-4'}: expected to be able to write it, got: " in error
     assert "File too large" in error and "nothing is left of it, and older checkpoints are as they were" in error
     assert find_checkpoint(folder) == (folder / "checkpoint-2", [])
@@ -73,7 +73,7 @@ def test_a_model_that_cannot_be_written_is_said_in_one_line(corpus, run, tmp_pat
 
     monkeypatch.setattr(pretrain, "save_model", save_limited)
     folder = tmp_path / "out"
-    error = fail_last_line(capsys, *pretrain_command(corpus, folder, max_steps=2))
+    error = fail_last_line(capsys, *pretrain_command(corpus, folder, max_steps=2), code=1)
     assert (
         f"{folder}: expected to be able to write the model, got: " in error and "checkpoints are as they were" in error
     )

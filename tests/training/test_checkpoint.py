@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from linformer_kit import InputError
+from linformer_kit.errors import MachineError, OutOfMemoryError, machine_failure
 from linformer_kit.training.checkpoint import (
     check_output_dir,
     holds_run,
     newest_whole_checkpoint,
     open_output_dir,
+    save_model,
     uninterrupted,
     whole_folder,
 )
@@ -188,6 +192,25 @@ def test_a_model_of_others_is_neither_resumed_nor_overwritten(place, mark, optio
         check_output_dir(str(tmp_path), **options)
     if place == "full":
         check_output_dir(str(tmp_path), **{**options, "twin": False})
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "got"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), MachineError, "No space left on device"),
+        (RuntimeError("I/O error: full (os error 28)"), MachineError, "I/O error: full (os error 28)"),
+        (MemoryError(), OutOfMemoryError, "memory ran out"),
+        (ValueError("odd"), InputError, "odd"),
+    ],
+)
+def test_a_model_that_cannot_be_saved_says_whose_fault_it_is(error, kind, got, tmp_path):
+    """On the command line, 1 for the machine's and 2 for that of the input."""
+    model, tokenizer = Mock(), Mock()
+    model.save_pretrained.side_effect = error
+    message = f"{tmp_path}: expected to be able to write the model, got: {got}; checkpoints are as they were"
+    with pytest.raises(kind, match=f"^{re.escape(message)}$") as raised:
+        save_model(model, tokenizer, tmp_path)
+    assert machine_failure(raised.value) == (None if kind is InputError else message)
 
 
 def test_a_text_is_written_whole_or_not_at_all(tmp_path, monkeypatch):

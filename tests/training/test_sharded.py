@@ -6,6 +6,7 @@ tests compare that with one process that has the whole model.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -27,6 +28,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from linformer_kit import InputError, LinformerConfig, LinformerForMaskedLM
+from linformer_kit.errors import MachineError, OutOfMemoryError
 from linformer_kit.training.manifest import write_manifest
 from linformer_kit.training.sharded import load_sharded, save_full, save_sharded, shard
 from tests.conftest import KINDS, SIZES, fields, randomise
@@ -498,6 +500,24 @@ def test_a_kill_while_writing_leaves_what_was_there(step, saved):
     save_sharded(saved.with_name("next"), model)  # what was left is no hindrance
     assert load_sharded(saved.with_name("next"), build()) == {}
     assert sorted(path.name for path in saved.parent.iterdir()) == ["next", "saved"]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), MachineError),
+        (MemoryError(), OutOfMemoryError),
+        (ValueError("odd"), InputError),
+    ],
+)
+def test_a_save_that_fails_says_whose_fault_it_is(error, kind, tmp_path):
+    place = tmp_path / "next"
+    with (
+        mock.patch("linformer_kit.training.sharded.write_manifest", side_effect=error),
+        pytest.raises(kind, match=f"^{re.escape(str(place))}: expected to be able to write it, got: "),
+    ):
+        save_sharded(place, build())
+    assert not list(tmp_path.iterdir())
 
 
 def two_of_every_kind(rank: int, processes: int, folder: Path, results: Path) -> None:

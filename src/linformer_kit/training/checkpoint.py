@@ -15,7 +15,7 @@ from pathlib import Path
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from linformer_kit.checkpoints.sentences import SET_UP_FILES
-from linformer_kit.errors import InputError
+from linformer_kit.errors import InputError, error_text, failure_kind, machine_failure
 from linformer_kit.training.manifest import (
     MANIFEST,
     PART,
@@ -127,6 +127,8 @@ def save_model(
 
     Raises:
         InputError: if they cannot be written; nothing is left of them then, and checkpoints are as they were.
+        MachineError: likewise, if it is the machine that failed, as when the disk is full.
+        OutOfMemoryError: likewise, if memory ran out.
     """
     part = folder / f".model{PART}"
     remove_tree(part)
@@ -137,8 +139,9 @@ def save_model(
         write_manifest(part)
     except Exception as error:
         remove_tree(part)
-        raise InputError(
-            f"{folder}: expected to be able to write the model, got: {error}; checkpoints are as they were"
+        got = machine_failure(error) or error_text(error)
+        raise failure_kind(error)(
+            f"{folder}: expected to be able to write the model, got: {got}; checkpoints are as they were"
         ) from error
     (folder / MANIFEST).unlink(missing_ok=True)
     for path in sorted(part.iterdir(), key=lambda path: path.name == MANIFEST):  # which goes last

@@ -33,7 +33,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from linformer_kit.encoder import LinformerLayer
-from linformer_kit.errors import InputError
+from linformer_kit.errors import InputError, MachineError, OutOfMemoryError, error_text, failure_kind, machine_failure
 from linformer_kit.training.checkpoint import whole_folder
 from linformer_kit.training.manifest import (
     MANIFEST,
@@ -50,6 +50,7 @@ _FORMAT = 1
 _STATE = "state.json"
 _MODEL = "model."
 _OPTIMIZER = "optimizer."
+_FAILURES = (InputError, MachineError, OutOfMemoryError)  # how a save can fail; processes tell by number, from 1
 
 
 def shard(model: nn.Module, mesh: DeviceMesh, *, compute_dtype: torch.dtype | None = None) -> None:
@@ -100,6 +101,8 @@ def save_sharded(
 
     Raises:
         InputError: if the folder exists, or `extra` or a number of the optimizer cannot be written as JSON.
+        MachineError: if it is the machine that failed, as when the disk is full.
+        OutOfMemoryError: if memory ran out.
     """
     folder = _new_folder(folder)
     tensors = {_MODEL + name: tensor for name, tensor in _model_tensors(model).items()}
@@ -200,11 +203,13 @@ def _write_at_once(folder: Path, tensors: dict[str, Tensor], state: str) -> None
             remove_tree(part)
             error = raised
     # All of them know before one of them goes.
-    failed = torch.tensor(error is not None, dtype=torch.int32, device=next(iter(tensors.values())).device)
+    number = 0 if error is None else 1 + _FAILURES.index(failure_kind(error))
+    failed = torch.tensor(number, dtype=torch.int32, device=next(iter(tensors.values())).device)
     if dist.is_initialized():
         dist.all_reduce(failed, dist.ReduceOp.MAX)
     if failed:
-        raise InputError(f"{folder}: expected to be able to write it, got: {error or 'an error in the first process'}")
+        got = "an error in the first process" if error is None else machine_failure(error) or error_text(error)
+        raise _FAILURES[int(failed) - 1](f"{folder}: expected to be able to write it, got: {got}") from error
 
 
 def _new_folder(folder: str | Path) -> Path:

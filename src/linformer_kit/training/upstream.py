@@ -19,7 +19,15 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import has_length
 
-from linformer_kit.errors import DivergedError, InputError, Stopped, input_errors
+from linformer_kit.errors import (
+    DivergedError,
+    InputError,
+    Stopped,
+    error_text,
+    failure_kind,
+    input_errors,
+    machine_failure,
+)
 from linformer_kit.training.checkpoint import TRAINER_STATE, checkpoint_path, rotate_checkpoints
 from linformer_kit.training.manifest import checked_folder, damage, listed
 from linformer_kit.training.state import (
@@ -260,17 +268,19 @@ class ExactTrainer(Trainer):
         self.store_flos()
         states = gather_object([self._own_state()])
         error: BaseException | None = None
+        told: list[Any] = [None]
         if self.args.should_save:
             try:
                 self._write_checkpoint(states)
             except Exception as raised:
                 error = raised
-        told = [None if error is None else str(error) or type(error).__name__]
+                told = [(failure_kind(error), machine_failure(error) or error_text(error))]
         broadcast_object_list(told)
         if told[0] is not None:
+            kind, got = told[0]
             folder = checkpoint_path(Path(self.args.output_dir), self.state.global_step)
-            raise InputError(
-                f"{folder}: expected to be able to write it, got: {told[0]}; nothing is left of it, "
+            raise kind(
+                f"{folder}: expected to be able to write it, got: {got}; nothing is left of it, "
                 "and older checkpoints are as they were"
             ) from error
         if self.args.should_save:
