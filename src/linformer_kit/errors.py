@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -127,6 +128,17 @@ def input_errors(what: str) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # of a library in Rust
             raise
         raise InputError(f"{what}: {error_text(error)}") from error
+
+
+@contextmanager
+def errors_named(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Around writing to a path: an `OSError` without a file name, as a full disk gives, gets this one."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
+        raise
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerFast, set_seed
 
 from linformer_kit.configuration import LinformerConfig
-from linformer_kit.data.cached import cache_folder
+from linformer_kit.data.cached import cache_folder, make_cache_folder
 from linformer_kit.data.corpus import Corpus, load_corpus
 from linformer_kit.data.masking import MaskedBlocks
 from linformer_kit.data.packing import StreamedBlocks, pack
@@ -343,7 +343,7 @@ def _load_or_train_tokenizer(settings: PretrainSettings, corpus: Corpus) -> PreT
         except InputError:
             shutil.rmtree(folder)  # damaged: make it again
     tokenizer = train_tokenizer((row["text"] for row in corpus.train), vocab_size=vocab_size, max_length=max_length)
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_cache_folder(folder.parent)
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         tokenizer.save_pretrained(Path(temporary) / "tokenizer")
         try:

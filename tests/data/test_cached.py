@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import resource
 import time
+from unittest.mock import Mock
 
 import pyarrow
 import pytest
 
+from linformer_kit import InputError
+from linformer_kit.data import cached
 from linformer_kit.data.cached import cache_folder, cached_dataset
 
 SCHEMA = pyarrow.schema({"input_ids": pyarrow.list_(pyarrow.int32())})
@@ -52,6 +57,41 @@ def test_a_damaged_file_is_made_again(tmp_path):
     for damaged in (b"", whole[: len(whole) // 2], b"x" * len(whole), shorter):
         path.write_bytes(damaged)
         assert cached_dataset(path, SCHEMA, batches, rows=len(ROWS))["input_ids"][:] == ROWS
+
+
+def test_a_damaged_file_that_another_process_replaces_first_is_no_error(tmp_path, monkeypatch):
+    path = tmp_path / "a.arrow"
+    path.write_bytes(b"damaged")
+
+    def found_damaged(name):
+        monkeypatch.undo()
+        path.unlink()  # by another process, which is about to put a whole one there
+        raise OSError("damaged")
+
+    monkeypatch.setattr(cached.Dataset, "from_file", found_damaged)
+    assert cached_dataset(path, SCHEMA, batches)["input_ids"][:] == ROWS
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
+def test_a_folder_that_may_not_be_written_to_is_a_setting_to_change(tmp_path, monkeypatch, number):
+    folder, reason = tmp_path / "labelled", os.strerror(number)
+    monkeypatch.setattr(cached.Path, "mkdir", Mock(side_effect=OSError(number, reason, str(folder))))
+    message = f"cache_dir: expected a folder to write to, got {folder} ({reason}); give another one with --cache_dir"
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        cached_dataset(folder / "a.arrow", SCHEMA, not_again)
+
+
+def test_a_folder_that_is_there_and_may_not_be_written_to_is_refused_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(InputError, match=f"^cache_dir: .* got {re.escape(str(tmp_path))} .it may not be written to"):
+        cached_dataset(tmp_path / "a.arrow", SCHEMA, not_again)
+
+
+def test_a_full_disk_where_the_folder_is_made_is_the_machines_fault(tmp_path, monkeypatch):
+    error = OSError(errno.ENOSPC, "No space left on device", "labelled")
+    monkeypatch.setattr(cached.Path, "mkdir", Mock(side_effect=error))
+    with pytest.raises(OSError, match="No space left"):
+        cached_dataset(tmp_path / "a.arrow", SCHEMA, not_again)
 
 
 def test_what_a_killed_process_left_is_removed_once_it_has_not_grown_for_a_day(tmp_path):

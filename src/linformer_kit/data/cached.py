@@ -6,12 +6,13 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pyarrow
 from datasets import Dataset
+
+from linformer_kit.errors import InputError, error_text, errors_named, machine_failure
 
 _STAGING = "writing-"
 # Seconds after which a file in the making that has not grown belongs to a process that was killed.
@@ -24,6 +25,25 @@ def cache_folder(cache_dir: str | None) -> Path:
         return Path(cache_dir).expanduser()
     user_cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(user_cache) / "linformer_kit"
+
+
+def make_cache_folder(folder: Path) -> None:
+    """Make a folder of the cache, whose user can give another one if this may not be written to.
+
+    Raises:
+        InputError: if it may not.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        reason = "" if os.access(folder, os.W_OK | os.X_OK) else "it may not be written to"
+    except OSError as error:
+        if machine_failure(error) is not None:
+            raise
+        reason = error.strerror or error_text(error)
+    if reason:
+        raise InputError(
+            f"cache_dir: expected a folder to write to, got {folder} ({reason}); give another one with --cache_dir"
+        )
 
 
 def cached_dataset(
@@ -41,6 +61,7 @@ def cached_dataset(
         The memory-mapped data set.
 
     Raises:
+        InputError: The folder may not be written to.
         OSError: The file cannot be written; it has the file's name.
     """
     if path.exists():
@@ -50,25 +71,14 @@ def cached_dataset(
             found = None
         if found is not None and rows in (None, len(found)):
             return found
-        path.unlink()  # cut off or damaged: make it again
+        # Cut off or damaged: made again, in its place. Not removed: another process may just have replaced it.
+    make_cache_folder(path.parent)
     _write(batches(), schema, path)
     return Dataset.from_file(str(path))
 
 
-@contextmanager
-def errors_named(path: Path) -> Iterator[None]:
-    """Around writing to a path: an `OSError` without a file name, as a full disk gives, gets this one."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None and error.errno is not None:
-            raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
-        raise
-
-
 def _write(batches: Iterable[pyarrow.RecordBatch], schema: pyarrow.Schema, path: Path) -> None:
     """Write an Arrow file that is either whole or not there, also if another process writes the same."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(path.parent)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=_STAGING) as staging:
         staged = Path(staging) / path.name

@@ -17,12 +17,12 @@ from datasets.exceptions import DatasetGenerationError
 from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from tqdm import tqdm
 
-from linformer_kit.data.cached import cache_folder, errors_named
+from linformer_kit.data.cached import cache_folder, make_cache_folder
 from linformer_kit.data.documents import read_documents
 from linformer_kit.data.files import TextFiles, find_files, standard_library
 from linformer_kit.data.hub import Documents, load_hub
 from linformer_kit.data.split import hold_out, hold_out_of_stream
-from linformer_kit.errors import InputError
+from linformer_kit.errors import InputError, errors_named
 from linformer_kit.settings import CorpusSettings
 
 # Enough for a steady loss, few enough to read again at each evaluation of an endless stream.
@@ -139,6 +139,7 @@ def _load_files(files: TextFiles, fingerprint: str, settings: CorpusSettings, st
         # A list is what datasets shares out among data loader workers, file by file.
         return IterableDataset.from_generator(_rows, features=_FEATURES, gen_kwargs=arguments)
     folder = cache_folder(settings.cache_dir) / "documents" / fingerprint
+    make_cache_folder(folder)
     with errors_named(folder):
         try:
             return _cache_documents(files, folder)
