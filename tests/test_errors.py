@@ -18,6 +18,8 @@ from safetensors import SafetensorError
 from linformer_kit import finetune
 from linformer_kit.cli import COMMANDS, main
 from linformer_kit.errors import InputError, input_errors, machine_failure
+from linformer_kit.predict import _opened
+from linformer_kit.settings import PredictSettings
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 OF_THE_MACHINE = [
@@ -142,6 +144,17 @@ def test_output_that_cannot_be_written_is_one_line(option):
         result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment, check=False)
     assert result.stderr == "linformer: error: standard output: No space left on device\n"
     assert result.returncode == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a Linux device")
+@pytest.mark.parametrize("text", ["short", "long" * 10**5])
+def test_answers_that_the_disk_has_no_space_for_name_their_file(text, tmp_path):
+    output = tmp_path / "answers.jsonl"
+    output.symlink_to("/dev/full")
+    settings = PredictSettings(model="m", file="a.txt", output=str(output), overwrite=True)
+    with pytest.raises(OSError) as raised, _opened(settings, {}) as (_, write):
+        write(text)
+    assert machine_failure(raised.value) == f"{output}: No space left on device"
 
 
 def test_output_that_is_closed_is_no_error(capsys, monkeypatch):

@@ -6,11 +6,11 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from tqdm import tqdm
 
@@ -18,7 +18,7 @@ from linformer_kit.classifier import Classifier, Prediction, trained_columns
 from linformer_kit.data.examples import Labels, TextColumns, read_texts
 from linformer_kit.data.tables import READERS, warn_of_ragged
 from linformer_kit.data.validate import check_exists, check_not_empty, check_suffix
-from linformer_kit.errors import InputError
+from linformer_kit.errors import InputError, errors_named
 from linformer_kit.settings import PredictSettings
 from linformer_kit.training.manifest import file_fingerprint, read_json, write_whole
 from linformer_kit.training.scores import check_threshold, predicted
@@ -65,14 +65,14 @@ def predict(settings: PredictSettings) -> dict[str | None, int]:
         "threshold": settings.threshold,
     }
     counts: dict[str | None, int] = {None: 0, **dict.fromkeys(classifier.labels.names, 0)}
-    with _opened(settings, identity) as (done, file):
+    with _opened(settings, identity) as (done, write):
         bar = tqdm(total=total, initial=done, unit=" texts", dynamic_ncols=True, delay=2)
         with bar:
             rows = itertools.islice((row for row in itertools.count(1) if row not in left_out), done, None)
             predictions = classifier(read_texts(path, columns), skip=done)
             for prediction, row in zip(predictions, rows, strict=False):  # there is no last row number
                 line = _line(row, prediction, classifier.labels, settings.threshold)
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+                write(json.dumps(line, ensure_ascii=False) + "\n")
                 names = line["label"] if classifier.labels.multi_label else [line["label"]]
                 for name in (None, *names):
                     counts[name] += 1
@@ -134,12 +134,12 @@ def _line(row: int, prediction: Prediction, labels: Labels, threshold: float) ->
 
 
 @contextmanager
-def _opened(settings: PredictSettings, identity: dict[str, Any]) -> Iterator[tuple[int, TextIO]]:
-    """How many answers there are, and where to write the next."""
+def _opened(settings: PredictSettings, identity: dict[str, Any]) -> Iterator[tuple[int, Callable[[str], object]]]:
+    """How many answers there are, and what writes the next; where that fails, the error names the output."""
     if settings.output is None:
         if settings.resume:
             raise InputError("resume: expected an output to resume, got none")
-        yield 0, sys.stdout
+        yield 0, sys.stdout.write
         return
     path, mark = _places(settings)
     done = 0
@@ -151,8 +151,17 @@ def _opened(settings: PredictSettings, identity: dict[str, Any]) -> Iterator[tup
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(mark, json.dumps(identity, indent=2) + "\n")
-    with path.open("a" if done else "w", encoding="utf-8") as file:
-        yield done, file
+    file = path.open("a" if done else "w", encoding="utf-8")
+
+    def write(text: str) -> None:
+        with errors_named(path):
+            file.write(text)
+
+    try:
+        yield done, write
+    finally:
+        with errors_named(path):
+            file.close()
 
 
 def _places(settings: PredictSettings) -> tuple[Path, Path]:

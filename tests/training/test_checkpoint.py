@@ -219,7 +219,15 @@ def test_a_text_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "write_text", lambda path, *_, **__: path.write_bytes(b"ne") and 1 / 0)
     with pytest.raises(ZeroDivisionError):
         write_whole(path, "new")
-    assert path.read_text() == "old"
+    assert path.read_text() == "old" and os.listdir(tmp_path) == ["run.json"]
+
+
+def test_a_text_that_the_disk_has_no_space_for_names_its_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    with pytest.raises(OSError) as raised:
+        write_whole(tmp_path / "run.json", "new")
+    assert machine_failure(raised.value) == f"{tmp_path / 'run.json'}: No space left on device"
+    assert not os.listdir(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from linformer_kit.errors import errors_named
 from linformer_kit.training.manifest import write_whole
 
 _DOTS_PER_INCH = 150
@@ -66,7 +67,8 @@ def new_figure(
 
 def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure as a picture, without a screen."""
-    figure.savefig(path, dpi=_DOTS_PER_INCH)
+    with errors_named(path):
+        figure.savefig(path, dpi=_DOTS_PER_INCH)
 
 
 def table(header: list[str], rows: list[list[str]]) -> list[str]:

@@ -12,19 +12,28 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from linformer_kit.errors import InputError
+from linformer_kit.errors import InputError, errors_named
 
 MANIFEST = "manifest.json"
 PART, _OLD = ".part", ".old"  # behind the name of a folder, a dot before it: in the making, and about to be replaced
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text at once: whoever reads, even after a crash, finds all of the new one or all of the old."""
+    """Write a text at once: whoever reads, even after a crash, finds all of the new one or all of the old.
+
+    After a failure nothing is left of the new one; an `OSError` names the path.
+    """
     part = path.with_name(f".{path.name}{PART}")
     part.unlink(missing_ok=True)  # a link there would be written through
-    part.write_text(text, encoding="utf-8")
-    flush(part)
-    os.replace(part, path)
+    try:
+        with errors_named(path):
+            part.write_text(text, encoding="utf-8")
+            flush(part)
+            os.replace(part, path)
+    except BaseException:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise
 
 
 def flush(path: Path) -> None:
