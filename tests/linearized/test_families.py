@@ -24,12 +24,11 @@ def family(request):
 
 
 def test_nothing_changes_with_as_many_slots_as_tokens(family):
-    found = measure_family(family, seed=3)
-    assert found["identity_error"] <= 2 * found["own_error"]
-    own = found["own_padded_error"] or found["own_error"]
-    assert found["mean_pool_error"] <= 2 * own
-    assert found["same_once_loaded"]
+    """In float64, where rounding is far below everything else, whatever the processor."""
+    found = measure_family(family, seed=3, dtype=torch.float64)
+    assert max(found["identity_error"], found["mean_pool_error"]) < 1e-10
     assert found["linear_layers"] >= 1
+    assert measure_family(family, seed=3)["same_once_loaded"]
 
 
 def test_with_fewer_slots_something_does(family):

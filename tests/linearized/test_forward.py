@@ -33,7 +33,7 @@ def of(name: str):
 @pytest.mark.parametrize("name", FAMILIES)
 @torch.no_grad()
 def test_attentions_of_every_family(name):
-    model = of(name)
+    model = of(name).double()  # MobileBERT has no LayerNorm, so rounding grows from layer to layer
     local = {layer.split(".")[1] for layer in model.config.linformer["local_layers"]}
     inputs = example(model, 31)
     shown = model.forward(**inputs, output_attentions=True)
@@ -42,10 +42,10 @@ def test_attentions_of_every_family(name):
         tokens = mapping.shape[2]
         assert mapping.shape[:2] == (2, model.config.num_attention_heads)
         assert mapping.shape[3] == (tokens if str(layer) in local else 7)
-        torch.testing.assert_close(mapping.sum(-1), torch.ones(mapping.shape[:3]))
+        torch.testing.assert_close(mapping.sum(-1), torch.ones_like(mapping[..., 0]))
     plain = model.forward(**inputs)
     assert not plain.attentions
-    torch.testing.assert_close(plain[0], shown[0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(plain[0], shown[0], rtol=1e-6, atol=1e-6)  # weights of local layers are in float32
 
 
 @torch.no_grad()

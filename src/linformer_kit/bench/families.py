@@ -96,7 +96,7 @@ def example(model: PreTrainedModel, length: int, *, padded: bool = False) -> dic
     """Two inputs of a model: of so many tokens, of which the second has a third less where padded, or images."""
     if model.main_input_name == "pixel_values":
         size = model.config.image_size
-        return {"pixel_values": torch.randn(2, 3, size, size)}
+        return {"pixel_values": torch.randn(2, 3, size, size).to(model.dtype)}
     ids = torch.randint(3, model.config.vocab_size, (2, length))
     mask = torch.ones_like(ids)
     if padded:
@@ -115,10 +115,10 @@ def difference(model: PreTrainedModel, linear: PreTrainedModel, inputs: dict[str
     return own, theirs
 
 
-def measure_family(family: Family, seed: int) -> dict[str, Any]:
+def measure_family(family: Family, seed: int, *, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
     """What becomes of one family: its errors at k = n, and whether it is the same once saved and loaded."""
     torch.manual_seed(seed)
-    model = build(family)
+    model = build(family).to(dtype)
     layers = attention_layers(model)
     length = longest_input(model) or layers[0].keys
     linear = linearize(copy.deepcopy(model), length)
@@ -134,7 +134,7 @@ def measure_family(family: Family, seed: int) -> dict[str, Any]:
     own_padded, mean_pool = difference(model, pooled, part)
     with tempfile.TemporaryDirectory() as folder:
         linear.save_pretrained(folder)
-        loaded = AutoModel.from_pretrained(folder, trust_remote_code=False, use_safetensors=True).eval()
+        loaded = AutoModel.from_pretrained(folder, dtype=dtype, trust_remote_code=False, use_safetensors=True).eval()
         with torch.no_grad():
             same = torch.equal(loaded(**whole)[0], linear(**whole)[0])
     return {
