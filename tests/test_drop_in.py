@@ -107,6 +107,7 @@ def test_masks_that_hide_in_part_are_refused(number):
 
 def test_compiled_masks_are_checked_when_they_come():
     layer, _ = pair()
+    torch.compiler.reset()
     run = torch.compile(layer, backend="eager", fullgraph=True)
     x, mask = torch.randn(3, 23, EMBED, dtype=torch.float64), padded(3, 23)
     added = torch.zeros(mask.shape).masked_fill(mask, -torch.inf)

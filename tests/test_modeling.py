@@ -409,6 +409,7 @@ def test_types_of_tokens_that_say_nothing_change_nothing(config):
     model, ids = LinformerModel(config()).eval(), tokens(2, 31)
     types = torch.zeros_like(ids)
     assert torch.equal(model(ids, token_type_ids=types).last_hidden_state, model(ids).last_hidden_state)
+    torch.compiler.reset()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(ids, token_type_ids=types), model(ids))
     with pytest.raises(RuntimeError, match="token_type_ids: expected only 0 because type_vocab_size is 0"):
@@ -418,6 +419,7 @@ def test_types_of_tokens_that_say_nothing_change_nothing(config):
 def test_compiled_masks_of_floating_point_are_checked_when_they_come(config):
     """One that is added to scores would be read the wrong way round."""
     model, ids = LinformerModel(config()).eval(), tokens(2, 31)
+    torch.compiler.reset()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     mask = torch.ones(2, 31)
     mask[0, 20:] = 0
