@@ -1,4 +1,4 @@
-"""W_K and W_V as a projection uses them: called, never read.
+"""W_K and W_V as a projection uses them: called, and read only where they are plain `nn.Linear` maps.
 
 Whatever stands in their place (an adapter, a pruned, quantised or offloaded map, one with hooks) decides what it
 computes. The cheap order of multiplications needs a map that is known to be affine; all others take the plain order,
