@@ -181,10 +181,12 @@ class SequenceProjection(nn.Module):
         dims = self.fewer_slots(projected_dim, key_map.num_heads)
         by_size = {k: [head for head, other in enumerate(dims) if other == k] for k in sorted(set(dims), reverse=True)}
         groups = [(k, heads if len(by_size) > 1 else None) for k, heads in by_size.items()]
-        padding_mask = None if lengths is None else padding_after(lengths, key.shape[1])
-        key, key_map = key_map.in_order(key, padding_mask)
-        value, value_map = value_map.in_order(value, padding_mask)
-        return self._project(Inputs(key, value, key_map, value_map, lengths), groups)
+        inputs = Inputs(key, value, key_map, value_map, lengths)
+        if key_map.runs_first or value_map.runs_first:
+            key, key_map = key_map.in_order(key, inputs.padding_mask)
+            value, value_map = value_map.in_order(value, inputs.padding_mask)
+            inputs = Inputs(key, value, key_map, value_map, lengths)
+        return self._project(inputs, groups)
 
     def fewer_slots(self, projected_dim: int | Sequence[int] | None, num_heads: int) -> tuple[int, ...]:
         """The number of slots of each head, checked against those that the projection was made for.

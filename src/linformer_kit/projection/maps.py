@@ -47,11 +47,16 @@ class HeadMap:
         """Whether f and E may change places: if f is affine."""
         return self.module is None or is_affine(self.module)
 
+    @property
+    def runs_first(self) -> bool:
+        """Whether f has to run on every token, before E."""
+        return self.bias_first and not self.commutes
+
     def in_order(
         self, inputs: Float[Tensor, "batch seq_len embed"], padding_mask: Bool[Tensor, "batch seq_len"] | None
     ) -> tuple[Float[Tensor, "batch seq_len embed"], HeadMap]:
-        """Tokens, and the map that is left to do: none if f has to run on every token, before E, as is done here."""
-        if self.commutes or not self.bias_first:
+        """Tokens, and the map that is left to do: none if it `runs_first`, as is done here."""
+        if not self.runs_first:
             return inputs, self
         return self.mapped(inputs, padding_mask), HeadMap(None, self.num_heads)
 
