@@ -1,4 +1,4 @@
-"""Whose fault an error is: `InputError` means bad input, and a failure of the machine is never turned into one."""
+"""Kinds of errors: `InputError` is bad input, and a failure of the machine is never turned into one."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 def shorter_limits(folder: Path, longest: int) -> dict[str, float]:
     """Limits under the longest input of a model, by what they are and where; none unless the tokenizer has one.
 
-    A limit of sentence-transformers alone is a choice of whoever made the model.
+    A limit of sentence-transformers alone is a choice of the model's author.
     """
     found = {place: _read(folder / place[0]).get(place[1]) for place in (TOKENIZER_LIMIT, SENTENCE_LIMIT)}
     shorter = {place: limit for place, limit in found.items() if isinstance(limit, (int, float)) and limit < longest}

@@ -88,7 +88,7 @@ def _contents(paths: Iterable[Path], cache: Path) -> str:
 def _place(paths: Iterable[Path], cache: Path) -> Path:
     """Where the hash of their contents stands while their sizes and times stay as they are."""
     stats = [(str(path.resolve()), path.stat()) for path in paths]
-    # Copies may bring the times of their originals; the time of a change of the file itself is nobody's to set.
+    # Copies may bring the times of their originals; the time of the last change of the file itself cannot be set.
     known = [(name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino) for name, stat in stats]
     return cache / _hash_of(known)
 

@@ -66,7 +66,7 @@ _KNOWN = ("torch.nn.modules.", "transformers.", "linformer_kit.")
 
 
 def may_need_whole(module: nn.Module) -> bool:
-    """Whether a module may keep what it is given, or treat one token by the others: it is replaced, or a stranger's."""
+    """Whether a module may keep its input or mix tokens: it has hooks, or a class from outside the known packages."""
     return is_replaced(module) or not type(module).__module__.startswith(_KNOWN)
 
 

@@ -19,7 +19,7 @@ PART, _OLD = ".part", ".old"  # behind the name of a folder, a dot before it: in
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text at once: whoever reads, even after a crash, finds all of the new one or all of the old.
+    """Write a text at once: a reader, even after a crash, finds all of the new one or all of the old.
 
     After a failure nothing is left of the new one; an `OSError` names the path.
     """
