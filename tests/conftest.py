@@ -16,11 +16,11 @@ import torch
 import transformers
 
 from linformer_kit import LinformerConfig, LinformerForMaskedLM
-from linformer_kit.cli import main
+from linformer_kit.commands.cli import main
 from linformer_kit.data.tokenizer import train_tokenizer
-from linformer_kit.kernels import softmax
-from linformer_kit.kernels import tokens as token_blocks
-from linformer_kit.projection import PROJECTIONS
+from linformer_kit.operator.kernels import softmax
+from linformer_kit.operator.kernels import tokens as token_blocks
+from linformer_kit.operator.projections import PROJECTIONS
 
 torch.set_num_threads(1)  # the tensors are tiny: threads would only wait for each other
 

@@ -8,7 +8,12 @@ from typing import Any
 
 import torch
 
-_IMPORTED = ["linformer_kit.parallel", "linformer_kit.pretrain", "linformer_kit.training.sharded", "pytest"]
+_IMPORTED = [
+    "linformer_kit.parallel.sequence",
+    "linformer_kit.training.pretrain",
+    "linformer_kit.parallel.sharded",
+    "pytest",
+]
 
 
 def run_processes(count: int, function: Callable[..., None], *arguments: Any) -> None:

@@ -16,45 +16,26 @@ PACKAGE = Path(linformer_kit.__file__).parent
 # From applications down to what everything may use. A module may import what stands below it.
 LAYERS = (
     "__main__",
-    "cli",
+    "commands",
     "export",
-    "bench",
-    "pretrain",
-    "finetune",
-    "distill",
-    "evaluate",
-    "predict",
-    "fill_mask",
-    "analysis",
-    "convert",
-    "classifier",
-    "loading",
-    "report",
+    "experiments",
     "training",
+    "inference",
+    "report",
     "environment",
-    "checkpoints",
-    "linearized",
+    "interop",
     "parallel",
-    "heads",
-    "modeling",
-    "encoder",
-    "configuration",
-    "attention",
-    "drop_in",
-    "projection",
-    "functional",
-    "kernels",
-    "collectives",
+    "linearized",
+    "models",
+    "operator",
     "data",
-    "_auto",
-    "saved_lengths",
+    "files",
     "settings",
-    "values",
     "errors",
     "_version",
 )
-MODEL = LAYERS[LAYERS.index("parallel") : LAYERS.index("collectives") + 1]
-PURE_TORCH = ("attention", "drop_in", "projection", "functional", "kernels", "collectives", "values")
+MODEL = LAYERS[LAYERS.index("parallel") : LAYERS.index("operator") + 1]
+PURE_TORCH = ("operator",)
 
 
 def modules() -> dict[Path, str]:
@@ -128,7 +109,7 @@ def test_importing_the_package_is_light():
 )
 @pytest.mark.e2e
 def test_help_is_light(arguments):
-    code = f"from linformer_kit.cli import main\ntry: main({arguments})\nexcept SystemExit: pass"
+    code = f"from linformer_kit.commands.cli import main\ntry: main({arguments})\nexcept SystemExit: pass"
     assert not loaded_after(code) & HEAVY
 
 
@@ -139,16 +120,16 @@ AUTO += "from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_
 FIRST = (
     "import linformer_kit, importlib.util; importlib.util.find_spec('transformers')",
     "import transformers, linformer_kit",
-    "import linformer_kit.configuration",
+    "import linformer_kit.models.configuration",
     "import linformer_kit, transformers",
     "import transformers.models.auto.configuration_auto, linformer_kit",
     "from transformers import AutoModel; import linformer_kit",
     "import transformers.modeling_layers, linformer_kit",
     "import linformer_kit, transformers.modeling_layers",
     "import linformer_kit; linformer_kit.LinformerConfig",
-    "import linformer_kit.encoder",
-    "import linformer_kit.modeling",
-    "import linformer_kit.heads",
+    "import linformer_kit.models.encoder",
+    "import linformer_kit.models.modeling",
+    "import linformer_kit.models.heads",
 )
 
 
@@ -163,18 +144,19 @@ def test_shapes_in_the_signatures_are_true():
     """The annotations, checked by a type checker while the models run, in a process of its own."""
     code = """
 from jaxtyping import install_import_hook
-with install_import_hook(["linformer_kit.functional", "linformer_kit.kernels.products", "linformer_kit.kernels.softmax",
-                          "linformer_kit.kernels.tokens", "linformer_kit.projection", "linformer_kit.attention",
-                          "linformer_kit.encoder", "linformer_kit.modeling", "linformer_kit.heads", "linformer_kit.parallel",
-                          "linformer_kit.collectives", "linformer_kit.analysis.inspection",
-                          "linformer_kit.training.metrics", "linformer_kit.bench.ceiling",
-                          "linformer_kit.bench.encoders"], "beartype.beartype"):
+with install_import_hook(["linformer_kit.operator.functional", "linformer_kit.operator.kernels.products", "linformer_kit.operator.kernels.softmax",
+                          "linformer_kit.operator.kernels.tokens", "linformer_kit.operator.projections", "linformer_kit.operator.attention",
+                          "linformer_kit.models.encoder", "linformer_kit.models.modeling", "linformer_kit.models.heads", "linformer_kit.parallel.sequence",
+                          "linformer_kit.parallel.collectives", "linformer_kit.experiments.inspection",
+                          "linformer_kit.training.metrics", "linformer_kit.experiments.ceiling",
+                          "linformer_kit.experiments.encoders"], "beartype.beartype"):
     import torch
     import linformer_kit as lk
-    from linformer_kit import functional, modeling
+    from linformer_kit.operator import functional
+    from linformer_kit.models import modeling
     from linformer_kit.training import metrics
-    from linformer_kit.analysis import inspection
-    from linformer_kit.bench import ceiling, encoders, settings
+    from linformer_kit.experiments import inspection
+    from linformer_kit.experiments import ceiling, encoders, settings
 from jaxtyping import TypeCheckError
 import torch.distributed as dist
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

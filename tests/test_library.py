@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from linformer_kit import distill, finetune, pretrain
 from linformer_kit.settings import DistillSettings, FinetuneSettings, ModelSettings, PretrainSettings
-from linformer_kit.training import memory
+from linformer_kit.training import distill, finetune, memory, pretrain
 from tests.conftest import PRETRAIN_SIZES, write_corpus, write_model, write_teacher
 from tests.process_state import changed, process_state
 
@@ -88,7 +87,7 @@ def test_trainings_change_nothing(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["pretrain", "finetune", "distill"])
 def test_a_command_that_trains_keeps_freed_memory(name, monkeypatch):
     """Its process is its own."""
-    module, order = importlib.import_module(f"linformer_kit.{name}"), []
+    module, order = importlib.import_module(f"linformer_kit.training.{name}"), []
 
     def train(settings):
         order.append(settings)

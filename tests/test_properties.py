@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from linformer_kit import LinformerAttention
-from linformer_kit.projection import BIAS_ORDERS, PROJECTIONS, SHORTER_INPUTS
+from linformer_kit.operator.projections import BIAS_ORDERS, PROJECTIONS, SHORTER_INPUTS
 from tests.conftest import SHARINGS, randomise
 from tests.reference.attention import attention_reference
 

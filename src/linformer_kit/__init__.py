@@ -9,29 +9,28 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from linformer_kit import _auto
 from linformer_kit._version import __version__
 from linformer_kit.errors import InputError
+from linformer_kit.interop import registration
 
 if TYPE_CHECKING:
-    from linformer_kit.analysis.choose import choose_projected_dims
-    from linformer_kit.analysis.spectrum import Spectrum, attention_spectrum
-    from linformer_kit.analysis.theorems import theorem1_dim, theorem2_dim
-    from linformer_kit.attention import LinformerAttention
-    from linformer_kit.checkpoints.bert import load_bert_checkpoint
-    from linformer_kit.checkpoints.fairseq import load_fairseq_checkpoint
-    from linformer_kit.checkpoints.roberta import load_roberta_checkpoint
-    from linformer_kit.configuration import LinformerConfig
-    from linformer_kit.heads import (
+    from linformer_kit.experiments.choose import choose_projected_dims
+    from linformer_kit.experiments.spectrum import Spectrum, attention_spectrum
+    from linformer_kit.experiments.theorems import theorem1_dim, theorem2_dim
+    from linformer_kit.interop.checkpoints.bert import load_bert_checkpoint
+    from linformer_kit.interop.checkpoints.fairseq import load_fairseq_checkpoint
+    from linformer_kit.interop.checkpoints.roberta import load_roberta_checkpoint
+    from linformer_kit.linearized.linearize import linearize
+    from linformer_kit.models.configuration import LinformerConfig
+    from linformer_kit.models.heads import (
         LinformerForMaskedLM,
         LinformerForQuestionAnswering,
         LinformerForSequenceClassification,
         LinformerForTokenClassification,
     )
-    from linformer_kit.linearized.linearize import linearize
-    from linformer_kit.modeling import LinformerModel, LinformerPreTrainedModel
-    from linformer_kit.parallel import SequenceParallel
-    from linformer_kit.projection import (
+    from linformer_kit.models.modeling import LinformerModel, LinformerPreTrainedModel
+    from linformer_kit.operator.attention import LinformerAttention
+    from linformer_kit.operator.projections import (
         ConvProjection,
         DenseConvProjection,
         LinearProjection,
@@ -39,33 +38,34 @@ if TYPE_CHECKING:
         MeanPoolProjection,
         RandomProjection,
     )
+    from linformer_kit.parallel.sequence import SequenceParallel
 
 
 _HOMES = {
-    "ConvProjection": "projection",
-    "DenseConvProjection": "projection",
-    "LinearProjection": "projection",
-    "LinformerAttention": "attention",
-    "LinformerConfig": "configuration",
-    "LinformerForMaskedLM": "heads",
-    "LinformerForQuestionAnswering": "heads",
-    "LinformerForSequenceClassification": "heads",
-    "LinformerForTokenClassification": "heads",
-    "LinformerModel": "modeling",
-    "LinformerPreTrainedModel": "modeling",
-    "MaxPoolProjection": "projection",
-    "MeanPoolProjection": "projection",
-    "RandomProjection": "projection",
-    "SequenceParallel": "parallel",
-    "Spectrum": "analysis.spectrum",
-    "attention_spectrum": "analysis.spectrum",
-    "choose_projected_dims": "analysis.choose",
+    "ConvProjection": "operator.projections",
+    "DenseConvProjection": "operator.projections",
+    "LinearProjection": "operator.projections",
+    "LinformerAttention": "operator.attention",
+    "LinformerConfig": "models.configuration",
+    "LinformerForMaskedLM": "models.heads",
+    "LinformerForQuestionAnswering": "models.heads",
+    "LinformerForSequenceClassification": "models.heads",
+    "LinformerForTokenClassification": "models.heads",
+    "LinformerModel": "models.modeling",
+    "LinformerPreTrainedModel": "models.modeling",
+    "MaxPoolProjection": "operator.projections",
+    "MeanPoolProjection": "operator.projections",
+    "RandomProjection": "operator.projections",
+    "SequenceParallel": "parallel.sequence",
+    "Spectrum": "experiments.spectrum",
+    "attention_spectrum": "experiments.spectrum",
+    "choose_projected_dims": "experiments.choose",
     "linearize": "linearized.linearize",
-    "load_bert_checkpoint": "checkpoints.bert",
-    "load_fairseq_checkpoint": "checkpoints.fairseq",
-    "load_roberta_checkpoint": "checkpoints.roberta",
-    "theorem1_dim": "analysis.theorems",
-    "theorem2_dim": "analysis.theorems",
+    "load_bert_checkpoint": "interop.checkpoints.bert",
+    "load_fairseq_checkpoint": "interop.checkpoints.fairseq",
+    "load_roberta_checkpoint": "interop.checkpoints.roberta",
+    "theorem1_dim": "experiments.theorems",
+    "theorem2_dim": "experiments.theorems",
 }
 
 __all__ = ["InputError", "__version__", *_HOMES]
@@ -83,4 +83,4 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-_auto.install()
+registration.install()

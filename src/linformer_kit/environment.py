@@ -1,8 +1,9 @@
-"""What results were made with: the machine, the versions, the commit."""
+"""This machine and its software: device, number format, versions, commit."""
 
 from __future__ import annotations
 
 import datetime
+import importlib.metadata
 import platform
 import re
 import subprocess
@@ -46,6 +47,31 @@ def environment(device: torch.device) -> dict[str, Any]:
         "linformer_kit": __version__,
         "commit": _commit(),
     }
+
+
+def versions() -> dict[str, str]:
+    """Of everything that a result may depend on."""
+    packages = ("torch", "transformers", "accelerate", "datasets", "tokenizers")
+    return {"linformer-kit": __version__, "python": platform.python_version()} | {
+        name: importlib.metadata.version(name) for name in packages
+    }
+
+
+def best_device() -> torch.device:
+    """The accelerator, or else the CPU."""
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return device or torch.device("cpu")
+
+
+def use_bf16(asked: str, *, on_cpu: bool, fp16: bool = False) -> bool:
+    """Whether to compute in bf16 mixed precision: as asked, or with `auto` where the processor has it."""
+    if asked != "auto":
+        return asked == "true"
+    if fp16:
+        return False
+    if on_cpu:
+        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def _processor() -> str:

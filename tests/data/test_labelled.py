@@ -12,11 +12,11 @@ import datasets
 import pytest
 
 from linformer_kit import InputError
-from linformer_kit.classifier import trained_columns
 from linformer_kit.data.examples import Columns, Labels
 from linformer_kit.data.labelled import columns_of_task, load_labelled, load_measured, metrics_of
 from linformer_kit.data.split import hold_out_texts
 from linformer_kit.data.tasks import TASKS
+from linformer_kit.inference.classifier import trained_columns
 from linformer_kit.settings import EvaluateSettings, FinetuneSettings
 from tests.conftest import write_tasks
 

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from linformer_kit.bench import layers, learning, long, memory, table2
 from linformer_kit.data import files
-from tests.bench.test_learning import InThisProcess
+from linformer_kit.experiments import layers, learning, long, memory, table2
 from tests.documentation import given, reader
 from tests.documentation.pages import steps
 from tests.documentation.tables import GIVEN, IN_PYTHON, NOT_RUN, OPTIONS, PRESUMED
+from tests.experiments.test_learning import InThisProcess
 
 
 @pytest.fixture

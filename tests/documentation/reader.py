@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.run import parse_args
 
-from linformer_kit.cli import main
+from linformer_kit.commands.cli import main
 from tests.documentation.pages import Step
 from tests.processes import run_processes
 

@@ -123,7 +123,7 @@ model = lk.LinformerForMaskedLM(model.config)
 path = "trained"
 """,
     "sharded.md": f"""{_GROUP}
-from linformer_kit.training.sharded import load_sharded, shard
+from linformer_kit.parallel.sharded import load_sharded, shard
 
 config = lk.LinformerConfig(num_hidden_layers=2, sharing="layerwise", hidden_size=24, intermediate_size=29)
 device = torch.device("cpu")

@@ -10,7 +10,7 @@ import shlex
 import pytest
 from torch.distributed.run import parse_args
 
-from linformer_kit.cli import COMMANDS, parse
+from linformer_kit.commands.cli import COMMANDS, parse
 from tests.documentation import pages
 from tests.documentation.pages import PAGES, Step, steps
 from tests.documentation.tables import GIVEN, IN_PYTHON, NOT_RUN, OPTIONS, PRESUMED

@@ -12,10 +12,10 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
-from linformer_kit.cli import main
+from linformer_kit.commands.cli import main
 from linformer_kit.export import onnx_file
 from linformer_kit.export.exportable import load
-from linformer_kit.training.manifest import damage
+from linformer_kit.files.manifest import damage
 from tests.conftest import fail, fail_last_line
 from tests.export.conftest import LENGTH, TEXTS, linformer, save
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from linformer_kit import LinformerForMaskedLM
-from linformer_kit.training.checkpoint import find_checkpoint
+from linformer_kit.files.runs import find_checkpoint
 from linformer_kit.training.upstream import ExactTrainer
 from tests.conftest import fail_last_line
 from tests.faults.runs import assert_equal, cut_off, pretrain_command, run_all

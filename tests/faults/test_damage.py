@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from linformer_kit import InputError, pretrain
-from linformer_kit.loading import check_model_folder
-from linformer_kit.training import manifest
-from linformer_kit.training.checkpoint import find_checkpoint, rotate_checkpoints
+from linformer_kit import InputError
+from linformer_kit.files import manifest
+from linformer_kit.files.runs import find_checkpoint, rotate_checkpoints
+from linformer_kit.interop.loading import check_model_folder
+from linformer_kit.training import pretrain
 from linformer_kit.training.upstream import ExactTrainer
 from tests.conftest import fail_last_line
 from tests.faults.runs import environment, pretrain_command, run_all

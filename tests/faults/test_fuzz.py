@@ -31,10 +31,11 @@ import yaml
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, RobertaConfig, RobertaForSequenceClassification
 
-from linformer_kit import InputError, finetune, pretrain
-from linformer_kit.cli import main
-from linformer_kit.loading import input_length
-from linformer_kit.training.manifest import write_manifest
+from linformer_kit import InputError
+from linformer_kit.commands.cli import main
+from linformer_kit.files.manifest import write_manifest
+from linformer_kit.interop.loading import input_length
+from linformer_kit.training import finetune, pretrain
 from linformer_kit.training.state import load_state, save_state
 from linformer_kit.training.trainer_state import trainer_state
 from tests.conftest import fail, fail_last_line

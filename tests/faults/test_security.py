@@ -18,9 +18,12 @@ import torch
 
 import linformer_kit
 from linformer_kit import InputError
-from linformer_kit.cli import main
-from linformer_kit.training.checkpoint import find_checkpoint, rotate_checkpoints, save_model
-from linformer_kit.training.manifest import MANIFEST, checked_folder, damage, recover, write_manifest, write_whole
+from linformer_kit.commands.cli import main
+from linformer_kit.files import manifest
+from linformer_kit.files.manifest import MANIFEST, checked_folder, damage, recover, write_manifest
+from linformer_kit.files.runs import find_checkpoint, rotate_checkpoints
+from linformer_kit.files.writing import write_whole
+from linformer_kit.training.checkpoint import save_model
 from tests.faults.runs import finetune_command, pretrain_command, run_all
 
 pytestmark = pytest.mark.e2e
@@ -349,10 +352,8 @@ def test_a_manifest_names_no_file_elsewhere(tmp_path, name):
     (tmp_path / "model").mkdir()
     write_manifest(tmp_path / "model")
     path = tmp_path / "model" / MANIFEST
-    files = {name: {"bytes": 1, "sha256": ""}}
-    from linformer_kit.training import manifest
-
-    path.write_text(json.dumps({"files": files, "sha256": manifest._digest(files)}))
+    content = {name: {"bytes": 1, "sha256": ""}}
+    path.write_text(json.dumps({"files": content, "sha256": manifest._digest(content)}))
     assert f"expected names of files in its folder, got '{name}'" in damage(tmp_path / "model")
 
 
@@ -378,9 +379,9 @@ def test_nothing_behind_a_link_is_removed(tmp_path, precious):
     for name in (".checkpoint-3.part", ".checkpoint-4.old", "checkpoint-1", "seed-0", "full"):
         (run / name).symlink_to(precious)
     (run / "checkpoint-4").mkdir()
-    from linformer_kit.training import checkpoint
+    from linformer_kit.files import runs
 
-    recover(run, checkpoint.CHECKPOINT)
+    recover(run, runs.CHECKPOINT)
     assert not (run / ".checkpoint-3.part").is_symlink() and not (run / ".checkpoint-4.old").is_symlink()
     (run / "checkpoint-5").mkdir()
     write_manifest(run / "checkpoint-5")

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from linformer_kit.cli import main
+from linformer_kit.commands.cli import main
 from linformer_kit.errors import Stopped
+from linformer_kit.files.runs import find_checkpoint
 from linformer_kit.training import stopping
-from linformer_kit.training.checkpoint import find_checkpoint
 from linformer_kit.training.stopping import stop_requests
 from linformer_kit.training.upstream import ExactTrainer
 from tests.faults.runs import UPDATES, assert_equal, environment, finetune_command, launched, pretrain_command, run_all

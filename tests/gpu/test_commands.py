@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from linformer_kit.cli import main
+from linformer_kit.commands.cli import main
 from linformer_kit.training.state import load_state
 from tests.faults.runs import (
     assert_equal,

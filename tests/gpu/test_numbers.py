@@ -17,7 +17,7 @@ from linformer_kit import (
     LinformerModel,
     linearize,
 )
-from linformer_kit.projection import PROJECTIONS, SHORTER_INPUTS
+from linformer_kit.operator.projections import PROJECTIONS, SHORTER_INPUTS
 from tests.conftest import OTHERS, SHARINGS, randomise
 from tests.gpu.numbers import SIZES, batch, compare
 

@@ -28,11 +28,11 @@ from transformers import (
 from transformers.utils import output_capturing
 
 from linformer_kit import InputError, linearize
-from linformer_kit.analysis.capture import visit_attention
-from linformer_kit.bench.families import FAMILIES, build, example
-from linformer_kit.configuration import warn_of_unknown
+from linformer_kit.experiments.capture import visit_attention
+from linformer_kit.experiments.families import FAMILIES, build, example
 from linformer_kit.linearized import classes
 from linformer_kit.linearized.classes import LinearizedConfig
+from linformer_kit.models.configuration import warn_of_unknown
 from linformer_kit.settings import LinearizeSettings
 
 SIZES = FAMILIES["bert"].sizes
@@ -265,7 +265,7 @@ def test_fields_of_a_later_version_are_kept(model, tmp_path, caplog):
     assert loaded.config.my_note == 1
     loaded.save_pretrained(tmp_path / "again")
     assert json.loads((tmp_path / "again" / "config.json").read_text())["linformer"]["slope"] == 0.5
-    said = [record.message for record in caplog.records if record.name == "linformer_kit.configuration"]
+    said = [record.message for record in caplog.records if record.name == "linformer_kit.models.configuration"]
     assert said == ["config.json: kept fields that this version does not know and does not use: linformer.slope"]
 
 

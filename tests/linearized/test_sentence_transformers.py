@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from linformer_kit.cli import main
+from linformer_kit.commands.cli import main
 from tests.conftest import write_teacher
 
 sentence_transformers = pytest.importorskip("sentence_transformers")

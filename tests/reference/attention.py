@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from linformer_kit import LinformerAttention
-from linformer_kit import projection as fast
-from linformer_kit.functional import (
+from linformer_kit.operator import projections as fast
+from linformer_kit.operator.functional import (
     AttentionWeights,
     PlainProjection,
     full_attention_reference,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from linformer_kit.bench import paper
-from linformer_kit.bench.efficiency import compare
+from linformer_kit.experiments import paper
+from linformer_kit.experiments.efficiency import compare
 
 ENVIRONMENT = {
     "date": "2020-06-08",

@@ -11,7 +11,7 @@ import torch
 from transformers import TrainingArguments
 
 from linformer_kit import InputError
-from linformer_kit.cli import parse
+from linformer_kit.commands.cli import parse
 from linformer_kit.training.arguments import training_arguments
 from linformer_kit.training.pretraining import PRETRAINING
 

@@ -15,16 +15,10 @@ from safetensors.torch import save_file
 
 from linformer_kit import InputError
 from linformer_kit.errors import MachineError, OutOfMemoryError, machine_failure
-from linformer_kit.training.checkpoint import (
-    check_output_dir,
-    holds_run,
-    newest_whole_checkpoint,
-    open_output_dir,
-    save_model,
-    uninterrupted,
-    whole_folder,
-)
-from linformer_kit.training.manifest import read_json, write_manifest, write_whole
+from linformer_kit.files.manifest import read_json, write_manifest
+from linformer_kit.files.runs import check_output_dir, holds_run, newest_whole_checkpoint, open_output_dir
+from linformer_kit.files.writing import uninterrupted, whole_folder, write_whole
+from linformer_kit.training.checkpoint import save_model
 
 
 def checkpoint(folder: Path, step: int) -> Path:

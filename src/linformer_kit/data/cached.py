@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pyarrow
 from datasets import Dataset
 
-from linformer_kit.errors import InputError, error_text, errors_named, machine_failure
-
-_STAGING = "writing-"
-# Seconds after which a file in the making that has not grown belongs to a process that was killed.
-_ABANDONED = 24 * 60 * 60
+from linformer_kit.errors import InputError, error_text, machine_failure
+from linformer_kit.files.writing import whole_file
 
 
 def cache_folder(cache_dir: str | None) -> Path:
@@ -78,25 +72,6 @@ def cached_dataset(
 
 
 def _write(batches: Iterable[pyarrow.RecordBatch], schema: pyarrow.Schema, path: Path) -> None:
-    """Write an Arrow file that is either whole or not there, also if another process writes the same."""
-    _remove_abandoned(path.parent)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=_STAGING) as staging:
-        staged = Path(staging) / path.name
-        with errors_named(path), staged.open("wb") as file:
-            with pyarrow.ipc.new_stream(file, schema) as writer:
-                for batch in batches:
-                    writer.write_batch(batch)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(staged, path)
-
-
-def _remove_abandoned(folder: Path) -> None:
-    """Remove what killed processes left half-written."""
-    for staging in folder.glob(f"{_STAGING}*"):
-        try:
-            written = max(path.stat().st_mtime for path in (staging, *staging.iterdir()))
-        except OSError:  # its process has just finished
-            continue
-        if time.time() - written > _ABANDONED:
-            shutil.rmtree(staging, ignore_errors=True)
+    with whole_file(path) as staged, pyarrow.ipc.new_stream(str(staged), schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 import re
 import sysconfig
@@ -19,6 +18,7 @@ from tqdm import tqdm
 
 from linformer_kit.data.validate import SUFFIXES, check_exists, check_found, check_not_empty, check_suffix
 from linformer_kit.errors import InputError
+from linformer_kit.files.writing import whole_file
 
 # Not written by the library's authors, or tests, which are most of the files and little like other text.
 _NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
@@ -79,9 +79,8 @@ def _contents(paths: Iterable[Path], cache: Path) -> str:
     contents = _hash_of(hashes)
     with suppress(OSError):  # a cache that cannot be written to costs time only
         place.parent.mkdir(parents=True, exist_ok=True)
-        staged = place.with_name(f"{place.name}.{os.getpid()}")
-        staged.write_text(contents, encoding="ascii")
-        os.replace(staged, place)
+        with whole_file(place) as staged:
+            staged.write_text(contents, encoding="ascii")
     return contents
 
 

@@ -12,18 +12,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from linformer_kit.analysis.texts import recorded_name
-from linformer_kit.bench.measure import interleaved
-from linformer_kit.environment import environment
+from linformer_kit.environment import environment, versions
 from linformer_kit.errors import InputError
+from linformer_kit.experiments.measure import interleaved
 from linformer_kit.export.agreement import Case, cases, difference, random_inputs
 from linformer_kit.export.exportable import Made, Run, Source, load
 from linformer_kit.export.quality import quality_of
+from linformer_kit.files.folders import check_new_folder
+from linformer_kit.files.manifest import write_manifest
+from linformer_kit.files.writing import whole_folder
 from linformer_kit.report.base import write_json
-from linformer_kit.settings import ExportSettings, names_only
-from linformer_kit.training.checkpoint import check_new_folder, whole_folder
-from linformer_kit.training.identity import versions
-from linformer_kit.training.manifest import write_manifest
+from linformer_kit.settings import ExportSettings, names_only, recorded_name
 
 
 class Format(NamedTuple):

@@ -21,9 +21,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from linformer_kit.checkpoints.pretrained import read_config
 from linformer_kit.errors import InputError
-from linformer_kit.loading import auto_class_of, input_length, load_model
+from linformer_kit.interop.checkpoints.pretrained import read_config
+from linformer_kit.interop.loading import auto_class_of, input_length, load_model
 
 _NO_LIMIT = 1 << 31  # tokenizers that know none say 10^30
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from linformer_kit.classifier import read_labels, trained_columns
 from linformer_kit.data.encoding import Encoder, Window
 from linformer_kit.data.examples import TextColumns, read_texts
 from linformer_kit.data.labelled import load_measured, metrics_of
@@ -16,8 +15,9 @@ from linformer_kit.data.masking import BlockMasker
 from linformer_kit.data.validate import check_exists, check_not_empty, check_suffix
 from linformer_kit.errors import InputError
 from linformer_kit.export.exportable import CLASSIFIER, ENCODER, MASKED_LM, QUESTION_ANSWERING, Arrays, Run, Source
+from linformer_kit.inference.classifier import read_labels, trained_columns
+from linformer_kit.inference.scores import class_probabilities, predicted, scores
 from linformer_kit.settings import IGNORED_LABEL, EvaluateSettings, ExportSettings
-from linformer_kit.training.scores import class_probabilities, predicted, scores
 
 _ROWS = 16
 _MASKED = 0.15  # of the tokens, as in pretraining

@@ -15,13 +15,13 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
 from transformers.utils import output_capturing
 
-from linformer_kit.attention import attend_slots, project_tokens
-from linformer_kit.drop_in import padding_from_scores
 from linformer_kit.errors import InputError
-from linformer_kit.functional import merge_heads, zero_padding
 from linformer_kit.linearized.layers import check_weights
-from linformer_kit.projection import HeadMap, SequenceProjection
-from linformer_kit.values import has_values
+from linformer_kit.operator.attention import attend_slots, project_tokens
+from linformer_kit.operator.drop_in import padding_from_scores
+from linformer_kit.operator.functional import merge_heads, zero_padding
+from linformer_kit.operator.projections import HeadMap, SequenceProjection
+from linformer_kit.operator.values import has_values
 
 IMPLEMENTATION = "linformer"
 SLOTS = "linformer_slots"  # of an attention module: fewer slots than its E and F have, where it shares them

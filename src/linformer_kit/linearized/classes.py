@@ -21,12 +21,13 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 from transformers.utils import output_capturing
 
-from linformer_kit.configuration import warn_of_unknown
 from linformer_kit.errors import InputError
 from linformer_kit.linearized.attention import ATTRIBUTE, IMPLEMENTATION, OWNER, SLOTS
 from linformer_kit.linearized.positions import LONGEST, check_positions, set_positions
-from linformer_kit.modeling import start_projection
-from linformer_kit.projection import (
+from linformer_kit.models.configuration import warn_of_unknown
+from linformer_kit.models.modeling import start_projection
+from linformer_kit.models.saved_lengths import LengthCheckedModel
+from linformer_kit.operator.projections import (
     SequenceProjection,
     build_projection,
     each_dim,
@@ -34,7 +35,6 @@ from linformer_kit.projection import (
     largest_dim,
     more_windows,
 )
-from linformer_kit.saved_lengths import LengthCheckedModel
 from linformer_kit.settings import ResizeMode
 
 MODEL_TYPE = "linearized"

@@ -12,7 +12,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from linformer_kit.errors import errors_named
-from linformer_kit.training.manifest import write_whole
+from linformer_kit.files.writing import write_whole
 
 _DOTS_PER_INCH = 150
 

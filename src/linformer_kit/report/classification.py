@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from matplotlib import rcParams
 
+from linformer_kit.files.writing import write_whole
 from linformer_kit.report.base import code, new_figure, save_figure, table, write_report
-from linformer_kit.training.manifest import write_whole
 
 _SHOWN_MISTAKES = 5
 _SHOWN_CHARACTERS = 160

@@ -12,7 +12,7 @@ from linformer_kit.settings.classification import (
     TaskName,
 )
 from linformer_kit.settings.distillation import DistillSettings, LinearizeSettings
-from linformer_kit.settings.files import names_folder, names_only, read_yaml
+from linformer_kit.settings.files import names_folder, names_only, read_yaml, recorded_name
 from linformer_kit.settings.model import (
     IGNORED_LABEL,
     Attention,
@@ -70,4 +70,5 @@ __all__ = [
     "names_folder",
     "names_only",
     "read_yaml",
+    "recorded_name",
 ]

@@ -21,6 +21,11 @@ def names_folder(name: str) -> bool:
     return os.path.isdir(name) or name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1
 
 
+def recorded_name(model: str) -> str:
+    """A model as it stands in results: a folder without those above it, which mean nothing on another machine."""
+    return Path(model).name if Path(model).exists() else model
+
+
 def names_only(files: Any) -> Any:
     """Files without their folders, which mean nothing on another machine; all else as it is."""
     if isinstance(files, str):

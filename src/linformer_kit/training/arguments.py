@@ -13,6 +13,7 @@ import torch
 from transformers import TrainingArguments
 from transformers.integrations import get_reporting_integration_callbacks
 
+from linformer_kit.environment import use_bf16
 from linformer_kit.errors import InputError, input_errors
 from linformer_kit.settings import LARGEST_SEED, TrainingSettings
 from linformer_kit.training.processes import start_processes
@@ -135,17 +136,6 @@ def _use_one_device(arguments: TrainingArguments) -> None:
 @functools.cache
 def _say_unused(devices: int) -> None:
     logger.warning("one of %s GPUs is used; `torchrun --nproc-per-node %s -m linformer_kit` uses all", devices, devices)
-
-
-def use_bf16(asked: str, *, on_cpu: bool, fp16: bool = False) -> bool:
-    """Whether to compute in bf16 mixed precision: as asked, or with `auto` where the processor has it."""
-    if asked != "auto":
-        return asked == "true"
-    if fp16:
-        return False
-    if on_cpu:
-        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def _check_trainer_fields(

@@ -22,9 +22,9 @@ from transformers import (
 
 from linformer_kit.data.inputs import Item, LabelledItems
 from linformer_kit.data.masking import FILLER
+from linformer_kit.inference.scores import class_probabilities, losses, predicted, scores
 from linformer_kit.settings import IGNORED_LABEL
 from linformer_kit.training.callbacks import ProgressBar
-from linformer_kit.training.scores import class_probabilities, losses, predicted, scores
 from linformer_kit.training.trainer import ProjectionTrainer
 
 _BATCHES_TOGETHER = 50  # whose texts are sorted by length, as in transformers

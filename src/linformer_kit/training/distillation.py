@@ -27,9 +27,9 @@ from transformers import (
     TrainingArguments,
 )
 
-from linformer_kit.collectives import average_gradients
 from linformer_kit.data.encoding import Window
 from linformer_kit.data.passages import LengthSampler
+from linformer_kit.parallel.collectives import average_gradients
 from linformer_kit.training.answers import agreement, kind_of, mean_embedding, output_loss
 from linformer_kit.training.callbacks import ProgressBar
 from linformer_kit.training.tracing import Trace, traced

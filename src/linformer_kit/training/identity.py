@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import hashlib
-import importlib.metadata
 import json
-import platform
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import yaml
 from accelerate import PartialState
-from torch import nn
 
-from linformer_kit._version import __version__
-from linformer_kit.environment import environment
+from linformer_kit.environment import environment, versions
 from linformer_kit.errors import InputError
+from linformer_kit.files.manifest import read_json
+from linformer_kit.files.runs import RUN_MARK, TWIN_FOLDER, TWIN_MARK, newest_whole_checkpoint
+from linformer_kit.files.writing import write_whole
 from linformer_kit.settings import CorpusSettings, ModelSettings, PretrainSettings, TrainingSettings, read_yaml
-from linformer_kit.training.checkpoint import RUN_MARK, TWIN_FOLDER, TWIN_MARK, newest_whole_checkpoint
-from linformer_kit.training.manifest import read_json, write_whole
 from linformer_kit.training.trainer_state import trainer_state
 
 # What a run that is resumed must have in common with its beginning; length, logging and number of processes may change.
@@ -199,25 +195,6 @@ def _this_start() -> dict[str, Any]:
 def has_twin(settings: TrainingSettings) -> bool:
     """Whether an equal model with full attention is trained as well."""
     return isinstance(settings, PretrainSettings) and settings.compare_full and settings.model.attention != "full"
-
-
-def fingerprint(model: nn.Module, *, without: Collection[str] = ()) -> str:
-    """Hexadecimal hash of all weights but those of some names."""
-    content = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        if name in without:
-            continue
-        content.update(f"{name} {tuple(tensor.shape)}".encode())
-        content.update(tensor.detach().cpu().float().contiguous().numpy().data)
-    return content.hexdigest()
-
-
-def versions() -> dict[str, str]:
-    """Of everything that a result may depend on."""
-    packages = ("torch", "transformers", "accelerate", "datasets", "tokenizers")
-    return {"linformer-kit": __version__, "python": platform.python_version()} | {
-        name: importlib.metadata.version(name) for name in packages
-    }
 
 
 def defaults(kind: type) -> dict[str, Any]:

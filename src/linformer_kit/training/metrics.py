@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from linformer_kit.heads import LinformerForMaskedLM
+from linformer_kit.models.heads import LinformerForMaskedLM
 from linformer_kit.settings import IGNORED_LABEL
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import EvalPrediction, TrainingArguments
 
 from linformer_kit.data.masking import EpochSampler
-from linformer_kit.heads import labelled_positions
+from linformer_kit.models.heads import labelled_positions
 from linformer_kit.settings import PretrainSettings
 from linformer_kit.training.arguments import training_arguments
 from linformer_kit.training.callbacks import ElasticProjectedDim, ProgressBar

@@ -8,8 +8,8 @@ from pathlib import Path
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 
-from linformer_kit.training.checkpoint import CHECKPOINT, find_checkpoint
-from linformer_kit.training.manifest import recover
+from linformer_kit.files.manifest import recover
+from linformer_kit.files.runs import CHECKPOINT, find_checkpoint
 
 logger = logging.getLogger(__name__)
 

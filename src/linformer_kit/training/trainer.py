@@ -12,10 +12,10 @@ from torch import nn
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainingArguments
 from transformers.trainer_utils import has_length
 
-from linformer_kit.configuration import LinformerConfig
 from linformer_kit.errors import input_errors
-from linformer_kit.heads import LinformerForMaskedLM
-from linformer_kit.projection import SequenceProjection
+from linformer_kit.models.configuration import LinformerConfig
+from linformer_kit.models.heads import LinformerForMaskedLM
+from linformer_kit.operator.projections import SequenceProjection
 from linformer_kit.training.callbacks import ArgumentIntervals, ProgressBar
 from linformer_kit.training.upstream import ExactTrainer
 

@@ -9,8 +9,8 @@ from typing import Any
 from transformers import TrainerState
 
 from linformer_kit.errors import InputError, input_errors
-from linformer_kit.training.checkpoint import TRAINER_STATE
-from linformer_kit.training.manifest import read_json
+from linformer_kit.files.manifest import read_json
+from linformer_kit.files.runs import TRAINER_STATE
 from linformer_kit.training.state import is_count, is_number
 
 

@@ -28,8 +28,8 @@ from linformer_kit.errors import (
     input_errors,
     machine_failure,
 )
-from linformer_kit.training.checkpoint import TRAINER_STATE, checkpoint_path, rotate_checkpoints
-from linformer_kit.training.manifest import checked_folder, damage, listed
+from linformer_kit.files.manifest import checked_folder, damage, listed
+from linformer_kit.files.runs import TRAINER_STATE, checkpoint_path, rotate_checkpoints
 from linformer_kit.training.state import (
     check_like,
     fitted_optimizer_state,

@@ -1,1 +1,0 @@
-"""What the operator costs on a machine, and what others cost there."""

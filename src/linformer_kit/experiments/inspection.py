@@ -1,0 +1,248 @@
+"""Look inside a model: which slots its heads attend to on real text, and what its projections have learned.
+
+`linformer inspect MODEL` draws the context mapping P̄ of equation 7 for several heads, and E and F as images.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import AutoModel, PreTrainedTokenizerBase
+
+from linformer_kit.errors import InputError
+from linformer_kit.files.folders import check_new_folder
+from linformer_kit.files.writing import whole_folder
+from linformer_kit.interop.loading import load_model
+from linformer_kit.models.modeling import LinformerModel
+from linformer_kit.operator.functional import pooling_windows
+from linformer_kit.operator.projections import ConvProjection, LinearProjection, RandomProjection, SequenceProjection
+from linformer_kit.report.inspection import draw_context_mappings, draw_projections, write_inspection_report
+from linformer_kit.settings import InspectSettings
+
+_PANELS = 4  # layers, and heads, that are drawn where nobody chooses
+
+
+def main(settings: InspectSettings) -> None:
+    """Inspect and print."""
+    print(inspect(settings))
+    print(f"Saved in {settings.output_dir}")
+
+
+def inspect(settings: InspectSettings) -> str:
+    """Run the model on a text, and write what there is to see into `settings.output_dir`.
+
+    `context_mapping.png`, `projections.png` (where the projection has matrices), `inspection.md`, `inspection.json`,
+    and the arrays of the pictures, slots in the model's own order, in `inspection.npz`.
+
+    Returns:
+        The Markdown text.
+
+    Raises:
+        InputError: for a model that is no Linformer or gives no finite numbers, a text without tokens, layers or heads
+            that there are not, or an output_dir that holds anything. Nothing is written then.
+    """
+    folder = check_new_folder("output_dir", settings.output_dir)
+    text, described = _text(settings)
+    model, tokenizer = _load(settings.model)
+    layers = _chosen("layers", settings.layers, model.config.num_hidden_layers)
+    heads = _chosen("heads", settings.heads, model.config.num_attention_heads)
+    ids = _tokens(settings, text, tokenizer, model)
+    mappings, effective = context_mappings(model, ids, layers, heads)
+    images = projection_images(model, layers, heads)
+    arrays: dict[str, Any] = {image.name.replace(" ", "_"): image.matrix for image in images}
+    arrays["context_mappings"] = mappings.numpy()
+    results: dict[str, Any] = {
+        "command": "inspect",
+        "model": settings.model,
+        "text": described,
+        "tokens": [tokenizer.decode([token]) for token in ids[0].tolist()],
+        **{name: getattr(model.config, name) for name in ("attention", "projection", "sharing", "projected_dim")},
+        "layers": layers,
+        "heads": heads,
+        "arrays": {name: list(array.shape) for name, array in arrays.items()},
+        "effective_slots": effective.tolist(),
+    }
+    with whole_folder(folder) as part:
+        np.savez_compressed(part / "inspection.npz", **arrays)
+        draw_context_mappings(
+            results, in_drawn_order(model, mappings, layers, heads).numpy(), part / "context_mapping.png"
+        )
+        if images:
+            draw_projections(images, part / "projections.png")
+        return write_inspection_report(results, part)
+
+
+@torch.no_grad()
+def context_mappings(
+    model: LinformerModel, input_ids: Int[Tensor, "1 seq_len"], layers: list[int], heads: list[int]
+) -> tuple[Float[Tensor, "chosen_layers chosen_heads seq_len slots"], Float[Tensor, "layers heads"]]:
+    """P̄ (P with full attention) of some layers and heads for one text, and the effective slots of all.
+
+    Where a head has fewer slots than the most, NaN stands for those that it has not.
+
+    Raises:
+        InputError: if the model gives a NaN.
+    """
+    attentions = [weights[0].float() for weights in model(input_ids, output_attentions=True).attentions]
+    for layer, weights in enumerate(attentions):
+        _check_finite(f"the attention of layer {layer}", weights)
+    slots = {layer: _slots_by_head(model, layer, input_ids.shape[1]) for layer in layers}
+    most = max(slots[layer][head] for layer in layers for head in heads)
+    mappings = torch.full((len(layers), len(heads), input_ids.shape[1], most), torch.nan)
+    for row, layer in enumerate(layers):
+        for column, head in enumerate(heads):
+            k = slots[layer][head]
+            mappings[row, column, :, :k] = attentions[layer][head, :, :k]
+    return mappings, torch.stack([effective_slots(weights) for weights in attentions])
+
+
+def effective_slots(mappings: Float[Tensor, "*heads seq_len slots"]) -> Float[Tensor, "*heads"]:
+    """How many slots a head spreads its attention over: e to the entropy of P̄'s rows, averaged over the tokens.
+
+    1 where each token attends to a single slot, the number of slots where it attends to all alike.
+    """
+    return torch.special.entr(mappings).sum(dim=-1).mean(dim=-1).exp()
+
+
+class Image(NamedTuple):
+    """A matrix to draw: what it is, its numbers, what its rows and columns are, and in which order to draw the rows."""
+
+    name: str
+    matrix: np.ndarray
+    rows: str
+    columns: str
+    order: np.ndarray
+
+
+def projection_images(model: LinformerModel, layers: list[int], heads: list[int]) -> list[Image]:
+    """E and F of some layers as images; nothing where a projection has no matrices.
+
+    Rows of E are drawn by where in the text they look, as the slots in the pictures of P̄ are, and rows of F in the
+    order of E's: a slot has one row in both. Matrices of each head come for the first of `heads` only.
+
+    Raises:
+        InputError: for a matrix with a NaN.
+    """
+    if model.encoder.projection is not None:
+        return _images(model.encoder.projection, "all layers", heads[0])
+    modules = model.encoder.projections
+    named = [(f"layer {layer}", module) for layer in layers if (module := modules[layer]) is not None]
+    return [image for where, module in named for image in _images(module, where, heads[0])]
+
+
+def slot_order(matrix: Float[Tensor, "projected seq_len"]) -> Int[Tensor, " projected"]:
+    """The rows of E by the centre of their squared weights: the slots from the start of the text to its end."""
+    weights = matrix.double().square()
+    centre = (weights * torch.arange(matrix.shape[-1])).sum(dim=-1) / weights.sum(dim=-1).clamp(min=1e-300)
+    return centre.argsort(stable=True)
+
+
+def in_drawn_order(model: LinformerModel, mappings: Tensor, layers: list[int], heads: list[int]) -> Tensor:
+    """P̄ as it is drawn: the slots of each head from the start of the text to its end, as far as they have a place."""
+    drawn = mappings.clone()
+    for row, layer in enumerate(layers):
+        module = model.encoder.projections[layer]
+        if not isinstance(module, LinearProjection):
+            continue
+        slots = _slots_by_head(model, layer, mappings.shape[2])
+        for column, head in enumerate(heads):
+            k = slots[head]
+            order = slot_order(_of_head(module, module.key_projection.detach(), head)[:k])
+            drawn[row, column, :, :k] = mappings[row, column][:, order]
+    return drawn
+
+
+def _images(module: SequenceProjection, where: str, head: int) -> list[Image]:
+    if isinstance(module, RandomProjection):
+        return [_image(f"{where} R", module.matrix, "slot", "position")]
+    if not isinstance(module, (LinearProjection, ConvProjection)):
+        return []
+    owner = f" head {head}" if module.sharing == "none" else ""
+    named = [(f"{where} E{owner}", module.key_projection), (f"{where} F{owner}", module.value_projection)]
+    matrices = [(name, _of_head(module, matrix.detach(), head)) for name, matrix in named if matrix is not None]
+    if isinstance(module, LinearProjection):
+        order = slot_order(matrices[0][1])
+        return [_image(name, matrix, "slot, by its place in the text", "position", order) for name, matrix in matrices]
+    columns = "tap" if matrices[0][1].dim() == 2 else "input dimension and tap"
+    return [_image(name, kernel.flatten(1), "dimension of the head", columns) for name, kernel in matrices]
+
+
+def _image(name: str, matrix: Tensor, rows: str, columns: str, order: Tensor | None = None) -> Image:
+    _check_finite(name, matrix)
+    order = torch.arange(len(matrix)) if order is None else order
+    return Image(name, matrix.float().numpy(), rows, columns, order.numpy())
+
+
+def _of_head(module: LinearProjection | ConvProjection, matrix: Tensor, head: int) -> Tensor:
+    """The part of E or F that a head projects with: all of it unless each head has its own."""
+    if module.sharing != "none":
+        return matrix
+    return matrix[head] if module.uniform else matrix.split(module.head_dims)[head]
+
+
+def _slots_by_head(model: LinformerModel, layer: int, seq_len: int) -> list[int]:
+    """How many slots each head of a layer has for a text; with full attention its tokens."""
+    module, heads = model.encoder.projections[layer], model.config.num_attention_heads
+    if module is None:
+        return [seq_len] * heads
+    dims = module.fewer_slots(model.encoder.attentions[layer].projected_dim, heads)
+    if not module.windowed:
+        return list(dims)
+    stretch = module.shorter_input == "stretch"
+    return [pooling_windows(k, module.seq_len, seq_len, stretch=stretch).real.shape[1] for k in dims]
+
+
+def _check_finite(where: str, numbers: Tensor) -> None:
+    if not numbers.isfinite().all():
+        raise InputError(f"model: expected finite numbers, got a NaN or infinity in {where}")
+
+
+def _chosen(name: str, chosen: list[int] | None, count: int) -> list[int]:
+    """The layers or heads that are drawn: those chosen, each once, or a few, evenly spread."""
+    if chosen is None:
+        return sorted({round(index * (count - 1) / max(1, _PANELS - 1)) for index in range(_PANELS)})
+    for index in chosen:
+        if not 0 <= index < count:
+            raise InputError(f"{name}: expected 0 to {count - 1}, got {index}")
+    return list(dict.fromkeys(chosen))
+
+
+def _text(settings: InspectSettings) -> tuple[str, str]:
+    """The text and what to call it: a real one that is on every machine, where nobody gives another."""
+    if settings.text is not None and settings.text_file is not None:
+        raise InputError("text, text_file: expected at most one of them, got both")
+    if settings.text is not None:
+        return settings.text, "given on the command line"
+    path = Path(settings.text_file or argparse.__file__)
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path}: expected UTF-8, got byte 0x{error.object[error.start]:02x} at {error.start}"
+        ) from None
+    return text, path.name if settings.text_file else "the source of Python's argparse"
+
+
+def _tokens(
+    settings: InspectSettings, text: str, tokenizer: PreTrainedTokenizerBase, model: LinformerModel
+) -> Int[Tensor, "1 seq_len"]:
+    longest = model.config.max_position_embeddings
+    if settings.max_tokens is not None and not 1 <= settings.max_tokens <= longest:
+        raise InputError(f"max_tokens: expected 1 to {longest} (the longest sequence), got {settings.max_tokens}")
+    ids = tokenizer(text, truncation=True, max_length=settings.max_tokens or longest, return_tensors="pt")["input_ids"]
+    if ids.shape[1] == 0 or not text.strip():
+        raise InputError("text: expected some words, got none")
+    return ids
+
+
+def _load(name: str) -> tuple[LinformerModel, PreTrainedTokenizerBase]:
+    model, tokenizer = load_model(name, AutoModel, "a Linformer")
+    if not isinstance(model, LinformerModel):
+        raise InputError(f"model: expected a Linformer, got {name}, a {model.config.model_type}")
+    return model, tokenizer

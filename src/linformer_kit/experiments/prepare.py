@@ -1,0 +1,95 @@
+"""Before a measurement: its settings checked, its device found, its folder made."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from linformer_kit.errors import InputError
+from linformer_kit.experiments.settings import BenchSettings
+from linformer_kit.files.folders import check_new_folder
+from linformer_kit.files.runs import check_output_dir, open_output_dir
+from linformer_kit.settings import LARGEST_SEED
+
+_OF_THE_FOLDER = ("output_dir", "overwrite")
+
+
+def check(settings: BenchSettings) -> torch.device:
+    """Check what all measurements have in common, before anything is written.
+
+    Returns:
+        The device.
+
+    Raises:
+        InputError: for a number that is not positive, heads that do not divide the width, a device that is not there,
+            or an output_dir that is taken.
+    """
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, (int, float)) and not isinstance(number, bool) and field.name != "seed":
+                require(number > 0, field.name, "a positive number", number)
+    require(0 <= settings.seed <= LARGEST_SEED, "seed", f"0 to {LARGEST_SEED}", settings.seed)
+    divides = settings.hidden_size % settings.num_attention_heads == 0
+    require(divides, "num_attention_heads", f"a divisor of {settings.hidden_size}", settings.num_attention_heads)
+    if settings.output_dir is not None and not settings.overwrite:
+        check_new_folder("output_dir", settings.output_dir)
+    check_output_dir(settings.output_dir, resume=False, overwrite=False)
+    return _device(settings.device)
+
+
+def require(condition: bool, name: str, expected: str, got: Any) -> None:
+    """Refuse a setting in one line where the condition does not hold."""
+    if not condition:
+        raise InputError(f"{name}: expected {expected}, got {got}")
+
+
+def pairs(lengths: list[int], projected_dims: list[int]) -> dict[int, list[int]]:
+    """The k under each n, both rising.
+
+    Raises:
+        InputError: if either is empty, or an n has no k under it.
+    """
+    for name, numbers in (("lengths", lengths), ("projected_dims", projected_dims)):
+        require(bool(numbers), name, "at least one", "none")
+    least = min(projected_dims)
+    require(min(lengths) > least, "lengths", f"more than the least of projected_dims, {least}", min(lengths))
+    return {n: [k for k in sorted(set(projected_dims)) if k < n] for n in sorted(set(lengths))}
+
+
+def default_tokens(tokens: int | None, device: torch.device) -> int:
+    """Tokens in a batch: as given, or enough to fill the device."""
+    return tokens or (4096 if device.type == "cpu" else 65536)
+
+
+def torch_dtype(settings: BenchSettings) -> torch.dtype:
+    """The number format as torch knows it."""
+    return getattr(torch, settings.dtype)
+
+
+def recorded(settings: BenchSettings) -> dict[str, Any]:
+    """The settings as they stand in results: all but where these were written."""
+    return {name: value for name, value in dataclasses.asdict(settings).items() if name not in _OF_THE_FOLDER}
+
+
+def open_folder(settings: BenchSettings, command: str) -> Path:
+    """The folder of the results, or a new one below runs/; what stands there is written over."""
+    return open_output_dir(settings.output_dir, command=command, overwrite=False)
+
+
+def _device(name: str) -> torch.device:
+    """The device of that name, with its number."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    count = torch.cuda.device_count()
+    there = ["cpu", *(f"cuda:{index}" for index in range(count))]
+    known = device.type == "cpu" or (device.type == "cuda" and (device.index or 0) < count)
+    require(known, "device", f"{' or '.join(there)}, which {'is' if not count else 'are'} there", name)
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device

@@ -1,0 +1,99 @@
+"""The sequences that an analysis runs a model on: packed to one length, or each text for itself."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from linformer_kit.data.documents import read_documents
+from linformer_kit.data.files import TextFiles, find_files, standard_library
+from linformer_kit.data.packing import blocks
+from linformer_kit.data.tokenizer import end_token_id, start_token_id
+from linformer_kit.errors import InputError, renamed
+from linformer_kit.interop.loading import input_length
+from linformer_kit.settings import SequenceSettings
+
+_DEFAULT_LENGTH = 512
+_SHORTEST = 4  # start, two tokens, end
+_FILES_IN_TURN = 64  # that are open together
+_MOST_SAMPLES = 10**9
+
+
+def sequence_length(settings: SequenceSettings, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Tokens in a sequence: as asked for, or 512 as in Figure 1, or the longest that the model takes if that is less.
+
+    Raises:
+        InputError: for more than the model takes, or too few for any text, and for a tokenizer that is another model's.
+    """
+    words = model.get_input_embeddings().num_embeddings
+    if len(tokenizer) > words:
+        raise InputError(
+            f"model: expected a tokenizer of at most {words:,} tokens, as the model has, got {len(tokenizer):,}"
+        )
+    if settings.seq_len is None:
+        return min(_DEFAULT_LENGTH, input_length(model, tokenizer, None))
+    if settings.seq_len < _SHORTEST:
+        raise InputError(f"seq_len: expected {_SHORTEST} or more, got {settings.seq_len}")
+    with renamed("max_length", "seq_len"):
+        return input_length(model, tokenizer, settings.seq_len)
+
+
+def find_texts(settings: SequenceSettings) -> TextFiles:
+    """The files to read, or the standard library's own source.
+
+    Raises:
+        InputError: as `find_files`, and for settings that do not fit.
+    """
+    if not 1 <= settings.samples <= _MOST_SAMPLES:
+        raise InputError(f"samples: expected 1 to {_MOST_SAMPLES:,}, got {settings.samples}")
+    if settings.text is None:
+        return standard_library()
+    paths = find_files(settings.text, field="text")
+    name = ", ".join(Path(pattern).name for pattern in settings.text)
+    return TextFiles(name, paths, document=settings.document, column=settings.text_column)
+
+
+def sequences(
+    files: TextFiles, tokenizer: PreTrainedTokenizerBase, *, seq_len: int, packing: bool
+) -> Iterator[list[int]]:
+    """Token ids of one sequence after the other, read as they are needed, from up to 64 files in turn.
+
+    Args:
+        files: Where the texts are.
+        tokenizer: Has start and end tokens.
+        seq_len: Tokens in a sequence, or, without packing, the most of them.
+        packing: Whether the texts of a file are joined and cut to seq_len tokens, start and end included; else each
+            text is a sequence, cut where it is too long.
+
+    Raises:
+        InputError: for text that cannot be read, and a tokenizer without these tokens.
+    """
+    if start_token_id(tokenizer) is None or end_token_id(tokenizer) is None:
+        raise InputError("model: expected a tokenizer with start and end tokens, got one without")
+    streams = (_of_file(files, path, tokenizer, seq_len, packing) for path in files.paths)
+    opened = deque(islice(streams, _FILES_IN_TURN))
+    while opened:
+        stream = opened.popleft()
+        ids = next(stream, None)
+        if ids is not None:
+            yield ids
+            opened.append(stream)
+        else:
+            opened.extend(islice(streams, 1))
+
+
+def _of_file(
+    files: TextFiles, path: Path, tokenizer: PreTrainedTokenizerBase, seq_len: int, packing: bool
+) -> Iterator[list[int]]:
+    texts = read_documents([path], document=files.document, column=files.column)
+    if not packing:
+        for text in texts:
+            yield tokenizer(text, truncation=True, max_length=seq_len)["input_ids"]
+        return
+    for group in blocks(texts, tokenizer, seq_len - 1):
+        for block in group:
+            yield [*block.tolist(), end_token_id(tokenizer)]

@@ -1,0 +1,43 @@
+"""Output folders: whether results may go there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from linformer_kit.errors import InputError
+
+
+def check_new_folder(name: str, folder: str) -> Path:
+    """The folder, which must be new or empty; `name` is that of the setting.
+
+    Raises:
+        InputError: if it holds anything, is no folder or may not be written to.
+    """
+    path = Path(folder)
+    if path.is_file() or (path.is_dir() and any(path.iterdir())):
+        raise InputError(f"{name}: expected a new or empty folder, got {path}, which exists")
+    check_writable(path.resolve(), name)
+    return path
+
+
+def check_writable(folder: Path, name: str = "output_dir") -> None:
+    """Refuse a folder that could not be made or written to, after all the work on the text."""
+    nearest = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    if not nearest.is_dir():
+        raise InputError(f"{name}: expected a folder, got the file {nearest}")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise InputError(f"{name}: expected a folder to write to, got {nearest}, which may not be written to")
+
+
+def new_folder(parent: Path, name: str) -> Path:
+    """A folder that was not there before, also when two runs start within a second."""
+    parent.mkdir(parents=True, exist_ok=True)
+    for number in range(1, 1000):
+        folder = parent / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        return folder
+    raise InputError(f"output_dir: expected a free name below {parent}, got 1000 taken ones; give --output_dir")

@@ -1,0 +1,169 @@
+"""What a folder holds, by the SHA-256 of every file, so that damage is seen."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from linformer_kit.errors import InputError
+from linformer_kit.files.writing import OLD, PART, flush, remove_tree, write_whole
+
+MANIFEST = "manifest.json"
+
+
+def file_fingerprint(path: Path) -> str:
+    """Hexadecimal SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_manifest(folder: Path) -> None:
+    """Write down size and SHA-256 of all files of a folder and below, in `manifest.json`, once they are on the disk."""
+    files = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST):
+        flush(path)
+        name = path.relative_to(folder).as_posix()
+        files[name] = {"bytes": path.stat().st_size, "sha256": file_fingerprint(path)}
+    # Without a line break at the end: not even that can be cut off unseen.
+    write_whole(folder / MANIFEST, json.dumps({"files": files, "sha256": _digest(files)}, indent=2))
+    flush(folder)
+
+
+def damage(folder: Path, *, only: str = "*") -> str | None:
+    """What is wrong with a folder that has a manifest, in words that name the file; None if it is whole.
+
+    Files that the manifest does not list are not looked at: nobody reads them.
+
+    Args:
+        folder: The folder.
+        only: Pattern of the names of the files to look at.
+    """
+    files = _listed_or_wrong(folder / MANIFEST)
+    if isinstance(files, str):
+        return files
+    for name, known in files.items():
+        if Path(name).match(only) and (found := _difference(folder / name, known)):
+            return f"{folder / name}: {found}"
+    return None
+
+
+def listed(folder: Path) -> list[str]:
+    """The files of a folder that has a manifest, by their names in it."""
+    return list(read_json(folder / MANIFEST)["files"])
+
+
+def listed_files(folder: Path) -> list[Path]:
+    """What the manifest of a folder lists and is there, nothing behind a link; none where it is no whole manifest."""
+    files = _listed_or_wrong(folder / MANIFEST)
+    paths = [] if isinstance(files, str) else [folder / name for name in files]
+    return [path for path in paths if path.is_file() and not any(map(Path.is_symlink, _between(path, folder)))]
+
+
+def remove_listed(folder: Path) -> None:
+    """Remove the files that a manifest lists, and folders below that are left empty."""
+    for path in listed_files(folder):
+        path.unlink()
+        for parent in _between(path, folder):
+            if not any(parent.iterdir()):
+                parent.rmdir()
+
+
+def _between(path: Path, folder: Path) -> list[Path]:
+    """The folders that a file stands in, below another one, the deepest first."""
+    return [parent for parent in path.parents if folder in parent.parents]
+
+
+@contextmanager
+def checked_folder(folder: Path) -> Iterator[Path]:
+    """Somewhere to write what is to stand in `folder` at once, with a manifest, in place of what is there.
+
+    After a failure nothing is left of it, and what was there still is. What a killed process leaves is for `recover`.
+    """
+    part, old = _beside(folder, PART), _beside(folder, OLD)
+    remove_tree(part)
+    part.mkdir(parents=True)
+    try:
+        yield part
+        write_manifest(part)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    if os.path.lexists(folder):
+        remove_tree(old)
+        os.replace(folder, old)
+    os.replace(part, folder)
+    flush(folder.parent)
+    with suppress(OSError):
+        remove_tree(old)
+
+
+def recover(parent: Path, names: re.Pattern[str]) -> None:
+    """Clear up behind processes killed in a `checked_folder` of such a name, and put back what they had moved."""
+    for path in parent.glob(".*"):
+        name, end = path.stem.removeprefix("."), path.suffix
+        if end not in (PART, OLD) or not names.fullmatch(name) or not path.is_dir():
+            continue
+        if end == PART or (parent / name).exists():
+            remove_tree(path)
+        else:
+            os.replace(path, parent / name)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file of names and values, refused in one line if it is none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: expected JSON, got {error}") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: expected JSON of names and values, got {type(content).__name__}")
+    return content
+
+
+def _beside(folder: Path, end: str) -> Path:
+    return folder.with_name(f".{folder.name}{end}")
+
+
+def _digest(files: dict[str, Any]) -> str:
+    """Of the list itself, so that a damaged manifest is not taken for a damaged file."""
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+
+
+def _listed_or_wrong(path: Path) -> dict[str, Any] | str:
+    """What a manifest says of each file by name, or what is wrong with it."""
+    if not path.is_file():
+        return f"{path}: expected one, got none"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        files = content["files"]
+        if set(content) != {"files", "sha256"} or content["sha256"] != _digest(files):
+            return f"{path}: expected what its own SHA-256 says, got another content"
+        for name, known in files.items():
+            if Path(name).is_absolute() or ".." in Path(name).parts:
+                return f"{path}: expected names of files in its folder, got {name!r}"
+            if not (isinstance(known["bytes"], int) and isinstance(known["sha256"], str)):
+                return f"{path}: expected a size and a SHA-256 of {name}, got {known!r}"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return f"{path}: expected names, sizes and SHA-256 of files, got {type(error).__name__}"
+    return files
+
+
+def _difference(path: Path, known: dict[str, Any]) -> str | None:
+    try:
+        if not path.is_file():
+            return "expected a file, got none"
+        if (size := path.stat().st_size) != known["bytes"]:
+            return f"expected {known['bytes']} bytes, got {size}"
+        found = file_fingerprint(path)
+    except OSError as error:
+        return f"expected a file that can be read, got {error.strerror}"
+    if found != known["sha256"]:
+        return f"expected SHA-256 {known['sha256'][:12]}…, got {found[:12]}…"
+    return None

@@ -1,0 +1,1 @@
+"""Trained models at work: classifying texts and filling masks."""

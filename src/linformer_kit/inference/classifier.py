@@ -1,0 +1,171 @@
+"""A classifier of texts, whoever made it: texts in, probabilities of its classes out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import PretrainedConfig
+
+from linformer_kit.data.encoding import Encoder, Window
+from linformer_kit.data.examples import Columns, Labels
+from linformer_kit.data.labelled import columns_of_task
+from linformer_kit.data.tasks import TASKS
+from linformer_kit.environment import best_device, use_bf16
+from linformer_kit.errors import InputError
+from linformer_kit.inference.scores import class_probabilities
+from linformer_kit.interop.checkpoints.pretrained import read_config
+from linformer_kit.interop.loading import check_model_folder, fingerprint, input_length, load_classifier
+from linformer_kit.settings import ClassifierSettings, names_folder, read_yaml
+
+# Texts are taken together until there are so many, or so many characters, and sorted by length.
+_TEXTS_TOGETHER = 1024
+_CHARACTERS_TOGETHER = 1 << 22
+
+Text = tuple[str, str | None]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a classifier says of a text.
+
+    Attributes:
+        probabilities: Probability of each class.
+        windows: In how many pieces it was read.
+        lost: Tokens that were in none of them.
+    """
+
+    probabilities: np.ndarray
+    windows: int
+    lost: int
+
+
+class Classifier:
+    """A classifier and how it reads.
+
+    The probabilities of a text of several windows are the means over them, weighted by their tokens.
+
+    Args:
+        settings: Which and how; all but the threshold, which is for whoever uses the probabilities.
+
+    Attributes:
+        labels: The classes.
+
+    Raises:
+        InputError: if it is no whole classifier, and for settings that do not fit it.
+    """
+
+    def __init__(self, settings: ClassifierSettings) -> None:
+        if settings.batch_size < 1:
+            raise InputError(f"batch_size: expected 1 or more, got {settings.batch_size}")
+        model, self._tokenizer = load_classifier(settings.model)
+        self.labels = _labels(model.config, settings.model)
+        self._encode = Encoder(
+            self._tokenizer, input_length(model, self._tokenizer, settings.max_length), settings.stride
+        )
+        self._device, self._batch_size = best_device(), settings.batch_size
+        self._model = model.to(self._device)
+        self._bf16 = use_bf16(settings.bf16, on_cpu=self._device.type == "cpu")
+
+    def __call__(self, texts: Iterable[Text], *, skip: int = 0) -> Iterator[Prediction]:
+        """Classify texts, in their order.
+
+        Args:
+            texts: Each with its second text, or None; all of them alike.
+            skip: Of the first so many the answers are known; the others get the same as without it, to the last digit.
+
+        Raises:
+            InputError: for pairs that are too long where there is a stride.
+        """
+        for batch in _batches(texts):
+            known = min(skip, len(batch))
+            skip -= known
+            if known == len(batch):
+                continue
+            encoded = self._encode(batch)
+            windows = [window for text in encoded for window in text.windows]
+            probabilities = self._probabilities(windows)
+            sizes = np.array([len(window["input_ids"]) for window in windows], dtype=np.float64)
+            start = 0
+            for place, text in enumerate(encoded):
+                pieces = slice(start, start := start + len(text.windows))
+                if place >= known:
+                    mean = np.average(probabilities[pieces], axis=0, weights=sizes[pieces])
+                    yield Prediction(mean, len(text.windows), text.lost)
+
+    def fingerprint(self) -> str:
+        """Hexadecimal hash of all weights."""
+        return fingerprint(self._model)
+
+    @torch.inference_mode()
+    def _probabilities(self, windows: list[Window]) -> np.ndarray:
+        """Probabilities of each window, batches of like length together."""
+        order = sorted(range(len(windows)), key=lambda index: -len(windows[index]["input_ids"]))
+        logits = np.empty((len(windows), len(self.labels.names)), dtype=np.float64)
+        for start in range(0, len(order), self._batch_size):
+            batch = order[start : start + self._batch_size]
+            inputs = self._tokenizer.pad([windows[index] for index in batch], return_tensors="pt").to(self._device)
+            with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
+                logits[batch] = self._model(**inputs).logits.float().cpu().numpy()
+        return class_probabilities(logits, multi_label=self.labels.multi_label)
+
+
+def read_labels(name: str) -> Labels:
+    """The classes of a classifier, without its weights.
+
+    Raises:
+        InputError: if the folder does not exist or is half-written, or holds no classifier.
+    """
+    if names_folder(name):
+        check_model_folder(Path(name))
+    return _labels(read_config(name, f"model: expected a classifier, got {name}"), name)
+
+
+def trained_columns(model: str) -> Columns:
+    """Where texts and classes stood when a model was fine-tuned, or else `text` and `label`.
+
+    Raises:
+        InputError: if its settings.yaml is none of ours.
+    """
+    path = Path(model) / "settings.yaml"
+    found = read_yaml(path) if names_folder(model) and path.is_file() else {}
+
+    def named(setting: str) -> str | None:
+        value = found.get(setting)
+        if value is not None and not isinstance(value, str):
+            raise InputError(f"{path}: expected text as {setting}, got {value!r}")
+        return value
+
+    task = TASKS.get(named("task") or "")
+    if task:
+        return columns_of_task(task, in_files=named("data_dir") is not None)
+    return Columns(
+        named("text_column") or "text",
+        named("text_pair_column"),
+        named("label_column") or "label",
+        named("label_separator"),
+    )
+
+
+def _labels(config: PretrainedConfig, name: str) -> Labels:
+    names = tuple(str(config.id2label[number]) for number in range(config.num_labels))
+    if len(names) < 2 or config.problem_type == "regression":
+        raise InputError(f"model: expected a classifier, got one with the single output {names[0]!r} in {name}")
+    return Labels(names, multi_label=config.problem_type == "multi_label_classification")
+
+
+def _batches(texts: Iterable[Text]) -> Iterator[list[Text]]:
+    """Texts that are in memory together."""
+    batch: list[Text] = []
+    characters = 0
+    for text in texts:
+        batch.append(text)
+        characters += len(text[0]) + len(text[1] or "")
+        if len(batch) == _TEXTS_TOGETHER or characters >= _CHARACTERS_TOGETHER:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch

@@ -1,0 +1,141 @@
+"""Fill masks: guesses of a masked language model, and in held-out text."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase, pipeline
+
+from linformer_kit.errors import InputError
+from linformer_kit.interop.loading import load_model
+from linformer_kit.linearized.positions import longest_input
+from linformer_kit.settings import FillMaskSettings
+
+
+def main(settings: FillMaskSettings) -> None:
+    """Print the guesses for each mask of the text, with probabilities."""
+    guesses = fill_mask(settings.model, settings.text, top_k=settings.top_k)
+    if settings.json:
+        print(json.dumps(guesses, ensure_ascii=False, indent=2))
+        return
+    for number, candidates in enumerate(guesses, start=1):
+        if len(guesses) > 1:
+            print(f"mask {number}")
+        for candidate in candidates:
+            token = json.dumps(candidate["token"], ensure_ascii=False)  # in quotes: white space is part of a token
+            print(f"{candidate['probability']:7.2%}  {token}")
+
+
+def fill_mask(model: str, text: str, *, top_k: int = 5) -> list[list[dict[str, Any]]]:
+    """The likeliest tokens for each mask of a text.
+
+    Args:
+        model: Folder or hub id of a masked language model.
+        text: Text with one or more of the tokenizer's mask tokens.
+        top_k: Guesses for each.
+
+    Returns:
+        For each mask, in order, `top_k` dicts of `token` (its text, white space included) and `probability`, the
+        likeliest first.
+
+    Raises:
+        InputError: for a folder that is no whole model, a text without mask or too long, or a top_k out of range.
+    """
+    network, tokenizer = load_masked_language_model(model)
+    mask = tokenizer.mask_token
+    if mask is None or mask not in text:
+        raise InputError(f"text: expected one or more {mask}, got {text!r}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"text: expected UTF-8, got {text[error.start]!r} at character {error.start}") from None
+    if not 1 <= top_k <= network.config.vocab_size:
+        raise InputError(f"top_k: expected 1 to {network.config.vocab_size} (the vocabulary), got {top_k}")
+    length = len(tokenizer(text)["input_ids"])
+    limit = longest_input(network)
+    if limit is not None and length > limit:
+        raise InputError(f"text: expected at most {limit} tokens, got {length}")
+    answers = pipeline("fill-mask", model=network, tokenizer=tokenizer)(text, top_k=top_k)
+    if isinstance(answers[0], dict):
+        answers = [answers]
+    return [
+        [{"token": answer["token_str"], "probability": answer["score"]} for answer in candidates]
+        for candidates in answers
+    ]
+
+
+def load_masked_language_model(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Model, in evaluation mode, and tokenizer, from a folder or the hub.
+
+    Raises:
+        InputError: if the folder does not exist or is half-written, or the model is of a kind without masks.
+    """
+    return load_model(name, AutoModelForMaskedLM, "a masked language model")
+
+
+@torch.no_grad()
+def guess_held_out(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    blocks: Any,
+    *,
+    seed: int,
+    count: int = 5,
+    top_k: int = 3,
+) -> list[dict[str, Any]]:
+    """Mask one word in each of a few held-out blocks and let the model guess; the same words for every model.
+
+    The model sees the whole block, as in training; the text returned is the line around the mask.
+
+    Args:
+        model: A masked language model.
+        tokenizer: Its tokenizer.
+        blocks: Packed sequences, rows with `input_ids`.
+        seed: Seed of the choice.
+        count: Blocks.
+        top_k: Guesses for each.
+
+    Returns:
+        Dicts of `text`, `answer` and `guesses`, pairs of token and probability; tokens with all their white space.
+    """
+    model.eval()
+    generator = np.random.default_rng(seed)
+    guesses: list[dict[str, Any]] = []
+    for index in generator.permutation(len(blocks)).tolist():
+        ids = np.array(blocks[index]["input_ids"], dtype=np.int64)
+        pieces = [tokenizer.decode([token]) for token in ids.tolist()]
+        words = [position for position in range(1, len(ids) - 1) if _is_word(*pieces[position - 1 : position + 2])]
+        if not words:
+            continue
+        position = int(generator.choice(words))
+        masked = torch.from_numpy(ids.copy()).to(model.device)[None]
+        masked[0, position] = tokenizer.mask_token_id
+        likeliest = model(masked).logits[0, position].float().softmax(dim=-1).topk(top_k)
+        tokens = [tokenizer.decode([token]) for token in likeliest.indices.tolist()]
+        guesses.append(
+            {
+                "text": _line_around(tokenizer, ids, position),
+                "answer": pieces[position],
+                "guesses": list(zip(tokens, likeliest.values.tolist(), strict=True)),
+            }
+        )
+        if len(guesses) == count:
+            break
+    return guesses
+
+
+def _is_word(before: str, text: str, after: str) -> bool:
+    """Whether a token is a word of its own and not a piece of one."""
+    starts = text[:1].isspace() or not before[-1:].isalnum()
+    return starts and len(text.strip()) > 2 and text.strip().isalpha() and not after[:1].isalnum()
+
+
+def _line_around(tokenizer: PreTrainedTokenizerBase, ids: np.ndarray, position: int) -> str:
+    """The line of text around a token, which is shown as the mask."""
+    before = tokenizer.decode(ids[:position], skip_special_tokens=True).rpartition("\n")[2]
+    after = tokenizer.decode(ids[position + 1 :], skip_special_tokens=True).partition("\n")[0]
+    space = " " if tokenizer.decode([ids[position]])[:1].isspace() else ""
+    return (before[-60:] + space + tokenizer.mask_token + after[:40]).strip()

@@ -1,0 +1,1 @@
+"""Models and tokenizers of other libraries, and what transformers knows of ours."""

@@ -1,0 +1,100 @@
+"""What sentence-transformers keeps beside an encoder: how its hidden states become the embedding of a text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import snapshot_download
+
+from linformer_kit.errors import InputError
+from linformer_kit.files.runs import SENTENCE_FILES
+from linformer_kit.models.saved_lengths import SENTENCE_LIMIT, shorter_limits
+from linformer_kit.settings import names_folder
+
+_MODULES, *_SETTINGS = SENTENCE_FILES
+_MAX_LENGTH = SENTENCE_LIMIT[1]
+_EMPTY = "Normalize"
+# What of a model of the hub is fetched; the encoder itself is not.
+_PATTERNS = [_MODULES, *_SETTINGS, "[0-9]*_*/*"]
+
+Files = dict[str, bytes]  # contents by path within a folder
+
+
+def sentence_files(source: str, *, longer: int | None = None) -> Files:
+    """The files, read and checked; none where the encoder is no sentence embedder.
+
+    Args:
+        source: Folder or hub id of the encoder.
+        longer: Longest text in tokens, where it is another one now.
+
+    Raises:
+        InputError: for files that are not what they should be.
+    """
+    folder = _folder(source)
+    if folder is None or not (folder / _MODULES).is_file():
+        return {}
+    modules = _read(folder / _MODULES)
+    paths = [module.get("path") if isinstance(module, dict) else None for module in _listed(modules)]
+    for path in paths:
+        if not isinstance(path, str) or path in (".", "..") or Path(path).name != path:
+            raise InputError(
+                f"{folder / _MODULES}: expected modules, each with the path of its folder, got {modules!r}"
+            )
+    files = {_MODULES: (folder / _MODULES).read_bytes()}
+    for name in _SETTINGS:
+        if (folder / name).is_file():
+            content = _read(folder / name)
+            if not isinstance(content, dict):
+                raise InputError(f"{folder / name}: expected settings by name, got {type(content).__name__}")
+            if longer is not None and _MAX_LENGTH in content:
+                content[_MAX_LENGTH] = longer
+            files[name] = (json.dumps(content, indent=2) + "\n").encode()
+    for module, place in zip(_listed(modules), paths, strict=True):
+        if not place:
+            continue
+        # One without weights and settings has an empty folder, which repositories do not keep.
+        if not (folder / place).is_dir() and not str(module.get("type")).endswith(_EMPTY):
+            raise InputError(f"{folder / _MODULES}: expected a folder {place} beside it, got none")
+        inside = (path for path in sorted((folder / place).rglob("*")) if path.is_file())
+        files |= {str(path.relative_to(folder)): path.read_bytes() for path in inside}
+    return files
+
+
+def lengthened(source: str, longest: int | None) -> int | None:
+    """The longest input of a linear model that was made longer than the files beside it say; else None.
+
+    Args:
+        source: Folder or hub id of the model.
+        longest: Its longest input in tokens.
+    """
+    known = longest is not None and names_folder(source) and shorter_limits(Path(source), longest)
+    return longest if known else None
+
+
+def write_files(files: Files, folder: Path) -> None:
+    """Put files into a folder."""
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+
+
+def _folder(source: str) -> Path | None:
+    if names_folder(source):
+        return Path(source)
+    try:
+        return Path(snapshot_download(source, allow_patterns=_PATTERNS))
+    except Exception:  # no network, or no such model: whoever loads the encoder says so
+        return None
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: expected JSON of sentence-transformers, got {error}") from None
+
+
+def _listed(modules: Any) -> list[Any]:
+    return modules if isinstance(modules, list) else [modules]

@@ -1,0 +1,234 @@
+"""`LinformerConfig`: the architecture of a Linformer as Hugging Face saves it."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import logging
+import math
+import os
+from collections.abc import Iterable
+from typing import Any, get_args
+
+from transformers import PreTrainedConfig
+from transformers.activations import ACT2FN
+
+from linformer_kit.errors import InputError
+from linformer_kit.operator.projections import PROJECTIONS, is_integer, largest_dim
+from linformer_kit.settings import (
+    Attention,
+    BiasOrder,
+    LinearInitializer,
+    ModelSettings,
+    Projection,
+    ProjectionInitializer,
+    Sharing,
+    ShorterInput,
+)
+
+logger = logging.getLogger(__name__)
+
+# What transformers itself passes to or stores in a configuration beside its dataclass fields.
+_TRANSFORMERS_FIELDS = frozenset(
+    (
+        "_attn_implementation",
+        "_commit_hash",
+        "_name_or_path",
+        "attn_implementation",
+        "auto_map",
+        "experts_implementation",
+        "model_type",
+        "name_or_path",
+        "num_labels",
+        "output_attentions",
+        "quantization_config",  # of a model with int8 weights
+        "torch_dtype",
+        "use_cache",  # Trainer writes it into every configuration
+    )
+)
+_POSITIVE = (
+    "vocab_size",
+    "max_position_embeddings",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+)
+_PROBABILITIES = ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout")
+_CHOICES = {
+    "sharing": Sharing,
+    "projection": Projection,
+    "projection_initializer": ProjectionInitializer,
+    "shorter_input": ShorterInput,
+    "attention": Attention,
+    "bias_order": BiasOrder,
+    "linear_initializer": LinearInitializer,
+}
+
+
+class LinformerConfig(ModelSettings, PreTrainedConfig):
+    """Configuration of a Linformer encoder; fields and defaults are those of `settings.ModelSettings`.
+
+    In the paper's letters: `max_position_embeddings` n, `projected_dim` k, `hidden_size` d_m, `num_attention_heads` h.
+
+    One field more is for encoders that come from elsewhere: with `pooler`, `LinformerModel` has BERT's pooler, a linear
+    map and tanh over the first token. Models with a head never do.
+
+    Example:
+        >>> config = LinformerConfig(max_position_embeddings=4096, projected_dim=256, sharing="layerwise")
+
+    The constructor refuses unknown fields; what reads a file (`from_pretrained`, `from_json_file`, `from_dict`) keeps
+    those of the file, since a later version or a user may have written them.
+
+    Raises:
+        InputError: a ValueError that names the field, what was expected and what was got; for unknown fields too.
+    """
+
+    model_type = "linformer"
+
+    pooler: bool = False
+
+    def __post_init__(self, *, _from_file: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        _refuse_unknown(kwargs)
+        _check_fields(self)
+        super().__post_init__(**kwargs, **(_from_file or {}))
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Read what a file has; fields that this version does not know are kept, with a warning, and saved again.
+
+        Raises:
+            InputError: for a value that a field does not take, in the file or among the keywords, and for a keyword
+                that is a misspelt field.
+        """
+        fields = {field.name for field in dataclasses.fields(cls)}
+        unknown = {name: config_dict[name] for name in config_dict.keys() - fields - _TRANSFORMERS_FIELDS}
+        if unknown:
+            warn_of_unknown(frozenset(unknown))
+        known = {name: value for name, value in config_dict.items() if name not in unknown}
+        unknown = {name: value for name, value in unknown.items() if not hasattr(cls, name)}  # replaces no method
+        returns_unused = kwargs.pop("return_unused_kwargs", False)
+        config, unused = super().from_dict(
+            {**known, "_from_file": unknown} if unknown else known, return_unused_kwargs=True, **kwargs
+        )
+        _check_fields(config)  # with the keywords, which are set one by one
+        # Callers pass on what is for tokenizers and models; only a field with a wrong letter is surely for this one.
+        _refuse_unknown(name for name in unused if difflib.get_close_matches(name, fields, 1, 0.9))
+        return (config, unused) if returns_unused else config
+
+    @classmethod
+    def from_pretrained(cls, *arguments: Any, **kwargs: Any) -> Any:
+        """As of transformers, except that unknown keywords raise an error where they would be ignored.
+
+        Raises:
+            InputError: as `from_dict`, and for unknown keywords unless `return_unused_kwargs` gives them back.
+        """
+        returns_unused = kwargs.pop("return_unused_kwargs", False)
+        config, unused = super().from_pretrained(*arguments, return_unused_kwargs=True, **kwargs)
+        if returns_unused:
+            return config, unused
+        _refuse_unknown(unused)
+        return config
+
+    @classmethod
+    def from_json_file(cls, json_file: str | os.PathLike[str]) -> Any:
+        """As of transformers, by `from_dict`."""
+        return cls.from_dict(cls._dict_from_json_file(json_file))
+
+    def projected_dim_of(self, layer: int) -> int | list[int]:
+        """k of a layer, or of each of its heads."""
+        return self.projected_dim[layer] if isinstance(self.projected_dim, list) else self.projected_dim
+
+    @property
+    def largest_projected_dim(self) -> int:
+        """The largest k of all layers and heads."""
+        return largest_dim(self.projected_dim)
+
+
+def _refuse_unknown(fields: Iterable[str]) -> None:
+    """A misspelt field is an error and not an attribute that nothing reads."""
+    for name in fields:
+        if name not in _TRANSFORMERS_FIELDS:
+            raise InputError(f"{name}: expected a field of LinformerConfig, got an unknown one{_suggestion(name)}")
+
+
+def _suggestion(name: str) -> str:
+    close = difflib.get_close_matches(name, [field.name for field in dataclasses.fields(ModelSettings)], 1, 0.8)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+@functools.cache  # once for the same fields: a model and its tokenizer read the same file several times
+def warn_of_unknown(names: frozenset[str]) -> None:
+    """Say which fields of a file are kept and not used."""
+    listed = ", ".join(f"{name}{_suggestion(name)}" for name in sorted(names))
+    logger.warning("config.json: kept fields that this version does not know and does not use: %s", listed)
+
+
+def _check_fields(config: LinformerConfig) -> None:
+    for name in _POSITIVE:
+        _require(is_integer(value := getattr(config, name)) and value > 0, name, "a positive integer", value)
+    for name in ("type_vocab_size", "position_offset", "local_convolution"):
+        _require(is_integer(value := getattr(config, name)) and value >= 0, name, "an integer of 0 or more", value)
+    width = config.local_convolution
+    _require(width == 0 or width % 2 == 1, "local_convolution", "0 or an odd number", width)
+    for name in _PROBABILITIES:
+        value = getattr(config, name)
+        if value is not None or name != "classifier_dropout":
+            _require(_is_number(value) and 0 <= value < 1, name, "a number from 0 up to but not 1", value)
+    for name in ("initializer_range", "layer_norm_eps"):
+        finite = _is_number(value := getattr(config, name)) and 0 < value < math.inf
+        _require(finite, name, "a positive number", value)
+    for name in ("tie_word_embeddings", "pooler", "norm_first"):
+        _require(isinstance(value := getattr(config, name), bool), name, "True or False", value)
+    for name, literal in _CHOICES.items():
+        choices = get_args(literal)
+        _require((value := getattr(config, name)) in choices, name, f"one of {', '.join(choices)}", value)
+    known = isinstance(config.hidden_act, str) and config.hidden_act in ACT2FN
+    _require(known, "hidden_act", "an activation that transformers knows", config.hidden_act)
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        value = getattr(config, name)
+        if value is not None:
+            allowed = is_integer(value) and 0 <= value < config.vocab_size
+            _require(allowed, name, f"a token id under vocab_size {config.vocab_size}", value)
+    _require(
+        config.hidden_size % config.num_attention_heads == 0,
+        "num_attention_heads",
+        f"a divisor of hidden_size {config.hidden_size}",
+        config.num_attention_heads,
+    )
+    if config.attention == "linformer":
+        check_projected_dim(config, config.projected_dim)
+
+
+def check_projected_dim(config: ModelSettings, projected_dim: Any) -> None:
+    """Check a k: an integer, one for each layer, or one for each head of each layer, by the other fields.
+
+    Raises:
+        InputError: if it has another form, is out of range, or differs where the projection cannot.
+    """
+    layers, heads = config.num_hidden_layers, config.num_attention_heads
+    by_layer = projected_dim if isinstance(projected_dim, list) else [projected_dim]
+    if isinstance(projected_dim, list):
+        _require(len(by_layer) == layers, "projected_dim", f"one for each of {layers} layers", projected_dim)
+    for layer in by_layer:
+        if isinstance(layer, list):
+            _require(len(layer) == heads, "projected_dim", f"one for each of {heads} heads", layer)
+        for dim in layer if isinstance(layer, list) else [layer]:
+            allowed = is_integer(dim) and 1 <= dim <= config.max_position_embeddings
+            expected = f"1 to {config.max_position_embeddings} (max_position_embeddings)"
+            _require(allowed, "projected_dim", expected, dim)
+    if not PROJECTIONS[config.projection].nested:
+        differ = [dims for dims in by_layer if isinstance(dims, list) and len(set(dims)) > 1]
+        shared = config.sharing == "layerwise" and len({str(dims) for dims in by_layer}) > 1
+        expected = f"one number wherever layers or heads share a kernel, as {config.projection} ties it to k"
+        _require(not differ and not shared, "projected_dim", expected, projected_dim)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _require(condition: bool, name: str, expected: str, got: Any) -> None:
+    if not condition:
+        raise InputError(f"{name}: expected {expected}, got {got!r}")

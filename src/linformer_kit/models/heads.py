@@ -1,0 +1,354 @@
+"""The models for tasks: a head on top of the encoder.
+
+    LinformerForMaskedLM                the tied head of pretraining
+    LinformerForSequenceClassification  classification and regression over the first token
+    LinformerForTokenClassification     a label for each token
+    LinformerForQuestionAnswering       start and end of the answer in the text
+
+Axes: batch, seq_len (n), embed (hidden_size), vocab, labels.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
+from transformers.modeling_outputs import (
+    MaskedLMOutput,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
+from transformers.utils.generic import can_return_tuple
+
+from linformer_kit.errors import InputError
+from linformer_kit.models.configuration import LinformerConfig
+from linformer_kit.models.modeling import (
+    LinformerModel,
+    LinformerPreTrainedModel,
+    check_ids,
+    check_integers,
+    first_token,
+)
+from linformer_kit.settings import IGNORED_LABEL
+
+
+class LinformerLMHead(nn.Module):
+    """Hidden states to logits over the vocabulary, as in RoBERTa; the decoder is tied to the word embeddings."""
+
+    def __init__(self, config: LinformerConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
+        self.activation = ACT2FN[config.hidden_act]
+
+    def forward(self, hidden: Float[Tensor, "*tokens embed"]) -> Float[Tensor, "*tokens vocab"]:
+        return self.decoder(self.layer_norm(self.activation(self.dense(hidden))))
+
+
+class LinformerForMaskedLM(LinformerPreTrainedModel):
+    """Masked language model.
+
+    `logits` are `[batch, seq_len, vocab]`, in training as in evaluation, compiled or not. With `predicted_positions`
+    the head runs on some tokens only, and they are `[predicted, vocab]`: training needs no others than labelled ones.
+    """
+
+    _tied_weights_keys = {"lm_head.decoder.weight": "linformer.embeddings.word_embeddings.weight"}
+
+    def __init__(self, config: LinformerConfig) -> None:
+        super().__init__(config)
+        self.linformer = LinformerModel(config, add_pooling_layer=False)
+        self.lm_head = LinformerLMHead(config)
+        self.post_init()
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head.decoder
+
+    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
+        self.lm_head.decoder = new_embeddings
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Int[Tensor, "batch seq_len"] | None = None,
+        attention_mask: Shaped[Tensor, "batch seq_len"] | None = None,
+        token_type_ids: Int[Tensor, "batch seq_len"] | None = None,
+        position_ids: Int[Tensor, "batch_or_1 seq_len"] | None = None,
+        inputs_embeds: Float[Tensor, "batch seq_len embed"] | None = None,
+        labels: Int[Tensor, "batch seq_len"] | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        predicted_positions: Int[Tensor, " predicted"] | None = None,
+    ) -> MaskedLMOutput:
+        """Predict tokens. The arguments of `LinformerModel.forward`, and:
+
+        Args:
+            labels: The right tokens, -100 where there is nothing to predict.
+            num_items_in_batch: Labelled tokens in all forward passes of one update; the loss is their mean, so that
+                accumulated gradients equal those of the large batch. Default: those of this batch.
+            predicted_positions: Tokens to run the head on, counted through the whole batch: token t of sequence s is
+                s·seq_len + t. The loss is over their labels. `labelled_positions` returns those that have one. Default:
+                all tokens.
+        """
+        outputs = self.linformer(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            inputs_embeds,
+            output_attentions,
+            output_hidden_states,
+            return_dict=True,
+        )
+        hidden = outputs.last_hidden_state
+        if labels is not None:
+            check_integers("labels", labels, hidden.shape[:2])
+            check_ids("labels", labels, self.config.vocab_size, ignored=IGNORED_LABEL)
+            labels = labels.long()
+        if predicted_positions is not None:
+            check_integers("predicted_positions", predicted_positions, predicted_positions.shape[:1])
+            check_ids("predicted_positions", predicted_positions, hidden.shape[:2].numel())
+            hidden = hidden.flatten(0, 1)[predicted_positions]
+            labels = None if labels is None else labels.flatten()[predicted_positions]
+        logits = self.lm_head(hidden)
+        loss = None
+        if labels is not None:
+            losses = F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), reduction="none")
+            loss = _mean_loss(losses, (labels != IGNORED_LABEL).sum(), num_items_in_batch)
+        return MaskedLMOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+def labelled_positions(labels: Int[Tensor, "batch seq_len"]) -> Int[Tensor, " labelled"]:
+    """The tokens that have a label, as `LinformerForMaskedLM` takes its `predicted_positions`."""
+    return (labels != IGNORED_LABEL).flatten().nonzero()[:, 0]
+
+
+class LinformerClassificationHead(nn.Module):
+    """The hidden state of the first real token to logits over the labels, as in RoBERTa."""
+
+    def __init__(self, config: LinformerConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dropout = nn.Dropout(_classifier_dropout(config))
+        self.out_proj = nn.Linear(config.hidden_size, config.num_labels)
+
+    def forward(
+        self, hidden: Float[Tensor, "batch seq_len embed"], attention_mask: Tensor | None = None
+    ) -> Float[Tensor, "batch labels"]:
+        first = first_token(hidden, attention_mask)
+        return self.out_proj(self.dropout(torch.tanh(self.dense(self.dropout(first)))))
+
+
+class LinformerForSequenceClassification(LinformerPreTrainedModel):
+    """Classification (one label or several) or regression of whole sequences, by `config.problem_type`.
+
+    Without a problem_type it follows from the labels, as everywhere in transformers: one output is regression, integer
+    labels are classes, anything else is several labels at once.
+    """
+
+    def __init__(self, config: LinformerConfig) -> None:
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.linformer = LinformerModel(config, add_pooling_layer=False)
+        self.classifier = LinformerClassificationHead(config)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Int[Tensor, "batch seq_len"] | None = None,
+        attention_mask: Shaped[Tensor, "batch seq_len"] | None = None,
+        token_type_ids: Int[Tensor, "batch seq_len"] | None = None,
+        position_ids: Int[Tensor, "batch_or_1 seq_len"] | None = None,
+        inputs_embeds: Float[Tensor, "batch seq_len embed"] | None = None,
+        labels: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> SequenceClassifierOutput:
+        """Classify. The arguments of `LinformerModel.forward`, and:
+
+        Args:
+            labels: Class ids `[batch]`, or targets `[batch, num_labels]` (`[batch]` for one regression output).
+            num_items_in_batch: Labels in all forward passes of one update; see `LinformerForMaskedLM`.
+        """
+        outputs = self.linformer(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            inputs_embeds,
+            output_attentions,
+            output_hidden_states,
+            return_dict=True,
+        )
+        logits = self.classifier(outputs.last_hidden_state, attention_mask)
+        loss = None
+        if labels is not None:
+            losses, count = self._losses(logits, labels)
+            loss = _mean_loss(losses, count, num_items_in_batch)
+        return SequenceClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+    def _losses(self, logits: Float[Tensor, "batch labels"], labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss of each label, and how many there are."""
+        problem = self.config.problem_type
+        if problem is None:
+            if self.num_labels == 1:
+                problem = "regression"
+            else:
+                classes = labels.dtype in (torch.long, torch.int)
+                problem = "single_label_classification" if classes else "multi_label_classification"
+        classes = problem == "single_label_classification"
+        expected = logits.shape[:1] if classes or (self.num_labels == 1 and labels.dim() == 1) else logits.shape
+        if labels.shape != expected:
+            raise InputError(f"labels: expected {list(expected)}, got {list(labels.shape)}")
+        logits = logits.float()
+        if classes:
+            check_integers("labels", labels, expected)
+            check_ids("labels", labels, self.num_labels, ignored=IGNORED_LABEL)
+            self.config.problem_type = problem
+            return F.cross_entropy(logits, labels.long(), reduction="none"), (labels != IGNORED_LABEL).sum()
+        self.config.problem_type = problem
+        targets = labels.to(logits.dtype).view_as(logits)
+        loss = F.mse_loss if problem == "regression" else F.binary_cross_entropy_with_logits
+        return loss(logits, targets, reduction="none"), torch.tensor(targets.numel(), device=targets.device)
+
+
+class LinformerForTokenClassification(LinformerPreTrainedModel):
+    """A label for each token, as for named entities."""
+
+    def __init__(self, config: LinformerConfig) -> None:
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.linformer = LinformerModel(config, add_pooling_layer=False)
+        self.dropout = nn.Dropout(_classifier_dropout(config))
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Int[Tensor, "batch seq_len"] | None = None,
+        attention_mask: Shaped[Tensor, "batch seq_len"] | None = None,
+        token_type_ids: Int[Tensor, "batch seq_len"] | None = None,
+        position_ids: Int[Tensor, "batch_or_1 seq_len"] | None = None,
+        inputs_embeds: Float[Tensor, "batch seq_len embed"] | None = None,
+        labels: Int[Tensor, "batch seq_len"] | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> TokenClassifierOutput:
+        """Label tokens. The arguments of `LinformerModel.forward`, and:
+
+        Args:
+            labels: Class of each token, -100 where there is none.
+            num_items_in_batch: Labels in all forward passes of one update; see `LinformerForMaskedLM`.
+        """
+        outputs = self.linformer(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            inputs_embeds,
+            output_attentions,
+            output_hidden_states,
+            return_dict=True,
+        )
+        logits = self.classifier(self.dropout(outputs.last_hidden_state))
+        loss = None
+        if labels is not None:
+            check_integers("labels", labels, logits.shape[:2])
+            check_ids("labels", labels, self.num_labels, ignored=IGNORED_LABEL)
+            losses = F.cross_entropy(logits.flatten(0, 1).float(), labels.long().flatten(), reduction="none")
+            loss = _mean_loss(losses, (labels != IGNORED_LABEL).sum(), num_items_in_batch)
+        return TokenClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+class LinformerForQuestionAnswering(LinformerPreTrainedModel):
+    """Extractive question answering: where in the text the answer starts and ends."""
+
+    def __init__(self, config: LinformerConfig) -> None:
+        super().__init__(config)
+        self.linformer = LinformerModel(config, add_pooling_layer=False)
+        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Int[Tensor, "batch seq_len"] | None = None,
+        attention_mask: Shaped[Tensor, "batch seq_len"] | None = None,
+        token_type_ids: Int[Tensor, "batch seq_len"] | None = None,
+        position_ids: Int[Tensor, "batch_or_1 seq_len"] | None = None,
+        inputs_embeds: Float[Tensor, "batch seq_len embed"] | None = None,
+        start_positions: Int[Tensor, " batch"] | None = None,
+        end_positions: Int[Tensor, " batch"] | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> QuestionAnsweringModelOutput:
+        """Find answers. The arguments of `LinformerModel.forward`, and:
+
+        Args:
+            start_positions: First token of each answer; one outside the sequence counts for nothing, as everywhere
+                in transformers, because long texts are cut.
+            end_positions: Last token of each answer, likewise.
+            num_items_in_batch: Answers in all forward passes of one update; see `LinformerForMaskedLM`.
+        """
+        if (start_positions is None) != (end_positions is None):
+            raise InputError("start_positions, end_positions: expected both or neither, got one")
+        outputs = self.linformer(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            inputs_embeds,
+            output_attentions,
+            output_hidden_states,
+            return_dict=True,
+        )
+        start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(dim=-1)
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            start_loss = _position_loss("start_positions", start_logits, start_positions, num_items_in_batch)
+            end_loss = _position_loss("end_positions", end_logits, end_positions, num_items_in_batch)
+            loss = (start_loss + end_loss) / 2
+        return QuestionAnsweringModelOutput(
+            loss=loss,
+            start_logits=start_logits,
+            end_logits=end_logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+def _classifier_dropout(config: LinformerConfig) -> float:
+    return config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
+
+
+def _position_loss(
+    name: str, logits: Float[Tensor, "batch seq_len"], positions: Tensor, num_items_in_batch: Tensor | int | None
+) -> Tensor:
+    if positions.dim() == 2 and positions.shape[1] == 1:
+        positions = positions[:, 0]
+    check_integers(name, positions, logits.shape[:1])
+    inside = (positions >= 0) & (positions < logits.shape[1])
+    labels = positions.long().masked_fill(~inside, IGNORED_LABEL)
+    losses = F.cross_entropy(logits.float(), labels, reduction="none")
+    return _mean_loss(losses, inside.sum(), num_items_in_batch)
+
+
+def _mean_loss(losses: Tensor, count: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
+    """Sum over the items of this forward pass, divided by the number of those of the whole update."""
+    total = torch.as_tensor(count if num_items_in_batch is None else num_items_in_batch, device=losses.device)
+    return losses.sum() / total.clamp(min=1)

@@ -1,0 +1,127 @@
+"""What `torch.nn.MultiheadAttention` has and those who use it rely on: its masks, its state dicts, its layouts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from linformer_kit.errors import InputError
+from linformer_kit.operator.values import has_values, require_in_trace
+
+# What is added to scores at padding is this or less: -1e4, -1e9, the least that the format has, or -inf.
+_HIDES = -1e3
+_FUSED = ("in_proj_weight", "in_proj_bias", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+
+
+class NotFused:
+    """Stands where torch's encoder looks for a fused weight; its one method makes the encoder keep its hands off."""
+
+    @classmethod
+    def __torch_function__(cls, *_: object) -> None:
+        raise TypeError("LinformerAttention has no fused weights")
+
+
+def padding_from_scores(name: str, mask: Float[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
+    """The padding mask, True where padded, of one that is added to scores: 0 at real tokens, -1000 or less at padding.
+
+    Raises:
+        InputError: for other numbers, which would hide a token in part.
+    """
+    message = (
+        f"{name}: expected bool, or floating point of 0 at real tokens and -inf (or at most -1000) at padding, "
+        "got other numbers"
+    )
+    fits = ((mask == 0) | (mask <= _HIDES)).all()
+    if not has_values(mask):
+        require_in_trace(fits, message)
+    elif not fits:
+        raise InputError(message)
+    return mask != 0
+
+
+def split_fused_weights(state_dict: dict[str, Any], prefix: str, attention: nn.Module) -> None:
+    """Rename the entries of an `nn.MultiheadAttention` in a state dict, in place, to those of `LinformerAttention`.
+
+    It has no E and F, so those of the module stay as they are.
+
+    Args:
+        state_dict: What is to be loaded.
+        prefix: Of the attention in it.
+        attention: What it is loaded into.
+    """
+    given = {name: state_dict.pop(prefix + name) for name in _FUSED if prefix + name in state_dict}
+    if not given:
+        return
+    if "in_proj_weight" in given:
+        weights = given["in_proj_weight"].chunk(3)
+    else:
+        weights = tuple(given[f"{map_}_proj_weight"] for map_ in "qkv" if f"{map_}_proj_weight" in given)
+    biases = given["in_proj_bias"].chunk(3) if given.get("in_proj_bias") is not None else ()
+    for kind, parts in (("weight", weights), ("bias", biases)):
+        for map_, part in zip("qkv", parts, strict=False):
+            state_dict[f"{prefix}{map_}_proj.{kind}"] = part
+    for name, tensor in attention.state_dict().items():
+        if name.startswith("projection.") and not tensor.is_meta:
+            state_dict.setdefault(prefix + name, tensor)
+
+
+def refuse_other_layout(container: nn.Module, name: str, attention: Any) -> None:
+    """Refuse an attention that takes the place of torch's but reads the axes of its inputs in another order.
+
+    Nothing else could see it: the shapes fit, and samples would be mixed as if they were positions.
+
+    Raises:
+        InputError: that says how to make one that fits.
+    """
+    replaced = container._modules.get(name)
+    if getattr(replaced, "batch_first", attention.batch_first) != attention.batch_first:
+        raise InputError(
+            f"{name}: expected batch_first={not attention.batch_first}, as the attention that it replaces in "
+            f"{type(container).__name__}, got {attention.batch_first}: make either with the other's batch_first"
+        )
+
+
+class Layout:
+    """The order of axes in which a caller gives sequences, and the way to batch first and back.
+
+    Args:
+        batch_first: Whether batches are `[batch, length, embed]` and not `[length, batch, embed]`.
+        batched: Whether there is an axis of the batch at all.
+    """
+
+    def __init__(self, *, batch_first: bool, batched: bool) -> None:
+        self.batched = batched
+        self.transposed = batched and not batch_first
+
+    def to_batch_first(self, *sequences: Tensor) -> list[Tensor]:
+        """Batch first; what is one tensor stays one, since projections save work there."""
+        made: dict[int, Tensor] = {}
+        for sequence in sequences:
+            if id(sequence) not in made:
+                moved = sequence.transpose(0, 1) if self.transposed and sequence.dim() == 3 else sequence
+                made[id(sequence)] = moved if self.batched else moved[None]
+        return [made[id(sequence)] for sequence in sequences]
+
+    def of_output(self, output: Tensor) -> Tensor:
+        """The output as the caller has sequences."""
+        if self.transposed:
+            return output.transpose(0, 1)
+        return output if self.batched else output[0]
+
+    def of_batch(self, tensor: Tensor | None) -> Tensor | None:
+        """What has the batch first in either layout: weights."""
+        return tensor if tensor is None or self.batched else tensor[0]
+
+
+def register_layout_check(kind: type[nn.Module]) -> None:
+    """Check every assignment of a module of a kind to an attribute of another module (`refuse_other_layout`)."""
+
+    def check(container: nn.Module, name: str, submodule: nn.Module | None) -> None:
+        submodule = getattr(submodule, "_orig_mod", submodule)  # of `torch.compile`
+        if isinstance(submodule, kind):
+            refuse_other_layout(container, name, submodule)
+
+    torch.nn.modules.module.register_module_module_registration_hook(check)

@@ -1,0 +1,107 @@
+"""The maps of n positions to k slots, and how layers and heads share them (section 4 of the paper).
+
+A projection is a module called with the *inputs* of keys and values and with W_K and W_V (`HeadMap`), because the
+order of the multiplications is its own business: E·(X·W) and (E·X)·W are the same number at very different cost.
+A new projection is a new class in `matrices` or `windows`, a new line in `PROJECTIONS`, and a new name in
+`settings.Projection`.
+
+    LinearProjection       E and F are learned                      E·(X·W) is computed as (E·X)·W
+    RandomProjection       E = F = R, Gaussian and fixed            likewise
+    MeanPoolProjection     means over k windows                     likewise
+    MaxPoolProjection      maxima over k windows, after W
+    ConvProjection         k windows under a learned kernel for each dimension of a head, after W
+    DenseConvProjection    likewise, with a kernel that mixes the dimensions of a head
+
+`base` has what all have in common, `maps` W_K and W_V, `starts` how E and F begin.
+
+Axes as in `functional`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from linformer_kit.errors import InputError
+from linformer_kit.operator.projections.base import (
+    BIAS_ORDERS,
+    SHARINGS,
+    SHORTER_INPUTS,
+    Piece,
+    SequenceProjection,
+    Slots,
+    check_resize,
+    each_dim,
+    is_integer,
+    largest_dim,
+)
+from linformer_kit.operator.projections.maps import HeadMap
+from linformer_kit.operator.projections.matrices import LinearProjection, RandomProjection
+from linformer_kit.operator.projections.windows import (
+    ConvProjection,
+    DenseConvProjection,
+    MaxPoolProjection,
+    MeanPoolProjection,
+    more_windows,
+)
+
+__all__ = [
+    "BIAS_ORDERS",
+    "PROJECTIONS",
+    "SHARINGS",
+    "SHORTER_INPUTS",
+    "ConvProjection",
+    "DenseConvProjection",
+    "HeadMap",
+    "LinearProjection",
+    "MaxPoolProjection",
+    "MeanPoolProjection",
+    "Piece",
+    "RandomProjection",
+    "SequenceProjection",
+    "Slots",
+    "build_projection",
+    "check_resize",
+    "each_dim",
+    "is_integer",
+    "largest_dim",
+    "more_windows",
+]
+
+PROJECTIONS: dict[str, type[SequenceProjection]] = {
+    "linear": LinearProjection,
+    "mean_pool": MeanPoolProjection,
+    "max_pool": MaxPoolProjection,
+    "conv": ConvProjection,
+    "dense_conv": DenseConvProjection,
+    "random": RandomProjection,
+}
+
+
+def build_projection(
+    name: str,
+    *,
+    seq_len: int,
+    projected_dim: int | Sequence[int],
+    num_heads: int,
+    head_dim: int,
+    sharing: str | None = None,
+    shorter_input: str | None = None,
+    initializer: str | None = None,
+) -> SequenceProjection:
+    """The projection of that name; head_dim is the width of a head, initializer the start of a linear one.
+
+    None stands for the default of the projection.
+
+    Raises:
+        InputError: for an unknown name, and what the projection itself refuses.
+    """
+    if name not in list(PROJECTIONS):
+        raise InputError(f"projection: expected one of {', '.join(PROJECTIONS)}, got {name!r}")
+    kind = PROJECTIONS[name]
+    arguments: dict[str, Any] = {"num_heads": num_heads, "sharing": sharing, "shorter_input": shorter_input}
+    if issubclass(kind, ConvProjection):
+        arguments["head_dim"] = head_dim
+    if issubclass(kind, LinearProjection):
+        arguments["initializer"] = initializer
+    return kind(seq_len, projected_dim, **{name: value for name, value in arguments.items() if value is not None})

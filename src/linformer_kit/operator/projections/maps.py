@@ -1,0 +1,125 @@
+"""W_K and W_V as a projection uses them: called, and read only where they are plain `nn.Linear` maps.
+
+Whatever stands in their place (an adapter, a pruned, quantised or offloaded map, one with hooks) decides what it
+computes. The cheap order of multiplications needs a map that is known to be affine; all others take the plain order,
+f on every token, unless `bias_order` is `after_projection`: that is fairseq's order, which is f on E·X.
+
+Axes as in `functional`.
+"""
+
+from __future__ import annotations
+
+from typing import TypeGuard
+
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from linformer_kit.operator.functional import split_heads, zero_padding
+from linformer_kit.operator.kernels import apply_linear, has_hooks, is_replaced, linear
+
+
+def is_affine(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether a module is known to compute X·W + 1·b: with `nn.Linear`'s own forward, and nothing attached to it.
+
+    Hooks for all modules at once do not count: torch has them for debugging and profiling, which should see the
+    order that runs without them.
+    """
+    return type(module).forward is nn.Linear.forward and not has_hooks(module)
+
+
+class HeadMap:
+    """W_K or W_V, f(X) = X·W + 1·b, and its place beside the projection.
+
+    Args:
+        module: f; None where keys or values have been mapped already, f(X) = X.
+        num_heads: h.
+        bias_order: `before_projection`, E·(X·W + m·b), or `after_projection`, E·(X·W) + 1·b; m is 1 on real tokens and
+            0 on padding.
+    """
+
+    def __init__(self, module: nn.Module | None, num_heads: int, bias_order: str = "before_projection") -> None:
+        self.module = module
+        self.num_heads = num_heads
+        self.bias_first = bias_order == "before_projection"
+
+    @property
+    def commutes(self) -> bool:
+        """Whether f and E may change places: if f is affine."""
+        return self.module is None or is_affine(self.module)
+
+    @property
+    def runs_first(self) -> bool:
+        """Whether f has to run on every token, before E."""
+        return self.bias_first and not self.commutes
+
+    def in_order(
+        self, inputs: Float[Tensor, "batch seq_len embed"], padding_mask: Bool[Tensor, "batch seq_len"] | None
+    ) -> tuple[Float[Tensor, "batch seq_len embed"], HeadMap]:
+        """Tokens, and the map that is left to do: none if it `runs_first`, as is done here."""
+        if not self.runs_first:
+            return inputs, self
+        return self.mapped(inputs, padding_mask), HeadMap(None, self.num_heads)
+
+    def mapped(
+        self, inputs: Float[Tensor, "batch seq_len embed"], padding_mask: Bool[Tensor, "batch seq_len"] | None
+    ) -> Float[Tensor, "batch seq_len embed"]:
+        """X·W + m·b, or X·W where the bias comes later; zero where padded."""
+        if self.module is None:
+            return inputs
+        mapped = apply_linear(self.module, inputs)
+        bias = None if self.bias_first else self._at_zero(inputs)
+        return zero_padding(mapped if bias is None else mapped - bias, padding_mask)
+
+    def __call__(
+        self, inputs: Float[Tensor, "batch seq_len embed"], padding_mask: Bool[Tensor, "batch seq_len"] | None
+    ) -> Float[Tensor, "batch seq_len heads head_dim"]:
+        """`mapped` with the heads apart."""
+        return self.mapped(inputs, padding_mask).unflatten(2, (self.num_heads, -1))
+
+    def add_bias(
+        self, slots: Float[Tensor, "batch group slots head_dim"], heads: list[int] | None
+    ) -> Float[Tensor, "batch group slots head_dim"]:
+        """Slots of some heads, made of `mapped` tokens, + 1·b where the bias comes after the projection."""
+        bias = None if self.bias_first or self.module is None else self._at_zero(slots, slots.shape[3] * self.num_heads)
+        if bias is None:
+            return slots
+        bias = bias.unflatten(-1, (self.num_heads, -1))
+        return slots + (bias if heads is None else bias[heads])[:, None].to(slots.dtype)
+
+    def of_compressed(
+        self, compressed: Float[Tensor, "batch rows embed"], row_sums: Float[Tensor, "*batch rows"] | None = None
+    ) -> Float[Tensor, "batch heads rows head_dim"]:
+        """The same number from E·X, with W on k rows instead of n: (E·X)·W + (E·m)⊗b, or f(E·X) = (E·X)·W + 1⊗b.
+
+        `row_sums` is E·m; None: 1.
+        """
+        if self.module is None:
+            mapped = compressed
+        elif row_sums is None or not self.bias_first or self.module.bias is None:
+            mapped = apply_linear(self.module, compressed)
+        else:
+            mapped = self._with_scaled_bias(compressed, row_sums)
+        return split_heads(mapped, self.num_heads)
+
+    def _with_scaled_bias(self, compressed: Tensor, row_sums: Tensor) -> Tensor:
+        """(E·X)·W + (E·m)⊗b of an affine map."""
+        assert isinstance(self.module, nn.Linear)
+        weight, bias = self.module.weight, self.module.bias
+        if is_replaced(self.module):  # hooks for all modules, of a profiler, should see the call
+            mapped = self.module(compressed)
+            return mapped + ((row_sums - 1)[..., None] * bias).to(mapped.dtype)
+        # Not f(E·X) + (E·m - 1)⊗b: where E·m is small, b would be rounded with the product and then taken off again.
+        mapped = linear(compressed, weight)
+        return mapped + (row_sums[..., None] * bias).to(mapped.dtype)
+
+    def _at_zero(self, like: Tensor, width: int | None = None) -> Float[Tensor, " embed"] | None:
+        """f(0), which is b; None if there is none."""
+        assert self.module is not None
+        if is_affine(self.module):
+            return self.module.bias
+        return self.module(like.new_zeros(1, 1, like.shape[-1] if width is None else width))[0, 0]
+
+
+def of_heads(tensor: Tensor, heads: list[int] | None, dim: int) -> Tensor:
+    """Some heads of a tensor that has them all on axis `dim`; None: all."""
+    return tensor if heads is None else tensor[(slice(None),) * dim + (heads,)]

@@ -1,0 +1,237 @@
+"""Projections by a matrix: learned E and F, or a fixed Gaussian R.
+
+Axes as in `functional`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linformer_kit.errors import InputError
+from linformer_kit.operator.functional import stretch_matrix, stretch_to_lengths, stretch_tokens
+from linformer_kit.operator.kernels import compress
+from linformer_kit.operator.projections.base import Groups, Inputs, LearnedProjection, SequenceProjection, Slots
+from linformer_kit.operator.projections.maps import HeadMap, of_heads
+from linformer_kit.operator.projections.starts import STARTS
+
+
+class _MatrixProjection(SequenceProjection):
+    """E and F are matrices, learned or fixed; the columns of every parameter and buffer are positions."""
+
+    adds_up = True
+
+    @property
+    def by_head(self) -> bool:
+        """Whether each head has matrices of its own."""
+        return False
+
+    def _matrices(self) -> tuple[Tensor, Tensor]:
+        """E and F; one and the same tensor where E = F."""
+        raise NotImplementedError
+
+    def _scale(self, slots: int) -> float:
+        """What the first rows are multiplied by where a head has fewer slots than there are rows."""
+        return 1.0
+
+    def _project(self, inputs: Inputs, groups: Groups) -> list[Slots]:
+        key_matrix, value_matrix = self._matrices()
+        tied = value_matrix is key_matrix
+        if self.stretches and self.shorter_input == "stretch":
+            if _spreads_tokens(key_matrix, inputs):
+                inputs = self._spread(inputs)
+            else:
+                key_matrix = self._stretched(key_matrix, inputs)
+                value_matrix = key_matrix if tied else self._stretched(value_matrix, inputs)
+                inputs = inputs._replace(lengths=None)  # the columns of padding are zero
+        key, value, key_map, value_map, _ = inputs
+        length, padding_mask = key.shape[1], inputs.padding_mask
+        key_matrix = _first_columns(key_matrix, length)
+        value_matrix = key_matrix if tied else _first_columns(value_matrix, length)
+        most = groups[0][0]
+        # Fewer rows for W is the cheap order. It needs one matrix for all heads, and it is cheap only if k < n.
+        # Processes with a piece each must agree on an order, whatever their lengths.
+        whole = self.piece is None and not torch.compiler.is_exporting()
+        if self.by_head or (whole and length <= most and key_map.commutes and value_map.commutes):
+            maps = (
+                (key_matrix, key_map(key, padding_mask).transpose(1, 2)),
+                (value_matrix, value_map(value, padding_mask).transpose(1, 2)),
+            )
+            products = self._added(
+                [
+                    self._rows(matrix, k, heads) @ of_heads(mapped, heads, 1)
+                    for k, heads in groups
+                    for matrix, mapped in maps
+                ]
+            )
+            return [
+                Slots(key_map.add_bias(key_slots, heads), value_map.add_bias(value_slots, heads), None, heads)
+                for (_, heads), key_slots, value_slots in zip(groups, products[::2], products[1::2], strict=True)
+            ]
+        key_matrix, value_matrix = key_matrix[..., :most, :], value_matrix[..., :most, :]
+        parts = [_compress(key_matrix, key), _row_sums(key_matrix, padding_mask)]
+        if not tied or value is not key:
+            parts += [_compress(value_matrix, value), _row_sums(value_matrix, padding_mask)]
+        sums = self._added(parts)
+        (compressed_key, key_sums), (compressed_value, value_sums) = sums[:2], sums[-2:]
+        key_slots = self._by_group(key_map, compressed_key, key_sums, groups)
+        value_slots = self._by_group(value_map, compressed_value, value_sums, groups)
+        return [
+            Slots(key_of_group, value_of_group, None, heads)
+            for (_, heads), key_of_group, value_of_group in zip(groups, key_slots, value_slots, strict=True)
+        ]
+
+    def _by_group(self, head_map: HeadMap, compressed: Tensor, row_sums: Tensor, groups: Groups) -> list[Tensor]:
+        """Mapped slots of each group of heads: the first rows of one product, unless fewer rows have another scale."""
+        scales = [self._scale(k) for k, _ in groups]
+        if set(scales) == {1}:
+            slots = head_map.of_compressed(compressed, row_sums)
+            return [of_heads(slots, heads, 1)[:, :, :k] for k, heads in groups]
+        return [
+            of_heads(head_map.of_compressed(compressed[:, :k] * scale, row_sums[..., :k] * scale), heads, 1)
+            for (k, heads), scale in zip(groups, scales, strict=True)
+        ]
+
+    def _stretched(self, matrix: Tensor, inputs: Inputs) -> Tensor:
+        """E resampled to the length of the texts; a batch of such where it is not the same for all."""
+        length = inputs.key.shape[1]
+        if inputs.lengths is not None:
+            return stretch_to_lengths(matrix, inputs.lengths, length)
+        return matrix if length == self.seq_len else stretch_matrix(matrix, length)
+
+    def _spread(self, inputs: Inputs) -> Inputs:
+        """Texts spread over as many positions as E has columns, so that none is shorter any more."""
+        key, value, lengths = inputs.key, inputs.value, inputs.lengths
+        if lengths is None:
+            lengths = torch.full((1,), key.shape[1], device=key.device)
+        spread = stretch_tokens(key, lengths, self.seq_len)
+        other = spread if value is key else stretch_tokens(value, lengths, self.seq_len)
+        return inputs._replace(key=spread, value=other, lengths=None)
+
+    def _rows(self, matrix: Tensor, slots: int, heads: list[int] | None) -> Tensor:
+        """The matrices of some heads, `[*batch, heads, slots, length]`; of all, where they share one, heads is 1."""
+        if not self.by_head:
+            rows = matrix[..., None, :slots, :]
+            return rows if self._scale(slots) == 1 else rows * self._scale(slots)
+        if self.uniform:
+            rows = matrix[..., :slots, :]
+            return rows if heads is None else rows[..., heads, :, :]
+        matrices = matrix.split(self.head_dims, dim=-2)
+        return torch.stack([matrices[head][..., :slots, :] for head in heads or range(self.num_heads)], dim=-3)
+
+
+class LinearProjection(LearnedProjection, _MatrixProjection):
+    """Learned E and F: each slot is a weighted sum of all positions (equation 7).
+
+    The parameters are `key_projection` (E) and, where it is not E itself, `value_projection` (F), each
+    `[projected_dim, seq_len]`. For sharing `none` the heads stand in front or, if they differ in k, their matrices one
+    below the other, `[sum of k, seq_len]`. For any other sharing a head with a smaller k uses the first rows.
+
+    Args:
+        initializer: How E and F start (`starts`).
+    """
+
+    def __init__(
+        self,
+        seq_len: int,
+        projected_dim: int | Sequence[int],
+        *,
+        initializer: str = "shifted_pooling",
+        **arguments: Any,
+    ) -> None:
+        super().__init__(seq_len, projected_dim, **arguments)
+        if initializer not in STARTS:
+            raise InputError(f"projection_initializer: expected one of {', '.join(STARTS)}, got {initializer!r}")
+        self.initializer = initializer
+        self._make_parameters()
+
+    @property
+    def by_head(self) -> bool:
+        return self.sharing == "none"
+
+    def _start(self) -> Tensor:
+        start = STARTS[self.initializer]
+        if not self.by_head:
+            return start(1, self.projected_dim, self.seq_len)[0]
+        if self.uniform:
+            return start(self.num_heads, self.projected_dim, self.seq_len)
+        # Each head's own place among its peers counts, whatever k the others have.
+        return torch.cat([start(self.num_heads, k, self.seq_len)[head] for head, k in enumerate(self.head_dims)])
+
+    def _matrices(self) -> tuple[Tensor, Tensor]:
+        return self.key_projection, self.key_projection if self.value_projection is None else self.value_projection
+
+    def _resize(self, seq_len: int, mode: str) -> None:
+        if mode == "interpolate":
+            self._replace_parameters(lambda matrix: stretch_matrix(matrix, seq_len))
+        else:
+            old = self.seq_len
+            self._replace_parameters(lambda matrix: matrix[..., torch.arange(seq_len, device=matrix.device) % old])
+
+
+class RandomProjection(_MatrixProjection):
+    """E = F = R with independent entries N(0, 1/k), fixed: the matrix of Theorems 1 and 2.
+
+    R is the buffer `matrix`, `[projected_dim, seq_len]`, saved with the model. All heads share it whatever the sharing
+    is; `layerwise` shares it among layers too. Fewer slots are the first rows times √(k/k'), again N(0, 1/k'). Its
+    columns are alike, so there is nothing to stretch, and a longer R gets new columns.
+    """
+
+    stretches = False
+    matrix: Tensor
+
+    def __init__(self, seq_len: int, projected_dim: int | Sequence[int], **arguments: Any) -> None:
+        super().__init__(seq_len, projected_dim, **arguments)
+        self.register_buffer("matrix", self._draw(seq_len))
+
+    def initial_values(self) -> dict[str, Tensor]:
+        return {"matrix": self._draw(self.seq_len)}
+
+    def _draw(self, columns: int) -> Tensor:
+        return torch.randn(self.projected_dim, columns) / math.sqrt(self.projected_dim)
+
+    def _matrices(self) -> tuple[Tensor, Tensor]:
+        return self.matrix, self.matrix
+
+    def _scale(self, slots: int) -> float:
+        return math.sqrt(self.projected_dim / slots)
+
+    def _resize(self, seq_len: int, mode: str) -> None:
+        new = self._draw(max(0, seq_len - self.seq_len)).to(self.matrix)
+        self.matrix = torch.cat([self.matrix[:, :seq_len], new], dim=1)
+
+
+def _first_columns(matrix: Tensor, length: int) -> Tensor:
+    if torch.compiler.is_exporting():  # a slice would tell the full length from shorter ones
+        return matrix.index_select(-1, torch.arange(length, device=matrix.device))
+    return matrix[..., :length]
+
+
+def _spreads_tokens(matrix: Tensor, inputs: Inputs) -> bool:
+    """Whether texts are spread over n positions, which is one way to stretch, rather than E resampled to each of them.
+
+    An exported program does, since it serves all lengths and int8 wants E as it is. Else it is a matter of size: n
+    tokens of each text, or its length in columns of E, of which a number costs about twice as much (docs/log.md).
+    """
+    if torch.compiler.is_exporting():
+        return True
+    if inputs.lengths is None:
+        return False
+    length, width = inputs.key.shape[1:]
+    return 2 * length * math.prod(matrix.shape[:-1]) > matrix.shape[-1] * width
+
+
+def _compress(matrix: Tensor, hidden: Tensor) -> Tensor:
+    """E·X, with one E for all sequences or one for each."""
+    return compress(matrix, hidden) if matrix.dim() == 2 else matrix @ hidden
+
+
+def _row_sums(matrix: Tensor, padding_mask: Tensor | None) -> Tensor:
+    """E·m, with m 1 on real tokens and 0 on padding."""
+    if padding_mask is None:
+        return matrix.sum(dim=-1)
+    return (~padding_mask).to(matrix.dtype) @ matrix.T

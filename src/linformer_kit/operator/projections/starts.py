@@ -1,0 +1,93 @@
+"""How a learned E and F start: `projection_initializer`. What each is worth is measured in docs/learning.md.
+
+Every start has rows of length about 1, whatever n and k are, so that independent inputs of variance 1 give slots of
+variance 1; but `normal`, whose rows grow with n, `xavier_uniform`, whose variance is that of a matrix that maps n
+numbers to k, and `mean_pooling`, whose rows add up to 1. Axes: heads (1 where they share a matrix), slots (k),
+seq_len (n).
+
+    pooling          mean pooling over k windows times √(n/k), the same for all heads
+    pooling_noise    the same plus N(0, 1/n), over √2
+    mean_pooling     the means themselves: for layers whose other weights have learned on tokens (`linearized`)
+    shifted_pooling  the default: each head's windows begin a little later than those of the head before; the same as
+                     pooling where heads share a matrix
+    selection        each slot is one position of its window, each head's a little later than the head's before
+    normal           N(0, 0.02²), as in the official code
+    lecun_normal     N(0, 1/n)
+    xavier_uniform   uniform with variance 2/(n + k)
+
+A new start is a new function here, a new line in `STARTS`, and a new name in `settings.ProjectionInitializer`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from linformer_kit.operator.functional import pooling_matrix, spread_order
+
+Matrices = Float[Tensor, "heads slots seq_len"]
+
+_OFFICIAL_STD = 0.02
+
+
+def pooling(heads: int, projected_dim: int, seq_len: int) -> Matrices:
+    """`functional.pooling_matrix`, its rows in `functional.spread_order`: the first of them see the sequence evenly."""
+    return pooling_matrix(projected_dim, seq_len)[spread_order(projected_dim)].repeat(heads, 1, 1)
+
+
+def mean_pooling(heads: int, projected_dim: int, seq_len: int) -> Matrices:
+    matrices = pooling(heads, projected_dim, seq_len)
+    return matrices / matrices.sum(dim=-1, keepdim=True)
+
+
+def pooling_noise(heads: int, projected_dim: int, seq_len: int) -> Matrices:
+    noise = lecun_normal(heads, projected_dim, seq_len)
+    return (pooling(heads, projected_dim, seq_len) + noise) / math.sqrt(2)
+
+
+def shifted_pooling(heads: int, projected_dim: int, seq_len: int) -> Matrices:
+    """The windows of head i stand i/h of a window further on; the last one goes round the end."""
+    return _shifted(pooling(heads, projected_dim, seq_len))
+
+
+def selection(heads: int, projected_dim: int, seq_len: int) -> Matrices:
+    """The position is the first of the window for the first head."""
+    matrix = torch.zeros(projected_dim, seq_len)
+    for row, slot in enumerate(spread_order(projected_dim)):
+        matrix[row, slot * seq_len // projected_dim] = 1
+    return _shifted(matrix.repeat(heads, 1, 1))
+
+
+def normal(heads: int, projected_dim: int, seq_len: int) -> Matrices:
+    return torch.randn(heads, projected_dim, seq_len) * _OFFICIAL_STD
+
+
+def lecun_normal(heads: int, projected_dim: int, seq_len: int) -> Matrices:
+    return torch.randn(heads, projected_dim, seq_len) / math.sqrt(seq_len)
+
+
+def xavier_uniform(heads: int, projected_dim: int, seq_len: int) -> Matrices:
+    bound = math.sqrt(6 / (projected_dim + seq_len))
+    return torch.empty(heads, projected_dim, seq_len).uniform_(-bound, bound)
+
+
+STARTS: dict[str, Callable[[int, int, int], Tensor]] = {
+    "pooling": pooling,
+    "mean_pooling": mean_pooling,
+    "pooling_noise": pooling_noise,
+    "shifted_pooling": shifted_pooling,
+    "selection": selection,
+    "normal": normal,
+    "lecun_normal": lecun_normal,
+    "xavier_uniform": xavier_uniform,
+}
+
+
+def _shifted(matrices: Tensor) -> Tensor:
+    """Each head's matrix moved along the sequence by its share of a window."""
+    heads, slots, seq_len = matrices.shape
+    return torch.stack([matrix.roll(head * seq_len // (slots * heads), dims=1) for head, matrix in enumerate(matrices)])

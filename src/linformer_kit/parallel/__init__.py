@@ -1,0 +1,1 @@
+"""Several devices: a sequence or a model in pieces."""

@@ -1,0 +1,352 @@
+"""Sequence parallelism: several processes hold a piece of each sequence, and the columns of E and F that belong to it.
+
+A slot is a sum over positions, E·X = Σ_r E_r·X_r, so each process computes its part and one sum over the processes, of
+k rows whatever n is, gives all of them every slot. Queries and all else need only the tokens that are here.
+
+The pieces are stripes, process r of R has positions r, r + R, r + 2R, …, so that texts of every length are spread
+evenly: attention over slots does not ask where a token stands. With `local_convolution`, which does, they are blocks,
+and the tokens at their edges go to the neighbours.
+
+Axes: batch, seq_len (n of the whole sequence), piece (positions here), embed.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from linformer_kit.errors import InputError
+from linformer_kit.models.configuration import LinformerConfig
+from linformer_kit.models.encoder import LocalConvolution
+from linformer_kit.models.heads import (
+    LinformerClassificationHead,
+    LinformerForMaskedLM,
+    LinformerForSequenceClassification,
+    LinformerForTokenClassification,
+)
+from linformer_kit.models.modeling import (
+    LinformerModel,
+    LinformerPreTrainedModel,
+    check_mask,
+    check_position_table,
+    first_token,
+)
+from linformer_kit.operator.functional import padding_after, real_tokens_first, zero_padding
+from linformer_kit.operator.projections import Piece, SequenceProjection
+from linformer_kit.parallel.collectives import add, exchange, of_all
+from linformer_kit.settings import IGNORED_LABEL
+
+SEQUENCE_DIMENSION = "sequence"
+
+_MODELS = (
+    LinformerModel,
+    LinformerForMaskedLM,
+    LinformerForSequenceClassification,
+    LinformerForTokenClassification,
+)
+_FORWARD = tuple(inspect.signature(LinformerModel.forward).parameters)[1:]
+
+
+class SequenceParallel:
+    """A model split over the processes of a device mesh, in place: outputs and gradients are those of one process.
+
+    Every process makes the same call with a whole model. The first one's parameters go to the others, then each keeps
+    its columns of E and F and its rows of the position embeddings; everything else stays whole. A step of training is
+
+        piece = parallel.shard(batch)                      # the whole batch in, on every process
+        loss = model(**piece, num_items_in_batch=parallel.count_labels(piece["labels"])).loss
+        loss.backward()
+        parallel.reduce_gradients()
+
+    The losses of the processes add up to the loss of one process. For DistributedDataParallel the mesh has a dimension
+    more, and the wrapped model its process group (docs/parallel.md).
+
+    Args:
+        model: A LinformerModel, or one for masked language modelling, sequence or token classification.
+        mesh: A mesh of one dimension, or one with a dimension named `sequence`.
+
+    Raises:
+        InputError: for a model whose attention is no sum over positions or needs to know the length of the text:
+            `attention="full"`, projections `max_pool`, `conv` and `dense_conv`, `shorter_input="stretch"`; for question
+            answering, whose loss is over all positions; for more processes than positions; for a model that is split.
+    """
+
+    def __init__(self, model: LinformerPreTrainedModel, mesh: DeviceMesh) -> None:
+        self.mesh = mesh
+        self.group = _sequence_group(mesh)
+        self.ranks, self.rank = dist.get_world_size(self.group), dist.get_rank(self.group)
+        _check_model(model, self.ranks)
+        self.model = model
+        config: LinformerConfig = model.config
+        self.seq_len: int = config.max_position_embeddings
+        self._striped = config.local_convolution == 0
+        self.positions = self._positions_of(self.rank)
+        for tensor in (*model.parameters(), *model.buffers()):
+            dist.broadcast(tensor.detach(), group=self.group, group_src=0)
+        for tensor, dim, before in self._sliced().values():
+            head, columns = _split(tensor.data, dim, before)
+            tensor.data = torch.cat([head, columns[:, self.positions]], dim=1).movedim(1, dim).contiguous()
+        self._install()
+
+    def shard(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """This process's piece of a batch.
+
+        Real tokens come first, wherever padding stands. Integer tensors `[batch, seq_len]`, the mask and
+        inputs_embeds are split, labels of whole sequences are not. Where there are fewer positions than processes, some
+        get one padded position.
+
+        Args:
+            batch: Arguments of the model by name, the same on every process of the sequence.
+
+        Returns:
+            The arguments for this process's model, always with an attention_mask.
+
+        Raises:
+            InputError: for position_ids, which follow from the mask, for a sequence that is too long, and where the
+                processes have different batches.
+        """
+        whole = dict(batch)
+        tokens = whole.get("input_ids", whole.get("inputs_embeds"))
+        if tokens is None:
+            raise InputError("batch: expected input_ids or inputs_embeds, got neither")
+        _refuse_position_ids(whole.get("position_ids"))
+        shape = tokens.shape[:2]
+        mask = whole.setdefault("attention_mask", tokens.new_ones(shape, dtype=torch.long))
+        self._check_same(whole)  # first: who refuses alone leaves the others waiting
+        if shape[1] > self.seq_len:
+            raise InputError(f"sequence length: expected at most {self.seq_len}, got {shape[1]}")
+        check_mask(mask, shape)
+        if mask.is_floating_point():  # of a piece one could not tell it from a mask that is added to scores
+            mask = whole["attention_mask"] = mask != 0
+        order = real_tokens_first(mask == 0)
+        return {
+            name: self._take(name, tensor, order) if _is_of_tokens(name, tensor, shape) else tensor
+            for name, tensor in whole.items()
+        }
+
+    def count_labels(self, labels: Shaped[Tensor, "*shape"]) -> Float[Tensor, ""]:
+        """`num_items_in_batch` for one update: what to divide each process's sum of losses by.
+
+        The labels on all processes of the mesh, divided by the processes of its other dimensions, because
+        DistributedDataParallel takes a mean there. With accumulated gradients, give all labels of the update.
+
+        Args:
+            labels: Those of this process's piece, -100 where there is none.
+        """
+        count = (labels != IGNORED_LABEL).sum().to(self.model.device)
+        for dim in range(self.mesh.ndim):
+            dist.all_reduce(count, group=self.mesh.get_group(dim))
+        return count / (self.mesh.size() // self.ranks)
+
+    def reduce_gradients(self) -> None:
+        """Sum the gradients of what every process has whole; once for each update, after the last backward pass."""
+        sliced = {id(tensor) for tensor, _, _ in self._sliced().values()}
+        whole = [p.grad for p in self.model.parameters() if p.grad is not None and id(p) not in sliced]
+        for work in [dist.all_reduce(gradient, group=self.group, async_op=True) for gradient in whole]:
+            work.wait()
+
+    def clip_grad_norm_(self, max_norm: float) -> Float[Tensor, ""]:
+        """Scale all gradients so that their norm over the whole model is at most max_norm; after `reduce_gradients`.
+
+        Returns:
+            The norm before, as `torch.nn.utils.clip_grad_norm_`.
+        """
+        here = {id(tensor) for tensor, _, _ in self._sliced().values()}
+        parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
+        sliced = [p.grad for p in parameters if id(p) in here]
+        whole = [p.grad for p in parameters if id(p) not in here]
+        squares = nn.utils.get_total_norm(sliced).square().to(self.model.device)
+        dist.all_reduce(squares, group=self.group)
+        norm = (squares + nn.utils.get_total_norm(whole).square()).sqrt()
+        nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+        return norm
+
+    @torch.no_grad()
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """The whole model's parameters on the CPU, for `save_pretrained(path, state_dict=…)` of the first process.
+
+        Returns:
+            By name as in an ordinary model on the first process of the sequence; empty on the others.
+        """
+        sliced, state = self._sliced(), {}
+        for name, tensor in self.model.state_dict().items():
+            if name in sliced:
+                _, dim, before = sliced[name]
+                head, columns = _split(tensor, dim, before)
+                tensor = torch.cat([head, self.gather(columns, self.seq_len)], dim=1).movedim(1, dim)
+            if self.rank == 0:
+                state[name] = tensor.cpu().contiguous()
+        return state
+
+    @torch.no_grad()
+    def gather(
+        self, tensor: Shaped[Tensor, "batch piece *rest"], seq_len: int
+    ) -> Shaped[Tensor, "batch {seq_len} *rest"]:
+        """The pieces of all processes as one sequence, real tokens first, on every process; without gradients.
+
+        Args:
+            tensor: An output of this process's model, such as hidden states or logits of tokens.
+            seq_len: Length of the whole batch that `shard` was given.
+        """
+        counts = [len(range(seq_len)[self._positions_of(rank)]) for rank in range(self.ranks)]
+        padded = tensor.new_zeros(tensor.shape[0], max(counts), *tensor.shape[2:])
+        padded[:, : counts[self.rank]] = tensor[:, : counts[self.rank]]
+        pieces = of_all(padded, group=self.group)
+        whole = tensor.new_empty(tensor.shape[0], seq_len, *tensor.shape[2:])
+        for rank, (piece, count) in enumerate(zip(pieces, counts, strict=True)):
+            whole[:, self._positions_of(rank)] = piece[:, :count]
+        return whole
+
+    def _positions_of(self, rank: int) -> slice:
+        if self._striped:
+            return slice(rank, self.seq_len, self.ranks)
+        return slice(rank * self.seq_len // self.ranks, (rank + 1) * self.seq_len // self.ranks)
+
+    def _sliced(self) -> dict[str, tuple[Tensor, int, int]]:
+        """What is split, by name: the tensor, its axis of positions, and how many entries of no position come first."""
+        found: dict[str, tuple[Tensor, int, int]] = {}
+        base = self.model.base_model
+        for name, module in self.model.named_modules():
+            if isinstance(module, SequenceProjection):
+                tensors = (*module.named_parameters(), *module.named_buffers())
+                found |= {f"{name}.{own}": (tensor, -1, 0) for own, tensor in tensors}
+            if module is base.embeddings.position_embeddings:
+                found[f"{name}.weight"] = (module.weight, 0, base.embeddings.position_offset)
+        return found
+
+    def _install(self) -> None:
+        base = self.model.base_model
+        base.register_forward_pre_hook(self._check_piece, with_kwargs=True)
+        if base.pooler is not None:
+            base.pooler.register_forward_pre_hook(lambda _, arguments: self._of_first(arguments[0]))
+        for module in self.model.modules():
+            if isinstance(module, SequenceProjection):
+                module.piece = Piece(self.positions, functools.partial(add, group=self.group))
+            if isinstance(module, LinformerClassificationHead):
+                module.register_forward_pre_hook(
+                    lambda _, arguments: (self._of_first(first_token(*arguments))[:, None], None)
+                )
+            if isinstance(module, LocalConvolution) and module.weight.shape[1] > 1:
+                module.register_forward_pre_hook(self._with_neighbours)
+
+    def _of_first(self, hidden: Float[Tensor, "batch embed"]) -> Float[Tensor, "batch embed"]:
+        """The first process's on all of them: it has the first token."""
+        # Filled and not made anew, so that every process has a backward pass here.
+        elsewhere = torch.tensor(self.rank > 0, device=hidden.device)
+        return add([hidden.masked_fill(elsewhere, 0.0)], group=self.group)[0]
+
+    def _with_neighbours(self, module: LocalConvolution, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Arguments of a convolution with the tokens on both sides of the piece."""
+        hidden, lengths = arguments
+        reach, length = module.weight.shape[1] // 2, hidden.shape[1]
+        if lengths is not None:
+            hidden = zero_padding(hidden, padding_after(lengths, length))
+        # A piece that is not full is the last with tokens: what it sends on as its end does not matter.
+        ends = F.pad(hidden, (0, 0, 0, max(0, reach - length)))
+        before, after = exchange(ends[:, :reach], ends[:, -reach:], group=self.group)
+        return torch.cat([before, hidden, after], dim=1), None, slice(reach, reach + length)
+
+    @torch.no_grad()
+    def _check_piece(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse what would give other numbers than one process: padding before a token, here or elsewhere."""
+        arguments = dict(zip(_FORWARD, args, strict=False)) | kwargs
+        _refuse_position_ids(arguments.get("position_ids"))
+        mask, most = arguments.get("attention_mask"), len(range(self.seq_len)[self.positions])
+        if mask is None:
+            raise InputError("attention_mask: expected that of this process's piece, as `shard` returns it, got None")
+        if mask.shape[1] > most:
+            raise InputError(f"sequence length: expected at most {most}, as this process has, got {mask.shape[1]}")
+        lengths = (mask != 0).sum(dim=1)
+        gaps = ((mask == 0) != padding_after(lengths, mask.shape[1])).any(dim=1)
+        everywhere = of_all(lengths.masked_fill(gaps, -1), group=self.group)
+        whole = torch.stack(everywhere).sum(dim=0)
+        for rank, here in enumerate(everywhere):
+            start, stop, step = self._positions_of(rank).indices(self.seq_len)
+            expected = ((whole.clamp(max=stop) - start + step - 1) // step).clamp(min=0)
+            if not torch.equal(here, expected):
+                raise InputError(
+                    "attention_mask: expected pieces of sequences padded on the right, as `shard` returns them, got "
+                    "other ones"
+                )
+
+    def _check_same(self, batch: dict[str, Tensor]) -> None:
+        """Refuse other batches on other processes; of floating point only shapes are compared, but for the mask."""
+        check = 0
+        for name, tensor in sorted(batch.items()):
+            check = zlib.crc32(f"{name} {tuple(tensor.shape)}".encode(), check)
+            if name == "attention_mask" or not tensor.is_floating_point():
+                content = tensor.double() if tensor.is_floating_point() else tensor  # numpy has no bfloat16
+                check = zlib.crc32(content.cpu().numpy().tobytes(), check)
+        everywhere = of_all(torch.tensor([check], device=self.model.device), group=self.group)
+        if len(set(torch.cat(everywhere).tolist())) > 1:
+            raise InputError("batch: expected the same on every process of the sequence, got different ones")
+
+    def _take(self, name: str, tensor: Tensor, order: Int[Tensor, "batch seq_len"]) -> Tensor:
+        """This process's positions of a tensor, real tokens first."""
+        ordered = tensor.take_along_dim(order.view(*order.shape, *[1] * (tensor.dim() - 2)), dim=1)
+        piece = ordered[:, self.positions]
+        if piece.shape[1]:
+            return piece.contiguous()
+        # Every layer needs a token; a padded one does nothing.
+        fill = {"attention_mask": 0, "labels": IGNORED_LABEL}
+        return torch.full_like(ordered[:, :1], fill[name]) if name in fill else ordered[:, :1].contiguous()
+
+
+def _sequence_group(mesh: DeviceMesh) -> dist.ProcessGroup:
+    names = mesh.mesh_dim_names or ()
+    if mesh.ndim > 1 and SEQUENCE_DIMENSION not in names:
+        raise InputError(f"mesh: expected one dimension, or one named {SEQUENCE_DIMENSION}, got {list(names)}")
+    return mesh.get_group(SEQUENCE_DIMENSION if mesh.ndim > 1 else 0)
+
+
+def _check_model(model: nn.Module, ranks: int) -> None:
+    if not isinstance(model, _MODELS):
+        names = ", ".join(kind.__name__ for kind in _MODELS)
+        raise InputError(f"model: expected one of {names}, got {type(model).__name__}")
+    check_position_table(model)
+    config: LinformerConfig = model.config
+    projections = [module for module in model.modules() if isinstance(module, SequenceProjection)]
+    if config.attention == "full":
+        raise InputError("attention: expected linformer, where a process can add its part of the slots, got full")
+    for projection in projections:
+        if projection.piece is not None:
+            raise InputError("model: expected a whole one, got one that is split already")
+        if not projection.adds_up:
+            raise InputError(
+                "projection: expected linear, mean_pool or random, whose parts processes can add up, "
+                f"got {config.projection}"
+            )
+        if projection.stretches and projection.shorter_input == "stretch":
+            raise InputError("shorter_input: expected prefix, where a position has its own column, got stretch")
+    least = max(1, config.local_convolution // 2)  # positions of a piece: a convolution sees the next piece, not two
+    if config.max_position_embeddings < ranks * least:
+        raise InputError(
+            f"mesh: expected at most {config.max_position_embeddings // least} processes for a longest sequence of "
+            f"{config.max_position_embeddings}, got {ranks}"
+        )
+
+
+def _refuse_position_ids(position_ids: Tensor | None) -> None:
+    if position_ids is not None:
+        raise InputError("position_ids: expected None, because they say which process has a token, got a tensor")
+
+
+def _is_of_tokens(name: str, tensor: Tensor, shape: torch.Size) -> bool:
+    """Whether there is an entry for each token, and not for each sequence or label of it."""
+    return tensor.shape[:2] == shape and (name == "inputs_embeds" or not tensor.is_floating_point())
+
+
+def _split(tensor: Tensor, dim: int, before: int) -> tuple[Tensor, Tensor]:
+    """The entries of no position, and the others, positions on axis 1."""
+    moved = tensor.movedim(dim, 1)
+    return moved[:, :before], moved[:, before:]

@@ -1,0 +1,324 @@
+"""Distillation: a pretrained encoder → a linear student → what its teacher does → checkpoint → results."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import logging
+from pathlib import Path
+from typing import Any
+
+from accelerate import PartialState
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
+
+from linformer_kit.data.encoding import Encoder
+from linformer_kit.data.tokenizer import tokenizer_fingerprint
+from linformer_kit.data.unlabelled import Inputs, load_inputs
+from linformer_kit.environment import environment, versions
+from linformer_kit.errors import InputError, renamed
+from linformer_kit.files.runs import check_output_dir, open_output_dir
+from linformer_kit.interop.checkpoints.sentences import lengthened, sentence_files, write_files
+from linformer_kit.interop.loading import auto_class_of, fingerprint, input_length, load_model
+from linformer_kit.linearized.classes import LinearizedModel
+from linformer_kit.linearized.depth import keep_layers, layers_to_keep
+from linformer_kit.linearized.layers import attention_layers
+from linformer_kit.linearized.linearize import linearize
+from linformer_kit.report.distillation import distill_markdown, write_distill_report
+from linformer_kit.settings import DistillSettings, LinearizeSettings, names_only, recorded_name
+from linformer_kit.training.answers import kind_of
+from linformer_kit.training.arguments import training_arguments
+from linformer_kit.training.checkpoint import save_model
+from linformer_kit.training.distillation import DistillationTrainer, Weights
+from linformer_kit.training.identity import all_but, check_same_settings, check_same_source, save_run
+from linformer_kit.training.memory import keep_freed_memory
+from linformer_kit.training.randomness import callers_random_state
+from linformer_kit.training.resume import checkpoint_to_resume
+from linformer_kit.training.trainer import check_trainer
+
+logger = logging.getLogger(__name__)
+
+# Fields of TrainingArguments that distillation decides.
+_FIXED = {"eval_strategy": "steps", "save_strategy": "steps", "eval_on_start": True}
+# Others that it cannot have: what layers do is learned from, so that it is not computed anew, by a schedule of its own.
+_UNUSED = (
+    "activation_checkpointing",
+    "gradient_checkpointing",
+    "label_smoothing_factor",
+    "lr_scheduler_type",
+    "lr_scheduler_kwargs",
+)
+_OF_NEW_STUDENTS = [field.name for field in dataclasses.fields(LinearizeSettings)]
+_TEACHER, _STUDENT = "a pretrained encoder", "a linear student"
+# Ends of the classes that can teach, and of those whose inputs are whole texts.
+_TEACHERS = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "Model")
+_CLASSIFIERS = ("ForSequenceClassification", "ForQuestionAnswering")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pair:
+    """Teacher and student.
+
+    Attributes:
+        teacher: With full attention.
+        student: Linear.
+        tokenizer: Of both; its longest input is the student's.
+        attention_names: The attention modules of student and teacher.
+        stands_for: As for `DistillationTrainer`.
+        longest: Longest input that both take.
+    """
+
+    teacher: PreTrainedModel
+    student: LinearizedModel
+    tokenizer: PreTrainedTokenizerBase
+    attention_names: tuple[list[str], list[str]]
+    stands_for: list[int] | None
+    longest: int
+
+
+def main(settings: DistillSettings) -> None:
+    """Distil and print the results."""
+    keep_freed_memory()
+    results, folder = distill(settings)
+    if PartialState().is_main_process:
+        print(distill_markdown(results))
+        print(f"Everything is in {folder}; AutoModel loads it after `import linformer_kit`.")
+
+
+@callers_random_state()
+def distill(settings: DistillSettings) -> tuple[dict[str, Any], Path]:
+    """Make a linear student of a pretrained encoder, and teach it what the encoder does.
+
+    Args:
+        settings: Which encoder, which texts and how.
+
+    Returns:
+        The results, as in `metrics.json`, and the folder that holds them, the student, its tokenizer and checkpoints.
+
+    Raises:
+        InputError: for anything in the settings, the encoder or the texts that does not fit. Nothing that was there is
+            lost.
+    """
+    settings = dataclasses.replace(settings, layerwise_steps=_layerwise_steps(settings))
+    check(settings)
+    process = PartialState()
+    if process.num_processes > 1 and settings.output_dir is None:
+        raise InputError(f"output_dir: expected a folder for {process.num_processes} processes to share, got none")
+    if process.is_main_process:
+        check_output_dir(settings.output_dir, resume=settings.resume, overwrite=settings.overwrite)
+        check_same_settings(settings, all_but(DistillSettings, "cache_dir"))
+    pair = load_pair(settings)
+    longer = settings.max_position_embeddings
+    if settings.student is not None:
+        longer = lengthened(settings.student, pair.student.config.linformer["seq_len"])
+    beside = sentence_files(settings.student or settings.teacher, longer=longer)
+    with process.main_process_first():
+        inputs = _load_inputs(settings, pair)
+    fingerprints = {
+        "text_fingerprint": inputs.fingerprint,
+        "teacher_fingerprint": fingerprint(pair.teacher),
+        "student_fingerprint": fingerprint(pair.student),
+    }
+    folder = Path(settings.output_dir or "")
+    if process.is_main_process:
+        check_same_source(settings, fingerprints)
+        folder = open_output_dir(settings.output_dir, command="distill", overwrite=settings.overwrite)
+        save_run(settings, folder, command="distill", source={"text": inputs.description}, fingerprints=fingerprints)
+    process.wait_for_everyone()
+    trainer = _train(settings, pair, inputs, folder)
+    results = _results(settings, pair, inputs, trainer)
+    if process.is_main_process:
+        save_model(pair.student, pair.tokenizer, folder, beside=functools.partial(write_files, beside))
+        write_distill_report(results, folder)
+    return results, folder
+
+
+def check(settings: DistillSettings) -> None:
+    """Refuse what will not fit, before the work on the texts.
+
+    Raises:
+        InputError: for settings that no training can be made of.
+    """
+    for name in ("hidden_weight", "attention_weight", "output_weight"):
+        if not getattr(settings, name) >= 0:
+            raise InputError(f"{name}: expected 0 or more, got {getattr(settings, name)}")
+    if not settings.hidden_weight + settings.attention_weight + settings.output_weight > 0:
+        raise InputError("hidden_weight, attention_weight, output_weight: expected one that is more than 0, got none")
+    if not settings.temperature > 0:
+        raise InputError(f"temperature: expected more than 0, got {settings.temperature}")
+    if not 0 < settings.mlm_probability < 1:
+        raise InputError(f"mlm_probability: expected more than 0 and less than 1, got {settings.mlm_probability}")
+    if settings.max_eval_samples < 1:
+        raise InputError(f"max_eval_samples: expected 1 or more, got {settings.max_eval_samples}")
+    check_trainer(lambda folder: training_arguments(settings, folder, _FIXED), settings.max_steps)
+    alone = _layerwise_steps(settings)
+    if alone and not settings.hidden_weight + settings.attention_weight:
+        raise InputError(f"layerwise_steps: expected 0 without hidden_weight and attention_weight, got {alone}")
+    if not 0 <= alone <= settings.max_steps:
+        raise InputError(f"layerwise_steps: expected 0 to {settings.max_steps}, got {settings.layerwise_steps}")
+    if settings.packing and settings.text_pair_column is not None:
+        raise InputError("packing: expected false for pairs of texts, got true")
+    for name in _UNUSED:
+        if name in settings.trainer:
+            raise InputError(f"trainer.{name}: expected another field, a distillation has no use for it")
+    if not settings.joint_learning_rate_factor > 0:
+        raise InputError(f"joint_learning_rate_factor: expected more than 0, got {settings.joint_learning_rate_factor}")
+
+
+def load_pair(settings: DistillSettings) -> _Pair:
+    """The teacher and its student, which is itself, linear, or one that was made before.
+
+    Raises:
+        InputError: for a teacher that cannot be made linear, and a student that is not its own.
+    """
+    set_seed(settings.seed)
+    with renamed("model", "teacher"):
+        auto_class = auto_class_of(settings.teacher, _TEACHER)
+        teacher, tokenizer = load_model(settings.teacher, auto_class, _TEACHER)
+        if not type(teacher).__name__.endswith(_TEACHERS) or teacher.main_input_name != "input_ids":
+            expected = ", ".join(_TEACHERS)
+            raise InputError(f"model: expected an encoder of texts ({expected}), got {type(teacher).__name__}")
+        names = [layer.name for layer in attention_layers(teacher)]
+        stands_for = None
+        if settings.student is None:
+            student = copy.deepcopy(teacher)
+            if settings.student_layers is not None:
+                stands_for = layers_to_keep(teacher, settings.student_layers)
+                keep_layers(student, stands_for)
+            student = linearize(student, **{name: getattr(settings, name) for name in _OF_NEW_STUDENTS})
+    if settings.student is not None:
+        student = _earlier_student(settings, teacher, tokenizer)
+        made = student.config.num_hidden_layers
+        stands_for = None if made == teacher.config.num_hidden_layers else layers_to_keep(teacher, made)
+    tokenizer.model_max_length = student.config.linformer["seq_len"]
+    longest = input_length(teacher, tokenizer, None)
+    return _Pair(teacher.float(), student.float(), tokenizer, (student.attention_names(), names), stands_for, longest)
+
+
+def _earlier_student(
+    settings: DistillSettings, teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> LinearizedModel:
+    with renamed("model", "student"):
+        student, own_tokenizer = load_model(
+            str(settings.student), auto_class_of(str(settings.student), _STUDENT), _STUDENT
+        )
+    given = LinearizeSettings(**{name: getattr(settings, name) for name in _OF_NEW_STUDENTS})
+    for name in _OF_NEW_STUDENTS:
+        if getattr(given, name) != getattr(LinearizeSettings(), name):
+            raise InputError(f"{name}: expected none with student, which has its own, got {getattr(given, name)!r}")
+    if settings.student_layers is not None:
+        raise InputError(f"student_layers: expected none with student, got {settings.student_layers}")
+    base = type(teacher).__name__
+    if not isinstance(student, LinearizedModel) or not isinstance(student, type(teacher)):
+        kind = type(student).__name__
+        raise InputError(f"student: expected a {base} made linear (`linformer convert --in_place`), got {kind}")
+    for name in ("hidden_size", "vocab_size", "num_labels"):
+        own, wanted = getattr(student.config, name), getattr(teacher.config, name)
+        if own != wanted:
+            raise InputError(f"student: expected {name} {wanted}, as the teacher has, got {own}")
+    own, wanted = student.config.num_hidden_layers, teacher.config.num_hidden_layers
+    if own > wanted:
+        raise InputError(f"student: expected at most the {wanted} layers of the teacher, got {own}")
+    if tokenizer_fingerprint(own_tokenizer) != tokenizer_fingerprint(tokenizer):
+        raise InputError(f"student: expected the tokenizer of the teacher, got another one in {settings.student}")
+    return student
+
+
+def _load_inputs(settings: DistillSettings, pair: _Pair) -> Inputs:
+    kind = type(pair.teacher).__name__
+    whole = kind.endswith(_CLASSIFIERS) or settings.text_pair_column is not None
+    packing = not whole if settings.packing is None else settings.packing
+    encoder = Encoder(pair.tokenizer, pair.longest)
+    inputs = load_inputs(settings, encoder, packing=packing, masked=kind_of(pair.teacher) == "words")
+    together = settings.per_device_train_batch_size * PartialState().num_processes
+    if len(inputs.train) < together:
+        there = f"the {len(inputs.train)} inputs to learn from"
+        raise InputError(f"per_device_train_batch_size: expected at most {there} in all processes, got {together}")
+    return inputs
+
+
+def _train(settings: DistillSettings, pair: _Pair, inputs: Inputs, folder: Path) -> DistillationTrainer:
+    """Train, or go on."""
+    checkpoint = checkpoint_to_resume(folder) if settings.resume else None
+    trainer = DistillationTrainer(
+        pair.student,
+        training_arguments(settings, folder, _FIXED),
+        teacher=pair.teacher,
+        attention_names=pair.attention_names,
+        stands_for=pair.stands_for,
+        train=inputs.train,
+        validation=inputs.validation,
+        tokenizer=pair.tokenizer,
+        longest=pair.longest,
+        weights=Weights(settings.hidden_weight, settings.attention_weight, settings.output_weight),
+        layerwise_steps=_layerwise_steps(settings),
+        joint_learning_rate_factor=settings.joint_learning_rate_factor,
+        temperature=settings.temperature,
+        projection_learning_rate_factor=settings.projection_learning_rate_factor,
+        projection_weight_decay=settings.projection_weight_decay,
+        skip_bad_batches=settings.skip_bad_batches,
+    )
+    logger.info(
+        "student: %s parameters, %s n → k matrices, %s, on %s",
+        f"{pair.student.num_parameters():,}",
+        pair.student.projection_matrix_count(),
+        "bf16 mixed precision" if trainer.args.bf16 else "float32",
+        trainer.args.device,
+    )
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    if trainer.curves()["error"][-1][0] != trainer.state.global_step:
+        trainer.evaluate()
+    return trainer
+
+
+def _results(settings: DistillSettings, pair: _Pair, inputs: Inputs, trainer: DistillationTrainer) -> dict[str, Any]:
+    teacher, student = pair.teacher, pair.student
+    linear = student.config.linformer
+    return {
+        "command": "distill",
+        "environment": environment(trainer.args.device),
+        "teacher": {
+            "name": recorded_name(settings.teacher),
+            "type": teacher.config.model_type,
+            "class": type(teacher).__name__,
+            "parameters": teacher.num_parameters(),
+            "layers": teacher.config.num_hidden_layers,
+        },
+        "student": {
+            "parameters": student.num_parameters(),
+            "layers": student.config.num_hidden_layers,
+            "projection_matrices": student.projection_matrix_count(),
+            **{name: linear[name] for name in ("seq_len", "projected_dim", "sharing", "projection", "shorter_input")},
+        },
+        "text": {
+            "description": inputs.description,
+            "train": len(inputs.train),
+            "validation": len(inputs.validation),
+            "longest": pair.longest,
+        },
+        "updates": trainer.state.global_step,
+        "skipped_updates": trainer.skipped_updates,
+        "layerwise_steps": trainer.layerwise_steps,
+        "curve": trainer.curves(),
+        "seconds": trainer.progress.seconds,
+        "texts_per_second": trainer.progress.rate,
+        "bf16": trainer.args.bf16,
+        "settings": _portable(settings),
+        "versions": versions(),
+    }
+
+
+def _portable(settings: DistillSettings) -> dict[str, Any]:
+    """The settings as they stand in results: files without their folders; `run.json` has them whole."""
+    named = dataclasses.asdict(settings)
+    for name in ("text", "validation_text"):
+        named[name] = names_only(named[name])
+    for name in ("teacher", "student"):
+        named[name] = recorded_name(named[name]) if named[name] else None
+    return {name: value for name, value in named.items() if name not in ("output_dir", "cache_dir")}
+
+
+def _layerwise_steps(settings: DistillSettings) -> int:
+    if settings.layerwise_steps is not None:
+        return settings.layerwise_steps
+    return settings.max_steps // 4 if settings.hidden_weight + settings.attention_weight else 0

@@ -1,0 +1,290 @@
+"""The command line: what it takes, in which order things win, and one line with exit code 2 for what it does not."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from linformer_kit.commands.cli import RECIPES, main, parse
+from linformer_kit.settings import ModelSettings
+
+
+def test_defaults_come_from_the_tiny_recipe():
+    name, settings = parse(["pretrain"])
+    assert name == "pretrain"
+    assert isinstance(settings.model, ModelSettings)
+    assert settings.model.projected_dim == 32
+
+
+def test_recipe_then_config_then_command_line(tmp_path):
+    recipe, config = tmp_path / "recipe.yaml", tmp_path / "config.yaml"
+    recipe.write_text((RECIPES / "tiny.yaml").read_text() + "seed: 3\nweight_decay: 0.3\nmax_grad_norm: 0.3\n")
+    config.write_text("weight_decay: 0.5\nmax_grad_norm: 0.5\nmodel:\n  hidden_size: 64\n")
+    arguments = ["--recipe", str(recipe), "--config", str(config), "--max_grad_norm", "0.7"]
+    settings = parse(["pretrain", *arguments])[1]
+    assert (settings.seed, settings.weight_decay, settings.max_grad_norm) == (3, 0.5, 0.7)
+    assert (settings.model.hidden_size, settings.model.projected_dim) == (64, 32)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "value"),
+    [
+        (["--learning-rate", "3e-4"], "learning_rate", 3e-4),
+        (["--learning-rate=3e-4"], "learning_rate", 3e-4),
+        (["--compare-full"], "compare_full", True),
+        (["--compare-full", "--seed", "1"], "compare_full", True),
+        (["--compare_full", "false"], "compare_full", False),
+        (["--resume", "true"], "resume", True),
+        (["--resume", "yes"], "resume", True),
+        (["--bf16", "true"], "bf16", "true"),
+        (["--train-file", "a.txt", "b c.txt", "--seed", "1"], "train_file", ["a.txt", "b c.txt"]),
+        (["--train_file=a.txt", "--train_file=b.txt"], "train_file", ["a.txt", "b.txt"]),
+        (["--trainer.adam_beta2", "0.98", "--trainer.optim", "adafactor"], "trainer", {"adam_beta2": 0.98, "optim": "adafactor"}),
+    ],
+)  # fmt: skip
+def test_spellings(arguments, name, value):
+    assert getattr(parse(["pretrain", *arguments])[1], name) == value
+
+
+def test_nested_fields_by_dots():
+    assert parse(["pretrain", "--model.projected-dim=16"])[1].model.projected_dim == 16
+
+
+def test_positionals_of_fill_mask():
+    settings = parse(["fill-mask", "folder", "import <mask>", "--top-k", "3", "--json"])[1]
+    assert (settings.model, settings.text, settings.top_k, settings.json) == ("folder", "import <mask>", 3, True)
+
+
+@pytest.mark.parametrize("arguments", [["bench"], ["bench", "--help"]])
+def test_a_group_lists_its_commands(arguments, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(arguments)
+    printed = capsys.readouterr().out
+    assert exit_.value.code == 0
+    assert printed.startswith("usage: linformer bench") and "efficiency  " in printed and "pretrain" not in printed
+
+
+def test_groups_are_listed_among_the_commands(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    printed = capsys.readouterr().out
+    assert "bench  " in printed and "efficiency" not in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "value"),
+    [
+        ([], "projected_dims", [128, 256, 512, 1024, 2048]),
+        (["--projected-dims", "8", "16", "--seed", "1"], "projected_dims", [8, 16]),  # the default list is replaced
+        (["--projected_dims=8"], "projected_dims", [8]),
+        (["--projected_dims=[8, 16]"], "projected_dims", [8, 16]),
+        (["--baselines="], "baselines", []),
+        (["--baselines", "full", "eager"], "baselines", ["full", "eager"]),
+        (["--lengths", "512", "1024"], "lengths", [512, 1024]),
+    ],
+)
+def test_spellings_of_a_command_in_a_group(arguments, name, value):
+    command, settings = parse(["bench", "efficiency", *arguments])
+    assert command == "bench efficiency"
+    assert getattr(settings, name) == value
+
+
+NAMES = ["my model, v2", "2024", "true", "1e3", "a: b", "{0}", "[", "-x", 'a"b\\n', "é😀\x07", "null", "a#b", "C:\\x"]
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [("bench table2", "models"), ("bench table2", "names"), ("bench embeddings", "models"), ("pretrain", "train_file"),
+     ("spectrum m", "text"), ("bench systems", "systems"), ("bench learning", "english_file")],
+)  # fmt: skip
+def test_names_in_a_list_stay_as_they_are(command, option):
+    needed = ["--models", "m"] if option == "names" else []
+    for names in ([name for name in NAMES if name != "null"], NAMES, ["null", "b"], ["", "b"]):
+        assert getattr(parse([*command.split(), *needed, f"--{option}", *names])[1], option) == names
+    for name in NAMES[:5]:
+        assert getattr(parse([*command.split(), *needed, f"--{option}={name}"])[1], option) == [name]
+    assert getattr(parse([*command.split(), *needed, f"--{option}=[a, 'b, c']"])[1], option) == ["a", "b, c"]
+
+
+def test_no_name_is_a_name():
+    """And not none, for which other text would be taken."""
+    assert parse(["pretrain", "--train_file="])[1].train_file == [""]
+
+
+def test_null_alone_is_no_list():
+    assert parse(["pretrain", "--train_file", "null"])[1].train_file is None
+
+
+def test_items_of_one_of_several_words_are_checked(capsys):
+    with pytest.raises(SystemExit):
+        main(["bench", "embeddings", "--models", "m", "--tasks", "sst2", "cola"])
+    assert "tasks: expected one of sst2, imdb, qnli, qqp, got cola" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["pretrain", "--learning_rate", "fast"], "learning_rate: expected float, got fast"),
+        (["pretrain", "--max_steps", ""], "max_steps: expected int, got none"),
+        (["pretrain", "--model", "foo"], "model: expected settings by name, got foo"),
+        (["pretrain", "--max_steps", "1.5"], "max_steps: expected int, got 1.5"),
+        (["pretrain", "--save_total_limit", "few"], "save_total_limit: expected int, null, got few"),
+        (["pretrain", "--max_step", "3"], "unrecognized arguments: --max_step 3"),
+        (["pretrain", "--model.sharing", "all"], "model.sharing: expected one of none, headwise, key_value, layerwise"),
+        (["pretrain", "--learning_rate"], "argument --learning_rate: expected one argument"),
+        (["pretrain", "--train_file", "--seed", "1"], "argument --train_file: expected one argument"),
+        (["pretrain", "--train_file"], "argument --train_file: expected one argument"),
+        (["pretrain", "--recipe", "huge"], "recipe: expected one of"),
+        (["pretrain", "--config", "none.yaml"], "config: expected a YAML file, got none.yaml, which does not exist"),
+        (["pretrain", "--model.projected_dim", "600"], "projected_dim: expected 1 to 128 (max_position_embeddings), got 600"),
+        (["pretrain", "--model.projected_dim", "0"], "projected_dim: expected 1 to 128 (max_position_embeddings), got 0"),
+        (["pretrain", "--model.num_attention_heads", "3"], "num_attention_heads: expected a divisor of hidden_size 128, got 3"),
+        (["pretrain", "--mlm_probability", "1"], "mlm_probability: expected more than 0 and less than 1, got 1.0"),
+        (["pretrain", "--trainer.adam_beta", "1"], "trainer.adam_beta: expected a field of TrainingArguments, got an unknown one"),
+        (["pretrain", "--trainer.learning_rate", "1"], "trainer.learning_rate: expected --learning_rate, which is a setting"),
+        (["pretrain", "--trainer.adam_beta2", "high"], "trainer.adam_beta2: expected float, got 'high'"),
+        (["pretrain", "--trainer.adam_beta2", "3"], "trainer: Invalid beta parameter at index 1: 3"),
+        (["pretrain", "--trainer.optim_args", "foo"], "trainer: not enough values to unpack"),
+        (["pretrain", "--trainer.optim_args", "3"], "trainer: 'int' object has no attribute"),
+        (["pretrain", "--trainer.lr_scheduler_kwargs", "{foo: 3}"], "trainer: get_linear_schedule_with_warmup() got an unexpected"),
+        (["pretrain", "--trainer.log_level", "foo"], "trainer: KeyError: 'foo'"),
+        (["pretrain", "--trainer.torch_compile", "true", "--trainer.torch_compile_backend", "foo"], "trainer: 'FOO' is not a valid DynamoBackend"),
+        (["pretrain", "--trainer.accelerator_config", "foo"], "training: [Errno 2] No such file or directory: 'foo'"),
+        (["pretrain", "--trainer.fsdp", "full_shard", "--trainer.use_cpu", "true"], "trainer.fsdp: expected an accelerator: on CPU accelerate trains with DDP and shards nothing"),
+        (["pretrain", "--trainer.use_liger_kernel", "true"], "trainer.use_liger_kernel: expected another field"),
+        (["pretrain", "--trainer.debug", "underflow_overflow"], "trainer.debug: expected another field"),
+        (["pretrain", "--trainer.push_to_hub", "true"], "trainer.push_to_hub: expected another field"),
+        (["pretrain", "--trainer.save_only_model", "true"], "trainer.save_only_model: expected another field"),
+        (["pretrain", "--seed", "4294967296"], "seed: expected 0 to 4294967295, got 4294967296"),
+        (["pretrain", "--report_to", "nope"], "report_to: nope is not supported"),
+        (["pretrain", "--trainer.metric_for_best_model", "bleu"], "trainer.metric_for_best_model: expected loss, the one that is measured"),
+        (["pretrain", "--max_steps", "0"], "max_steps: expected 1 or more, got 0"),
+        (["pretrain", "--learning_rate", "-1"], "learning_rate: expected 0 or more, got -1.0"),
+        (["pretrain", "--trainer.eval_strategy", "no"], "trainer.eval_strategy: expected another field"),
+        (["pretrain", "--resume"], "resume: expected an output_dir to resume in, got none"),
+        (["pretrain", "--resume", "--overwrite"], "resume, overwrite: expected at most one of them, got both"),
+        (["fill-mask", "folder"], "the following arguments are required: "),
+        (["train"], "argument command: invalid choice: 'train'"),
+        (["bench", "speed"], "argument command: invalid choice: 'speed'"),
+        (["bench", "--lengths", "3"], "unrecognized arguments: --lengths"),
+        (["efficiency"], "argument command: invalid choice: 'efficiency'"),
+        (["bench", "efficiency", "--projected_dims", "8", "few"], "projected_dims: expected int, got few"),
+        (["bench", "efficiency", "--projected_dims"], "argument --projected_dims: expected one argument"),
+        (["bench", "efficiency", "--length", "3"], "unrecognized arguments: --length 3"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line_and_exit_2(arguments, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as exit_:
+        main(arguments)
+    lines = capsys.readouterr().err.splitlines()
+    assert exit_.value.code == 2
+    assert len(lines) == 1 and lines[0].startswith("linformer: error: ") and message in lines[0]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("model:\n  hidden: 3\n", "model.hidden: expected a setting of pretrain, got an unknown one"),
+        ("learn: 3\n", "learn: expected a setting of pretrain, got an unknown one"),
+        ("learning_rate: [1]\n", "learning_rate: expected float, got [1]"),
+        ("a: 1\nb: [\n", "bad.yaml: line 3: expected YAML, got expected the node content"),
+        ("a: \0\n", "bad.yaml: expected YAML, got"),
+        ("a: 2001-99-99\n", "bad.yaml: expected YAML, got month must be in 1..12"),
+        ("config: [none.yaml]\n", "bad.yaml: expected settings, got config, which only the command line takes"),
+        ("__path__: x\n", "bad.yaml: expected names of settings, got '__path__'"),
+        ("model:\n  __path__: x\n", "bad.yaml: expected names of settings, got '__path__'"),
+        ("trainer: {1: 2}\n", "bad.yaml: expected names of settings, got 1"),
+        ("trainer: &a {b: [*a]}\n", "bad.yaml: expected YAML, got lists or names that nest too deeply"),
+        (f"a: {'[' * 3000}", "bad.yaml: expected YAML, got lists or names that nest too deeply"),
+        ("just text", "bad.yaml: expected YAML of names and values, got str"),
+    ],
+)
+@pytest.mark.parametrize("option", ["--config", "--recipe"])
+def test_bad_files_of_settings(option, content, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.yaml").write_text(content)
+    with pytest.raises(SystemExit) as exit_:
+        main(["pretrain", option, "bad.yaml", "--max_steps=0"])  # refused too, later: nothing trains
+    error = capsys.readouterr().err
+    assert exit_.value.code == 2 and error.count("\n") == 1
+    assert message in error
+
+
+def test_a_file_that_the_system_refuses_is_one_line(capsys, tmp_path, monkeypatch):
+    """The tests may run as root, who is refused nothing: the refusal is the only thing that is not real here."""
+    (tmp_path / "secret.txt").write_text("text\n" * 100)
+    real_open = Path.open
+
+    def refuse(path, *args, **kwargs):
+        if path.name == "secret.txt":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real_open(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(SystemExit) as exit_:
+        main(["pretrain", "--train_file", str(tmp_path / "secret.txt"), "--cache_dir", str(tmp_path / "cache")])
+    assert exit_.value.code == 2
+    expected = f"{tmp_path / 'secret.txt'}: expected a file that can be read, got Permission denied"
+    assert capsys.readouterr().err == f"linformer: error: {expected}\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("model: 3\n", "model: expected settings by name, got 3"),
+        ("model: foo\n", "model: expected settings by name, got foo"),
+        ("trainer: null\n", "trainer: expected fields of TrainingArguments by name, got None"),
+        (
+            "recipe: huge\n",
+            "recipe: expected one of english, paper-base-1024, paper-base-512, small, tiny or a YAML file",
+        ),
+    ],
+)
+def test_bad_config_on_top_of_a_recipe(content, message, capsys, tmp_path):
+    (tmp_path / "bad.yaml").write_text(content)
+    with pytest.raises(SystemExit) as exit_:
+        main(["pretrain", "--config", str(tmp_path / "bad.yaml")])
+    error = capsys.readouterr().err
+    assert exit_.value.code == 2 and error.count("\n") == 1
+    assert message in error
+
+
+def test_a_recipe_named_in_a_config_counts_and_the_command_line_wins(tmp_path):
+    (tmp_path / "config.yaml").write_text("recipe: small\nseed: 3\n")
+    settings = parse(["pretrain", "--config", str(tmp_path / "config.yaml")])[1]
+    assert (settings.model.hidden_size, settings.seed) == (256, 3)
+    settings = parse(["pretrain", "--config", str(tmp_path / "config.yaml"), "--recipe", "tiny"])[1]
+    assert (settings.model.hidden_size, settings.seed) == (128, 3)
+
+
+@pytest.mark.parametrize("arguments", [["--recipe", "small", "--recipe=tiny"], ["--recipe=small", "--recipe", "tiny"]])
+def test_the_later_recipe_wins_however_it_is_spelled(arguments):
+    assert parse(["pretrain", *arguments])[1].model.hidden_size == 128
+
+
+def test_print_config_names_every_setting(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(["pretrain", "--seed", "7", "--print_config"])
+    assert exit_.value.code == 0
+    assert "seed: 7\n" in capsys.readouterr().out
+
+
+def test_help_shows_types_and_the_defaults_of_the_recipe(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(["pretrain", "--help"])
+    out = " ".join(capsys.readouterr().out.split())
+    assert exit_.value.code == 0
+    assert "(required, type: float, default: 0.003)" in out
+    assert "n, the longest sequence in tokens. (type: int, default: 128)" in out
+    assert "(type: int | list[int] | list[list[int]], default: 32)" in out
+
+
+def test_python_m_is_the_command():
+    result = subprocess.run([sys.executable, "-m", "linformer_kit", "--version"], capture_output=True, text=True)
+    assert result.returncode == 0 and result.stdout.strip().endswith("0.1.0")

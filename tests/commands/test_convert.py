@@ -1,0 +1,255 @@
+"""`linformer convert`, from a file or folder to a folder that everything else reads."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import (
+    AutoModel,
+    AutoModelForImageClassification,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerFast,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+from linformer_kit import LinformerModel
+from linformer_kit.commands.cli import main
+from linformer_kit.commands.convert import convert
+from linformer_kit.files.manifest import damage
+from linformer_kit.settings import ConvertSettings
+from tests.conftest import fail
+from tests.interop.checkpoints.test_encoders import source
+from tests.reference import fairseq_linformer as official
+
+
+def save_tokenizer(folder, size: int = 53) -> None:
+    vocabulary = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "<mask>": 4, **{f"w{i}": i for i in range(5, size)}}
+    words = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
+    words.pre_tokenizer = WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", mask_token="<mask>").save_pretrained(folder)
+
+
+def test_a_folder_with_its_tokenizer(tmp_path, capsys):
+    source("RobertaForMaskedLM", tmp_path / "theirs")
+    save_tokenizer(tmp_path / "theirs")
+    options = ["--projected_dim", "7", "--sharing", "layerwise", "--shorter_input", "stretch"]
+    main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours"), *options])
+    out = capsys.readouterr().out
+    assert "LinformerForMaskedLM" in out and "n 37, k 7, sharing layerwise" in out
+    assert "1 matrices E and F (linear). They know nothing yet" in out
+    model = AutoModelForMaskedLM.from_pretrained(tmp_path / "ours")
+    assert (model.config.sharing, model.config.shorter_input) == ("layerwise", "stretch")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "ours")
+    assert tokenizer.model_max_length == 37 and tokenizer("w7 w9")["input_ids"] == [7, 9]
+    main(["fill-mask", str(tmp_path / "ours"), "w7 <mask> w9"])
+    assert len(capsys.readouterr().out.splitlines()) == 5
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ours", "theirs"]
+    assert damage(tmp_path / "ours") is None and (tmp_path / "ours" / "manifest.json").exists()
+
+
+def test_a_longer_model(tmp_path):
+    source("BertForMaskedLM", tmp_path / "theirs")
+    arguments = ["--projected_dim", "7", "--max_position_embeddings", "111", "--resize_mode", "interpolate"]
+    main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours"), *arguments])
+    model = AutoModelForMaskedLM.from_pretrained(tmp_path / "ours")
+    assert model(torch.full((1, 111), 5)).logits.isfinite().all()
+
+
+def test_a_fairseq_file(tmp_path, capsys):
+    content = official.checkpoint("headwise")
+    torch.save(content, tmp_path / "model.pt")
+    save_tokenizer(tmp_path / "words")
+    out = tmp_path / "below" / "ours"
+    main(["convert", str(tmp_path / "model.pt"), str(out), "--tokenizer", str(tmp_path / "words")])
+    assert "know nothing" not in capsys.readouterr().out
+    model = AutoModelForMaskedLM.from_pretrained(out)
+    tokens = torch.randint(5, official.VOCAB, (2, 13))
+    expected = official.masked_lm_logits(content["model"], tokens)
+    torch.testing.assert_close(model(tokens).logits, expected, rtol=1e-4, atol=1e-4)
+    main(["convert", str(tmp_path / "model.pt"), str(tmp_path / "without")])
+    assert "No tokenizer: the source has none; --tokenizer names one." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere", "OUT"], "source: expected a pretrained encoder, got nowhere: "),
+        (["NOWHERE", "OUT"], "source: expected a folder, a hub id or a fairseq file, got"),
+        (["SOURCE", "SOURCE"], "out: expected a new or empty folder, got"),
+        (
+            ["SOURCE", "OUT", "--projected_dim", "99"],
+            "projected_dim: expected 1 to 37 (max_position_embeddings), got 99",
+        ),
+        (["SOURCE", "OUT", "--num_attention_heads", "2"], "num_attention_heads: expected none for a model that is no"),
+        (
+            ["FILE", "OUT", "--sharing", "none"],
+            "sharing: expected none for a fairseq file, which decides it, got 'none'",
+        ),
+        (["FILE", "OUT", "--tokenizer", "nowhere"], "tokenizer: expected a tokenizer, got nowhere"),
+        (["FILE", "OUT", "--max_position_embeddings", "5"], "max_position_embeddings: expected at least 31 for mode"),
+        (["FILE", "OUT", "--tokenizer", "SOURCE"], "tokenizer: expected a tokenizer, got"),
+        (["BROKEN", "OUT"], "tokenizer: expected a tokenizer, got"),
+        (["FILE", "OUT", "--tokenizer", "LARGE"], "tokenizer: expected at most 53 tokens, got 54"),
+        (
+            ["SOURCE", "OUT", "--max_position_embeddings", "5"],
+            "max_position_embeddings: expected at least 37 for mode extend",
+        ),
+        (["OTHER", "OUT"], "expected a model of type roberta, xlm-roberta, camembert, bert, got distilbert"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(arguments, message, tmp_path, capsys):
+    source("BertForMaskedLM", tmp_path / "SOURCE")
+    source("DistilBertForMaskedLM", tmp_path / "OTHER", dim=33, n_heads=3, hidden_dim=29, n_layers=2)
+    source("BertForMaskedLM", tmp_path / "BROKEN")
+    (tmp_path / "BROKEN" / "tokenizer.json").write_text("{")
+    torch.save(official.checkpoint("headwise"), tmp_path / "FILE")
+    save_tokenizer(tmp_path / "LARGE", 54)
+    places = [str(tmp_path / name) if name.isupper() else name for name in arguments]
+    with pytest.raises(SystemExit) as exit_:
+        main(["convert", *places])
+    captured = capsys.readouterr()
+    assert exit_.value.code == 2
+    assert re.fullmatch(rf"linformer: error: .*{re.escape(message)}.*\n", captured.err.splitlines(True)[-1])
+    assert not (tmp_path / "OUT").exists()
+
+
+@pytest.mark.parametrize("class_name", ["BertForMaskedLM", "RobertaForMaskedLM", "CamembertForMaskedLM"])
+def test_a_source_without_a_tokenizer_gets_none(class_name, tmp_path, capsys):
+    source(class_name, tmp_path / "theirs")
+    main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours")])
+    assert "No tokenizer: the source has none; --tokenizer names one." in capsys.readouterr().out
+    assert not [path.name for path in (tmp_path / "ours").iterdir() if "token" in path.name or "vocab" in path.name]
+
+
+def test_what_is_left_out_is_named(tmp_path, capsys):
+    source("BertForPreTraining", tmp_path / "bert")
+    main(["convert", str(tmp_path / "bert"), str(tmp_path / "masked")])
+    assert "Left out: bert.pooler.dense, cls.seq_relationship\n" in capsys.readouterr().out
+    content = official.checkpoint("headwise", classification_head="imdb")
+    content["model"]["classification_heads.sst2.dense.bias"] = torch.ones(3)
+    torch.save(content, tmp_path / "model.pt")
+    main(["convert", str(tmp_path / "model.pt"), str(tmp_path / "base")])
+    heads = [f"classification_heads.{name}" for name in ("imdb.dense", "imdb.out_proj", "sst2.dense")]
+    assert f"Left out: {', '.join(heads)}\n" in capsys.readouterr().out
+    main(["convert", str(tmp_path / "model.pt"), str(tmp_path / "head"), "--classification_head", "imdb"])
+    heads = [heads[2], "encoder.lm_head", "encoder.lm_head.dense", "encoder.lm_head.layer_norm"]
+    assert f"Left out: {', '.join(heads)}\n" in capsys.readouterr().out
+    source("RobertaModel", tmp_path / "whole")
+    main(["convert", str(tmp_path / "whole"), str(tmp_path / "all")])
+    assert "Left out" not in capsys.readouterr().out
+
+
+def test_into_the_empty_folder_where_one_stands_or_that_a_link_names(tmp_path, monkeypatch):
+    source("BertModel", tmp_path / "model.pt")  # a folder, whatever its name says
+    for name in ("here", "linked"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "linked")
+    (tmp_path / "dangling").symlink_to(tmp_path / "new")
+    monkeypatch.chdir(tmp_path / "here")
+    for out in (".", "../link", "../dangling"):
+        main(["convert", "../model.pt", out])
+        assert AutoModel.from_pretrained(out).config.model_type == "linformer"
+    assert {path.name for path in tmp_path.iterdir()} == {"model.pt", "here", "linked", "link", "dangling", "new"}
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+@pytest.mark.parametrize("exists", [False, True])
+def test_nothing_is_left_behind_by_what_did_not_end(error, exists, tmp_path, monkeypatch):
+    def fail(self, folder):
+        (folder / "config.json").write_text("{}")
+        raise error
+
+    source("BertModel", tmp_path / "theirs")
+    out = tmp_path / "ours"
+    if exists:
+        out.mkdir()
+    monkeypatch.setattr(LinformerModel, "save_pretrained", fail)
+    with pytest.raises(error):
+        convert(ConvertSettings(source=str(tmp_path / "theirs"), out=str(out)))
+    assert {path.name for path in tmp_path.iterdir()} == ({"theirs", "ours"} if exists else {"theirs"})
+    assert not exists or not list(out.iterdir())
+
+
+def test_in_place(tmp_path, capsys):
+    """The model's own class, its head and its tokenizer, and what sentence-transformers keeps beside it."""
+    source("BertForMaskedLM", tmp_path / "theirs")
+    save_tokenizer(tmp_path / "theirs")
+    (tmp_path / "theirs" / "modules.json").write_text('[{"path": ""}]')
+    options = ["--projected_dim", "[3, 5]", "--sharing", "layerwise", "--max_position_embeddings", "74"]
+    main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours"), "--in_place", *options])
+    out = capsys.readouterr().out
+    assert "LinearBertForMaskedLM" in out and "n 74, k [3, 5], sharing layerwise" in out
+    assert "New: 1 matrices E and F (linear). They know nothing yet: `linformer distill` teaches them." in out
+    model = AutoModelForMaskedLM.from_pretrained(tmp_path / "ours")
+    assert type(model).__name__ == "LinearBertForMaskedLM"
+    assert model(torch.full((1, 74), 5)).logits.isfinite().all()
+    assert AutoTokenizer.from_pretrained(tmp_path / "ours").model_max_length == 74
+    assert (tmp_path / "ours" / "modules.json").exists() and damage(tmp_path / "ours") is None
+
+
+def test_a_model_of_images_in_place(tmp_path, capsys):
+    sizes = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 23}
+    config = ViTConfig(**sizes, image_size=42, patch_size=6, num_labels=3)
+    ViTForImageClassification(config).save_pretrained(tmp_path / "theirs")
+    (tmp_path / "theirs" / "preprocessor_config.json").write_text("{}")
+    main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours"), "--in_place", "--projected_dim", "7"])
+    out = capsys.readouterr().out
+    assert "LinearViTForImageClassification" in out and "tokenizer" not in out.lower()
+    model = AutoModelForImageClassification.from_pretrained(tmp_path / "ours")
+    assert model(torch.zeros(1, 3, 42, 42)).logits.shape == (1, 3)
+    assert (tmp_path / "ours" / "preprocessor_config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--attention", "full"], "attention: expected none with in_place, got 'full'"),
+        (["--num_attention_heads", "2"], "num_attention_heads: expected none with in_place, got 2"),
+        (["--projected_dim", "99"], "projected_dim: expected 1 to 37 (the longest sequence), got 99"),
+        (["--max_position_embeddings", "5"], "max_position_embeddings: expected at least 37 for mode extend, got 5"),
+    ],
+)
+def test_bad_input_in_place(options, message, tmp_path, capsys):
+    source("RobertaForMaskedLM", tmp_path / "theirs")
+    error = fail(capsys, "convert", tmp_path / "theirs", tmp_path / "ours", "--in_place", *options)
+    assert message in error and not (tmp_path / "ours").exists()
+
+
+def test_refused_in_place(tmp_path, capsys):
+    GPT2LMHeadModel(GPT2Config(n_embd=24, n_layer=1, n_head=2, vocab_size=31)).save_pretrained(tmp_path / "gpt")
+    error = fail(capsys, "convert", tmp_path / "gpt", tmp_path / "ours", "--in_place")
+    assert "source: expected a pretrained encoder, got GPT2LMHeadModel in" in error
+    torch.save({}, tmp_path / "model.pt")
+    error = fail(capsys, "convert", tmp_path / "model.pt", tmp_path / "ours", "--in_place")
+    assert "source: expected an encoder of transformers with in_place, got" in error
+    source("BertModel", tmp_path / "bert")
+    main(["convert", str(tmp_path / "bert"), str(tmp_path / "linear"), "--in_place"])
+    capsys.readouterr()
+    error = fail(capsys, "convert", tmp_path / "linear", tmp_path / "ours", "--in_place")
+    assert "source: expected one with full attention, got LinearBertModel, which is a Linformer" in error
+
+
+def test_a_linear_one_made_longer(tmp_path, capsys):
+    source("BertModel", tmp_path / "bert")
+    main(["convert", str(tmp_path / "bert"), str(tmp_path / "linear"), "--in_place", "--projected_dim", "7"])
+    main(
+        ["convert", str(tmp_path / "linear"), str(tmp_path / "longer"), "--in_place", "--max_position_embeddings", "74"]
+    )
+    out = capsys.readouterr().out
+    assert "n 74, k 7" in out and "know nothing" not in out.partition("n 74")[2]
+    short, long = (AutoModel.from_pretrained(tmp_path / name).eval() for name in ("linear", "longer"))
+    ids = torch.randint(5, 53, (2, 31))
+    torch.testing.assert_close(long(ids)[0], short(ids)[0], rtol=1e-4, atol=1e-5)
+    error = fail(
+        capsys, "convert", tmp_path / "longer", tmp_path / "no", "--in_place", "--max_position_embeddings", "5"
+    )
+    assert "max_position_embeddings: expected at least 74 for mode extend, got 5" in error

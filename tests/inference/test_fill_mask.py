@@ -1,0 +1,114 @@
+"""`linformer fill-mask`, as a user calls it, and the models that it and all other commands refuse."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from linformer_kit.commands.cli import main
+from linformer_kit.inference.fill_mask import fill_mask
+from tests.conftest import PRETRAIN_SIZES, fail, write_model, write_teacher
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "model", "def function(first, second): return first + second")
+
+
+def test_fill_mask_prints_guesses_with_probabilities(model, capsys):
+    main(["fill-mask", str(model), "def <mask>(first, <mask>)", "--top-k", "3"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("mask")] == ["mask 1", "mask 2"]
+    assert len(lines) == 8 and re.match(r' *\d+\.\d\d%  ".+"$', lines[1])
+    main(["fill-mask", str(model), "def <mask>(", "--json"])
+    guesses = json.loads(capsys.readouterr().out)
+    assert len(guesses) == 1 and len(guesses[0]) == 5
+    assert guesses == fill_mask(str(model), "def <mask>(")
+    probabilities = [guess["probability"] for guess in guesses[0]]
+    assert probabilities == sorted(probabilities, reverse=True) and 0 < sum(probabilities) < 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["no mask"], "text: expected one or more <mask>, got 'no mask'"),
+        (["<mask>" + " word" * 50], "text: expected at most 23 tokens, got"),
+        (["\udcff<mask>"], "text: expected UTF-8, got '\\udcff' at character 0"),
+        (["<mask>", "--top_k", "0"], "top_k: expected 1 to 277 (the vocabulary), got 0"),
+    ],
+)
+def test_bad_text_for_fill_mask(model, options, message, capsys):
+    assert message in fail(capsys, "fill-mask", model, *options)
+
+
+@pytest.mark.parametrize("linear", [False, True])
+def test_the_longest_text_of_a_model_whose_positions_begin_after_an_offset(linear, tmp_path, capsys):
+    """RoBERTa's tables have rows that no token stands at: up to n tokens are answered, more are refused."""
+    teacher = write_teacher(tmp_path / "teacher", "it 's good bad")
+    model = tmp_path / "student" if linear else teacher
+    if linear:
+        main(["convert", str(teacher), str(model), "--in_place", "--projected_dim", "3"])
+    n, around = PRETRAIN_SIZES["max_position_embeddings"], 2  # tokens before and behind the text
+    assert len(fill_mask(str(model), "<mask>" * (n - around))) == n - around
+    for longer in (n + 1, n + 2, n + 3):
+        error = fail(capsys, "fill-mask", model, "<mask>" * (longer - around))
+        assert f"text: expected at most {n} tokens, got {longer}" in error
+
+
+def test_a_reader_that_has_had_enough_is_no_error(model):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "linformer_kit", "fill-mask", str(model), "<mask>"]
+    result = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (result.returncode, result.stderr) == (141, "")
+
+
+def test_half_written_and_foreign_model_folders(model, capsys, tmp_path):
+    def broken(name: str, change) -> Path:
+        folder = tmp_path / name
+        shutil.copytree(model, folder, ignore=shutil.ignore_patterns("checkpoint-*", "full", "runs"))
+        change(folder)
+        return folder
+
+    config = json.loads((model / "config.json").read_text())
+    cases = {
+        "no_config": (lambda f: (f / "config.json").unlink(), "expected config.json in"),
+        "bad_config": (lambda f: (f / "config.json").write_text("{"), "expected the JSON of a model configuration"),
+        "no_type": (lambda f: (f / "config.json").write_text("{}"), "expected a model_type, got none"),
+        "foreign": (lambda f: (f / "config.json").write_text('{"model_type": "vit"}'), "expected a masked language model"),
+        "no_tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "expected a tokenizer (tokenizer.json) in"),
+        "no_weights": (lambda f: (f / "model.safetensors").unlink(), "expected model.safetensors in"),
+        "half": (
+            lambda f: (f / "model.safetensors").write_bytes((model / "model.safetensors").read_bytes()[:5000]),
+            "model.safetensors: expected whole safetensors, got a broken file",
+        ),
+        "shape": (
+            lambda f: (f / "config.json").write_text(json.dumps({**config, "projected_dim": 5})),
+            "got none for linformer.encoder.layers.0.self_attn.projection.key_projection and 3 others",
+        ),
+        "surplus": (
+            lambda f: (f / "config.json").write_text(json.dumps({**config, "attention": "full"})),
+            "got no place for linformer.encoder.layers.0.self_attn.projection.key_projection and 3 others",
+        ),
+        "tokenizer": (lambda f: (f / "tokenizer.json").write_text("{}"), "tokenizer: KeyError: "),
+        "dtype": (
+            lambda f: (f / "config.json").write_text(json.dumps({**config, "dtype": "foo"})),
+            "dtype: module 'torch' has no attribute 'foo'",
+        ),
+        "labels": (
+            lambda f: (f / "config.json").write_text(json.dumps({**config, "num_labels": "x"})),
+            "labels: 'str' object cannot be interpreted as an integer",
+        ),
+    }  # fmt: skip
+    for name, (change, message) in cases.items():
+        assert message in fail(capsys, "fill-mask", broken(name, change), "<mask>"), name
+    assert "which does not exist" in fail(capsys, "fill-mask", tmp_path / "none", "<mask>")
+    assert "expected a folder, got none, which does not exist" in fail(capsys, "fill-mask", "none/", "<mask>")

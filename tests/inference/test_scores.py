@@ -1,0 +1,84 @@
+"""Metrics against cases worked out by hand."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from linformer_kit import InputError
+from linformer_kit.data.examples import Example, Labels
+from linformer_kit.inference import scores as s
+
+# Class 0 four times, 1 three times, 2 never; two mistakes.
+TARGETS = np.array([0, 0, 0, 0, 1, 1, 1])
+CHANCES = np.eye(3)[[0, 0, 0, 1, 1, 1, 2]] * 0.7 + 0.1
+
+
+ANSWERS = s.predicted(CHANCES, multi_label=False)
+
+
+def test_metrics_of_one_class():
+    found = s.scores(ANSWERS, TARGETS, ("accuracy", "macro_f1", "micro_f1"), 3)
+    first, second = 2 * 3 / (3 + 4), 2 * 2 / (3 + 3)
+    assert found == pytest.approx({"accuracy": 5 / 7, "macro_f1": (first + second + 0) / 3, "micro_f1": 5 / 7})
+    two = s.scores(ANSWERS[:6], TARGETS[:6], ("f1",), 2)
+    assert two["f1"] == pytest.approx(2 * 2 / (3 + 2)), "of class 1"
+
+
+def test_each_class_and_each_pair():
+    found = s.by_class(ANSWERS, TARGETS, 3)
+    assert found[0] == pytest.approx({"precision": 1.0, "recall": 0.75, "f1": 6 / 7, "texts": 4})
+    assert found[2] == {"precision": 0.0, "recall": 0.0, "f1": 0.0, "texts": 0}
+    assert s.confusion(ANSWERS, TARGETS, 3) == [[3, 1, 0], [0, 2, 1], [0, 0, 0]]
+
+
+def test_several_classes():
+    targets = np.array([[1.0, 0.0], [1.0, 1.0], [0.0, 0.0]])
+    probabilities = np.array([[0.9, 0.1], [0.8, 0.3], [0.2, 0.6]])
+    answers = s.predicted(probabilities, multi_label=True)
+    found = s.scores(answers, targets, ("micro_f1", "macro_f1", "accuracy"), 2)
+    assert found == pytest.approx({"micro_f1": 2 * 2 / (3 + 3), "macro_f1": (1 + 0) / 2, "accuracy": 1 / 3})
+    assert s.losses(probabilities, targets)[0] == pytest.approx(-np.log(0.9))
+    assert s.predicted(probabilities, multi_label=True, threshold=0.7).tolist() == [[1, 0], [1, 0], [0, 0]]
+
+
+def test_the_worst_mistakes_stand_first():
+    examples = [Example(f"line {n}", f"text {n}", None, ("a",), False) for n in range(7)]
+    labels = Labels(("a", "b", "c"))
+    sure = CHANCES.copy()
+    sure[6] = [0.05, 0.05, 0.9]
+    found = s.mistakes(sure, ANSWERS, TARGETS, examples, labels)
+    assert [each["source"] for each in found] == ["line 6", "line 3"]
+    assert (found[0]["label"], found[0]["predicted"], found[0]["probability"]) == ("b", "c", 0.9)
+    assert found[0]["loss"] == pytest.approx(-np.log(0.05))
+    both = s.mistakes(
+        np.array([[0.9, 0.8]]),
+        np.array([[1, 1]]),
+        np.array([[1.0, 0.0]]),
+        examples[:1],
+        Labels(("a", "b"), multi_label=True),
+    )
+    assert (both[0]["label"], both[0]["predicted"]) == (["a"], ["a", "b"])
+    assert both[0]["probability"] == {"a": 0.9, "b": 0.8}
+
+
+def test_losses_are_those_of_the_right_answers():
+    assert s.losses(CHANCES, TARGETS)[[0, 3]] == pytest.approx([-np.log(0.8), -np.log(0.1)])
+    assert np.isfinite(s.losses(np.array([[0.0, 1.0]]), np.array([0])))
+
+
+def test_probabilities_of_any_logits_are_finite():
+    logits = np.array([[1e4, -1e4, 0.0], [1.0, 1.0, 1.0]], dtype=np.float32)
+    one = s.class_probabilities(logits, multi_label=False)
+    assert one.sum(axis=1) == pytest.approx([1, 1]) and one[1] == pytest.approx(1 / 3)
+    several = s.class_probabilities(logits, multi_label=True)
+    assert several[0] == pytest.approx([1, 0, 0.5]) and several[1] == pytest.approx(1 / (1 + np.exp(-1)))
+
+
+def test_a_metric_that_is_not_measured():
+    s.check_metric("f1", ("accuracy", "f1")), s.check_metric("loss", ("accuracy",)), s.check_metric(None, ())
+    message = "metric_for_best_model: expected one of accuracy and loss, got 'bleu'"
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        s.check_metric("bleu", ("accuracy",))

@@ -1,0 +1,163 @@
+"""The configuration: what it refuses, and that it survives saving."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+
+import pytest
+from transformers import AutoConfig, AutoModel
+
+from linformer_kit import InputError, LinformerConfig, LinformerModel
+from linformer_kit.models.configuration import warn_of_unknown
+from linformer_kit.settings import ModelSettings
+
+
+def test_fields_and_defaults_are_those_of_the_settings():
+    config = LinformerConfig()
+    for field in dataclasses.fields(ModelSettings):
+        assert getattr(config, field.name) == field.default
+
+
+def test_saving_and_loading_keep_every_field(config, tmp_path):
+    saved = config(sharing="layerwise", bias_order="after_projection", position_offset=2, num_labels=5)
+    saved.save_pretrained(tmp_path)
+    loaded = LinformerConfig.from_pretrained(tmp_path)
+    assert loaded.to_dict() == saved.to_dict()
+    assert loaded.num_labels == 5
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"projected_dim": 600}, "projected_dim: expected 1 to 512 (max_position_embeddings), got 600"),
+        ({"projected_dim": 0}, "projected_dim: expected 1 to 512 (max_position_embeddings), got 0"),
+        ({"projected_dim": 0.25}, "projected_dim: expected 1 to 512 (max_position_embeddings), got 0.25"),
+        ({"projected_dim": True}, "projected_dim: expected 1 to 512 (max_position_embeddings), got True"),
+        ({"projected_dim": [8, 4]}, "projected_dim: expected one for each of 12 layers, got [8, 4]"),
+        ({"projected_dim": [[8, 4]] * 12}, "projected_dim: expected one for each of 12 heads, got [8, 4]"),
+        ({"projected_dim": [8] * 11 + [0]}, "projected_dim: expected 1 to 512 (max_position_embeddings), got 0"),
+        (
+            {"projected_dim": [[8] * 11 + [4]] * 12, "projection": "conv"},
+            "projected_dim: expected one number wherever layers or heads share a kernel, as conv ties it to k, got [[8",
+        ),
+        (
+            {"projected_dim": [8] * 11 + [4], "projection": "dense_conv", "sharing": "layerwise"},
+            "projected_dim: expected one number wherever layers or heads share a kernel, as dense_conv ties it to k, got",
+        ),
+        ({"shorter_input": "crop"}, "shorter_input: expected one of prefix, stretch, got 'crop'"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings: expected True or False, got 'no'"),
+        ({"initializer_range": float("inf")}, "initializer_range: expected a positive number, got inf"),
+        ({"linear_initializer": "xavier"}, "linear_initializer: expected one of normal, lecun_normal, got 'xavier'"),
+        ({"hidden_act": ["gelu"]}, "hidden_act: expected an activation that transformers knows, got ['gelu']"),
+        ({"hidden_size": True}, "hidden_size: expected a positive integer, got True"),
+        ({"num_attention_heads": 5}, "num_attention_heads: expected a divisor of hidden_size 768, got 5"),
+        ({"sharing": "all"}, "sharing: expected one of none, headwise, key_value, layerwise, got 'all'"),
+        (
+            {"projection": "dense"},
+            "projection: expected one of linear, mean_pool, max_pool, conv, dense_conv, random, got",
+        ),
+        ({"attention": "sparse"}, "attention: expected one of linformer, full, got 'sparse'"),
+        ({"hidden_dropout_prob": 1}, "hidden_dropout_prob: expected a number from 0 up to but not 1, got 1"),
+        ({"hidden_act": "gleu"}, "hidden_act: expected an activation that transformers knows, got 'gleu'"),
+        ({"pad_token_id": 50265}, "pad_token_id: expected a token id under vocab_size 50265, got 50265"),
+        ({"layer_norm_eps": 0}, "layer_norm_eps: expected a positive number, got 0"),
+        ({"type_vocab_size": -1}, "type_vocab_size: expected an integer of 0 or more, got -1"),
+        (
+            {"projected_dims": 64},
+            "projected_dims: expected a field of LinformerConfig, got an unknown one (did you mean",
+        ),
+        ({"rope_theta": 1.0}, "rope_theta: expected a field of LinformerConfig, got an unknown one"),
+    ],
+)
+def test_refusals(fields, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        LinformerConfig(**fields)
+
+
+def test_weights_may_be_quantised():
+    assert LinformerConfig(quantization_config={"quant_method": "torchao"}).quantization_config
+
+
+def test_full_attention_needs_no_projected_dim_that_fits():
+    assert LinformerConfig(attention="full", max_position_embeddings=64).projected_dim == 128
+
+
+@pytest.fixture
+def noted(config, tmp_path):
+    """A folder whose configuration has fields that this version does not know."""
+    saved = config()
+    saved.my_note = {"by": "a user"}
+    saved.projected_dims = 3
+    saved.save_pretrained(tmp_path)
+    warn_of_unknown.cache_clear()
+    return tmp_path
+
+
+def read_by_hand(folder):
+    return LinformerConfig.from_dict(json.loads((folder / "config.json").read_text()))
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        LinformerConfig.from_pretrained,
+        AutoConfig.from_pretrained,
+        read_by_hand,
+        lambda folder: LinformerConfig.from_json_file(folder / "config.json"),
+        lambda folder: LinformerConfig.from_pretrained(folder, return_unused_kwargs=True)[0],
+    ],
+)
+def test_a_file_may_have_fields_of_others(read, noted, tmp_path, caplog):
+    """They are kept, saved again, and said once; what they mean cannot be known here."""
+    loaded = read(noted)
+    assert (loaded.my_note, loaded.projected_dims) == ({"by": "a user"}, 3)
+    loaded.save_pretrained(tmp_path / "again")
+    again = read(tmp_path / "again")
+    assert {**again.to_dict(), "_name_or_path": loaded._name_or_path} == loaded.to_dict()
+    assert [record.message for record in caplog.records if record.name == "linformer_kit.models.configuration"] == [
+        "config.json: kept fields that this version does not know and does not use: my_note, "
+        "projected_dims (did you mean projected_dim?)"
+    ]
+
+
+def test_a_model_of_such_a_file_loads(noted, config):
+    LinformerModel(config()).save_pretrained(noted / "model")
+    (noted / "model" / "config.json").write_bytes((noted / "config.json").read_bytes())
+    assert AutoModel.from_pretrained(noted / "model").config.projected_dims == 3
+
+
+def test_the_constructor_refuses_them_still(noted):
+    with pytest.raises(InputError, match="expected a field of LinformerConfig, got an unknown one"):
+        LinformerConfig(**json.loads((noted / "config.json").read_text()))
+
+
+@pytest.mark.parametrize("name", ["projected_dim_of", "to_dict"])
+def test_a_file_replaces_no_method(name, config):
+    loaded = LinformerConfig.from_dict({**config().to_dict(), name: 3})
+    assert callable(getattr(loaded, name)) and loaded.projected_dim_of(0) == 7
+
+
+@pytest.mark.parametrize(
+    "load", [LinformerConfig.from_pretrained, AutoConfig.from_pretrained, LinformerModel.from_pretrained]
+)
+def test_keywords_beside_a_file_are_checked(load, config, tmp_path):
+    LinformerModel(config()).save_pretrained(tmp_path)
+    message = re.escape("projected_dimm: expected a field of LinformerConfig, got an unknown one (did you mean")
+    with pytest.raises(InputError, match=message):
+        load(tmp_path, projected_dimm=3)
+    with pytest.raises(InputError, match=r"projected_dim: expected 1 to .*, got 0"):
+        load(tmp_path, projected_dim=0)
+    loaded = load(tmp_path, hidden_dropout_prob=0.25, num_labels=5)
+    assert (getattr(loaded, "config", loaded).hidden_dropout_prob, getattr(loaded, "config", loaded).num_labels) == (
+        0.25,
+        5,
+    )
+
+
+def test_any_other_keyword_is_refused_by_the_class_and_given_back_to_who_asks(config, tmp_path):
+    config().save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="max_length: expected a field of LinformerConfig"):
+        LinformerConfig.from_pretrained(tmp_path, max_length=3)
+    assert LinformerConfig.from_pretrained(tmp_path, max_length=3, return_unused_kwargs=True)[1] == {"max_length": 3}

@@ -1,0 +1,277 @@
+"""The models for tasks: losses, where they look, gradients in all parameters, transformers' pipelines."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from transformers import (
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
+
+from linformer_kit import (
+    InputError,
+    LinformerForMaskedLM,
+    LinformerForQuestionAnswering,
+    LinformerForSequenceClassification,
+    LinformerForTokenClassification,
+)
+from linformer_kit.models.heads import labelled_positions
+from tests.conftest import KINDS, SHARINGS, fields, randomise, tokens
+
+IDS = torch.full((2, 31), 5)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_logits_are_of_all_tokens_or_of_those_that_are_asked_for(config, compiled):
+    """In training as in evaluation, compiled or not; the loss and its gradients do not change."""
+    model = randomise(LinformerForMaskedLM(config()))
+    torch.compiler.reset()  # graphs of other tests count towards the limit of this one
+    run = torch.compile(model, fullgraph=True, backend="eager") if compiled else model
+    ids = tokens(2, 31)
+    for seed in range(2):
+        torch.manual_seed(seed)
+        labels = ids.masked_fill(torch.rand(2, 31) > 0.3, -100)
+        found = []
+        for training, positions in itertools.product((True, False), (None, labelled_positions(labels))):
+            model.train(training)
+            output = run(ids, labels=labels, predicted_positions=positions)
+            assert output.logits.shape == ((2, 31, 101) if positions is None else ((labels != -100).sum(), 101))
+            logits = output.logits[labels != -100] if positions is None else output.logits
+            found.append([output.loss, logits, *torch.autograd.grad(output.loss, list(model.parameters()))])
+        for other in found[1:]:
+            for first, second in zip(found[0], other, strict=True):
+                torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("positions", "message"),
+    [
+        (torch.tensor([62]), "predicted_positions: expected ids from 0 to 61, got 62"),
+        (
+            torch.tensor([0.5]),
+            "predicted_positions: expected [1] of torch.int64 or torch.int32, got [1] of torch.float32",
+        ),
+        (torch.zeros(2, 31).long(), "predicted_positions: expected [2] of torch.int64 or torch.int32, got [2, 31]"),
+    ],
+)
+def test_positions_that_are_none_are_refused(config, positions, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        LinformerForMaskedLM(config())(tokens(2, 31), predicted_positions=positions)
+
+
+def test_nothing_to_predict_is_a_loss_of_zero(config):
+    ids = tokens(2, 31)
+    assert LinformerForMaskedLM(config()).train()(ids, labels=torch.full_like(ids, -100)).loss == 0
+
+
+def test_accumulated_loss_and_gradients_equal_those_of_the_large_batch(config):
+    model = randomise(LinformerForMaskedLM(config())).train()
+    ids = tokens(5, 31)
+    labels = ids.masked_fill(torch.rand(5, 31) > 0.3, -100)
+    whole = model(ids, labels=labels).loss
+    whole.backward()
+    expected = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    total = (labels != -100).sum()
+    parts = [model(ids[part], labels=labels[part], num_items_in_batch=total).loss for part in (slice(2), slice(2, 5))]
+    sum(parts).backward()
+    torch.testing.assert_close(sum(parts), whole)
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("labels", "num_labels", "problem_type"),
+    [
+        (torch.tensor([0, 2, 1]), 3, "single_label_classification"),
+        (torch.tensor([[0.0, 1, 1], [1, 0, 0], [0, 0, 0]]), 3, "multi_label_classification"),
+        (torch.tensor([0.5, -1.0, 2.0]), 1, "regression"),
+    ],
+)
+def test_classification_losses_are_those_of_transformers(config, labels, num_labels, problem_type):
+    model = LinformerForSequenceClassification(config(num_labels=num_labels)).eval()
+    out = model(tokens(3, 31), labels=labels)
+    assert model.config.problem_type == problem_type
+    if problem_type == "single_label_classification":
+        expected = torch.nn.functional.cross_entropy(out.logits, labels)
+    elif problem_type == "regression":
+        expected = torch.nn.functional.mse_loss(out.logits[:, 0], labels)
+    else:
+        expected = torch.nn.functional.binary_cross_entropy_with_logits(out.logits, labels)
+    torch.testing.assert_close(out.loss, expected)
+
+
+def test_a_target_of_a_regression_may_be_any_number(config):
+    model = LinformerForSequenceClassification(config(num_labels=1)).eval()
+    labels = torch.tensor([-100.0, 0.5, 2.0])
+    out = model(tokens(3, 31), labels=labels)
+    torch.testing.assert_close(out.loss, torch.nn.functional.mse_loss(out.logits[:, 0], labels))
+
+
+def test_refused_labels_leave_the_model_as_it_was(config):
+    model = LinformerForSequenceClassification(config(num_labels=3)).eval()
+    for wrong, message in ((torch.zeros(2), "labels: expected [2, 3], got [2]"), (IDS[:, 0], "from 0 to 2, got 5")):
+        with pytest.raises(InputError, match=re.escape(message)):
+            model(IDS, labels=wrong)
+        assert model.config.problem_type is None
+    assert model(IDS, labels=torch.tensor([0, 2])).loss.isfinite()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_classification_is_the_same_wherever_the_padding_stands(config, kind):
+    model = randomise(LinformerForSequenceClassification(config(num_labels=3, **fields(kind)))).eval()
+    ids = tokens(2, 23)
+    padded, mask = torch.full((2, 31), 1), torch.zeros(2, 31, dtype=torch.long)
+    padded[:, 5:28], mask[:, 5:28] = ids, 1
+    torch.testing.assert_close(model(padded, mask).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_the_classifier_reads_the_first_real_token(config):
+    model = randomise(LinformerForSequenceClassification(config(num_labels=3))).eval()
+    ids, mask = tokens(2, 31), torch.ones(2, 31, dtype=torch.long)
+    mask[:, :5] = 0
+    other = ids.clone()
+    other[:, :5] = tokens(2, 5)
+    assert torch.equal(model(ids, mask).logits, model(other, mask).logits)
+    hidden = model.linformer(ids, mask).last_hidden_state
+    torch.testing.assert_close(model(ids, mask).logits, model.classifier(hidden[:, 5:]))
+
+
+def labels_for(model: torch.nn.Module, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Something to learn, for each kind of model."""
+    if isinstance(model, LinformerForQuestionAnswering):
+        return {"start_positions": torch.tensor([3, 7]), "end_positions": torch.tensor([5, 29])}
+    if isinstance(model, LinformerForSequenceClassification):
+        return {"labels": torch.tensor([2, 0])}
+    return {"labels": ids if isinstance(model, LinformerForMaskedLM) else ids % 3}
+
+
+MODELS = [
+    LinformerForMaskedLM,
+    LinformerForSequenceClassification,
+    LinformerForTokenClassification,
+    LinformerForQuestionAnswering,
+]
+
+
+@pytest.fixture
+def process_group(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("model_class", MODELS)
+def test_data_parallel_training_finds_no_unused_parameter(config, kind, model_class, process_group):
+    """DistributedDataParallel itself raises at the second step if a parameter had no gradient at the first."""
+    model = model_class(config(num_labels=3, **fields(kind)))
+    parallel = DistributedDataParallel(model, find_unused_parameters=False)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ids, mask = tokens(2, 31), torch.ones(2, 31, dtype=torch.long)
+    mask[0, 29:] = 0
+    for _ in range(2):
+        optimizer.zero_grad()
+        parallel(ids, attention_mask=mask, **labels_for(model, ids)).loss.backward()
+        optimizer.step()
+    for name, parameter in model.named_parameters():
+        # The bias of the keys moves all scores of a query alike where rows of E sum to one: no effect, no gradient.
+        assert name.endswith("k_proj.bias") or not torch.equal(parameter, before[name]), name
+
+
+def test_token_classification_loss_is_that_of_transformers(config):
+    model = randomise(LinformerForTokenClassification(config(num_labels=3))).eval()
+    ids = tokens(2, 31)
+    labels = (ids % 3).masked_fill(torch.rand(2, 31) > 0.5, -100)
+    out = model(ids, labels=labels)
+    assert out.logits.shape == (2, 31, 3)
+    torch.testing.assert_close(out.loss, torch.nn.functional.cross_entropy(out.logits.flatten(0, 1), labels.flatten()))
+
+
+def test_question_answering_loss_is_that_of_transformers(config):
+    model = randomise(LinformerForQuestionAnswering(config())).eval()
+    ids, start, end = tokens(3, 31), torch.tensor([3, 7, 31]), torch.tensor([5, 29, 37])
+    out = model(ids, start_positions=start, end_positions=end)
+    assert out.start_logits.shape == out.end_logits.shape == (3, 31)
+    # The third answer was cut off with the end of its text.
+    expected = sum(
+        torch.nn.functional.cross_entropy(logits[:2], positions[:2])
+        for logits, positions in ((out.start_logits, start), (out.end_logits, end))
+    )
+    torch.testing.assert_close(out.loss, expected / 2)
+    torch.testing.assert_close(model(ids, start_positions=start[:, None], end_positions=end[:, None]).loss, out.loss)
+
+
+@pytest.mark.parametrize("model_class", [LinformerForTokenClassification, LinformerForQuestionAnswering])
+def test_padding_leaves_the_answers(config, model_class):
+    model = randomise(model_class(config(num_labels=3))).eval()
+    ids = tokens(2, 23)
+    padded, mask = torch.full((2, 31), 1), torch.zeros(2, 31, dtype=torch.long)
+    padded[:, 5:28], mask[:, 5:28] = ids, 1
+    for ours, theirs in zip(model(padded, mask).to_tuple(), model(ids).to_tuple(), strict=True):
+        torch.testing.assert_close(ours[:, 5:28], theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("auto", "model_class"),
+    [
+        (AutoModelForSequenceClassification, LinformerForSequenceClassification),
+        (AutoModelForTokenClassification, LinformerForTokenClassification),
+        (AutoModelForQuestionAnswering, LinformerForQuestionAnswering),
+    ],
+)
+@pytest.mark.parametrize("sharing", SHARINGS)
+def test_auto_classes_load_the_heads(config, auto, model_class, sharing, tmp_path):
+    model = randomise(model_class(config(num_labels=3, sharing=sharing))).eval()
+    model.save_pretrained(tmp_path)
+    loaded = auto.from_pretrained(tmp_path).eval()
+    assert type(loaded) is model_class
+    ids = tokens(2, 31)
+    assert all(map(torch.equal, loaded(ids).to_tuple(), model(ids).to_tuple()))
+
+
+@pytest.mark.parametrize(
+    ("model_class", "arguments", "message"),
+    [
+        (LinformerForTokenClassification, {"labels": IDS}, "labels: expected ids from 0 to 1, got 5"),
+        (LinformerForTokenClassification, {"labels": IDS[:, :3]}, "labels: expected [2, 31] of torch.int64 or"),
+        (LinformerForQuestionAnswering, {"start_positions": IDS[:, 0]}, "expected both or neither, got one"),
+        (
+            LinformerForQuestionAnswering,
+            {"start_positions": IDS[:, 0], "end_positions": IDS},
+            "end_positions: expected [2] of torch.int64 or torch.int32, got [2, 31]",
+        ),
+    ],
+)
+def test_calls_refused(config, model_class, arguments, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        model_class(config())(IDS, **arguments)
+
+
+@pytest.mark.parametrize(
+    "kind", [LinformerForSequenceClassification, LinformerForTokenClassification, LinformerForQuestionAnswering]
+)
+def test_compiled_and_exported_heads_give_what_the_model_gives(config, kind):
+    model = randomise(kind(config(num_hidden_layers=1))).eval()
+    ids, mask = tokens(3, 29), torch.ones(3, 29, dtype=torch.long)
+    mask[0, :13] = mask[1, 17:] = 0
+    batch, length = torch.export.Dim("batch", min=1, max=5), torch.export.Dim("length", min=2, max=37)
+    inputs = {"input_ids": ids[:2, :19].clone(), "attention_mask": mask[:2, :19].clone()}
+    sizes = {name: {0: batch, 1: length} for name in inputs}
+    program = torch.export.export(model, (), inputs, dynamic_shapes=sizes).module()
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    expected = model(input_ids=ids, attention_mask=mask)
+    for run in (program, compiled):
+        found = run(input_ids=ids, attention_mask=mask)
+        for name in expected:
+            by_token = expected[name].shape[:2] == ids.shape
+            ours, theirs = (out[name][mask == 1] if by_token else out[name] for out in (found, expected))
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)

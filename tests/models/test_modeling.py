@@ -1,0 +1,468 @@
+"""The models: sizes, equality with RoBERTa, padding, saving, training."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    RobertaConfig,
+    RobertaModel,
+    RobertaPreLayerNormConfig,
+    RobertaPreLayerNormModel,
+)
+
+from linformer_kit import (
+    InputError,
+    LinformerConfig,
+    LinformerForMaskedLM,
+    LinformerForSequenceClassification,
+    LinformerModel,
+)
+from linformer_kit.operator.projections import PROJECTIONS, SHORTER_INPUTS
+from tests.conftest import KINDS, SHARINGS, SIZES, fields, randomise, slow_but, tokens
+
+# Published with the official code: linformer_roberta_base, vocabulary 50,000, n 512, k 128, tied head.
+OFFICIAL_PARAMETERS = {
+    "none": 143_367_248,
+    "headwise": 126_065_744,
+    "key_value": 125_279_312,
+    "layerwise": 124_558_416,
+    "full": 124_492_880,
+}
+MATRICES = {"none": 288, "headwise": 24, "key_value": 12, "layerwise": 1, "full": 0}
+
+
+@pytest.mark.parametrize("kind", OFFICIAL_PARAMETERS)
+def test_parameters_and_matrices_are_the_official_ones(kind):
+    with torch.device("meta"):
+        model = LinformerForMaskedLM(LinformerConfig(vocab_size=50_000, position_offset=2, **fields(kind)))
+    assert sum(parameter.numel() for parameter in model.parameters()) == OFFICIAL_PARAMETERS[kind]
+    assert model.projection_matrix_count() == MATRICES[kind]
+
+
+@pytest.mark.parametrize("name", PROJECTIONS)
+@pytest.mark.parametrize("sharing", SHARINGS)
+def test_what_a_projection_adds_to_the_parameters(config, name, sharing):
+    """Beyond those of full attention, at n 37, k 7, 2 layers of 3 heads of 11."""
+    made = config(projection=name, sharing=sharing)
+    model, full = LinformerModel(made), LinformerModel(config(attention="full"))
+    window = 6  # 37/7, rounded up
+    each = {"linear": 7 * 37, "conv": 11 * window, "dense_conv": 11 * 11 * window}.get(name, 0)
+    count = {"none": 2 * 3 * 2, "headwise": 2 * 2, "key_value": 2, "layerwise": 1}[sharing] if each else 0
+    assert model.num_parameters() - full.num_parameters() == count * each
+    assert model.projection_matrix_count() == count
+
+
+@pytest.mark.parametrize(
+    ("sharing", "projected_dim", "rows"),
+    [
+        ("none", [[7, 5, 3], [2, 2, 2]], 2 * (7 + 5 + 3 + 6)),
+        ("headwise", [7, 3], 2 * (7 + 3)),
+        ("headwise", [[7, 5, 3], [2, 3, 2]], 2 * (7 + 3)),
+        ("key_value", [[7, 5, 3], [2, 3, 2]], 7 + 3),
+        ("layerwise", [3, 7], 7),
+        ("layerwise", [[3, 2, 1], [2, 3, 5]], 5),
+    ],
+)
+def test_a_k_for_each_layer_and_head(config, sharing, projected_dim, rows, tmp_path):
+    model = randomise(LinformerModel(config(sharing=sharing, projected_dim=projected_dim))).eval()
+    assert model.num_parameters() - LinformerModel(config(attention="full")).num_parameters() == rows * 37
+    ids = tokens(2, 37)
+    out = model(ids, output_attentions=True)
+    for layer, weights in zip(projected_dim, out.attentions, strict=True):
+        for head, slots in enumerate(layer if isinstance(layer, list) else [layer] * 3):
+            assert (weights[:, head, :, :slots] > 0).all() and (weights[:, head, :, slots:] == 0).all()
+    model.save_pretrained(tmp_path)
+    assert torch.equal(LinformerModel.from_pretrained(tmp_path)(ids)[0], model(ids)[0])
+
+
+def roberta_state(roberta: RobertaModel) -> dict[str, torch.Tensor]:
+    """RoBERTa's weights under our names."""
+    renames = [
+        (r"LayerNorm", "layer_norm"),
+        (r"encoder\.layer\.", "encoder.layers."),
+        (r"attention\.self\.query", "self_attn.q_proj"),
+        (r"attention\.self\.key", "self_attn.k_proj"),
+        (r"attention\.self\.value", "self_attn.v_proj"),
+        (r"attention\.output\.dense", "self_attn.out_proj"),
+        (r"attention\.output\.layer_norm", "self_attn_layer_norm"),
+        (r"intermediate\.dense", "fc1"),
+        (r"output\.dense", "fc2"),
+        (r"output\.layer_norm", "final_layer_norm"),
+    ]
+    state = {}
+    for name, tensor in roberta.state_dict().items():
+        for old, new in renames:
+            name = re.sub(old, new, name)
+        state[name] = tensor
+    return state
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_full_attention_is_roberta(masked):
+    """The error against float64 is at most twice that of transformers' own float32 model."""
+    sizes = {"vocab_size": 101, "hidden_size": 60, "num_attention_heads": 5, "num_hidden_layers": 7}
+    sizes |= {"intermediate_size": 131, "layer_norm_eps": 1e-5}
+    roberta_config = RobertaConfig(max_position_embeddings=39, type_vocab_size=1, **sizes)
+    roberta = randomise(RobertaModel(roberta_config, add_pooling_layer=False), scale=0.15).eval()
+    ours = LinformerModel(
+        LinformerConfig(max_position_embeddings=37, type_vocab_size=1, position_offset=2, attention="full", **sizes)
+    ).eval()
+    ours.load_state_dict(roberta_state(roberta))
+    ids = tokens(3, 37)
+    mask = None
+    if masked:
+        mask = torch.ones(3, 37, dtype=torch.long)
+        mask[0, 29:] = 0
+        mask[1, 11:] = 0
+        ids = ids.masked_fill(mask == 0, roberta_config.pad_token_id)
+    real = torch.ones(3, 37, dtype=torch.bool) if mask is None else mask == 1
+    with torch.no_grad():
+        theirs = roberta(ids, attention_mask=mask).last_hidden_state[real]
+        mine = ours(ids, attention_mask=mask).last_hidden_state[real]
+        exact = roberta.double()(ids, attention_mask=mask).last_hidden_state[real]
+    assert (mine - exact).abs().max() <= 2 * (theirs - exact).abs().max()
+
+
+def test_norm_first_is_roberta_prelayernorm():
+    sizes = {"vocab_size": 101, "hidden_size": 60, "num_attention_heads": 5, "num_hidden_layers": 3}
+    sizes |= {"intermediate_size": 131, "layer_norm_eps": 1e-5}
+    theirs_config = RobertaPreLayerNormConfig(max_position_embeddings=39, type_vocab_size=1, **sizes)
+    theirs = randomise(RobertaPreLayerNormModel(theirs_config, add_pooling_layer=False), scale=0.15).double().eval()
+    ours = LinformerModel(
+        LinformerConfig(
+            max_position_embeddings=37,
+            type_vocab_size=1,
+            position_offset=2,
+            attention="full",
+            norm_first=True,
+            **sizes,
+        )
+    )
+    ours.double().eval().load_state_dict(prelayernorm_state(theirs))
+    ids = tokens(3, 37)
+    expected = theirs(ids, output_hidden_states=True)
+    got = ours(ids, output_hidden_states=True)
+    torch.testing.assert_close(got[0], expected[0], rtol=0, atol=1e-10)
+    for mine, other in zip(got.hidden_states[:-1], expected.hidden_states, strict=False):
+        torch.testing.assert_close(mine, other, rtol=0, atol=1e-10)
+
+
+def prelayernorm_state(theirs: RobertaPreLayerNormModel) -> dict[str, torch.Tensor]:
+    """Their names put as RoBERTa has them, and the last norm."""
+    state = {}
+    for name, tensor in roberta_state(theirs).items():
+        name = re.sub(r"attention\.layer_norm", "self_attn_layer_norm", name)
+        name = re.sub(r"intermediate\.layer_norm", "final_layer_norm", name)
+        state["encoder.layer_norm" + name[len("layer_norm") :] if name.startswith("layer_norm") else name] = tensor
+    return state
+
+
+@pytest.mark.parametrize("attention", ["linformer", "full"])
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_a_local_convolution_stands_beside_attention(config, attention, norm_first):
+    """It adds w_j ⊙ x_(t+j) of the real neighbours to what attention gives; a loop says which."""
+    made = config(local_convolution=5, attention=attention, norm_first=norm_first, num_hidden_layers=1)
+    model = randomise(LinformerModel(made)).double().eval()
+    (layer,) = model.encoder.layers
+    seen = {}
+    layer.self_attn.register_forward_hook(lambda _, inputs, output: seen.update(inputs=inputs[0], attended=output[0]))
+    layer.self_attn_layer_norm.register_forward_hook(lambda _, inputs, output: seen.setdefault("norm", inputs[0]))
+    layer.final_layer_norm.register_forward_pre_hook(lambda _, inputs: seen.update(final=inputs[0]))
+    mask = torch.ones(2, 31, dtype=torch.long)
+    mask[0, 19:] = 0
+    ids = tokens(2, 31)
+    model(ids, mask)
+    x, weight = seen["inputs"], layer.local_convolution.weight
+    local = torch.zeros_like(x)
+    for sample, length in enumerate((19, 31)):
+        for t in range(length):
+            for j in range(5):
+                if 0 <= t + j - 2 < length:
+                    local[sample, t] += weight[:, j] * x[sample, t + j - 2]
+    residual = (seen["norm"] if norm_first else x) + seen["attended"] + local
+    got = seen["final"] if norm_first else seen["norm"]
+    real = mask.bool()
+    torch.testing.assert_close(got[real], residual[real], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("width", [2, -1, 1.5])
+def test_width_of_the_convolution(config, width):
+    with pytest.raises(InputError, match=f"local_convolution: expected .*, got {width}"):
+        config(local_convolution=width)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shorter_input", SHORTER_INPUTS)
+@pytest.mark.parametrize("layers", [2, 12])
+def test_padding_changes_nothing(config, kind, shorter_input, layers):
+    """1 to 64 pads of random content: right, left, and everywhere; the tolerance is rounding in float32."""
+    sizes = {"max_position_embeddings": 97, "projected_dim": 11, "num_hidden_layers": layers}
+    model = LinformerModel(config(shorter_input=shorter_input, **sizes, **fields(kind)))
+    model = randomise(model, scale=0.2).eval()
+    ids = tokens(3, 31)
+    with torch.no_grad():
+        expected = model(ids).last_hidden_state
+        for pads in (1, 2, 7, 31, 64):
+            longer, mask = tokens(3, 31 + pads), torch.zeros(3, 31 + pads, dtype=torch.long)
+            mask[0, :31] = mask[1, pads:] = mask[2, torch.randperm(31 + pads)[:31]] = 1
+            longer[mask == 1] = ids.flatten()
+            padded = model(longer, attention_mask=mask).last_hidden_state[mask == 1].view_as(expected)
+            assert ((padded - expected).abs().max() / expected.abs().max()).item() < 1e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_content_changes_nothing_wherever_it_stands(config, kind):
+    model = randomise(LinformerModel(config(**fields(kind)))).eval()
+    mask = torch.ones(3, 31, dtype=torch.long)
+    mask[0, 19:] = 0
+    mask[1, :7] = 0
+    mask[2, 3::5] = 0
+    ids = tokens(3, 31)
+    other = torch.where(mask == 1, ids, tokens(3, 31))
+    with torch.no_grad():
+        outputs = [model(x, attention_mask=mask).last_hidden_state[mask == 1] for x in (ids, other)]
+    assert torch.equal(*outputs)
+
+
+def test_nan_in_padded_embeddings_stays_there(config):
+    model = randomise(LinformerForSequenceClassification(config(num_labels=3))).train()
+    mask = torch.ones(2, 31, dtype=torch.long)
+    mask[0, 19:] = 0
+    embeds = torch.randn(2, 31, 33).masked_fill((mask == 0)[..., None], float("nan"))
+    model(inputs_embeds=embeds, attention_mask=mask, labels=torch.tensor([0, 2])).loss.backward()
+    assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shuffling_the_batch_permutes_the_outputs(config, kind):
+    model = randomise(LinformerModel(config(**fields(kind)))).eval()
+    ids, order = tokens(5, 31), torch.tensor([3, 0, 4, 1, 2])
+    with torch.no_grad():
+        out, shuffled = model(ids).last_hidden_state, model(ids[order]).last_hidden_state
+    torch.testing.assert_close(shuffled, out[order])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_all_padding_row_is_finite(config, kind):
+    model = randomise(LinformerForMaskedLM(config(**fields(kind)))).train()
+    ids, mask = tokens(2, 31), torch.ones(2, 31, dtype=torch.long)
+    mask[1] = 0
+    out = model(ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100))
+    out.loss.backward()
+    assert out.logits.isfinite().all()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tied", [True, False])
+def test_saving_and_loading_is_exact(config, kind, tied, tmp_path):
+    model = randomise(LinformerForMaskedLM(config(tie_word_embeddings=tied, **fields(kind)))).eval()
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForMaskedLM.from_pretrained(tmp_path).eval()
+    assert type(loaded) is LinformerForMaskedLM
+    assert loaded.state_dict().keys() == model.state_dict().keys()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor), name
+    assert (loaded.get_input_embeddings().weight is loaded.get_output_embeddings().weight) == tied
+    ids = tokens(2, 31)
+    assert torch.equal(loaded(ids).logits, model(ids).logits)
+
+
+def test_auto_classes(config, tmp_path):
+    made = config(num_labels=3)
+    assert type(AutoModel.from_config(made)) is LinformerModel
+    assert type(AutoModelForSequenceClassification.from_config(made)) is LinformerForSequenceClassification
+    made.save_pretrained(tmp_path)
+    assert type(AutoConfig.from_pretrained(tmp_path)) is LinformerConfig
+
+
+def test_fresh_parts_of_a_loaded_model_start_as_in_a_new_one(config, tmp_path):
+    """A base model without its E and F: built on the meta device, they must not load as garbage."""
+    model = LinformerModel(config())
+    model.save_pretrained(tmp_path, state_dict={k: v for k, v in model.state_dict().items() if "projection" not in k})
+    loaded = LinformerModel.from_pretrained(tmp_path)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor), name
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_start_of_the_linear_maps(tied):
+    sizes = {"vocab_size": 499, "hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 512}
+    settings = {"num_hidden_layers": 1, "initializer_range": 0.03, "tie_word_embeddings": tied}
+    normal = LinformerForMaskedLM(LinformerConfig(**sizes, **settings))
+    lecun = LinformerForMaskedLM(LinformerConfig(**sizes, **settings, linear_initializer="lecun_normal"))
+    assert normal.linformer.encoder.layers[0].fc2.weight.std().item() == pytest.approx(0.03, rel=0.05)
+    assert lecun.linformer.encoder.layers[0].fc2.weight.std().item() == pytest.approx(512**-0.5, rel=0.05)
+    assert lecun.linformer.encoder.layers[0].self_attn.q_proj.weight.std().item() == pytest.approx(128**-0.5, rel=0.05)
+    assert lecun.lm_head.dense.weight.std().item() == pytest.approx(128**-0.5, rel=0.05)
+    for embeddings in (lecun.lm_head.decoder, lecun.linformer.embeddings.word_embeddings):
+        assert embeddings.weight.std().item() == pytest.approx(0.03, rel=0.05)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_parameter_is_without_gradient(config, kind):
+    model = LinformerForMaskedLM(config(**fields(kind))).train()
+    ids = tokens(2, 37)
+    model(ids, labels=ids).loss.backward()
+    assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_activation_checkpointing_gives_the_same_gradients(config, kind):
+    model = randomise(LinformerForMaskedLM(config(hidden_dropout_prob=0.3, **fields(kind)))).train()
+    ids, mask = tokens(3, 31), torch.ones(3, 31, dtype=torch.long)
+    mask[0, 19:] = 0
+
+    def gradients():
+        torch.manual_seed(7)
+        model.zero_grad()
+        model(ids, attention_mask=mask, labels=ids).loss.backward()
+        return [parameter.grad.clone() for parameter in model.parameters()]
+
+    plain = gradients()
+    calls = []
+    model.linformer.encoder.layers[0].fc1.register_forward_hook(lambda *_: calls.append(1))
+    model.activation_checkpointing_enable()
+    checkpointed = gradients()
+    assert len(calls) == 2  # forward, and once more for the backward pass
+    assert all(torch.equal(a, b) for a, b in zip(plain, checkpointed, strict=True))
+
+
+# Compiling and exporting takes a second each; of ways that differ little one will do.
+TRACED = ("none", "layerwise", "mean_pool", "conv", "local_norm_first", "full")
+
+
+@pytest.mark.parametrize("kind", slow_but(TRACED, KINDS))
+def test_compiles_as_one_graph(config, kind):
+    model = randomise(LinformerForMaskedLM(config(**fields(kind)))).train()
+    ids, mask = tokens(2, 31), torch.ones(2, 31, dtype=torch.long)
+    mask[0, 19:] = 0
+    labels = ids.masked_fill(torch.rand(2, 31) > 0.3, -100)
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    out = compiled(ids, attention_mask=mask, labels=labels)
+    plain = model(ids, attention_mask=mask, labels=labels)
+    torch.testing.assert_close(out.loss, plain.loss)
+    assert out.logits.shape == (2, 31, 101)
+
+
+@pytest.mark.parametrize("kind", slow_but(TRACED, KINDS))
+@pytest.mark.parametrize("shorter_input", SHORTER_INPUTS)
+def test_exported_once_for_every_size(config, kind, shorter_input):
+    model = randomise(LinformerModel(config(shorter_input=shorter_input, **fields(kind)))).eval()
+    ids = tokens(2, 23)
+    batch = torch.export.Dim("batch", min=1, max=5)
+    length = torch.export.Dim("length", min=2, max=SIZES["max_position_embeddings"])
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    sizes = {name: {0: batch, 1: length} for name in inputs}
+    program = torch.export.export(model, (), inputs, dynamic_shapes=sizes).module()
+    for rows, seq_len in ((1, 2), (3, SIZES["projected_dim"]), (2, 29), (5, SIZES["max_position_embeddings"])):
+        ids, mask = tokens(rows, seq_len), torch.ones(rows, seq_len, dtype=torch.long)
+        mask[0, 1:] = 0
+        ours, theirs = (f(input_ids=ids, attention_mask=mask).last_hidden_state for f in (program, model))
+        torch.testing.assert_close(ours[mask == 1], theirs[mask == 1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hidden_states_and_attentions(config, kind):
+    model = LinformerModel(config(**fields(kind))).eval()
+    out = model(tokens(2, 31), output_hidden_states=True, output_attentions=True)
+    assert len(out.hidden_states) == 3 and torch.equal(out.hidden_states[-1], out.last_hidden_state)
+    windowed = kind in PROJECTIONS and PROJECTIONS[kind].windowed  # 31 of 37 positions fill 6 of 7 windows
+    slots = 31 if model.config.attention == "full" else 6 if windowed else SIZES["projected_dim"]
+    assert [weights.shape for weights in out.attentions] == [(2, 3, 31, slots)] * 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hidden_states_and_attentions_stand_where_the_tokens_do(config, kind):
+    model = randomise(LinformerModel(config(**fields(kind)))).eval()
+    ids, mask = tokens(1, 31), torch.ones(1, 31, dtype=torch.long)
+    mask[0, :5] = mask[0, 7::4] = 0
+    both = {"output_hidden_states": True, "output_attentions": True}
+    padded, alone = model(ids, mask, **both), model(ids[mask == 1][None], **both)
+    for ours, theirs in zip(padded.hidden_states, alone.hidden_states, strict=True):
+        torch.testing.assert_close(ours[mask == 1], theirs[0], rtol=1e-4, atol=1e-4)
+    for ours, theirs in zip(padded.attentions, alone.attentions, strict=True):
+        ours = ours[0][:, mask[0] == 1]
+        full = model.config.attention == "full"
+        ours = ours[..., mask[0] == 1] if full else ours[..., : theirs.shape[-1]]
+        torch.testing.assert_close(ours, theirs[0], rtol=1e-4, atol=1e-4)
+
+
+def test_two_models_in_one_process_are_independent(config):
+    one, two = LinformerModel(config(sharing="layerwise")), LinformerModel(config(sharing="layerwise"))
+    ids = tokens(2, 31)
+    before = two.eval()(ids).last_hidden_state
+    randomise(one)
+    assert torch.equal(two(ids).last_hidden_state, before)
+
+
+def test_types_of_tokens_that_say_nothing_change_nothing(config):
+    """As tokenizers of BERT's kind write them for a single text."""
+    model, ids = LinformerModel(config()).eval(), tokens(2, 31)
+    types = torch.zeros_like(ids)
+    assert torch.equal(model(ids, token_type_ids=types).last_hidden_state, model(ids).last_hidden_state)
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(ids, token_type_ids=types), model(ids))
+    with pytest.raises(RuntimeError, match="token_type_ids: expected only 0 because type_vocab_size is 0"):
+        compiled(ids, token_type_ids=types + 1)
+
+
+def test_compiled_masks_of_floating_point_are_checked_when_they_come(config):
+    """One that is added to scores would be read the wrong way round."""
+    model, ids = LinformerModel(config()).eval(), tokens(2, 31)
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    mask = torch.ones(2, 31)
+    mask[0, 20:] = 0
+    torch.testing.assert_close(compiled(ids, mask), model(ids, mask.long()))
+    with pytest.raises(RuntimeError, match="attention_mask: expected 1 on real tokens and 0 on padding"):
+        compiled(ids, (1 - mask) * -1e4)
+
+
+IDS = torch.full((2, 31), 5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"input_ids": torch.full((2, 38), 5)}, "sequence length: expected at most max_position_embeddings 37, got 38"),
+        ({"input_ids": torch.full((2, 31), 101)}, "input_ids: expected ids from 0 to 100, got 101"),
+        ({"input_ids": torch.full((2, 31), -1)}, "input_ids: expected ids from 0 to 100, got -1"),
+        ({"input_ids": IDS[0]}, "input_ids, inputs_embeds: expected batch and sequence before all else, got [31]"),
+        (
+            {"attention_mask": torch.ones(2, 30, dtype=torch.long)},
+            "attention_mask: expected [2, 31], 1 on real tokens and 0 on padding, got [2, 30]",
+        ),
+        ({"attention_mask": torch.zeros(2, 31)}, "1 on real tokens and 0 on padding in floating point, got only 0"),
+        ({"token_type_ids": torch.ones_like(IDS)}, "token_type_ids: expected None or only 0 because type_vocab_size is 0"),
+        ({"position_ids": torch.full((2, 31), 37)}, "position_ids: expected ids from 0 to 36, got 37"),
+        ({"inputs_embeds": torch.zeros(2, 31, 33)}, "input_ids, inputs_embeds: expected exactly one of them, got both"),
+        ({"input_ids": None}, "input_ids, inputs_embeds: expected exactly one of them, got neither"),
+        ({"input_ids": None, "inputs_embeds": torch.zeros(2, 31, 32)}, "inputs_embeds: expected [2, 31, 33] of floating"),
+        ({"input_ids": None, "inputs_embeds": torch.zeros(2, 31, 33).long()}, "got [2, 31, 33] of torch.int64"),
+        ({"input_ids": IDS.float()}, "input_ids: expected [2, 31] of torch.int64 or torch.int32, got [2, 31] of torch.float32"),
+        ({"position_ids": IDS[:, :5]}, "position_ids: expected [2, 31] of torch.int64 or torch.int32, got [2, 5]"),
+        ({"labels": IDS[:, :5]}, "labels: expected [2, 31] of torch.int64 or torch.int32, got [2, 5]"),
+        ({"labels": IDS.float()}, "labels: expected [2, 31] of torch.int64 or torch.int32, got [2, 31] of torch.float32"),
+        ({"labels": IDS + 101}, "labels: expected ids from 0 to 100, got 106"),
+        ({"labels": IDS - 6}, "labels: expected ids from 0 to 100, got -1"),
+    ],
+)  # fmt: skip
+def test_calls_refused(config, arguments, message):
+    model = LinformerForMaskedLM(config())
+    with pytest.raises(InputError, match=re.escape(message)):
+        model(**{"input_ids": IDS, **arguments})
+
+
+def test_unknown_arguments_are_refused(config):
+    with pytest.raises(TypeError, match="mask"):
+        LinformerModel(config())(IDS, mask=None)

@@ -1,0 +1,138 @@
+"""float32 through another library is the same map, gradients too."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from linformer_kit.operator import kernels
+from linformer_kit.operator.kernels import products, when
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(1031,), (3, 347), (2, 3, 173)])
+def test_float32_maps_through_onednn(monkeypatch, shape, bias):
+    """Outputs and gradients; torch's own map sums in another order, so an error of five of its is no loss of precision."""
+    monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
+    inputs, weight = torch.randn(*shape, 31), torch.randn(37, 31)
+    offset = torch.randn(37) if bias else None
+    assert products._suits_onednn(inputs, weight)
+    tensors = [tensor for tensor in (inputs, weight, offset) if tensor is not None]
+
+    def results(function, dtype):
+        given = [tensor.to(dtype).requires_grad_() for tensor in tensors]
+        output = function(*given)
+        upstream = torch.cos(torch.arange(output.numel(), dtype=dtype)).view(output.shape)
+        return [output, *torch.autograd.grad(output, given, upstream)]
+
+    truth, plain, ours = (
+        results(F.linear, torch.float64),
+        results(F.linear, torch.float32),
+        results(kernels.linear, torch.float32),
+    )
+    assert type(ours[0].grad_fn).__name__ == "_OneDNNLinearBackward"
+    for right, theirs, mine in zip(truth, plain, ours, strict=True):
+        error, allowed = ((got.double() - right).abs().max().item() for got in (mine, theirs))
+        assert error <= 5 * allowed + 1e-6
+    with torch.no_grad():
+        assert torch.equal(kernels.linear(*tensors), ours[0])
+
+
+@pytest.mark.parametrize("batch", [0, 1, 3])
+@pytest.mark.parametrize("fast", [True, False])
+def test_compress(monkeypatch, batch, fast):
+    monkeypatch.setattr(products, "onednn_is_faster", lambda: fast)
+    matrix, hidden = torch.randn(31, 337, requires_grad=True), torch.randn(batch, 337, 149, requires_grad=True)
+    compressed = kernels.compress(matrix, hidden)
+    expected = torch.einsum("kn,bnd->bkd", matrix.double(), hidden.double())
+    torch.testing.assert_close(compressed.double(), expected, rtol=1e-5, atol=1e-4)
+    for ours, plain in zip(
+        torch.autograd.grad(compressed.sum(), (matrix, hidden)),
+        torch.autograd.grad(expected.sum(), (matrix, hidden)),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("needs", "saved"), [((True, False), 37 * 31), ((False, True), 1031 * 31)])
+def test_only_what_a_gradient_needs_is_kept(monkeypatch, needs, saved):
+    monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
+    tensors = [
+        torch.randn(shape).requires_grad_(need) for shape, need in zip(((1031, 31), (37, 31)), needs, strict=True)
+    ]
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.numel()), lambda tensor: tensor):
+        kernels.linear(*tensors)
+    assert kept == [saved]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x, w, b: (x[:5], w, b),
+        lambda x, w, b: (x[0], w.repeat(1031, 1), b.repeat(1031)),
+        lambda x, w, b: (x, w, b[:1]),
+        lambda x, w, b: (x.double(), w.double(), b.double()),
+        lambda x, w, b: (x.as_subclass(Marked), w, b),
+        lambda x, w, b: (x, w.as_subclass(Marked), b),
+    ],
+    ids=["little work", "one row", "wide bias", "double", "subclass", "subclass of weights"],
+)
+def test_what_onednn_is_not_asked_for(monkeypatch, change):
+    monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
+    monkeypatch.setattr(products, "_onednn_linear", None)  # calling it would fail
+    tensors = change(torch.randn(1031, 31), torch.randn(37, 31), torch.randn(37))
+    torch.testing.assert_close(kernels.linear(*tensors), F.linear(*tensors))
+    with torch.autocast("cpu"):
+        kernels.linear(torch.randn(1031, 31), torch.randn(37, 31))
+
+
+def test_compressing_keeps_no_copy(monkeypatch):
+    """The hidden states are kept as they are, and the gradient of E sums all sequences before it is rounded."""
+    monkeypatch.setattr(products, "onednn_is_faster", lambda: False)
+    matrix, hidden = torch.randn(7, 37, requires_grad=True), torch.randn(5, 37, 11, requires_grad=True)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.data_ptr()), lambda tensor: tensor):
+        kernels.compress(matrix, hidden)
+    assert kept == [matrix.data_ptr(), hidden.data_ptr()]
+    rounded = [tensor.detach().bfloat16().requires_grad_() for tensor in (matrix, hidden)]
+    exact = [tensor.detach().double().requires_grad_() for tensor in rounded]
+    grad = torch.randn(5, 7, 11).bfloat16()
+    (ours,) = torch.autograd.grad(kernels.compress(*rounded), rounded[:1], grad)
+    (right,) = torch.autograd.grad(kernels.compress(*exact), exact[:1], grad.double())
+    assert (ours.double() - right).abs().max() <= right.abs().max() * 2**-8
+    assert torch.autograd.gradcheck(kernels.compress, exact)
+
+
+class Marked(torch.Tensor):
+    """A subclass, whose operations are its own."""
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_maps_without_gradients(monkeypatch, dtype, bias):
+    """With and without GELU, as exact as torch's own in the same number format."""
+    if dtype == torch.bfloat16 and not when.bfloat16_in_blocks():
+        pytest.skip("not on this processor")
+    monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
+    module = nn.Linear(31, 37, bias=bias).to(dtype)
+    inputs = torch.randn(3, 347, 31).to(dtype)
+    asked = []
+    real = products._onednn_linear
+    monkeypatch.setattr(products, "_onednn_linear", lambda *a: asked.append(a[3:]) or real(*a))
+    parts = [None if part is None else part.double() for part in (module.weight, module.bias)]
+    exact = F.linear(inputs.double(), *parts)
+    with torch.no_grad():
+        for gelu, right in ((False, exact), (True, F.gelu(exact))):
+            plain = F.gelu(module(inputs)) if gelu else module(inputs)
+            error, allowed = (
+                (got.double() - right).abs().max().item()
+                for got in (kernels.apply_linear(module, inputs, gelu=gelu), plain)
+            )
+            assert error <= 3 * allowed
+    assert asked == ([(), ("gelu", "none")] if bias or dtype == torch.float32 else [])
+    assert kernels.apply_linear(module, inputs, gelu=True).grad_fn is not None
+    with kernels.plain(), torch.no_grad():
+        assert torch.equal(kernels.apply_linear(module, inputs, gelu=True), F.gelu(module(inputs)))

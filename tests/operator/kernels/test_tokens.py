@@ -1,0 +1,406 @@
+"""Blocks of tokens give what the whole gives, and are taken only where nobody can tell."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import linformer_kit as lk
+from linformer_kit.models.encoder import LinformerLayer
+from linformer_kit.operator import kernels
+from linformer_kit.operator.kernels import products, softmax
+from tests.conftest import SIZES
+
+
+@given(st.integers(0, 9), st.integers(0, 40), st.integers(1, 50))
+def test_blocks_cover_a_batch_once(batch, length, tokens):
+    seen = torch.zeros(batch, length, dtype=torch.int)
+    sizes = set()
+    for samples, rows in kernels.blocks(batch, length, tokens):
+        seen[samples, rows] += 1
+        assert 0 < seen[samples, rows].numel() <= tokens
+        sizes.add(rows.stop - rows.start)
+    assert (seen == 1).all()
+    assert not sizes or max(sizes) - min(sizes) <= 1
+
+
+KINDS = [
+    *(
+        {"projection": name, "sharing": sharing}
+        for name, sharing in itertools.product(("linear", "mean_pool", "conv"), ("none", "layerwise"))
+    ),
+    {"projection": "max_pool"},
+    {"projection": "random", "shorter_input": "stretch"},
+    {"sharing": "none", "projected_dim": [[7, 5, 3], [2, 2, 4]]},
+    {"projection": "mean_pool", "shorter_input": "stretch", "projected_dim": [11, 5]},
+    {"type_vocab_size": 2, "bias_order": "after_projection"},
+    {"attention": "full"},
+    {"norm_first": True},
+    {"local_convolution": 5},
+    {"local_convolution": 5, "norm_first": True, "attention": "full"},
+]
+
+
+def model_of(**fields):
+    torch.manual_seed(0)
+    return lk.LinformerModel(lk.LinformerConfig(**{**SIZES, **fields})).double().eval()
+
+
+def padded(batch, length):
+    mask = torch.ones(batch, length, dtype=torch.long)
+    mask[0, length // 2 :] = 0
+    mask[-1, :3] = 0
+    return mask
+
+
+@pytest.mark.parametrize("mask", [None, padded(4, 31)], ids=["whole", "padded"])
+@pytest.mark.parametrize("fields", KINDS, ids=str)
+def test_blocks_of_tokens_give_what_the_whole_gives(monkeypatch, small_blocks, fields, mask):
+    model = model_of(**fields)
+    ids = torch.randint(5, 101, (4, 31))
+    whole = model(ids, mask, output_hidden_states=True)
+    real = slice(None) if mask is None else mask.bool()
+    for context in (torch.no_grad(), torch.inference_mode()):
+        with context:
+            assert runs_in_blocks(monkeypatch, model, ids, attention_mask=mask)
+            blocked = model(ids, mask)
+            kept = model(ids, mask, output_hidden_states=True)
+        assert torch.allclose(blocked.last_hidden_state[real], whole.last_hidden_state[real], rtol=0, atol=1e-11)
+        for ours, plain in zip(kept.hidden_states, whole.hidden_states, strict=True):
+            assert torch.allclose(ours[real], plain[real], rtol=0, atol=1e-11)
+
+
+def test_short_texts_share_blocks(small_blocks):
+    model = model_of()
+    ids = torch.randint(5, 101, (13, 2))
+    with torch.no_grad():
+        assert torch.allclose(
+            model(ids).last_hidden_state, torch.cat([model(row[None]).last_hidden_state for row in ids])
+        )
+
+
+def test_inputs_are_never_overwritten(small_blocks):
+    model = model_of()
+    embeds = torch.randn(2, 31, 33, dtype=torch.float64)
+    given = embeds.clone()
+    with torch.no_grad():
+        first = model(inputs_embeds=embeds).last_hidden_state
+        assert torch.equal(embeds, given)
+        hidden = model.embeddings(embeds, torch.arange(31)[None], None)
+        kept = hidden.clone()
+        second = model.encoder(hidden, None, output_attentions=False, output_hidden_states=False).last_hidden_state
+    assert torch.equal(hidden, kept)
+    assert torch.equal(first, second)
+
+
+class LargestTensor(TorchDispatchMode):
+    """The most elements of any tensor that is made, and the memories of that many."""
+
+    def __init__(self):
+        super().__init__()
+        self.memories = {}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(tensor, torch.Tensor):
+                self.memories[tensor.untyped_storage().data_ptr()] = (
+                    tensor.untyped_storage().nbytes() // tensor.itemsize
+                )
+        return result
+
+
+def test_inference_holds_the_hidden_states_once(small_blocks):
+    """Of everything that grows with the text only the hidden states themselves are as large as they are."""
+    model = model_of(max_position_embeddings=997, projected_dim=3, intermediate_size=131)
+    ids = torch.randint(5, 101, (1, 997))
+    with torch.no_grad(), LargestTensor() as made:
+        model(ids)
+    assert sorted(made.memories.values())[-1] == 997 * 33
+    assert sum(size > 997 * 33 // 2 for size in made.memories.values()) == 1
+
+
+def runs_in_blocks(monkeypatch, model, ids, **arguments):
+    """Run, and tell whether the layers ran in blocks."""
+    seen = []
+    forward = LinformerLayer._forward_in_blocks
+    monkeypatch.setattr(LinformerLayer, "_forward_in_blocks", lambda *a: seen.append(1) or forward(*a))
+    model(ids, **arguments)
+    return bool(seen)
+
+
+def test_hooks_see_the_whole(small_blocks):
+    """Whatever listens to a part sees all tokens at once, and what it keeps is not overwritten."""
+    model = model_of()
+    ids = torch.randint(5, 101, (2, 31))
+    whole = model(ids, output_hidden_states=True)
+    for name, part in model.named_modules():
+        if not name or isinstance(part, nn.ModuleList):
+            continue
+        kept = []
+        handle = part.register_forward_hook(
+            lambda *a, kept=kept: kept.append((a[2], a[2].clone())) if isinstance(a[2], torch.Tensor) else None
+        )
+        with torch.no_grad():
+            output = model(ids).last_hidden_state
+        handle.remove()
+        assert torch.allclose(output, whole.last_hidden_state, atol=1e-11)
+        for value, copy in kept:
+            assert torch.equal(value, copy), name
+    kept = []
+    handles = [
+        layer.register_forward_hook(lambda _, __, output: kept.append(output[0])) for layer in model.encoder.layers
+    ]
+    with torch.no_grad():
+        model(ids)
+    for handle in handles:
+        handle.remove()
+    for got, expected in zip(kept, whole.hidden_states[1:], strict=True):
+        assert torch.allclose(got, expected, atol=1e-11)
+    shapes = []
+    handle = model.encoder.layers[1].fc1.register_forward_pre_hook(lambda _, inputs: shapes.append(inputs[0].shape))
+    with torch.no_grad():
+        model(ids)
+    handle.remove()
+    assert shapes == [(2, 31, 33)]
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["gradients", "training", "one dropout", "autocast", "attentions", "few tokens", "formats", "nothing of these"],
+)
+def test_blocks_only_where_nobody_can_tell(monkeypatch, small_blocks, how):
+    model = model_of()
+    ids = torch.randint(5, 101, (1, 4 if how == "few tokens" else 31))
+    if how == "training":
+        model.train()
+    if how == "one dropout":
+        for layer in model.encoder.layers:
+            layer.dropout.train()
+    if how == "formats":
+        model.embeddings.float()
+        for layer in model.encoder.layers:
+            layer.self_attn.float()
+        monkeypatch.setattr(LinformerLayer, "_feed_forward", lambda self, hidden, attended: attended)
+    with torch.set_grad_enabled(how == "gradients"), torch.autocast("cpu", enabled=how == "autocast"):
+        blocked = runs_in_blocks(monkeypatch, model, ids, output_attentions=how == "attentions")
+    assert blocked == (how == "nothing of these")
+
+
+def test_plain_on_request(monkeypatch, small_blocks):
+    monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
+    model = model_of()
+    ids = torch.randint(5, 101, (1, 31))
+    weight = torch.randn(1024, 1024)
+    vectors = torch.randn(1, 2, 3, 5, dtype=torch.bfloat16)
+    with torch.no_grad():
+        fast = products._suits_onednn(weight, weight), softmax._attends_in_blocks(vectors, vectors, vectors)
+        with kernels.plain():
+            assert not runs_in_blocks(monkeypatch, model, ids)
+            assert not products._suits_onednn(weight, weight)
+            assert not softmax._attends_in_blocks(vectors, vectors, vectors)
+        assert fast == (products._suits_onednn(weight, weight), softmax._attends_in_blocks(vectors, vectors, vectors))
+        assert fast[0]
+        assert runs_in_blocks(monkeypatch, model, ids)
+
+
+def test_a_replaced_map_runs(small_blocks):
+    """What stands in the place of a linear map, an adapter say, is called."""
+
+    class Doubled(nn.Linear):
+        def forward(self, inputs):
+            return 2 * super().forward(inputs)
+
+    model = model_of()
+    ids = torch.randint(5, 101, (1, 31))
+    for layer in model.encoder.layers:
+        for owner, name in ((layer, "fc1"), (layer, "fc2"), (layer.self_attn, "q_proj"), (layer.self_attn, "out_proj")):
+            old = getattr(owner, name)
+            new = Doubled(old.in_features, old.out_features).double()
+            new.load_state_dict(old.state_dict())
+            setattr(owner, name, new)
+    with torch.no_grad():
+        blocked = model(ids).last_hidden_state
+    assert torch.allclose(blocked, model(ids).last_hidden_state, atol=1e-11)
+    assert not torch.allclose(blocked, model_of()(ids).last_hidden_state, atol=1e-3)
+
+
+def test_mixed_number_formats_give_what_few_tokens_give(small_blocks):
+    model = model_of().float()
+    embeds = torch.randn(1, 31, 33, dtype=torch.bfloat16)
+    whole = model(inputs_embeds=embeds).last_hidden_state
+    with torch.no_grad():
+        output = model(inputs_embeds=embeds).last_hidden_state
+    assert output.dtype == torch.float32
+    torch.testing.assert_close(output, whole)
+
+
+class Remembered(nn.Module):
+    """Gives the same memory again and again."""
+
+    def __init__(self, inner, *inputs):
+        super().__init__()
+        self.kept = inner(*inputs).detach()
+        self.weight = getattr(inner, "weight", None)
+
+    def forward(self, *_):
+        return self.kept
+
+
+@pytest.mark.parametrize("what", ["words", "embeddings"])
+def test_memory_of_others_is_not_overwritten(small_blocks, what):
+    model = model_of()
+    ids = torch.randint(5, 101, (1, 31))
+    if what == "words":
+        own = model.embeddings.word_embeddings = Remembered(model.embeddings.word_embeddings, ids)
+    else:
+        embeds = model.embeddings.word_embeddings(ids)
+        own = Remembered(model.embeddings, embeds, torch.arange(31)[None], None)
+        own.word_embeddings = model.embeddings.word_embeddings
+        model.embeddings = own
+    before = own.kept.clone()
+    with torch.no_grad():
+        first = model(ids).last_hidden_state
+        kept = first.clone()
+        second = model(ids).last_hidden_state
+    assert torch.equal(own.kept, before)
+    assert torch.equal(first, kept) and torch.equal(second, kept)
+
+
+class Wrapped(nn.Module):
+    """What adapters and offloading put around a part."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *inputs, **named):
+        return self.inner(*inputs, **named)
+
+
+class Strict(Wrapped):
+    """With the positional inputs of a layer only."""
+
+    def forward(self, hidden, padding_mask, lengths, projection, output_attentions=False):
+        return self.inner(hidden, padding_mask, lengths, projection, output_attentions)
+
+
+class Doubling(lk.LinformerAttention):
+    """Another attention."""
+
+    def forward(self, *inputs, **named):
+        context, weights = super().forward(*inputs, **named)
+        return 2 * context, weights
+
+
+def wrap(model, what):
+    for index, layer in enumerate(model.encoder.layers):
+        if what == "layer":
+            model.encoder.layers[index] = Strict(layer)
+        elif what == "attention class":
+            layer.self_attn.__class__ = Doubling
+        elif what == "patched forward":
+            forward = layer.fc1.forward
+            layer.fc1.forward = lambda hidden, forward=forward: 2 * forward(hidden)
+        elif what == "patched query":
+            forward = layer.self_attn.q_proj.forward
+            layer.self_attn.q_proj.forward = lambda hidden, forward=forward: 2 * forward(hidden)
+        else:
+            setattr(layer, what, Wrapped(getattr(layer, what)))
+
+
+@pytest.mark.parametrize(
+    "what", ["fc1", "fc2", "self_attn", "layer", "attention class", "patched forward", "patched query"]
+)
+def test_replaced_parts_run(small_blocks, what):
+    model = model_of()
+    ids = torch.randint(5, 101, (1, 31))
+    before = model(ids).last_hidden_state
+    wrap(model, what)
+    whole = model(ids).last_hidden_state
+    changes = what.startswith(("patched", "attention"))
+    assert torch.allclose(whole, before, atol=1e-11) != changes
+    with torch.no_grad():
+        assert torch.allclose(model(ids).last_hidden_state, whole, atol=1e-11)
+
+
+@pytest.mark.parametrize("register", ["register_module_forward_hook", "register_module_forward_pre_hook"])
+def test_global_hooks_see_the_whole(monkeypatch, small_blocks, register):
+    model = model_of()
+    handle = getattr(nn.modules.module, register)(lambda *_: None)
+    try:
+        with torch.no_grad():
+            assert not runs_in_blocks(monkeypatch, model, torch.randint(5, 101, (1, 31)))
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize(
+    "register", ["register_full_backward_hook", "register_full_backward_pre_hook", "register_forward_pre_hook"]
+)
+def test_hooks_of_all_kinds_see_the_whole(monkeypatch, small_blocks, register):
+    model = model_of()
+    for layer in model.encoder.layers:
+        getattr(layer.fc2, register)(lambda *_: None)
+    with torch.no_grad():
+        assert not runs_in_blocks(monkeypatch, model, torch.randint(5, 101, (1, 31)))
+
+
+@pytest.mark.parametrize(
+    ("width", "threads", "expected"), [(3072, 2, 1024), (3072, 1, 1024), (3072, 8, 4096), (128, 2, 12288)]
+)
+def test_how_large_blocks_are(monkeypatch, width, threads, expected):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert kernels.block_tokens(width) == expected
+
+
+def test_other_devices_take_the_whole(small_blocks):
+    with torch.no_grad():
+        assert kernels.is_large(torch.zeros(1, 31, 33), 29)
+        assert not kernels.is_large(torch.zeros(1, 31, 33, device="meta"), 29)
+
+
+def test_windows_that_are_alike_for_all_samples(small_blocks):
+    """The mask of empty slots has one row for many samples, in blocks of some samples too."""
+    model = model_of(projection="mean_pool", projected_dim=11, max_position_embeddings=37)
+    ids = torch.randint(5, 101, (13, 3))
+    with torch.no_grad():
+        assert torch.allclose(
+            model(ids).last_hidden_state, torch.cat([model(row[None]).last_hidden_state for row in ids])
+        )
+
+
+def test_what_is_fast_is_used(monkeypatch):
+    """Calls are counted: a way that nobody takes is not missed by any other test."""
+    calls = []
+    for where, name in (
+        ("linformer_kit.operator.functional.kernels.attention", "attention"),
+        ("linformer_kit.operator.projections.matrices.compress", "compress"),
+        ("linformer_kit.operator.projections.maps.linear", "slots"),
+        ("linformer_kit.operator.projections.base.arranged", "arranged"),
+        ("linformer_kit.operator.attention.apply_linear", "heads"),
+        ("linformer_kit.models.encoder.apply_linear", "feed-forward"),
+    ):
+        module, _, attribute = where.rpartition(".")
+        owner = kernels if module.endswith("kernels") else importlib.import_module(module)
+        real = getattr(owner, attribute)
+        monkeypatch.setattr(owner, attribute, lambda *a, real=real, name=name, **k: calls.append(name) or real(*a, **k))
+    ids = torch.randint(5, 101, (1, 31))
+    model_of()(ids)
+    per_layer = {"attention": 1, "compress": 2, "slots": 2, "heads": 2, "feed-forward": 2}
+    assert {name: calls.count(name) for name in set(calls)} == {name: 2 * count for name, count in per_layer.items()}
+    calls.clear()
+    full = model_of(attention="full")
+    full(ids)
+    assert calls.count("attention") == 2 and calls.count("heads") == 8
+    calls.clear()
+    with torch.no_grad():  # flash attention's forward pass is as fast
+        full(ids)
+    assert "attention" not in calls and calls.count("heads") == 8

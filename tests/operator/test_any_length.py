@@ -1,0 +1,226 @@
+"""Other numbers of slots and other longest lengths than a model was made with."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from linformer_kit import InputError, LinformerForMaskedLM, LinformerModel
+from linformer_kit.operator.projections import PROJECTIONS
+from tests.conftest import SHARINGS, randomise, tokens
+
+NESTED = [name for name, kind in PROJECTIONS.items() if kind.nested]
+WINDOWED = [name for name, kind in PROJECTIONS.items() if kind.windowed]
+
+
+def flops(model: LinformerModel, ids: torch.Tensor) -> int:
+    # The kernels that the counter knows; it counts nothing for the fused one of a processor.
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(ids)
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("projection", NESTED)
+@pytest.mark.parametrize("sharing", SHARINGS)
+def test_fewer_slots_cost_less_and_back_again_is_exact(config, projection, sharing):
+    model = randomise(LinformerModel(config(projection=projection, sharing=sharing))).eval()
+    ids = tokens(2, 37)
+    before, whole = model(ids).last_hidden_state, flops(model, ids)
+    costs = []
+    for slots in (5, 3, [4, 2], [[1, 1, 2], [2, 2, 1]]):
+        model.set_projected_dim(slots)
+        assert not torch.equal(model(ids).last_hidden_state, before)
+        costs.append(flops(model, ids))
+    assert whole > costs[0] > costs[1] and costs[0] > costs[2] > costs[3]
+    model.set_projected_dim()
+    assert torch.equal(model(ids).last_hidden_state, before)
+    model.set_projected_dim(3)
+    model.set_projected_dim(7)
+    assert torch.equal(model(ids).last_hidden_state, before)
+    assert model.config.projected_dim == 7
+
+
+@pytest.mark.parametrize("sharing", SHARINGS)
+def test_fewer_slots_are_the_first_rows(config, sharing):
+    model = randomise(LinformerModel(config(sharing=sharing))).eval()
+    small = LinformerModel(config(sharing=sharing, projected_dim=3)).eval()
+    state = model.state_dict()
+    small.load_state_dict({name: t[..., :3, :] if "_projection" in name else t for name, t in state.items()})
+    model.set_projected_dim(3)
+    ids = tokens(2, 31)
+    assert torch.equal(model(ids).last_hidden_state, small(ids).last_hidden_state)
+
+
+def test_pooling_makes_new_windows_for_fewer_slots(config):
+    model = randomise(LinformerModel(config(projection="mean_pool"))).eval()
+    small = LinformerModel(config(projection="mean_pool", projected_dim=3)).eval()
+    small.load_state_dict(model.state_dict())
+    model.set_projected_dim(3)
+    ids = tokens(2, 31)
+    assert torch.equal(model(ids).last_hidden_state, small(ids).last_hidden_state)
+
+
+def test_a_single_number_is_for_those_that_have_more(config):
+    model = LinformerModel(config(projected_dim=[[7, 5, 2], [3, 2, 6]])).eval()
+    model.set_projected_dim(4)
+    weights = model(tokens(1, 31), output_attentions=True).attentions
+    slots = [[(w[0, head] > 0).any(dim=0).sum().item() for head in range(3)] for w in weights]
+    assert slots == [[4, 4, 2], [3, 2, 4]]
+
+
+def test_a_saved_model_keeps_all_its_slots(config, tmp_path):
+    model = randomise(LinformerModel(config())).eval()
+    ids = tokens(2, 31)
+    before = model(ids).last_hidden_state
+    model.set_projected_dim(3)
+    model.save_pretrained(tmp_path)
+    assert torch.equal(LinformerModel.from_pretrained(tmp_path)(ids).last_hidden_state, before)
+
+
+@pytest.mark.parametrize(
+    ("fields", "projected_dim", "message"),
+    [
+        ({}, 8, "projected_dim: expected at most [7, 7, 7] by head in layer 0, got [8, 8, 8]"),
+        ({}, 0, "projected_dim: expected 1 to 37 (max_position_embeddings), got 0"),
+        ({}, [5], "projected_dim: expected one for each of 2 layers, got [5]"),
+        (
+            {"projected_dim": [7, 3]},
+            [5, 5],
+            "projected_dim: expected at most [3, 3, 3] by head in layer 1, got [5, 5, 5]",
+        ),
+        ({"projection": "conv"}, 5, "the kernel of a convolution is tied to it, got [5, 7]"),
+        ({"attention": "full"}, 5, "set_projected_dim: expected a model with attention linformer, got full"),
+    ],
+)
+def test_numbers_of_slots_refused(config, fields, projected_dim, message):
+    model = LinformerModel(config(**fields)).eval()
+    ids = tokens(2, 31)
+    before = model(ids).last_hidden_state
+    with pytest.raises(InputError, match=re.escape(message)):
+        model.set_projected_dim(projected_dim)
+    assert torch.equal(model(ids).last_hidden_state, before)
+
+
+def resizable(config, projection: str, **fields: object) -> LinformerForMaskedLM:
+    """36 positions in 6 windows, so that windows tile other lengths too."""
+    sizes = {"max_position_embeddings": 36, "projected_dim": 6, "position_offset": 2}
+    kind = {"attention": "full"} if projection == "full" else {"projection": projection}
+    return randomise(LinformerForMaskedLM(config(**{**sizes, **kind, **fields}))).eval()
+
+
+@pytest.mark.parametrize("projection", [*PROJECTIONS, "full"])
+@pytest.mark.parametrize("sharing", SHARINGS)
+@pytest.mark.parametrize("seq_len", [36, 42, 72, 108])
+def test_extended_models_give_the_same_for_texts_of_the_old_length(config, projection, sharing, seq_len, tmp_path):
+    model = resizable(config, projection, sharing=sharing)
+    ids, mask = tokens(3, 36), torch.ones(3, 36, dtype=torch.long)
+    mask[0, 23:] = mask[1, :7] = 0
+    before = model(ids, attention_mask=mask).logits[mask == 1]
+    model.resize_sequence_length(seq_len)
+    assert torch.equal(model(ids, attention_mask=mask).logits[mask == 1], before)
+    longer = tokens(2, seq_len)
+    out = model(longer).logits
+    model.save_pretrained(tmp_path)
+    loaded = LinformerForMaskedLM.from_pretrained(tmp_path).eval()
+    assert loaded.config.max_position_embeddings == seq_len
+    assert torch.equal(loaded(longer).logits, out)
+
+
+def test_extended_matrices_and_positions_repeat(config):
+    model = resizable(config, "linear")
+    old = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model.resize_sequence_length(90, mode="extend")
+    for name, tensor in model.state_dict().items():
+        if "_projection" in name:
+            assert torch.equal(tensor, torch.cat([old[name], old[name], old[name][:, :18]], dim=1))
+        elif "position_embeddings" in name:
+            assert torch.equal(tensor, torch.cat([old[name], old[name][2:], old[name][2:20]]))
+        else:
+            assert torch.equal(tensor, old[name])
+
+
+@pytest.mark.parametrize("projection", WINDOWED)
+def test_extended_windows_become_more(config, projection):
+    model = resizable(config, projection, projected_dim=[6, 12])
+    model.resize_sequence_length(54)
+    assert model.config.projected_dim == [9, 18]
+    weights = model(tokens(1, 54), output_attentions=True).attentions
+    assert [w.shape[-1] for w in weights] == [9, 18]
+
+
+@pytest.mark.parametrize("seq_len", [36, 42, 55, 72, 29])
+@pytest.mark.parametrize("sharing", SHARINGS)
+def test_interpolated_matrices_keep_their_row_sums(config, sharing, seq_len):
+    model = resizable(config, "linear", sharing=sharing)
+    old = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model.resize_sequence_length(seq_len, mode="interpolate")
+    for name, tensor in model.state_dict().items():
+        if "_projection" in name:
+            assert tensor.shape[-1] == seq_len
+            torch.testing.assert_close(tensor.sum(dim=-1), old[name].sum(dim=-1))
+    assert model(tokens(2, seq_len)).logits.shape == (2, seq_len, 101)
+
+
+@pytest.mark.parametrize("projection", [*PROJECTIONS, "full"])
+def test_interpolating_to_the_same_length_changes_nothing(config, projection):
+    model = resizable(config, projection)
+    ids = tokens(2, 36)
+    before = model(ids).logits
+    model.resize_sequence_length(36, mode="interpolate")
+    assert torch.equal(model(ids).logits, before)
+
+
+@pytest.mark.parametrize("projection", [*PROJECTIONS, "full"])
+def test_interpolated_models_run_train_and_save(config, projection, tmp_path):
+    model = resizable(config, projection).train()
+    model.resize_sequence_length(67, mode="interpolate")
+    ids = tokens(2, 67)
+    model(ids, labels=ids).loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    model.eval().save_pretrained(tmp_path)
+    assert torch.equal(LinformerForMaskedLM.from_pretrained(tmp_path)(ids).logits, model(ids).logits)
+
+
+def test_a_text_twice_as_slow_looks_the_same_to_a_stretched_matrix():
+    """Each token said twice, in a projection stretched to twice the length: the same slots, but for the row sums."""
+    projection = PROJECTIONS["linear"](6, 3, num_heads=1)
+    randomise(projection)
+    old = projection.key_projection.detach().clone()
+    projection.resize(12, "interpolate")
+    x = torch.randn(6, 5)
+    torch.testing.assert_close(projection.key_projection @ x.repeat_interleave(2, dim=0), old @ x)
+
+
+@pytest.mark.parametrize(
+    ("fields", "arguments", "message"),
+    [
+        ({}, {"seq_len": 35}, "seq_len: expected at least 36 for mode extend, got 35"),
+        ({}, {"seq_len": 5, "mode": "interpolate"}, "seq_len: expected at least 6 for mode interpolate, got 5"),
+        ({}, {"seq_len": 40.5}, "seq_len: expected at least 36 for mode extend, got 40.5"),
+        ({}, {"seq_len": 40, "mode": "crop"}, "mode: expected one of extend, interpolate, got 'crop'"),
+        ({"attention": "full"}, {"seq_len": 35}, "seq_len: expected at least 36 for mode extend, got 35"),
+        ({"shorter_input": "stretch"}, {"seq_len": 40}, "mode: expected interpolate with shorter_input stretch"),
+        (
+            {"projection": "mean_pool", "projected_dim": [6, 9], "sharing": "layerwise"},
+            {"seq_len": 40},
+            "seq_len: expected whole windows of 36/6 positions for mode extend, got 40",
+        ),
+        (
+            {"projection": "conv", "projected_dim": [9, 6]},
+            {"seq_len": 40},
+            "seq_len: expected whole windows of 36/6 positions for mode extend, got 40",
+        ),
+    ],
+)
+def test_resizing_refused_and_nothing_changed(config, fields, arguments, message):
+    model = resizable(config, fields.pop("projection", "linear"), **fields)
+    before = model.config.to_dict(), {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(InputError, match=re.escape(message)):
+        model.resize_sequence_length(**arguments)
+    assert model.config.to_dict() == before[0]
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[1][name])

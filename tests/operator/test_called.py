@@ -1,0 +1,342 @@
+"""The four linear maps are called, never read: whatever is attached to them or stands in their place, decides.
+
+The reference calls them on every token, as encoders with full attention do, and projects what they return, one head and
+one sequence at a time.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from accelerate import cpu_offload, dispatch_model
+from peft import IA3Config, LoraConfig, inject_adapter_in_model
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
+
+import linformer_kit as lk
+from linformer_kit import LinformerAttention
+from linformer_kit.operator.functional import AttentionWeights, linformer_attention_reference, merge_heads
+from linformer_kit.operator.projections import PROJECTIONS, HeadMap
+from linformer_kit.operator.projections.maps import is_affine
+from tests.conftest import KINDS, SHARINGS, fields, randomise, tokens
+from tests.reference.attention import plain_projections
+
+EMBED, HEADS, N, K = 33, 3, 31, 7
+MAPS = ("q_proj", "k_proj", "v_proj", "out_proj")
+
+
+class FakeQuantizedLinear(nn.Linear):
+    """Weights and inputs rounded to steps of 1/8, gradients straight through, as in quantisation-aware training."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return F.linear(self._rounded(inputs), self._rounded(self.weight), self.bias)
+
+    @staticmethod
+    def _rounded(tensor: Tensor) -> Tensor:
+        return tensor + ((tensor * 8).round() / 8 - tensor).detach()
+
+
+def each_map(change):
+    def attach(layer: LinformerAttention) -> None:
+        for name in MAPS:
+            setattr(layer, name, change(getattr(layer, name)) or getattr(layer, name))
+
+    return attach
+
+
+def adapted(config):
+    def attach(layer: LinformerAttention) -> None:
+        inject_adapter_in_model(config, layer)
+        with torch.no_grad():
+            for name, parameter in layer.named_parameters():
+                if "lora" in name or "ia3" in name:  # LoRA's B starts at zero and would hide mistakes
+                    parameter.copy_(torch.randn_like(parameter) * 0.3)
+        layer.double()
+
+    return attach
+
+
+def pruned(linear: nn.Linear) -> None:
+    prune.l1_unstructured(linear, "weight", amount=0.5)
+    with torch.no_grad():  # as an update or `load_state_dict` does; `weight` itself is stale until the map is called
+        linear.weight_orig.mul_(1.5)
+
+
+def rescaled(linear: nn.Linear) -> None:
+    weight_norm(linear)
+    with torch.no_grad():
+        linear.weight_g.mul_(3)
+
+
+def fake_quantized(linear: nn.Linear) -> nn.Linear:
+    made = FakeQuantizedLinear(linear.in_features, linear.out_features, dtype=torch.float64)
+    made.load_state_dict(linear.state_dict())
+    return made
+
+
+def replaced(linear: nn.Linear) -> None:
+    own = linear.forward
+    linear.forward = lambda inputs: own(inputs).tanh()
+
+
+def by_position(linear: nn.Linear) -> None:
+    """As adapters and patches of activations that know where a token stands."""
+    positions = torch.linspace(-1, 1, N, dtype=torch.float64)[:, None]
+    linear.register_forward_hook(lambda _, given, output: output + positions[: output.shape[1]])
+
+
+LORA = {"r": 5, "target_modules": list(MAPS)}
+ATTACHED = {
+    "lora": adapted(LoraConfig(**LORA)),
+    "lora_bias": adapted(LoraConfig(**LORA, lora_bias=True)),
+    "dora": adapted(LoraConfig(**LORA, use_dora=True)),
+    "ia3": adapted(IA3Config(target_modules=list(MAPS), feedforward_modules=["out_proj"])),
+    "pruned": each_map(pruned),
+    "weight_norm": each_map(rescaled),
+    "spectral_norm": each_map(lambda linear: spectral_norm(linear).requires_grad_(True) and None),
+    "parametrized": each_map(lambda linear: parametrizations.weight_norm(linear) and None),
+    "fake_quantized": each_map(fake_quantized),
+    "steered": each_map(lambda linear: linear.register_forward_hook(lambda *called: called[2] * 2 + 1) and None),
+    "prepared": each_map(lambda linear: linear.register_forward_pre_hook(lambda _, given: (given[0].sin(),)) and None),
+    "replaced": each_map(replaced),
+    "by_position": each_map(by_position),
+}
+
+
+def build(**arguments) -> LinformerAttention:
+    return randomise(LinformerAttention(EMBED, HEADS, N, K, **arguments)).double()
+
+
+def padded(batch: int, seq_len: int) -> Tensor:
+    """Padding on the right, on the left, and none."""
+    mask = torch.zeros(batch, seq_len, dtype=torch.bool)
+    mask[0, seq_len - 5 :] = True
+    mask[1, :3] = True
+    return mask
+
+
+def reference(layer: LinformerAttention, inputs: Tensor, mask: Tensor | None) -> Tensor:
+    """Equation 7 of what the maps return for every token."""
+    assert layer.projection is not None
+    key, value = layer.k_proj(inputs), layer.v_proj(inputs)
+    whole = torch.eye(EMBED, dtype=inputs.dtype)
+    weights = AttentionWeights(whole, whole, whole, whole, None, None, None, None)
+    projections = plain_projections(layer.projection, layer.projection.head_dims)
+    query = layer.q_proj(inputs)
+    return layer.out_proj(linformer_attention_reference(query, key, value, weights, *projections, mask))
+
+
+def compare(layer: LinformerAttention, inputs: Tensor, mask: Tensor | None) -> None:
+    """Outputs and gradients of all parameters; both draw the same numbers where something is drawn."""
+    real = slice(None) if mask is None else ~mask
+    found = []
+    parameters = [parameter for parameter in layer.parameters() if parameter.requires_grad]
+    for call in (lambda: layer(inputs, inputs, inputs, mask)[0], lambda: reference(layer, inputs, mask)):
+        torch.manual_seed(1)
+        output = call()[real]
+        gradients = torch.autograd.grad(output.square().sum(), [inputs, *parameters])
+        found.append([output, *gradients])
+    names = [name for name, parameter in layer.named_parameters() if parameter.requires_grad]
+    # Of a sum that is zero but for rounding (the key bias under mean pooling), the terms say how large rounding is.
+    most = max(plain.abs().max().item() for plain in found[1])
+    for name, ours, plain in zip(("output", "inputs", *names), *found, strict=True):
+        torch.testing.assert_close(
+            ours, plain, rtol=1e-9, atol=1e-11 * most, msg=lambda said, name=name: f"{name} {said}"
+        )
+
+
+@pytest.mark.parametrize("projection", PROJECTIONS)
+@pytest.mark.parametrize("attached", ATTACHED)
+@pytest.mark.parametrize("sharing", SHARINGS)
+def test_what_is_attached_is_obeyed(sharing, attached, projection):
+    layer = build(projection=projection, sharing=sharing)
+    before = copy.deepcopy(layer).eval()
+    ATTACHED[attached](layer)
+    inputs = torch.randn(3, 23, EMBED, dtype=torch.float64, requires_grad=True)
+    for training, mask in itertools.product((True, False), (None, padded(3, 23))):
+        layer.train(training)
+        if attached == "spectral_norm":
+            layer.eval()  # in training each call moves its estimate on
+        compare(layer, inputs, mask)
+    plain = before(inputs, inputs, inputs)[0]
+    if attached != "parametrized":  # the same weights in another form
+        assert not torch.allclose(layer(inputs, inputs, inputs)[0], plain, rtol=1e-3)
+
+
+@pytest.mark.parametrize("projection", PROJECTIONS)
+def test_dropout_within_an_adapter_is_drawn_for_every_token(projection):
+    layer = build(projection=projection)
+    adapted(LoraConfig(**LORA, lora_dropout=0.5))(layer)
+    inputs = torch.randn(3, 23, EMBED, dtype=torch.float64, requires_grad=True)
+    compare(layer.train(), inputs, None)
+    compare(layer.eval(), inputs, padded(3, 23))
+
+
+@pytest.mark.parametrize("projection", ["linear", "mean_pool", "random"])
+@pytest.mark.parametrize("attached", ["lora", "pruned", "steered"])
+def test_the_bias_that_comes_later_is_what_the_map_gives_for_zero(attached, projection):
+    """E·(X·W) + 1·b of the merged weights."""
+    for sharing in ("none", "headwise"):
+        layer = build(projection=projection, sharing=sharing, bias_order="after_projection")
+        ATTACHED[attached](layer)
+        merged = build(projection=projection, sharing=sharing, bias_order="after_projection")
+        merged.projection.load_state_dict(layer.projection.state_dict())
+        with torch.no_grad():
+            for name in MAPS:
+                called, plain = getattr(layer, name), getattr(merged, name)
+                plain.bias.copy_(called(torch.zeros(EMBED, dtype=torch.float64)))
+                plain.weight.copy_((called(torch.eye(EMBED, dtype=torch.float64)) - plain.bias).T)
+        for length in (N, 23, 5):
+            inputs = torch.randn(3, length, EMBED, dtype=torch.float64)
+            torch.testing.assert_close(layer(inputs, inputs, inputs)[0], merged(inputs, inputs, inputs)[0])
+
+
+@pytest.mark.parametrize("projection", [*PROJECTIONS, None])
+def test_recording_hooks_see_every_token_once_and_change_nothing(projection):
+    layer = build(projection=projection)
+    inputs = torch.randn(2, 23, EMBED, dtype=torch.float64)
+    before, seen = layer(inputs, inputs, inputs)[0], []
+    for name in MAPS:
+        getattr(layer, name).register_forward_hook(
+            lambda _, given, output, name=name: seen.append((name, output.shape))
+        )
+    torch.testing.assert_close(layer(inputs, inputs, inputs)[0], before)
+    assert sorted(seen) == sorted((name, (2, 23, EMBED)) for name in MAPS)
+
+
+@pytest.mark.parametrize("length", [N, 5])
+def test_a_bias_that_comes_later_means_the_map_of_compressed_tokens(length):
+    """fairseq's order, whatever the length and the map: f(E·X)."""
+    layer = build(bias_order="after_projection")
+    each_map(replaced)(layer)
+    inputs = torch.randn(2, length, EMBED, dtype=torch.float64)
+    (slots,) = layer.project(inputs, inputs)
+    for found, matrix, called in (
+        (slots.key, layer.projection.key_projection, layer.k_proj),
+        (slots.value, layer.projection.value_projection, layer.v_proj),
+    ):
+        torch.testing.assert_close(merge_heads(found), called(matrix[:, :length] @ inputs))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_large_biases_on_small_rows_keep_their_digits(dtype):
+    """(E·X)·W + (E·m)⊗b where E·m is nearly zero: as exact as the product."""
+    linear = nn.Linear(64, 64)
+    nn.init.constant_(linear.bias, 5.0)
+    linear = linear.to(dtype)
+    compressed, row_sums = torch.randn(2, 17, 64).to(dtype), (torch.randn(17) * 0.01).to(dtype)
+    exact = compressed.double() @ linear.weight.double().T
+    rounding = (compressed @ linear.weight.T).double() - exact
+    found = merge_heads(HeadMap(linear, 4).of_compressed(compressed, row_sums)).double()
+    wanted = exact + row_sums.double()[:, None] * linear.bias.double()
+    assert (found - wanted).norm() < 2 * rounding.norm()
+
+
+def test_hooks_of_layers_see_tokens_where_they_stand(config):
+    model = randomise(lk.LinformerModel(config(sharing="layerwise"))).eval()
+    ids, mask, seen = tokens(2, 31), torch.ones(2, 31, dtype=torch.long), []
+    mask[0, :5] = 0
+    expected = model(ids, mask, output_hidden_states=True).hidden_states
+    model.encoder.layers[0].register_forward_hook(lambda _, given, output: seen.append(output[0]))
+    with torch.no_grad():
+        last = model(ids, mask).last_hidden_state
+    torch.testing.assert_close(seen[0][mask == 1], expected[1][mask == 1])
+    torch.testing.assert_close(last[mask == 1], expected[-1][mask == 1])
+
+
+def test_only_what_is_known_to_be_affine_takes_the_cheap_order():
+    plain = nn.Linear(3, 3)
+    assert is_affine(plain) and is_affine(parametrizations.weight_norm(nn.Linear(3, 3)))
+    assert not is_affine(FakeQuantizedLinear(3, 3)) and not is_affine(nn.Identity())
+    observed = []
+    handle = nn.modules.module.register_module_forward_hook(lambda module, *_: observed.append(module))
+    try:
+        assert is_affine(plain)  # a profiler sees the order that runs without it
+        layer = LinformerAttention(EMBED, HEADS, N, K)
+        layer(*[torch.randn(2, 23, EMBED)] * 3)
+        assert {layer.k_proj, layer.v_proj} <= set(observed)
+    finally:
+        handle.remove()
+    plain.register_forward_hook(lambda *_: None)
+    assert not is_affine(plain)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_offloaded_models_give_what_they_gave(config, kind, tmp_path):
+    model = randomise(lk.LinformerForMaskedLM(config(**fields(kind)))).eval()
+    ids = tokens(2, 31)
+    mask = torch.ones_like(ids)
+    mask[0, 19:] = 0
+    with torch.no_grad():
+        before = model(ids, mask).logits
+        offloaded = cpu_offload(copy.deepcopy(model), execution_device="cpu")
+        assert all(parameter.is_meta for parameter in offloaded.parameters())
+        torch.testing.assert_close(offloaded(ids, mask).logits, before)
+        places = {"linformer.embeddings": "cpu", "linformer.encoder": "disk", "lm_head": "cpu"}
+        spread = dispatch_model(model, places, main_device="cpu", offload_dir=tmp_path, force_hooks=True)
+        torch.testing.assert_close(spread(ids, mask).logits, before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.filterwarnings("ignore")
+def test_dynamic_quantisation(config, kind):
+    """Each linear map computes in int8 with its own scale; here only whether it is obeyed, up to its rounding."""
+    model = randomise(lk.LinformerModel(config(**fields(kind))), 0.1).eval()
+    small = torch.ao.quantization.quantize_dynamic(copy.deepcopy(model), {nn.Linear}, dtype=torch.qint8)
+    assert "DynamicQuantizedLinear" in repr(small.encoder.layers[0].self_attn.k_proj)
+    ids = tokens(2, 31)
+    with torch.no_grad():
+        whole, rounded = model(ids).last_hidden_state, small(ids).last_hidden_state
+        assert 0 < (whole - rounded).norm() / whole.norm() < 0.1
+        attention = small.encoder.layers[1].self_attn
+        if (projection := attention.projection or small.encoder.projection) is not None:
+            inputs = torch.randn(2, 23, 33)
+            key, value = attention.k_proj(inputs), attention.v_proj(inputs)
+            slots = projection(key, value, HeadMap(None, 3), HeadMap(None, 3))
+            expected, _ = attention.attend(inputs, slots)
+            torch.testing.assert_close(attention(inputs, inputs, inputs, projection=projection)[0], expected)
+
+
+class KeepingLinear(nn.Linear):
+    """Keeps its input, as calibration for quantisation does, and scales it by the largest number of the whole batch."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.kept, self.copied = inputs, inputs.clone()
+        scale = inputs.abs().max()
+        return super().forward((inputs / scale * 8).round() / 8 * scale)
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_inference_in_blocks_leaves_inputs_whole(config, small_blocks, name):
+    model = randomise(lk.LinformerModel(config())).eval()
+    for layer in model.encoder.layers:
+        replacement = KeepingLinear(EMBED, EMBED).eval()
+        replacement.load_state_dict(getattr(layer.self_attn, name).state_dict())
+        setattr(layer.self_attn, name, replacement)
+    ids = tokens(5, 31)
+    with_gradients = model(ids).last_hidden_state
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).last_hidden_state, with_gradients)
+    for layer in model.encoder.layers:
+        kept = getattr(layer.self_attn, name)
+        assert kept.kept.shape == (5, 31, EMBED) and torch.equal(kept.kept, kept.copied)
+
+
+class KeepingNorm(nn.LayerNorm):
+    """Keeps its input."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.kept, self.copied = inputs, inputs.clone()
+        return super().forward(inputs)
+
+
+def test_the_last_norm_gets_its_input_whole(config, small_blocks):
+    model = randomise(lk.LinformerModel(config(norm_first=True))).eval()
+    norm = model.encoder.layer_norm = KeepingNorm(EMBED).eval()
+    with torch.no_grad():
+        model(tokens(5, 31))
+    assert norm.kept.shape == (5, 31, EMBED) and torch.equal(norm.kept, norm.copied)

@@ -1,0 +1,195 @@
+"""In the place of `torch.nn.MultiheadAttention`: its layouts, masks, arguments and state dicts, or a clear refusal."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from linformer_kit import InputError, LinformerAttention
+from linformer_kit.operator.projections import PROJECTIONS
+from tests.conftest import randomise
+
+EMBED, HEADS, N, K = 33, 3, 31, 7
+
+
+def pair(**arguments) -> tuple[LinformerAttention, LinformerAttention]:
+    """The same attention twice: the batch first, and the length first."""
+    first = randomise(LinformerAttention(EMBED, HEADS, N, K, **arguments)).double()
+    other = LinformerAttention(EMBED, HEADS, N, K, batch_first=False, **arguments).double()
+    other.load_state_dict(first.state_dict())
+    return first, other
+
+
+def padded(batch: int, seq_len: int) -> torch.Tensor:
+    mask = torch.zeros(batch, seq_len, dtype=torch.bool)
+    mask[0, -5:] = True
+    mask[1, :3] = True
+    return mask
+
+
+def test_arguments_stand_in_the_order_of_torchs():
+    theirs, ours = (
+        list(inspect.signature(kind.forward).parameters) for kind in (nn.MultiheadAttention, LinformerAttention)
+    )
+    assert ours[: len(theirs)] == theirs
+
+
+@pytest.mark.parametrize("projection", [*PROJECTIONS, None])
+def test_length_first(projection):
+    first, other = pair(projection=projection)
+    query, memory = (torch.randn(3, length, EMBED, dtype=torch.float64) for length in (11, 23))
+    mask = padded(3, 23)
+    for inputs in ((memory, memory, memory), (query, memory, memory), (query, memory, memory.clone())):
+        expected, weights = first(*inputs, mask, need_weights=True)
+        turned = {id(tensor): tensor.transpose(0, 1) for tensor in inputs}
+        output, same = other(*(turned[id(tensor)] for tensor in inputs), mask, need_weights=True)
+        torch.testing.assert_close(output.transpose(0, 1), expected)
+        torch.testing.assert_close(same, weights)
+
+
+def test_length_first_costs_the_same():
+    """Keys that are also the values are compressed once."""
+    costs = []
+    for layer in pair(sharing="key_value"):
+        x = torch.randn(23, 23, EMBED, dtype=torch.float64)
+        with sdpa_kernel(SDPBackend.MATH), torch.no_grad(), FlopCounterMode(display=False) as counter:
+            layer(x, x, x)
+        costs.append(counter.get_total_flops())
+    assert costs[0] == costs[1]
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_one_sequence_without_a_batch(batch_first):
+    layer = pair()[not batch_first]
+    x, mask = torch.randn(23, EMBED, dtype=torch.float64), torch.zeros(23, dtype=torch.bool)
+    mask[-5:] = True
+    output, weights = layer(x, x, x, mask, need_weights=True)
+    batch = x[None] if batch_first else x[:, None]
+    expected, batch_weights = layer(batch, batch, batch, mask[None], need_weights=True)
+    assert output.shape == (23, EMBED) and weights.shape == (HEADS, 23, K)
+    torch.testing.assert_close(output, expected.squeeze(0 if batch_first else 1))
+    torch.testing.assert_close(weights, batch_weights[0])
+    assert layer(x, x, x, need_weights=True, average_attn_weights=True)[1].shape == (23, K)
+
+
+def test_weights_of_the_mean_head():
+    layer, _ = pair()
+    x = torch.randn(2, 23, EMBED, dtype=torch.float64)
+    weights = layer(x, x, x, need_weights=True)[1]
+    averaged = layer(x, x, x, need_weights=True, average_attn_weights=True)[1]
+    torch.testing.assert_close(averaged, weights.mean(dim=1))
+
+
+@pytest.mark.parametrize("hidden", [-1e3, -1e4, -1e9, "min", -torch.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_masks_that_are_added_to_scores(hidden, dtype):
+    layer, _ = pair()
+    x, mask = torch.randn(3, 23, EMBED, dtype=torch.float64), padded(3, 23)
+    hidden = torch.finfo(dtype).min if hidden == "min" else hidden
+    added = torch.zeros(mask.shape, dtype=dtype).masked_fill(mask, hidden)
+    assert torch.equal(layer(x, x, x, added)[0], layer(x, x, x, mask)[0])
+
+
+@pytest.mark.parametrize("number", [1.0, -1.0, -999.0, torch.inf, torch.nan])
+def test_masks_that_hide_in_part_are_refused(number):
+    layer, _ = pair()
+    x, mask = torch.randn(3, 23, EMBED, dtype=torch.float64), torch.zeros(3, 23)
+    mask[1, 2] = number
+    with pytest.raises(InputError, match=re.escape("key_padding_mask: expected bool, or floating point of 0 at real")):
+        layer(x, x, x, mask)
+
+
+def test_compiled_masks_are_checked_when_they_come():
+    layer, _ = pair()
+    torch.compiler.reset()
+    run = torch.compile(layer, backend="eager", fullgraph=True)
+    x, mask = torch.randn(3, 23, EMBED, dtype=torch.float64), padded(3, 23)
+    added = torch.zeros(mask.shape).masked_fill(mask, -torch.inf)
+    torch.testing.assert_close(run(x, x, x, added)[0], layer(x, x, x, mask)[0])
+    with pytest.raises(RuntimeError, match="key_padding_mask: expected bool, or floating point of 0"):
+        run(x, x, x, torch.full(mask.shape, -0.5))
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+def test_layers_of_torch_never_mix_samples(batch_first):
+    """The default layout of torch's layers is the length first."""
+    layer = nn.TransformerEncoderLayer(12, 3, 29, dropout=0.0, batch_first=batch_first)
+    layer.self_attn = LinformerAttention(12, 3, 23, 5, batch_first=batch_first)
+    for holder in (layer.eval(), nn.TransformerEncoder(layer, num_layers=2).eval()):
+        x = torch.randn(2, 17, 12)
+        changed = x.clone()
+        changed[1] += 1
+        before, after = (
+            holder(content) if batch_first else holder(content.transpose(0, 1)).transpose(0, 1)
+            for content in (x, changed)
+        )
+        assert torch.equal(before[0], after[0]) and not torch.allclose(before[1], after[1])
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_another_layout_than_that_of_the_replaced_one_is_refused(batch_first):
+    ours = LinformerAttention(12, 3, 23, 5, batch_first=not batch_first)
+    message = f"expected batch_first={batch_first}, as the attention that it replaces in "
+    for kind, names in ((nn.TransformerEncoderLayer, ["self_attn"]), (nn.TransformerDecoderLayer, ["multihead_attn"])):
+        layer = kind(12, 3, 29, batch_first=batch_first)
+        for name in names:
+            before = getattr(layer, name)
+            with pytest.raises(InputError, match=re.escape(f"{name}: {message}{kind.__name__}, got")):
+                setattr(layer, name, ours)
+            assert getattr(layer, name) is before
+        with pytest.raises(InputError, match=re.escape(message)):
+            setattr(layer, names[0], torch.compile(ours))
+    holder = nn.Module()
+    holder.attention = ours  # nothing was there before, so nothing contradicts
+    with pytest.raises(InputError, match=re.escape(f"attention: expected batch_first={not batch_first}, as the")):
+        holder.attention = LinformerAttention(12, 3, 23, 5, batch_first=batch_first)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_state_dicts_of_torchs_load(bias, batch_first):
+    theirs = randomise(nn.MultiheadAttention(EMBED, HEADS, bias=bias, batch_first=batch_first)).double()
+    full = LinformerAttention(EMBED, HEADS, projection=None, bias=bias, batch_first=batch_first).double()
+    full.load_state_dict(theirs.state_dict())
+    x = torch.randn(2, 23, EMBED, dtype=torch.float64)
+    torch.testing.assert_close(full(x, x, x, need_weights=True), theirs(x, x, x, average_attn_weights=False))
+
+    ours = LinformerAttention(EMBED, HEADS, N, K, bias=bias).double()
+    before = ours.projection.key_projection.clone()
+    ours.load_state_dict(theirs.state_dict())
+    assert torch.equal(ours.projection.key_projection, before)
+    for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
+        assert torch.equal(getattr(ours, name).weight, getattr(full, name).weight)
+
+
+def test_a_trained_encoder_of_torch_goes_on_with_slots():
+    def encoder() -> nn.TransformerEncoder:
+        return nn.TransformerEncoder(nn.TransformerEncoderLayer(12, 3, 29, batch_first=True), num_layers=2)
+
+    trained, linear = encoder(), encoder()
+    for layer in linear.layers:
+        layer.self_attn = LinformerAttention(12, 3, 23, 5)
+    linear.load_state_dict(trained.state_dict())
+    assert torch.equal(linear.layers[1].self_attn.v_proj.weight, trained.layers[1].self_attn.in_proj_weight[24:])
+
+
+def test_what_has_no_place_is_an_error():
+    theirs = nn.MultiheadAttention(EMBED, HEADS, add_bias_kv=True)
+    ours = LinformerAttention(EMBED, HEADS, N, K)
+    with pytest.raises(RuntimeError, match="bias_k"):
+        ours.load_state_dict(theirs.state_dict())
+    with torch.device("meta"):
+        empty = LinformerAttention(EMBED, HEADS, N, K)
+    with pytest.raises(RuntimeError, match=r"Missing key.*projection\.key_projection"):  # no values to keep
+        empty.load_state_dict(nn.MultiheadAttention(EMBED, HEADS).state_dict(), assign=True)
+    with pytest.raises(RuntimeError, match="size mismatch for k_proj"):
+        ours.load_state_dict(nn.MultiheadAttention(EMBED, HEADS, kdim=13, vdim=17).state_dict())
+    with pytest.raises(RuntimeError, match=r"Missing key.*projection\.key_projection"):  # one of ours has E and F
+        ours.load_state_dict({name: t for name, t in ours.state_dict().items() if "projection." not in name})

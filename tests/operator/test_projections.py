@@ -1,0 +1,144 @@
+"""The n → k maps: counts, shapes, starts and refusals."""
+
+from __future__ import annotations
+
+import re
+from typing import get_args
+
+import pytest
+import torch
+
+from linformer_kit import InputError, LinearProjection, MeanPoolProjection, RandomProjection
+from linformer_kit.operator.functional import pooling_matrix
+from linformer_kit.operator.projections import PROJECTIONS, build_projection, matrices
+from linformer_kit.operator.projections.base import Inputs
+from linformer_kit.operator.projections.maps import HeadMap
+from linformer_kit.settings import Projection
+
+
+@pytest.mark.parametrize(
+    ("sharing", "count", "shape"),
+    [("none", 10, (5, 7, 31)), ("headwise", 2, (7, 31)), ("key_value", 1, (7, 31)), ("layerwise", 1, (7, 31))],
+)
+def test_matrices_of_each_sharing(sharing, count, shape):
+    projection = LinearProjection(31, 7, num_heads=5, sharing=sharing)
+    assert projection.matrix_count() == count
+    assert projection.key_projection.shape == shape
+    assert sum(parameter.numel() for parameter in projection.parameters()) == count * 7 * 31
+    assert (projection.value_projection is None) == (sharing in ("key_value", "layerwise"))
+
+
+def test_start_is_scaled_pooling_in_an_order_whose_beginning_is_spread():
+    projection = LinearProjection(31, 7, num_heads=3, sharing="headwise")
+    for matrix in (projection.key_projection, projection.value_projection):
+        assert torch.equal(matrix, pooling_matrix(7, 31)[[0, 4, 2, 6, 1, 5, 3]])
+
+
+def test_random_entries_have_variance_one_over_k():
+    """The matrix of Theorems 1 and 2, whatever n is; extended, its new columns are like the old ones."""
+    for k, n in ((16, 4096), (64, 2048)):
+        projection = RandomProjection(n, k, num_heads=3)
+        assert projection.matrix.std().item() == pytest.approx(k**-0.5, rel=0.02)
+        old = projection.matrix.clone()
+        projection.resize(2 * n, "extend")
+        assert torch.equal(projection.matrix[:, :n], old)
+        assert projection.matrix[:, n:].std().item() == pytest.approx(k**-0.5, rel=0.02)
+        assert not torch.equal(projection.matrix[:, n:], old)
+
+
+@pytest.mark.parametrize("name", ["conv", "dense_conv"])
+@pytest.mark.parametrize("window", [4, 64])
+def test_kernels_start_as_scaled_means(name, window):
+    kind = PROJECTIONS[name](5 * window, 5, num_heads=2, head_dim=3)
+    kernel = kind.key_projection
+    summed = kernel.sum(dim=-1)  # what a window of equal tokens gives
+    torch.testing.assert_close(summed, window**0.5 * (torch.ones(3) if name == "conv" else torch.eye(3)))
+    assert torch.equal(kernel, kernel[..., :1].expand_as(kernel))
+
+
+def test_means_of_long_windows_in_half_precision():
+    """512 times 200 is more than half precision can hold; their mean is not."""
+    projection, linear = MeanPoolProjection(1024, 2, num_heads=1), torch.nn.Linear(3, 3, bias=False).half()
+    with torch.no_grad():
+        linear.weight.copy_(torch.eye(3))
+    x = torch.full((1, 1024, 3), 200.0).half()
+    assert torch.equal(
+        projection(x, x, HeadMap(linear, 1), HeadMap(linear, 1))[0].key, torch.full((1, 1, 2, 3), 200.0).half()
+    )
+
+
+@pytest.mark.parametrize("name", ["linear", "conv"])
+@pytest.mark.parametrize("mode", ["extend", "interpolate"])
+def test_frozen_projections_stay_frozen(name, mode):
+    arguments = {"head_dim": 3} if name == "conv" else {}
+    projection = PROJECTIONS[name](12, 4, num_heads=2, **arguments).requires_grad_(False)
+    projection.resize(24, mode)
+    assert [parameter.requires_grad for parameter in projection.parameters()] == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"projected_dim": 32}, "projected_dim: expected 1 to 31 (the longest sequence), got 32"),
+        ({"projected_dim": 0}, "projected_dim: expected 1 to 31 (the longest sequence), got 0"),
+        ({"seq_len": 12.5}, "seq_len: expected a positive integer, got 12.5"),
+        ({"sharing": "all"}, "sharing: expected one of none, headwise, key_value, layerwise, got 'all'"),
+        (
+            {"name": "dense"},
+            "projection: expected one of linear, mean_pool, max_pool, conv, dense_conv, random, got 'dense'",
+        ),
+        ({"shorter_input": "crop"}, "shorter_input: expected one of prefix, stretch, got 'crop'"),
+        ({"projected_dim": [7, 5]}, "projected_dim: expected one number for each of 3 heads, got 2"),
+        ({"projected_dim": [7, 5, 0]}, "projected_dim: expected 1 to 31 (the longest sequence), got 0"),
+        ({"projected_dim": [7, 5, 7], "name": "conv"}, "projected_dim: expected the same for all heads"),
+    ],
+)
+def test_refusals(arguments, message):
+    good = {"name": "linear", "seq_len": 31, "projected_dim": 7, "num_heads": 3, "sharing": "none"}
+    good |= {"head_dim": 5, "shorter_input": "prefix", "initializer": "pooling"}
+    with pytest.raises(InputError, match=re.escape(message)):
+        build_projection(**{**good, **arguments})
+
+
+def test_the_names_on_the_command_line_are_the_names_in_the_code():
+    assert set(get_args(Projection)) == set(PROJECTIONS)
+
+
+@pytest.mark.parametrize("sharing", ["none", "headwise", "layerwise"])
+@pytest.mark.parametrize("projected_dim", [5, (5, 2, 3)])
+def test_both_ways_to_stretch_give_the_same(sharing, projected_dim, monkeypatch):
+    """Which one is taken depends on sizes; keys with a map and keys that are split only, gradients too."""
+    torch.manual_seed(0)
+    made = build_projection(
+        "linear",
+        seq_len=31,
+        projected_dim=projected_dim,
+        num_heads=3,
+        head_dim=4,
+        sharing=sharing,
+        shorter_input="stretch",
+        initializer="shifted_pooling",
+    ).double()
+    linear = torch.nn.Linear(12, 12).double()
+    lengths = torch.tensor([23, 1, 7])
+    hidden = torch.randn(3, 23, 12, dtype=torch.float64) * (torch.arange(23) < lengths[:, None])[..., None]
+    found = {}
+    for spread in (True, False):
+        monkeypatch.setattr(matrices, "_spreads_tokens", lambda *_, spread=spread: spread)
+        for mapped in (linear, None):
+            made.zero_grad()
+            slots = made(hidden, hidden, HeadMap(mapped, 3), HeadMap(mapped, 3), lengths=lengths)
+            sum((group.key**2).sum() + (group.value**3).sum() for group in slots).backward()
+            found[spread, mapped is None] = [*(group.key for group in slots), *(p.grad for p in made.parameters())]
+    for mapped in (True, False):
+        for first, second in zip(found[True, mapped], found[False, mapped], strict=True):
+            torch.testing.assert_close(first, second, rtol=1e-9, atol=1e-10)
+
+
+def test_what_is_less_work_is_done():
+    maps = HeadMap(None, 3)
+    shared, by_head = torch.empty(5, 31), torch.empty(3, 5, 31)
+    for length, matrix, spread in ((31, shared, False), (31, by_head, True), (12, by_head, False), (13, by_head, True)):
+        inputs = Inputs(torch.empty(2, length, 12), torch.empty(2, length, 12), maps, maps, torch.tensor([length, 1]))
+        assert matrices._spreads_tokens(matrix, inputs) == spread
+    assert not matrices._spreads_tokens(by_head, inputs._replace(lengths=None))

@@ -1,0 +1,236 @@
+"""Values are read only where there are some: `torch.func`, traces, fake tensors; and masks of floating point."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call, grad, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from linformer_kit import (
+    InputError,
+    LinformerAttention,
+    LinformerForMaskedLM,
+    LinformerForQuestionAnswering,
+    LinformerForSequenceClassification,
+    LinformerForTokenClassification,
+    LinformerModel,
+    linearize,
+)
+from linformer_kit.linearized.attention import padding_of
+from linformer_kit.operator.values import has_values, values_are_cheap
+from tests.conftest import KINDS, SIZES, fields, randomise, tokens
+
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+
+
+def masked_batch() -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens, and padding on the right, on the left and in the middle."""
+    mask = torch.ones(3, 31, dtype=torch.long)
+    mask[0, 23:] = mask[1, :5] = mask[2, 7:11] = 0
+    return tokens(3, 31), mask
+
+
+def test_where_there_are_values():
+    def seen(_: object = None) -> None:
+        answers.append((has_values(inside[0]), values_are_cheap(inside[0])))
+
+    inside, answers = [torch.ones(2)], []
+    seen()
+    torch.func.grad(lambda x: (seen(), x.sum())[1])(torch.ones(2))
+    vmap(lambda x: (seen(), x)[1])(torch.ones(2))
+    torch.jit.trace(lambda x: (seen(), x + 1)[1], torch.ones(2), check_trace=False)
+    make_fx(lambda x: (seen(), x + 1)[1])(torch.ones(2))
+    with FakeTensorMode():
+        inside = [torch.ones(2)]
+        seen()
+    inside = [torch.ones(2, device="meta")]
+    seen()
+    inside = [torch.ones(2)]
+    seen()
+    assert answers == [(True, True), *[(False, False)] * 6, (True, True)]
+
+
+@torch.compile(backend="eager", fullgraph=True)
+def compiled(x):
+    return x + 1 if has_values(x) else x
+
+
+def test_a_compiled_function_sees_no_values():
+    assert compiled(torch.zeros(2)).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("shorter_input", ["prefix", "stretch"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_vmap_over_a_model_is_a_batch(config, kind, shorter_input):
+    model = randomise(LinformerModel(config(**fields(kind), shorter_input=shorter_input))).eval()
+    ids, mask = masked_batch()
+    one_by_one = vmap(lambda row: model(row[None]).last_hidden_state[0])(ids)
+    torch.testing.assert_close(one_by_one, model(ids).last_hidden_state, **CLOSE)
+    one_by_one = vmap(lambda row, real: model(row[None], real[None]).last_hidden_state[0])(ids, mask)
+    expected = model(ids, mask).last_hidden_state
+    torch.testing.assert_close(one_by_one[mask == 1], expected[mask == 1], **CLOSE)
+
+
+def labels_of(kind: type, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    if kind is LinformerForQuestionAnswering:
+        return {"start_positions": torch.tensor([3, 5, 7]), "end_positions": torch.tensor([11, 13, 17])}
+    if kind is LinformerForSequenceClassification:
+        return {"labels": torch.tensor([0, 1, 0])}
+    labels = ids if kind is LinformerForMaskedLM else ids % 2
+    return {"labels": labels.masked_fill(torch.rand(ids.shape) < 0.5, -100)}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        LinformerForMaskedLM,
+        LinformerForSequenceClassification,
+        LinformerForTokenClassification,
+        LinformerForQuestionAnswering,
+    ],
+)
+def test_gradients_of_each_sample(config, kind):
+    """While training, where the head of the masked language model else selects the labelled tokens."""
+    model = randomise(kind(config(problem_type=None))).train()
+    ids, mask = masked_batch()
+    given = {"input_ids": ids, "attention_mask": mask, **labels_of(kind, ids)}
+
+    def loss(parameters, batch):
+        return functional_call(model, parameters, kwargs={name: row[None] for name, row in batch.items()}).loss
+
+    parameters = dict(model.named_parameters())
+    together = vmap(grad(loss), in_dims=(None, 0))(parameters, given)
+    for sample in range(3):
+        model.zero_grad()
+        model(**{name: rows[sample : sample + 1] for name, rows in given.items()}).loss.backward()
+        for name, parameter in parameters.items():
+            expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            torch.testing.assert_close(together[name][sample], expected, rtol=1e-3, atol=1e-5, msg=name)
+
+
+def test_vmap_over_an_ensemble(config):
+    """One batch, several models."""
+    models = [randomise(LinformerForMaskedLM(config())).eval() for _ in range(3)]
+    ids, mask = masked_batch()
+    stacked, buffers = torch.func.stack_module_state(models)
+    called = vmap(lambda p, b: functional_call(models[0], (p, b), (ids, mask), {"labels": ids}).loss, in_dims=(0, 0))
+    expected = torch.stack([model(ids, mask, labels=ids).loss for model in models])
+    torch.testing.assert_close(called(stacked, buffers), expected, **CLOSE)
+
+
+def test_vmap_over_attention():
+    """Lengths of keys, and a mask that is added to scores."""
+    attention = randomise(LinformerAttention(33, 3, 37, 7)).eval()
+    hidden, lengths = torch.randn(3, 31, 33), torch.tensor([31, 17, 5])
+    padded = torch.arange(31) >= lengths[:, None]
+    expected = attention(hidden, hidden, hidden, padded)[0][~padded]
+    by_length = vmap(lambda x, m: attention(x[None], x[None], x[None], key_lengths=m[None])[0][0])(hidden, lengths)
+    torch.testing.assert_close(by_length[~padded], expected, **CLOSE)
+    added = torch.zeros(3, 31).masked_fill(padded, -torch.inf)
+    by_mask = vmap(lambda x, m: attention(x[None], x[None], x[None], m[None])[0][0])(hidden, added)
+    torch.testing.assert_close(by_mask[~padded], expected, **CLOSE)
+
+
+@pytest.fixture
+def linear_bert():
+    sizes = {name: SIZES[name] for name in SIZES if name != "projected_dim"}
+    bert = transformers.BertModel(transformers.BertConfig(**sizes), add_pooling_layer=False)
+    return linearize(randomise(bert), SIZES["projected_dim"]).eval()
+
+
+def test_vmap_over_a_linearised_model(linear_bert):
+    ids, mask = masked_batch()
+    one_by_one = vmap(lambda row, real: linear_bert(row[None], real[None])[0][0])(ids, mask)
+    torch.testing.assert_close(one_by_one[mask == 1], linear_bert(ids, mask)[0][mask == 1], **CLOSE)
+
+
+def test_vmap_over_a_mask_that_is_added():
+    """As layers of linearised models get it where their model makes one."""
+    key, added = torch.zeros(3, 2, 5, 7), torch.zeros(3, 1, 1, 5)
+    added[1, ..., 3:] = -torch.inf
+    together = vmap(lambda row, keys: padding_of(row[None], keys[None])[0])(added, key)
+    assert torch.equal(together, padding_of(added, key))
+
+
+@pytest.mark.parametrize("make", [lambda: FakeTensorMode(), None], ids=["fake", "make_fx"])
+def test_recorded_without_values(config, make):
+    """Estimates of memory run on fake tensors, and `make_fx` records a training step."""
+    model = LinformerForMaskedLM(config()).train()
+    ids, mask = masked_batch()
+    if make is None:
+        recorded = make_fx(lambda ids, mask: model(ids, mask.float(), labels=ids).loss)(ids, mask)
+        torch.testing.assert_close(recorded(ids, mask), model(ids, mask, labels=ids).loss)
+        return
+    with make():
+        model = LinformerForMaskedLM(config()).train()
+        ids = torch.randint(5, 101, (3, 31))
+        output = model(ids, torch.ones(3, 31), labels=ids)
+        output.loss.backward()
+    assert output.logits.shape == (3, 31, 101)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["headwise", "full", "local"])
+def test_a_mask_of_floating_point(config, kind, dtype):
+    """As PEFT makes it for prompts: 1 and 0, and the same outputs and gradients as for integers."""
+    model = randomise(LinformerForSequenceClassification(config(**fields(kind)))).train()
+    ids, mask = masked_batch()
+    results = []
+    for given in (mask, mask.to(dtype)):
+        output = model(ids, given, labels=torch.tensor([0, 1, 0]), output_hidden_states=True)
+        gradients = torch.autograd.grad(output.loss, list(model.parameters()), allow_unused=True)
+        results.append((output.logits, *(gradient for gradient in gradients if gradient is not None)))
+    assert all(map(torch.equal, *results))
+
+
+@pytest.mark.parametrize(
+    ("value", "got"), [(-torch.inf, "-inf"), (-1e4, "-10000"), (0.5, "0.5"), (torch.nan, "nan"), (0.0, "only 0")]
+)
+def test_other_masks_of_floating_point_are_refused(config, value, got):
+    """In a mask that is added to scores 0 stands for real tokens; without padding it is all zeros."""
+    model = LinformerModel(config())
+    mask = torch.zeros(3, 31)
+    mask[1, 7:] = value
+    with pytest.raises(InputError, match=rf"attention_mask: expected 1 on real .* in floating point, got {got}$"):
+        model(tokens(3, 31), mask)
+
+
+def test_an_empty_batch_with_a_mask_of_floating_point(config):
+    output = LinformerModel(config())(torch.zeros(0, 31, dtype=torch.long), torch.zeros(0, 31))
+    assert output.last_hidden_state.shape == (0, 31, 33)
+
+
+def test_a_mask_of_floating_point_for_a_linearised_model(linear_bert):
+    ids, mask = masked_batch()
+    assert torch.equal(linear_bert(ids, mask.float())[0], linear_bert(ids, mask)[0])
+
+
+PROMPTS = {"PromptTuningConfig": {}, "PromptEncoderConfig": {"encoder_hidden_size": 13}}
+TASKS = {
+    "FEATURE_EXTRACTION": LinformerModel,
+    "SEQ_CLS": LinformerForSequenceClassification,
+    "QUESTION_ANS": LinformerForQuestionAnswering,
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("kind", PROMPTS)
+def test_prompt_tuning_with_peft(config, kind, task):
+    """Prompts stand in front of the text, their gradients are those of learned embeddings there; padding stays padding."""
+    peft = pytest.importorskip("peft")
+    model = TASKS[task](config())
+    prompted = peft.get_peft_model(model, getattr(peft, kind)(task_type=task, num_virtual_tokens=5, **PROMPTS[kind]))
+    ids, mask = tokens(3, 29), torch.ones(3, 29, dtype=torch.long)
+    mask[1, 19:] = 0
+    output = prompted.eval()(input_ids=ids, attention_mask=mask)[0]
+    words = model.get_input_embeddings()(ids)
+    together = torch.cat([prompted.get_prompt(3), words], dim=1)
+    real = torch.cat([torch.ones(3, 5, dtype=torch.long), mask], dim=1)
+    rows = real == 1 if output.dim() > 1 and output.shape[1] == 34 else slice(None)
+    torch.testing.assert_close(output[rows], model(inputs_embeds=together, attention_mask=real)[0][rows])
+    prompted.train()(input_ids=ids, attention_mask=mask)[0][rows].square().sum().backward()
+    gradients = [p.grad for name, p in prompted.named_parameters() if "prompt_encoder" in name and p.requires_grad]
+    assert gradients and any(gradient is not None and gradient.abs().max() > 0 for gradient in gradients)

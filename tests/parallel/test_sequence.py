@@ -1,0 +1,461 @@
+"""Several processes give what one gives: outputs, every gradient, updates. All in float64, on random parameters."""
+
+from __future__ import annotations
+
+import copy
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import linformer_kit as lk
+from linformer_kit.operator.functional import real_tokens_first
+from linformer_kit.parallel.collectives import average_gradients
+from tests.conftest import SIZES, randomise
+from tests.processes import run_processes
+
+pytestmark = pytest.mark.e2e
+
+QUIET = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+KINDS: list[dict[str, Any]] = [
+    {"sharing": "none"},
+    {"sharing": "headwise"},
+    {"sharing": "key_value"},
+    {"sharing": "layerwise", "norm_first": True},
+    {"sharing": "none", "bias_order": "after_projection", "projected_dim": [[7, 5, 3], [2, 2, 2]]},
+    {"sharing": "headwise", "bias_order": "after_projection", "projected_dim": [[5, 7, 3], [2, 2, 2]]},
+    {"projection": "mean_pool"},
+    {"projection": "mean_pool", "projected_dim": [[7, 5, 7], [3, 3, 3]]},
+    {"projection": "random", "projected_dim": [[7, 5, 7], [3, 3, 3]]},
+    {"local_convolution": 5},
+    {"local_convolution": 1, "attention_probs_dropout_prob": 0.0},
+]
+
+
+def run(ranks: int, function: Callable[..., None], folder, *arguments: Any) -> None:
+    """The function in so many processes; what one of them raises fails the test."""
+    store = f"file://{folder}/store"
+    run_processes(ranks, _start, ranks, store, function, arguments)
+
+
+def _start(rank: int, ranks: int, store: str, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    torch.Tensor.float = torch.Tensor.double  # the heads round logits to float32 before the loss
+    dist.init_process_group("gloo", store, rank=rank, world_size=ranks)
+    try:
+        function(*arguments)
+    finally:
+        dist.destroy_process_group()
+
+
+def build(head: type = lk.LinformerForMaskedLM, **fields: Any) -> torch.nn.Module:
+    """A model that differs from process to process: the first one's is what counts."""
+    torch.manual_seed(dist.get_rank())
+    model = head(lk.LinformerConfig(**{**SIZES, **QUIET, **fields}))
+    for module in model.modules():
+        if isinstance(module, lk.RandomProjection):
+            module.reset_parameters()
+    return randomise(model).double().train()
+
+
+def split(model: torch.nn.Module) -> lk.SequenceParallel:
+    return lk.SequenceParallel(model, init_device_mesh("cpu", (dist.get_world_size(),)))
+
+
+def make_batch(seq_len: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    """No padding; padding on the right, on the left, in holes; one token; none at all."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(5, SIZES["vocab_size"], (6, seq_len), generator=generator)
+    mask = torch.ones_like(ids)
+    mask[1, (seq_len + 1) // 2 :] = 0
+    mask[2, : seq_len // 2] = 0
+    mask[3] = torch.rand(seq_len, generator=generator) < 0.6
+    mask[4, 1:] = 0
+    mask[5] = 0
+    wanted = (torch.rand(ids.shape, generator=generator) < 0.5) & (mask == 1)
+    wanted[0, 0] = True
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(~wanted, -100)}
+
+
+def ordered(tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The real tokens first, zeros where there is none, as `gather` returns them."""
+    taken = tensor.take_along_dim(real_tokens_first(mask == 0)[..., None], 1)
+    return zero_padded(taken, mask)
+
+
+def zero_padded(tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    real = torch.arange(mask.shape[1]) < mask.sum(dim=1)[:, None]
+    return tensor.masked_fill(~real[..., None], 0.0)
+
+
+def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def whole_gradients(model: torch.nn.Module, parallel: lk.SequenceParallel) -> dict[str, torch.Tensor]:
+    """Those of the split model, put together as its parameters are."""
+    for parameter in model.parameters():
+        parameter.data = parameter.grad
+    return parallel.full_state_dict()
+
+
+def assert_close(found: torch.Tensor, expected: torch.Tensor, what: object) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10, msg=lambda text: f"{what}: {text}")
+
+
+def step(model, parallel, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Forward, backward and the sum of the losses."""
+    piece = parallel.shard(batch)
+    loss = model(**piece, num_items_in_batch=parallel.count_labels(piece["labels"])).loss
+    loss.backward()
+    parallel.reduce_gradients()
+    total = loss.detach().clone()
+    dist.all_reduce(total, group=parallel.group)
+    return total
+
+
+def compare(whole: torch.nn.Module, batch: dict[str, torch.Tensor], what: object) -> None:
+    """Loss and every gradient of the split model beside those of the whole one of the first process."""
+    first = dist.get_rank() == 0
+    model = copy.deepcopy(whole)
+    parallel = split(model)
+    total = step(model, parallel, batch)
+    found = whole_gradients(model, parallel)
+    if first:
+        loss = whole(**batch).loss
+        loss.backward()
+        assert_close(total, loss.detach(), what)
+        for name, gradient in gradients(whole).items():
+            assert_close(found[name], gradient, (what, name))
+
+
+def check_kinds() -> None:
+    for fields in KINDS:
+        for seq_len in (37, 23, 2):
+            compare(build(**fields), make_batch(seq_len), (fields, seq_len))
+
+
+def test_loss_and_every_gradient_equal_those_of_one_process(tmp_path):
+    run(3, check_kinds, tmp_path)
+
+
+def check_heads() -> None:
+    batch = make_batch(23)
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    classes = (ids % 5).masked_fill(mask == 0, -100)
+    compare(build(lk.LinformerForTokenClassification, num_labels=5), {**batch, "labels": classes}, "tokens")
+    compare(build(lk.LinformerForSequenceClassification, num_labels=5), {**batch, "labels": ids[:, 0] % 5}, "classes")
+    regression = {**batch, "labels": torch.randn(6, 23, generator=torch.Generator().manual_seed(1)).double()}
+    compare(
+        build(lk.LinformerForSequenceClassification, num_labels=23, problem_type="regression"), regression, "regression"
+    )
+    checkpointed = build()
+    checkpointed.gradient_checkpointing_enable()
+    compare(checkpointed, batch, "gradient checkpointing")
+    types = {**batch, "token_type_ids": ids % 3}
+    compare(build(type_vocab_size=3), types, "token types")
+    del batch["attention_mask"]
+    compare(build(), batch, "no mask")
+    check_hidden_states(ids, mask)
+
+
+def check_hidden_states(ids: torch.Tensor, mask: torch.Tensor) -> None:
+    """Outputs, put together again, with NaN in all padding; and the pooler's."""
+    for fields in ({}, {"local_convolution": 3}):
+        model = build(lk.LinformerModel, pooler=True, **fields).eval()
+        embeds = torch.randn(*ids.shape, SIZES["hidden_size"], generator=torch.Generator().manual_seed(1)).double()
+        embeds[mask == 0] = math.nan
+        inputs = {"inputs_embeds": embeds, "attention_mask": mask}
+        with torch.no_grad():
+            expected = model(**inputs, output_hidden_states=True)
+            parallel = split(model)
+            found = model(**parallel.shard(inputs), output_hidden_states=True)
+        for state, other in zip(found.hidden_states, expected.hidden_states, strict=True):
+            together = zero_padded(parallel.gather(state, ids.shape[1]), mask)
+            if dist.get_rank() == 0:
+                assert_close(together, ordered(other, mask), "hidden states")
+        pooled = [torch.empty_like(found.pooler_output) for _ in range(dist.get_world_size())]
+        dist.all_gather(pooled, found.pooler_output)
+        if dist.get_rank() == 0:
+            for output in pooled:
+                assert_close(output[:5], expected.pooler_output[:5], "pooler")
+
+
+def test_heads_hidden_states_and_padding(tmp_path):
+    run(3, check_heads, tmp_path)
+
+
+def check_training(folder) -> None:
+    """Three clipped updates, saved, loaded: the same model as one process makes, and the same outputs bit for bit."""
+    whole = build(sharing="none")
+    model = copy.deepcopy(whole)
+    parallel = split(model)
+    for parameter in model.parameters():
+        assert parameter.shape[-1] <= SIZES["vocab_size"]
+    held = model.linformer.encoder.layers[0].self_attn.projection.key_projection
+    assert held.shape == (3, 7, len(range(37)[parallel.positions])), "the columns of the piece, and no others"
+    optimizer, reference = (torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (model, whole))
+    for update in range(3):
+        batch = make_batch(31, seed=update)
+        optimizer.zero_grad()
+        step(model, parallel, batch)
+        norm = parallel.clip_grad_norm_(0.5)
+        optimizer.step()
+        if dist.get_rank() == 0:
+            reference.zero_grad()
+            whole(**batch).loss.backward()
+            assert_close(norm, torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.5), "norm")
+            assert norm > 0.5
+            reference.step()
+    with pytest.raises(lk.InputError, match=r"state_dict: expected SequenceParallel\.full_state_dict"):
+        model.save_pretrained(folder)  # a piece of E and F
+    with pytest.raises(lk.InputError, match=r"got a piece of linformer\.encoder\.layers\.0\.self_attn\.projection"):
+        model.save_pretrained(folder, state_dict=model.state_dict())
+    state = parallel.full_state_dict()
+    assert bool(state) == (dist.get_rank() == 0)
+    if state:
+        for name, tensor in whole.state_dict().items():
+            assert_close(state[name], tensor, name)
+        model.save_pretrained(folder, state_dict=dict(state))  # which takes tied names out
+        loaded = lk.LinformerForMaskedLM.from_pretrained(folder)
+        assert all(torch.equal(tensor, state[name]) for name, tensor in loaded.state_dict().items())
+    dist.barrier()
+    again = lk.LinformerForMaskedLM.from_pretrained(folder)
+    split(again)
+    for name, tensor in again.state_dict().items():
+        assert torch.equal(tensor, model.state_dict()[name]), name
+
+
+def check_data_parallel() -> None:
+    """Two sequences groups of two processes each under DistributedDataParallel."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "sequence"))
+    whole = build(local_convolution=3)
+    model = copy.deepcopy(whole)
+    parallel = lk.SequenceParallel(model, mesh)
+    wrapped = DistributedDataParallel(model, process_group=mesh["data"].get_group())
+    batch = make_batch(31)
+    mine = {name: tensor[mesh["data"].get_local_rank() :: 2] for name, tensor in batch.items()}
+    piece = parallel.shard(mine)
+    loss = wrapped(**piece, num_items_in_batch=parallel.count_labels(piece["labels"])).loss
+    loss.backward()
+    parallel.reduce_gradients()
+    total = loss.detach().clone()
+    dist.all_reduce(total)
+    norm = parallel.clip_grad_norm_(0.1)
+    found = whole_gradients(model, parallel)
+    if dist.get_rank() == 0:
+        expected = whole(**batch).loss
+        expected.backward()
+        assert_close(total / 2, expected.detach(), "loss")
+        assert_close(norm, torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.1), "norm")
+        for name, gradient in gradients(whole).items():
+            assert_close(found[name], gradient, name)
+
+
+def test_updates_and_saving(tmp_path):
+    run(2, check_training, tmp_path, tmp_path / "model")
+
+
+@pytest.mark.slow
+def check_averages() -> None:
+    """Each process has the mean of all gradients; what has none, and its dtype, stay so."""
+    rank = dist.get_rank()
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 5), torch.nn.Linear(5, 1).bfloat16())
+    for number, parameter in enumerate((*model[0].parameters(), *model[2].parameters())):
+        parameter.grad = torch.full_like(parameter, number + 2 * rank)
+    average_gradients(model)
+    for number, parameter in enumerate((*model[0].parameters(), *model[2].parameters())):
+        assert parameter.grad.dtype == parameter.dtype
+        assert (parameter.grad == number + dist.get_world_size() - 1).all(), number
+    assert model[1].weight.grad is None
+
+
+def test_averages(tmp_path):
+    run(2, check_averages, tmp_path)
+
+
+def test_with_distributed_data_parallel(tmp_path):
+    run(4, check_data_parallel, tmp_path)
+
+
+class Traffic(TorchDispatchMode):
+    """Bytes that are sent, by the name of the operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[tuple[str, int]] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == "c10d" and function._opname != "recv_":
+            tensors = args[1] if function._opname == "allgather_" else args[0]
+            sent = torch.utils._pytree.tree_leaves(tensors)
+            self.messages.append((function._opname, sum(t.numel() * t.element_size() for t in sent)))
+        return function(*args, **(kwargs or {}))
+
+
+def check_traffic() -> None:
+    layers, batch, embed, k = 2, 6, 33, 7
+    for fields, numbers in (
+        ({"sharing": "headwise"}, 2 * k * (embed + 1)),
+        ({"sharing": "key_value"}, k * (embed + 1)),
+        ({"sharing": "layerwise"}, k * (embed + 1)),
+        ({"sharing": "none"}, 2 * k * embed),
+        ({"projection": "mean_pool"}, k * (embed + 1)),
+        ({"local_convolution": 5}, 2 * k * (embed + 1)),
+    ):
+        for seq_len in (11, 37, 83):
+            model = build(**fields, max_position_embeddings=83)
+            parallel = split(model)
+            piece = parallel.shard(make_batch(seq_len))
+            count = parallel.count_labels(piece["labels"])
+            with Traffic() as forward:
+                loss = model(**piece, num_items_in_batch=count).loss
+            with Traffic() as backward:
+                loss.backward()
+            expected = [("allreduce_", batch * numbers * 8)] * layers
+            expected += [("send", 2 * batch * embed * 8)] * layers * ("local_convolution" in fields)
+            assert sorted(forward.messages) == sorted([("allgather_", batch * 8), *expected]), (
+                fields,
+                forward.messages,
+            )
+            assert sorted(backward.messages) == sorted(expected), (fields, backward.messages)
+
+
+def check_errors() -> None:
+    mesh = init_device_mesh("cpu", (2,))
+    for fields, message in (
+        ({"attention": "full"}, "attention: expected linformer, .*, got full"),
+        ({"projection": "max_pool"}, "projection: expected linear, mean_pool or random, .*, got max_pool"),
+        ({"projection": "conv"}, "got conv"),
+        ({"shorter_input": "stretch"}, "shorter_input: expected prefix, .*, got stretch"),
+        (
+            {"max_position_embeddings": 7, "local_convolution": 9},
+            "mesh: expected at most 1 processes for a longest sequence of 7, got 2",
+        ),
+    ):
+        with pytest.raises(lk.InputError, match=message):
+            lk.SequenceParallel(build(**fields), mesh)
+    with pytest.raises(lk.InputError, match=r"model: expected one of .*, got LinformerForQuestionAnswering"):
+        lk.SequenceParallel(build(lk.LinformerForQuestionAnswering), mesh)
+    with pytest.raises(lk.InputError, match=r"mesh: expected one dimension, or one named sequence, got \['a', 'b'\]"):
+        lk.SequenceParallel(build(), init_device_mesh("cpu", (1, 2), mesh_dim_names=("a", "b")))
+    model = build()
+    parallel = lk.SequenceParallel(model, mesh)
+    with pytest.raises(lk.InputError, match="model: expected a whole one, got one that is split already"):
+        lk.SequenceParallel(model, mesh)
+    with pytest.raises(lk.InputError, match="projection: expected a whole one to resize"):
+        model.resize_sequence_length(74)
+    check_input_errors(model, parallel)
+
+
+def check_input_errors(model: torch.nn.Module, parallel: lk.SequenceParallel) -> None:
+    batch = make_batch(29)
+    with pytest.raises(lk.InputError, match="batch: expected the same on every process of the sequence"):
+        parallel.shard(make_batch(29, seed=dist.get_rank()))
+    masks = {"attention_mask": batch["attention_mask"].bfloat16()}
+    for name, tensor in parallel.shard({**batch, **masks}).items():
+        assert torch.equal(tensor.long(), parallel.shard(batch)[name])
+    with pytest.raises(lk.InputError, match=r"attention_mask: expected 1 on real .*, got -inf"):
+        parallel.shard({**batch, "attention_mask": torch.zeros(6, 29).masked_fill(batch["labels"] < 0, -torch.inf)})
+    masks["attention_mask"][0, : dist.get_rank()] = 0
+    with pytest.raises(lk.InputError, match="batch: expected the same on every process of the sequence"):
+        parallel.shard({**batch, **masks})
+    with pytest.raises(lk.InputError, match="batch: expected input_ids or inputs_embeds, got neither"):
+        parallel.shard({"labels": batch["labels"]})
+    with pytest.raises(lk.InputError, match="position_ids: expected None"):
+        parallel.shard({**batch, "position_ids": batch["input_ids"] % 5})
+    with pytest.raises(lk.InputError, match="sequence length: expected at most 37, got 41"):
+        parallel.shard(make_batch(41))
+    with pytest.raises(lk.InputError, match=r"attention_mask: expected that of this process's piece, .*, got None"):
+        model(batch["input_ids"][:, :5])
+    with pytest.raises(lk.InputError, match="position_ids: expected None"):
+        model(batch["input_ids"], batch["attention_mask"], position_ids=batch["input_ids"])
+    with pytest.raises(lk.InputError, match=r"sequence length: expected at most 1[89], as this process has, got 29"):
+        model(batch["input_ids"], batch["attention_mask"])
+    ids = torch.full((1, 5), 7)
+    for masks in (
+        [[0, 1, 1, 1, 1], [1, 1, 1, 1, 1]],  # a hole in a piece
+        [[1, 1, 1, 1, 1], [1, 0, 1, 1, 1]],
+        [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]],  # the second has tokens beyond the padding of the first
+        [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]],  # five tokens and three, not four and four
+    ):
+        with pytest.raises(lk.InputError, match=r"attention_mask: expected pieces .*, got other ones"):
+            model(ids, torch.tensor([masks[dist.get_rank()]]))
+
+
+def check_traffic_and_errors() -> None:
+    check_traffic()
+    check_errors()
+
+
+def test_bytes_do_not_depend_on_n_and_errors(tmp_path):
+    run(2, check_traffic_and_errors, tmp_path)
+
+
+def check_long(updates: int) -> None:
+    """Two texts of one word each: what stands behind a mask is known from the rest of the text only, by the slots."""
+    n = 65_536
+    torch.manual_seed(1)
+    sizes = {"projected_dim": 16, "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
+    config = lk.LinformerConfig(
+        vocab_size=11, max_position_embeddings=n, intermediate_size=32, sharing="key_value", **sizes, **QUIET
+    )
+    model = lk.LinformerForMaskedLM(config)
+    everything = sum(parameter.numel() for parameter in model.parameters())
+    parallel = split(model)
+    assert sum(parameter.numel() for parameter in model.parameters()) < 0.26 * everything
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    torch.manual_seed(0)
+    ids = torch.tensor([[5], [7]]).expand(2, n)
+    losses = []
+    for _ in range(updates):
+        hidden = torch.rand(2, n) < 0.15
+        batch = {"input_ids": ids.masked_fill(hidden, 4), "labels": ids.masked_fill(~hidden, -100)}
+        optimizer.zero_grad()
+        losses.append(step(model, parallel, batch).item())
+        parallel.clip_grad_norm_(1.0)
+        optimizer.step()
+    assert losses[0] > math.log(2) > 10 * losses[-1], losses  # log 2: the words known, but not the text
+    check_inference(model.eval(), parallel, torch.randint(5, 11, (5, n)))
+
+
+@torch.no_grad()
+def check_inference(model: torch.nn.Module, parallel: lk.SequenceParallel, ids: torch.Tensor) -> None:
+    """So many tokens that each process takes them in blocks, beside the whole model."""
+    logits = model(**parallel.shard({"input_ids": ids})).logits
+    together, state = parallel.gather(logits, ids.shape[1]), parallel.full_state_dict()
+    if state:
+        whole = lk.LinformerForMaskedLM(model.config).eval()
+        whole.load_state_dict(state)
+        alone = whole(ids).logits
+        exact = whole.double()(ids).logits
+        error, own = ((logits - exact).abs().max().item() for logits in (together, alone))
+        assert error <= 4 * own, (error, own)
+    dist.barrier()
+
+
+@pytest.mark.slow
+def test_a_model_of_65536_positions_trains_on_four_processes(tmp_path):
+    run(4, check_long, tmp_path, 41)
+
+
+@pytest.mark.slow
+def test_the_example_runs_under_torchrun(tmp_path):
+    """Four processes, two for each sequence: its loss falls, and what it saves is an ordinary model."""
+    script = Path(__file__).parents[2] / "examples" / "sequence_parallel.py"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    result = subprocess.run([*torchrun, script, "2"], cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    losses = [float(line.split()[-1]) for line in result.stdout.splitlines() if line.startswith("update")]
+    assert len(losses) == 6 and losses[-1] < 0.5 * losses[0], losses
+    model = lk.LinformerForMaskedLM.from_pretrained(tmp_path / "sequence-parallel-model")
+    assert model.linformer.encoder.projection.key_projection.shape == (64, 4096)

@@ -1,0 +1,105 @@
+"""Folders that are whole or not there."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from linformer_kit.files.manifest import checked_folder, damage, recover, write_manifest
+from linformer_kit.files.runs import CHECKPOINT, find_checkpoint, rotate_checkpoints
+
+
+def write(folder, content="whole"):
+    with checked_folder(folder) as part:
+        (part / "below").mkdir()
+        (part / "a.txt").write_text(content)
+        (part / "below" / "b.txt").write_text("other")
+        assert not folder.exists() or (folder / "a.txt").read_text() != content
+    return folder
+
+
+def test_a_whole_folder_has_nothing_wrong(tmp_path):
+    folder = write(tmp_path / "checkpoint-1")
+    assert damage(folder) is None
+    files = json.loads((folder / "manifest.json").read_text())["files"]
+    assert {name: known["bytes"] for name, known in files.items()} == {"a.txt": 5, "below/b.txt": 5}
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", None, "a.txt: expected a file, got none"),
+        ("a.txt", "whol", "a.txt: expected 5 bytes, got 4"),
+        ("below/b.txt", "0ther", "below/b.txt: expected SHA-256 d9298a10d1b0…, got "),
+        ("manifest.json", None, "manifest.json: expected one, got none"),
+        ("manifest.json", "{", "manifest.json: expected names, sizes and SHA-256 of files, got JSONDecodeError"),
+        ("manifest.json", "[]", "manifest.json: expected names, sizes and SHA-256 of files, got TypeError"),
+        ("manifest.json", '{"files": {}, "sha256": ""}', "manifest.json: expected what its own SHA-256 says, got another content"),
+    ],
+)  # fmt: skip
+def test_damage_names_the_file(name, content, message, tmp_path):
+    folder = write(tmp_path / "checkpoint-1")
+    (folder / name).unlink() if content is None else (folder / name).write_text(content)
+    assert re.match(re.escape(f"{folder}/{message}"), damage(folder))
+    assert (damage(folder, only="c.*") is None) == (name != "manifest.json")
+
+
+def test_what_is_not_listed_is_not_looked_at(tmp_path):
+    folder = write(tmp_path / "checkpoint-1")
+    (folder / "notes.txt").write_text("mine")
+    assert damage(folder) is None
+    (folder / "a.txt").write_text("other")
+    write_manifest(folder)
+    assert damage(folder) is None
+
+
+def test_a_folder_is_replaced_at_once_and_kept_after_a_failure(tmp_path):
+    folder = write(tmp_path / "checkpoint-1", "first")
+    with pytest.raises(KeyboardInterrupt), checked_folder(folder) as part:
+        (part / "a.txt").write_text("half")
+        raise KeyboardInterrupt
+    assert damage(folder) is None and (folder / "a.txt").read_text() == "first"
+    write(folder, "second")
+    assert (folder / "a.txt").read_text() == "second"
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
+
+
+def test_what_a_killed_process_leaves_is_cleared_up(tmp_path):
+    """Half a folder, one that was about to be replaced and its replacement is not there, and one whose is."""
+    write(tmp_path / ".checkpoint-1.part")
+    write(tmp_path / ".checkpoint-2.old", "kept")
+    write(tmp_path / ".checkpoint-3.old"), write(tmp_path / "checkpoint-3", "new")
+    for other in (".notes.part", ".checkpoint-4", ".checkpoint-x.part"):
+        (tmp_path / other).mkdir()
+    recover(tmp_path, CHECKPOINT)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"checkpoint-2", "checkpoint-3", ".notes.part", ".checkpoint-4", ".checkpoint-x.part"}
+    assert (tmp_path / "checkpoint-2" / "a.txt").read_text() == "kept"
+    assert (tmp_path / "checkpoint-3" / "a.txt").read_text() == "new"
+
+
+@pytest.mark.parametrize(
+    ("limit", "keep", "staying"),
+    [(None, None, {1, 2, 3, 4}), (4, None, {1, 2, 3, 4}), (2, None, {3, 4}), (1, None, {4}), (2, 1, {1, 4}), (1, 1, {1, 4}), (3, 4, {2, 3, 4})],
+)  # fmt: skip
+def test_rotation(limit, keep, staying, tmp_path):
+    for update in (1, 2, 3, 4):
+        write(tmp_path / f"checkpoint-{update}")
+    rotate_checkpoints(tmp_path, limit, keep=keep)
+    assert {path.name for path in tmp_path.iterdir()} == {f"checkpoint-{update}" for update in staying}
+
+
+def test_the_newest_whole_one_and_what_is_wrong_with_newer_ones(tmp_path):
+    for update in (9, 10, 11):
+        write(tmp_path / f"checkpoint-{update}")
+    (tmp_path / "checkpoint-11" / "a.txt").unlink()
+    (tmp_path / "checkpoint-10" / "manifest.json").unlink()
+    found, wrong = find_checkpoint(tmp_path)
+    assert found == tmp_path / "checkpoint-9"
+    assert [line.partition(": ")[0] for line in wrong] == [
+        str(tmp_path / "checkpoint-11" / "a.txt"),
+        str(tmp_path / "checkpoint-10" / "manifest.json"),
+    ]

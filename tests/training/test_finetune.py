@@ -1,0 +1,515 @@
+"""`linformer finetune`, `evaluate` and `predict`, end to end on a few texts, as a user calls them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+import yaml
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+    BertModel,
+    RobertaConfig,
+    RobertaModel,
+    pipeline,
+)
+
+from linformer_kit.commands.cli import main
+from linformer_kit.inference import classifier
+from linformer_kit.report.classification import best_run
+from linformer_kit.settings import PredictSettings
+from tests.conftest import PRETRAIN_SIZES, fail, write_model
+
+pytestmark = pytest.mark.e2e
+
+WORDS = {"happy": ["good", "fine", "great"], "unhappy": ["bad", "poor", "weak"]}
+LENGTH = PRETRAIN_SIZES["max_position_embeddings"]
+
+
+def write_texts(path: Path, count: int, *, first: int = 0, columns: tuple[str, str] = ("text", "label")) -> Path:
+    """Texts whose class one word decides."""
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(columns)
+        for number in range(first, first + count):
+            label = list(WORDS)[number % 2]
+            rows.writerow([f"number {number} was {WORDS[label][number % 3]}", label])
+    return path
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory) -> Path:
+    """An encoder that has learnt nothing, and its tokenizer."""
+    words = " ".join(word for words in WORDS.values() for word in words)
+    folder = tmp_path_factory.mktemp("encoder") / "model"
+    return write_model(folder, f"number was {words} 0 1 2 3 4 5 6 7 8 9", norm_first=True)
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory) -> Path:
+    return write_texts(tmp_path_factory.mktemp("texts") / "texts.csv", 60)
+
+
+def finetune(encoder: Path, folder: Path, *more: object) -> None:
+    options = [
+        f"--cache_dir={encoder.parent / 'cache'}",
+        "--report_to=none",
+        "--learning_rate=1e-2",
+        "--num_train_epochs=2",
+        "--logging_steps=1",
+    ]
+    main(["finetune", "--model", str(encoder), "--output_dir", str(folder), *options, *map(str, more)])
+
+
+@pytest.fixture(scope="module")
+def held_out(tmp_path_factory) -> Path:
+    return write_texts(tmp_path_factory.mktemp("held_out") / "texts.csv", 24, first=60)
+
+
+@pytest.fixture(scope="module")
+def run(encoder, texts, held_out, tmp_path_factory) -> Path:
+    """One run with two seeds, for all tests that only look."""
+    folder = tmp_path_factory.mktemp("run") / "out"
+    finetune(
+        encoder, folder, "--train_file", texts, "--validation_file", held_out, "--seeds", 1, 2, "--num_train_epochs=8"
+    )
+    return folder
+
+
+def test_a_run_leaves_everything_that_a_user_needs(run):
+    names = {path.name for path in run.iterdir()}
+    assert names >= {"config.json", "model.safetensors", "tokenizer.json", "metrics.json", "metrics.md", "run.json"}
+    assert names >= {"settings.yaml", "curve.png", "confusion.png", "mistakes.jsonl", "seed-1", "seed-2"}
+    assert all((run / name).read_bytes().startswith(b"\x89PNG") for name in ("curve.png", "confusion.png"))
+
+
+def test_it_learns_and_the_best_seed_is_kept(run):
+    results = json.loads((run / "metrics.json").read_text())
+    accuracies = {each["seed"]: each["metrics"]["accuracy"] for each in results["runs"]}
+    assert set(accuracies) == {1, 2} and max(accuracies.values()) > 0.9
+    assert results["summary"]["accuracy"]["mean"] == pytest.approx(sum(accuracies.values()) / 2)
+    best = max(results["runs"], key=lambda each: each["metrics"]["accuracy"])
+    assert sum(map(sum, best["confusion"])) == results["texts"]["validation"]
+    table = (run / "metrics.md").read_text()
+    assert "| mean ± sd |" in table and f"seed {best['seed']}" in table and "`unhappy`" in table
+    kept = AutoModelForSequenceClassification.from_pretrained(run)
+    checkpoint = run / f"seed-{best['seed']}" / f"checkpoint-{best['best_updates']}"
+    for ours, theirs in zip(
+        kept.parameters(), AutoModelForSequenceClassification.from_pretrained(checkpoint).parameters(), strict=True
+    ):
+        assert torch.equal(ours, theirs)
+
+
+def test_pipelines_print_names(run):
+    classify = pipeline("text-classification", model=str(run))
+    assert {classify(f"number 3 was {word}")[0]["label"] for word in ("good", "bad")} <= set(WORDS)
+
+
+def test_evaluate_gives_what_training_measured(run, held_out, tmp_path, capsys):
+    main(["evaluate", str(run), "--validation_file", str(held_out), "--output_dir", str(tmp_path / "out")])
+    assert "| accuracy | macro_f1 | loss |" in capsys.readouterr().out
+    results = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    trained = best_run(json.loads((run / "metrics.json").read_text()))
+    assert results["confusion"] == trained["confusion"] and results["by_class"] == trained["by_class"]
+    assert results["metrics"] == pytest.approx(trained["metrics"], rel=1e-2)
+    assert (tmp_path / "out" / "mistakes.jsonl").read_text() == (run / "mistakes.jsonl").read_text()
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet", "txt"])
+def test_predict_answers_each_row_in_order(run, tmp_path, suffix, capsys):
+    texts = [f"number {number} was {word}" for number, word in enumerate(["good", "bad", "fine"] * 7)] + [""]
+    path = tmp_path / f"texts.{suffix}"
+    if suffix == "txt":
+        path.write_text("".join(f"{text}\n" for text in texts))
+    elif suffix == "jsonl":
+        path.write_text("".join(json.dumps({"text": text, "other": 1}) + "\n" for text in texts))
+    elif suffix == "parquet":
+        pyarrow.parquet.write_table(pyarrow.table({"text": texts, "other": [1] * len(texts)}), path)
+    else:
+        separator = "," if suffix == "csv" else "\t"
+        path.write_text(f"other{separator}text\n" + "".join(f"1{separator}{text}\n" for text in texts))
+    main(["predict", str(run), str(path)])
+    shown = capsys.readouterr()
+    rows = [json.loads(line) for line in shown.out.splitlines()]
+    assert [row["row"] for row in rows] == list(range(1, len(texts) + 1))
+    assert shown.err.startswith(f"{len(texts)} texts: ")
+    classify = pipeline("text-classification", model=str(run), top_k=None)
+    for text, row in zip(texts, rows, strict=True):
+        expected = {answer["label"]: answer["score"] for answer in classify(text)[0]}
+        assert row["probabilities"] == pytest.approx(expected, abs=1e-2)
+        assert row["label"] == max(row["probabilities"], key=row["probabilities"].get)
+
+
+def test_predict_goes_on_behind_the_last_whole_line(run, texts, tmp_path, monkeypatch):
+    monkeypatch.setattr(classifier, "_TEXTS_TOGETHER", 7)
+    whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
+    main(["predict", str(run), str(texts), "--output", str(whole)])
+    main(["predict", str(run), str(texts), "--output", str(cut)])
+    lines = whole.read_bytes().splitlines(keepends=True)
+    assert [json.loads(line)["row"] for line in lines] == list(range(1, 61))
+    cut.write_bytes(b"".join(lines[:23]) + lines[23][:7])
+    with pytest.raises(SystemExit):
+        main(["predict", str(run), str(texts), "--output", str(cut)])
+    main(["predict", str(run), str(texts), "--output", str(cut), "--resume"])
+    assert cut.read_bytes() == whole.read_bytes()
+    main(["predict", str(run), str(texts), "--output", str(cut), "--resume"])
+    assert cut.read_bytes() == whole.read_bytes(), "nothing left to do"
+
+
+def test_a_resume_reads_the_same_texts_together(run, monkeypatch):
+    """Numbers are rounded by what they are batched with, so an interruption must not show in the last digits."""
+    together, own = [], classifier.Classifier._probabilities
+    monkeypatch.setattr(classifier, "_TEXTS_TOGETHER", 7)
+    monkeypatch.setattr(
+        classifier.Classifier, "_probabilities", lambda self, windows: together.append(windows) or own(self, windows)
+    )
+    classify = classifier.Classifier(PredictSettings(model=str(run), file=""))
+    texts = [("number 1 was good " * (1 + number * 5 % 13), None) for number in range(30)]
+    whole = [answer.probabilities.tolist() for answer in classify(texts)]
+    groups = together.copy()
+    assert len(groups) == 5
+    for skip, first in ((0, 0), (3, 0), (7, 1), (23, 3), (30, 5)):
+        together.clear()
+        assert [answer.probabilities.tolist() for answer in classify(texts, skip=skip)] == whole[skip:]
+        assert together == groups[first:]
+
+
+@pytest.mark.slow
+def test_predict_survives_a_kill(run, tmp_path):
+    path, output = write_texts(tmp_path / "many.csv", 20_000), tmp_path / "out.jsonl"
+    command = [sys.executable, "-m", "linformer_kit", "predict", str(run), str(path), "--output", str(output)]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    while not output.exists() or output.stat().st_size < 10_000:
+        assert process.poll() is None
+    process.kill(), process.wait()
+    subprocess.run([*command, "--resume"], check=True, stderr=subprocess.DEVNULL)
+    assert [json.loads(line)["row"] for line in output.open()] == list(range(1, 20_001))
+
+
+def test_long_texts_are_cut_or_read_in_windows(run, tmp_path, capsys):
+    path = tmp_path / "t.jsonl"
+    texts = ["number 1 was good " * 30, "bad"]
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    answers = {}
+    for more in ([], ["--stride", "3"]):
+        main(["predict", str(run), str(path), *more])
+        answers[bool(more)] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert answers[False][0]["lost_tokens"] > 50 and "lost_tokens" not in answers[True][0]
+    assert answers[False][0]["probabilities"] != answers[True][0]["probabilities"]
+    assert answers[False][1] == answers[True][1]
+    labelled = tmp_path / "labelled.jsonl"
+    labelled.write_text("".join(json.dumps({"text": text, "label": "happy"}) + "\n" for text in texts))
+    main(
+        [
+            "evaluate",
+            str(run),
+            "--validation_file",
+            str(labelled),
+            "--stride",
+            "3",
+            "--output_dir",
+            str(tmp_path / "out"),
+        ]
+    )
+    results = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert results["windows"] > 5 and results["texts"]["lost_tokens"] == 0
+    expected = -sum(math.log(answer["probabilities"]["happy"]) for answer in answers[True]) / 2
+    assert results["metrics"]["loss"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_several_classes_of_a_text(encoder, tmp_path, capsys):
+    path = tmp_path / "t.jsonl"
+    rows = [
+        {"text": f"good bad {n}", "label": ["a", "b"]} if n % 2 else {"text": f"weak {n}", "label": []}
+        for n in range(40)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    finetune(encoder, tmp_path / "out", "--train_file", path, "--num_train_epochs=3", "--class_weight", "balanced")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["problem_type"] == "multi_label_classification" and config["id2label"] == {"0": "a", "1": "b"}
+    results = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert results["metric_for_best_model"] == "micro_f1" and results["runs"][0]["confusion"] is None
+    capsys.readouterr()
+    main(["predict", str(tmp_path / "out"), str(path), "--threshold", "0"])
+    assert all(json.loads(line)["label"] == ["a", "b"] for line in capsys.readouterr().out.splitlines())
+    main(["evaluate", str(tmp_path / "out"), "--validation_file", str(path), "--threshold", "0"])
+    assert "| `a` | 0.500 | 1.000 |" in capsys.readouterr().out
+    assert "threshold: expected 0 to 1" in fail(
+        capsys, "evaluate", tmp_path / "out", "--validation_file", path, "--threshold", 2
+    )
+
+
+def test_pairs_of_texts_and_columns_are_remembered(encoder, tmp_path, capsys):
+    path = tmp_path / "t.csv"
+    path.write_text(
+        "first,second,same\n" + "".join(f"good {n},{'bad' if n % 2 else 'good'} {n},{n % 2}\n" for n in range(30))
+    )
+    columns = ["--text_column", "first", "--text_pair_column", "second", "--label_column", "same"]
+    finetune(encoder, tmp_path / "out", "--train_file", path, *columns)
+    capsys.readouterr()
+    main(["predict", str(tmp_path / "out"), str(path)])
+    assert len(capsys.readouterr().out.splitlines()) == 30
+    main(["evaluate", str(tmp_path / "out"), "--validation_file", str(path)])
+    assert "on 30 texts" in capsys.readouterr().out
+    (tmp_path / "one.csv").write_text("first\ngood\n")
+    assert "no column 'second' (text_pair_column)" in fail(capsys, "predict", tmp_path / "out", tmp_path / "one.csv")
+
+
+def test_another_architecture_through_the_same_code(encoder, texts, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(encoder)
+    sizes = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 13}
+    config = RobertaConfig(vocab_size=len(tokenizer), max_position_embeddings=LENGTH + 2, pad_token_id=1, **sizes)
+    RobertaModel(config).save_pretrained(tmp_path / "roberta")
+    tokenizer.save_pretrained(tmp_path / "roberta")
+    finetune(tmp_path / "roberta", tmp_path / "out", "--train_file", texts, "--max_steps=2")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "roberta"
+    results = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert results["runs"][0]["updates"] == 2
+    with pytest.raises(SystemExit):
+        finetune(tmp_path / "roberta", tmp_path / "o", "--train_file", texts, f"--max_length={LENGTH + 1}")
+
+
+@pytest.mark.parametrize("saved", [BertForMaskedLM, BertModel])
+def test_seeds_join_whether_or_not_the_folder_has_a_pooler(saved, encoder, texts, tmp_path, capsys):
+    """Without one it is drawn with each seed, and is not what the run is made of; one that is there is."""
+    tokenizer = AutoTokenizer.from_pretrained(encoder)
+    sizes = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 13}
+    model = saved(BertConfig(vocab_size=len(tokenizer), max_position_embeddings=LENGTH, **sizes))
+    folder, out = tmp_path / "bert", tmp_path / "out"
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    finetune(folder, out, "--train_file", texts, "--max_steps=1")
+    finetune(folder, out, "--train_file", texts, "--max_steps=1", "--resume", "--seeds", 1)
+    assert [run["seed"] for run in json.loads((out / "metrics.json").read_text())["runs"]] == [0, 1]
+    part = model.pooler.dense if saved is BertModel else model.bert.encoder.layer[0].output.dense
+    part.bias.data += 1
+    model.save_pretrained(folder)
+    with pytest.raises(SystemExit):
+        finetune(folder, out, "--train_file", texts, "--max_steps=1", "--resume", "--seeds", 2)
+    assert "resume: expected the model of" in capsys.readouterr().err
+
+
+def test_longer_texts_than_the_model_was_made_for(encoder, texts, tmp_path, capsys):
+    finetune(encoder, tmp_path / "out", "--train_file", texts, "--max_steps=2", "--resize_to=41")
+    model, tokenizer = (
+        kind.from_pretrained(tmp_path / "out") for kind in (AutoModelForSequenceClassification, AutoTokenizer)
+    )
+    assert model.config.max_position_embeddings == tokenizer.model_max_length == 41
+    with pytest.raises(SystemExit):
+        finetune(encoder, tmp_path / "out", "--train_file", texts, "--max_steps=2", "--resize_to=43", "--resume")
+    assert "resume: expected resize_to as in" in capsys.readouterr().err
+
+
+def test_an_interrupted_run_goes_on_within_a_pass(encoder, texts, tmp_path, capsys):
+    # 54 texts are 14 updates a pass. As if the second seed had been interrupted in its second one, and the first was done.
+    options = (
+        "--train_file",
+        texts,
+        "--per_device_train_batch_size=4",
+        "--eval_steps=9",
+        "--max_steps=27",
+        "--seeds",
+        1,
+        2,
+    )
+    options = (*options, "--save_total_limit=9")
+    finetune(encoder, tmp_path / "whole", *options)
+    shutil.copytree(tmp_path / "whole", cut := tmp_path / "cut")
+    shutil.rmtree(cut / "seed-2" / "checkpoint-27")
+    results = json.loads((cut / "metrics.json").read_text())
+    results["runs"] = [each for each in results["runs"] if each["seed"] == 1]
+    (cut / "metrics.json").write_text(json.dumps(results))
+    finetune(encoder, cut, *options, "--resume")
+    first, second = (json.loads((tmp_path / name / "metrics.json").read_text())["runs"] for name in ("whole", "cut"))
+    for ours, theirs in zip(first, second, strict=True):
+        assert (ours["metrics"], ours["curve"]) == (theirs["metrics"], theirs["curve"])
+        assert theirs["seconds"] > 0 and theirs["texts_per_second"] > 0
+    assert second[1]["seconds"] > first[1]["seconds"] / 27 * 18, "with the updates of the process that was interrupted"
+    with pytest.raises(SystemExit):
+        finetune(encoder, cut, *options, "--resume", "--learning_rate=1e-3")
+    capsys.readouterr()
+    (cut / "confusion.png").unlink()
+    finetune(encoder, cut, *options, "--seeds", 1, "--resume")
+    assert "mean ± sd" in capsys.readouterr().out, "nothing left to do, and no seed is lost"
+    assert (cut / "confusion.png").exists() and yaml.safe_load((cut / "settings.yaml").read_text())["seeds"] == [1, 2]
+
+
+def test_training_ends_early_and_waits_no_longer_when_it_is_resumed(encoder, texts, tmp_path):
+    options = (
+        "--train_file",
+        texts,
+        "--eval_steps=1",
+        "--max_steps=20",
+        "--early_stopping_patience=3",
+        "--learning_rate=0",
+    )
+    finetune(encoder, out := tmp_path / "out", *options, "--save_total_limit=9")
+    assert json.loads((out / "metrics.json").read_text())["runs"][0]["updates"] == 4
+    shutil.rmtree(out / "seed-0" / "checkpoint-4")
+    (out / "metrics.json").unlink()
+    finetune(encoder, out, *options, "--save_total_limit=9", "--resume")
+    assert json.loads((out / "metrics.json").read_text())["runs"][0]["updates"] == 4
+
+
+def test_the_best_checkpoint_is_kept_and_not_the_last(encoder, texts, held_out, tmp_path):
+    # Rates that only rise end in answers that are no better than the first ones.
+    options = (
+        "--train_file",
+        texts,
+        "--validation_file",
+        held_out,
+        "--eval_steps=2",
+        "--max_steps=30",
+        "--warmup_steps=30",
+    )
+    finetune(encoder, tmp_path / "out", *options, "--learning_rate=3", "--metric_for_best_model=loss")
+    run = json.loads((tmp_path / "out" / "metrics.json").read_text())["runs"][0]
+    losses = dict(run["curve"]["validation loss"])
+    assert run["best_updates"] < 30 and losses[run["best_updates"]] == min(losses.values()) < losses[30]
+    assert run["metrics"]["loss"] == pytest.approx(min(losses.values()))
+
+
+def test_rare_classes_weigh_more_where_asked(encoder, tmp_path):
+    path = tmp_path / "t.csv"
+    rows = [f"good {n},{'rare' if n % 9 == 0 else 'usual'}\n" for n in range(90)]
+    path.write_text("text,label\n" + "".join(rows))
+    losses = []  # where texts say nothing, the answers are the shares of the classes: a ninth, or as if a half
+    for how in ("none", "balanced"):
+        options = ("--class_weight", how, "--learning_rate=3e-3", "--num_train_epochs=6")
+        finetune(encoder, tmp_path / how, "--train_file", path, "--validation_file", path, *options)
+        run = json.loads((tmp_path / how / "metrics.json").read_text())["runs"][0]
+        losses.append(run["curve"]["validation loss"][-1][1])
+    assert losses[0] < 0.45 < 0.6 < losses[1]
+
+
+def test_a_head_for_other_classes_starts_anew(run, encoder, texts, tmp_path):
+    def head(folder: Path, seed: int) -> torch.Tensor:
+        options = ("--seeds", seed, "--learning_rate=0", "--max_steps=1", "--overwrite")
+        finetune(folder, tmp_path / "out", "--train_file", path, *options)
+        return AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").classifier.out_proj.weight
+
+    path = texts
+    ours = AutoModelForSequenceClassification.from_pretrained(run).classifier.out_proj.weight
+    assert torch.equal(head(run, 1), ours) and torch.equal(head(run, 2), ours), "the same classes: its head goes on"
+    path = tmp_path / "other.csv"
+    path.write_text(texts.read_text().replace("unhappy", "sad"))
+    others = [head(run, seed) for seed in (1, 2)]
+    assert not torch.equal(others[0], ours) and not torch.equal(others[0], others[1])
+
+
+def test_the_length_of_the_fine_tuning_is_that_of_the_answers(encoder, texts, held_out, tmp_path, capsys):
+    long = tmp_path / "long.csv"
+    long.write_text("text,label\n" + "".join(f"{'good ' * 2}{n},{'ab'[n % 2]}\n" for n in range(20)))
+    finetune(encoder, tmp_path / "out", "--train_file", long, "--validation_file", long, "--max_length=8")
+    main(
+        ["evaluate", str(tmp_path / "out"), "--validation_file", str(long), "--output_dir", str(tmp_path / "measured")]
+    )
+    trained = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    measured = json.loads((tmp_path / "measured" / "metrics.json").read_text())
+    assert measured["texts"]["lost_tokens"] == trained["texts"]["cut"]["validation"]["tokens"] > 0
+    assert measured["metrics"] == pytest.approx(best_run(trained)["metrics"], rel=1e-2)
+    capsys.readouterr()
+    main(["evaluate", str(tmp_path / "out"), "--validation_file", str(long), f"--max_length={LENGTH}"])
+    assert "lost" not in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_two_processes_learn_from_each_text_once_in_a_pass(texts, tmp_path):
+    """Order and metrics are those of one process with batches twice as large."""
+    options = [
+        "--train_file",
+        texts,
+        "--max_steps=9",
+        "--eval_steps=3",
+        "--learning_rate=1e-2",
+        "--report_to=none",
+        "--bf16=false",
+    ]
+    quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    encoder = write_model(tmp_path / "model", "number was good bad 0 1 2 3 4 5 6 7 8 9", **quiet)
+    command = ["-m", "linformer_kit", "finetune", "--model", encoder, *options]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    for start, batch, name in (([sys.executable], 8, "one"), (torchrun, 4, "two")):
+        more = [f"--per_device_train_batch_size={batch}", "--output_dir", tmp_path / name]
+        subprocess.run([*map(str, [*start, *command, *more])], check=True, capture_output=True)
+    one, two = (json.loads((tmp_path / name / "metrics.json").read_text())["runs"][0] for name in ("one", "two"))
+    assert two["metrics"] == pytest.approx(one["metrics"], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--seeds", "1", "1"], "seeds: expected one or more, each once, got [1, 1]"),
+        (["--seeds", "-1"], "seeds: expected 0 or more, got -1"),
+        (["--metric_for_best_model", "bleu"], "metric_for_best_model: expected one of accuracy, macro_f1 and loss, got 'bleu'"),
+        (["--max_length", "24"], f"max_length: expected at most {LENGTH}, which the model takes, got 24"),
+        (["--resize_to", "3"], "resize_to: expected"),
+        (["--max_length", "0"], "max_length: expected at least 3, got 0"),
+        (["--num_train_epochs", "0"], "num_train_epochs: expected more than 0, got 0.0"),
+        (["--trainer.seed", "3"], "trainer.seed: expected another field, this command sets it to 0"),
+        (["--trainer.batch_eval_metrics", "true"], "trainer.batch_eval_metrics: expected another field, this command does not support it"),
+        (["--trainer.lr_scheduler_type", "cosine_with_min_lr"], "trainer: "),
+        (["--max_length", "2"], "max_length: expected at least 3, got 2"),
+        (["--early_stopping_patience", "0"], "early_stopping_patience: expected 1 or more, got 0"),
+        (["--trainer.load_best_model_at_end", "false"], "trainer.load_best_model_at_end: expected another field, this command sets it to True"),
+        (["--label_column", "class"], "no column 'class' (label_column); it has 'text', 'label'"),
+        (["--model", "/none/there"], "model: expected a folder, got /none/there, which does not exist"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line_and_nothing_is_left(encoder, texts, tmp_path, arguments, message, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        finetune(encoder, tmp_path / "out", "--train_file", texts, *arguments)
+    shown = capsys.readouterr().err.strip().splitlines()
+    assert exit_.value.code == 2 and re.search(re.escape(message), shown[-1])
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_is_not_written_over(encoder, texts, tmp_path, capsys):
+    shutil.copytree(encoder, tmp_path / "model")
+    for folder in (tmp_path / "model", tmp_path):
+        with pytest.raises(SystemExit):
+            finetune(tmp_path / "model", folder, "--train_file", texts, "--overwrite")
+        assert "output_dir: expected another folder than that of the model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{run}", "/none.csv"], "file: no such file or folder: /none.csv"),
+        (["{run}", "{texts}", "--text_column", "body"], "no column 'body' (text_column); it has 'text', 'label'"),
+        (["{encoder}", "{texts}"], "model: expected weights that fit its config.json"),
+        (["{run}", "{texts}", "--resume"], "resume: expected an output to resume, got none"),
+        (["{run}", "{texts}", "--threshold", "2"], "threshold: expected 0 to 1, got 2.0"),
+        (["{run}", "{texts}", "--batch_size", "0"], "batch_size: expected 1 or more, got 0"),
+        (
+            ["{run}", "{texts}", "--output", "{texts}", "--overwrite"],
+            "output: expected another file than that of the texts",
+        ),
+        (["{run}", "{lines}", "--text_column", "body"], "text_column: expected none for lines of text, got 'body'"),
+        (["{run}", "{lines}", "--text_pair_column", "body"], "file: expected a table with a column 'body' for pairs"),
+        (["{run}", "{texts}", "--max_length", "0"], "max_length: expected at least 3, got 0"),
+        (["{run}", "{texts}", "--stride", "21"], "stride: expected 0 to 20, got 21"),
+    ],
+)
+def test_bad_input_of_predict(run, texts, encoder, tmp_path, arguments, message, capsys):
+    (tmp_path / "lines.txt").write_text("good\nbad\n")
+    named = {"run": run, "texts": texts, "encoder": encoder, "lines": tmp_path / "lines.txt"}
+    before = texts.read_text()
+    with pytest.raises(SystemExit) as exit_:
+        main(["predict", *(argument.format(**named) for argument in arguments)])
+    shown = capsys.readouterr()
+    assert exit_.value.code == 2 and message in shown.err and not shown.out
+    assert texts.read_text() == before

@@ -1,0 +1,439 @@
+"""`linformer pretrain`, end to end on a small corpus, as a user calls it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import math
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+    PreTrainedTokenizerFast,
+    pipeline,
+)
+
+import linformer_kit as lk
+from linformer_kit.commands.cli import main
+from linformer_kit.settings import PretrainSettings
+from linformer_kit.training.callbacks import drawn_projected_dim
+from linformer_kit.training.identity import IDENTITY
+from tests.conftest import PRETRAIN_SIZES, fail, fail_last_line, randomise, write_corpus
+
+pytestmark = pytest.mark.e2e
+
+STEPS = {"max_steps": 4, "eval_steps": 2, "save_steps": 2, "logging_steps": 1, "warmup_steps": 1}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def arguments(corpus: Path, output: Path, *more: str) -> list[str]:
+    options = {**STEPS, "seed": 3, "per_device_train_batch_size": 3, "report_to": "none", "output_dir": output}
+    options |= {"cache_dir": corpus.parent / f"{corpus.name}-cache"} | {
+        f"model.{k}": v for k, v in PRETRAIN_SIZES.items()
+    }
+    return ["pretrain", "--train_file", str(corpus), *(f"--{name}={value}" for name, value in options.items()), *more]
+
+
+@pytest.fixture(scope="module")
+def run(corpus, tmp_path_factory) -> Path:
+    """One run with its full-attention twin, for all tests that only look."""
+    folder = tmp_path_factory.mktemp("run") / "out"
+    main(arguments(corpus, folder, "--compare-full", "--report_to=tensorboard"))
+    return folder
+
+
+def test_a_run_leaves_everything_that_a_user_needs(run):
+    names = {path.name for path in run.iterdir()}
+    assert names >= {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "run.json"}
+    assert names >= {"metrics.json", "metrics.md", "perplexity.png", "settings.yaml", "checkpoint-4", "full", "runs"}
+    assert (run / "perplexity.png").read_bytes().startswith(b"\x89PNG")
+    assert any(path.name.startswith("events") for path in run.rglob("runs/**/*"))
+
+
+def test_what_a_run_was_made_with_is_written_down(corpus, tmp_path):
+    """Versions, commit, settings and text; and each start."""
+    main(arguments(corpus, tmp_path / "out", "--max_steps=1"))
+    main(arguments(corpus, tmp_path / "out", "--max_steps=2", "--resume"))
+    run = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert run["settings"]["max_steps"] == 2 and run["settings"]["model"]["projected_dim"] == 7
+    assert run["versions"]["torch"] == torch.__version__ and run["corpus_fingerprint"]
+    first, second = run["starts"]
+    assert first["processes"] == second["processes"] == 1 and first["time"] <= second["time"]
+    assert {"commit", "device", "torch", "arguments"} <= set(first)
+
+
+def test_results_are_consistent(run):
+    results = json.loads((run / "metrics.json").read_text())
+    assert set(results["models"]) == {"linformer", "full"}
+    assert 0 < results["unigram_entropy"] < math.log(PRETRAIN_SIZES["vocab_size"])
+    for model in results["models"].values():
+        assert [step for step, _ in model["curve"]] == [0, 2, 4]
+        assert model["curve"][-1][1] == model["validation_loss"]
+        assert model["perplexity"] == pytest.approx(math.exp(model["validation_loss"]))
+        assert len(model["guesses"]) >= 1
+    linformer, full = results["models"]["linformer"], results["models"]["full"]
+    matrices = 2 * PRETRAIN_SIZES["num_hidden_layers"] * PRETRAIN_SIZES["num_attention_heads"]  # the recipe shares none
+    assert linformer["projection_matrices"] == matrices and full["projection_matrices"] == 0
+    assert (
+        linformer["parameters"] - full["parameters"]
+        == matrices * PRETRAIN_SIZES["projected_dim"] * PRETRAIN_SIZES["max_position_embeddings"]
+    )
+    # The twins see the same text and the same masks, so both guess the same words.
+    assert [guess["text"] for guess in linformer["guesses"]] == [guess["text"] for guess in full["guesses"]]
+    table = (run / "metrics.md").read_text()
+    assert f"{linformer['validation_loss']:.3f}" in table and f"{results['unigram_entropy']:.3f}" in table
+
+
+def test_model_and_tokenizer_load_and_fit(run):
+    model, tokenizer = AutoModelForMaskedLM.from_pretrained(run), AutoTokenizer.from_pretrained(run)
+    assert type(model) is lk.LinformerForMaskedLM
+    assert tokenizer.model_max_length == PRETRAIN_SIZES["max_position_embeddings"]
+    assert set(tokenizer("a")) == {"input_ids", "attention_mask"}
+    assert model.config.vocab_size == len(tokenizer)
+    assert (model.config.pad_token_id, model.config.bos_token_id, model.config.eos_token_id) == (1, 0, 2)
+    assert len(pipeline("fill-mask", model=model, tokenizer=tokenizer)("def <mask>(")) == 5
+    assert AutoModelForMaskedLM.from_pretrained(run / "full").config.attention == "full"
+
+
+def test_the_same_command_gives_the_same_model_and_reads_the_cache(run, corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr("linformer_kit.training.pretrain.train_tokenizer", None)  # calling it would fail
+    main(arguments(corpus, tmp_path / "again"))
+    ours, theirs = (AutoModelForMaskedLM.from_pretrained(folder) for folder in (tmp_path / "again", run))
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_resume_goes_on_from_the_newest_whole_checkpoint(run, corpus, tmp_path, caplog):
+    folder = tmp_path / "out"
+    shutil.copytree(run, folder)
+    (folder / "checkpoint-4" / "model.safetensors").unlink()
+    with caplog.at_level(logging.INFO, logger="linformer_kit"):
+        main(arguments(corpus, folder, "--resume", "--compare-full"))
+    assert "checkpoint-2" in caplog.text
+    resumed, whole = (json.loads((path / "metrics.json").read_text())["models"]["linformer"] for path in (folder, run))
+    assert resumed["validation_loss"] == whole["validation_loss"] and resumed["curve"] == whole["curve"]
+
+
+def test_streamed_text(corpus, tmp_path):
+    main(arguments(corpus, tmp_path / "out", "--streaming=true", "--validation_fraction=0.3"))
+    results = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert results["corpus"]["train_sequences"] is None
+    assert results["models"]["linformer"]["updates"] == 4
+
+
+def test_an_existing_tokenizer(run, corpus, tmp_path):
+    main(arguments(corpus, tmp_path / "out", f"--tokenizer={run}", "--model.vocab_size=300"))
+    config = lk.LinformerConfig.from_pretrained(tmp_path / "out")
+    assert config.vocab_size == len(AutoTokenizer.from_pretrained(run))
+
+
+@pytest.mark.parametrize("asked", [["--resize_mode=extend"], []], ids=["extend", "interpolate"])
+def test_a_model_is_grown_and_goes_on(run, corpus, tmp_path, asked):
+    command = arguments(corpus, tmp_path / "out", f"--from_model={run}", "--resize_to=46", *asked)
+    main([*command, "--model.hidden_size=99", "--learning_rate=0.0"])
+    grown, expected = (lk.LinformerForMaskedLM.from_pretrained(folder) for folder in (tmp_path / "out", run))
+    expected.resize_sequence_length(46, mode="extend" if asked else "interpolate")
+    for (name, ours), theirs in zip(grown.named_parameters(), expected.parameters(), strict=True):
+        assert torch.equal(ours, theirs), name
+    results = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert results["corpus"]["seq_len"] == 46 and results["settings"]["model"]["hidden_size"] == 33
+    assert (tmp_path / "out" / "tokenizer.json").read_text() == (run / "tokenizer.json").read_text()
+
+
+def test_going_on_from_a_model_is_resumed_exactly(run, corpus, tmp_path, capsys):
+    """With E and F at a rate of their own and k drawn, from the same model wherever it stands, and from no other."""
+    options = ["--resize_to=46", "--projection_learning_rate_factor=0.3", "--elastic_projected_dims", "7", "3"]
+    options = ["--trainer.lr_scheduler_type=constant", *options]
+    main([*arguments(corpus, tmp_path / "whole", f"--from_model={run}", "--max_steps=6"), *options])
+    cut = arguments(corpus, tmp_path / "cut")
+    main([*cut, f"--from_model={run}", *options])
+    shutil.copytree(run, tmp_path / "moved", ignore=shutil.ignore_patterns("checkpoint-*", "full"))
+    elsewhere = f"--from_model={tmp_path / 'moved'}"
+    main([*cut, elsewhere, *options, "--resume", "--max_steps=6"])
+    cut_off, whole = (lk.LinformerForMaskedLM.from_pretrained(tmp_path / name) for name in ("cut", "whole"))
+    for ours, theirs in zip(cut_off.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    randomise(lk.LinformerForMaskedLM.from_pretrained(run)).save_pretrained(tmp_path / "moved")
+    error = fail_last_line(capsys, *cut, elsewhere, *options, "--resume", "--max_steps=7")
+    assert re.search(r"model.safetensors: expected SHA-256 .*; if that was meant, remove .*manifest.json", error)
+    (tmp_path / "moved" / "manifest.json").unlink()
+    error = fail_last_line(capsys, *cut, elsewhere, *options, "--resume", "--max_steps=7")
+    assert "resume: expected the from_model of" in error
+
+
+def test_the_loss_is_that_of_the_model_that_is_kept(corpus, tmp_path):
+    """The best one, where it is loaded at the end, and not the last."""
+    options = ["--trainer.load_best_model_at_end=true", "--learning_rate=0.3", "--max_steps=6", "--eval_steps=2"]
+    main([*arguments(corpus, tmp_path / "out"), *options])
+    result = json.loads((tmp_path / "out" / "metrics.json").read_text())["models"]["linformer"]
+    trainer_state = json.loads((tmp_path / "out" / "checkpoint-6" / "trainer_state.json").read_text())
+    assert result["validation_loss"] == pytest.approx(trainer_state["best_metric"], rel=1e-6)
+    last = next(entry["eval_loss"] for entry in trainer_state["log_history"][::-1] if "eval_loss" in entry)
+    assert last > result["validation_loss"], "else the last would pass"
+
+
+def test_elastic_training_draws_slots_and_measures_with_all(corpus, tmp_path, monkeypatch):
+    seen = []
+    real = lk.LinformerForMaskedLM.forward
+
+    def forward(self, *inputs, **named):
+        seen.append((self.training, self.linformer.encoder.attentions[0].projected_dim))
+        return real(self, *inputs, **named)
+
+    monkeypatch.setattr(lk.LinformerForMaskedLM, "forward", forward)
+    settings = ["--elastic_projected_dims", "7", "3", "2", "--max_steps=12", "--gradient_accumulation_steps=2"]
+    main([*arguments(corpus, tmp_path / "out"), *settings])
+    trained = [dim for training, dim in seen if training]
+    expected = [drawn_projected_dim([7, 3, 2], seed=3, update=update) for update in range(12)]
+    assert trained == [dim for dim in expected for _ in range(2)] and set(trained) == {7, 3, 2}
+    assert {dim for training, dim in seen if not training} <= {None, 7}
+    assert lk.LinformerForMaskedLM.from_pretrained(tmp_path / "out").config.projected_dim == 7
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--elastic_projected_dims", "8"],
+            "elastic_projected_dims: expected one or more, each 1 to 7 (projected_dim)",
+        ),
+        (["--elastic_projected_dims", "0", "3"], "each 1 to 7 (projected_dim), got [0, 3]"),
+        (["--elastic_projected_dims", "3", "--model.attention=full"], "expected none with full attention, got [3]"),
+        (["--elastic_projected_dims", "3", "--model.projection=conv"], "expected none with projection conv, got [3]"),
+        (["--resize_to=46"], "resize_to: expected none without from_model, got 46"),
+        (["--from_model=RUN", "--compare-full"], "compare_full: expected false with from_model"),
+        (["--from_model=RUN", "--resize_to=5"], "resize_to: expected"),
+        (["--from_model=nowhere/at/all"], "from_model: expected a folder, got nowhere/at/all, which does not exist"),
+        (["--projection_learning_rate_factor=-1"], "projection_learning_rate_factor: expected 0 or more, got -1.0"),
+    ],
+)
+def test_settings_refused_before_anything_is_written(run, corpus, capsys, tmp_path, options, message):
+    options = [option.replace("RUN", str(run)) for option in options]
+    assert message in fail(capsys, *arguments(corpus, tmp_path / "out"), *options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_foreign_model_is_not_gone_on_from(run, corpus, capsys, tmp_path):
+    sizes = {"vocab_size": 277, "hidden_size": 12, "num_attention_heads": 2, "num_hidden_layers": 1}
+    BertForMaskedLM(BertConfig(intermediate_size=7, **sizes)).save_pretrained(tmp_path / "bert")
+    shutil.copy(run / "tokenizer.json", tmp_path / "bert")
+    shutil.copy(run / "tokenizer_config.json", tmp_path / "bert")
+    error = fail(capsys, *arguments(corpus, tmp_path / "out", f"--from_model={tmp_path / 'bert'}"))
+    assert "from_model: expected a Linformer (`linformer convert` makes one), got BertForMaskedLM" in error
+
+
+def test_the_split_can_stay_the_same_for_other_seeds(corpus, tmp_path):
+    """Losses of several seeds are to compare models, not held-out documents."""
+    marks = {}
+    for name, options in (("a", ["--seed=1"]), ("b", ["--seed=2"]), ("c", ["--seed=2", "--split_seed=1"])):
+        main([*arguments(corpus, tmp_path / name), *options, "--max_steps=1"])
+        marks[name] = json.loads((tmp_path / name / "run.json").read_text())["corpus_fingerprint"]
+    assert marks["a"] == marks["c"] != marks["b"]
+
+
+def test_an_output_folder_with_a_run_is_kept(run, corpus, capsys):
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    assert f"but {run} holds one; continue it with --resume" in fail(capsys, *arguments(corpus, run))
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+
+
+def test_a_run_is_not_resumed_as_another_one(run, corpus, capsys):
+    error = fail(capsys, *arguments(corpus, run, "--resume", "--model.projected_dim=5"))
+    assert "resume: expected model.projected_dim as in" in error and "7, got 5; --config" in error
+    assert "resume: expected seed as in" in fail(capsys, *arguments(corpus, run, "--resume", "--seed=4"))
+    error = fail(capsys, *arguments(corpus, run, "--resume", "--trainer.adam_beta2=0.5"))
+    assert "resume: expected trainer.adam_beta2 as in" in error
+    error = fail(capsys, *arguments(corpus, run, "--resume", "--max_steps=3"))
+    assert "max_steps: expected at least the 4 updates of" in error
+    error = fail(capsys, *arguments(corpus, run, "--resume"))
+    assert f"resume: expected compare_full as in {run / 'settings.yaml'}, True, got False" in error
+
+
+@pytest.mark.parametrize("name", ["settings.yaml", "run.json"])
+def test_a_damaged_run_is_not_resumed(run, corpus, capsys, tmp_path, name):
+    folder = tmp_path / "out"
+    shutil.copytree(run, folder)
+    (folder / name).write_text('{"model": [')
+    error = fail_last_line(capsys, *arguments(corpus, folder, "--resume", "--compare-full"))
+    assert re.search(rf"error: {folder / name}:( line 1:)? expected (YAML|JSON), got", error)
+
+
+@pytest.mark.parametrize("place", [".", "full"])
+@pytest.mark.parametrize("option", ["--seed=3", "--resume", "--overwrite"])
+def test_a_model_of_others_is_kept(run, corpus, capsys, tmp_path, place, option):
+    theirs = tmp_path / place
+    theirs.mkdir(exist_ok=True)
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(run / name, theirs)
+    error = fail(capsys, *arguments(corpus, tmp_path, "--compare-full", option))
+    assert f"output_dir: expected no model that is not ours, but {theirs} holds one" in error
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"config.json", "model.safetensors"}
+
+
+def test_overwrite_keeps_the_old_run_until_the_new_one_can_start(run, corpus, capsys, tmp_path):
+    gap = {
+        "<s>": 0,
+        "<pad>": 1,
+        "<mask>": 2,
+        "<unk>": 3,
+        "first": 4,
+        "</s>": 11,
+    }  # six tokens, of which one has an id above 5
+    words = Tokenizer(WordLevel(gap, unk_token="<unk>"))
+    words.pre_tokenizer = Whitespace()
+    roles = {
+        "bos_token": "<s>",
+        "pad_token": "<pad>",
+        "mask_token": "<mask>",
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+    }
+    PreTrainedTokenizerFast(tokenizer_object=words, **roles).save_pretrained(tmp_path / "gap")
+    folder = tmp_path / "out"
+    shutil.copytree(run, folder)
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    error = fail(capsys, *arguments(corpus, folder, "--overwrite", "--trainer.adam_beta2=3"))
+    assert "trainer: Invalid beta parameter at index 1: 3" in error
+    error = fail_last_line(capsys, *arguments(corpus, folder, "--overwrite", f"--tokenizer={tmp_path / 'gap'}"))
+    assert "eos_token_id: expected a token id under vocab_size 6, got 11" in error
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+def test_the_documentation_names_what_may_change_in_a_resumed_run():
+    """All that is not compared, but for the folder and what to do with it."""
+    docs = Path(__file__).parents[2] / "docs" / "pretraining.md"
+    section = re.search(r"^`--resume` continues.*?\n\n", docs.read_text(), re.MULTILINE | re.DOTALL)[0]
+    named = set(re.findall(r"`--(\w+)`", section)) - {"resume", "overwrite"}
+    fields = {field.name for field in dataclasses.fields(PretrainSettings)}
+    assert named == fields - set(IDENTITY) - {"output_dir", "resume", "overwrite"}
+
+
+def test_a_run_is_not_resumed_on_other_text(corpus, capsys, tmp_path):
+    text, folder = tmp_path / "text", tmp_path / "out"
+    shutil.copytree(corpus, text)
+    main(arguments(text, folder))
+    before = (folder / "tokenizer.json").read_bytes()
+    os.utime(text / "0.txt", ns=(1, 1))  # fetched again
+    main(arguments(text, folder, "--resume"))
+    (text / "0.txt").write_text("something else entirely\n" * 50)
+    error = fail_last_line(capsys, *arguments(text, folder, "--resume", "--max_steps=6"))
+    assert error.endswith(f"resume: expected the corpus of {folder / 'run.json'}, got another one")
+    made = json.loads((folder / "run.json").read_text())
+    del made["fingerprints_of"]
+    (folder / "run.json").write_text(json.dumps(made))
+    error = fail_last_line(capsys, *arguments(text, folder, "--resume", "--max_steps=6"))
+    assert "got another one; an earlier version wrote it, which took equal files" in error
+    assert (folder / "tokenizer.json").read_bytes() == before
+
+
+def test_how_a_run_would_be_resized_counts_only_where_it_is(corpus, tmp_path, capsys):
+    """Its default was another once, and runs keep what they were made with."""
+    main(arguments(corpus, tmp_path / "out"))
+    main(arguments(corpus, tmp_path / "out", "--resume", "--resize_mode=extend"))
+    (resized := tmp_path / "resized").mkdir()
+    main(arguments(corpus, resized / "out", f"--from_model={tmp_path / 'out'}", "--resize_to=46"))
+    again = arguments(corpus, resized / "out", f"--from_model={tmp_path / 'out'}", "--resize_to=46", "--resume")
+    with pytest.raises(SystemExit):
+        main([*again, "--resize_mode=extend"])
+    assert "resume: expected resize_mode as in" in capsys.readouterr().err
+
+
+def test_resuming_what_is_finished_trains_no_further(run, corpus, tmp_path):
+    folder = tmp_path / "out"
+    shutil.copytree(run, folder)
+    main(arguments(corpus, folder, "--resume", "--compare-full"))
+    assert not (folder / "checkpoint-5").exists()
+    for path in (folder, folder / "full"):
+        ours, theirs = (AutoModelForMaskedLM.from_pretrained(path) for path in (path, run / path.relative_to(folder)))
+        assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+    results, before = (json.loads((path / "metrics.json").read_text())["models"] for path in (folder, run))
+    for name in ("linformer", "full"):
+        assert results[name]["validation_loss"] == before[name]["validation_loss"]
+        assert results[name]["curve"] == before[name]["curve"]
+        for time in ("seconds", "tokens_per_second"):
+            assert results[name][time] == before[name][time] > 0
+
+
+def test_a_twin_may_join_later_and_goes_with_the_run(corpus, tmp_path):
+    folder = tmp_path / "out"
+    main(arguments(corpus, folder))
+    main(arguments(corpus, folder, "--resume", "--compare-full"))
+    models = json.loads((folder / "metrics.json").read_text())["models"]
+    assert [(name, model["updates"]) for name, model in models.items()] == [("linformer", 4), ("full", 4)]
+    assert (folder / "full" / "twin.json").read_text() == (folder / "run.json").read_text()
+    main(arguments(corpus, folder, "--overwrite"))
+    assert (folder / "model.safetensors").exists() and not (folder / "full").exists()
+
+
+def test_a_damaged_cache_is_made_again(run, corpus, tmp_path):
+    cache = tmp_path / "cache"
+    shutil.copytree(corpus.parent / f"{corpus.name}-cache", cache)
+    for damage in ("blocks/*.arrow", "documents/**/*.arrow", "tokenizers/*/tokenizer.json"):
+        files = list(cache.glob(damage))
+        assert files
+        for path in files:
+            path.write_bytes(path.read_bytes()[:100])
+    main(arguments(corpus, tmp_path / "out", f"--cache_dir={cache}"))
+    ours, theirs = (AutoModelForMaskedLM.from_pretrained(folder) for folder in (tmp_path / "out", run))
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+
+
+def test_training_that_diverges_is_no_success(corpus, capsys, tmp_path):
+    error = fail_last_line(capsys, *arguments(corpus, tmp_path / "out", "--learning_rate=1e30"))
+    assert re.search(
+        r"update \d \(epoch .*, process 0\): expected a loss and a gradient that are numbers, got a", error
+    )
+    assert "the update was not made. Lower learning_rate 1e+30 or raise skip_bad_batches 0" in error
+    assert json.loads((tmp_path / "out" / "metrics.json").read_text())["models"]["linformer"]["validation_loss"] is None
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+
+
+def test_masks_must_hit_something(corpus, capsys, tmp_path):
+    error = fail_last_line(capsys, *arguments(corpus, tmp_path / "out", "--mlm_probability=1e-7"))
+    assert "mlm_probability: expected enough to mask any of" in error
+
+
+def test_saved_settings_repeat_the_run_elsewhere(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    main(["pretrain", "--config", str(run / "settings.yaml"), "--compare_full=false"])
+    (again,) = (tmp_path / "runs").iterdir()
+    ours, theirs = (AutoModelForMaskedLM.from_pretrained(folder) for folder in (again, run))
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+
+
+def test_overwrite_loses_nothing_when_the_input_is_bad(run, capsys, tmp_path):
+    error = fail(capsys, *arguments(tmp_path / "none", run, "--overwrite"))
+    assert "none" in error and (run / "metrics.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("empty.txt", b"", "expected documents with text, got none in 1 files"),
+        ("latin.txt", b"caf\xe9", "latin.txt: not UTF-8 at byte 3"),
+        ("short.txt", b"one\n\ntwo", "23"),
+    ],
+)
+def test_bad_text(name, content, message, capsys, tmp_path):
+    folder = tmp_path / "text"
+    folder.mkdir()
+    (folder / name).write_bytes(content)
+    error = fail(capsys, *arguments(folder, tmp_path / "out", "--document=blank_line"))
+    assert message in error
+    assert not (tmp_path / "out").exists()
