@@ -19,7 +19,7 @@ import torch
 import linformer_kit
 from linformer_kit import InputError
 from linformer_kit.commands.cli import main
-from linformer_kit.files import manifest
+from linformer_kit.files import manifest, runs
 from linformer_kit.files.manifest import MANIFEST, checked_folder, damage, recover, write_manifest
 from linformer_kit.files.runs import find_checkpoint, rotate_checkpoints
 from linformer_kit.files.writing import write_whole
@@ -379,7 +379,6 @@ def test_nothing_behind_a_link_is_removed(tmp_path, precious):
     for name in (".checkpoint-3.part", ".checkpoint-4.old", "checkpoint-1", "seed-0", "full"):
         (run / name).symlink_to(precious)
     (run / "checkpoint-4").mkdir()
-    from linformer_kit.files import runs
 
     recover(run, runs.CHECKPOINT)
     assert not (run / ".checkpoint-3.part").is_symlink() and not (run / ".checkpoint-4.old").is_symlink()
@@ -390,7 +389,7 @@ def test_nothing_behind_a_link_is_removed(tmp_path, precious):
     (run / "full" / "twin.json").write_text("twin.json")  # what makes it a twin
     (run / "runs").mkdir()
     (run / "runs" / "1").symlink_to(precious)
-    checkpoint.open_output_dir(str(run), command="pretrain", overwrite=True)
+    runs.open_output_dir(str(run), command="pretrain", overwrite=True)
     (precious / "twin.json").unlink()
     assert intact(precious) and sorted(path.name for path in run.iterdir()) == ["runs"]
 
