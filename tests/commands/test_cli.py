@@ -43,7 +43,7 @@ def test_recipe_then_config_then_command_line(tmp_path):
         (["--bf16", "true"], "bf16", "true"),
         (["--train-file", "a.txt", "b c.txt", "--seed", "1"], "train_file", ["a.txt", "b c.txt"]),
         (["--train_file=a.txt", "--train_file=b.txt"], "train_file", ["a.txt", "b.txt"]),
-        (["--trainer.adam_beta2", "0.98", "--trainer.optim", "adafactor"], "trainer", {"adam_beta2": 0.98, "optim": "adafactor"}),
+        (["--adam_beta2", "0.98", "--trainer.optim", "adafactor"], "trainer", {"adam_beta2": 0.98, "optim": "adafactor"}),
     ],
 )  # fmt: skip
 def test_spellings(arguments, name, value):
@@ -144,10 +144,10 @@ def test_items_of_one_of_several_words_are_checked(capsys):
         (["pretrain", "--model.projected_dim", "0"], "projected_dim: expected 1 to 128 (max_position_embeddings), got 0"),
         (["pretrain", "--model.num_attention_heads", "3"], "num_attention_heads: expected a divisor of hidden_size 128, got 3"),
         (["pretrain", "--mlm_probability", "1"], "mlm_probability: expected more than 0 and less than 1, got 1.0"),
-        (["pretrain", "--trainer.adam_beta", "1"], "trainer.adam_beta: expected a field of TrainingArguments, got an unknown one"),
+        (["pretrain", "--adam_beta", "1"], "trainer.adam_beta: expected a field of TrainingArguments, got an unknown one"),
         (["pretrain", "--trainer.learning_rate", "1"], "trainer.learning_rate: expected --learning_rate, which is a setting"),
-        (["pretrain", "--trainer.adam_beta2", "high"], "trainer.adam_beta2: expected float, got 'high'"),
-        (["pretrain", "--trainer.adam_beta2", "3"], "trainer: Invalid beta parameter at index 1: 3"),
+        (["pretrain", "--adam_beta2", "high"], "trainer.adam_beta2: expected float, got 'high'"),
+        (["pretrain", "--adam_beta2", "3"], "trainer: Invalid beta parameter at index 1: 3"),
         (["pretrain", "--trainer.optim_args", "foo"], "trainer: not enough values to unpack"),
         (["pretrain", "--trainer.optim_args", "3"], "trainer: 'int' object has no attribute"),
         (["pretrain", "--trainer.lr_scheduler_kwargs", "{foo: 3}"], "trainer: get_linear_schedule_with_warmup() got an unexpected"),

@@ -383,7 +383,7 @@ def trial_of(settings: LearningSettings, cell: str, variant: str, rate: float = 
 
 
 def test_a_trial_is_base_then_cell_then_variant(corpus):
-    settings = study(corpus, variants={"x": {"model.projected_dim": 5, "trainer.adam_beta2": 0.9}}, baseline="x")
+    settings = study(corpus, variants={"x": {"model.projected_dim": 5, "adam_beta2": 0.9}}, baseline="x")
     trial = trial_of(settings, "lo/ng", "x", 3e-4, 7)
     assert trial.name.startswith("lo_ng-x-lr0.0003-seed7-")
     assert (trial.settings.model.max_position_embeddings, trial.settings.model.projected_dim) == (29, 5)

@@ -206,7 +206,7 @@ def test_the_best_checkpoint_is_verified_before_it_is_loaded(corpus, tmp_path, c
         load(trainer)
 
     monkeypatch.setattr(ExactTrainer, "_load_best_model", load_damaged)
-    options = {"trainer.load_best_model_at_end": "true", "max_steps": 2, "eval_steps": 1}
+    options = {"load_best_model_at_end": "true", "max_steps": 2, "eval_steps": 1}
     error = fail_last_line(capsys, *pretrain_command(corpus, tmp_path / "out", **options))
     assert "load_best_model_at_end: " in error and "model.safetensors: expected SHA-256" in error
 

@@ -151,7 +151,7 @@ def test_early_stopping_goes_on_exactly(encoder, texts, tmp_path, stopped, kille
 
 
 def test_the_best_one_stays_the_best_when_a_finished_run_is_resumed(corpus, tmp_path):
-    options = {"trainer.load_best_model_at_end": "true", "learning_rate": 0.3, "eval_steps": 1}
+    options = {"load_best_model_at_end": "true", "learning_rate": 0.3, "eval_steps": 1}
     command = pretrain_command(corpus, tmp_path / "out", **options)
     run_all([command])
     model, results = tmp_path / "out" / "model.safetensors", tmp_path / "out" / "metrics.json"

@@ -47,7 +47,7 @@ def kill_after(command: list[str], checkpoint: Path) -> None:
 @pytest.mark.e2e
 def test_a_pretraining_that_is_killed_ends_as_one_that_is_not(device, options, corpus, tmp_path):
     """Bit for bit, with kernels that sum in a fixed order, mixed precision where the device has it, and dropout."""
-    options |= {"max_steps": UPDATES, "bf16": "auto", "trainer.full_determinism": "true", "eval_steps": 10}
+    options |= {"max_steps": UPDATES, "bf16": "auto", "full_determinism": "true", "eval_steps": 10}
     whole, killed = ([*COMMAND, *pretrain_command(corpus, tmp_path / name, **options)] for name in ("whole", "killed"))
     result = launch(whole)
     assert result.returncode == 0, result.stderr

@@ -12,7 +12,7 @@ from linformer_kit.experiments.families import FAMILIES, build, example
 from linformer_kit.linearized.depth import keep_layers, layers_to_keep
 from linformer_kit.linearized.layers import attention_layers
 from linformer_kit.training.distillation import _of_layers, _Restart, learning_rate_share, relative_error
-from linformer_kit.training.tracing import Trace, layer_names, traced
+from linformer_kit.training.tasks.tracing import Trace, layer_names, traced
 
 
 def test_relative_error_is_one_for_the_mean_and_zero_for_the_teacher():

@@ -159,7 +159,7 @@ def test_a_model_is_grown_and_goes_on(run, corpus, tmp_path, asked):
 def test_going_on_from_a_model_is_resumed_exactly(run, corpus, tmp_path, capsys):
     """With E and F at a rate of their own and k drawn, from the same model wherever it stands, and from no other."""
     options = ["--resize_to=46", "--projection_learning_rate_factor=0.3", "--elastic_projected_dims", "7", "3"]
-    options = ["--trainer.lr_scheduler_type=constant", *options]
+    options = ["--lr_scheduler_type=constant", *options]
     main([*arguments(corpus, tmp_path / "whole", f"--from_model={run}", "--max_steps=6"), *options])
     cut = arguments(corpus, tmp_path / "cut")
     main([*cut, f"--from_model={run}", *options])
@@ -179,7 +179,7 @@ def test_going_on_from_a_model_is_resumed_exactly(run, corpus, tmp_path, capsys)
 
 def test_the_loss_is_that_of_the_model_that_is_kept(corpus, tmp_path):
     """The best one, where it is loaded at the end, and not the last."""
-    options = ["--trainer.load_best_model_at_end=true", "--learning_rate=0.3", "--max_steps=6", "--eval_steps=2"]
+    options = ["--load_best_model_at_end=true", "--learning_rate=0.3", "--max_steps=6", "--eval_steps=2"]
     main([*arguments(corpus, tmp_path / "out"), *options])
     result = json.loads((tmp_path / "out" / "metrics.json").read_text())["models"]["linformer"]
     trainer_state = json.loads((tmp_path / "out" / "checkpoint-6" / "trainer_state.json").read_text())
@@ -257,8 +257,8 @@ def test_a_run_is_not_resumed_as_another_one(run, corpus, capsys):
     error = fail(capsys, *arguments(corpus, run, "--resume", "--model.projected_dim=5"))
     assert "resume: expected model.projected_dim as in" in error and "7, got 5; --config" in error
     assert "resume: expected seed as in" in fail(capsys, *arguments(corpus, run, "--resume", "--seed=4"))
-    error = fail(capsys, *arguments(corpus, run, "--resume", "--trainer.adam_beta2=0.5"))
-    assert "resume: expected trainer.adam_beta2 as in" in error
+    error = fail(capsys, *arguments(corpus, run, "--resume", "--adam_beta2=0.5"))
+    assert "resume: expected adam_beta2 as in" in error
     error = fail(capsys, *arguments(corpus, run, "--resume", "--max_steps=3"))
     assert "max_steps: expected at least the 4 updates of" in error
     error = fail(capsys, *arguments(corpus, run, "--resume"))
@@ -308,7 +308,7 @@ def test_overwrite_keeps_the_old_run_until_the_new_one_can_start(run, corpus, ca
     folder = tmp_path / "out"
     shutil.copytree(run, folder)
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    error = fail(capsys, *arguments(corpus, folder, "--overwrite", "--trainer.adam_beta2=3"))
+    error = fail(capsys, *arguments(corpus, folder, "--overwrite", "--adam_beta2=3"))
     assert "trainer: Invalid beta parameter at index 1: 3" in error
     error = fail_last_line(capsys, *arguments(corpus, folder, "--overwrite", f"--tokenizer={tmp_path / 'gap'}"))
     assert "eos_token_id: expected a token id under vocab_size 6, got 11" in error
@@ -399,7 +399,7 @@ def test_training_that_diverges_is_no_success(corpus, capsys, tmp_path):
     assert re.search(
         r"update \d \(epoch .*, process 0\): expected a loss and a gradient that are numbers, got a", error
     )
-    assert "the update was not made. Lower learning_rate 1e+30 or raise skip_bad_batches 0" in error
+    assert "the update was not made. Lower learning_rate 1e+30 or raise max_skipped_updates 0" in error
     assert json.loads((tmp_path / "out" / "metrics.json").read_text())["models"]["linformer"]["validation_loss"] is None
     assert not (tmp_path / "out" / "model.safetensors").exists()
 

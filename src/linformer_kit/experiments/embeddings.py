@@ -37,7 +37,7 @@ from linformer_kit.linearized.positions import LONGEST, longest_input, set_posit
 from linformer_kit.models.modeling import LinformerPreTrainedModel
 from linformer_kit.report.embeddings import embeddings_markdown, write_embeddings_report
 from linformer_kit.settings import FinetuneSettings, names_only
-from linformer_kit.training.answers import mean_embedding
+from linformer_kit.training.tasks.answers import mean_embedding
 
 Side = tuple[list[Example], list[Any]]  # texts and their classes
 

@@ -21,9 +21,9 @@ import torch
 import transformers
 from jsonargparse import ArgumentParser, Namespace
 from torch.utils.data import default_collate
-from transformers import TrainerCallback
 
 from linformer_kit.data.tokenizer import load_tokenizer
+from linformer_kit.environment import best_device
 from linformer_kit.errors import InputError
 from linformer_kit.experiments.measure import synchronize
 from linformer_kit.experiments.prepare import require
@@ -34,6 +34,7 @@ from linformer_kit.report.base import file_name
 from linformer_kit.settings import ModelSettings, PretrainSettings, names_only
 from linformer_kit.training import pretrain
 from linformer_kit.training.identity import defaults
+from linformer_kit.training.loop import Training
 from linformer_kit.training.memory import keep_freed_memory
 from linformer_kit.training.metrics import mean_token_loss
 
@@ -210,22 +211,22 @@ def seconds_per_update(trial: Trial, folder: Path, threads: int) -> float:
         if model is None:
             config = pretrain.model_config(settings, data.tokenizer, attention=settings.model.attention)
             model = LinformerForMaskedLM(config)
-        trainer = pretrain.build_trainer(settings, data, Path(temporary), model)
-        trainer.args.eval_on_start = False
-        clock = _Clock(trainer.args.device)
-        trainer.add_callback(clock)
-        trainer.train()
+        task = pretrain.masked_language_model(settings, data, model)
+        plan = dataclasses.replace(pretrain.plan(settings), evaluate_first=False)
+        clock = _Clock(best_device())
+        Training(task, settings, plan, Path(temporary), after_update=clock.updated).run()
     return statistics.median(itertools.islice(clock.seconds(), _WARM_UPDATES, None))
 
 
-class _Clock(TrainerCallback):
+class _Clock:
     """When each update ended."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._ends: list[float] = []
 
-    def on_step_end(self, *arguments: Any, **named: Any) -> None:
+    def updated(self) -> None:
+        """An update has ended."""
         synchronize(self._device)
         self._ends.append(time.perf_counter())
 
@@ -243,7 +244,7 @@ def _change(fields: dict[str, Any], name: str, value: Any, owner: str) -> None:
     place: Any = fields
     for part in path:
         place = place.get(part) if isinstance(place, dict) else None
-    known = isinstance(place, dict) and (last in place or path == ["trainer"]) and not isinstance(place.get(last), dict)
+    known = isinstance(place, dict) and last in place and not isinstance(place.get(last), dict)
     require(known, f"{owner}.{name}", "a setting of linformer pretrain", "an unknown one or a whole group of them")
     place[last] = value
 

@@ -10,6 +10,14 @@ import numpy as np
 import torch
 
 
+def seed_generators(*numbers: int) -> None:
+    """Seed the generators of Python, numpy and torch by numbers, of which other ones give independent streams."""
+    seed = int(np.random.SeedSequence(numbers).generate_state(1)[0])
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
 @contextmanager
 def callers_random_state() -> Iterator[None]:
     """Give the global generators of Python, numpy and torch back as they were, whatever was seeded and drawn inside.

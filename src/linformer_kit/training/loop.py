@@ -1,0 +1,284 @@
+"""The training loop: evaluate, save, update.
+
+What comes next is a function of the update's number, the place in the data, the rank and the log, and these stand in
+each checkpoint: the order of the data, masks, learning rate and the seed of dropout depend on nothing else. So a
+training that was interrupted and goes on equals one that was not.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from accelerate.utils import gather_object
+from torch import Tensor
+
+from linformer_kit.errors import DivergedError, InputError, Stopped
+from linformer_kit.files.manifest import damage
+from linformer_kit.files.runs import checkpoint_path, rotate_checkpoints
+from linformer_kit.settings import TrainingSettings
+from linformer_kit.training.batches import Batches, UpdateBatches, to_device, validation_batches
+from linformer_kit.training.checkpoint import load_moments, load_weights, save_checkpoint
+from linformer_kit.training.engine import Engine, NonFinite
+from linformer_kit.training.log import TrainingLog
+from linformer_kit.training.randomness import seed_generators
+from linformer_kit.training.state import TrainingState, read_state
+from linformer_kit.training.stopping import StopRequest, stop_requests
+from linformer_kit.training.tasks.base import Task
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What falls due when.
+
+    Attributes:
+        updates: All of them.
+        schedule: Learning rate of an update, by its number from 0, as a share of the highest.
+        seed: Of dropout.
+        evaluate_every: Updates between evaluations; None: evaluate at the end of each epoch.
+        save_every: Updates between checkpoints; None: after each evaluation.
+        evaluate_first: Whether to evaluate before the first update.
+        metric: What the best evaluation is best at, whose checkpoint is kept and loaded at the end; None: the last one.
+        patience: Evaluations without a better metric after which training ends; None: it does not.
+        restart: Update before which AdamW's moments are reset; None: none.
+    """
+
+    updates: int
+    schedule: Callable[[int], float]
+    seed: int
+    evaluate_every: int | None
+    save_every: int | None
+    evaluate_first: bool = False
+    metric: str | None = None
+    patience: int | None = None
+    restart: int | None = None
+
+
+class Training:
+    """One training of a task.
+
+    Args:
+        task: Model, batches, loss and metrics.
+        settings: How to train.
+        plan: What falls due when.
+        folder: Where checkpoints go.
+        checkpoint: To go on from; None: from the start.
+        after_update: Called after each update.
+
+    Attributes:
+        state: Where the training stands.
+        log: What it has shown.
+        diverged: Where and why it diverged, if it did.
+
+    Raises:
+        InputError: for a checkpoint of another training.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        settings: TrainingSettings,
+        plan: Plan,
+        folder: Path,
+        *,
+        checkpoint: Path | None = None,
+        after_update: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.task, self.settings, self.plan, self.folder = task, settings, plan, folder
+        self.state = TrainingState() if checkpoint is None else read_state(checkpoint)
+        if self.state.update > plan.updates:
+            expected = f"at least the {self.state.update} updates of {checkpoint}"
+            raise InputError(f"max_steps: expected {expected}, got {plan.updates}")
+        if checkpoint is not None:
+            load_weights(task.model, checkpoint)
+        self.engine = Engine(task, settings)
+        if checkpoint is not None:
+            load_moments(task.model, self.engine.optimizer, checkpoint)
+            self.engine.load_scaler(self.state.scaler)
+        self._saved = None if checkpoint is None else (self.state.update, len(self.state.log))
+        self._batches = Batches(task, settings)
+        self._after_update = after_update
+        self._request = StopRequest()
+        self.diverged: str | None = None
+
+    def run(self) -> None:
+        """Train to the end.
+
+        Raises:
+            DivergedError: before a non-finite update, if no more of them may be skipped.
+            Stopped: after a signal, once the update under way is done and a checkpoint holds it.
+        """
+        state, plan = self.state, self.plan
+        self.log = TrainingLog(
+            state, updates=plan.updates, unit=self.task.unit, folder=self.folder, report_to=self.settings.report_to
+        )
+        updates = self._batches.updates(state.position)
+        try:
+            with stop_requests() as self._request:
+                while True:
+                    stop = self._asked_to_stop()
+                    if not stop and self._evaluation_is_due():
+                        stop = self._evaluate()
+                    if stop or self._checkpoint_is_due():
+                        self._save()
+                    if stop:
+                        raise self._stopped(stop)
+                    if self._finished():
+                        break
+                    self.log.start_clock()
+                    self._update(next(updates))
+                    self._after_update()
+                self._load_best()
+                if stop := self._asked_to_stop():
+                    raise self._stopped(stop)
+        finally:
+            updates.close()
+            self.log.close()
+
+    # What falls due: functions of the update and the log -------------------------------------------------------------
+
+    def _finished(self) -> bool:
+        return self.state.update >= self.plan.updates or self._lost_patience()
+
+    def _lost_patience(self) -> bool:
+        if self.plan.patience is None or self.plan.metric is None:
+            return False
+        best = self.state.best(self.plan.metric) or 0
+        return sum(update > best for update in self.state.logged("eval_loss")) >= self.plan.patience
+
+    def _falls_on(self, every: int | None) -> bool:
+        """Whether something falls due after so many updates, or, with None, after each epoch, and at the end."""
+        update = self.state.update
+        in_turn = self._ends_epoch() if every is None else update % every == 0
+        return in_turn or update == self.plan.updates
+
+    def _ends_epoch(self) -> bool:
+        return float(self.state.epoch).is_integer()
+
+    def _evaluation_is_due(self) -> bool:
+        if self.state.update in self.state.logged("eval_loss"):
+            return False
+        return self.plan.evaluate_first if self.state.update == 0 else self._falls_on(self.plan.evaluate_every)
+
+    def _checkpoint_is_due(self) -> bool:
+        every = self.plan.evaluate_every if self.plan.save_every is None else self.plan.save_every
+        return self.state.update > 0 and (self._falls_on(every) or self._finished())
+
+    # What is done ----------------------------------------------------------------------------------------------------
+
+    def _update(self, data: UpdateBatches) -> None:
+        """One update, unless it would be made with a loss or a gradient that is not finite."""
+        task, state, engine = self.task, self.state, self.engine
+        if state.update == self.plan.restart:
+            engine.optimizer.state.clear()
+        share = self.plan.schedule(state.update)
+        task.train()
+        task.begin(state.update)
+        total = engine.total_labels(data.batches)
+        losses: list[Tensor] = []
+        for number, batch in enumerate(data.batches):
+            seed_generators(self.plan.seed, state.update, number, engine.rank)
+            losses.append(engine.backward(batch, total, number, len(data.batches)))
+        norm = engine.clip(self.settings.max_grad_norm)
+        loss, wrong = engine.checked_loss(losses, norm)
+        if wrong:
+            self._refuse(wrong)
+        else:
+            engine.step(share)
+            state.losses.append(loss)
+        engine.optimizer.zero_grad()
+        task.begin(None)
+        state.update += 1
+        state.position, state.epoch = data.position, self._batches.epochs(data.position)
+        self.log.updated(data.sequences * task.size)
+        if wrong:
+            self.log.add({"skipped_updates": self.skipped_updates + 1})
+        if state.update % self.settings.logging_steps == 0 and state.losses:
+            self.log.add_losses(learning_rate=share * self.settings.learning_rate, grad_norm=norm)
+
+    @property
+    def skipped_updates(self) -> int:
+        """Updates that were skipped because their loss or gradient was not finite."""
+        return len(self.state.logged("skipped_updates"))
+
+    def _refuse(self, wrong: NonFinite) -> None:
+        update, settings = self.state.update + 1, self.settings
+        if self.skipped_updates >= settings.max_skipped_updates:
+            raise DivergedError(
+                f"update {update} (epoch {self.state.epoch:.4g}, process {wrong.rank}): expected a finite loss and "
+                f"gradient, got {wrong.got}; the update was not made. Lower learning_rate {settings.learning_rate} or "
+                f"raise max_skipped_updates {settings.max_skipped_updates}"
+            )
+        logger.warning("update %s is skipped: %s", update, wrong.got)
+
+    @property
+    def result_update(self) -> int:
+        """The update whose weights are the result: the last, or the best by the metric of the plan."""
+        best = None if self.plan.metric is None else self.state.best(self.plan.metric)
+        return self.state.update if best is None else best
+
+    def measure(self) -> tuple[np.ndarray, ...] | None:
+        """What the task measures of each validation sequence, in their order; None after a signal to stop."""
+        self.task.eval()
+        self.task.begin(None)
+        found: list[tuple[np.ndarray, ...]] = []
+        for batch, rows in validation_batches(self.task, self.settings):
+            if self._asked_to_stop():
+                return None
+            with torch.no_grad(), self.engine.autocast():
+                measured = self.task.measure(to_device(batch, self.engine.device))
+            found.append(tuple(_array(tensor[:rows]) for tensor in measured))
+        of_processes = gather_object([found])
+        together = [batch for batches in zip(*of_processes, strict=True) for batch in batches]
+        return tuple(np.concatenate(parts) for parts in zip(*together, strict=True))
+
+    def _evaluate(self) -> int:
+        """Evaluate, unless a signal asks to stop, which is returned."""
+        if (measured := self.measure()) is None:
+            return self._asked_to_stop()
+        metrics = self.task.metrics(*measured)
+        self.log.add({f"eval_{name}": value for name, value in metrics.items()}, self.task.describe(metrics))
+        return 0
+
+    def _save(self) -> None:
+        state, plan = self.state, self.plan
+        here = (state.update, len(state.log))
+        if state.update == 0 or self._saved == here:
+            return
+        state.scaler = self.engine.scaler_state()
+        place = checkpoint_path(self.folder, state.update)
+        save_checkpoint(place, self.task.model, self.task.tokenizer, self.engine.optimizer, state)
+        self._saved = here
+        if self.engine.rank == 0:
+            keep = None if plan.metric is None else state.best(plan.metric)
+            rotate_checkpoints(self.folder, self.settings.save_total_limit, keep=keep)
+
+    def _load_best(self) -> None:
+        """Where a metric decides which checkpoint is the result, its weights."""
+        if (best := self.result_update) == self.state.update:
+            return
+        checkpoint = checkpoint_path(self.folder, best)
+        if found := damage(checkpoint, only="*.safetensors"):
+            raise InputError(f"{self.folder}: expected its best checkpoint, got {found}")
+        load_weights(self.task.model, checkpoint)
+
+    def _asked_to_stop(self) -> int:
+        """The number of the signal that asked any process to stop, the same in all; 0: none did."""
+        return self.engine.largest(self._request.signal)
+
+    def _stopped(self, signal: int) -> Stopped:
+        update = self.state.update
+        checkpoint = checkpoint_path(self.folder, update)
+        what = f"--resume goes on from {checkpoint}" if checkpoint.is_dir() else "there was nothing to save"
+        return Stopped(f"stopped after update {update}; {what}", signal=signal)
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    """A tensor as numpy has it, which knows no bfloat16."""
+    return (tensor.float() if tensor.is_floating_point() else tensor).cpu().numpy()
