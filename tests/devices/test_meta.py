@@ -13,6 +13,9 @@ import datasets
 import pytest
 import torch
 import transformers
+from linformer_kit.training.classification import FilledTexts, LengthGroupedSampler, classification_loss
+from linformer_kit.training.distillation import _real as real_tokens
+from linformer_kit.training.distillation import relative_error
 from torch.utils.data import DataLoader, Dataset
 from transformers import DataCollatorWithPadding, default_data_collator
 
@@ -32,9 +35,6 @@ from linformer_kit.data.tokenizer import train_tokenizer
 from linformer_kit.experiments.families import FAMILIES, build, example
 from linformer_kit.operator.projections import PROJECTIONS, SHORTER_INPUTS, Piece
 from linformer_kit.training.tasks.answers import divergence, output_loss
-from linformer_kit.training.classification import FilledTexts, LengthGroupedSampler, classification_loss
-from linformer_kit.training.distillation import _real as real_tokens
-from linformer_kit.training.distillation import relative_error
 from linformer_kit.training.tasks.tracing import traced
 from tests.conftest import KINDS, SHARINGS, fields, randomise, tokens
 from tests.devices.one_device import OneDevice

@@ -110,7 +110,7 @@ def test_two_processes_learn_what_one_learns(folders, name):
     assert [name for name in names[0] if "checkpoint" in name] == [name for name in names[1] if "checkpoint" in name]
 
 
-def test_a_run_may_go_on_in_another_number_of_processes(folders, corpus, tmp_path, caplog):
+def test_a_run_may_go_on_in_another_number_of_processes(folders, corpus, tmp_path):
     """What is drawn differs from then on, so here nothing is."""
     for later in (7, 8, 9, 10, 11, 12):
         assert (folders[2] / "layerwise" / f"checkpoint-{later}").exists()
@@ -126,7 +126,6 @@ def test_a_run_may_go_on_in_another_number_of_processes(folders, corpus, tmp_pat
         **CASES["layerwise"],
     }
     run_all([[*pretrain_command(corpus, copy, **{"model.hidden_dropout_prob": 0.0}, **options), "--resume"]])
-    assert "the checkpoint is of 2 processes, not 1" in caplog.text
     ours, theirs = (load_file(last(folder) / "model.safetensors") for folder in (copy, folders[2] / "layerwise"))
     for key, tensor in theirs.items():
         torch.testing.assert_close(ours[key], tensor, rtol=1e-4, atol=2e-5)

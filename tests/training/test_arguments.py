@@ -8,12 +8,12 @@ import re
 
 import pytest
 import torch
+from linformer_kit.training.arguments import training_arguments
+from linformer_kit.training.pretraining import PRETRAINING
 from transformers import TrainingArguments
 
 from linformer_kit import InputError
 from linformer_kit.commands.cli import parse
-from linformer_kit.training.arguments import training_arguments
-from linformer_kit.training.pretraining import PRETRAINING
 
 BF16_PROCESSOR = "_is_avx512_bf16_supported"
 

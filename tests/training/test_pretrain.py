@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from linformer_kit.training.callbacks import drawn_projected_dim
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -28,7 +29,6 @@ from transformers import (
 import linformer_kit as lk
 from linformer_kit.commands.cli import main
 from linformer_kit.settings import PretrainSettings
-from linformer_kit.training.callbacks import drawn_projected_dim
 from linformer_kit.training.identity import IDENTITY
 from tests.conftest import PRETRAIN_SIZES, fail, fail_last_line, randomise, write_corpus
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ class Batches:
         # accelerate would repeat sequences to fill up a last batch; ours are without labels.
         self._multiple = self._together if self._processes > 1 else 1
 
-    @property
+    @functools.cached_property
     def in_epoch(self) -> int:
         """Forward passes of an epoch; not for streams."""
         return -(-len(self._keys(0)) // self._together)
@@ -70,7 +71,13 @@ class Batches:
         return -(-self.in_epoch // self._accumulation)
 
     def updates(self, start: Position) -> Generator[UpdateBatches, None, None]:
-        """Batches of one update after the other, without end."""
+        """Batches of one update after the other, without end.
+
+        Raises:
+            InputError: for a place that is not in these data.
+        """
+        if not self.streaming and start.batches >= self.in_epoch:
+            raise InputError(f"position: expected fewer than {self.in_epoch} batches in an epoch, got {start.batches}")
         return self._of_stream(start) if self.streaming else self._of_items(start)
 
     def epochs(self, position: Position) -> float:

@@ -103,6 +103,7 @@ class Training:
             self.engine.load_scaler(self.state.scaler)
         self._saved = None if checkpoint is None else (self.state.update, len(self.state.log))
         self._batches = Batches(task, settings)
+        self.state.epoch = self._batches.epochs(self.state.position)
         self._after_update = after_update
         self._request = StopRequest()
         self.diverged: str | None = None
@@ -115,10 +116,10 @@ class Training:
             Stopped: after a signal, once the update under way is done and a checkpoint holds it.
         """
         state, plan = self.state, self.plan
+        updates = self._batches.updates(state.position)
         self.log = TrainingLog(
             state, updates=plan.updates, unit=self.task.unit, folder=self.folder, report_to=self.settings.report_to
         )
-        updates = self._batches.updates(state.position)
         try:
             with stop_requests() as self._request:
                 while True:
@@ -162,9 +163,9 @@ class Training:
         return float(self.state.epoch).is_integer()
 
     def _evaluation_is_due(self) -> bool:
-        if self.state.update in self.state.logged("eval_loss"):
-            return False
-        return self.plan.evaluate_first if self.state.update == 0 else self._falls_on(self.plan.evaluate_every)
+        update = self.state.update
+        due = self._falls_on(self.plan.evaluate_every) if update else self.plan.evaluate_first
+        return due and update not in self.state.logged("eval_loss")
 
     def _checkpoint_is_due(self) -> bool:
         every = self.plan.evaluate_every if self.plan.save_every is None else self.plan.save_every
