@@ -208,7 +208,13 @@ def test_the_best_checkpoint_is_verified_before_it_is_loaded(corpus, tmp_path, c
         load(training)
 
     monkeypatch.setattr(Training, "_load_best", load_damaged)
-    options = {"load_best_model_at_end": "true", "learning_rate": 3.0, "warmup_steps": 0, "max_steps": 2, "eval_steps": 1}
+    options = {
+        "load_best_model_at_end": "true",
+        "learning_rate": 3.0,
+        "warmup_steps": 1,
+        "max_steps": 2,
+        "eval_steps": 1,
+    }
     error = fail_last_line(capsys, *pretrain_command(corpus, tmp_path / "out", **options))
     assert "expected its best checkpoint, got " in error and "model.safetensors: expected SHA-256" in error
 
