@@ -134,27 +134,6 @@ class _Keys:
                 yield keys[place + self._first : place + self._first + self._size]
 
 
-def validation_batches(task: Task, settings: TrainingSettings) -> Iterator[tuple[Batch, int]]:
-    """This process's part of the validation items, batch by batch, and how many rows of each count.
-
-    All processes have equally many batches, as models in pieces need; what only fills up counts for nothing.
-    """
-    process = PartialState()
-    size, items = settings.per_device_eval_batch_size, range(len(task.validation_items))
-    places = [items[start : start + size] for start in range(0, len(items), size)]
-    places += [range(0)] * (-len(places) % process.num_processes)
-    mine = places[process.process_index :: process.num_processes]
-    loader: DataLoader = DataLoader(
-        task.validation_items,  # type: ignore[arg-type]
-        batch_sampler=[list(rows) or [0] for rows in mine],  # type: ignore[arg-type]
-        collate_fn=task.collate,
-        num_workers=settings.dataloader_num_workers,
-        pin_memory=process.device.type == "cuda",
-    )
-    for batch, rows in zip(loader, mine, strict=True):
-        yield batch, len(rows)
-
-
 def to_device(batch: Batch, device: torch.device) -> Batch:
     """A batch on the device of the model."""
     return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}

@@ -38,10 +38,10 @@ from linformer_kit.models.heads import LinformerForMaskedLM
 from linformer_kit.operator.projections import PROJECTIONS
 from linformer_kit.report.pretraining import pretrain_markdown, write_pretrain_report
 from linformer_kit.settings import IGNORED_LABEL, ModelSettings, PretrainSettings, check_training, portable
-from linformer_kit.training.loop import Plan
 from linformer_kit.training.memory import keep_freed_memory
 from linformer_kit.training.metrics import unigram_entropy
 from linformer_kit.training.optimizer import learning_rate_schedule
+from linformer_kit.training.plan import Plan
 from linformer_kit.training.randomness import callers_random_state
 from linformer_kit.training.run import Run, measurements
 from linformer_kit.training.tasks.masked_language_model import MaskedLanguageModel

@@ -23,7 +23,8 @@ from linformer_kit.training.identity import (
     save_run,
 )
 from linformer_kit.training.log import check_report_to
-from linformer_kit.training.loop import Plan, Training
+from linformer_kit.training.loop import Training
+from linformer_kit.training.plan import Plan
 from linformer_kit.training.processes import start_processes
 from linformer_kit.training.resume import checkpoint_to_resume
 from linformer_kit.training.tasks.base import Task
