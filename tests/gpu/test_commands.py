@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from linformer_kit.commands.cli import main
-from linformer_kit.training.state import load_state
 from tests.faults.runs import (
     assert_equal,
     distill_command,
@@ -30,7 +29,7 @@ UPDATES = 20
 
 @pytest.fixture
 def options(device) -> dict[str, str]:
-    return {"trainer.use_cpu": "true"} if device.type == "cpu" else {}
+    return {"use_cpu": "true"} if device.type == "cpu" else {}
 
 
 def kill_after(command: list[str], checkpoint: Path) -> None:
@@ -57,8 +56,6 @@ def test_a_pretraining_that_is_killed_ends_as_one_that_is_not(device, options, c
     assert result.returncode == 0, result.stderr
     last = [tmp_path / name / f"checkpoint-{UPDATES}" for name in ("killed", "whole")]
     assert_equal(*last)
-    (process,) = load_state(last[0] / "processes.safetensors")
-    assert device.type == "cpu" or device.type in process["random"]
     log = json.loads((last[0] / "trainer_state.json").read_text())["log_history"]
     assert all(entry["memory_mib"] > 1 for entry in log if "memory_mib" in entry)
     assert f'"device_type": "{device.type}"' in (tmp_path / "whole" / "run.json").read_text()
