@@ -261,7 +261,9 @@ def test_bad_input_is_one_line_and_leaves_nothing(options, message, teacher, tex
     assert not (tmp_path / "student").exists()
 
 
-@pytest.mark.parametrize("name", ["resize_to", "activation_checkpointing", "label_smoothing_factor", "lr_scheduler_type"])
+@pytest.mark.parametrize(
+    "name", ["resize_to", "activation_checkpointing", "label_smoothing_factor", "lr_scheduler_type"]
+)
 def test_settings_that_no_distillation_can_have_are_not_offered(name, capsys):
     with pytest.raises(SystemExit):
         main(["distill", "--help"])

@@ -400,9 +400,7 @@ def test_a_damaged_cache_is_made_again(run, corpus, tmp_path):
 
 def test_training_that_diverges_is_no_success(corpus, capsys, tmp_path):
     error = fail_last_line(capsys, *arguments(corpus, tmp_path / "out", "--learning_rate=1e30"))
-    assert re.search(
-        r"update \d \(epoch .*, process 0\): expected a finite loss and gradient, got a", error
-    )
+    assert re.search(r"update \d \(epoch .*, process 0\): expected a finite loss and gradient, got a", error)
     assert "the update was not made. Lower learning_rate 1e+30 or raise max_skipped_updates 0" in error
     assert json.loads((tmp_path / "out" / "metrics.json").read_text())["models"]["linformer"]["validation_loss"] is None
     assert not (tmp_path / "out" / "model.safetensors").exists()
