@@ -14,7 +14,7 @@ from torch import Tensor
 
 from linformer_kit import LinformerForMaskedLM
 from linformer_kit.files.runs import find_checkpoint
-from linformer_kit.training.upstream import ExactTrainer
+from linformer_kit.training.loop import Training
 from tests.conftest import fail_last_line
 from tests.faults.runs import assert_equal, cut_off, pretrain_command, run_all
 
@@ -58,7 +58,7 @@ def log(checkpoint: Path) -> list[dict]:
     [
         (lambda loss: loss * math.nan, "got a loss of nan in batch 2 of 2"),
         (lambda loss: loss * math.inf, "got a loss of inf in batch 2 of 2"),
-        (no_gradient, "got a gradient of length nan"),
+        (no_gradient, "got a gradient norm of nan"),
     ],
 )
 def test_it_ends_before_the_update(corpus, tmp_path, capsys, spoil, loss, said):
@@ -80,14 +80,14 @@ def test_it_ends_before_the_update(corpus, tmp_path, capsys, spoil, loss, said):
 def test_a_few_may_be_left_out_and_are_counted(corpus, tmp_path, capsys, spoil, monkeypatch):
     """They change neither parameters nor the optimizer, and the mean in the log is over the others."""
     steps: dict[int, tuple[dict, dict]] = {}
-    refuse = ExactTrainer._refuse_update
+    refuse = Training._refuse
 
     def watched(self, *arguments):
-        before = {name: parameter.clone() for name, parameter in self.model.named_parameters()}
-        steps[self.state.global_step] = (before, self.model)
+        before = {name: parameter.clone() for name, parameter in self.task.model.named_parameters()}
+        steps[self.state.update] = (before, self.task.model)
         refuse(self, *arguments)
 
-    monkeypatch.setattr(ExactTrainer, "_refuse_update", watched)
+    monkeypatch.setattr(Training, "_refuse", watched)
     spoil({3, 4}, lambda loss: loss * math.nan)
     folder = tmp_path / "out"
     command = pretrain_command(corpus, folder, max_skipped_updates=2, logging_steps=1)

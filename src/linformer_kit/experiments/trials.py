@@ -22,6 +22,7 @@ import transformers
 from jsonargparse import ArgumentParser, Namespace
 from torch.utils.data import default_collate
 
+from linformer_kit.data.masked_text import load_masked_text
 from linformer_kit.data.tokenizer import load_tokenizer
 from linformer_kit.environment import best_device
 from linformer_kit.errors import InputError
@@ -209,7 +210,7 @@ def seconds_per_update(trial: Trial, folder: Path, threads: int) -> float:
     )
     with tempfile.TemporaryDirectory() as temporary, contextlib.redirect_stderr(io.StringIO()):
         settings, model = pretrain.starting_from(settings)
-        data = pretrain.load_data(settings)
+        data = load_masked_text(settings)
         if model is None:
             config = pretrain.model_config(settings, data.tokenizer, attention=settings.model.attention)
             model = LinformerForMaskedLM(config)
@@ -310,7 +311,7 @@ def _more_losses(
     losses: dict[str, Any] = {}
     dims = [] if config.attention == "full" else [dim for dim in projected_dims if dim < config.largest_projected_dim]
     if dims:
-        blocks = pretrain.load_data(settings).validation
+        blocks = load_masked_text(settings).validation
         size = settings.per_device_eval_batch_size
         batches = [
             default_collate([blocks[index] for index in range(start, min(start + size, len(blocks)))])

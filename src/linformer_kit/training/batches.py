@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ class Batches:
         # accelerate would repeat sequences to fill up a last batch; ours are without labels.
         self._multiple = self._together if self._processes > 1 else 1
 
-    @property
+    @functools.cached_property
     def in_epoch(self) -> int:
         """Forward passes of an epoch; not for streams."""
         return -(-len(self._keys(0)) // self._together)
@@ -70,7 +71,13 @@ class Batches:
         return -(-self.in_epoch // self._accumulation)
 
     def updates(self, start: Position) -> Generator[UpdateBatches, None, None]:
-        """Batches of one update after the other, without end."""
+        """Batches of one update after the other, without end.
+
+        Raises:
+            InputError: for a place that is not in these data.
+        """
+        if not self.streaming and start.batches >= self.in_epoch:
+            raise InputError(f"position: expected fewer than {self.in_epoch} batches in an epoch, got {start.batches}")
         return self._of_stream(start) if self.streaming else self._of_items(start)
 
     def epochs(self, position: Position) -> float:
@@ -125,27 +132,6 @@ class _Keys:
             keys = self._keys(epoch)
             for place in range(done * self._step, len(keys), self._step):
                 yield keys[place + self._first : place + self._first + self._size]
-
-
-def validation_batches(task: Task, settings: TrainingSettings) -> Iterator[tuple[Batch, int]]:
-    """This process's part of the validation items, batch by batch, and how many rows of each count.
-
-    All processes have equally many batches, as models in pieces need; what only fills up counts for nothing.
-    """
-    process = PartialState()
-    size, items = settings.per_device_eval_batch_size, range(len(task.validation_items))
-    places = [items[start : start + size] for start in range(0, len(items), size)]
-    places += [range(0)] * (-len(places) % process.num_processes)
-    mine = places[process.process_index :: process.num_processes]
-    loader: DataLoader = DataLoader(
-        task.validation_items,  # type: ignore[arg-type]
-        batch_sampler=[list(rows) or [0] for rows in mine],  # type: ignore[arg-type]
-        collate_fn=task.collate,
-        num_workers=settings.dataloader_num_workers,
-        pin_memory=process.device.type == "cuda",
-    )
-    for batch, rows in zip(loader, mine, strict=True):
-        yield batch, len(rows)
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

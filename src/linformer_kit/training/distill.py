@@ -24,8 +24,9 @@ from linformer_kit.linearized.layers import attention_layers
 from linformer_kit.linearized.linearize import linearize
 from linformer_kit.report.distillation import distill_markdown, write_distill_report
 from linformer_kit.settings import DistillSettings, LinearizeSettings, check_training, portable, recorded_name
-from linformer_kit.training.loop import Plan, Training
+from linformer_kit.training.loop import Training
 from linformer_kit.training.memory import keep_freed_memory
+from linformer_kit.training.plan import Plan
 from linformer_kit.training.randomness import callers_random_state
 from linformer_kit.training.run import Run, measurements
 from linformer_kit.training.state import TrainingState

@@ -38,11 +38,12 @@ from linformer_kit.inference.scores import (
 )
 from linformer_kit.interop.loading import fingerprint, input_length, load_model, random_weights, resize
 from linformer_kit.report.classification import best_run, finetune_markdown, write_finetune_report, write_mistakes
-from linformer_kit.settings import FinetuneSettings, check_training, names_folder, portable
+from linformer_kit.settings import FinetuneSettings, check_training, names_folder, portable, recorded_name
 from linformer_kit.training.batches import Batches
-from linformer_kit.training.loop import Plan, Training
+from linformer_kit.training.loop import Training
 from linformer_kit.training.memory import keep_freed_memory
 from linformer_kit.training.optimizer import learning_rate_schedule
+from linformer_kit.training.plan import Plan
 from linformer_kit.training.randomness import callers_random_state
 from linformer_kit.training.run import Run, measurements
 from linformer_kit.training.state import is_count
@@ -266,7 +267,11 @@ def _results(task: _Task, model: PreTrainedModel, *, runs: list[dict[str, Any]])
     texts, settings = task.texts, task.settings
     return {
         "command": "finetune",
-        "model": {"name": settings.model, "type": model.config.model_type, "parameters": model.num_parameters()},
+        "model": {
+            "name": recorded_name(settings.model),
+            "type": model.config.model_type,
+            "parameters": model.num_parameters(),
+        },
         "texts": {
             "description": texts.description,
             "labels": list(texts.labels.names),

@@ -9,55 +9,27 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
-from accelerate.utils import gather_object
 from torch import Tensor
 
 from linformer_kit.errors import DivergedError, InputError, Stopped
 from linformer_kit.files.manifest import damage
 from linformer_kit.files.runs import checkpoint_path, rotate_checkpoints
 from linformer_kit.settings import TrainingSettings
-from linformer_kit.training.batches import Batches, UpdateBatches, to_device, validation_batches
+from linformer_kit.training.batches import Batches, UpdateBatches
 from linformer_kit.training.checkpoint import load_moments, load_weights, save_checkpoint
 from linformer_kit.training.engine import Engine, NonFinite
+from linformer_kit.training.evaluation import measure
 from linformer_kit.training.log import TrainingLog
+from linformer_kit.training.plan import Plan
 from linformer_kit.training.randomness import seed_generators
 from linformer_kit.training.state import TrainingState, read_state
 from linformer_kit.training.stopping import StopRequest, stop_requests
 from linformer_kit.training.tasks.base import Task
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What falls due when.
-
-    Attributes:
-        updates: All of them.
-        schedule: Learning rate of an update, by its number from 0, as a share of the highest.
-        seed: Of dropout.
-        evaluate_every: Updates between evaluations; None: evaluate at the end of each epoch.
-        save_every: Updates between checkpoints; None: after each evaluation.
-        evaluate_first: Whether to evaluate before the first update.
-        metric: What the best evaluation is best at, whose checkpoint is kept and loaded at the end; None: the last one.
-        patience: Evaluations without a better metric after which training ends; None: it does not.
-        restart: Update before which AdamW's moments are reset; None: none.
-    """
-
-    updates: int
-    schedule: Callable[[int], float]
-    seed: int
-    evaluate_every: int | None
-    save_every: int | None
-    evaluate_first: bool = False
-    metric: str | None = None
-    patience: int | None = None
-    restart: int | None = None
 
 
 class Training:
@@ -103,6 +75,7 @@ class Training:
             self.engine.load_scaler(self.state.scaler)
         self._saved = None if checkpoint is None else (self.state.update, len(self.state.log))
         self._batches = Batches(task, settings)
+        self.state.epoch = self._batches.epochs(self.state.position)
         self._after_update = after_update
         self._request = StopRequest()
         self.diverged: str | None = None
@@ -115,21 +88,21 @@ class Training:
             Stopped: after a signal, once the update under way is done and a checkpoint holds it.
         """
         state, plan = self.state, self.plan
+        updates = self._batches.updates(state.position)
         self.log = TrainingLog(
             state, updates=plan.updates, unit=self.task.unit, folder=self.folder, report_to=self.settings.report_to
         )
-        updates = self._batches.updates(state.position)
         try:
             with stop_requests() as self._request:
                 while True:
                     stop = self._asked_to_stop()
-                    if not stop and self._evaluation_is_due():
+                    if not stop and plan.evaluation_is_due(state):
                         stop = self._evaluate()
-                    if stop or self._checkpoint_is_due():
+                    if stop or plan.checkpoint_is_due(state):
                         self._save()
                     if stop:
                         raise self._stopped(stop)
-                    if self._finished():
+                    if plan.is_finished(state):
                         break
                     self.log.start_clock()
                     self._update(next(updates))
@@ -140,37 +113,6 @@ class Training:
         finally:
             updates.close()
             self.log.close()
-
-    # What falls due: functions of the update and the log -------------------------------------------------------------
-
-    def _finished(self) -> bool:
-        return self.state.update >= self.plan.updates or self._lost_patience()
-
-    def _lost_patience(self) -> bool:
-        if self.plan.patience is None or self.plan.metric is None:
-            return False
-        best = self.state.best(self.plan.metric) or 0
-        return sum(update > best for update in self.state.logged("eval_loss")) >= self.plan.patience
-
-    def _falls_on(self, every: int | None) -> bool:
-        """Whether something falls due after so many updates, or, with None, after each epoch, and at the end."""
-        update = self.state.update
-        in_turn = self._ends_epoch() if every is None else update % every == 0
-        return in_turn or update == self.plan.updates
-
-    def _ends_epoch(self) -> bool:
-        return float(self.state.epoch).is_integer()
-
-    def _evaluation_is_due(self) -> bool:
-        if self.state.update in self.state.logged("eval_loss"):
-            return False
-        return self.plan.evaluate_first if self.state.update == 0 else self._falls_on(self.plan.evaluate_every)
-
-    def _checkpoint_is_due(self) -> bool:
-        every = self.plan.evaluate_every if self.plan.save_every is None else self.plan.save_every
-        return self.state.update > 0 and (self._falls_on(every) or self._finished())
-
-    # What is done ----------------------------------------------------------------------------------------------------
 
     def _update(self, data: UpdateBatches) -> None:
         """One update, unless it would be made with a loss or a gradient that is not finite."""
@@ -219,24 +161,12 @@ class Training:
 
     @property
     def result_update(self) -> int:
-        """The update whose weights are the result: the last, or the best by the metric of the plan."""
-        best = None if self.plan.metric is None else self.state.best(self.plan.metric)
-        return self.state.update if best is None else best
+        """The update whose weights are the result."""
+        return self.plan.result_update(self.state)
 
     def measure(self) -> tuple[np.ndarray, ...] | None:
         """What the task measures of each validation sequence, in their order; None after a signal to stop."""
-        self.task.eval()
-        self.task.begin(None)
-        found: list[tuple[np.ndarray, ...]] = []
-        for batch, rows in validation_batches(self.task, self.settings):
-            if self._asked_to_stop():
-                return None
-            with torch.no_grad(), self.engine.autocast():
-                measured = self.task.measure(to_device(batch, self.engine.device))
-            found.append(tuple(_array(tensor[:rows]) for tensor in measured))
-        of_processes = gather_object([found])
-        together = [batch for batches in zip(*of_processes, strict=True) for batch in batches]
-        return tuple(np.concatenate(parts) for parts in zip(*together, strict=True))
+        return measure(self.task, self.settings, self.engine, self._asked_to_stop)
 
     def _evaluate(self) -> int:
         """Evaluate, unless a signal asks to stop, which is returned."""
@@ -256,7 +186,7 @@ class Training:
         save_checkpoint(place, self.task.model, self.task.tokenizer, self.engine.optimizer, state)
         self._saved = here
         if self.engine.rank == 0:
-            keep = None if plan.metric is None else state.best(plan.metric)
+            keep = None if plan.metric is None else plan.result_update(state)
             rotate_checkpoints(self.folder, self.settings.save_total_limit, keep=keep)
 
     def _load_best(self) -> None:
@@ -277,8 +207,3 @@ class Training:
         checkpoint = checkpoint_path(self.folder, update)
         what = f"--resume goes on from {checkpoint}" if checkpoint.is_dir() else "there was nothing to save"
         return Stopped(f"stopped after update {update}; {what}", signal=signal)
-
-
-def _array(tensor: Tensor) -> np.ndarray:
-    """A tensor as numpy has it, which knows no bfloat16."""
-    return (tensor.float() if tensor.is_floating_point() else tensor).cpu().numpy()

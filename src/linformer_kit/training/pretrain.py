@@ -3,45 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import itertools
-import json
 import logging
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
 from accelerate import PartialState
-from datasets import Dataset
 from transformers import PreTrainedTokenizerFast, set_seed
 
-from linformer_kit.data.cached import cache_folder, make_cache_folder
-from linformer_kit.data.corpus import Corpus, load_corpus
+from linformer_kit.data.masked_text import MaskedText, load_masked_text
 from linformer_kit.data.masking import MaskedBlocks
-from linformer_kit.data.packing import StreamedBlocks, pack
 from linformer_kit.data.tokenizer import (
     end_token_id,
-    load_tokenizer,
     start_token_id,
     tokenizer_fingerprint,
-    train_tokenizer,
 )
 from linformer_kit.environment import versions
 from linformer_kit.errors import DivergedError, InputError, renamed
 from linformer_kit.files.runs import TWIN_FOLDER
-from linformer_kit.files.writing import whole_folder
 from linformer_kit.inference.fill_mask import guess_held_out, load_masked_language_model
 from linformer_kit.interop.loading import fingerprint, resize
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.heads import LinformerForMaskedLM
 from linformer_kit.operator.projections import PROJECTIONS
 from linformer_kit.report.pretraining import pretrain_markdown, write_pretrain_report
-from linformer_kit.settings import IGNORED_LABEL, ModelSettings, PretrainSettings, check_training, portable
-from linformer_kit.training.loop import Plan
+from linformer_kit.settings import ModelSettings, PretrainSettings, check_training, portable
 from linformer_kit.training.memory import keep_freed_memory
 from linformer_kit.training.metrics import unigram_entropy
 from linformer_kit.training.optimizer import learning_rate_schedule
+from linformer_kit.training.plan import Plan
 from linformer_kit.training.randomness import callers_random_state
 from linformer_kit.training.run import Run, measurements
 from linformer_kit.training.tasks.masked_language_model import MaskedLanguageModel
@@ -50,27 +40,6 @@ logger = logging.getLogger(__name__)
 
 # In what a run that is resumed may differ from its beginning.
 _MAY_CHANGE = ("max_steps", "eval_steps", "save_steps", "activation_checkpointing", "from_model")
-# Documents of a stream that a tokenizer is trained on.
-STREAM_TOKENIZER_DOCUMENTS = 10_000
-
-
-@dataclasses.dataclass(frozen=True)
-class Data:
-    """What both models of a comparison see.
-
-    Attributes:
-        corpus: The documents.
-        tokenizer: The tokenizer.
-        train: Masked training sequences.
-        validation: Masked validation sequences, the same at each evaluation.
-        validation_blocks: The validation sequences before masking.
-    """
-
-    corpus: Corpus
-    tokenizer: PreTrainedTokenizerFast
-    train: MaskedBlocks | StreamedBlocks
-    validation: MaskedBlocks
-    validation_blocks: Dataset
 
 
 def main(settings: PretrainSettings) -> None:
@@ -105,7 +74,7 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
     may_change = (*_MAY_CHANGE, "compare_full") if settings.compare_full else _MAY_CHANGE
     run = Run("pretrain", settings, may_change=may_change, twin=twin)
     with run.one_process_first():
-        data = load_data(settings)
+        data = load_masked_text(settings)
     model_config(settings, data.tokenizer, attention=settings.model.attention)  # an error while nothing is removed yet
     fingerprints = {
         "corpus_fingerprint": data.corpus.fingerprint,
@@ -151,42 +120,10 @@ def check(settings: PretrainSettings) -> None:
         raise InputError(f"mlm_probability: expected more than 0 and less than 1, got {settings.mlm_probability}")
 
 
-def load_data(settings: PretrainSettings) -> Data:
-    """Documents, tokenizer and masked sequences; tokenised text comes from the cache where it is there."""
-    seq_len = settings.model.max_position_embeddings
-    if existing := _existing_tokenizer(settings):
-        load_tokenizer(existing, max_length=seq_len)  # refused before the work on the text
-    corpus = load_corpus(settings, seed=settings.seed if settings.split_seed is None else settings.split_seed)
-    logger.info("%s", corpus.description)
-    tokenizer = _load_or_train_tokenizer(settings, corpus)
-    cache = None if corpus.streaming else cache_folder(settings.cache_dir) / "blocks"
-    masking: dict[str, Any] = {"seed": settings.seed, "probability": settings.mlm_probability}
-    packing: dict[str, Any] = {"seq_len": seq_len, "cache": cache}
-    held_out = corpus.validation
-    if corpus.streaming:
-        held_out = Dataset.from_list(list(held_out))
-        train: MaskedBlocks | StreamedBlocks = StreamedBlocks(corpus.train, tokenizer, seq_len=seq_len, **masking)
-    else:
-        blocks = pack(
-            corpus.train, tokenizer, key=f"train {corpus.fingerprint}", description="training text", **packing
-        )
-        train = MaskedBlocks(blocks, tokenizer, **masking)
-    validation_blocks = pack(
-        held_out, tokenizer, key=f"validation {corpus.fingerprint}", description="validation text", **packing
-    )
-    validation = MaskedBlocks(validation_blocks, tokenizer, **masking)
-    if not any((validation[index]["labels"] != IGNORED_LABEL).any() for index in range(len(validation))):
-        raise InputError(
-            f"mlm_probability: expected enough to mask any of {len(validation)} validation sequences, "
-            f"got {settings.mlm_probability}"
-        )
-    return Data(corpus, tokenizer, train, validation, validation_blocks)
-
-
 def train_model(
     run: Run,
     settings: PretrainSettings,
-    data: Data,
+    data: MaskedText,
     folder: Path,
     *,
     attention: str,
@@ -230,7 +167,9 @@ def train_model(
     }
 
 
-def masked_language_model(settings: PretrainSettings, data: Data, model: LinformerForMaskedLM) -> MaskedLanguageModel:
+def masked_language_model(
+    settings: PretrainSettings, data: MaskedText, model: LinformerForMaskedLM
+) -> MaskedLanguageModel:
     """What to train."""
     return MaskedLanguageModel(
         model,
@@ -307,38 +246,7 @@ def _check_elastic(settings: PretrainSettings, config: LinformerConfig) -> None:
             raise InputError(f"elastic_projected_dims: expected {expected}, got {dims}")
 
 
-def _existing_tokenizer(settings: PretrainSettings) -> str | None:
-    """Folder or hub id of the tokenizer, where there is one to use."""
-    return settings.from_model or settings.tokenizer
-
-
-def _load_or_train_tokenizer(settings: PretrainSettings, corpus: Corpus) -> PreTrainedTokenizerFast:
-    max_length = settings.model.max_position_embeddings
-    if existing := _existing_tokenizer(settings):
-        return load_tokenizer(existing, max_length=max_length)
-    vocab_size = settings.model.vocab_size
-    if corpus.streaming:
-        texts = (row["text"] for row in itertools.islice(corpus.train, STREAM_TOKENIZER_DOCUMENTS))
-        return train_tokenizer(texts, vocab_size=vocab_size, max_length=max_length)
-    key = hashlib.sha256(json.dumps([corpus.fingerprint, vocab_size]).encode()).hexdigest()
-    folder = cache_folder(settings.cache_dir) / "tokenizers" / key
-    if folder.exists():
-        try:
-            return load_tokenizer(str(folder), max_length=max_length)
-        except InputError:
-            shutil.rmtree(folder)  # damaged: make it again
-    tokenizer = train_tokenizer((row["text"] for row in corpus.train), vocab_size=vocab_size, max_length=max_length)
-    make_cache_folder(folder.parent)
-    try:
-        with whole_folder(folder) as part:
-            tokenizer.save_pretrained(part)
-    except OSError:
-        if not folder.exists():  # else another process was first with the same
-            raise
-    return load_tokenizer(str(folder), max_length=max_length)
-
-
-def _unigram_entropy(data: Data) -> float:
+def _unigram_entropy(data: MaskedText) -> float:
     return unigram_entropy(
         (batch["input_ids"] for batch in data.validation_blocks.with_format("numpy").iter(batch_size=1024)),
         vocab_size=len(data.tokenizer),

@@ -23,8 +23,10 @@ from linformer_kit.training.identity import (
     save_run,
 )
 from linformer_kit.training.log import check_report_to
-from linformer_kit.training.loop import Plan, Training
+from linformer_kit.training.loop import Training
+from linformer_kit.training.plan import Plan
 from linformer_kit.training.processes import start_processes
+from linformer_kit.training.randomness import deterministic_kernels
 from linformer_kit.training.resume import checkpoint_to_resume
 from linformer_kit.training.tasks.base import Task
 
@@ -122,7 +124,8 @@ class Run:
         size = f"{task.model.num_parameters():,} parameters"
         logger.info("%s%s, %s, on %s", f"{said}: " if said else "", size, precision, self.process.device)
         try:
-            training.run()
+            with deterministic_kernels(self.settings.full_determinism):
+                training.run()
             losses = training.state.logged("eval_loss")
             if not math.isfinite(losses[max(losses)]):
                 rate = self.settings.learning_rate

@@ -28,7 +28,7 @@ class TrainingState:
     Attributes:
         update: Updates that are done.
         position: Place in the data.
-        epoch: The same as a number, for people and plots.
+        epoch: The same as a number; it follows from the position.
         losses: Of the updates since the last line of the log.
         log: Lines of the log: each a dict of names and numbers, with its `step`.
         scaler: Of float16's loss scaling: the scale, and updates since it changed.
@@ -52,8 +52,12 @@ class TrainingState:
         return {line["step"]: line[name] for line in self.log if name in line}
 
     def best(self, metric: str) -> int | None:
-        """Update of the best evaluation so far by a metric, the first of equals; a loss is best if lowest."""
-        found = {update: value for update, value in self.logged(f"eval_{metric}").items() if not math.isnan(value)}
+        """Update of the best evaluation by a metric so far, the first of equals; a loss is best if lowest.
+
+        The start, of which there is no checkpoint, does not count.
+        """
+        values = self.logged(f"eval_{metric}")
+        found = {update: value for update, value in values.items() if update > 0 and not math.isnan(value)}
         sign = 1 if metric == "loss" else -1
         return min(found, key=lambda update: sign * found[update], default=None)
 
@@ -84,10 +88,9 @@ def read_state(checkpoint: Path) -> TrainingState:
     return TrainingState(
         content["global_step"],
         Position(*content["position"]),
-        content["epoch"],
-        content["losses"],
-        content["log_history"],
-        content["scaler"],
+        losses=content["losses"],
+        log=content["log_history"],
+        scaler=content["scaler"],
     )
 
 
@@ -109,7 +112,6 @@ def _is_log(value: Any) -> bool:
 
 _FIELDS: dict[str, Any] = {
     "global_step": ("a count", is_count),
-    "epoch": ("a number of 0 or more", lambda value: is_number(value) and 0 <= value < math.inf),
     "position": ("two counts", lambda value: isinstance(value, list) and len(value) == 2 and all(map(is_count, value))),
     "losses": ("a list of numbers", lambda value: isinstance(value, list) and all(map(is_number, value))),
     "scaler": ("numbers by name", lambda value: isinstance(value, dict) and all(map(is_number, value.values()))),
