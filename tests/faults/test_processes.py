@@ -116,7 +116,9 @@ def check_equal(one: Path, two: Path) -> None:
     """Two trainings made the same checkpoints and logs, and learned the same."""
     first, ours, theirs = (load_file(path / "model.safetensors") for path in (one.with_name("checkpoint-1"), two, one))
     for key, tensor in theirs.items():
-        assert (tensor - first[key]).abs().max() > 1e-4 or key.endswith(("k_proj.bias", "key.bias")), f"{key} has not learned"
+        assert (tensor - first[key]).abs().max() > 1e-4 or key.endswith(("k_proj.bias", "key.bias")), (
+            f"{key} has not learned"
+        )
         torch.testing.assert_close(ours[key], tensor, rtol=1e-5, atol=1e-6, msg=lambda said, key=key: f"{key}: {said}")
     histories = [json.loads((path / "trainer_state.json").read_text())["log_history"] for path in (two, one)]
     for logged in ("loss", "eval_loss", "grad_norm"):

@@ -113,7 +113,7 @@ def test_model_and_tokenizer_load_and_fit(run):
 
 
 def test_the_same_command_gives_the_same_model_and_reads_the_cache(run, corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr("linformer_kit.training.pretrain.train_tokenizer", None)  # calling it would fail
+    monkeypatch.setattr("linformer_kit.data.masked_text.train_tokenizer", None)  # calling it would fail
     main(arguments(corpus, tmp_path / "again"))
     ours, theirs = (AutoModelForMaskedLM.from_pretrained(folder) for folder in (tmp_path / "again", run))
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):

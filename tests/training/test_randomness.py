@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from linformer_kit.training.randomness import callers_random_state, seed_generators
+from linformer_kit.training.randomness import callers_random_state, deterministic_kernels, seed_generators
 
 
 def draw() -> tuple[float, float, float]:
@@ -43,3 +43,15 @@ def test_a_caller_draws_what_it_would_have_drawn():
         drawn(7)
         raise ZeroDivisionError
     assert (random.gauss(0, 1), np.random.randn(), *draw()) == expected
+
+
+def test_kernels_that_sum_in_a_fixed_order_only_where_they_are_wanted(monkeypatch):
+    """And as before afterwards, whatever is raised."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    with deterministic_kernels(False):
+        assert not torch.are_deterministic_algorithms_enabled() and torch.backends.cudnn.benchmark
+    with pytest.raises(ZeroDivisionError), deterministic_kernels(True):
+        assert torch.are_deterministic_algorithms_enabled() and not torch.backends.cudnn.benchmark
+        raise ZeroDivisionError
+    assert not torch.are_deterministic_algorithms_enabled() and torch.backends.cudnn.benchmark

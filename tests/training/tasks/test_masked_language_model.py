@@ -13,8 +13,9 @@ from tests.training.conftest import SEQ_LEN, TRAIN, VALIDATION
 
 def test_the_head_runs_on_masked_tokens_only(build):
     training, seen = build(updates=2, evaluate_every=99), []
-    training._evaluation_is_due = lambda: False
-    training.task.model.lm_head.register_forward_pre_hook(lambda _, given: seen.append(given[0].shape))
+    training.task.model.lm_head.register_forward_pre_hook(
+        lambda head, given: seen.append(given[0].shape) if head.training else None
+    )
     training.run()
     masked = [int((training.task.train_items[index]["labels"] != -100).sum()) for index in range(TRAIN)]
     assert len(seen) == 2 and all(len(shape) == 2 and shape[0] <= 4 * max(masked) < 4 * SEQ_LEN for shape in seen)
