@@ -2,12 +2,45 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from linformer_kit.environment import FIELDS, environment
+from linformer_kit.environment import FIELDS, environment, use_bf16
 
 
 def test_the_machine_is_named():
     told = environment(torch.device("cpu"))
     assert told.keys() == FIELDS
     assert told["device"] and told["threads"] == torch.get_num_threads() and told["torch"] == torch.__version__
+
+
+@pytest.fixture
+def processor(monkeypatch):
+    """Call it with whether the processor has bf16 instructions."""
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    return lambda bf16: monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: bf16)
+
+
+@pytest.mark.parametrize("available", [True, False])
+def test_auto_is_what_the_processor_has(processor, available):
+    processor(available)
+    assert use_bf16("auto", on_cpu=True) is available
+
+
+@pytest.mark.parametrize(("asked", "result"), [("true", True), ("false", False)])
+@pytest.mark.parametrize("available", [True, False])
+def test_what_is_asked_for_wins(processor, available, asked, result):
+    processor(available)
+    assert use_bf16(asked, on_cpu=True) is result
+
+
+def test_half_precision_is_not_both(processor):
+    processor(True)
+    assert use_bf16("auto", on_cpu=True, fp16=True) is False
+
+
+@pytest.mark.parametrize("available", [True, False])
+def test_auto_is_what_the_gpu_has_and_does_not_emulate(monkeypatch, available):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: available or including_emulation)
+    assert use_bf16("auto", on_cpu=False) is available

@@ -15,7 +15,7 @@ from linformer_kit.data.inputs import LabelledItems
 from linformer_kit.data.masking import shuffled_blocks
 from linformer_kit.data.packing import StreamedBlocks
 from linformer_kit.training import batches as training_batches
-from linformer_kit.training.batches import Batches, to_device, validation_batches
+from linformer_kit.training.batches import Batches, to_device
 from linformer_kit.training.state import Position
 from linformer_kit.training.tasks.base import Task
 from linformer_kit.training.tasks.classification import Classification
@@ -153,6 +153,15 @@ def test_the_order_is_a_pure_function(process):
     assert {epoch for epoch, _ in epochs[1]} == {1}
 
 
+@pytest.mark.parametrize("batches", [5, 2**62])
+def test_a_place_that_is_not_in_the_data_is_refused(process, batches):
+    """Of a checkpoint of other data, or of other sizes."""
+    process(0, 1)
+    message = f"position: expected fewer than 5 batches in an epoch, got {batches}"
+    with pytest.raises(InputError, match=f"^{message}$"):
+        Batches(echo(), small_settings()).updates(Position(1, batches))
+
+
 # Fillers of the tasks ------------------------------------------------------------------------------------------------
 
 
@@ -250,25 +259,6 @@ def test_an_empty_stream_is_refused(process, words, tmp_path):
     message = "^train_file, dataset_name: expected a stream with text for a block, got an empty one$"
     with pytest.raises(InputError, match=message):
         next(Batches(task, small_settings()).updates(Position()))
-
-
-# Validation ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize(("count", "processes"), [(7, 1), (7, 2), (7, 3), (2, 5), (12, 2)])
-def test_each_validation_item_counts_once(process, count, processes, workers):
-    """In all processes together, in their order; each has equally many batches."""
-    parts = []
-    for rank in range(processes):
-        process(rank, processes)
-        settings = small_settings(per_device_eval_batch_size=3, dataloader_num_workers=workers)
-        found = list(validation_batches(echo(validation=count), settings))
-        parts.append([batch["keys"][:rows, 1].tolist() for batch, rows in found])
-        assert all(len(batch["keys"]) >= 1 for batch, _ in found)
-    assert len({len(part) for part in parts}) == 1
-    in_turn = [rows for together in zip(*parts, strict=True) for rows in together]
-    assert list(itertools.chain(*in_turn)) == list(range(count))
 
 
 def test_a_batch_comes_to_the_device():

@@ -8,12 +8,10 @@ import re
 import signal
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import transformers
 from datasets import Dataset
-from torch.utils.data import default_collate
 from transformers import DataCollatorWithPadding, TrainingArguments
 
 from linformer_kit import InputError, LinformerForMaskedLM, LinformerForSequenceClassification
@@ -22,7 +20,7 @@ from linformer_kit.errors import DivergedError, Stopped
 from linformer_kit.training.loop import Training
 from linformer_kit.training.randomness import seed_generators
 from linformer_kit.training.tasks.classification import Classification, classification_loss
-from tests.training.conftest import SEQ_LEN, TRAIN, VALIDATION, losses, same_parameters, small_plan, small_settings
+from tests.training.conftest import losses, same_parameters, small_plan, small_settings
 
 QUIET = {"hidden_dropout_prob": 0.0}
 
@@ -497,16 +495,3 @@ def test_a_signal_before_the_first_update_leaves_nothing(masked, build, tmp_path
     with pytest.raises(Stopped, match=r"^stopped after update 0; there was nothing to save$"):
         build(task=task, evaluate_first=True).run()
     assert not list(tmp_path.glob("run/checkpoint-*"))
-
-
-def test_measurements_are_of_each_item_in_order(build):
-    training = build()
-    sums, counts = training.measure()
-    assert sums.shape == counts.shape == (VALIDATION,)
-    expected = [int((training.task.validation_items[index]["labels"] != -100).sum()) for index in range(VALIDATION)]
-    assert counts.tolist() == expected
-    batch = default_collate([training.task.validation_items[index] for index in range(VALIDATION)])
-    with torch.no_grad():
-        whole = training.task.measure(batch)[0].numpy()
-    np.testing.assert_allclose(sums, whole, rtol=1e-5)
-    assert not training.task.model.training and TRAIN > VALIDATION and batch["input_ids"].shape[1] == SEQ_LEN

@@ -7,13 +7,6 @@ import math
 import pytest
 import torch
 from datasets import Dataset
-from linformer_kit.training.classification import (
-    ClassificationTrainer,
-    FilledTexts,
-    LengthGroupedSampler,
-    balanced_weights,
-    classification_loss,
-)
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -21,13 +14,15 @@ from transformers import (
     DistilBertForSequenceClassification,
     RobertaConfig,
     RobertaForSequenceClassification,
-    TrainingArguments,
     set_seed,
 )
 
 from linformer_kit import LinformerForSequenceClassification
-from linformer_kit.data.inputs import LabelledItems
+from linformer_kit.data.inputs import FilledItems, LabelledItems, grouped_by_length
 from linformer_kit.data.tokenizer import train_tokenizer
+from linformer_kit.training.loop import Training
+from linformer_kit.training.tasks.classification import Classification, balanced_weights, classification_loss
+from tests.training.conftest import small_plan, small_settings
 
 HF = {
     "vocab_size": 281,
@@ -72,11 +67,11 @@ def test_texts_that_only_fill_a_batch_have_no_part_in_the_loss():
 
 def test_processes_have_equally_many_texts_and_none_twice():
     lengths = [3, 9, 1, 4, 7]
-    order = list(LengthGroupedSampler(lengths, batch_size=2, seed=1, multiple=4))
+    order = grouped_by_length(lengths, batch_size=2, seed=1, epoch=0, multiple=4)
     assert len(order) == 8 and order[5:] == [None] * 3 and sorted(order[:5]) == list(range(5))
-    assert order[:5] == list(LengthGroupedSampler(lengths, batch_size=2, seed=1))
+    assert order[:5] == grouped_by_length(lengths, batch_size=2, seed=1, epoch=0)
     for labels, filler in ((1, -100), ([1.0, 0.0], [-100.0, -100.0])):
-        texts = FilledTexts(items_of([[0] * length for length in lengths], [labels] * len(lengths)))
+        texts = FilledItems(items_of([[0] * length for length in lengths], [labels] * len(lengths)))
         assert texts[None] == {"input_ids": [0], "labels": filler} and texts[2]["labels"] == labels
 
 
@@ -99,37 +94,20 @@ def test_balanced_weights_make_classes_count_alike():
 
 def test_the_order_is_a_function_of_seed_and_epoch_and_groups_lengths():
     lengths = [n * 7 % 101 for n in range(997)]
-    sampler = LengthGroupedSampler(lengths, batch_size=2, seed=3)
-    first = list(sampler)
+    first = grouped_by_length(lengths, batch_size=2, seed=3, epoch=0)
     torch.manual_seed(5)
-    assert list(sampler) == first and sorted(first) == list(range(997))
+    assert grouped_by_length(lengths, batch_size=2, seed=3, epoch=0) == first and sorted(first) == list(range(997))
     assert lengths[first[0]] == max(lengths)
     for start in range(0, 900, 100):  # pools of 50 batches
         pool = [lengths[index] for index in first[start : start + 100]]
         assert len(set(pool)) > 20 and pool == sorted(pool, reverse=True)
-    sampler.set_epoch(1)
-    assert list(sampler) != first and list(LengthGroupedSampler(lengths, batch_size=2, seed=4)) != first
+    assert grouped_by_length(lengths, batch_size=2, seed=3, epoch=1) != first
+    assert grouped_by_length(lengths, batch_size=2, seed=4, epoch=0) != first
 
 
-def trainer(model, folder, texts, tokenizer, *, class_weights=None, **arguments) -> ClassificationTrainer:
-    usual = {
-        "use_cpu": True,
-        "dataloader_pin_memory": False,
-        "report_to": "none",
-        "save_strategy": "no",
-        "remove_unused_columns": False,
-        "disable_tqdm": True,
-        "max_grad_norm": 0.0,
-    }
-    return ClassificationTrainer(
-        model,
-        TrainingArguments(output_dir=str(folder), **(usual | arguments)),
-        train=texts,
-        validation=texts,
-        tokenizer=tokenizer,
-        metrics=("accuracy",),
-        class_weights=class_weights,
-    )
+def task_of(model, texts, tokenizer, **arguments: object) -> Classification:
+    usual = {"texts_in_update": 4, "seed": 3, "metrics": ("accuracy",)}
+    return Classification(model, tokenizer, train=texts, validation=texts, **{**usual, **arguments})
 
 
 def items_of(ids, targets) -> LabelledItems:
@@ -146,14 +124,19 @@ def texts_of(targets) -> LabelledItems:
 def test_the_loss_of_an_evaluation_is_plain(config, tokenizer, tmp_path):
     texts = texts_of([n % 3 for n in range(11)])
     model = models(config)["linformer"]()
-    plain = trainer(model, tmp_path, texts, tokenizer, per_device_eval_batch_size=11).evaluate()
-    weights = {"class_weights": torch.tensor([1.0, 9.0, 3.0]), "label_smoothing_factor": 0.3}
-    weighted = trainer(model, tmp_path, texts, tokenizer, per_device_eval_batch_size=4, **weights).evaluate()
-    assert weighted["eval_loss"] == pytest.approx(plain["eval_loss"], rel=1e-5)
+
+    def evaluated(size: int, **weights: object) -> dict[str, float]:
+        task = task_of(model, texts, tokenizer, **weights)
+        training = Training(task, small_settings(per_device_eval_batch_size=size), small_plan(), tmp_path)
+        return task.metrics(*training.measure())
+
+    plain = evaluated(11)
+    weighted = evaluated(4, class_weights=torch.tensor([1.0, 9.0, 3.0]), label_smoothing=0.3)
+    assert weighted == pytest.approx(plain, rel=1e-5) and set(plain) == {"loss", "accuracy"}
     items = texts_of([n % 3 for n in range(11)])
     logits = torch.cat([model(torch.tensor([item["input_ids"]])).logits for item in items])
     expected = torch.nn.functional.cross_entropy(logits, torch.tensor([item["labels"] for item in items]))
-    assert plain["eval_loss"] == pytest.approx(expected.item(), rel=1e-4)
+    assert plain["loss"] == pytest.approx(expected.item(), rel=1e-4)
 
 
 def models(config) -> dict:
@@ -181,8 +164,19 @@ def test_accumulated_updates_equal_those_of_the_large_batch(kind, multi_label, c
     def train(batch: int, accumulation: int) -> dict[str, torch.Tensor]:
         set_seed(1)
         model = models(config)[kind]()
-        steps = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulation, "max_steps": 3}
-        trainer(model, tmp_path / str(batch), texts, tokenizer, learning_rate=1e-2, optim="sgd", **steps).train()
+        steps = {
+            "per_device_train_batch_size": batch,
+            "gradient_accumulation_steps": accumulation,
+            "max_grad_norm": 0.0,
+        }
+        task = task_of(model, texts, tokenizer, texts_in_update=6)
+        training = Training(task, small_settings(**steps), small_plan(3), tmp_path / str(batch))
+        # Plain gradient descent: AdamW's first steps are as long for rounding errors as for gradients.
+        training.engine.optimizer = torch.optim.SGD(
+            [{**group, "lr": 1e-2} for group in training.engine.optimizer.param_groups], lr=1e-2
+        )
+        training._save = lambda: None
+        training.run()
         return dict(model.named_parameters())
 
     large, small = train(6, 1), train(2, 3)
@@ -190,3 +184,24 @@ def test_accumulated_updates_equal_those_of_the_large_batch(kind, multi_label, c
         torch.testing.assert_close(
             ours, large[name], rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
         )
+
+
+def test_the_loss_of_an_update_is_that_of_its_labels(config, tokenizer):
+    """Of texts without a filler, or of texts and classes; with weights and smoothing as they were asked for."""
+    model = models(config)["linformer"]().eval()
+    for targets in ([0, 1, 2, 1], [[1.0, 0.0, 1.0], [0.0, 0.0, 1.0], [1.0, 1.0, 1.0], [0.0, 1.0, 0.0]]):
+        texts = texts_of(targets)
+        weights = torch.tensor([1.0, 3.0, 2.0]) if targets[0] == 0 else torch.tensor([[1.0, 3.0, 2.0], [2.0, 5.0, 1.0]])
+        task = task_of(model, texts, tokenizer, class_weights=weights, label_smoothing=0.1)
+        batch = dict(task.collate([task.train_items[None], *(texts[index] for index in range(4))]))
+        assert int(task.labels(batch)) == torch.tensor(targets).numel()
+        inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
+        expected = classification_loss(
+            model(**inputs).logits, batch["labels"], class_weights=weights, label_smoothing=0.1, num_items_in_batch=31
+        )
+        assert task(batch, torch.tensor(31)).item() == pytest.approx(expected.item())
+
+
+def test_what_people_read_of_texts(config, tokenizer):
+    task = task_of(models(config)["linformer"](), texts_of([0, 1]), tokenizer)
+    assert task.describe({"accuracy": 0.75, "loss": 0.5}) == "validation accuracy 0.750, loss 0.500"

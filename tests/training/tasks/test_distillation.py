@@ -5,14 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
-from linformer_kit.training.distillation import _of_layers, _Restart, learning_rate_share, relative_error
-from transformers import TrainerState
 
 from linformer_kit import linearize
 from linformer_kit.experiments.families import FAMILIES, build, example
 from linformer_kit.linearized.depth import keep_layers, layers_to_keep
-from linformer_kit.linearized.layers import attention_layers
-from linformer_kit.training.tasks.tracing import Trace, layer_names, traced
+from linformer_kit.training.tasks.distillation import (
+    Distillation,
+    Weights,
+    _of_layers,
+    learning_rate_share,
+    relative_error,
+)
+from linformer_kit.training.tasks.tracing import Trace
 
 
 def test_relative_error_is_one_for_the_mean_and_zero_for_the_teacher():
@@ -38,50 +42,6 @@ def test_a_teacher_stands_for_several_layers():
     assert _of_layers(trace, None) is trace
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in ("vit", "deit", "dinov2")])
-def test_the_trace_is_what_the_model_does(name):
-    """Hidden states as the model tells them itself, and layers that take in what they are given."""
-    torch.manual_seed(0)
-    model = build(FAMILIES[name])
-    names = [layer.name for layer in attention_layers(model)]
-    inputs = example(model, 31)
-    with torch.no_grad(), traced(model, names) as trace:
-        told = model(**inputs, output_hidden_states=True).hidden_states
-    count = model.config.num_hidden_layers
-    assert len(trace.inputs) == len(trace.outputs) == len(trace.attention) == count == len(told) - 1
-    for layer in range(count):
-        assert torch.equal(trace.inputs[layer], told[layer])
-    before = hooks(model)
-    given = [torch.randn_like(hidden) for hidden in trace.inputs]
-    with torch.no_grad(), traced(model, names, given) as other:
-        model(**inputs)
-    assert all(a is b for a, b in zip(other.inputs, given, strict=True))
-    assert not any(torch.equal(a, b) for a, b in zip(other.outputs, trace.outputs, strict=True))
-    assert hooks(model) == before  # transformers has hooks of its own
-
-
-def hooks(model: torch.nn.Module) -> int:
-    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
-
-
-def test_layers_that_learn_alone_have_no_gradient_in_common():
-    torch.manual_seed(0)
-    teacher, student = build(FAMILIES["bert"]), linearize(build(FAMILIES["bert"]), 7)
-    names = student.attention_names()
-    inputs = example(teacher, 31)
-    with torch.no_grad(), traced(teacher, names) as theirs:
-        teacher(**inputs)
-    with traced(student, names, theirs.inputs) as ours:
-        student(**inputs)
-    ours.outputs[1].sum().backward()
-    learned = {
-        name.split(".")[2]
-        for name, tensor in student.encoder.named_parameters(prefix="encoder")
-        if tensor.grad is not None
-    }
-    assert learned == {"1"} and student.embeddings.word_embeddings.weight.grad is None
-
-
 def test_each_part_has_a_warm_up_and_falls_to_zero():
     shares = [learning_rate_share(update, alone=8, updates=20, warmup=3, joint=0.5) for update in range(21)]
     assert shares[:4] == pytest.approx([0.25, 0.5, 0.75, 1.0]) and shares[7] == pytest.approx(0.2)
@@ -90,24 +50,6 @@ def test_each_part_has_a_warm_up_and_falls_to_zero():
     assert max(shares[:8]) == 1 and max(shares[8:]) == 0.5
     whole = [learning_rate_share(update, alone=0, updates=4, warmup=9, joint=1.0) for update in range(4)]
     assert whole == pytest.approx([1 / 3, 2 / 3, 1.0, 0.5])  # a warm-up of half of it at most
-
-
-def test_the_optimizer_forgets_where_the_layers_begin_to_learn_together():
-    parameter = torch.nn.Parameter(torch.ones(3))
-    optimizer = torch.optim.AdamW([parameter])
-    parameter.grad = torch.ones(3)
-    optimizer.step()
-    restart, state = _Restart(5), TrainerState()
-    for state.global_step, known in ((4, 1), (6, 1), (5, 0)):
-        restart.on_step_begin(None, state, None, optimizer=optimizer)
-        assert len(optimizer.state) == known
-
-
-def test_names():
-    names = ["encoder.layer.0.attention.self", "encoder.layer.10.attention.self"]
-    assert layer_names(names) == ["encoder.layer.0", "encoder.layer.10"]
-    albert = "encoder.albert_layer_groups.0.albert_layers.0.attention"
-    assert layer_names([albert]) == ["encoder.albert_layer_groups.0.albert_layers.0"]
 
 
 @pytest.mark.parametrize(
@@ -123,3 +65,66 @@ def test_layers_of_a_smaller_student(count, expected):
     keep_layers(model, expected)
     assert list(model.encoder.layer) == [layers[number] for number in expected]
     assert model.config.num_hidden_layers == count
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """A teacher of transformers and its student."""
+    torch.manual_seed(0)
+    return build(FAMILIES["bert"]), linearize(build(FAMILIES["bert"]), 7)
+
+
+def task_of(pair, tokenizer, **fields: object) -> Distillation:
+    teacher, student = pair
+    names = student.attention_names()
+    usual = {"train": [None] * 11, "validation": [], "longest": 31, "seed": 3, "layerwise_steps": 5}
+    usual |= {"weights": Weights(1.0, 0.5, 0.25), "attention_names": (names, names)}
+    return Distillation(student, tokenizer, teacher=teacher, **{**usual, **fields})
+
+
+def test_layers_learn_alone_in_the_first_updates(pair, words):
+    """Evaluation has the whole student, whatever the update."""
+    task = task_of(pair, words)
+    batch = example(pair[0], 31)
+
+    def loss(update: int | None) -> float:
+        task.begin(update)
+        return task(batch, None).item()
+
+    alone, together = task._lesson(batch, alone=True).loss.item(), task._lesson(batch, alone=False).loss.item()
+    assert alone != together
+    assert [loss(update) for update in (0, 4, 5, None)] == [alone, alone, together, together]
+    task.begin(0)
+    assert task.measure(batch)[0].tolist() == pytest.approx([together] * len(batch["input_ids"]))
+
+
+def test_the_teacher_learns_nothing_and_nothing_has_dropout(pair, words):
+    task = task_of(pair, words).train()
+    assert not any(module.training for module in task.modules())
+    task(example(pair[0], 31), None).backward()
+    assert not any(parameter.requires_grad or parameter.grad is not None for parameter in pair[0].parameters())
+    assert any(parameter.grad is not None for parameter in task.model.parameters())
+    task.model.zero_grad()
+
+
+def test_parts_of_the_loss_count_as_they_are_weighted(pair, words):
+    batch = example(pair[0], 31)
+
+    def loss(*weights: float) -> float:
+        return task_of(pair, words, weights=Weights(*weights))(batch, None).item()
+
+    parts = [loss(1, 0, 0), loss(0, 1, 0), loss(0, 0, 1)]
+    assert all(part > 0 for part in parts)
+    assert loss(2, 3, 5) == pytest.approx(2 * parts[0] + 3 * parts[1] + 5 * parts[2], rel=1e-5)
+
+
+def test_metrics_are_of_all_texts(pair, words):
+    """Of a teacher that is its own student there is no error."""
+    teacher = pair[0]
+    task = task_of(pair, words)
+    measured = [tensor.detach().numpy() for tensor in task.measure(example(teacher, 31))]
+    found = task.metrics(*measured)
+    assert set(found) == {"loss", "error", "cosine"} and found["error"] > 0.01 and found["cosine"] < 1
+    assert "agreement" not in task.describe(found) and task.describe(found).startswith("validation loss ")
+    agreed = task.metrics(*measured[:4], measured[0] * 0 + 3, measured[0] * 0 + 4)
+    assert agreed["agreement"] == 0.75 and ", 75.0% of the answers" in task.describe(agreed)

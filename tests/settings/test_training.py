@@ -1,0 +1,86 @@
+"""Numbers that no training can have are refused, by the name of the setting."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from linformer_kit import InputError
+from linformer_kit.commands.cli import parse
+from linformer_kit.settings.training import check_training
+
+NEEDED = {"pretrain": [], "finetune": ["--model", "m", "--train_file", "t.csv"], "distill": ["teacher", "student"]}
+
+
+def settings(command: str, **fields: object):
+    found = parse([command, *NEEDED[command]])[1]
+    for name, value in fields.items():
+        assert hasattr(found, name), name
+        setattr(found, name, value)
+    return found
+
+
+COUNTS = ["max_steps", "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "eval_steps", "save_steps", "logging_steps", "save_total_limit"]  # fmt: skip
+AMOUNTS = ["learning_rate", "warmup_steps", "weight_decay", "projection_learning_rate_factor", "projection_weight_decay", "max_grad_norm", "dataloader_num_workers", "max_skipped_updates", "seed"]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", NEEDED)
+def test_defaults_can_be_trained_with(command):
+    check_training(settings(command))
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "value", "expected"),
+    [
+        *(("pretrain", name, 0, "1 or more") for name in COUNTS),
+        *(("pretrain", name, -1, "0 or more") for name in AMOUNTS),
+        ("pretrain", "learning_rate", float("nan"), "0 or more"),
+        ("finetune", "early_stopping_patience", 0, "1 or more"),
+        ("finetune", "num_train_epochs", -1.0, "0 or more"),
+        ("distill", "max_steps", 0, "1 or more"),
+        ("pretrain", "seed", 2**32, "0 to 4294967295"),
+        ("pretrain", "adam_beta1", 1.0, "0 or more and less than 1"),
+        ("pretrain", "adam_beta2", -0.1, "0 or more and less than 1"),
+        ("pretrain", "adam_beta2", float("nan"), "0 or more and less than 1"),
+        ("finetune", "label_smoothing_factor", 1.0, "0 or more and less than 1"),
+        ("pretrain", "adam_epsilon", 0.0, "more than 0"),
+        ("pretrain", "ddp_timeout", 0, "1 to 2147483647 seconds"),
+        ("pretrain", "ddp_timeout", 2**31, "1 to 2147483647 seconds"),
+    ],
+)
+def test_numbers_that_no_training_can_have(command, name, value, expected):
+    with pytest.raises(InputError, match=f"^{re.escape(f'{name}: expected {expected}, got {value}')}$"):
+        check_training(settings(command, **{name: value}))
+
+
+def test_every_seed_is_looked_at():
+    with pytest.raises(InputError, match=r"^seed: expected 0 to 4294967295, got 4294967296$"):
+        check_training(settings("finetune", seeds=[1, 2**32]))
+
+
+def test_one_precision_at_most():
+    with pytest.raises(InputError, match=r"^bf16, fp16: expected at most one of them, got both$"):
+        check_training(settings("pretrain", bf16="true", fp16=True))
+    check_training(settings("pretrain", bf16="auto", fp16=True))
+
+
+@pytest.mark.parametrize("name", ["projection_weight_decay", "save_total_limit"])
+def test_what_may_be_unset(name):
+    check_training(settings("pretrain", **{name: None}))
+
+
+def test_who_has_which_settings():
+    """What a command cannot do it does not offer."""
+    has = {name: {command for command in NEEDED if hasattr(settings(command), name)} for name in
+           ("lr_scheduler_type", "label_smoothing_factor", "load_best_model_at_end", "fp16", "adam_beta2", "max_skipped_updates", "trainer", "skip_bad_batches")}  # fmt: skip
+    assert has == {
+        "lr_scheduler_type": {"pretrain", "finetune"},
+        "label_smoothing_factor": {"finetune"},
+        "load_best_model_at_end": {"pretrain"},
+        "fp16": set(NEEDED),
+        "adam_beta2": set(NEEDED),
+        "max_skipped_updates": set(NEEDED),
+        "trainer": set(),
+        "skip_bad_batches": set(),
+    }

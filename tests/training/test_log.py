@@ -1,0 +1,131 @@
+"""The log: which seconds count, what a line says, what a person reads, and trackers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from linformer_kit import InputError
+from linformer_kit.training import log as training_log
+from linformer_kit.training.log import TrainingLog, check_report_to
+from linformer_kit.training.state import TrainingState
+from tests.training.conftest import SEQ_LEN
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still until it is told."""
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(training_log.time, "perf_counter", lambda: clock.now)
+    return clock
+
+
+def make(state: TrainingState, updates: int = 2, folder: Path = Path(), report_to: str = "none") -> TrainingLog:
+    return TrainingLog(state, updates=updates, unit="tokens", folder=folder, report_to=report_to)
+
+
+def updated(log: TrainingLog, state: TrainingState, clock: SimpleNamespace, seconds: float, items: int) -> None:
+    log.start_clock()
+    clock.now += seconds
+    state.update += 1
+    state.losses.append(1.5)
+    log.updated(items)
+
+
+def test_data_and_updates_count_and_evaluation_and_saving_do_not(clock, capsys):
+    state = TrainingState()
+    log = make(state)
+    clock.now += 2  # an evaluation before the first update
+    log.add({"eval_loss": 2.0}, "loss 2.0")
+    for waiting in (1, 5):
+        updated(log, state, clock, 1, 60)
+        clock.now += waiting  # a checkpoint
+    log.add_losses(learning_rate=1e-2, grad_norm=0.5)
+    log.close()
+    assert log.seconds == 2 and log.rate == 60
+    shown = capsys.readouterr().err
+    assert "update 0: loss 2.0" in shown and "2/2" in shown and "loss 1.500, 60 tokens/s" in shown
+
+
+def test_a_line_says_how_fast_how_long_and_how_large(clock, monkeypatch):
+    """The speed of its own updates, the time left by all, and the mean loss."""
+    monkeypatch.setattr(training_log, "most_bytes", lambda _: 3 * 2**20)
+    state = TrainingState()
+    log = make(state, updates=10)
+    updated(log, state, clock, 1, 50)
+    log.add_losses(learning_rate=1e-2, grad_norm=0.5)
+    assert state.losses == []
+    for loss in (1.0, 2.0):
+        updated(log, state, clock, 4, 50)
+        state.losses[-1] = loss
+    log.add_losses(learning_rate=5e-3, grad_norm=0.25)
+    log.close()
+    line = state.log[-1]
+    assert (line["step"], line["loss"], line["learning_rate"], line["grad_norm"]) == (3, 1.5, 5e-3, 0.25)
+    assert line["tokens_per_second"] == 100 / 8 and line["memory_mib"] == 3
+    assert line["seconds_left"] == 7 * 9 / 3 and log.rate == 150 / 9
+
+
+def test_time_counts_on_after_a_resume(clock):
+    state = TrainingState()
+    log = make(state, updates=4)
+    for _ in range(2):
+        updated(log, state, clock, 3, 60)
+    log.add({"eval_loss": 1.0})
+    log.close()
+    clock.now += 1000
+    resumed = make(state, updates=4)
+    assert (resumed.seconds, resumed.rate) == (6, 20)
+    updated(resumed, state, clock, 4, 30)
+    resumed.add_losses(learning_rate=0.0, grad_norm=0.0)
+    resumed.close()
+    assert (resumed.seconds, resumed.rate) == (10, 15)
+    assert state.log[-1]["tokens_per_second"] == 30 / 4 and state.log[-1]["seconds_left"] == 10 / 3
+
+
+def test_a_log_without_an_update_has_no_speed(clock):
+    log = make(TrainingState())
+    log.close()
+    assert log.rate == 0
+
+
+def test_lines_of_a_training(run):
+    training = run(evaluate_every=99)
+    lines = [line for line in training.state.log if "loss" in line]
+    names = {"loss", "grad_norm", "learning_rate", "tokens_per_second", "seconds_left", "memory_mib"}
+    assert len(lines) == 7 and all(names <= set(line) for line in lines)
+    assert all(line["tokens_per_second"] > 0 and 10 < line["memory_mib"] < 1e6 for line in lines)
+    assert lines[-1]["seconds_left"] == 0
+    assert lines[0]["seconds_left"] == pytest.approx(6 * 4 * SEQ_LEN / lines[0]["tokens_per_second"])
+
+
+def test_trackers_get_the_lines(run, tmp_path):
+    """TensorBoard's below `runs`, in a folder of each start, grouped by what they are of."""
+    training = run(report_to="tensorboard", updates=3)
+    (folder,) = (tmp_path / "run" / "runs").iterdir()
+    (events,) = {path.parent for path in folder.rglob("events.out.tfevents*")}
+    found = EventAccumulator(str(events)).Reload()
+    assert {"train/loss", "train/learning_rate", "eval/loss"} <= set(found.Tags()["scalars"])
+    assert {event.step: pytest.approx(event.value) for event in found.Scalars("train/loss")} == training.state.logged("loss")  # fmt: skip
+    assert [event.step for event in found.Scalars("eval/loss")] == [3]
+
+
+@pytest.mark.parametrize("names", ["none", "", "tensorboard", " tensorboard , none", "tensorboard,"])
+def test_known_trackers(names):
+    check_report_to(names)
+
+
+def test_unknown_trackers_are_refused():
+    with pytest.raises(InputError, match=r"^report_to: expected .*tensorboard.* or none, got 'nope'$"):
+        check_report_to("tensorboard,nope")
+
+
+def test_trackers_that_are_not_installed_are_refused(monkeypatch):
+    monkeypatch.setattr(training_log, "get_available_trackers", lambda: ["tensorboard"])
+    message = "report_to: expected a tracker that is installed, got wandb, whose package is not"
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        check_report_to("wandb")

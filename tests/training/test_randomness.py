@@ -1,0 +1,57 @@
+"""Generators of a process: seeded by numbers, and given back to the caller as they were."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from linformer_kit.training.randomness import callers_random_state, deterministic_kernels, seed_generators
+
+
+def draw() -> tuple[float, float, float]:
+    return random.random(), float(np.random.rand()), torch.rand(()).item()
+
+
+def drawn(*numbers: int) -> tuple[float, float, float]:
+    seed_generators(*numbers)
+    return draw()
+
+
+def test_equal_numbers_give_equal_streams_and_others_give_others():
+    seeds = [(5, 0, 0, 0), (5, 1, 0, 0), (5, 0, 1, 0), (5, 0, 0, 1), (6, 0, 0, 0), (0, 5, 0, 0)]
+    found = [drawn(*numbers) for numbers in seeds]
+    assert found == [drawn(*numbers) for numbers in seeds]
+    for streams in zip(*found, strict=True):
+        assert len(set(streams)) == len(seeds)
+
+
+def test_a_caller_draws_what_it_would_have_drawn():
+    """Also after an error, and with the second half of a pair of Gaussian numbers that waits."""
+    drawn(3)
+    random.gauss(0, 1)
+    np.random.randn()
+    state = random.getstate()
+    expected = (random.gauss(0, 1), np.random.randn(), *draw())
+    drawn(3)
+    random.gauss(0, 1)
+    np.random.randn()
+    assert random.getstate() == state
+    with pytest.raises(ZeroDivisionError), callers_random_state():
+        drawn(7)
+        raise ZeroDivisionError
+    assert (random.gauss(0, 1), np.random.randn(), *draw()) == expected
+
+
+def test_kernels_that_sum_in_a_fixed_order_only_where_they_are_wanted(monkeypatch):
+    """And as before afterwards, whatever is raised."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    with deterministic_kernels(False):
+        assert not torch.are_deterministic_algorithms_enabled() and torch.backends.cudnn.benchmark
+    with pytest.raises(ZeroDivisionError), deterministic_kernels(True):
+        assert torch.are_deterministic_algorithms_enabled() and not torch.backends.cudnn.benchmark
+        raise ZeroDivisionError
+    assert not torch.are_deterministic_algorithms_enabled() and torch.backends.cudnn.benchmark

@@ -1,0 +1,143 @@
+"""What surrounds a training: the folder, records, how it ends, and what is measured of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from linformer_kit import InputError
+from linformer_kit.files.manifest import damage
+from linformer_kit.training import run as training_run
+from linformer_kit.training.run import Run, measurements
+from tests.training.conftest import losses, same_parameters, small_plan, small_settings
+from tests.training.test_loop import spoilt
+
+FINGERPRINTS = {"text_fingerprint": "abc"}
+
+
+def opened(folder, **fields: object) -> Run:
+    made = Run("pretrain", small_settings(output_dir=str(folder), **fields))
+    made.open({"text": "a few words"}, FINGERPRINTS)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"learning_rate": -1.0}, "learning_rate: expected 0 or more, got -1.0"),
+        ({"report_to": "nope"}, "report_to: expected "),
+        ({"fully_shard": True}, "fully_shard: expected several processes, as torchrun starts them, got one"),
+        ({"resume": True, "output_dir": None}, "resume: expected an output_dir to resume in, got none"),
+    ],
+)
+def test_settings_are_refused_before_anything_is_written(tmp_path, fields, message):
+    with pytest.raises(InputError, match=f"^{re.escape(message)}"):
+        Run("pretrain", small_settings(**{"output_dir": str(tmp_path / "out"), **fields}))
+    assert not list(tmp_path.iterdir())
+
+
+def test_processes_need_a_folder_to_share(monkeypatch):
+    two = SimpleNamespace(num_processes=2, is_main_process=True)
+    monkeypatch.setattr(training_run, "start_processes", lambda **_: two)
+    with pytest.raises(InputError, match=r"^output_dir: expected a folder for 2 processes to share, got none$"):
+        Run("pretrain", small_settings())
+
+
+def test_what_a_run_is_made_of_is_written_down_and_compared(tmp_path):
+    opened(tmp_path / "out")
+    written = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert (written["command"], written["text"]) == ("pretrain", "a few words")
+    assert written["text_fingerprint"] == "abc" and written["settings"]["learning_rate"] == 1e-2
+    with pytest.raises(InputError, match="holds one; continue it with --resume"):
+        opened(tmp_path / "out")
+    again = Run("pretrain", small_settings(output_dir=str(tmp_path / "out"), resume=True))
+    with pytest.raises(InputError, match=r"^resume: expected the text of .*run\.json, got another one$"):
+        again.open({"text": "other words"}, {"text_fingerprint": "other"})
+    opened(tmp_path / "out", resume=True)
+    assert len(json.loads((tmp_path / "out" / "run.json").read_text())["starts"]) == 2
+
+
+FREE = {"max_skipped_updates": 3, "save_total_limit": 5, "logging_steps": 7, "report_to": "tensorboard", "dataloader_num_workers": 2, "per_device_eval_batch_size": 5, "ddp_timeout": 60}  # fmt: skip
+FIXED = {"learning_rate": 1.0, "adam_beta1": 0.5, "adam_beta2": 0.5, "adam_epsilon": 1e-3, "weight_decay": 0.5, "max_grad_norm": 0.5, "gradient_accumulation_steps": 2, "lr_scheduler_type": "cosine", "bf16": "true", "fp16": True, "full_determinism": True, "projection_learning_rate_factor": 0.5, "torch_compile": True}  # fmt: skip
+
+
+def test_settings_that_make_it_another_run_are_refused(tmp_path):
+    opened(tmp_path / "out")
+    for name, value in FREE.items():
+        Run("pretrain", small_settings(output_dir=str(tmp_path / "out"), resume=True, **{name: value}))
+    for name, value in FIXED.items():
+        with pytest.raises(InputError, match=f"^resume: expected {name} as in "):
+            Run("pretrain", small_settings(output_dir=str(tmp_path / "out"), resume=True, **{name: value}))
+        Run(
+            "pretrain",
+            small_settings(output_dir=str(tmp_path / "out"), resume=True, **{name: value}),
+            may_change=[name],
+        )
+    with pytest.raises(
+        InputError,
+        match=r"expected per_device_train_batch_size for the same batch of all processes, 4 in 1 processes, got 2 in 1",
+    ):
+        Run("pretrain", small_settings(output_dir=str(tmp_path / "out"), resume=True, per_device_train_batch_size=2))
+
+
+def test_a_training_is_measured(masked, tmp_path):
+    training = opened(tmp_path / "out").train(masked(), small_plan(3, evaluate_every=2))
+    found = measurements(training)
+    assert (found["updates"], found["diverged"], found["skipped_updates"], found["bf16"]) == (3, None, 0, False)
+    assert found["seconds"] == training.log.seconds > 0 and found["tokens_per_second"] == training.log.rate > 0
+    assert len(losses(training)) == 3 and (tmp_path / "out" / "checkpoint-3").is_dir()
+
+
+def test_a_resumed_run_goes_on_from_the_newest_whole_checkpoint(masked, tmp_path, caplog):
+    whole = opened(tmp_path / "whole").train(masked(), small_plan(4, save_every=1))
+    opened(tmp_path / "out").train(masked(), small_plan(4, save_every=1))
+    (tmp_path / "out" / "checkpoint-4" / "model.safetensors").unlink()
+    with caplog.at_level("INFO", logger="linformer_kit"):
+        again = opened(tmp_path / "out", resume=True).train(masked(), small_plan(4, save_every=1), said="again")
+    assert same_parameters(again.task.model, whole.task.model)
+    assert (
+        "skipped a damaged checkpoint" in caplog.text
+        and f"resuming from {tmp_path / 'out' / 'checkpoint-3'}" in caplog.text
+    )
+    assert re.search(r"again: [\d,]+ parameters, float32, on cpu", caplog.text)
+
+
+@pytest.mark.parametrize("said", ["", "full attention"])
+def test_where_a_training_diverged_is_said_and_recorded(masked, tmp_path, said):
+    run = opened(tmp_path / "out")
+    training = run.train(spoilt(masked(), (1, 0)), small_plan(3), said=said)
+    assert training.diverged.startswith("update 2 (epoch 0.2, process 0): expected a finite loss and gradient, got a")
+    assert measurements(training)["diverged"] == training.diverged
+    (start,) = json.loads((tmp_path / "out" / "run.json").read_text())["starts"]
+    assert start["diverged"] == (f"{said}: {training.diverged}" if said else training.diverged)
+
+
+def test_a_last_evaluation_that_is_not_finite_diverged_too(masked, tmp_path):
+    task = masked()
+    task.metrics = lambda *_: {"loss": math.nan}
+    training = opened(tmp_path / "out").train(task, small_plan(2))
+    assert training.diverged == "learning_rate: expected one at which training does not diverge, got 0.01"
+
+
+def test_kernels_are_chosen_for_the_training_alone(masked, tmp_path, monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    for wanted in (True, False):
+        task, seen = masked({"hidden_dropout_prob": 0.0}), []
+        begin = task.begin
+        task.begin = lambda update, begin=begin, seen=seen: (seen.append(torch.are_deterministic_algorithms_enabled()), begin(update))  # fmt: skip
+        opened(tmp_path / str(wanted), full_determinism=wanted).train(task, small_plan(1))
+        assert set(seen) == {wanted} and not torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_model_is_saved_with_its_manifest(masked, words, tmp_path):
+    run = opened(tmp_path / "out")
+    run.save_model(masked().model, words)
+    run.save_model(
+        masked().model, words, tmp_path / "out", beside=lambda folder: (folder / "more.json").write_text("{}")
+    )
+    assert damage(tmp_path / "out") is None and (tmp_path / "out" / "more.json").exists()

@@ -1,0 +1,105 @@
+"""Where a training stands: what comes back is what was there, and what can be no state is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+
+import pytest
+
+from linformer_kit import InputError
+from linformer_kit.training.state import Position, TrainingState, is_count, is_number, read_state
+
+LOG = [{"step": 2, "epoch": 0.4, "loss": 5.25}, {"step": 3, "epoch": 0.6, "eval_loss": math.nan}]
+
+
+def write(folder, **changed: object):
+    """A checkpoint's state with some values changed; those that are `...` are left out."""
+    state = TrainingState(3, Position(0, 3), 0.6, [1.5, math.inf], LOG, {"scale": 65536.0, "_growth_tracker": 2})
+    content = {name: value for name, value in {**state.to_json(), **changed}.items() if value is not ...}
+    (folder / "trainer_state.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_a_state_comes_back(tmp_path):
+    found = read_state(write(tmp_path))
+    assert (found.update, found.position) == (3, Position(0, 3))
+    assert found.losses == [1.5, math.inf] and found.scaler == {"scale": 65536.0, "_growth_tracker": 2}
+    assert found.log[0] == LOG[0] and math.isnan(found.log[1]["eval_loss"])
+
+
+def test_names_are_those_of_transformers(tmp_path):
+    content = json.loads((write(tmp_path) / "trainer_state.json").read_text())
+    assert (content["global_step"], content["epoch"], content["position"]) == (3, 0.6, [0, 3])
+    assert content["log_history"][0] == LOG[0]
+
+
+COUNT, LIST = "a count", "a list of numbers"
+LINES = "a list of names and numbers, each with its step"
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "expected"),
+    [
+        ("global_step", [..., None, -1, 1.0, True, "3", 2**63, [3]], COUNT),
+        ("position", [..., None, 3, [0], [0, 1, 2], [0, -1], [0, 1.0], [True, 1], {"0": 1}, "01"], "two counts"),
+        ("losses", [..., None, 1.5, ["1.5"], [None], [True], {"a": 1}], LIST),
+        ("scaler", [..., None, [], [1.0], {"scale": "1"}, {"scale": None}, {"scale": True}], "numbers by name"),
+        ("log_history", [..., None, {}, [3], [{"loss": 1.0}], [{"step": -1}], [{"step": 1.5}], [{"step": 1, "loss": "1"}], [{"step": 1, "loss": None}], [{"step": 1, "a": [1]}]], LINES),
+    ],
+)  # fmt: skip
+def test_what_can_be_no_state_is_refused(name, values, expected, tmp_path):
+    for value in values:
+        path = write(tmp_path, **{name: value}) / "trainer_state.json"
+        got = repr(None if value is ... else value)
+        with pytest.raises(InputError, match=f"^{re.escape(f'{path}: expected {expected} as {name}, got {got}')}$"):
+            read_state(tmp_path)
+
+
+def test_a_long_value_is_shown_in_short(tmp_path):
+    with pytest.raises(InputError, match=rf"as losses, got {re.escape(repr(['x' * 99])[:60])}…$"):
+        read_state(write(tmp_path, losses=["x" * 99]))
+
+
+@pytest.mark.parametrize("content", ["", "[]", "3", "{", "[" * 10**5])
+def test_what_is_no_json_of_names_is_refused(content, tmp_path):
+    (tmp_path / "trainer_state.json").write_text(content)
+    with pytest.raises(InputError, match=f"^{re.escape(str(tmp_path / 'trainer_state.json'))}: expected JSON"):
+        read_state(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("value", "count", "number"),
+    [(0, True, True), (-1, False, True), (2**63 - 1, True, True), (2**63, False, False), (-(2**63), False, False), (1.5, False, True), (math.nan, False, True), (True, False, False), (None, False, False), ("1", False, False)],
+)  # fmt: skip
+def test_counts_and_numbers(value, count, number):
+    """A number of JSON may be too large for any tensor or float."""
+    assert (is_count(value), is_number(value)) == (count, number)
+
+
+def test_lines_of_the_log_say_where():
+    state = TrainingState(update=7, epoch=1.4)
+    assert state.add(loss=2.5) == {"step": 7, "epoch": 1.4, "loss": 2.5} == state.log[0]
+    state.update = 9
+    state.add(loss=1.5, eval_loss=3.0)
+    assert state.logged("loss") == {7: 2.5, 9: 1.5} and state.logged("eval_loss") == {9: 3.0}
+    assert state.logged("other") == {}
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "best"),
+    [
+        ("loss", {2: 3.0, 4: 1.0, 6: 1.0}, 4),
+        ("loss", {2: math.nan, 4: 9.0}, 4),
+        ("loss", {2: math.inf, 4: 9.0}, 4),
+        ("accuracy", {2: 0.5, 4: 0.75, 6: 0.75}, 4),
+        ("accuracy", {2: math.nan}, None),
+        ("accuracy", {}, None),
+    ],
+)
+def test_the_best_evaluation(metric, values, best):
+    state = TrainingState()
+    for state.update, value in values.items():
+        state.add(**{f"eval_{metric}": value, "eval_other": -value})
+    assert state.best(metric) == best
