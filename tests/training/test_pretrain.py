@@ -324,7 +324,7 @@ def test_the_documentation_names_what_may_change_in_a_resumed_run():
     section = re.search(r"^`--resume` continues.*?\n\n", docs.read_text(), re.MULTILINE | re.DOTALL)[0]
     named = set(re.findall(r"`--(\w+)`", section)) - {"resume", "overwrite"}
     fields = {field.name for field in dataclasses.fields(PretrainSettings)}
-    free = {*identity._MAY_CHANGE, *pretraining._MAY_CHANGE, "per_device_train_batch_size"}
+    free = {"compare_full", *identity._MAY_CHANGE, *pretraining._MAY_CHANGE, "per_device_train_batch_size"}
     assert named == fields & free
 
 
