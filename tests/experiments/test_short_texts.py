@@ -7,7 +7,7 @@ import torch
 
 import linformer_kit as lk
 from linformer_kit.experiments import short_texts
-from linformer_kit.operator.functional import spread_order
+from linformer_kit.operator.projections.starts import spread_order
 from linformer_kit.training.metrics import mean_token_loss
 
 

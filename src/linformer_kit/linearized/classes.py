@@ -22,12 +22,13 @@ from transformers.models.auto import modeling_auto
 from transformers.utils import output_capturing
 
 from linformer_kit.errors import InputError
-from linformer_kit.linearized.attention import ATTRIBUTE, IMPLEMENTATION, OWNER, SLOTS
+from linformer_kit.linearized.attention import ATTRIBUTE, GROUPS, IMPLEMENTATION, OWNER
 from linformer_kit.linearized.positions import LONGEST, check_positions, set_positions
 from linformer_kit.models.configuration import warn_of_unknown
 from linformer_kit.models.modeling import start_projection
 from linformer_kit.models.saved_lengths import LengthCheckedModel
 from linformer_kit.operator.projections import (
+    HeadGroups,
     SequenceProjection,
     build_projection,
     each_dim,
@@ -35,6 +36,7 @@ from linformer_kit.operator.projections import (
     largest_dim,
     more_windows,
 )
+from linformer_kit.operator.projections.sizes import slots_by_head
 from linformer_kit.settings import ResizeMode
 
 MODEL_TYPE = "linearized"
@@ -208,7 +210,7 @@ class LinearizedModel(LengthCheckedModel):
         fields["seq_len"] = seq_len
         attached = dict(self.base_model.named_modules())
         for layer, name in enumerate(fields["layers"] if fields["sharing"] == "layerwise" else ()):
-            attached[name].__dict__[SLOTS] = _slots(fields, layer)
+            attached[name].__dict__[GROUPS] = _groups(fields, layer)
 
 
 # Attention functions that compute linear attention.
@@ -247,7 +249,7 @@ def attach(model: PreTrainedModel) -> None:
         module = modules[name]
         if fields["sharing"] == "layerwise":
             module.__dict__[OWNER] = base  # not in `_modules`: the layer does not contain the model
-            module.__dict__[SLOTS] = _slots(fields, layer)
+            module.__dict__[GROUPS] = _groups(fields, layer)
         else:
             like = next(module.parameters())
             module.add_module(ATTRIBUTE, made[layer].to(like.device, like.dtype))
@@ -289,6 +291,10 @@ def new_projections(fields: dict[str, Any]) -> list[SequenceProjection]:
 def _slots(fields: dict[str, Any], layer: int) -> int | list[int]:
     dims = fields["projected_dim"]
     return dims[layer] if isinstance(dims, list) else dims
+
+
+def _groups(fields: dict[str, Any], layer: int) -> HeadGroups:
+    return HeadGroups.of(slots_by_head(_slots(fields, layer), fields["num_heads"]))
 
 
 def linear_config_class(base: Any) -> Any:

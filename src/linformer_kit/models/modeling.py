@@ -23,10 +23,12 @@ from linformer_kit.errors import InputError
 from linformer_kit.models.configuration import LinformerConfig, check_projected_dim
 from linformer_kit.models.encoder import LinformerEncoder, LocalConvolution
 from linformer_kit.models.saved_lengths import LengthCheckedModel
+from linformer_kit.operator import kernels
 from linformer_kit.operator.attention import LinformerAttention
-from linformer_kit.operator.functional import resize_positions, zero_padding
-from linformer_kit.operator.kernels import block_tokens, blocks, is_large, may_need_whole, runs_in_blocks
+from linformer_kit.operator.hooks import may_need_whole
+from linformer_kit.operator.padding import Padding, zero_padding
 from linformer_kit.operator.projections import SequenceProjection, check_resize, each_dim, more_windows
+from linformer_kit.operator.projections.resampling import resize_positions
 from linformer_kit.operator.values import has_values, require_in_trace, values_are_cheap
 from linformer_kit.settings import ResizeMode
 
@@ -56,10 +58,10 @@ class LinformerEmbeddings(nn.Module):
         if hasattr(self, "token_type_embeddings") and token_type_ids is None:
             token_type_ids = torch.zeros(inputs_embeds.shape[:2], dtype=torch.long, device=inputs_embeds.device)
         batch, seq_len, embed = inputs_embeds.shape
-        if not runs_in_blocks(self, inputs_embeds, embed):
+        if not kernels.runs_in_blocks(self, inputs_embeds, embed):
             return self._embed(inputs_embeds, position_ids, token_type_ids)
         embeddings = inputs_embeds if overwrite else torch.empty_like(inputs_embeds)
-        for block in blocks(batch, seq_len, block_tokens(embed)):
+        for block in kernels.blocks(batch, seq_len, kernels.block_tokens(embed)):
             embeddings[block] = self._embed(
                 inputs_embeds[block],
                 position_ids.expand(batch, -1)[block],
@@ -282,6 +284,7 @@ class LinformerModel(LinformerPreTrainedModel):
             position_ids = _position_ids(padding_mask, inputs_embeds)
         # A NaN in padding would pass through residuals into the gradients of shared weights.
         inputs_embeds = zero_padding(inputs_embeds, padding_mask)
+        padding = None if padding_mask is None else Padding.of(padding_mask, ordered=self.encoder.needs_order)
         in_place = {"overwrite": True} if own and overwrite else {}
         if not self.config.type_vocab_size:
             token_type_ids = None
@@ -289,7 +292,7 @@ class LinformerModel(LinformerPreTrainedModel):
         del inputs_embeds  # here and in the caller of the encoder no name may keep its memory
         encoded = self.encoder(
             hidden,
-            padding_mask,
+            padding,
             output_attentions=self.config.output_attentions if output_attentions is None else output_attentions,
             output_hidden_states=(
                 self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
@@ -304,7 +307,7 @@ class LinformerModel(LinformerPreTrainedModel):
     def _may_overwrite(self, hidden: Tensor) -> bool:
         """Whether nobody else can hold what one part of the model passes on to the next."""
         return (
-            is_large(hidden, self.config.intermediate_size)
+            kernels.is_large(hidden, self.config.intermediate_size)
             and type(self.embeddings) is LinformerEmbeddings
             and not any(may_need_whole(module) for module in self.modules() if module is not self)
         )

@@ -96,6 +96,22 @@ class Layout:
         self.batched = batched
         self.transposed = batched and not batch_first
 
+    @classmethod
+    def of(cls, query: Tensor, key: Tensor, value: Tensor, *, batch_first: bool) -> Layout:
+        """The layout of the arguments of a call.
+
+        Raises:
+            InputError: if some have a batch and others have none.
+        """
+        if len({tensor.dim() for tensor in (query, key, value)}) > 1:
+            got = ", ".join(str(list(tensor.shape)) for tensor in (query, key, value))
+            raise InputError(f"query, key, value: expected all with a batch or all without, got {got}")
+        return cls(batch_first=batch_first, batched=query.dim() != 2)
+
+    def to_batch(self, mask: Any) -> Any:
+        """A padding mask, which has the batch first in either layout, with a batch."""
+        return mask[None] if isinstance(mask, Tensor) and not self.batched else mask
+
     def to_batch_first(self, *sequences: Tensor) -> list[Tensor]:
         """Batch first; what is one tensor stays one, since projections save work there."""
         made: dict[int, Tensor] = {}

@@ -41,7 +41,7 @@ from linformer_kit.models.modeling import (
     check_position_table,
     first_token,
 )
-from linformer_kit.operator.functional import padding_after, real_tokens_first, zero_padding
+from linformer_kit.operator.padding import padding_after, real_tokens_first
 from linformer_kit.operator.projections import Piece, SequenceProjection
 from linformer_kit.parallel.collectives import add, exchange, of_all
 from linformer_kit.settings import IGNORED_LABEL
@@ -247,10 +247,10 @@ class SequenceParallel:
 
     def _with_neighbours(self, module: LocalConvolution, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """Arguments of a convolution with the tokens on both sides of the piece."""
-        hidden, lengths = arguments
+        hidden, padding = arguments
         reach, length = module.weight.shape[1] // 2, hidden.shape[1]
-        if lengths is not None:
-            hidden = zero_padding(hidden, padding_after(lengths, length))
+        if padding is not None:
+            hidden = padding.zero(hidden)
         # A piece that is not full is the last with tokens: what it sends on as its end does not matter.
         ends = F.pad(hidden, (0, 0, 0, max(0, reach - length)))
         before, after = exchange(ends[:, :reach], ends[:, -reach:], group=self.group)
@@ -321,7 +321,7 @@ def _check_model(model: nn.Module, ranks: int) -> None:
     for projection in projections:
         if projection.piece is not None:
             raise InputError("model: expected a whole one, got one that is split already")
-        if not projection.adds_up:
+        if not projection.supports_sequence_parallel:
             raise InputError(
                 "projection: expected linear, mean_pool or random, whose parts processes can add up, "
                 f"got {config.projection}"

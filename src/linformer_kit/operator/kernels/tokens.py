@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from linformer_kit.operator.kernels.when import may_need_whole, must_be_plain
+from linformer_kit.operator.hooks import may_need_whole
+from linformer_kit.operator.kernels.conditions import must_be_plain
 
 _BLOCK_TOKENS = 512  # for each thread; fewer, and every block reads the weights anew for too little work
 _BLOCK_ELEMENTS = 3 << 19  # of the widest activation of a block: with its neighbours it stays in the cache
