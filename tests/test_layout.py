@@ -77,6 +77,14 @@ def test_imports_point_down(path):
         assert not any(name.split(".")[0] == "transformers" for name in imports(path)), "the operator is pure torch"
 
 
+def test_kernels_are_called_through_one_interface():
+    """Nothing outside the folder imports a module of it."""
+    inside = PACKAGE / "operator" / "kernels"
+    for path in modules():
+        if inside not in path.parents:
+            assert not any(name.startswith("linformer_kit.operator.kernels.") for name in imports(path)), path
+
+
 def loaded_after(code: str) -> set[str]:
     """Top-level modules that are loaded after running code in a fresh interpreter."""
     script = f"{code}\nimport sys; print(' '.join({{name.split('.')[0] for name in sys.modules}}))"
@@ -146,6 +154,7 @@ def test_shapes_in_the_signatures_are_true():
 from jaxtyping import install_import_hook
 with install_import_hook(["linformer_kit.operator.slots", "linformer_kit.operator.padding", "linformer_kit.operator.reference", "linformer_kit.operator.kernels.products", "linformer_kit.operator.kernels.softmax",
                           "linformer_kit.operator.kernels.tokens", "linformer_kit.operator.projections", "linformer_kit.operator.attention",
+                          "linformer_kit.models.embeddings", "linformer_kit.models.losses",
                           "linformer_kit.models.encoder", "linformer_kit.models.modeling", "linformer_kit.models.heads", "linformer_kit.parallel.sequence",
                           "linformer_kit.parallel.collectives", "linformer_kit.experiments.inspection",
                           "linformer_kit.training.metrics", "linformer_kit.experiments.ceiling",

@@ -53,13 +53,13 @@ def linear_attention(
         scaling: Of the scores; None: 1/√head_dim.
         dropout: On the context mapping.
         need_weights: Whether to return P̄; it is returned too where transformers records the attentions of the model.
-        arguments: What else the layer says; local layers have their `sliding_window` here.
+        arguments: All other arguments of the layer; of local layers `sliding_window` among them.
 
     Returns:
         The output, heads last but one, and P̄ or None; of a local layer, P.
 
     Raises:
-        InputError: for a mask over pairs of positions, attention whose weights come about in another way, a module
+        InputError: for a mask over pairs of positions, attention weights with a term not supported here, a module
             without E and F, and a sequence that is too long for them.
     """
     projection = projection_of(module)

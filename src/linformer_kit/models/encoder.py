@@ -73,7 +73,7 @@ class LocalConvolution(nn.Module):
             hidden = hidden[:, first : rows.stop + reach]
         if padding is not None:
             hidden = zero_padding(hidden, padding.mask[:, first : first + hidden.shape[1]])
-        # As an image of one line whose channels stand last, the one layout that is fast on CPUs.
+        # As an image of one row with channels last, the one layout that is fast on CPUs.
         image = hidden.transpose(1, 2)[:, :, None]
         convolved = F.conv2d(image, self.weight[:, None, None], padding=(0, reach), groups=embed)[:, :, 0].transpose(
             1, 2
@@ -221,12 +221,12 @@ class LinformerEncoder(nn.Module):
         output_hidden_states: bool,
         overwrite: bool = False,
     ) -> BaseModelOutput:
-        """All layers; with `overwrite`, `hidden` may be lost, and without gradients its memory serves them all.
+        """All layers; with `overwrite` the memory of `hidden` is reused for their outputs, and its values are lost.
 
         The hidden states and weights returned are those that the layers pass on, so that gradients can be retained.
         """
-        # Once for all layers: real tokens first, and back at the end. Where something is attached to a layer, or its
-        # outputs are shown, each layer does so for itself, and outside of it tokens stand where they stood.
+        # Real tokens first, once for all layers, and back at the end. With hooks or foreign modules in the layers, or
+        # where their outputs are returned, each layer does it for itself, so that all of them see the original order.
         reorders = padding is not None and padding.order is not None and not (output_hidden_states or output_attentions)
         moved = padding if reorders and not any(map(may_need_whole, self.layers.modules())) else None
         if moved is not None:
@@ -234,7 +234,7 @@ class LinformerEncoder(nn.Module):
         hidden_states, attentions = [hidden] if output_hidden_states else [], []
         own = all(isinstance(layer, LinformerLayer) for layer in self.layers)
         overwrite = overwrite and not output_hidden_states and own
-        in_place = {"overwrite": True} if overwrite else {}  # layers that others have put here need not know it
+        in_place = {"overwrite": True} if overwrite else {}  # foreign layers need not have the argument
         # A function, because hooks that place a layer on a device (accelerate's) move every module among its arguments.
         projection = None if self.projection is None else functools.partial(self.projection)
         for layer in self.layers:
@@ -256,7 +256,7 @@ class LinformerEncoder(nn.Module):
         )
 
     def _normalise(self, hidden: Tensor, overwrite: bool) -> Tensor:
-        """The last LayerNorm, in place where nobody needs its input any more."""
+        """The last LayerNorm, in place where its input is not needed any more."""
         assert self.layer_norm is not None
         batch, seq_len, embed = hidden.shape
         if not overwrite:

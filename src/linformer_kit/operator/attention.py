@@ -66,7 +66,7 @@ class LinformerAttention(nn.Module):
         InputError: a ValueError that names the argument, what was expected and what was got.
     """
 
-    # What torch's Transformer layers ask of their attention before they take a fused path of their own: not here.
+    # Attributes that torch's Transformer layers check before they use their fused path, which would skip this module.
     in_proj_bias = None
     in_proj_weight = NotFused()
     _qkv_same_embed_dim = False
@@ -170,7 +170,7 @@ class LinformerAttention(nn.Module):
                 output is that of the real keys alone, wherever padding stands. Or the `Padding` that a model has made
                 of its mask once for all layers, which is not checked again.
             need_weights: Whether to return the context mapping P̄; False by default, unlike torch's.
-            attn_mask: Must be None; here so that modules that pass one get a clear answer.
+            attn_mask: Must be None; an argument so that callers that pass one get a clear error.
             average_attn_weights: Whether P̄ is the mean over heads; False by default, unlike torch's.
             is_causal: Must be False, as attn_mask.
             key_lengths: Real tokens at the start of each sequence of keys, instead of key_padding_mask where all
@@ -259,7 +259,8 @@ class LinformerAttention(nn.Module):
         checks.check_keys(key, value, self.embed_dim)
         if isinstance(mask, Tensor):
             checks.check_padding_mask(mask, key)
-            padding: Padding | None = Padding.of(mask, ordered=projects is not tokens_as_slots)
+            full = projects is tokens_as_slots
+            padding: Padding | None = Padding.of(mask, ordered=False) if full else Padding.sorted(mask)
         else:
             padding = mask
         if lengths is not None:

@@ -1,4 +1,4 @@
-"""What is attached to a module: hooks, another `forward`, a class from elsewhere. Such a module must be called."""
+"""Hooks, replaced `forward` methods and foreign classes: when a module has to be called as a whole."""
 
 from __future__ import annotations
 

@@ -23,18 +23,26 @@ class Padding(NamedTuple):
 
     mask: Bool[Tensor, "batch seq_len"]  # True where padded
     lengths: Int[Tensor, " batch"]  # real tokens of each sequence
-    order: Int[Tensor, "batch seq_len"] | None  # positions, real tokens first; None: they stand first, or nobody asks
+    order: Int[Tensor, "batch seq_len"] | None  # positions, real tokens first; None: not needed
 
     @classmethod
     def of(cls, mask: Bool[Tensor, "batch seq_len"], *, ordered: bool = True) -> Padding:
-        """The padding of a mask that is True where padded, wherever padding stands.
+        """The padding of a mask that is True where padded: left, right, or in holes.
 
         Args:
             mask: True where padded.
-            ordered: Whether real tokens have to come first; for full attention it does not matter where they stand.
+            ordered: Whether real tokens have to come first. Full attention does not need it.
         """
         sort = ordered and not _is_right_padded(mask)
         return cls(mask, (~mask).sum(dim=1), real_tokens_first(mask) if sort else None)
+
+    @classmethod
+    def sorted(cls, mask: Bool[Tensor, "batch seq_len"]) -> Padding:
+        """As `of`, but with an order also where real tokens stand first already.
+
+        The values of the mask are not read then, and gradients are summed in the same order for every mask.
+        """
+        return cls(mask, (~mask).sum(dim=1), real_tokens_first(mask))
 
     @classmethod
     def after(cls, lengths: Int[Tensor, " batch"], seq_len: int) -> Padding:

@@ -95,7 +95,7 @@ def _attend_with_weights(query: Tensor, groups: list[Slots], dropout: float) -> 
 
 
 def _order_of_heads(groups: list[Slots], num_heads: int) -> list[int]:
-    """Where each head stands among the groups."""
+    """The position of each head in the concatenated groups."""
     grouped = [head for group in groups for head in group.heads or ()]
     return [grouped.index(head) for head in range(num_heads)]
 

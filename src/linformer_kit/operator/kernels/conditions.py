@@ -1,4 +1,4 @@
-"""Conditions for using the optimised kernels: what the processor has, and whether results could be told apart."""
+"""Conditions for using the optimised kernels: the processor, the kind of tensor, tracing, and `plain`."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ class SequenceProjection(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Start anew; what is drawn is drawn again."""
+        """Initialise all parameters and buffers again, with new random numbers."""
         for name, value in self.initial_values().items():
             getattr(self, name).copy_(value)
 

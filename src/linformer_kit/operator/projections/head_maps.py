@@ -1,8 +1,8 @@
 """W_K and W_V as a projection uses them: called, and read only where they are plain `nn.Linear` maps.
 
-Whatever stands in their place (an adapter, a pruned, quantised or offloaded map, one with hooks) decides what it
-computes. The cheap order of multiplications needs a map that is known to be affine; all others take the plain order,
-f on every token, unless `bias_order` is `after_projection`: that is fairseq's order, which is f on E·X.
+A module that replaces them (an adapter, a pruned, quantised or offloaded map, one with hooks) is called on every token,
+because the cheap order of multiplications needs a map that is known to be affine; with `bias_order`
+`after_projection`, fairseq's order, it is called on E·X.
 
 Axes as in `slots`.
 """

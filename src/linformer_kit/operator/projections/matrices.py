@@ -226,7 +226,7 @@ class RandomProjection(_MatrixProjection):
 
 
 def _first_columns(matrix: Tensor, length: int) -> Tensor:
-    if torch.compiler.is_exporting():  # a slice would tell the full length from shorter ones
+    if torch.compiler.is_exporting():  # a slice would make the full length a special case
         return matrix.index_select(-1, torch.arange(length, device=matrix.device))
     return matrix[..., :length]
 

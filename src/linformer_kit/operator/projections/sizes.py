@@ -34,7 +34,7 @@ def check_resize(seq_len: int, new_seq_len: int, mode: str, *, least: int = 1) -
     """Refuse an unknown mode, `extend` to fewer positions, and `interpolate` to fewer than `least`.
 
     Raises:
-        InputError: that says so.
+        InputError: with the lengths that the mode allows.
     """
     if mode not in RESIZE_MODES:
         raise InputError(f"mode: expected one of {', '.join(RESIZE_MODES)}, got {mode!r}")

@@ -1,7 +1,7 @@
 """How a learned E and F start: `projection_initializer`. What each is worth is measured in docs/learning.md.
 
-Every start has rows of length about 1, whatever n and k are, so that independent inputs of variance 1 give slots of
-variance 1; but `normal`, whose rows grow with n, `xavier_uniform`, whose variance is that of a matrix that maps n
+Every start has rows of length about 1 for any n and k, so that independent inputs of variance 1 give slots of variance
+1; exceptions are `normal`, whose rows grow with n, `xavier_uniform`, whose variance is that of a matrix that maps n
 numbers to k, and `mean_pooling`, whose rows add up to 1. Axes: heads (1 where they share a matrix), slots (k),
 seq_len (n).
 
@@ -49,7 +49,7 @@ def pooling_noise(heads: int, projected_dim: int, seq_len: int) -> Matrices:
 
 
 def shifted_pooling(heads: int, projected_dim: int, seq_len: int) -> Matrices:
-    """The windows of head i stand i/h of a window further on; the last one goes round the end."""
+    """The windows of head i are moved by i/h of a window; the last one wraps around the end."""
     return _shifted(pooling(heads, projected_dim, seq_len))
 
 

@@ -33,7 +33,7 @@ class Windows(NamedTuple):
     def of(
         self, hidden: Float[Tensor, "batch seq_len embed"], fill: float = 0.0
     ) -> Float[Tensor, "batch slots window embed"]:
-        """What stands in the windows; `fill` where nothing real does."""
+        """The tokens in each window; `fill` at positions that hold no real token."""
         batch, slots, width = self.positions.shape
         if batch == 1:
             inside = hidden.index_select(1, self.positions.flatten())
@@ -110,7 +110,7 @@ class WindowProjection(SequenceProjection):
 
 
 class MappedWindowProjection(WindowProjection):
-    """What is done in the windows does not commute with W_K and W_V, and comes after them."""
+    """Projections whose reduction of a window does not commute with W_K and W_V, and runs after them."""
 
     def _reduce(self, windows: Windows, mapped: Tensor, name: str) -> Tensor:
         """Slots, `[batch, heads, slots, head_dim]`, of X·W, `[batch, seq_len, heads, head_dim]`, by a parameter."""
