@@ -52,7 +52,7 @@ def imports(path: Path) -> set[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path.name}: relative import"
-            # `from linformer_kit import functional` names a module, `from linformer_kit.x import y` stands in one.
+            # `from linformer_kit import errors` names a module, `from linformer_kit.x import y` stands in one.
             whole = node.module == "linformer_kit"
             found |= {f"{node.module}.{alias.name}" for alias in node.names} if whole else {node.module}
     return found
@@ -75,6 +75,14 @@ def test_imports_point_down(path):
         assert "data" not in layers_of(imports(path)), "models never import data"
     if layer in PURE_TORCH:
         assert not any(name.split(".")[0] == "transformers" for name in imports(path)), "the operator is pure torch"
+
+
+def test_kernels_are_called_through_one_interface():
+    """Nothing outside the folder imports a module of it."""
+    inside = PACKAGE / "operator" / "kernels"
+    for path in modules():
+        if inside not in path.parents:
+            assert not any(name.startswith("linformer_kit.operator.kernels.") for name in imports(path)), path
 
 
 def loaded_after(code: str) -> set[str]:
@@ -144,15 +152,16 @@ def test_shapes_in_the_signatures_are_true():
     """The annotations, checked by a type checker while the models run, in a process of its own."""
     code = """
 from jaxtyping import install_import_hook
-with install_import_hook(["linformer_kit.operator.functional", "linformer_kit.operator.kernels.products", "linformer_kit.operator.kernels.softmax",
+with install_import_hook(["linformer_kit.operator.slots", "linformer_kit.operator.padding", "linformer_kit.operator.reference", "linformer_kit.operator.kernels.products", "linformer_kit.operator.kernels.softmax",
                           "linformer_kit.operator.kernels.tokens", "linformer_kit.operator.projections", "linformer_kit.operator.attention",
+                          "linformer_kit.models.embeddings", "linformer_kit.models.losses",
                           "linformer_kit.models.encoder", "linformer_kit.models.modeling", "linformer_kit.models.heads", "linformer_kit.parallel.sequence",
                           "linformer_kit.parallel.collectives", "linformer_kit.experiments.inspection",
                           "linformer_kit.training.metrics", "linformer_kit.experiments.ceiling",
                           "linformer_kit.experiments.encoders"], "beartype.beartype"):
     import torch
     import linformer_kit as lk
-    from linformer_kit.operator import functional
+    from linformer_kit.operator import reference, slots
     from linformer_kit.models import modeling
     from linformer_kit.training import metrics
     from linformer_kit.experiments import inspection
@@ -187,14 +196,14 @@ for fields in kinds:
         parallel.full_state_dict()
     inspection.context_mappings(model.linformer, ids[:1], [0], [1])
 x = torch.randn(1, 2, 5, 3)
-functional.svd_attention(x, x, x, 2)
+reference.svd_attention(x, x, x, 2)
 cpu, small = torch.device("cpu"), settings.BenchSettings(hidden_size=33, num_attention_heads=3, intermediate_size=29)
 for product in ceiling.layer_products(37, 7, 2, settings=small, device=cpu).values():
     product.run()
 encoder = encoders.Encoder(kind="linformer", seq_len=37, layers=2, projected_dim=7)
 encoders.runner(encoders.build(encoder, small, cpu), encoders.random_ids(2, 37, 101, 0, cpu), "train")()
 try:
-    functional.split_heads(torch.zeros(2, 3), 3)
+    slots.split_heads(torch.zeros(2, 3), 3)
 except TypeCheckError:
     print("checked")
 """

@@ -7,7 +7,7 @@ import torch
 
 import linformer_kit as lk
 from linformer_kit.experiments import short_texts
-from linformer_kit.operator.functional import spread_order
+from linformer_kit.operator.projections.starts import spread_order
 from linformer_kit.training.metrics import mean_token_loss
 
 
@@ -26,7 +26,7 @@ def test_slots_that_no_token_has_reached_are_masked(config):
     model = lk.LinformerModel(config(max_position_embeddings=36, projected_dim=9, num_hidden_layers=1))
     (projection,) = model.encoder.projections
     seen = []
-    projection.register_forward_hook(short_texts._mask_unreached, with_kwargs=True)
+    projection.register_forward_hook(short_texts._mask_unreached)
     projection.register_forward_hook(lambda _, inputs, slots: seen.append(slots[0].empty))
     ids = torch.randint(5, 101, (2, 11))
     mask = torch.ones_like(ids)

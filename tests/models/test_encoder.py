@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from linformer_kit import LinformerForMaskedLM, LinformerModel
-from linformer_kit.models import encoder
+from linformer_kit.operator import padding as paddings
 from linformer_kit.operator.kernels import plain
 from tests.conftest import KINDS, fields, randomise, tokens
 
@@ -95,7 +95,7 @@ def test_right_padding_is_not_sorted(config, kind, monkeypatch):
         sorted_masks.append(padding_mask)
         return padding_mask.int().argsort(dim=1, stable=True)
 
-    monkeypatch.setattr(encoder, "real_tokens_first", watched)
+    monkeypatch.setattr(paddings, "real_tokens_first", watched)
     with torch.no_grad():
         torch.testing.assert_close(model(ids, mask).last_hidden_state[:, :TOKENS], expected[:, :TOKENS])
         assert not sorted_masks

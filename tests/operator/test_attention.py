@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from linformer_kit import ConvProjection, InputError, LinearProjection, LinformerAttention, MeanPoolProjection
-from linformer_kit.operator.projections import PROJECTIONS, SHORTER_INPUTS
+from linformer_kit.operator.projections import PROJECTIONS, SHORTER_INPUTS, HeadGroups
 from tests.conftest import randomise
 from tests.reference.attention import attention_reference
 
@@ -362,3 +362,15 @@ def test_unknown_arguments_are_refused():
         LinformerAttention(EMBED, HEADS, N, K)(X, X, X, mask=None)
     with pytest.raises(TypeError, match="causal"):
         LinformerAttention(EMBED, HEADS, N, K, causal=True)
+
+
+def test_heads_are_grouped_where_k_is_set(monkeypatch):
+    """Not at each call: by then the groups are known, also after the sequence has been resized."""
+    layer = LinformerAttention(EMBED, HEADS, 28, [7, 4, 7], projection="mean_pool")
+    layer.projected_dim = [3, 4, 3]
+    layer.projected_dim = None
+    layer.projection.resize(56, "extend")
+    monkeypatch.setattr(HeadGroups, "of", None)
+    x = torch.randn(2, 56, EMBED)
+    slots = layer.project(x, x)
+    assert [(group.key.shape[2], group.heads) for group in slots] == [(14, [0, 2]), (8, [1])]

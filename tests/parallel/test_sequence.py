@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import linformer_kit as lk
-from linformer_kit.operator.functional import real_tokens_first
+from linformer_kit.operator.padding import real_tokens_first
 from linformer_kit.parallel.collectives import average_gradients
 from tests.conftest import SIZES, randomise
 from tests.processes import run_processes

@@ -1,6 +1,6 @@
 """A layer once more, plain and slow: one sequence, one head, one slot after the other.
 
-`attention_reference` gives a layer's parameters to the references in `functional`; `plain_projections` turns its
+`attention_reference` gives a layer's parameters to the functions in `operator.reference`; `plain_projections` turns its
 projection into the functions that these take.
 """
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from linformer_kit import LinformerAttention
 from linformer_kit.operator import projections as fast
-from linformer_kit.operator.functional import (
+from linformer_kit.operator.reference import (
     AttentionWeights,
     PlainProjection,
     full_attention_reference,

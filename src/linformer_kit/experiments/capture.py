@@ -21,7 +21,7 @@ from linformer_kit.linearized.attention import is_linear, linear_attention, one_
 from linformer_kit.linearized.classes import LINEAR_IMPLEMENTATIONS
 from linformer_kit.linearized.layers import check_weights
 from linformer_kit.operator.attention import LinformerAttention
-from linformer_kit.operator.functional import padding_after, split_heads
+from linformer_kit.operator.slots import split_heads
 
 
 class LayerAttention(NamedTuple):
@@ -123,15 +123,12 @@ def _show_weights(
     assert isinstance(module, LinformerAttention)
     query, key, value, padding = args[:4]
     output, weights = outputs
-    lengths = kwargs.get("key_lengths")
-    if lengths is not None:  # the encoder has put real tokens first
-        padding = padding_after(lengths, query.shape[1])
     states: list[Tensor] = []
     if module.projection is None and kwargs.get("projection") is None:
         inputs = ((module.q_proj, query), (module.k_proj, key), (module.v_proj, value))
         states = [split_heads(linear(hidden), module.num_heads) for linear, hidden in inputs]
         states[0] = states[0] * states[0].shape[-1] ** -0.5
-    _visit.get()(_of_real_tokens(weights, None if padding is None else ~padding, *states))
+    _visit.get()(_of_real_tokens(weights, None if padding is None else ~padding.mask, *states))
     return output, None
 
 

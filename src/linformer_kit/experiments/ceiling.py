@@ -17,7 +17,7 @@ from linformer_kit.environment import environment
 from linformer_kit.experiments.measure import Timings, interleaved
 from linformer_kit.experiments.prepare import check, default_tokens, open_folder, pairs, recorded, torch_dtype
 from linformer_kit.experiments.settings import BenchSettings, CeilingSettings, RateSettings
-from linformer_kit.operator.kernels.when import has_onednn
+from linformer_kit.operator.kernels import has_onednn
 from linformer_kit.report.ceiling import ceiling_markdown, write_ceiling_report
 
 _SCORE_BYTES = 512 * 2**20  # scores of more are made in blocks

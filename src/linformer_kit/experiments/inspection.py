@@ -20,8 +20,8 @@ from linformer_kit.files.folders import check_new_folder
 from linformer_kit.files.writing import whole_folder
 from linformer_kit.interop.loading import load_model
 from linformer_kit.models.modeling import LinformerModel
-from linformer_kit.operator.functional import pooling_windows
 from linformer_kit.operator.projections import ConvProjection, LinearProjection, RandomProjection, SequenceProjection
+from linformer_kit.operator.projections.windows import pooling_windows
 from linformer_kit.report.inspection import draw_context_mappings, draw_projections, write_inspection_report
 from linformer_kit.settings import InspectSettings
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,8 +16,9 @@ from linformer_kit.data.masking import BlockMasker
 from linformer_kit.data.tokenizer import start_token_id
 from linformer_kit.errors import InputError
 from linformer_kit.models.heads import LinformerForMaskedLM
-from linformer_kit.operator.functional import spread_order
-from linformer_kit.operator.projections import SHORTER_INPUTS, LinearProjection, SequenceProjection, Slots
+from linformer_kit.operator.projections import SHORTER_INPUTS, Inputs, LinearProjection, SequenceProjection
+from linformer_kit.operator.projections.starts import spread_order
+from linformer_kit.operator.slots import Slots
 from linformer_kit.settings import IGNORED_LABEL
 from linformer_kit.training.metrics import mean_token_loss
 
@@ -70,7 +70,7 @@ def _by_form(model: LinformerForMaskedLM, measure: Callable[[], float]) -> dict[
             projection.shorter_input = form
         measured[form] = measure()
     if all(map(_stands_in_windows, projections)):
-        hooks = [projection.register_forward_hook(_mask_unreached, with_kwargs=True) for projection in projections]
+        hooks = [projection.register_forward_hook(_mask_unreached) for projection in projections]
         measured[MASKED_PREFIX] = measure()
         for hook in hooks:
             hook.remove()
@@ -84,11 +84,10 @@ def _stands_in_windows(projection: SequenceProjection) -> bool:
     return alike and projection.initializer in _STARTS_IN_WINDOWS
 
 
-def _mask_unreached(
-    projection: SequenceProjection, inputs: tuple[Tensor, ...], named: dict[str, Any], slots: list[Slots]
-) -> list[Slots]:
+def _mask_unreached(projection: SequenceProjection, arguments: tuple[Inputs, ...], slots: list[Slots]) -> list[Slots]:
     """Leaves out the slots whose windows, as E started, begin behind the last token."""
-    lengths = torch.tensor([inputs[0].shape[1]]) if named["lengths"] is None else named["lengths"]
+    inputs = arguments[0]
+    lengths = torch.tensor([inputs.key.shape[1]]) if inputs.lengths is None else inputs.lengths
     k = projection.projected_dim
     starts = torch.tensor([slot * projection.seq_len // k for slot in spread_order(k)], device=lengths.device)
     return [group._replace(empty=starts[: group.key.shape[2]] >= lengths[:, None]) for group in slots]

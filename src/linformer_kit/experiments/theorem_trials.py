@@ -42,7 +42,7 @@ from linformer_kit.files.folders import check_new_folder
 from linformer_kit.files.runs import check_output_dir, open_output_dir
 from linformer_kit.files.writing import uninterrupted, whole_folder
 from linformer_kit.interop.loading import load_model
-from linformer_kit.operator.functional import pooling_matrix
+from linformer_kit.operator.projections.starts import pooling_matrix
 from linformer_kit.report.theorems import MOST_TIMES_N, write_theorems_report
 from linformer_kit.settings import LARGEST_SEED, TheoremsSettings, recorded_name
 

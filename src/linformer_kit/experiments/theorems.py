@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from linformer_kit.errors import InputError
-from linformer_kit.operator.functional import pooling_matrix
+from linformer_kit.operator.projections.starts import pooling_matrix
 
 
 def theorem1_dim(n: int, epsilon: float) -> int:

@@ -17,14 +17,14 @@ from transformers.utils import output_capturing
 
 from linformer_kit.errors import InputError
 from linformer_kit.linearized.layers import check_weights
-from linformer_kit.operator.attention import attend_slots, project_tokens
 from linformer_kit.operator.drop_in import padding_from_scores
-from linformer_kit.operator.functional import merge_heads, zero_padding
-from linformer_kit.operator.projections import HeadMap, SequenceProjection
+from linformer_kit.operator.padding import Padding, zero_padding
+from linformer_kit.operator.projections import HeadMap, Inputs, SequenceProjection
+from linformer_kit.operator.slots import attend_slots, merge_heads
 from linformer_kit.operator.values import has_values
 
 IMPLEMENTATION = "linformer"
-SLOTS = "linformer_slots"  # of an attention module: fewer slots than its E and F have, where it shares them
+GROUPS = "linformer_groups"  # of an attention module: its heads by numbers of slots, where it shares E and F
 RECORDED = "linformer_recorded"  # whether the last forward pass recorded its weights
 ATTRIBUTE = "linformer"  # of each attention module: its E and F, or None where it keeps the attention that it has
 OWNER = "linformer_owner"  # of an attention module: which module has the E and F that all layers share
@@ -53,13 +53,13 @@ def linear_attention(
         scaling: Of the scores; None: 1/√head_dim.
         dropout: On the context mapping.
         need_weights: Whether to return P̄; it is returned too where transformers records the attentions of the model.
-        arguments: What else the layer says; local layers have their `sliding_window` here.
+        arguments: All other arguments of the layer; of local layers `sliding_window` among them.
 
     Returns:
         The output, heads last but one, and P̄ or None; of a local layer, P.
 
     Raises:
-        InputError: for a mask over pairs of positions, attention whose weights come about in another way, a module
+        InputError: for a mask over pairs of positions, attention weights with a term not supported here, a module
             without E and F, and a sequence that is too long for them.
     """
     projection = projection_of(module)
@@ -74,15 +74,10 @@ def linear_attention(
     head_dim = query.shape[-1]
     if scaling is not None and scaling != head_dim**-0.5:
         query = query * (scaling * head_dim**0.5)
-    slots = project_tokens(
-        projection,
-        zero_padding(merge_heads(key), padding),
-        zero_padding(merge_heads(value), padding),
-        HeadMap(None, query.shape[1]),
-        HeadMap(None, query.shape[1]),
-        padding_mask=padding,
-        projected_dim=getattr(module, SLOTS, None),
-    )
+    mapped = HeadMap(None, query.shape[1])  # W_K and W_V have been applied
+    key, value = (zero_padding(merge_heads(heads), padding) for heads in (key, value))
+    inputs = Inputs(key, value, mapped, mapped, None if padding is None else Padding.of(padding))
+    slots = projection(inputs, getattr(module, GROUPS, None))
     context, weights = attend_slots(query, slots, dropout=dropout, need_weights=need_weights)
     return context.transpose(1, 2).contiguous(), weights
 

@@ -1,7 +1,7 @@
 """The classes of linearised models: those of transformers with E and F, and with a model type of their own.
 
 `LinearBertForMaskedLM` is `BertForMaskedLM` whose attention is linear, `LinearBertConfig` its configuration. They are
-made when they are needed, for any encoder that there is, and transformers' Auto classes learn of them then.
+made on first use, for any encoder of transformers, and registered with its Auto classes then.
 """
 
 from __future__ import annotations
@@ -22,19 +22,12 @@ from transformers.models.auto import modeling_auto
 from transformers.utils import output_capturing
 
 from linformer_kit.errors import InputError
-from linformer_kit.linearized.attention import ATTRIBUTE, IMPLEMENTATION, OWNER, SLOTS
-from linformer_kit.linearized.positions import LONGEST, check_positions, set_positions
-from linformer_kit.models.configuration import warn_of_unknown
+from linformer_kit.linearized.attention import ATTRIBUTE, GROUPS, IMPLEMENTATION, OWNER
+from linformer_kit.linearized.fields import check_fields, groups_of_layer, new_projections
+from linformer_kit.linearized.positions import check_positions, set_positions
 from linformer_kit.models.modeling import start_projection
 from linformer_kit.models.saved_lengths import LengthCheckedModel
-from linformer_kit.operator.projections import (
-    SequenceProjection,
-    build_projection,
-    each_dim,
-    is_integer,
-    largest_dim,
-    more_windows,
-)
+from linformer_kit.operator.projections import SequenceProjection, each_dim, more_windows
 from linformer_kit.settings import ResizeMode
 
 MODEL_TYPE = "linearized"
@@ -43,34 +36,6 @@ _PREFIX = "Linear"
 _making = threading.RLock()
 # Whose models see only what is before each token, or have a decoder.
 _GENERATORS = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM")
-
-
-def _is_word(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_size(value: Any) -> bool:
-    return is_integer(value) and 0 < value <= LONGEST
-
-
-def _are_names(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_word, value)) and len(set(value)) == len(value)
-
-
-# What `linearize` writes, and how one sees it.
-_FIELDS: dict[str, Callable[[Any], bool]] = {
-    "base_model_type": _is_word,
-    "layers": _are_names,
-    "local_layers": _are_names,
-    "num_heads": _is_size,
-    "head_dim": _is_size,
-    "seq_len": _is_size,
-    "projected_dim": lambda value: isinstance(value, (int, list)),  # the projection has more to say
-    "sharing": _is_word,
-    "projection": _is_word,
-    "projection_initializer": _is_word,
-    "shorter_input": _is_word,
-}
 
 
 class LinearizedConfig(PreTrainedConfig):
@@ -93,16 +58,7 @@ class LinearizedConfig(PreTrainedConfig):
         Raises:
             InputError: where `linformer` is not what `linearize` has written.
         """
-        fields = config_dict.get("linformer")
-        if not isinstance(fields, dict) or not fields.keys() >= _FIELDS.keys():
-            raise InputError(f"linformer: expected {', '.join(sorted(_FIELDS))} in config.json, got {fields!r}")
-        if unknown := fields.keys() - _FIELDS.keys():
-            warn_of_unknown(frozenset(f"linformer.{name}" for name in unknown))
-        for name, fits in _FIELDS.items():
-            if not fits(fields[name]):
-                raise InputError(
-                    f"linformer.{name}: expected what `linearize` writes in config.json, got {fields[name]!r}"
-                )
+        fields = check_fields(config_dict.get("linformer"))
         if cls is not LinearizedConfig:
             return super().from_dict(config_dict, **kwargs)
         base = fields["base_model_type"]
@@ -123,7 +79,7 @@ class LinearizedConfig(PreTrainedConfig):
         """Nothing to refuse: transformers takes it of `eager` attention only, ours gives P̄ as well."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As of transformers, and that attention is ours: a class that knows no E and F will refuse it."""
+        """As in transformers, with our attention implementation, so that a class without E and F refuses to load it."""
         return {**super().to_dict(), "attn_implementation": IMPLEMENTATION}
 
 
@@ -181,7 +137,7 @@ class LinearizedModel(LengthCheckedModel):
 
         Args:
             seq_len: The new n in tokens.
-            mode: How positions come about: repeated (`extend`) or stretched (`interpolate`). E, F and windows follow
+            mode: How new positions are made: repeated (`extend`) or stretched (`interpolate`). E, F and windows follow
                 as of `LinformerPreTrainedModel.resize_sequence_length`; where shorter inputs are stretched, E and F are
                 stretched in either mode, which for a multiple of n changes nothing but rounding for texts of up to n.
 
@@ -208,7 +164,7 @@ class LinearizedModel(LengthCheckedModel):
         fields["seq_len"] = seq_len
         attached = dict(self.base_model.named_modules())
         for layer, name in enumerate(fields["layers"] if fields["sharing"] == "layerwise" else ()):
-            attached[name].__dict__[SLOTS] = _slots(fields, layer)
+            attached[name].__dict__[GROUPS] = groups_of_layer(fields, layer)
 
 
 # Attention functions that compute linear attention.
@@ -247,7 +203,7 @@ def attach(model: PreTrainedModel) -> None:
         module = modules[name]
         if fields["sharing"] == "layerwise":
             module.__dict__[OWNER] = base  # not in `_modules`: the layer does not contain the model
-            module.__dict__[SLOTS] = _slots(fields, layer)
+            module.__dict__[GROUPS] = groups_of_layer(fields, layer)
         else:
             like = next(module.parameters())
             module.add_module(ATTRIBUTE, made[layer].to(like.device, like.dtype))
@@ -256,39 +212,6 @@ def attach(model: PreTrainedModel) -> None:
     PreTrainedModel.set_attn_implementation(model, IMPLEMENTATION)
     for changed in (model, base):  # transformers asks by class what can be recorded, and learns it from constructors
         output_capturing._CAN_RECORD_REGISTRY[changed] = changed._can_record_outputs
-
-
-def new_projections(fields: dict[str, Any]) -> list[SequenceProjection]:
-    """E and F of each layer, or the one of all, as a configuration says.
-
-    Raises:
-        InputError: for what does not fit.
-    """
-    layers, dims = len(fields["layers"]), fields["projected_dim"]
-    if isinstance(dims, list) and len(dims) != layers:
-        raise InputError(f"projected_dim: expected one for each of {layers} layers, got {dims}")
-    shared = fields["sharing"] == "layerwise"
-    made = [
-        build_projection(
-            fields["projection"],
-            seq_len=fields["seq_len"],
-            projected_dim=largest_dim(dims) if shared else _slots(fields, layer),
-            num_heads=fields["num_heads"],
-            head_dim=fields["head_dim"],
-            sharing=fields["sharing"],
-            shorter_input=fields["shorter_input"],
-            initializer=fields["projection_initializer"],
-        )
-        for layer in range(1 if shared else layers)
-    ]
-    for layer in range(layers if shared else 0):
-        made[0].fewer_slots(_slots(fields, layer), fields["num_heads"])
-    return made
-
-
-def _slots(fields: dict[str, Any], layer: int) -> int | list[int]:
-    dims = fields["projected_dim"]
-    return dims[layer] if isinstance(dims, list) else dims
 
 
 def linear_config_class(base: Any) -> Any:

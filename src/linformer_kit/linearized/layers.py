@@ -47,7 +47,7 @@ def attention_layers(model: PreTrainedModel) -> list[AttentionLayer]:
     """The layers that attend, in the order in which they do; a module that does so repeatedly is one layer.
 
     Raises:
-        InputError: that says why the model is not one to make linear.
+        InputError: with the reason why the model cannot be made linear.
     """
     _refuse_by_configuration(model)
     seen: dict[nn.Module, dict[str, Any]] = {}
@@ -116,7 +116,7 @@ def _first_position(outputs: Any) -> Tensor:
 
 @contextmanager
 def _probing(model: PreTrainedModel) -> Iterator[None]:
-    """In evaluation mode and with an attention that takes note; afterwards the model is as it was."""
+    """In evaluation mode and with an attention that records its calls; afterwards the model is as before."""
     before, training = model.config._attn_implementation, [module for module in model.modules() if module.training]
     model.eval()
     model.set_attn_implementation(_NAME)
@@ -129,7 +129,7 @@ def _probing(model: PreTrainedModel) -> Iterator[None]:
 
 
 def check_weights(module: nn.Module, arguments: Mapping[str, Any]) -> None:
-    """Refuse attention whose weights come about in ways that are not repeated here.
+    """Refuse attention with terms that linear attention does not compute.
 
     Raises:
         InputError: that names the argument of the attention function.

@@ -13,8 +13,8 @@ from linformer_kit.linearized.classes import (
     attach,
     linear_config_class,
     linear_model_class,
-    new_projections,
 )
+from linformer_kit.linearized.fields import new_projections
 from linformer_kit.linearized.layers import AttentionLayer, attention_layers
 from linformer_kit.linearized.positions import check_positions, longest_input, set_positions
 from linformer_kit.settings import Projection, ProjectionInitializer, ResizeMode, Sharing, ShorterInput
@@ -38,8 +38,8 @@ def linearize(
     It works for encoders of transformers that attend through its attention interface; the model is changed in place,
     becomes a subclass of what it was (`LinearBertForMaskedLM`) with a configuration of its own, and saves and loads
     like any other, with a model type of its own. Layers with a sliding window keep it. Keys arrive with W_K applied, so
-    the cheaper order of multiplications is left to the models of this package (`linformer convert`). E and F know
-    nothing yet: distil (`linformer distill`) or train on before use. With as many slots as tokens nothing changes but
+    the cheaper order of multiplications is left to the models of this package (`linformer convert`). E and F are
+    untrained: distil (`linformer distill`) or train on before use. With as many slots as tokens nothing changes but
     rounding.
 
     Args:
@@ -52,7 +52,7 @@ def linearize(
             short texts nearly as they were, or the first columns and windows (`prefix`).
         projection_initializer: How E and F of projection `linear` start (`projection.starts`).
         max_position_embeddings: Another n in tokens; default: the longest input of the model.
-        resize_mode: How positions for it come about: repeated (`extend`) or stretched (`interpolate`).
+        resize_mode: How positions for it are made: repeated (`extend`) or stretched (`interpolate`).
 
     Returns:
         The model. Each E and F is a parameter `[projected_dim, n]`, for sharing `none` with the heads in front, at
@@ -99,7 +99,7 @@ def linearize(
 
 
 def _of_layers(layers: list[AttentionLayer], model: PreTrainedModel) -> dict[str, Any]:
-    """What a configuration says of the layers."""
+    """The fields of a configuration that describe the layers."""
     kind = type(model).__name__
     linear = [layer for layer in layers if not layer.local]
     if not linear:

@@ -9,11 +9,11 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from linformer_kit.errors import InputError
-from linformer_kit.operator.functional import resize_positions
 from linformer_kit.operator.projections import check_resize, is_integer
+from linformer_kit.operator.projections.resampling import resize_positions
 
 _TABLE = "position_embeddings"
-LONGEST = 1 << 24  # tokens; more is a slip, for which no memory is
+LONGEST = 1 << 24  # tokens; a larger number is taken for a mistake: no machine has the memory for it
 _OF_POSITIONS = ("position_ids", "token_type_ids")  # buffers as long as the table
 
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.activations import ACT2FN, GELUActivation
@@ -18,18 +18,12 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput
 
 from linformer_kit.models.configuration import LinformerConfig
+from linformer_kit.operator import kernels
 from linformer_kit.operator.attention import LinformerAttention, Projects
-from linformer_kit.operator.functional import real_tokens_first, take_positions, zero_padding
-from linformer_kit.operator.kernels import (
-    apply_linear,
-    block_tokens,
-    blocks,
-    is_replaced,
-    may_need_whole,
-    runs_in_blocks,
-)
+from linformer_kit.operator.hooks import is_replaced, may_need_whole
+from linformer_kit.operator.padding import Padding, zero_padding
 from linformer_kit.operator.projections import SequenceProjection, build_projection
-from linformer_kit.operator.values import values_are_cheap
+from linformer_kit.operator.slots import Slots
 
 Part = TypeVar("Part", bound=nn.Module)
 
@@ -59,26 +53,27 @@ class LocalConvolution(nn.Module):
     def forward(
         self,
         hidden: Float[Tensor, "batch seq_len embed"],
-        lengths: Int[Tensor, " batch"] | None,
+        padding: Padding | None,
         rows: slice | None = None,
     ) -> Float[Tensor, "batch rows embed"]:
-        """Convolve.
+        """Convolve over the real tokens, wherever padding stands.
 
         Args:
-            hidden: Inputs, padded on the right only.
-            lengths: Real tokens in each sequence, beyond which nothing is seen; None: all are real.
-            rows: Positions that are wanted; None: all.
+            hidden: Inputs.
+            padding: Which of them are real; None: all.
+            rows: Positions that are wanted, of inputs that are padded on the right only; None: all.
         """
+        if padding is not None and padding.order is not None:
+            return padding.put_back(self(padding.real_first(hidden), padding.reordered()))
         embed, width = self.weight.shape
         reach = width // 2
         first = 0
         if rows is not None:
             first = max(0, rows.start - reach)
             hidden = hidden[:, first : rows.stop + reach]
-        if lengths is not None:
-            positions = torch.arange(first, first + hidden.shape[1], device=hidden.device)
-            hidden = zero_padding(hidden, positions >= lengths[:, None])
-        # As an image of one line whose channels stand last, the one layout that is fast on CPUs.
+        if padding is not None:
+            hidden = zero_padding(hidden, padding.mask[:, first : first + hidden.shape[1]])
+        # As an image of one row with channels last, the one layout that is fast on CPUs.
         image = hidden.transpose(1, 2)[:, :, None]
         convolved = F.conv2d(image, self.weight[:, None, None], padding=(0, reach), groups=embed)[:, :, 0].transpose(
             1, 2
@@ -123,61 +118,43 @@ class LinformerLayer(GradientCheckpointingLayer):
     def forward(
         self,
         hidden: Float[Tensor, "batch seq_len embed"],
-        padding_mask: Bool[Tensor, "batch seq_len"] | None,
-        lengths: Int[Tensor, " batch"] | None,
+        padding: Padding | None,
         projection: Projects | None,
         output_attentions: bool = False,
         *,
         overwrite: bool = False,
     ) -> tuple[Float[Tensor, "batch seq_len embed"], Float[Tensor, "batch heads seq_len slots"] | None]:
         """One layer; with `overwrite` its result may take the place of `hidden`."""
-        own = type(self.self_attn) is LinformerAttention
-        in_place = padding_mask is None or self.local_convolution is None  # no neighbours but those in memory
-        if own and in_place and not output_attentions and runs_in_blocks(self, hidden, self.widest):
-            return self._forward_in_blocks(hidden, padding_mask, lengths, projection, overwrite), None
         inputs = self.self_attn_layer_norm(hidden) if self.norm_first else hidden
+        if not output_attentions and self._runs_in_blocks(hidden, padding):
+            slots = self.self_attn.project(inputs, inputs, padding, projection=projection)
+            return self._attend_in_blocks(hidden, inputs, padding, slots, overwrite), None
         attended, weights = self.self_attn(
-            inputs,
-            inputs,
-            inputs,
-            padding_mask,
-            need_weights=output_attentions,
-            key_lengths=lengths,
-            projection=projection,
+            inputs, inputs, inputs, padding, need_weights=output_attentions, projection=projection
         )
         if self.local_convolution is not None:
-            attended = attended + self._convolve(inputs, padding_mask, lengths)
+            attended = attended + self.local_convolution(inputs, padding)
         return self._feed_forward(hidden, attended), weights
 
-    def _convolve(self, inputs: Tensor, padding_mask: Tensor | None, lengths: Tensor | None) -> Tensor:
-        """The convolution over real neighbours, wherever padding stands."""
-        assert self.local_convolution is not None
-        if padding_mask is None:
-            return self.local_convolution(inputs, lengths)
-        order = real_tokens_first(padding_mask)
-        convolved = self.local_convolution(take_positions(inputs, order), (~padding_mask).sum(dim=1))
-        return take_positions(convolved, order.argsort(dim=1))
+    def _runs_in_blocks(self, hidden: Tensor, padding: Padding | None) -> bool:
+        """Whether queries go block by block: not where a convolution has neighbours that are not so in memory."""
+        in_place = padding is None or padding.order is None or self.local_convolution is None
+        own = type(self.self_attn) is LinformerAttention
+        return own and in_place and kernels.runs_in_blocks(self, hidden, self.widest)
 
-    def _forward_in_blocks(
-        self,
-        hidden: Tensor,
-        padding_mask: Tensor | None,
-        lengths: Tensor | None,
-        projection: Projects | None,
-        overwrite: bool,
+    def _attend_in_blocks(
+        self, hidden: Tensor, inputs: Tensor, padding: Padding | None, slots: list[Slots], overwrite: bool
     ) -> Tensor:
-        """The same: once the slots are there, no token needs another one."""
-        inputs = self.self_attn_layer_norm(hidden) if self.norm_first else hidden
-        slots = self.self_attn.project(inputs, inputs, padding_mask, key_lengths=lengths, projection=projection)
+        """What follows the projection, block by block: once the slots are there, no token needs another one."""
         slots = [group.arranged() for group in slots]
         # A convolution looks back at inputs of the block before.
         keeps = inputs is hidden and self.local_convolution is not None
         output = hidden if overwrite and not keeps else torch.empty_like(hidden)
         batch, seq_len, _ = hidden.shape
-        for block in blocks(batch, seq_len, block_tokens(self.widest)):
+        for block in kernels.blocks(batch, seq_len, kernels.block_tokens(self.widest)):
             attended, _ = self.self_attn.attend(inputs[block], [group.of_samples(block[0]) for group in slots])
             if self.local_convolution is not None:
-                of_block = None if lengths is None else lengths[block[0]]
+                of_block = None if padding is None else padding.of_samples(block[0])
                 attended = attended + self.local_convolution(inputs[block[0]], of_block, block[1])
             output[block] = self._feed_forward(hidden[block], attended)
         return output
@@ -189,10 +166,10 @@ class LinformerLayer(GradientCheckpointingLayer):
             hidden = self.self_attn_layer_norm(hidden)
         inputs = self.final_layer_norm(hidden) if self.norm_first else hidden
         if type(self.activation) is GELUActivation and not is_replaced(self.activation):
-            activated = apply_linear(self.fc1, inputs, gelu=True)
+            activated = kernels.apply_linear(self.fc1, inputs, gelu=True)
         else:
-            activated = self.activation(apply_linear(self.fc1, inputs))
-        hidden = hidden + self.dropout(apply_linear(self.fc2, activated))
+            activated = self.activation(kernels.apply_linear(self.fc1, inputs))
+        hidden = hidden + self.dropout(kernels.apply_linear(self.fc2, activated))
         return hidden if self.norm_first else self.final_layer_norm(hidden)
 
 
@@ -202,7 +179,7 @@ class LinformerEncoder(nn.Module):
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__()
         self.linear = config.attention == "linformer"
-        self.orders = self.linear or config.local_convolution > 0  # whether it matters where padding stands
+        self.needs_order = self.linear or config.local_convolution > 0  # whether it matters where padding stands
         layerwise = self.linear and config.sharing == "layerwise"
         dims = [config.projected_dim_of(layer) if self.linear else None for layer in range(config.num_hidden_layers)]
         # Owned here and passed down, so that the one matrix is saved, counted and trained once.
@@ -238,33 +215,30 @@ class LinformerEncoder(nn.Module):
     def forward(
         self,
         hidden: Float[Tensor, "batch seq_len embed"],
-        padding_mask: Bool[Tensor, "batch seq_len"] | None,
+        padding: Padding | None,
         *,
         output_attentions: bool,
         output_hidden_states: bool,
         overwrite: bool = False,
     ) -> BaseModelOutput:
-        """All layers; with `overwrite`, `hidden` may be lost, and without gradients its memory serves them all.
+        """All layers; with `overwrite` the memory of `hidden` is reused for their outputs, and its values are lost.
 
         The hidden states and weights returned are those that the layers pass on, so that gradients can be retained.
         """
-        lengths = order = None
-        if padding_mask is not None and self.orders:
-            if _is_right_padded(padding_mask):
-                lengths, padding_mask = (~padding_mask).sum(dim=1), None
-            elif not (output_hidden_states or output_attentions or any(map(may_need_whole, self.layers.modules()))):
-                # Once for all layers: real tokens first, and back at the end. Else each layer sorts for itself, so that
-                # hooks and modules from elsewhere get tokens where they stand.
-                order, lengths = real_tokens_first(padding_mask), (~padding_mask).sum(dim=1)
-                hidden, padding_mask = take_positions(hidden, order), None
+        # Real tokens first, once for all layers, and back at the end. With hooks or foreign modules in the layers, or
+        # where their outputs are returned, each layer does it for itself, so that all of them see the original order.
+        reorders = padding is not None and padding.order is not None and not (output_hidden_states or output_attentions)
+        moved = padding if reorders and not any(map(may_need_whole, self.layers.modules())) else None
+        if moved is not None:
+            hidden, padding = moved.real_first(hidden), moved.reordered()
         hidden_states, attentions = [hidden] if output_hidden_states else [], []
         own = all(isinstance(layer, LinformerLayer) for layer in self.layers)
         overwrite = overwrite and not output_hidden_states and own
-        in_place = {"overwrite": True} if overwrite else {}  # layers that others have put here need not know it
+        in_place = {"overwrite": True} if overwrite else {}  # foreign layers need not have the argument
         # A function, because hooks that place a layer on a device (accelerate's) move every module among its arguments.
         projection = None if self.projection is None else functools.partial(self.projection)
         for layer in self.layers:
-            hidden, weights = layer(hidden, padding_mask, lengths, projection, output_attentions, **in_place)
+            hidden, weights = layer(hidden, padding, projection, output_attentions, **in_place)
             if output_hidden_states:
                 hidden_states.append(hidden)
             if output_attentions:
@@ -273,8 +247,8 @@ class LinformerEncoder(nn.Module):
             hidden = self._normalise(hidden, overwrite)
             if output_hidden_states:
                 hidden_states[-1] = hidden
-        if order is not None:
-            hidden = take_positions(hidden, order.argsort(dim=1))
+        if moved is not None:
+            hidden = moved.put_back(hidden)
         return BaseModelOutput(
             last_hidden_state=hidden,
             hidden_states=tuple(hidden_states) if output_hidden_states else None,
@@ -282,12 +256,12 @@ class LinformerEncoder(nn.Module):
         )
 
     def _normalise(self, hidden: Tensor, overwrite: bool) -> Tensor:
-        """The last LayerNorm, in place where nobody needs its input any more."""
+        """The last LayerNorm, in place where its input is not needed any more."""
         assert self.layer_norm is not None
         batch, seq_len, embed = hidden.shape
         if not overwrite:
             return self.layer_norm(hidden)
-        for block in blocks(batch, seq_len, block_tokens(embed)):
+        for block in kernels.blocks(batch, seq_len, kernels.block_tokens(embed)):
             hidden[block] = self.layer_norm(hidden[block])
         return hidden
 
@@ -295,8 +269,3 @@ class LinformerEncoder(nn.Module):
 def _first(kind: type[Part], module: nn.Module) -> Part | None:
     """The module itself or the first such one within: adapters and compilation wrap it."""
     return next((part for part in module.modules() if isinstance(part, kind)), None)
-
-
-def _is_right_padded(padding_mask: Bool[Tensor, "batch seq_len"]) -> bool:
-    """Whether no real token follows padding; False where looking has a cost: on accelerators and in traces."""
-    return values_are_cheap(padding_mask) and bool((padding_mask[:, 1:] >= padding_mask[:, :-1]).all())

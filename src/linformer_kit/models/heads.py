@@ -11,7 +11,6 @@ Axes: batch, seq_len (n), embed (hidden_size), vocab, labels.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
@@ -25,13 +24,10 @@ from transformers.utils.generic import can_return_tuple
 
 from linformer_kit.errors import InputError
 from linformer_kit.models.configuration import LinformerConfig
-from linformer_kit.models.modeling import (
-    LinformerModel,
-    LinformerPreTrainedModel,
-    check_ids,
-    check_integers,
-    first_token,
-)
+from linformer_kit.models.embeddings import first_token
+from linformer_kit.models.inputs import check_ids, check_integers
+from linformer_kit.models.losses import label_loss, position_loss, problem_of, token_loss
+from linformer_kit.models.modeling import LinformerModel, LinformerPreTrainedModel
 from linformer_kit.settings import IGNORED_LABEL
 
 
@@ -94,16 +90,8 @@ class LinformerForMaskedLM(LinformerPreTrainedModel):
                 s·seq_len + t. The loss is over their labels. `labelled_positions` returns those that have one. Default:
                 all tokens.
         """
-        outputs = self.linformer(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            inputs_embeds,
-            output_attentions,
-            output_hidden_states,
-            return_dict=True,
-        )
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs = self.linformer(*inputs, output_attentions, output_hidden_states, return_dict=True)
         hidden = outputs.last_hidden_state
         if labels is not None:
             check_integers("labels", labels, hidden.shape[:2])
@@ -117,8 +105,7 @@ class LinformerForMaskedLM(LinformerPreTrainedModel):
         logits = self.lm_head(hidden)
         loss = None
         if labels is not None:
-            losses = F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), reduction="none")
-            loss = _mean_loss(losses, (labels != IGNORED_LABEL).sum(), num_items_in_batch)
+            loss = token_loss(logits, labels, num_items_in_batch)
         return MaskedLMOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
@@ -178,48 +165,17 @@ class LinformerForSequenceClassification(LinformerPreTrainedModel):
             labels: Class ids `[batch]`, or targets `[batch, num_labels]` (`[batch]` for one regression output).
             num_items_in_batch: Labels in all forward passes of one update; see `LinformerForMaskedLM`.
         """
-        outputs = self.linformer(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            inputs_embeds,
-            output_attentions,
-            output_hidden_states,
-            return_dict=True,
-        )
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs = self.linformer(*inputs, output_attentions, output_hidden_states, return_dict=True)
         logits = self.classifier(outputs.last_hidden_state, attention_mask)
         loss = None
         if labels is not None:
-            losses, count = self._losses(logits, labels)
-            loss = _mean_loss(losses, count, num_items_in_batch)
+            problem = self.config.problem_type or problem_of(labels, self.num_labels)
+            loss = label_loss(problem, logits, labels, num_items_in_batch)
+            self.config.problem_type = problem
         return SequenceClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
-
-    def _losses(self, logits: Float[Tensor, "batch labels"], labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss of each label, and how many there are."""
-        problem = self.config.problem_type
-        if problem is None:
-            if self.num_labels == 1:
-                problem = "regression"
-            else:
-                classes = labels.dtype in (torch.long, torch.int)
-                problem = "single_label_classification" if classes else "multi_label_classification"
-        classes = problem == "single_label_classification"
-        expected = logits.shape[:1] if classes or (self.num_labels == 1 and labels.dim() == 1) else logits.shape
-        if labels.shape != expected:
-            raise InputError(f"labels: expected {list(expected)}, got {list(labels.shape)}")
-        logits = logits.float()
-        if classes:
-            check_integers("labels", labels, expected)
-            check_ids("labels", labels, self.num_labels, ignored=IGNORED_LABEL)
-            self.config.problem_type = problem
-            return F.cross_entropy(logits, labels.long(), reduction="none"), (labels != IGNORED_LABEL).sum()
-        self.config.problem_type = problem
-        targets = labels.to(logits.dtype).view_as(logits)
-        loss = F.mse_loss if problem == "regression" else F.binary_cross_entropy_with_logits
-        return loss(logits, targets, reduction="none"), torch.tensor(targets.numel(), device=targets.device)
 
 
 class LinformerForTokenClassification(LinformerPreTrainedModel):
@@ -252,23 +208,14 @@ class LinformerForTokenClassification(LinformerPreTrainedModel):
             labels: Class of each token, -100 where there is none.
             num_items_in_batch: Labels in all forward passes of one update; see `LinformerForMaskedLM`.
         """
-        outputs = self.linformer(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            inputs_embeds,
-            output_attentions,
-            output_hidden_states,
-            return_dict=True,
-        )
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs = self.linformer(*inputs, output_attentions, output_hidden_states, return_dict=True)
         logits = self.classifier(self.dropout(outputs.last_hidden_state))
         loss = None
         if labels is not None:
             check_integers("labels", labels, logits.shape[:2])
             check_ids("labels", labels, self.num_labels, ignored=IGNORED_LABEL)
-            losses = F.cross_entropy(logits.flatten(0, 1).float(), labels.long().flatten(), reduction="none")
-            loss = _mean_loss(losses, (labels != IGNORED_LABEL).sum(), num_items_in_batch)
+            loss = token_loss(logits, labels.long(), num_items_in_batch)
         return TokenClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
@@ -307,21 +254,13 @@ class LinformerForQuestionAnswering(LinformerPreTrainedModel):
         """
         if (start_positions is None) != (end_positions is None):
             raise InputError("start_positions, end_positions: expected both or neither, got one")
-        outputs = self.linformer(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            inputs_embeds,
-            output_attentions,
-            output_hidden_states,
-            return_dict=True,
-        )
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs = self.linformer(*inputs, output_attentions, output_hidden_states, return_dict=True)
         start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(dim=-1)
         loss = None
         if start_positions is not None and end_positions is not None:
-            start_loss = _position_loss("start_positions", start_logits, start_positions, num_items_in_batch)
-            end_loss = _position_loss("end_positions", end_logits, end_positions, num_items_in_batch)
+            start_loss = position_loss("start_positions", start_logits, start_positions, num_items_in_batch)
+            end_loss = position_loss("end_positions", end_logits, end_positions, num_items_in_batch)
             loss = (start_loss + end_loss) / 2
         return QuestionAnsweringModelOutput(
             loss=loss,
@@ -334,21 +273,3 @@ class LinformerForQuestionAnswering(LinformerPreTrainedModel):
 
 def _classifier_dropout(config: LinformerConfig) -> float:
     return config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
-
-
-def _position_loss(
-    name: str, logits: Float[Tensor, "batch seq_len"], positions: Tensor, num_items_in_batch: Tensor | int | None
-) -> Tensor:
-    if positions.dim() == 2 and positions.shape[1] == 1:
-        positions = positions[:, 0]
-    check_integers(name, positions, logits.shape[:1])
-    inside = (positions >= 0) & (positions < logits.shape[1])
-    labels = positions.long().masked_fill(~inside, IGNORED_LABEL)
-    losses = F.cross_entropy(logits.float(), labels, reduction="none")
-    return _mean_loss(losses, inside.sum(), num_items_in_batch)
-
-
-def _mean_loss(losses: Tensor, count: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
-    """Sum over the items of this forward pass, divided by the number of those of the whole update."""
-    total = torch.as_tensor(count if num_items_in_batch is None else num_items_in_batch, device=losses.device)
-    return losses.sum() / total.clamp(min=1)

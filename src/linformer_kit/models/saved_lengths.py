@@ -1,6 +1,6 @@
-"""Where texts are cut by what stands beside a saved model: limits of its tokenizer and of sentence-transformers.
+"""Length limits in files beside a saved model: those of its tokenizer and of sentence-transformers, which cut texts.
 
-A model does not know them, so one that was made longer keeps cutting texts at the old length until they follow.
+Resizing a model does not change them, so texts are cut at the old length until these files are updated.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def shorter_limits(folder: Path, longest: int) -> dict[str, float]:
 
 
 class LengthCheckedModel(PreTrainedModel):
-    """A model that says on loading where the files beside it cut texts that it would take."""
+    """A model that warns on loading if files beside it cut texts that it would accept."""
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *arguments: Any, **named: Any) -> Any:
@@ -58,7 +58,7 @@ def _warn(name: str, subfolder: str, longest: int) -> None:
 
 
 def _asked_for(folder: Path) -> bool:
-    """Whether the tokenizer's limit is the `max_length` of the training whose settings stand in the folder."""
+    """Whether the tokenizer's limit is the `max_length` of the training settings saved in the folder."""
     try:
         asked = read_yaml(folder / "settings.yaml").get("max_length")
     except InputError:

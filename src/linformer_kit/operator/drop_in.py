@@ -1,4 +1,4 @@
-"""What `torch.nn.MultiheadAttention` has and those who use it rely on: its masks, its state dicts, its layouts."""
+"""Compatibility with `torch.nn.MultiheadAttention`: its masks, its state dicts, its layouts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FUSED = ("in_proj_weight", "in_proj_bias", "q_proj_weight", "k_proj_weight", "v
 
 
 class NotFused:
-    """Stands where torch's encoder looks for a fused weight; its one method makes the encoder keep its hands off."""
+    """A value of `in_proj_weight` that makes torch's encoder call the attention instead of its fused kernel."""
 
     @classmethod
     def __torch_function__(cls, *_: object) -> None:
@@ -71,10 +71,10 @@ def split_fused_weights(state_dict: dict[str, Any], prefix: str, attention: nn.M
 def refuse_other_layout(container: nn.Module, name: str, attention: Any) -> None:
     """Refuse an attention that takes the place of torch's but reads the axes of its inputs in another order.
 
-    Nothing else could see it: the shapes fit, and samples would be mixed as if they were positions.
+    No other check would find it: the shapes fit, and samples would be mixed as if they were positions.
 
     Raises:
-        InputError: that says how to make one that fits.
+        InputError: with the layout that is needed.
     """
     replaced = container._modules.get(name)
     if getattr(replaced, "batch_first", attention.batch_first) != attention.batch_first:
@@ -95,6 +95,22 @@ class Layout:
     def __init__(self, *, batch_first: bool, batched: bool) -> None:
         self.batched = batched
         self.transposed = batched and not batch_first
+
+    @classmethod
+    def of(cls, query: Tensor, key: Tensor, value: Tensor, *, batch_first: bool) -> Layout:
+        """The layout of the arguments of a call.
+
+        Raises:
+            InputError: if some have a batch and others have none.
+        """
+        if len({tensor.dim() for tensor in (query, key, value)}) > 1:
+            got = ", ".join(str(list(tensor.shape)) for tensor in (query, key, value))
+            raise InputError(f"query, key, value: expected all with a batch or all without, got {got}")
+        return cls(batch_first=batch_first, batched=query.dim() != 2)
+
+    def to_batch(self, mask: Any) -> Any:
+        """A padding mask, which has the batch first in either layout, with a batch."""
+        return mask[None] if isinstance(mask, Tensor) and not self.batched else mask
 
     def to_batch_first(self, *sequences: Tensor) -> list[Tensor]:
         """Batch first; what is one tensor stays one, since projections save work there."""

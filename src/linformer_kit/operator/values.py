@@ -1,4 +1,4 @@
-"""When code may depend on the values of a tensor and not only on its shape: the condition of every check of values."""
+"""Conditions for reading the values of a tensor, not only its shape: every check of values asks them first."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 
 def is_transformed() -> bool:
-    """Whether code runs to be compiled, exported, traced or transformed (`torch.func`), and not for its result."""
+    """Whether code is being compiled, exported, traced or transformed (`torch.func`)."""
     return (
         torch.compiler.is_compiling()
         or torch.compiler.is_exporting()
@@ -38,5 +38,5 @@ def require_in_trace(condition: Tensor, message: str) -> None:
 
 
 def values_are_cheap(tensor: Tensor) -> bool:
-    """Whether a check of values costs next to nothing: they may be read, and stand in the memory of the CPU."""
+    """Whether values may be read and are in CPU memory, so that a check of them costs almost nothing."""
     return tensor.device.type == "cpu" and has_values(tensor)

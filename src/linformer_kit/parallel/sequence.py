@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,33 +26,26 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from linformer_kit.errors import InputError
 from linformer_kit.models.configuration import LinformerConfig
+from linformer_kit.models.embeddings import first_token
 from linformer_kit.models.encoder import LocalConvolution
 from linformer_kit.models.heads import (
     LinformerClassificationHead,
-    LinformerForMaskedLM,
-    LinformerForSequenceClassification,
-    LinformerForTokenClassification,
 )
-from linformer_kit.models.modeling import (
-    LinformerModel,
-    LinformerPreTrainedModel,
-    check_mask,
-    check_position_table,
-    first_token,
-)
-from linformer_kit.operator.functional import padding_after, real_tokens_first, zero_padding
+from linformer_kit.models.inputs import check_mask
+from linformer_kit.models.modeling import LinformerModel, LinformerPreTrainedModel
+from linformer_kit.operator.padding import real_tokens_first
 from linformer_kit.operator.projections import Piece, SequenceProjection
 from linformer_kit.parallel.collectives import add, exchange, of_all
+from linformer_kit.parallel.sequence_checks import (
+    check_lengths_of_pieces,
+    check_model,
+    check_same_batch,
+    refuse_position_ids,
+)
 from linformer_kit.settings import IGNORED_LABEL
 
 SEQUENCE_DIMENSION = "sequence"
 
-_MODELS = (
-    LinformerModel,
-    LinformerForMaskedLM,
-    LinformerForSequenceClassification,
-    LinformerForTokenClassification,
-)
 _FORWARD = tuple(inspect.signature(LinformerModel.forward).parameters)[1:]
 
 
@@ -85,7 +77,7 @@ class SequenceParallel:
         self.mesh = mesh
         self.group = _sequence_group(mesh)
         self.ranks, self.rank = dist.get_world_size(self.group), dist.get_rank(self.group)
-        _check_model(model, self.ranks)
+        check_model(model, self.ranks)
         self.model = model
         config: LinformerConfig = model.config
         self.seq_len: int = config.max_position_embeddings
@@ -119,14 +111,15 @@ class SequenceParallel:
         tokens = whole.get("input_ids", whole.get("inputs_embeds"))
         if tokens is None:
             raise InputError("batch: expected input_ids or inputs_embeds, got neither")
-        _refuse_position_ids(whole.get("position_ids"))
+        refuse_position_ids(whole.get("position_ids"))
         shape = tokens.shape[:2]
         mask = whole.setdefault("attention_mask", tokens.new_ones(shape, dtype=torch.long))
-        self._check_same(whole)  # first: who refuses alone leaves the others waiting
+        # First: a process that refuses alone leaves the others waiting.
+        check_same_batch(whole, self.model.device, self.group)
         if shape[1] > self.seq_len:
             raise InputError(f"sequence length: expected at most {self.seq_len}, got {shape[1]}")
         check_mask(mask, shape)
-        if mask.is_floating_point():  # of a piece one could not tell it from a mask that is added to scores
+        if mask.is_floating_point():  # a piece of it could be mistaken for a mask that is added to scores
             mask = whole["attention_mask"] = mask != 0
         order = real_tokens_first(mask == 0)
         return {
@@ -241,16 +234,16 @@ class SequenceParallel:
 
     def _of_first(self, hidden: Float[Tensor, "batch embed"]) -> Float[Tensor, "batch embed"]:
         """The first process's on all of them: it has the first token."""
-        # Filled and not made anew, so that every process has a backward pass here.
+        # Masked instead of replaced, so that every process has a backward pass here.
         elsewhere = torch.tensor(self.rank > 0, device=hidden.device)
         return add([hidden.masked_fill(elsewhere, 0.0)], group=self.group)[0]
 
     def _with_neighbours(self, module: LocalConvolution, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """Arguments of a convolution with the tokens on both sides of the piece."""
-        hidden, lengths = arguments
+        hidden, padding = arguments
         reach, length = module.weight.shape[1] // 2, hidden.shape[1]
-        if lengths is not None:
-            hidden = zero_padding(hidden, padding_after(lengths, length))
+        if padding is not None:
+            hidden = padding.zero(hidden)
         # A piece that is not full is the last with tokens: what it sends on as its end does not matter.
         ends = F.pad(hidden, (0, 0, 0, max(0, reach - length)))
         before, after = exchange(ends[:, :reach], ends[:, -reach:], group=self.group)
@@ -258,38 +251,17 @@ class SequenceParallel:
 
     @torch.no_grad()
     def _check_piece(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Refuse what would give other numbers than one process: padding before a token, here or elsewhere."""
+        """Refuse pieces whose results would differ from one process: padding before a token, on any process."""
         arguments = dict(zip(_FORWARD, args, strict=False)) | kwargs
-        _refuse_position_ids(arguments.get("position_ids"))
+        refuse_position_ids(arguments.get("position_ids"))
         mask, most = arguments.get("attention_mask"), len(range(self.seq_len)[self.positions])
         if mask is None:
             raise InputError("attention_mask: expected that of this process's piece, as `shard` returns it, got None")
         if mask.shape[1] > most:
             raise InputError(f"sequence length: expected at most {most}, as this process has, got {mask.shape[1]}")
-        lengths = (mask != 0).sum(dim=1)
-        gaps = ((mask == 0) != padding_after(lengths, mask.shape[1])).any(dim=1)
-        everywhere = of_all(lengths.masked_fill(gaps, -1), group=self.group)
-        whole = torch.stack(everywhere).sum(dim=0)
-        for rank, here in enumerate(everywhere):
-            start, stop, step = self._positions_of(rank).indices(self.seq_len)
-            expected = ((whole.clamp(max=stop) - start + step - 1) // step).clamp(min=0)
-            if not torch.equal(here, expected):
-                raise InputError(
-                    "attention_mask: expected pieces of sequences padded on the right, as `shard` returns them, got "
-                    "other ones"
-                )
-
-    def _check_same(self, batch: dict[str, Tensor]) -> None:
-        """Refuse other batches on other processes; of floating point only shapes are compared, but for the mask."""
-        check = 0
-        for name, tensor in sorted(batch.items()):
-            check = zlib.crc32(f"{name} {tuple(tensor.shape)}".encode(), check)
-            if name == "attention_mask" or not tensor.is_floating_point():
-                content = tensor.double() if tensor.is_floating_point() else tensor  # numpy has no bfloat16
-                check = zlib.crc32(content.cpu().numpy().tobytes(), check)
-        everywhere = of_all(torch.tensor([check], device=self.model.device), group=self.group)
-        if len(set(torch.cat(everywhere).tolist())) > 1:
-            raise InputError("batch: expected the same on every process of the sequence, got different ones")
+        check_lengths_of_pieces(
+            mask, [self._positions_of(rank).indices(self.seq_len) for rank in range(self.ranks)], self.group
+        )
 
     def _take(self, name: str, tensor: Tensor, order: Int[Tensor, "batch seq_len"]) -> Tensor:
         """This process's positions of a tensor, real tokens first."""
@@ -307,38 +279,6 @@ def _sequence_group(mesh: DeviceMesh) -> dist.ProcessGroup:
     if mesh.ndim > 1 and SEQUENCE_DIMENSION not in names:
         raise InputError(f"mesh: expected one dimension, or one named {SEQUENCE_DIMENSION}, got {list(names)}")
     return mesh.get_group(SEQUENCE_DIMENSION if mesh.ndim > 1 else 0)
-
-
-def _check_model(model: nn.Module, ranks: int) -> None:
-    if not isinstance(model, _MODELS):
-        names = ", ".join(kind.__name__ for kind in _MODELS)
-        raise InputError(f"model: expected one of {names}, got {type(model).__name__}")
-    check_position_table(model)
-    config: LinformerConfig = model.config
-    projections = [module for module in model.modules() if isinstance(module, SequenceProjection)]
-    if config.attention == "full":
-        raise InputError("attention: expected linformer, where a process can add its part of the slots, got full")
-    for projection in projections:
-        if projection.piece is not None:
-            raise InputError("model: expected a whole one, got one that is split already")
-        if not projection.adds_up:
-            raise InputError(
-                "projection: expected linear, mean_pool or random, whose parts processes can add up, "
-                f"got {config.projection}"
-            )
-        if projection.stretches and projection.shorter_input == "stretch":
-            raise InputError("shorter_input: expected prefix, where a position has its own column, got stretch")
-    least = max(1, config.local_convolution // 2)  # positions of a piece: a convolution sees the next piece, not two
-    if config.max_position_embeddings < ranks * least:
-        raise InputError(
-            f"mesh: expected at most {config.max_position_embeddings // least} processes for a longest sequence of "
-            f"{config.max_position_embeddings}, got {ranks}"
-        )
-
-
-def _refuse_position_ids(position_ids: Tensor | None) -> None:
-    if position_ids is not None:
-        raise InputError("position_ids: expected None, because they say which process has a token, got a tensor")
 
 
 def _is_of_tokens(name: str, tensor: Tensor, shape: torch.Size) -> bool:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from linformer_kit.operator import kernels
-from linformer_kit.operator.kernels import products, when
+from linformer_kit.operator.kernels import conditions, products
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -114,7 +114,7 @@ class Marked(torch.Tensor):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_maps_without_gradients(monkeypatch, dtype, bias):
     """With and without GELU, as exact as torch's own in the same number format."""
-    if dtype == torch.bfloat16 and not when.bfloat16_in_blocks():
+    if dtype == torch.bfloat16 and not conditions.bfloat16_in_blocks():
         pytest.skip("not on this processor")
     monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
     module = nn.Linear(31, 37, bias=bias).to(dtype)

@@ -1,16 +1,23 @@
-"""The products of the operator as fast as the machine allows: the plain ones, or faster ways to the same numbers.
+"""Optional: the products of the operator by faster kernels that give the same numbers.
 
-Which one runs is decided here by device, number format and shape alone, each for a measured reason (docs/speed.md). A
-trace, an export, a compiled or a transformed function (`torch.func`) always gets the plain form, and so does whatever
-runs within `plain()`.
+The rest of the package calls the functions listed here and nothing else of this folder. Which kernel runs is decided
+inside, by device, number format and shape alone, each for a measured reason (docs/speed.md). A trace, an export, a
+compiled or a transformed function (`torch.func`) always gets the plain operations, and so does what runs within
+`plain()`.
 
-Axes as in `functional`.
+    linear, apply_linear, compress    X·Wᵀ + b by tensors, by a module, and E·X
+    attention, arranged               attention over few keys, and their layout in memory for it
+    runs_in_blocks, is_large          whether inference goes over blocks of tokens, one after the other
+    blocks, block_tokens              these blocks
+    plain                             a context without any of it
+
+Axes as in `slots`.
 """
 
+from linformer_kit.operator.kernels.conditions import has_onednn, plain
 from linformer_kit.operator.kernels.products import apply_linear, compress, linear
 from linformer_kit.operator.kernels.softmax import arranged, attention
 from linformer_kit.operator.kernels.tokens import block_tokens, blocks, is_large, runs_in_blocks
-from linformer_kit.operator.kernels.when import has_hooks, is_replaced, may_need_whole, plain
 
 __all__ = [
     "apply_linear",
@@ -19,11 +26,9 @@ __all__ = [
     "block_tokens",
     "blocks",
     "compress",
-    "has_hooks",
+    "has_onednn",
     "is_large",
-    "is_replaced",
     "linear",
-    "may_need_whole",
     "plain",
     "runs_in_blocks",
 ]

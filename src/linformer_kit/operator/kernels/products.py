@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from linformer_kit.operator.kernels.when import (
+from linformer_kit.operator.hooks import is_replaced
+from linformer_kit.operator.kernels.conditions import (
     bfloat16_in_blocks,
     is_ordinary,
-    is_replaced,
     must_be_plain,
     onednn_is_faster,
 )
@@ -61,20 +61,18 @@ def apply_linear(
 
 
 def compress(
-    matrix: Float[Tensor, "projected seq_len"], hidden: Float[Tensor, "batch seq_len embed"]
+    matrix: Float[Tensor, "*batch projected seq_len"], hidden: Float[Tensor, "batch seq_len embed"]
 ) -> Float[Tensor, "batch projected embed"]:
-    """E·X of each sequence."""
-    if must_be_plain() or len(hidden) == 0:
+    """E·X of each sequence, with one E for all of them or one for each.
+
+    By `torch.bmm`, not `matrix @ hidden`, which copies hidden, transposed, to make one product of all sequences.
+    """
+    if must_be_plain() or matrix.dim() > 2 or len(hidden) == 0:
         return matrix @ hidden
     if _suits_onednn(matrix, hidden[0].T):
         return torch.stack([linear(matrix, sequence.T) for sequence in hidden])
     if _needs_gradients(matrix, hidden):
         return _Compress.apply(matrix, hidden) if _is_one_format(matrix, hidden) else matrix @ hidden
-    return _compress(matrix, hidden)
-
-
-def _compress(matrix: Tensor, hidden: Tensor) -> Tensor:
-    """Not `matrix @ hidden`, which copies hidden, transposed, to make one product of all sequences."""
     return torch.bmm(matrix.expand(len(hidden), -1, -1), hidden)
 
 
@@ -95,7 +93,7 @@ class _Compress(torch.autograd.Function):
     def forward(ctx: Any, matrix: Tensor, hidden: Tensor) -> Tensor:
         of_matrix, of_hidden = ctx.needs_input_grad
         ctx.save_for_backward(matrix if of_hidden else None, hidden if of_matrix else None)
-        return _compress(matrix, hidden)
+        return torch.bmm(matrix.expand(len(hidden), -1, -1), hidden)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -103,7 +101,7 @@ class _Compress(torch.autograd.Function):
         of_matrix, of_hidden = ctx.needs_input_grad
         return (
             torch.einsum("bkd,bnd->kn", grad, hidden) if of_matrix else None,
-            _compress(matrix.T, grad) if of_hidden else None,
+            torch.bmm(matrix.T.expand(len(grad), -1, -1), grad) if of_hidden else None,
         )
 
 

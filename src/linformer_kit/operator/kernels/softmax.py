@@ -11,8 +11,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from linformer_kit.operator.kernels.conditions import bfloat16_in_blocks, is_ordinary, must_be_plain
 from linformer_kit.operator.kernels.tokens import blocks
-from linformer_kit.operator.kernels.when import bfloat16_in_blocks, is_ordinary, must_be_plain
 
 _SCORES = 3 << 20  # elements of a block of the context mapping
 

@@ -1,4 +1,4 @@
-"""Blocks of tokens: where one token does not need another, some hundred run from start to end before the next."""
+"""Blocks of tokens: functions of single tokens run on a part of them at a time, so that activations stay in cache."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from linformer_kit.operator.kernels.when import may_need_whole, must_be_plain
+from linformer_kit.operator.hooks import may_need_whole
+from linformer_kit.operator.kernels.conditions import must_be_plain
 
-_BLOCK_TOKENS = 512  # for each thread; fewer, and every block reads the weights anew for too little work
+_BLOCK_TOKENS = 512  # for each thread; with fewer, reading the weights costs more than the products
 _BLOCK_ELEMENTS = 3 << 19  # of the widest activation of a block: with its neighbours it stays in the cache
 
 
 def runs_in_blocks(module: nn.Module, hidden: Float[Tensor, "batch seq_len embed"], width: int) -> bool:
-    """Whether a function of single tokens had better run over blocks of them, one after the other.
+    """Whether a function of single tokens runs faster over blocks of them, one after the other.
 
     In inference on a CPU: there the activations of a block stay in the cache, and only one block's take memory. Not
-    where dropout draws, where a part has hooks or a class from elsewhere, or where number formats are mixed.
+    with dropout, where a part has hooks or a foreign class, or where dtypes are mixed.
 
     Args:
         module: What runs.

@@ -1,9 +1,8 @@
 """The maps of n positions to k slots, and how layers and heads share them (section 4 of the paper).
 
-A projection is a module called with the *inputs* of keys and values and with W_K and W_V (`HeadMap`), because the
-order of the multiplications is its own business: E·(X·W) and (E·X)·W are the same number at very different cost.
-A new projection is a new class in `matrices` or `windows`, a new line in `PROJECTIONS`, and a new name in
-`settings.Projection`.
+A projection is a module called with the *inputs* of keys and values and with W_K and W_V (`Inputs`), because it chooses
+the order of the multiplications: E·(X·W) and (E·X)·W are the same number at very different cost.
+A new projection is a new class, a new line in `PROJECTIONS`, and a new name in `settings.Projection`.
 
     LinearProjection       E and F are learned                      E·(X·W) is computed as (E·X)·W
     RandomProjection       E = F = R, Gaussian and fixed            likewise
@@ -12,9 +11,13 @@ A new projection is a new class in `matrices` or `windows`, a new line in `PROJE
     ConvProjection         k windows under a learned kernel for each dimension of a head, after W
     DenseConvProjection    likewise, with a kernel that mixes the dimensions of a head
 
-`base` has what all have in common, `maps` W_K and W_V, `starts` how E and F begin.
+    base         what all have in common          sizes        numbers of slots, for heads and layers
+    matrices     linear, random                   windows      windows that tile a sequence
+    pooling      means, maxima                    convolution  learned kernels
+    head_maps    W_K and W_V, and when they run   starts       how E and F are initialised
+    resampling   E, F and tokens for another length
 
-Axes as in `functional`.
+Axes as in `slots`.
 """
 
 from __future__ import annotations
@@ -27,23 +30,16 @@ from linformer_kit.operator.projections.base import (
     BIAS_ORDERS,
     SHARINGS,
     SHORTER_INPUTS,
+    Inputs,
     Piece,
     SequenceProjection,
-    Slots,
-    check_resize,
-    each_dim,
-    is_integer,
-    largest_dim,
 )
-from linformer_kit.operator.projections.maps import HeadMap
+from linformer_kit.operator.projections.convolution import ConvProjection, DenseConvProjection
+from linformer_kit.operator.projections.head_maps import HeadMap
 from linformer_kit.operator.projections.matrices import LinearProjection, RandomProjection
-from linformer_kit.operator.projections.windows import (
-    ConvProjection,
-    DenseConvProjection,
-    MaxPoolProjection,
-    MeanPoolProjection,
-    more_windows,
-)
+from linformer_kit.operator.projections.pooling import MaxPoolProjection, MeanPoolProjection
+from linformer_kit.operator.projections.sizes import HeadGroups, check_resize, each_dim, is_integer, largest_dim
+from linformer_kit.operator.projections.windows import more_windows
 
 __all__ = [
     "BIAS_ORDERS",
@@ -52,14 +48,15 @@ __all__ = [
     "SHORTER_INPUTS",
     "ConvProjection",
     "DenseConvProjection",
+    "HeadGroups",
     "HeadMap",
+    "Inputs",
     "LinearProjection",
     "MaxPoolProjection",
     "MeanPoolProjection",
     "Piece",
     "RandomProjection",
     "SequenceProjection",
-    "Slots",
     "build_projection",
     "check_resize",
     "each_dim",

@@ -1,63 +1,57 @@
 """What all projections have in common: sizes, sharing, heads in groups of equal k, and the linear maps of heads.
 
-Axes as in `functional`.
+Axes as in `slots`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from linformer_kit.errors import InputError
-from linformer_kit.operator.functional import padding_after
-from linformer_kit.operator.kernels import arranged
-from linformer_kit.operator.projections.maps import HeadMap
-from linformer_kit.settings import BiasOrder, ResizeMode, Sharing, ShorterInput
+from linformer_kit.operator.padding import Padding
+from linformer_kit.operator.projections.head_maps import HeadMap
+from linformer_kit.operator.projections.sizes import HeadGroups, check_resize, is_integer, slots_by_head
+from linformer_kit.operator.slots import Slots
+from linformer_kit.settings import BiasOrder, Sharing, ShorterInput
 
 SHARINGS = get_args(Sharing)
 BIAS_ORDERS = get_args(BiasOrder)
 SHORTER_INPUTS = get_args(ShorterInput)
-RESIZE_MODES = get_args(ResizeMode)
-
-Groups = list[tuple[int, list[int] | None]]  # heads by their number of slots, the largest first; None: all heads
-
-
-class Slots(NamedTuple):
-    """Projected keys and values of the heads that have one number of slots."""
-
-    key: Float[Tensor, "batch heads slots head_dim"]
-    value: Float[Tensor, "batch heads slots head_dim"]
-    empty: Bool[Tensor, "batch_or_1 slots"] | None  # True for a slot without any real token; None: there is none
-    heads: list[int] | None  # None: all of them
-    projected: bool = True  # False with full attention, where each token has a slot of its own
-
-    def arranged(self) -> Slots:
-        """The same, laid out in memory for queries that come block by block."""
-        key, value = arranged(self.key, self.value) if self.projected else (self.key, self.value)
-        return self._replace(key=key, value=value)
-
-    def of_samples(self, samples: slice) -> Slots:
-        """The slots of some of the sequences."""
-        empty = self.empty if self.empty is None or self.empty.shape[0] == 1 else self.empty[samples]
-        return self._replace(key=self.key[samples], value=self.value[samples], empty=empty)
 
 
 class Inputs(NamedTuple):
-    """What a projection is called with; key and value are padded on the right only, and zero there."""
+    """What a projection is called with: tokens, the linear maps W_K and W_V, and which tokens are real."""
 
-    key: Float[Tensor, "batch seq_len embed"]
-    value: Float[Tensor, "batch seq_len embed"]
+    key: Float[Tensor, "batch seq_len embed"]  # zero at padding
+    value: Float[Tensor, "batch seq_len embed"]  # likewise; the tensor of `key` itself where they are the same
     key_map: HeadMap
     value_map: HeadMap
-    lengths: Int[Tensor, " batch"] | None  # real tokens in each sequence; None: all are real
+    padding: Padding | None = None  # None: all tokens are real
 
     @property
-    def padding_mask(self) -> Bool[Tensor, "batch seq_len"] | None:
-        return None if self.lengths is None else padding_after(self.lengths, self.key.shape[1])
+    def mask(self) -> Bool[Tensor, "batch seq_len"] | None:
+        """True where padded; None: nowhere."""
+        return None if self.padding is None else self.padding.mask
+
+    @property
+    def lengths(self) -> Int[Tensor, " batch"] | None:
+        """Real tokens of each sequence; None: all."""
+        return None if self.padding is None else self.padding.lengths
+
+    def in_order(self) -> Inputs:
+        """Padded on the right only; before that, maps that need every token have run on tokens where they stand."""
+        key, key_map = self.key_map.in_order(self.key, self.mask)
+        value, value_map = self.value_map.in_order(self.value, self.mask)
+        if self.padding is None:
+            return Inputs(key, value, key_map, value_map)
+        ordered = self.padding.real_first(key)
+        value = ordered if value is key else self.padding.real_first(value)
+        return Inputs(ordered, value, key_map, value_map, self.padding.reordered())
 
 
 class Piece(NamedTuple):
@@ -78,7 +72,7 @@ class SequenceProjection(nn.Module):
             for both, E = F. With `layerwise` the same module serves every layer; its owner passes it on. Where a
             projection has no parameters, sharing changes nothing.
         shorter_input: What becomes of m < n real tokens. `prefix`: the first m columns of E, the first windows.
-            `stretch`: E is resampled to m columns (`functional.stretch_matrix`), min(k, m) windows tile the m tokens.
+            `stretch`: E is resampled to m columns (`resampling.stretch_matrix`), min(k, m) windows tile the m tokens.
 
     Raises:
         InputError: for a projected_dim outside 1 … seq_len, an unknown sharing or shorter_input.
@@ -87,7 +81,7 @@ class SequenceProjection(nn.Module):
     nested = True  # whether heads may have fewer slots than others and than there are
     stretches = True  # whether shorter_input makes a difference
     windowed = False  # whether slots are windows, which become more when a model is extended
-    adds_up = False  # whether it can add up what processes with a piece of the positions each contribute to the slots
+    supports_sequence_parallel = False  # whether slots are sums over positions, which processes can split
     piece: Piece | None = None  # None: the whole sequence is here
 
     def __init__(
@@ -107,16 +101,24 @@ class SequenceProjection(nn.Module):
         if shorter_input not in SHORTER_INPUTS:
             raise InputError(f"shorter_input: expected one of {', '.join(SHORTER_INPUTS)}, got {shorter_input!r}")
         self.seq_len = seq_len
-        self.head_dims = slots_by_head(projected_dim, num_heads, limit=seq_len, limited_by="the longest sequence")
+        self._set_head_dims(slots_by_head(projected_dim, num_heads, limit=seq_len, limited_by="the longest sequence"))
         self.sharing = sharing
         self.shorter_input = shorter_input
         if not self.nested:
             self._require_uniform(self.head_dims)
 
+    def _set_head_dims(self, dims: Sequence[int]) -> None:
+        self._groups = HeadGroups.of(dims)
+
+    @property
+    def head_dims(self) -> tuple[int, ...]:
+        """k of each head."""
+        return self._groups.dims
+
     @property
     def projected_dim(self) -> int:
         """The largest k."""
-        return max(self.head_dims)
+        return self._groups.most
 
     @property
     def num_heads(self) -> int:
@@ -130,7 +132,7 @@ class SequenceProjection(nn.Module):
     @property
     def uniform(self) -> bool:
         """Whether all heads have one k."""
-        return len(set(self.head_dims)) == 1
+        return len(self._groups.groups) == 1
 
     def initial_values(self) -> dict[str, Tensor]:
         """The start of every parameter and buffer, by name."""
@@ -138,7 +140,7 @@ class SequenceProjection(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Start anew; what is drawn is drawn again."""
+        """Initialise all parameters and buffers again, with new random numbers."""
         for name, value in self.initial_values().items():
             getattr(self, name).copy_(value)
 
@@ -152,41 +154,31 @@ class SequenceProjection(nn.Module):
         slots = self.projected_dim if self.uniform else list(self.head_dims)
         return f"{self.seq_len} -> {slots}, sharing={self.sharing}, shorter_input={self.shorter_input}"
 
-    def forward(
-        self,
-        key: Float[Tensor, "batch seq_len embed"],
-        value: Float[Tensor, "batch seq_len embed"],
-        key_map: HeadMap,
-        value_map: HeadMap,
-        *,
-        lengths: Int[Tensor, " batch"] | None = None,
-        projected_dim: int | Sequence[int] | None = None,
-    ) -> list[Slots]:
+    def forward(self, inputs: Inputs, groups: HeadGroups | None = None) -> list[Slots]:
         """Projected keys E·(K·W_K) and values F·(V·W_V), heads split, for each group of heads with one k.
 
         Args:
-            key: Input of the keys, padded on the right only, zero there.
-            value: Input of the values, likewise.
-            key_map: W_K and b_K, called on the k rows of E·K where they commute with E, else on K.
-            value_map: W_V and b_V, likewise.
-            lengths: Real tokens in each sequence; None: all are real.
-            projected_dim: Fewer slots than the projection was made for, for all heads or for each.
+            inputs: Keys and values, W_K and W_V, and the padding. The maps are called on the k rows of E·K and F·V
+                where they commute with the projection, else on all tokens.
+            groups: Heads by their numbers of slots, at most those that the projection was made with; default: those.
 
         Raises:
-            InputError: if the sequence is longer than seq_len, or as `fewer_slots`.
+            InputError: if the sequence is longer than seq_len, or for more heads or slots than there are.
         """
+        raise NotImplementedError
+
+    def _prepared(self, inputs: Inputs, groups: HeadGroups | None) -> tuple[Inputs, HeadGroups]:
+        """What `forward` is called with, checked, and padded on the right only."""
+        length = inputs.key.shape[1]
         # An exported program serves many lengths, so nothing in it may depend on the one that it was traced with.
-        if not torch.compiler.is_exporting() and key.shape[1] > self.seq_len:
-            raise InputError(f"sequence length: expected at most {self.seq_len}, got {key.shape[1]}")
-        dims = self.fewer_slots(projected_dim, key_map.num_heads)
-        by_size = {k: [head for head, other in enumerate(dims) if other == k] for k in sorted(set(dims), reverse=True)}
-        groups = [(k, heads if len(by_size) > 1 else None) for k, heads in by_size.items()]
-        inputs = Inputs(key, value, key_map, value_map, lengths)
-        if key_map.runs_first or value_map.runs_first:
-            key, key_map = key_map.in_order(key, inputs.padding_mask)
-            value, value_map = value_map.in_order(value, inputs.padding_mask)
-            inputs = Inputs(key, value, key_map, value_map, lengths)
-        return self._project(inputs, groups)
+        if not torch.compiler.is_exporting() and length > self.seq_len:
+            raise InputError(f"sequence length: expected at most {self.seq_len}, got {length}")
+        if groups is None and inputs.key_map.num_heads == self.num_heads:
+            groups = self._groups
+        else:
+            self.fewer_slots(None if groups is None else groups.dims, inputs.key_map.num_heads)
+        assert groups is not None
+        return inputs.in_order(), groups
 
     def fewer_slots(self, projected_dim: int | Sequence[int] | None, num_heads: int) -> tuple[int, ...]:
         """The number of slots of each head, checked against those that the projection was made for.
@@ -229,10 +221,6 @@ class SequenceProjection(nn.Module):
         if mode == "extend" and self.stretches and self.shorter_input == "stretch":
             raise InputError("mode: expected interpolate with shorter_input stretch, where every length is stretched")
 
-    def _project(self, inputs: Inputs, groups: Groups) -> list[Slots]:
-        """The projection itself, for each group of heads."""
-        raise NotImplementedError
-
     def _resize(self, seq_len: int, mode: str) -> None:
         raise NotImplementedError
 
@@ -269,50 +257,3 @@ class LearnedProjection(SequenceProjection):
 
     def initial_values(self) -> dict[str, Tensor]:
         return {name: self._start() for name, _ in self.named_parameters()}
-
-
-def check_resize(seq_len: int, new_seq_len: int, mode: str, *, least: int = 1) -> None:
-    """Refuse an unknown mode, `extend` to fewer positions, and `interpolate` to fewer than `least`.
-
-    Raises:
-        InputError: that says so.
-    """
-    if mode not in RESIZE_MODES:
-        raise InputError(f"mode: expected one of {', '.join(RESIZE_MODES)}, got {mode!r}")
-    least = seq_len if mode == "extend" else least
-    if not is_integer(new_seq_len) or new_seq_len < least:
-        raise InputError(f"seq_len: expected at least {least} for mode {mode}, got {new_seq_len!r}")
-
-
-def slots_by_head(
-    projected_dim: int | Sequence[int], num_heads: int, *, limit: int, limited_by: str
-) -> tuple[int, ...]:
-    """The number of slots of each head.
-
-    Raises:
-        InputError: for anything but an integer from 1 to limit, or one for each head.
-    """
-    dims: list[Any] = list(projected_dim) if isinstance(projected_dim, (list, tuple)) else [projected_dim] * num_heads
-    if len(dims) != num_heads:
-        raise InputError(f"projected_dim: expected one number for each of {num_heads} heads, got {len(dims)}")
-    for dim in dims:
-        if not is_integer(dim) or not 1 <= dim <= limit:
-            raise InputError(f"projected_dim: expected 1 to {limit} ({limited_by}), got {dim!r}")
-    return tuple(dims)
-
-
-def each_dim(projected_dim: Any, change: Callable[[int], int]) -> Any:
-    """A k, or lists of k for layers and heads, with each number changed."""
-    if isinstance(projected_dim, list):
-        return [each_dim(dim, change) for dim in projected_dim]
-    return change(projected_dim)
-
-
-def largest_dim(projected_dim: Any) -> int:
-    """The largest k of all layers and heads."""
-    return max(map(largest_dim, projected_dim)) if isinstance(projected_dim, list) else projected_dim
-
-
-def is_integer(value: Any) -> bool:
-    """Whether a value is a whole number and not True or False."""
-    return isinstance(value, int) and not isinstance(value, bool)

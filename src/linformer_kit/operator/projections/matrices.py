@@ -1,6 +1,6 @@
 """Projections by a matrix: learned E and F, or a fixed Gaussian R.
 
-Axes as in `functional`.
+Axes as in `slots`.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ import torch
 from torch import Tensor
 
 from linformer_kit.errors import InputError
-from linformer_kit.operator.functional import stretch_matrix, stretch_to_lengths, stretch_tokens
-from linformer_kit.operator.kernels import compress
-from linformer_kit.operator.projections.base import Groups, Inputs, LearnedProjection, SequenceProjection, Slots
-from linformer_kit.operator.projections.maps import HeadMap, of_heads
+from linformer_kit.operator import kernels
+from linformer_kit.operator.projections.base import Inputs, LearnedProjection, SequenceProjection
+from linformer_kit.operator.projections.head_maps import HeadMap, of_heads
+from linformer_kit.operator.projections.resampling import stretch_matrix, stretch_to_lengths, stretch_tokens
+from linformer_kit.operator.projections.sizes import HeadGroups
 from linformer_kit.operator.projections.starts import STARTS
+from linformer_kit.operator.slots import Slots
 
 
 class _MatrixProjection(SequenceProjection):
     """E and F are matrices, learned or fixed; the columns of every parameter and buffer are positions."""
 
-    adds_up = True
+    supports_sequence_parallel = True
 
     @property
     def by_head(self) -> bool:
@@ -38,7 +40,58 @@ class _MatrixProjection(SequenceProjection):
         """What the first rows are multiplied by where a head has fewer slots than there are rows."""
         return 1.0
 
-    def _project(self, inputs: Inputs, groups: Groups) -> list[Slots]:
+    def forward(self, inputs: Inputs, groups: HeadGroups | None = None) -> list[Slots]:
+        inputs, groups = self._prepared(inputs, groups)
+        key_matrix, value_matrix, inputs = self._for_length(inputs)
+        if self._maps_first(inputs, groups):
+            return self._project_mapped(key_matrix, value_matrix, inputs, groups)
+        # (E·X)·W + (E·m)⊗b, the number of E·(X·W + m⊗b) with W on k rows instead of n; E·X once where E·X = F·X.
+        key, value, key_map, value_map, _ = inputs
+        tied = value_matrix is key_matrix and value is key
+        key_matrix = key_matrix[..., : groups.most, :]
+        parts = [kernels.compress(key_matrix, key), _row_sums(key_matrix, inputs.mask)]
+        if not tied:
+            value_matrix = value_matrix[..., : groups.most, :]
+            parts += [kernels.compress(value_matrix, value), _row_sums(value_matrix, inputs.mask)]
+        sums = self._added(parts)
+        (compressed_key, key_sums), (compressed_value, value_sums) = sums[:2], sums[-2:]
+        key_slots = self._by_group(key_map, compressed_key, key_sums, groups)
+        value_slots = self._by_group(value_map, compressed_value, value_sums, groups)
+        return [
+            Slots(key_of_group, value_of_group, None, heads)
+            for (_, heads), key_of_group, value_of_group in zip(groups.groups, key_slots, value_slots, strict=True)
+        ]
+
+    def _maps_first(self, inputs: Inputs, groups: HeadGroups) -> bool:
+        """Whether W is applied to tokens: each head has its own E, or the tokens are no more than the slots."""
+        # Processes with a piece each must agree on an order, whatever their lengths.
+        whole = self.piece is None and not torch.compiler.is_exporting()
+        few = whole and inputs.key.shape[1] <= groups.most
+        return self.by_head or (few and inputs.key_map.commutes and inputs.value_map.commutes)
+
+    def _project_mapped(
+        self, key_matrix: Tensor, value_matrix: Tensor, inputs: Inputs, groups: HeadGroups
+    ) -> list[Slots]:
+        """E·(X·W + m⊗b), as the paper writes it."""
+        key_map, value_map = inputs.key_map, inputs.value_map
+        maps = (
+            (key_matrix, key_map(inputs.key, inputs.mask).transpose(1, 2)),
+            (value_matrix, value_map(inputs.value, inputs.mask).transpose(1, 2)),
+        )
+        products = self._added(
+            [
+                self._rows(matrix, k, heads) @ of_heads(mapped, heads, 1)
+                for k, heads in groups.groups
+                for matrix, mapped in maps
+            ]
+        )
+        return [
+            Slots(key_map.add_bias(key_slots, heads), value_map.add_bias(value_slots, heads), None, heads)
+            for (_, heads), key_slots, value_slots in zip(groups.groups, products[::2], products[1::2], strict=True)
+        ]
+
+    def _for_length(self, inputs: Inputs) -> tuple[Tensor, Tensor, Inputs]:
+        """E and F with a column for each token: the first ones, or stretched; or all, and the tokens stretched."""
         key_matrix, value_matrix = self._matrices()
         tied = value_matrix is key_matrix
         if self.stretches and self.shorter_input == "stretch":
@@ -47,53 +100,20 @@ class _MatrixProjection(SequenceProjection):
             else:
                 key_matrix = self._stretched(key_matrix, inputs)
                 value_matrix = key_matrix if tied else self._stretched(value_matrix, inputs)
-                inputs = inputs._replace(lengths=None)  # the columns of padding are zero
-        key, value, key_map, value_map, _ = inputs
-        length, padding_mask = key.shape[1], inputs.padding_mask
+                inputs = inputs._replace(padding=None)  # the columns of padding are zero
+        length = inputs.key.shape[1]
         key_matrix = _first_columns(key_matrix, length)
-        value_matrix = key_matrix if tied else _first_columns(value_matrix, length)
-        most = groups[0][0]
-        # Fewer rows for W is the cheap order. It needs one matrix for all heads, and it is cheap only if k < n.
-        # Processes with a piece each must agree on an order, whatever their lengths.
-        whole = self.piece is None and not torch.compiler.is_exporting()
-        if self.by_head or (whole and length <= most and key_map.commutes and value_map.commutes):
-            maps = (
-                (key_matrix, key_map(key, padding_mask).transpose(1, 2)),
-                (value_matrix, value_map(value, padding_mask).transpose(1, 2)),
-            )
-            products = self._added(
-                [
-                    self._rows(matrix, k, heads) @ of_heads(mapped, heads, 1)
-                    for k, heads in groups
-                    for matrix, mapped in maps
-                ]
-            )
-            return [
-                Slots(key_map.add_bias(key_slots, heads), value_map.add_bias(value_slots, heads), None, heads)
-                for (_, heads), key_slots, value_slots in zip(groups, products[::2], products[1::2], strict=True)
-            ]
-        key_matrix, value_matrix = key_matrix[..., :most, :], value_matrix[..., :most, :]
-        parts = [_compress(key_matrix, key), _row_sums(key_matrix, padding_mask)]
-        if not tied or value is not key:
-            parts += [_compress(value_matrix, value), _row_sums(value_matrix, padding_mask)]
-        sums = self._added(parts)
-        (compressed_key, key_sums), (compressed_value, value_sums) = sums[:2], sums[-2:]
-        key_slots = self._by_group(key_map, compressed_key, key_sums, groups)
-        value_slots = self._by_group(value_map, compressed_value, value_sums, groups)
-        return [
-            Slots(key_of_group, value_of_group, None, heads)
-            for (_, heads), key_of_group, value_of_group in zip(groups, key_slots, value_slots, strict=True)
-        ]
+        return key_matrix, key_matrix if tied else _first_columns(value_matrix, length), inputs
 
-    def _by_group(self, head_map: HeadMap, compressed: Tensor, row_sums: Tensor, groups: Groups) -> list[Tensor]:
+    def _by_group(self, head_map: HeadMap, compressed: Tensor, row_sums: Tensor, groups: HeadGroups) -> list[Tensor]:
         """Mapped slots of each group of heads: the first rows of one product, unless fewer rows have another scale."""
-        scales = [self._scale(k) for k, _ in groups]
+        scales = [self._scale(k) for k, _ in groups.groups]
         if set(scales) == {1}:
             slots = head_map.of_compressed(compressed, row_sums)
-            return [of_heads(slots, heads, 1)[:, :, :k] for k, heads in groups]
+            return [of_heads(slots, heads, 1)[:, :, :k] for k, heads in groups.groups]
         return [
             of_heads(head_map.of_compressed(compressed[:, :k] * scale, row_sums[..., :k] * scale), heads, 1)
-            for (k, heads), scale in zip(groups, scales, strict=True)
+            for (k, heads), scale in zip(groups.groups, scales, strict=True)
         ]
 
     def _stretched(self, matrix: Tensor, inputs: Inputs) -> Tensor:
@@ -110,7 +130,7 @@ class _MatrixProjection(SequenceProjection):
             lengths = torch.full((1,), key.shape[1], device=key.device)
         spread = stretch_tokens(key, lengths, self.seq_len)
         other = spread if value is key else stretch_tokens(value, lengths, self.seq_len)
-        return inputs._replace(key=spread, value=other, lengths=None)
+        return inputs._replace(key=spread, value=other, padding=None)
 
     def _rows(self, matrix: Tensor, slots: int, heads: list[int] | None) -> Tensor:
         """The matrices of some heads, `[*batch, heads, slots, length]`; of all, where they share one, heads is 1."""
@@ -206,7 +226,7 @@ class RandomProjection(_MatrixProjection):
 
 
 def _first_columns(matrix: Tensor, length: int) -> Tensor:
-    if torch.compiler.is_exporting():  # a slice would tell the full length from shorter ones
+    if torch.compiler.is_exporting():  # a slice would make the full length a special case
         return matrix.index_select(-1, torch.arange(length, device=matrix.device))
     return matrix[..., :length]
 
@@ -223,11 +243,6 @@ def _spreads_tokens(matrix: Tensor, inputs: Inputs) -> bool:
         return False
     length, width = inputs.key.shape[1:]
     return 2 * length * math.prod(matrix.shape[:-1]) > matrix.shape[-1] * width
-
-
-def _compress(matrix: Tensor, hidden: Tensor) -> Tensor:
-    """E·X, with one E for all sequences or one for each."""
-    return compress(matrix, hidden) if matrix.dim() == 2 else matrix @ hidden
 
 
 def _row_sums(matrix: Tensor, padding_mask: Tensor | None) -> Tensor:

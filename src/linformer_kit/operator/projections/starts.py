@@ -1,7 +1,7 @@
 """How a learned E and F start: `projection_initializer`. What each is worth is measured in docs/learning.md.
 
-Every start has rows of length about 1, whatever n and k are, so that independent inputs of variance 1 give slots of
-variance 1; but `normal`, whose rows grow with n, `xavier_uniform`, whose variance is that of a matrix that maps n
+Every start has rows of length about 1 for any n and k, so that independent inputs of variance 1 give slots of variance
+1; exceptions are `normal`, whose rows grow with n, `xavier_uniform`, whose variance is that of a matrix that maps n
 numbers to k, and `mean_pooling`, whose rows add up to 1. Axes: heads (1 where they share a matrix), slots (k),
 seq_len (n).
 
@@ -20,6 +20,7 @@ A new start is a new function here, a new line in `STARTS`, and a new name in `s
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -27,15 +28,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from linformer_kit.operator.functional import pooling_matrix, spread_order
-
 Matrices = Float[Tensor, "heads slots seq_len"]
 
 _OFFICIAL_STD = 0.02
 
 
 def pooling(heads: int, projected_dim: int, seq_len: int) -> Matrices:
-    """`functional.pooling_matrix`, its rows in `functional.spread_order`: the first of them see the sequence evenly."""
+    """`pooling_matrix`, its rows in `spread_order`: the first of them see the sequence evenly."""
     return pooling_matrix(projected_dim, seq_len)[spread_order(projected_dim)].repeat(heads, 1, 1)
 
 
@@ -50,7 +49,7 @@ def pooling_noise(heads: int, projected_dim: int, seq_len: int) -> Matrices:
 
 
 def shifted_pooling(heads: int, projected_dim: int, seq_len: int) -> Matrices:
-    """The windows of head i stand i/h of a window further on; the last one goes round the end."""
+    """The windows of head i are moved by i/h of a window; the last one wraps around the end."""
     return _shifted(pooling(heads, projected_dim, seq_len))
 
 
@@ -91,3 +90,29 @@ def _shifted(matrices: Tensor) -> Tensor:
     """Each head's matrix moved along the sequence by its share of a window."""
     heads, slots, seq_len = matrices.shape
     return torch.stack([matrix.roll(head * seq_len // (slots * heads), dims=1) for head, matrix in enumerate(matrices)])
+
+
+def pooling_matrix(projected_dim: int, seq_len: int) -> Float[Tensor, "projected seq_len"]:
+    """Mean pooling over windows that tile the sequence, scaled to keep the variance.
+
+    Window i holds positions ⌊i·n/k⌋ up to ⌊(i+1)·n/k⌋, so any k ≤ n gives exactly k windows, sizes at most one apart.
+    Each of the w positions in a window weighs 1/√w, which is the mean times √w: independent inputs of variance 1 give
+    slots of variance 1, whatever n is.
+    """
+    edges = [slot * seq_len // projected_dim for slot in range(projected_dim + 1)]
+    matrix = torch.zeros(projected_dim, seq_len)
+    for slot, (start, end) in enumerate(itertools.pairwise(edges)):
+        matrix[slot, start:end] = 1 / math.sqrt(end - start)
+    return matrix
+
+
+def spread_order(count: int) -> list[int]:
+    """0 … count-1 in an order of which every beginning is spread evenly: by their bits, the lowest first.
+
+    Example:
+        >>> spread_order(8)
+        [0, 4, 2, 6, 1, 5, 3, 7]
+    """
+    bits = (count - 1).bit_length()
+    reversed_bits = (sum((index >> bit & 1) << (bits - 1 - bit) for bit in range(bits)) for index in range(1 << bits))
+    return [index for index in reversed_bits if index < count]

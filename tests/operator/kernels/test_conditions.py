@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch.autograd import forward_ad
 
 from linformer_kit.operator import kernels
-from linformer_kit.operator.kernels import products, when
+from linformer_kit.operator.kernels import conditions, products
 from tests.operator.kernels.inputs import attention_inputs
 from tests.operator.kernels.test_tokens import model_of
 
@@ -68,18 +68,18 @@ def test_plain_ends_with_its_block_and_with_errors():
     with kernels.plain():
         with kernels.plain():
             pass
-        assert when.must_be_plain()
-    assert not when.must_be_plain()
+        assert conditions.must_be_plain()
+    assert not conditions.must_be_plain()
     with pytest.raises(ZeroDivisionError), kernels.plain():
         raise ZeroDivisionError
-    assert not when.must_be_plain()
+    assert not conditions.must_be_plain()
 
 
 def test_tracing_is_plain():
     seen = []
 
     def traced(x):
-        seen.append(when.must_be_plain())
+        seen.append(conditions.must_be_plain())
         return x + 1
 
     torch.jit.trace(traced, torch.ones(2), check_trace=False)
@@ -95,9 +95,9 @@ def test_whose_processor(monkeypatch, text, intel):
             raise PermissionError("/proc/cpuinfo")
         return text
 
-    monkeypatch.setattr(when.Path, "read_text", read)
-    monkeypatch.setattr(when.platform, "processor", lambda: "AMD64 Family 25")
-    assert when._is_intel() == intel
+    monkeypatch.setattr(conditions.Path, "read_text", read)
+    monkeypatch.setattr(conditions.platform, "processor", lambda: "AMD64 Family 25")
+    assert conditions._is_intel() == intel
 
 
 @pytest.mark.parametrize(
@@ -112,17 +112,17 @@ def test_whose_processor(monkeypatch, text, intel):
 )
 def test_blocks_of_bfloat16_where_they_were_measured(monkeypatch, capabilities, onednn, fast):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
-    monkeypatch.setattr(when, "onednn_has_bfloat16", lambda: onednn)
-    assert when.bfloat16_in_blocks.__wrapped__() == fast
+    monkeypatch.setattr(conditions, "onednn_has_bfloat16", lambda: onednn)
+    assert conditions.bfloat16_in_blocks.__wrapped__() == fast
 
 
 @pytest.mark.e2e
-@pytest.mark.skipif(not when.has_onednn(), reason="torch without oneDNN")
+@pytest.mark.skipif(not conditions.has_onednn(), reason="torch without oneDNN")
 def test_onednn_with_fewer_instructions_than_the_processor_has():
     script = (
-        "import torch; from linformer_kit import kernels; from linformer_kit.operator.kernels import when\n"
+        "import torch; from linformer_kit.operator import kernels; from linformer_kit.operator.kernels import conditions\n"
         "x, linear = torch.ones(1024, 64).bfloat16(), torch.nn.Linear(64, 64).bfloat16()\n"
-        "with torch.no_grad(): print(kernels.apply_linear(linear, x).shape, when.onednn_has_bfloat16())"
+        "with torch.no_grad(): print(kernels.apply_linear(linear, x).shape, conditions.onednn_has_bfloat16())"
     )
     ran = subprocess.run(
         [sys.executable, "-c", script],

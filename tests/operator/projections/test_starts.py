@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -9,9 +10,8 @@ import torch
 
 from linformer_kit import LinformerAttention, LinformerConfig, LinformerForMaskedLM
 from linformer_kit.errors import InputError
-from linformer_kit.operator.functional import pooling_matrix, spread_order
 from linformer_kit.operator.projections import LinearProjection
-from linformer_kit.operator.projections.starts import STARTS
+from linformer_kit.operator.projections.starts import STARTS, pooling_matrix, spread_order
 
 N, K, HEADS = 131, 17, 3
 RANDOM = ("pooling_noise", "normal", "lecun_normal", "xavier_uniform")
@@ -127,3 +127,35 @@ def test_the_default_keeps_its_scale_from_128_to_65536(k_of):
         (gradient,) = torch.autograd.grad(slots, matrix, upstream)
         # Each entry is the product of two vectors of 16 independent numbers of variance 1.
         assert gradient.std().item() == pytest.approx(4, rel=0.15)
+
+
+def test_pooling_matrix_by_hand():
+    expected = torch.tensor([[1.0, 0, 0, 0, 0], [0, 0.5**0.5, 0.5**0.5, 0, 0], [0, 0, 0, 0.5**0.5, 0.5**0.5]])
+    assert torch.equal(pooling_matrix(3, 5), expected)
+
+
+@pytest.mark.parametrize(("projected_dim", "seq_len"), [(1, 1), (1, 13), (7, 7), (7, 31), (97, 211)])
+def test_pooling_windows_tile_the_sequence(projected_dim, seq_len):
+    windows = pooling_matrix(projected_dim, seq_len) > 0
+    assert torch.equal(windows.sum(dim=0), torch.ones(seq_len, dtype=torch.long))
+    sizes = windows.sum(dim=1)
+    assert sizes.max() - sizes.min() <= 1
+    # Rows of length 1: independent inputs of variance 1 give slots of variance 1, whatever n is.
+    norms = pooling_matrix(projected_dim, seq_len).norm(dim=1)
+    torch.testing.assert_close(norms, torch.ones(projected_dim))
+
+
+def test_spread_order_by_hand():
+    assert spread_order(1) == [0]
+    assert spread_order(5) == [0, 4, 2, 1, 3]
+    assert spread_order(8) == [0, 4, 2, 6, 1, 5, 3, 7]
+
+
+@pytest.mark.parametrize("count", [2, 7, 64, 97, 128])
+def test_every_beginning_of_the_order_is_spread(count):
+    """No stretch without any of the first j is longer than four times what j evenly spread ones would leave."""
+    order = spread_order(count)
+    assert sorted(order) == list(range(count))
+    for j in range(1, count + 1):
+        edges = [-1, *sorted(order[:j]), count]
+        assert max(b - a for a, b in itertools.pairwise(edges)) <= max(4 * count / j, 2)

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from linformer_kit import InputError, LinearProjection, MeanPoolProjection, RandomProjection
-from linformer_kit.operator.functional import pooling_matrix
+from linformer_kit.operator.padding import Padding
 from linformer_kit.operator.projections import PROJECTIONS, build_projection, matrices
 from linformer_kit.operator.projections.base import Inputs
-from linformer_kit.operator.projections.maps import HeadMap
+from linformer_kit.operator.projections.head_maps import HeadMap
+from linformer_kit.operator.projections.starts import pooling_matrix
 from linformer_kit.settings import Projection
 
 
@@ -63,7 +64,7 @@ def test_means_of_long_windows_in_half_precision():
         linear.weight.copy_(torch.eye(3))
     x = torch.full((1, 1024, 3), 200.0).half()
     assert torch.equal(
-        projection(x, x, HeadMap(linear, 1), HeadMap(linear, 1))[0].key, torch.full((1, 1, 2, 3), 200.0).half()
+        projection(Inputs(x, x, HeadMap(linear, 1), HeadMap(linear, 1)))[0].key, torch.full((1, 1, 2, 3), 200.0).half()
     )
 
 
@@ -127,7 +128,7 @@ def test_both_ways_to_stretch_give_the_same(sharing, projected_dim, monkeypatch)
         monkeypatch.setattr(matrices, "_spreads_tokens", lambda *_, spread=spread: spread)
         for mapped in (linear, None):
             made.zero_grad()
-            slots = made(hidden, hidden, HeadMap(mapped, 3), HeadMap(mapped, 3), lengths=lengths)
+            slots = made(Inputs(hidden, hidden, HeadMap(mapped, 3), HeadMap(mapped, 3), Padding.after(lengths, 23)))
             sum((group.key**2).sum() + (group.value**3).sum() for group in slots).backward()
             found[spread, mapped is None] = [*(group.key for group in slots), *(p.grad for p in made.parameters())]
     for mapped in (True, False):
@@ -139,6 +140,7 @@ def test_what_is_less_work_is_done():
     maps = HeadMap(None, 3)
     shared, by_head = torch.empty(5, 31), torch.empty(3, 5, 31)
     for length, matrix, spread in ((31, shared, False), (31, by_head, True), (12, by_head, False), (13, by_head, True)):
-        inputs = Inputs(torch.empty(2, length, 12), torch.empty(2, length, 12), maps, maps, torch.tensor([length, 1]))
+        padding = Padding.after(torch.tensor([length, 1]), length)
+        inputs = Inputs(torch.empty(2, length, 12), torch.empty(2, length, 12), maps, maps, padding)
         assert matrices._spreads_tokens(matrix, inputs) == spread
-    assert not matrices._spreads_tokens(by_head, inputs._replace(lengths=None))
+    assert not matrices._spreads_tokens(by_head, inputs._replace(padding=None))

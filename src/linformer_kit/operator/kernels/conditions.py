@@ -1,4 +1,4 @@
-"""When a faster way may be taken: what the machine has, and whether anybody could tell the difference."""
+"""Conditions for using the optimised kernels: the processor, the kind of tensor, tracing, and `plain`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from torch.nn.modules import module as torch_modules
 
 from linformer_kit.operator.values import is_transformed
 
@@ -21,7 +20,7 @@ _PLAIN = contextvars.ContextVar("plain", default=False)
 
 @contextlib.contextmanager
 def plain() -> Iterator[None]:
-    """Within it everything runs the plain way, as written in the equations: to compare, or to look for an error.
+    """Within it no optimised kernel runs, only the operations of the equations: to compare results, or to debug.
 
     For the thread that it is entered in. A backward pass through checkpoints belongs inside as well.
     """
@@ -33,41 +32,17 @@ def plain() -> Iterator[None]:
 
 
 def must_be_plain() -> bool:
-    """Whether somebody asked for it, or the code runs to be traced, compiled or transformed, and not for its result."""
+    """Whether `plain` is active, or the code is being traced, compiled or transformed (`torch.func`)."""
     return is_transformed() or forward_ad._current_level >= 0 or _PLAIN.get()
 
 
 def is_ordinary(tensor: Tensor) -> bool:
-    """Whether a tensor is just numbers on a CPU, and no subclass and no batch of tensors with a mind of its own."""
+    """Whether a tensor is a plain CPU tensor: no subclass, no functorch batch."""
     return (
         type(tensor) in (Tensor, nn.Parameter)
         and tensor.device.type == "cpu"
         and not torch._C._functorch.is_legacy_batchedtensor(tensor)
     )
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Whether a module has hooks of its own, or another `forward` in the place of its class's."""
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or "forward" in module.__dict__
-    )
-
-
-def is_replaced(module: nn.Module) -> bool:
-    """Whether a module must be called to run what was attached to it: hooks, those for all modules included."""
-    return has_hooks(module) or torch_modules._has_any_global_hook()
-
-
-_KNOWN = ("torch.nn.modules.", "transformers.", "linformer_kit.")
-
-
-def may_need_whole(module: nn.Module) -> bool:
-    """Whether a module may keep its input or mix tokens: it has hooks, or a class from outside the known packages."""
-    return is_replaced(module) or not type(module).__module__.startswith(_KNOWN)
 
 
 @functools.cache

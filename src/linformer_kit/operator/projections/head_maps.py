@@ -1,10 +1,10 @@
 """W_K and W_V as a projection uses them: called, and read only where they are plain `nn.Linear` maps.
 
-Whatever stands in their place (an adapter, a pruned, quantised or offloaded map, one with hooks) decides what it
-computes. The cheap order of multiplications needs a map that is known to be affine; all others take the plain order,
-f on every token, unless `bias_order` is `after_projection`: that is fairseq's order, which is f on E·X.
+A module that replaces them (an adapter, a pruned, quantised or offloaded map, one with hooks) is called on every token,
+because the cheap order of multiplications needs a map that is known to be affine; with `bias_order`
+`after_projection`, fairseq's order, it is called on E·X.
 
-Axes as in `functional`.
+Axes as in `slots`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from typing import TypeGuard
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from linformer_kit.operator.functional import split_heads, zero_padding
-from linformer_kit.operator.kernels import apply_linear, has_hooks, is_replaced, linear
+from linformer_kit.operator import kernels
+from linformer_kit.operator.hooks import has_hooks, is_replaced
+from linformer_kit.operator.padding import zero_padding
+from linformer_kit.operator.slots import split_heads
 
 
 def is_affine(module: nn.Module) -> TypeGuard[nn.Linear]:
@@ -42,6 +44,10 @@ class HeadMap:
         self.num_heads = num_heads
         self.bias_first = bias_order == "before_projection"
 
+    def mapped_tokens(self, inputs: Float[Tensor, "batch seq_len embed"]) -> Float[Tensor, "batch seq_len embed"]:
+        """f(X), the bias included in either order: what full attention takes."""
+        return inputs if self.module is None else kernels.apply_linear(self.module, inputs)
+
     @property
     def commutes(self) -> bool:
         """Whether f and E may change places: if f is affine."""
@@ -66,7 +72,7 @@ class HeadMap:
         """X·W + m·b, or X·W where the bias comes later; zero where padded."""
         if self.module is None:
             return inputs
-        mapped = apply_linear(self.module, inputs)
+        mapped = kernels.apply_linear(self.module, inputs)
         bias = None if self.bias_first else self._at_zero(inputs)
         return zero_padding(mapped if bias is None else mapped - bias, padding_mask)
 
@@ -96,7 +102,7 @@ class HeadMap:
         if self.module is None:
             mapped = compressed
         elif row_sums is None or not self.bias_first or self.module.bias is None:
-            mapped = apply_linear(self.module, compressed)
+            mapped = kernels.apply_linear(self.module, compressed)
         else:
             mapped = self._with_scaled_bias(compressed, row_sums)
         return split_heads(mapped, self.num_heads)
@@ -109,7 +115,7 @@ class HeadMap:
             mapped = self.module(compressed)
             return mapped + ((row_sums - 1)[..., None] * bias).to(mapped.dtype)
         # Not f(E·X) + (E·m - 1)⊗b: where E·m is small, b would be rounded with the product and then taken off again.
-        mapped = linear(compressed, weight)
+        mapped = kernels.linear(compressed, weight)
         return mapped + (row_sums[..., None] * bias).to(mapped.dtype)
 
     def _at_zero(self, like: Tensor, width: int | None = None) -> Float[Tensor, " embed"] | None:

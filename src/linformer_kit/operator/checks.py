@@ -1,0 +1,106 @@
+"""What `LinformerAttention` refuses: arguments of its constructor and of a call.
+
+Axes as in `slots`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linformer_kit.errors import InputError
+from linformer_kit.operator.projections import BIAS_ORDERS, SequenceProjection
+from linformer_kit.operator.values import values_are_cheap
+
+
+def check_sizes(embed_dim: Any, num_heads: Any, dropout: Any, bias_order: Any) -> None:
+    """Refuse sizes that are no positive integers, heads that do not divide the width, and unknown words."""
+    if not isinstance(embed_dim, int) or embed_dim < 1:
+        raise InputError(f"embed_dim: expected a positive integer, got {embed_dim!r}")
+    if not isinstance(num_heads, int) or num_heads < 1 or embed_dim % num_heads:
+        raise InputError(f"num_heads: expected a divisor of embed_dim {embed_dim}, got {num_heads!r}")
+    if not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
+        raise InputError(f"dropout: expected a number from 0 up to but not 1, got {dropout!r}")
+    if bias_order not in BIAS_ORDERS:
+        raise InputError(f"bias_order: expected one of {', '.join(BIAS_ORDERS)}, got {bias_order!r}")
+
+
+def check_module(
+    projection: Any,
+    max_seq_len: int | None,
+    sharing: str | None,
+    shorter_input: str | None,
+    initializer: str | None,
+) -> None:
+    """Refuse arguments that contradict the projection module beside them; defaults count as unset."""
+    if not isinstance(projection, SequenceProjection):
+        raise InputError(f"projection: expected a name, a projection module or None, got {type(projection).__name__}")
+    for name, value, own in (
+        ("max_seq_len", max_seq_len, projection.seq_len),
+        ("sharing", sharing, projection.sharing),
+        ("shorter_input", shorter_input, projection.shorter_input),
+        ("projection_initializer", initializer, getattr(projection, "initializer", None)),
+    ):
+        if value not in (None, own):
+            raise InputError(f"{name}: expected {own!r}, as the projection has, got {value!r}")
+
+
+def refuse_masks_over_pairs(attn_mask: Any, is_causal: Any) -> None:
+    """Refuse masks over pairs of positions: each slot mixes all positions, so such a mask would leak."""
+    if attn_mask is not None or is_causal:
+        raise InputError(
+            f"{'is_causal: expected False' if attn_mask is None else 'attn_mask: expected None'}: each slot mixes "
+            "all positions, so a mask over pairs of them would leak what it hides; for padding use key_padding_mask"
+        )
+
+
+def check_keys(key: Tensor, value: Tensor, embed_dim: int) -> None:
+    """Refuse keys and values of another width, of two lengths, or without a position."""
+    check_width("key", key, embed_dim)
+    check_width("value", value, embed_dim)
+    if key.shape != value.shape:
+        raise InputError(
+            f"key, value: expected one batch size and one length, got {list(key.shape)} and {list(value.shape)}"
+        )
+    if not torch.compiler.is_exporting() and key.shape[1] == 0:
+        raise InputError("key: expected at least one position, got none")
+
+
+def check_query(query: Tensor, key: Tensor, embed_dim: int) -> None:
+    """Refuse queries of another width or batch size."""
+    check_width("query", query, embed_dim)
+    if query.shape[0] != key.shape[0]:
+        raise InputError(f"query, key: expected one batch size, got {list(query.shape)} and {list(key.shape)}")
+
+
+def check_width(name: str, tensor: Tensor, embed_dim: int) -> None:
+    """Refuse what is not a batch of sequences of that width."""
+    if tensor.dim() != 3 or tensor.shape[-1] != embed_dim:
+        raise InputError(f"{name}: expected [batch, length, {embed_dim}], got {list(tensor.shape)}")
+
+
+def check_padding_mask(mask: Tensor, key: Tensor) -> None:
+    """Refuse a mask that is not bool or not of the shape of the keys."""
+    if mask.dtype != torch.bool or mask.shape != key.shape[:2]:
+        raise InputError(
+            f"key_padding_mask: expected bool {list(key.shape[:2])}, True where padded, "
+            f"got {mask.dtype} {list(mask.shape)}"
+        )
+
+
+def check_lengths(lengths: Any, key: Tensor, mask: Any) -> None:
+    """Refuse lengths beside a mask, and those that are not integers, one for each sequence, within the keys."""
+    if mask is not None:
+        raise InputError("key_padding_mask, key_lengths: expected at most one of them, got both")
+    batch, seq_len, _ = key.shape
+    if not isinstance(lengths, Tensor) or lengths.dtype not in (torch.int32, torch.int64) or lengths.shape != (batch,):
+        got = f"{list(lengths.shape)} of {lengths.dtype}" if isinstance(lengths, Tensor) else repr(lengths)
+        raise InputError(f"key_lengths: expected [{batch}] of torch.int64 or torch.int32, got {got}")
+    if lengths.device != key.device:
+        raise InputError(f"key_lengths: expected a tensor on {key.device}, got one on {lengths.device}")
+    if batch and values_are_cheap(lengths):
+        low, high = lengths.min().item(), lengths.max().item()
+        if low < 0 or high > seq_len:
+            raise InputError(f"key_lengths: expected 0 to {seq_len}, got {low if low < 0 else high}")

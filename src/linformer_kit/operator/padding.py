@@ -1,0 +1,103 @@
+"""Padding: which tokens of a batch are real, as one object for a whole forward pass.
+
+Axes as in `slots`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+
+from linformer_kit.operator.values import values_are_cheap
+
+
+class Padding(NamedTuple):
+    """Which tokens of a batch are real; None stands for a batch in which all are.
+
+    Made once for a forward pass, from a mask that was checked, and passed as it is through all layers. A tuple of
+    tensors, so that tools that move the arguments of layers to devices move these too.
+    """
+
+    mask: Bool[Tensor, "batch seq_len"]  # True where padded
+    lengths: Int[Tensor, " batch"]  # real tokens of each sequence
+    order: Int[Tensor, "batch seq_len"] | None  # positions, real tokens first; None: not needed
+
+    @classmethod
+    def of(cls, mask: Bool[Tensor, "batch seq_len"], *, ordered: bool = True) -> Padding:
+        """The padding of a mask that is True where padded: left, right, or in holes.
+
+        Args:
+            mask: True where padded.
+            ordered: Whether real tokens have to come first. Full attention does not need it.
+        """
+        sort = ordered and not _is_right_padded(mask)
+        return cls(mask, (~mask).sum(dim=1), real_tokens_first(mask) if sort else None)
+
+    @classmethod
+    def sorted(cls, mask: Bool[Tensor, "batch seq_len"]) -> Padding:
+        """As `of`, but with an order also where real tokens stand first already.
+
+        The values of the mask are not read then, and gradients are summed in the same order for every mask.
+        """
+        return cls(mask, (~mask).sum(dim=1), real_tokens_first(mask))
+
+    @classmethod
+    def after(cls, lengths: Int[Tensor, " batch"], seq_len: int) -> Padding:
+        """The padding of sequences that begin with `lengths` real tokens, each from 0 to seq_len."""
+        return cls(padding_after(lengths, seq_len), lengths, None)
+
+    def zero(self, hidden: Float[Tensor, "batch seq_len embed"]) -> Float[Tensor, "batch seq_len embed"]:
+        """Zero at padding, by selection: a NaN there reaches neither outputs nor gradients."""
+        return zero_padding(hidden, self.mask)
+
+    def real_first(self, hidden: Shaped[Tensor, "batch seq_len embed"]) -> Shaped[Tensor, "batch seq_len embed"]:
+        """The tokens in the order of `reordered`: real ones first."""
+        return hidden if self.order is None else take_positions(hidden, self.order)
+
+    def put_back(self, hidden: Shaped[Tensor, "batch seq_len embed"]) -> Shaped[Tensor, "batch seq_len embed"]:
+        """The inverse of `real_first`."""
+        return hidden if self.order is None else take_positions(hidden, self.order.argsort(dim=1))
+
+    def reordered(self) -> Padding:
+        """The padding of what `real_first` returns: on the right."""
+        return self if self.order is None else Padding.after(self.lengths, self.mask.shape[1])
+
+    def of_samples(self, samples: slice) -> Padding:
+        """The padding of some of the sequences."""
+        order = None if self.order is None else self.order[samples]
+        return Padding(self.mask[samples], self.lengths[samples], order)
+
+
+def zero_padding(
+    hidden: Float[Tensor, "batch seq_len embed"], mask: Bool[Tensor, "batch seq_len"] | None
+) -> Float[Tensor, "batch seq_len embed"]:
+    """Set padded positions (True in the mask) to zero, by selection: a NaN in padding does not get through."""
+    return hidden if mask is None else hidden.masked_fill(mask[..., None], 0.0)
+
+
+def real_tokens_first(mask: Bool[Tensor, "batch seq_len"]) -> Int[Tensor, "batch seq_len"]:
+    """The positions of the real tokens in their order, then those of padding (True in the mask).
+
+    Taken in this order every sequence is padded on its right only, so left padding and holes need no code of their own.
+    """
+    return mask.int().argsort(dim=1, stable=True)
+
+
+def take_positions(
+    hidden: Shaped[Tensor, "batch seq_len embed"], positions: Int[Tensor, "batch taken"]
+) -> Shaped[Tensor, "batch taken embed"]:
+    """The given positions of each sequence."""
+    return hidden.gather(1, positions[..., None].expand(-1, -1, hidden.shape[-1]))
+
+
+def padding_after(lengths: Int[Tensor, " batch"], seq_len: int) -> Bool[Tensor, "batch seq_len"]:
+    """The mask, True where padded, of sequences that begin with `lengths` real tokens."""
+    return torch.arange(seq_len, device=lengths.device) >= lengths[:, None]
+
+
+def _is_right_padded(mask: Bool[Tensor, "batch seq_len"]) -> bool:
+    """Whether no real token follows padding; False where reading values costs: on accelerators and in traces."""
+    return values_are_cheap(mask) and bool((mask[:, 1:] >= mask[:, :-1]).all())

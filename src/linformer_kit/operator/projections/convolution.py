@@ -1,0 +1,76 @@
+"""Projections by a learned convolution with stride n/k (section 4, "general projections").
+
+Axes as in `slots`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linformer_kit.errors import InputError
+from linformer_kit.operator.projections.base import LearnedProjection
+from linformer_kit.operator.projections.resampling import stretch_matrix
+from linformer_kit.operator.projections.windows import MappedWindowProjection, Windows
+
+
+class ConvProjection(LearnedProjection, MappedWindowProjection):
+    """A learned convolution with stride n/k over K·W_K and V·W_V: slot i weighs the tokens of window i (section 4).
+
+    The kernel is ⌈n/k⌉ wide; a shorter window drops its last taps. It has no bias. The parameters are
+    `key_projection` and, unless E = F, `value_projection`, each `[head_dim, width]`, for sharing `none` with the heads
+    in front. They start as the scaled mean of the window. The kernel is tied to k, so k is one for all heads.
+    """
+
+    nested = False
+
+    def __init__(self, seq_len: int, projected_dim: int | Sequence[int], *, head_dim: int, **arguments: Any) -> None:
+        super().__init__(seq_len, projected_dim, **arguments)
+        self.head_dim = head_dim
+        self._make_parameters()
+
+    @property
+    def _width(self) -> int:
+        return -(-self.seq_len // self.projected_dim)
+
+    def _start(self) -> Tensor:
+        kernel = torch.full((self.head_dim, self._width), 1 / math.sqrt(self._width))
+        return kernel.repeat(self.num_heads, 1, 1) if self.sharing == "none" else kernel
+
+    def _check_head_dim(self, mapped: Tensor) -> None:
+        if mapped.shape[3] != self.head_dim:
+            raise InputError(f"head_dim: expected {self.head_dim}, as the kernel has, got {mapped.shape[3]}")
+
+    def _kernel(self, name: str) -> Tensor:
+        kernel = getattr(self, name)
+        kernel = self.key_projection if kernel is None else kernel
+        return kernel if self.sharing == "none" else kernel[None]
+
+    def _reduce(self, windows: Windows, mapped: Tensor, name: str) -> Tensor:
+        self._check_head_dim(mapped)
+        inside = windows.of(mapped.flatten(2)).unflatten(3, mapped.shape[2:])
+        taps = self._kernel(name).movedim(-1, 0)[: inside.shape[2]]  # [width, heads or 1, head_dim]
+        return (inside * taps.to(inside.dtype)).sum(dim=2).transpose(1, 2)
+
+    def _resize(self, seq_len: int, mode: str) -> None:
+        super()._resize(seq_len, mode)
+        if mode == "interpolate":
+            self._replace_parameters(lambda kernel: stretch_matrix(kernel, -(-seq_len // self.projected_dim)))
+
+
+class DenseConvProjection(ConvProjection):
+    """`ConvProjection` with kernels that also mix the dimensions of a head, `[head_dim out, head_dim in, width]`."""
+
+    def _start(self) -> Tensor:
+        kernel = torch.eye(self.head_dim)[..., None] / math.sqrt(self._width) * torch.ones(self._width)
+        return kernel.repeat(self.num_heads, 1, 1, 1) if self.sharing == "none" else kernel
+
+    def _reduce(self, windows: Windows, mapped: Tensor, name: str) -> Tensor:
+        self._check_head_dim(mapped)
+        inside = windows.of(mapped.flatten(2)).unflatten(3, mapped.shape[2:])
+        kernel = self._kernel(name).expand(mapped.shape[2], -1, -1, -1).to(inside.dtype)
+        return torch.einsum("bswhi,hoiw->bhso", inside, kernel)

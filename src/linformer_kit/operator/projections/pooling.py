@@ -1,0 +1,83 @@
+"""Projections by pooling over windows: means and maxima (section 4, "general projections").
+
+Axes as in `slots`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from linformer_kit.operator.projections.base import Inputs, Piece
+from linformer_kit.operator.projections.head_maps import of_heads
+from linformer_kit.operator.projections.sizes import HeadGroups
+from linformer_kit.operator.projections.windows import MappedWindowProjection, WindowProjection, Windows
+from linformer_kit.operator.slots import Slots
+
+
+class MeanPoolProjection(WindowProjection):
+    """Slot i is the mean of the real tokens in window i (section 4, "general projections")."""
+
+    supports_sequence_parallel = True
+
+    def forward(self, inputs: Inputs, groups: HeadGroups | None = None) -> list[Slots]:
+        inputs, groups = self._prepared(inputs, groups)
+        tokens = [inputs.key] if inputs.value is inputs.key else [inputs.key, inputs.value]
+        if self.piece is None:
+            pooled = [self._means(k, tokens, inputs.lengths) for k, _ in groups.groups]
+        else:
+            pooled = self._means_of_pieces([k for k, _ in groups.groups], tokens, inputs.mask, self.piece)
+        return [
+            Slots(
+                of_heads(inputs.key_map.of_compressed(means[0]), heads, 1),
+                of_heads(inputs.value_map.of_compressed(means[-1]), heads, 1),
+                empty,
+                heads,
+            )
+            for (_, heads), (means, empty) in zip(groups.groups, pooled, strict=True)
+        ]
+
+    def _means(self, slots: int, tokens: list[Tensor], lengths: Tensor | None) -> tuple[list[Tensor], Tensor | None]:
+        """Means of each of the tokens, and which slots are empty."""
+        windows, empty = self._windows(slots, tokens[0], lengths)
+        return [self._mean(windows, hidden) for hidden in tokens], empty
+
+    def _means_of_pieces(
+        self, slots: list[int], tokens: list[Tensor], padding_mask: Tensor | None, piece: Piece
+    ) -> list[tuple[list[Tensor], Tensor | None]]:
+        """The same for several numbers of slots, from sums over the positions that are here, and their counts."""
+        hidden = tokens[0]
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        here = torch.arange(self.seq_len, device=hidden.device)[piece.positions][: hidden.shape[1]]
+        real = torch.ones_like(hidden[..., :1], dtype=wide)
+        real = real if padding_mask is None else real.masked_fill(padding_mask[..., None], 0.0)
+        parts = []
+        for k in slots:
+            window = ((here + 1) * k - 1) // self.seq_len
+            for values in (real, *tokens):
+                zeros = values.new_zeros(len(values), k, values.shape[2], dtype=wide)
+                parts.append(zeros.index_add(1, window, values.to(wide)))
+        sums, size = piece.add(parts), 1 + len(tokens)
+        pooled: list[tuple[list[Tensor], Tensor | None]] = []
+        for start in range(0, len(sums), size):
+            count, *totals = sums[start : start + size]
+            means = [(total / count.clamp(min=1)).to(hidden.dtype) for total in totals]
+            pooled.append((means, count[..., 0] == 0))
+        return pooled
+
+    @staticmethod
+    def _mean(windows: Windows, hidden: Tensor) -> Tensor:
+        wide = torch.promote_types(hidden.dtype, torch.float32)  # sums of long windows overflow in half precision
+        means = windows.of(hidden).sum(dim=2, dtype=wide) / windows.real.sum(dim=2).clamp(min=1)[..., None]
+        return means.to(hidden.dtype)
+
+
+class MaxPoolProjection(MappedWindowProjection):
+    """Slot i is, in each dimension of K·W_K or V·W_V, the largest of the real tokens in window i (section 4)."""
+
+    def _reduce(self, windows: Windows, mapped: Tensor, name: str) -> Tensor:
+        largest = windows.of(mapped.flatten(2), fill=-math.inf).amax(dim=2)
+        largest = largest.masked_fill(windows.empty[..., None], 0.0)
+        return largest.unflatten(2, mapped.shape[2:]).transpose(1, 2)

@@ -1,0 +1,89 @@
+"""E, F, tokens and positions for another length of the sequence.
+
+Axes as in `slots`; rows are slots, or heads and slots.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from linformer_kit.operator.padding import take_positions
+
+
+def stretch_matrix(matrix: Float[Tensor, "*rows seq_len"], width: int) -> Float[Tensor, "*rows width"]:
+    """Resample the columns of E or F from n positions to m, fewer or more; row sums stay.
+
+    Each row is read as a function that is constant over each of n equal parts of the text, and integrated over m equal
+    parts instead: column j of the result is the integral over [j·n/m, (j+1)·n/m).
+    """
+    integral = _integral(matrix)
+    whole, part = _edges(integral, torch.full((1, 1), width, device=matrix.device), width)
+    low, high = (integral[..., columns[0]] for columns in (whole, (whole + 1).clamp(max=matrix.shape[-1])))
+    return torch.lerp(low, high, part[0].expand_as(low)).diff(dim=-1).to(matrix.dtype)
+
+
+def stretch_to_lengths(
+    matrix: Float[Tensor, "*rows seq_len"], lengths: Int[Tensor, " batch"], width: int
+) -> Float[Tensor, "batch *rows width"]:
+    """`stretch_matrix` to the length m of each sequence, and columns of zeros after it.
+
+    A sequence of no tokens counts as one of a single token.
+    """
+    integral = _integral(matrix)
+    whole, part = _edges(integral, lengths.clamp(min=1)[:, None], width)
+    # Positions in front: for many sequences it pays to take, and in the backward pass to add, whole columns at once.
+    columns = integral.movedim(-1, 0).contiguous()
+    low, high = columns[whole], columns[(whole + 1).clamp(max=matrix.shape[-1])]
+    sums = torch.lerp(low, high, part.view(*part.shape, *[1] * (matrix.dim() - 1)).expand_as(low))
+    return sums.diff(dim=1).to(matrix.dtype).movedim(1, -1)
+
+
+def _integral(matrix: Float[Tensor, "*rows seq_len"]) -> Float[Tensor, "*rows edges"]:
+    """Of each row from its beginning to each of its n+1 edges; exact, because differences of long sums follow."""
+    exact = matrix.float() if matrix.device.type == "mps" else matrix.double()  # Apple's GPUs have no doubles
+    return F.pad(exact.cumsum(dim=-1), (1, 0))
+
+
+def _edges(
+    integral: Float[Tensor, "*rows edges"], lengths: Int[Tensor, "batch 1"], width: int
+) -> tuple[Int[Tensor, "batch new_edges"], Float[Tensor, "batch new_edges"]]:
+    """Where the edges of the new columns lie among the old ones: the edge before, and the part of a column after it."""
+    edges = torch.minimum(torch.arange(width + 1, device=integral.device), lengths) * (integral.shape[-1] - 1)
+    return edges // lengths, (edges % lengths).to(integral.dtype) / lengths
+
+
+def stretch_tokens(
+    hidden: Float[Tensor, "batch seq_len embed"], lengths: Int[Tensor, " batch_or_1"], width: int
+) -> Float[Tensor, "batch width embed"]:
+    """Spread the first m tokens of each sequence evenly over n ≥ m positions.
+
+    Position i of n covers the part [i·m/n, (i+1)·m/n) of the text, which touches one token or two neighbours, and gets
+    their mean by how much of each it touches. So E·(stretched X) is E, resampled to m columns by `stretch_matrix`,
+    times X; at m = n it is X itself.
+
+    Args:
+        hidden: Tokens, padded on the right only.
+        lengths: m of each sequence, or one for all.
+        width: n.
+    """
+    count = lengths.clamp(min=1)[:, None]
+    edges = torch.arange(width, device=hidden.device) * count
+    first = edges // width
+    exact = torch.promote_types(hidden.dtype, torch.float32)
+    share = (((first + 1) * width - edges).to(exact) / count).clamp(max=1)[..., None].to(hidden.dtype)
+    second = torch.minimum(first + 1, count - 1)
+    first, second = (positions.expand(hidden.shape[0], -1) for positions in (first, second))
+    return take_positions(hidden, first) * share + take_positions(hidden, second) * (1 - share)
+
+
+def resize_positions(
+    positions: Float[Tensor, "seq_len embed"], new_seq_len: int, mode: str
+) -> Float[Tensor, "new_seq_len embed"]:
+    """A table of positions for another length: repeated periodically (`extend`) or stretched (`interpolate`)."""
+    if mode == "extend":
+        return positions[torch.arange(new_seq_len, device=positions.device) % len(positions)]
+    stretched = F.interpolate(positions.float().T[None], size=new_seq_len, mode="linear")[0].T
+    return stretched.to(positions.dtype)

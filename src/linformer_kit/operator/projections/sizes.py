@@ -1,0 +1,78 @@
+"""Numbers of slots: for all heads, for each head, for each layer; and the lengths that a sequence may be resized to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, get_args
+
+from linformer_kit.errors import InputError
+from linformer_kit.settings import ResizeMode
+
+RESIZE_MODES = get_args(ResizeMode)
+
+
+class HeadGroups(NamedTuple):
+    """The heads of a layer by their number of slots: heads with equal k are computed together."""
+
+    dims: tuple[int, ...]  # k of each head
+    groups: tuple[tuple[int, list[int] | None], ...]  # k and the heads that have it, the largest k first; None: all
+
+    @classmethod
+    def of(cls, dims: Sequence[int]) -> HeadGroups:
+        """The groups of heads that have these numbers of slots."""
+        sizes = sorted(set(dims), reverse=True)
+        heads = {k: [head for head, dim in enumerate(dims) if dim == k] for k in sizes}
+        return cls(tuple(dims), tuple((k, heads[k] if len(sizes) > 1 else None) for k in sizes))
+
+    @property
+    def most(self) -> int:
+        """The largest k."""
+        return self.groups[0][0]
+
+
+def check_resize(seq_len: int, new_seq_len: int, mode: str, *, least: int = 1) -> None:
+    """Refuse an unknown mode, `extend` to fewer positions, and `interpolate` to fewer than `least`.
+
+    Raises:
+        InputError: with the lengths that the mode allows.
+    """
+    if mode not in RESIZE_MODES:
+        raise InputError(f"mode: expected one of {', '.join(RESIZE_MODES)}, got {mode!r}")
+    least = seq_len if mode == "extend" else least
+    if not is_integer(new_seq_len) or new_seq_len < least:
+        raise InputError(f"seq_len: expected at least {least} for mode {mode}, got {new_seq_len!r}")
+
+
+def slots_by_head(
+    projected_dim: int | Sequence[int], num_heads: int, *, limit: int | None = None, limited_by: str = ""
+) -> tuple[int, ...]:
+    """The number of slots of each head.
+
+    Raises:
+        InputError: for anything but an integer from 1 to limit (None: no limit), or one for each head.
+    """
+    dims: list[Any] = list(projected_dim) if isinstance(projected_dim, (list, tuple)) else [projected_dim] * num_heads
+    if len(dims) != num_heads:
+        raise InputError(f"projected_dim: expected one number for each of {num_heads} heads, got {len(dims)}")
+    for dim in dims:
+        if not is_integer(dim) or dim < 1 or (limit is not None and dim > limit):
+            expected = "a positive integer" if limit is None else f"1 to {limit} ({limited_by})"
+            raise InputError(f"projected_dim: expected {expected}, got {dim!r}")
+    return tuple(dims)
+
+
+def each_dim(projected_dim: Any, change: Callable[[int], int]) -> Any:
+    """A k, or lists of k for layers and heads, with each number changed."""
+    if isinstance(projected_dim, list):
+        return [each_dim(dim, change) for dim in projected_dim]
+    return change(projected_dim)
+
+
+def largest_dim(projected_dim: Any) -> int:
+    """The largest k of all layers and heads."""
+    return max(map(largest_dim, projected_dim)) if isinstance(projected_dim, list) else projected_dim
+
+
+def is_integer(value: Any) -> bool:
+    """Whether a value is a whole number and not True or False."""
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,174 @@
+"""The paper's equations as it writes them: one head and one sequence at a time, with nothing reordered.
+
+Slow on purpose: the tests compare the fast implementation with these functions, and a reader may start here.
+
+    full_attention_reference        equations 1 and 2
+    svd_attention                   equation 6, the best low-rank approximation of the context mapping
+    linformer_attention_reference   equation 7
+
+Axes as in `slots`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from linformer_kit.errors import InputError
+from linformer_kit.operator.slots import context_mapping
+
+
+def svd_attention(
+    query: Float[Tensor, "batch heads query_len head_dim"],
+    key: Float[Tensor, "batch heads seq_len head_dim"],
+    value: Float[Tensor, "batch heads seq_len head_dim"],
+    rank: int,
+    key_padding_mask: Bool[Tensor, "batch seq_len"] | None = None,
+    *,
+    query_padding_mask: Bool[Tensor, "batch query_len"] | None = None,
+) -> tuple[Float[Tensor, "batch heads query_len head_dim"], Float[Tensor, "batch heads query_len seq_len"]]:
+    """Attention by the best approximation of P of a given rank: P_low = Σ_{i≤k} σ_i·u_i·v_iᵀ, and P_low·V.
+
+    A reference for analysis and no faster attention: it forms the n×n matrix P and its singular value decomposition,
+    O(n²) memory and O(n³) time. By Eckart and Young no matrix of that rank is closer to P.
+
+    Args:
+        query: Q·W_Q, split into heads.
+        key: K·W_K.
+        value: V·W_V.
+        rank: k, from 1 to the smaller side of P.
+        key_padding_mask: True where keys are padding.
+        query_padding_mask: True where queries are padding; such rows of P count as zero.
+
+    Returns:
+        P_low·V, and P_low.
+
+    Raises:
+        InputError: for a rank out of range.
+
+    Source: Wang et al. 2020, section 3, equation 6.
+    """
+    largest = min(query.shape[2], key.shape[2])
+    if not isinstance(rank, int) or not 1 <= rank <= largest:
+        raise InputError(f"rank: expected 1 to {largest} (the smaller side of P), got {rank!r}")
+    mapping = context_mapping(query, key, key_padding_mask)
+    if query_padding_mask is not None:
+        mapping = mapping.masked_fill(query_padding_mask[:, None, :, None], 0.0)
+    if key_padding_mask is not None:
+        value = value.masked_fill(key_padding_mask[:, None, :, None], 0.0)
+    u, sigma, vh = torch.linalg.svd(mapping, full_matrices=False)
+    low_rank = (u[..., :rank] * sigma[..., None, :rank]) @ vh[..., :rank, :]
+    return low_rank @ value, low_rank
+
+
+class AttentionWeights(NamedTuple):
+    """The parameters of one attention layer, as the references take them; biases may be None."""
+
+    query: Float[Tensor, "embed embed"]
+    key: Float[Tensor, "embed embed"]
+    value: Float[Tensor, "embed embed"]
+    output: Float[Tensor, "embed embed"]
+    query_bias: Float[Tensor, " embed"] | None
+    key_bias: Float[Tensor, " embed"] | None
+    value_bias: Float[Tensor, " embed"] | None
+    output_bias: Float[Tensor, " embed"] | None
+
+
+def full_attention_reference(
+    query: Float[Tensor, "batch query_len embed"],
+    key: Float[Tensor, "batch seq_len embed"],
+    value: Float[Tensor, "batch seq_len embed"],
+    weights: AttentionWeights,
+    num_heads: int,
+    padding_mask: Bool[Tensor, "batch seq_len"] | None = None,
+) -> Float[Tensor, "batch query_len embed"]:
+    """Equations 1 and 2: Concat(head_1 … head_h)·W_O with head_i = softmax(Q·W_i^Q·(K·W_i^K)ᵀ/√d)·V·W_i^V."""
+    heads = []
+    for head in _head_slices(weights.query.shape[0], num_heads):
+        q = F.linear(query, weights.query[head], _slice(weights.query_bias, head))
+        k = F.linear(key, weights.key[head], _slice(weights.key_bias, head))
+        v = F.linear(value, weights.value[head], _slice(weights.value_bias, head))
+        heads.append(_softmax_attention_reference(q, k, v, padding_mask))
+    return F.linear(torch.cat(heads, dim=-1), weights.output, weights.output_bias)
+
+
+# The n → k map of one head as the references take it: [real tokens, head_dim] of one sequence to [slots, head_dim].
+PlainProjection = Callable[[Tensor], Tensor]
+
+
+def matrix_projection_reference(matrix: Float[Tensor, "projected max_seq_len"]) -> PlainProjection:
+    """The linear projection X → E·X by its first columns."""
+    return lambda rows: matrix[:, : len(rows)] @ rows
+
+
+def linformer_attention_reference(
+    query: Float[Tensor, "batch query_len embed"],
+    key: Float[Tensor, "batch seq_len embed"],
+    value: Float[Tensor, "batch seq_len embed"],
+    weights: AttentionWeights,
+    key_projections: Sequence[PlainProjection],
+    value_projections: Sequence[PlainProjection],
+    padding_mask: Bool[Tensor, "batch seq_len"] | None = None,
+    bias_order: str = "before_projection",
+) -> Float[Tensor, "batch query_len embed"]:
+    """Equation 7: head_i = softmax(Q·W_i^Q·(E_i·K·W_i^K)ᵀ/√d)·F_i·V·W_i^V, one sequence and one head after the other.
+
+    Args:
+        query: Input of the queries.
+        key: Input of the keys.
+        value: Input of the values.
+        weights: W_Q, W_K, W_V, W_O and their biases.
+        key_projections: E_i of each head.
+        value_projections: F_i of each head.
+        padding_mask: True where key and value are padding; the projections see the other rows only.
+        bias_order: `before_projection`: E·(X·W + 1·b); `after_projection`: E·(X·W) + 1·b, as fairseq does.
+
+    Source: Wang et al. 2020, section 4.
+    """
+    outputs = []
+    for sample in range(len(query)):
+        real = slice(None) if padding_mask is None else ~padding_mask[sample]
+        heads = []
+        for index, head in enumerate(_head_slices(weights.query.shape[0], len(key_projections))):
+            q = F.linear(query[sample], weights.query[head], _slice(weights.query_bias, head))
+            k, v = (
+                _project_reference(rows[sample][real], project, weight[head], _slice(bias, head), bias_order)
+                for rows, project, weight, bias in (
+                    (key, key_projections[index], weights.key, weights.key_bias),
+                    (value, value_projections[index], weights.value, weights.value_bias),
+                )
+            )
+            heads.append(_softmax_attention_reference(q, k, v, None))
+        outputs.append(F.linear(torch.cat(heads, dim=-1), weights.output, weights.output_bias))
+    return torch.stack(outputs)
+
+
+def _project_reference(
+    rows: Tensor, project: PlainProjection, weight: Tensor, bias: Tensor | None, bias_order: str
+) -> Tensor:
+    """E·(X·W + 1·b) or E·(X·W) + 1·b for one head of one sequence."""
+    if bias is None or bias_order == "before_projection":
+        return project(F.linear(rows, weight, bias))
+    return project(F.linear(rows, weight)) + bias
+
+
+def _softmax_attention_reference(q: Tensor, k: Tensor, v: Tensor, padding_mask: Tensor | None) -> Tensor:
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+    if padding_mask is not None:
+        scores = scores.masked_fill(padding_mask[:, None, :], -math.inf)
+    return scores.softmax(dim=-1) @ v
+
+
+def _head_slices(embed_dim: int, num_heads: int) -> list[slice]:
+    head_dim = embed_dim // num_heads
+    return [slice(head * head_dim, (head + 1) * head_dim) for head in range(num_heads)]
+
+
+def _slice(bias: Tensor | None, head: slice) -> Tensor | None:
+    return None if bias is None else bias[head]

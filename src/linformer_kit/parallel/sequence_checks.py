@@ -1,0 +1,108 @@
+"""What `SequenceParallel` refuses: models that cannot be split, and batches that are not split the same everywhere."""
+
+from __future__ import annotations
+
+import zlib
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from linformer_kit.errors import InputError
+from linformer_kit.models.configuration import LinformerConfig
+from linformer_kit.models.embeddings import check_position_table
+from linformer_kit.models.heads import (
+    LinformerForMaskedLM,
+    LinformerForSequenceClassification,
+    LinformerForTokenClassification,
+)
+from linformer_kit.models.modeling import LinformerModel
+from linformer_kit.operator.padding import padding_after
+from linformer_kit.operator.projections import SequenceProjection
+from linformer_kit.parallel.collectives import of_all
+
+_MODELS = (
+    LinformerModel,
+    LinformerForMaskedLM,
+    LinformerForSequenceClassification,
+    LinformerForTokenClassification,
+)
+
+
+def check_model(model: nn.Module, ranks: int) -> None:
+    """Refuse a model that so many processes cannot split.
+
+    Raises:
+        InputError: as `SequenceParallel`.
+    """
+    if not isinstance(model, _MODELS):
+        names = ", ".join(kind.__name__ for kind in _MODELS)
+        raise InputError(f"model: expected one of {names}, got {type(model).__name__}")
+    check_position_table(model)
+    config: LinformerConfig = model.config
+    projections = [module for module in model.modules() if isinstance(module, SequenceProjection)]
+    if config.attention == "full":
+        raise InputError("attention: expected linformer, where a process can add its part of the slots, got full")
+    for projection in projections:
+        if projection.piece is not None:
+            raise InputError("model: expected a whole one, got one that is split already")
+        if not projection.supports_sequence_parallel:
+            raise InputError(
+                "projection: expected linear, mean_pool or random, whose parts processes can add up, "
+                f"got {config.projection}"
+            )
+        if projection.stretches and projection.shorter_input == "stretch":
+            raise InputError("shorter_input: expected prefix, where a position has its own column, got stretch")
+    least = max(1, config.local_convolution // 2)  # positions of a piece: a convolution sees the next piece, not two
+    if config.max_position_embeddings < ranks * least:
+        raise InputError(
+            f"mesh: expected at most {config.max_position_embeddings // least} processes for a longest sequence of "
+            f"{config.max_position_embeddings}, got {ranks}"
+        )
+
+
+def refuse_position_ids(position_ids: Tensor | None) -> None:
+    """Refuse positions: they follow from the mask, and say which process has a token."""
+    if position_ids is not None:
+        raise InputError("position_ids: expected None, because they say which process has a token, got a tensor")
+
+
+def check_same_batch(batch: dict[str, Tensor], device: torch.device, group: dist.ProcessGroup) -> None:
+    """Refuse other batches on other processes; of floating point only shapes are compared, but for the mask.
+
+    Raises:
+        InputError: on every process.
+    """
+    check = 0
+    for name, tensor in sorted(batch.items()):
+        check = zlib.crc32(f"{name} {tuple(tensor.shape)}".encode(), check)
+        if name == "attention_mask" or not tensor.is_floating_point():
+            content = tensor.double() if tensor.is_floating_point() else tensor  # numpy has no bfloat16
+            check = zlib.crc32(content.cpu().numpy().tobytes(), check)
+    everywhere = of_all(torch.tensor([check], device=device), group=group)
+    if len(set(torch.cat(everywhere).tolist())) > 1:
+        raise InputError("batch: expected the same on every process of the sequence, got different ones")
+
+
+def check_lengths_of_pieces(mask: Tensor, positions: list[tuple[int, int, int]], group: dist.ProcessGroup) -> None:
+    """Refuse masks of pieces that cannot come from a batch padded on the right: padding before a token, on any process.
+
+    Args:
+        mask: Of this process's piece, not 0 on real tokens.
+        positions: Of each process, as (start, stop, step).
+        group: The processes.
+
+    Raises:
+        InputError: on every process.
+    """
+    lengths = (mask != 0).sum(dim=1)
+    gaps = ((mask == 0) != padding_after(lengths, mask.shape[1])).any(dim=1)
+    everywhere = of_all(lengths.masked_fill(gaps, -1), group=group)
+    whole = torch.stack(everywhere).sum(dim=0)
+    for here, (start, stop, step) in zip(everywhere, positions, strict=True):
+        expected = ((whole.clamp(max=stop) - start + step - 1) // step).clamp(min=0)
+        if not torch.equal(here, expected):
+            raise InputError(
+                "attention_mask: expected pieces of sequences padded on the right, as `shard` returns them, got "
+                "other ones"
+            )

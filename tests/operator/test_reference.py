@@ -1,0 +1,79 @@
+"""The equations against hand-computed values and numpy."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from linformer_kit import InputError
+from linformer_kit.operator import reference
+from linformer_kit.operator.reference import AttentionWeights
+from linformer_kit.operator.slots import context_mapping
+
+
+def _numpy_softmax(scores: np.ndarray) -> np.ndarray:
+    exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return exponentials / exponentials.sum(axis=-1, keepdims=True)
+
+
+def _weights(embed: int) -> AttentionWeights:
+    matrices = [torch.randn(embed, embed, dtype=torch.float64) for _ in range(4)]
+    return AttentionWeights(*matrices, *[torch.randn(embed, dtype=torch.float64) for _ in range(4)])
+
+
+def test_references_against_numpy():
+    """The references themselves, once more and by other means: equations 2 and 7 for one head."""
+    embed, length, slots = 5, 7, 3
+    weights = _weights(embed)
+    x = torch.randn(1, length, embed, dtype=torch.float64)
+    e, f = torch.randn(2, 1, slots, length, dtype=torch.float64)
+    w = [None if value is None else value.numpy() for value in weights]
+    q, k, v = (x[0].numpy() @ w[i].T + w[4 + i] for i in range(3))
+    full = _numpy_softmax(q @ k.T / math.sqrt(embed)) @ v @ w[3].T + w[7]
+    np.testing.assert_allclose(reference.full_attention_reference(x, x, x, weights, 1)[0], full, rtol=1e-12)
+    maps = [[reference.matrix_projection_reference(matrix[0])] for matrix in (e, f)]
+    linear = _numpy_softmax(q @ (e[0].numpy() @ k).T / math.sqrt(embed)) @ (f[0].numpy() @ v) @ w[3].T + w[7]
+    np.testing.assert_allclose(reference.linformer_attention_reference(x, x, x, weights, *maps)[0], linear, rtol=1e-12)
+
+
+def test_linformer_with_identity_projections_is_full_attention():
+    weights = _weights(15)
+    x = torch.randn(2, 7, 15, dtype=torch.float64)
+    identity = [reference.matrix_projection_reference(torch.eye(7, dtype=torch.float64))] * 3
+    linear = reference.linformer_attention_reference(x, x, x, weights, identity, identity)
+    torch.testing.assert_close(linear, reference.full_attention_reference(x, x, x, weights, 3), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_svd_attention_is_the_best_of_its_rank(padded):
+    """Its distance from P is the norm of the singular values left out, by Eckart and Young; at full rank it is P."""
+    query, key, value = torch.randn(3, 2, 3, 11, 7, dtype=torch.float64)
+    padding = torch.zeros(2, 11, dtype=torch.bool)
+    padding[1, 8:] = padded
+    masks = {"key_padding_mask": padding, "query_padding_mask": padding} if padded else {}
+    mapping = context_mapping(query, key, padding).masked_fill(padding[:, None, :, None], 0.0)
+    sigma = torch.linalg.svdvals(mapping)
+    for rank in (1, 4, 8, 11):
+        out, low_rank = reference.svd_attention(query, key, value, rank, **masks)
+        assert (torch.linalg.matrix_rank(low_rank) <= rank).all()
+        distance = torch.linalg.matrix_norm(mapping - low_rank)
+        torch.testing.assert_close(distance, sigma[..., rank:].norm(dim=-1), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(out, low_rank @ value)
+    torch.testing.assert_close(out, mapping @ value)
+    if padded:
+        alone = reference.svd_attention(*(x[1:, :, :8] for x in (query, key, value)), 4)[0]
+        together = reference.svd_attention(
+            query, key, value.masked_fill(padding[:, None, :, None], torch.nan), 4, **masks
+        )
+        torch.testing.assert_close(together[0][1:, :, :8], alone)
+
+
+@pytest.mark.parametrize("rank", [0, 6, 2.0])
+def test_svd_attention_refuses_other_ranks(rank):
+    query, key = torch.randn(1, 1, 5, 3), torch.randn(1, 1, 11, 3)
+    with pytest.raises(InputError, match=re.escape(f"rank: expected 1 to 5 (the smaller side of P), got {rank}")):
+        reference.svd_attention(query, key, key, rank)
