@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from jaxtyping import Shaped
-from torch import Tensor, nn
+from torch import Tensor
 
 
 def add(parts: list[Tensor], *, group: dist.ProcessGroup) -> list[Tensor]:
@@ -31,16 +31,6 @@ def exchange(
         The last of the process before and the first of the one after; zeros beyond the ends.
     """
     return _Exchange.apply(first, last, group)
-
-
-def average_gradients(model: nn.Module) -> None:
-    """The mean gradient of all processes, in each of them, of the parameters that have one, in one message."""
-    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    together = torch.cat([gradient.flatten().float() for gradient in gradients])
-    dist.all_reduce(together)
-    together /= dist.get_world_size()
-    for gradient, mean in zip(gradients, together.split([each.numel() for each in gradients]), strict=True):
-        gradient.copy_(mean.view_as(gradient))
 
 
 def of_all(tensor: Tensor, *, group: dist.ProcessGroup) -> list[Tensor]:
