@@ -19,7 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import linformer_kit as lk
 from linformer_kit.operator.padding import real_tokens_first
-from linformer_kit.parallel.collectives import average_gradients
 from tests.conftest import SIZES, randomise
 from tests.processes import run_processes
 
@@ -263,24 +262,6 @@ def check_data_parallel() -> None:
 
 def test_updates_and_saving(tmp_path):
     run(2, check_training, tmp_path, tmp_path / "model")
-
-
-@pytest.mark.slow
-def check_averages() -> None:
-    """Each process has the mean of all gradients; what has none, and its dtype, stay so."""
-    rank = dist.get_rank()
-    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 5), torch.nn.Linear(5, 1).bfloat16())
-    for number, parameter in enumerate((*model[0].parameters(), *model[2].parameters())):
-        parameter.grad = torch.full_like(parameter, number + 2 * rank)
-    average_gradients(model)
-    for number, parameter in enumerate((*model[0].parameters(), *model[2].parameters())):
-        assert parameter.grad.dtype == parameter.dtype
-        assert (parameter.grad == number + dist.get_world_size() - 1).all(), number
-    assert model[1].weight.grad is None
-
-
-def test_averages(tmp_path):
-    run(2, check_averages, tmp_path)
 
 
 def test_with_distributed_data_parallel(tmp_path):
