@@ -29,7 +29,7 @@ from linformer_kit import (
 from linformer_kit.data.inputs import LabelledItems
 from linformer_kit.data.masking import EpochSampler, MaskedBlocks
 from linformer_kit.data.tokenizer import train_tokenizer
-from linformer_kit.experiments.families import FAMILIES, build, example
+from linformer_kit.experiments.quality.families import FAMILIES, build, example
 from linformer_kit.operator.projections import PROJECTIONS, SHORTER_INPUTS, Piece
 from linformer_kit.training.answers import divergence, output_loss
 from linformer_kit.training.classification import FilledTexts, LengthGroupedSampler, classification_loss

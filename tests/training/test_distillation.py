@@ -8,7 +8,7 @@ import transformers
 from transformers import TrainerState
 
 from linformer_kit import linearize
-from linformer_kit.experiments.families import FAMILIES, build, example
+from linformer_kit.experiments.quality.families import FAMILIES, build, example
 from linformer_kit.linearized.depth import keep_layers, layers_to_keep
 from linformer_kit.linearized.layers import attention_layers
 from linformer_kit.training.distillation import _of_layers, _Restart, learning_rate_share, relative_error

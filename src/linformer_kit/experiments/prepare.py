@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from linformer_kit.errors import InputError
-from linformer_kit.experiments.settings import BenchSettings
 from linformer_kit.files.folders import check_new_folder
 from linformer_kit.files.runs import check_output_dir, open_output_dir
 from linformer_kit.settings import LARGEST_SEED
+from linformer_kit.settings.bench import BenchSettings
 
 _OF_THE_FOLDER = ("output_dir", "overwrite")
 
