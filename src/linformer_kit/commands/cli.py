@@ -45,11 +45,11 @@ from linformer_kit.settings.bench import (
     EfficiencySettings,
     EmbeddingsSettings,
     FamiliesSettings,
-    LearningSettings,
     LongSettings,
     SystemsSettings,
     Table2Settings,
 )
+from linformer_kit.settings.study import LearningSettings
 
 _YES_OR_NO = ("true", "false", "yes", "no")
 RECIPES = Path(__file__).parent.parent / "recipes"

@@ -1,11 +1,8 @@
-"""The frame of every measurement: its folder, the head of its results, its report written as results come, and resuming.
+"""The frame of every measurement: its folder, the head of its results, a report that grows with them, and resuming.
 
-    check_output(settings.output_dir)                    # before the work: nothing is written yet
-    experiment = Experiment("bench long", settings.output_dir, device=device, settings=portable(settings), write=write)
-    with experiment:                                     # Ctrl-C: says where the results so far are
-        experiment.results["cells"] = ...
-        experiment.save()
-    experiment.show()
+A measurement calls `check_output` before any work, opens an `Experiment` with `portable` settings, fills in its
+`results`, calls `save` whenever something is done, and `show` at the end. What is measured in one go is written by
+`write_at_once`.
 """
 
 from __future__ import annotations
@@ -22,7 +19,6 @@ import torch
 from linformer_kit.environment import environment
 from linformer_kit.errors import InputError
 from linformer_kit.files.folders import check_new_folder, check_writable
-from linformer_kit.files.manifest import read_json
 from linformer_kit.files.runs import check_output_dir, open_output_dir
 from linformer_kit.files.writing import uninterrupted, whole_folder
 from linformer_kit.settings import names_only
@@ -58,15 +54,10 @@ def check_output(output_dir: str | None, *, resume: bool = False, overwrite: boo
     check_output_dir(output_dir, resume=False, overwrite=False)
 
 
-def earlier_results(output_dir: str | None, name: str, *, resume: bool) -> Path | None:
+def earlier_file(output_dir: str | None, name: str, *, resume: bool) -> Path | None:
     """The results file that is to be continued, `<output_dir>/<name>.json`; None to start anew."""
     path = Path(output_dir or "") / f"{name}.json"
     return path if resume and path.is_file() else None
-
-
-def read_earlier(path: Path | None) -> Results | None:
-    """The content of the file that `earlier_results` found."""
-    return None if path is None else read_json(path)
 
 
 def portable(

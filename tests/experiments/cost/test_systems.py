@@ -13,8 +13,8 @@ from torch import nn
 
 from linformer_kit.errors import InputError
 from linformer_kit.experiments.cost import builders, systems
-from linformer_kit.experiments.cost.builders import SYSTEMS
 from linformer_kit.experiments.cost.layers import StridedAttention, stride_of, strided_block_mask, transposed
+from linformer_kit.experiments.cost.registry import SYSTEMS
 from linformer_kit.settings.bench import SystemsSettings
 
 WIDTH, HEADS, K, N = 30, 5, 13, 112
@@ -170,7 +170,7 @@ def test_fitted_exponent_needs_two_lengths():
 
 def measured(settings: SystemsSettings, folder) -> dict:
     """What `systems.json` holds after a run."""
-    text = systems.bench_systems(settings, folder)
+    text = systems.bench_systems(replace(settings, output_dir=str(folder))).text
     assert text == (folder / "systems.md").read_text()
     assert (folder / "systems.png").stat().st_size > 1000
     return json.loads((folder / "systems.json").read_text())
@@ -241,7 +241,7 @@ def test_an_interrupt_keeps_what_is_done(small, tmp_path, monkeypatch, last):
 
     monkeypatch.setitem(SYSTEMS, "full", replace(SYSTEMS["full"], build=interrupted))
     with pytest.raises(KeyboardInterrupt):
-        systems.bench_systems(small(systems=["linformer", "full"], lengths=[16, 32, 64]), tmp_path)
+        systems.bench_systems(small(systems=["linformer", "full"], lengths=[16, 32, 64], output_dir=str(tmp_path)))
     results = json.loads((tmp_path / "systems.json").read_text())
     assert not results["complete"]
     done = [n for n in (16, 32) if n <= last]

@@ -16,9 +16,9 @@ import yaml
 import linformer_kit as lk
 from linformer_kit.commands.cli import RECIPES, main, parse
 from linformer_kit.errors import InputError
-from linformer_kit.experiments.learning import learn, trials
+from linformer_kit.experiments.learning import checks, learn, running, trials
 from linformer_kit.operator.projections.starts import STARTS
-from linformer_kit.settings.bench import LearningSettings
+from linformer_kit.settings.study import LearningSettings
 from tests.conftest import PRETRAIN_SIZES, write_corpus
 
 pytestmark = pytest.mark.e2e
@@ -98,7 +98,7 @@ def here(monkeypatch):
 
     def run(trial, *rest):
         ran.append(trial.name)
-        return trials.run_trial(trial, *rest)
+        return running.run_trial(trial, *rest)
 
     monkeypatch.setattr(learn, "fresh_processes", InThisProcess)
     monkeypatch.setattr(learn, "in_fresh_process", lambda function, *arguments: function(*arguments))
@@ -207,7 +207,7 @@ def test_going_on_trains_only_what_is_missing(finished, corpus, here, tmp_path):
     kept, last = results["trials"][:-1], results["trials"][-1]
     (folder / "learning.json").write_text(json.dumps(results | {"trials": kept, "complete": False}))
     before = (folder / "trials" / last["name"] / "checkpoint-2" / "model.safetensors").stat().st_mtime_ns
-    again, _ = learn.learn(dataclasses.replace(whole_study(corpus), output_dir=str(folder), resume=True))
+    again = learn.learn(dataclasses.replace(whole_study(corpus), output_dir=str(folder), resume=True)).results
     assert here == [last["name"]]
     repeated = again["trials"][-1]
     assert {**repeated, "seconds": 0, "tokens_per_second": 0} == {**last, "seconds": 0, "tokens_per_second": 0}
@@ -217,7 +217,7 @@ def test_going_on_trains_only_what_is_missing(finished, corpus, here, tmp_path):
 def test_a_study_may_grow_and_what_has_changed_is_trained_anew(corpus, untrained, tmp_path):
     """One more seed, one variant that is another now, and one whose name is as good as the same."""
     settings = dataclasses.replace(study(corpus), output_dir=str(tmp_path / "out"))
-    before = {entry["name"] for entry in learn.learn(settings)[0]["trials"]}
+    before = {entry["name"] for entry in learn.learn(settings).results["trials"]}
     untrained.clear()
     variants = {
         **settings.variants,
@@ -225,7 +225,7 @@ def test_a_study_may_grow_and_what_has_changed_is_trained_anew(corpus, untrained
         "E  F": {"learning_rates": [1e-2]},
     }
     changed = dataclasses.replace(settings, resume=True, seeds=[1, 2, 3], variants=variants)
-    results, _ = learn.learn(changed)
+    results = learn.learn(changed).results
     ran = [entry for entry in results["trials"] if entry["name"] in untrained]
     count = {variant: sum(entry["variant"] == variant for entry in ran) for variant in variants}
     assert count == {"full": 1 + 2 * 3, "E, F": 2, "grown": 2, "E  F": 2 * 3} and not before & set(untrained)
@@ -237,7 +237,8 @@ def test_a_variant_may_have_fewer_seeds(corpus, untrained, tmp_path):
     """And what goes on from it has the same."""
     variants = {"full": {}, "ours": {"seeds": [2]}, "more": {"after": "ours"}}
     settings = study(corpus, variants=variants, learning_rates=[1e-3], cells={"short": {}})
-    results, folder = learn.learn(dataclasses.replace(settings, output_dir=str(tmp_path / "out")))
+    experiment = learn.learn(dataclasses.replace(settings, output_dir=str(tmp_path / "out")))
+    results, folder = experiment.results, experiment.folder
     ran = [(entry["variant"], entry["seed"]) for entry in results["trials"]]
     assert sorted(ran) == [("full", 1), ("full", 2), ("more", 2), ("ours", 2)]
     rows = [line.split(" | ") for line in (folder / "learning.md").read_text().splitlines() if line.startswith("| ")]
@@ -267,7 +268,7 @@ def test_variants_start_as_their_names_say(name):
     """Whatever the default is; a recipe may say it for all of its variants."""
     settings = parse(["bench", "learning", "--recipe", name])[1]
     own = yaml.safe_load((RECIPES / "learning" / f"{name}.yaml").read_text()).get("base", {}).get("model", {})
-    for trial in learn._one_of_each_kind(dataclasses.replace(settings, english_file=["x"])):
+    for trial in checks.one_of_each_kind(dataclasses.replace(settings, english_file=["x"])):
         said = [start for start in STARTS if start in trial.variant.replace(",", "").split()]
         default = "shifted_pooling" if "tiny" in trial.variant else own.get("projection_initializer", "pooling")
         assert trial.settings.model.projection_initializer == (said or [default])[0]
@@ -340,7 +341,8 @@ def test_equal_time(corpus, untrained, tmp_path, monkeypatch):
     monkeypatch.setattr(learn, "seconds_per_update", lambda trial, *_: 0.5 if trial.variant == "full" else 0.25)
     variants = {"full": {"model.attention": "full"}, "ours": {}, "more": {"after": "ours", "minutes": 0.025}}
     settings = study(corpus, minutes=0.05, variants=variants, learning_rates=[1e-3], cells={"short": {}})
-    results, folder = learn.learn(dataclasses.replace(settings, output_dir=str(tmp_path / "out")))
+    experiment = learn.learn(dataclasses.replace(settings, output_dir=str(tmp_path / "out")))
+    results, folder = experiment.results, experiment.folder
     assert sorted(results["seconds_per_update"].values()) == [0.25, 0.25, 0.5]
     updates = {entry["variant"]: entry["updates"] for entry in results["trials"]}
     assert updates == {"full": 6, "ours": 12, "more": 6}
@@ -348,7 +350,7 @@ def test_equal_time(corpus, untrained, tmp_path, monkeypatch):
     row = next(line for line in text.splitlines() if line.startswith("| more |"))
     assert row.endswith("| 0.075 | 250.000 |")
     fewer = {name: variants[name] for name in ("full", "ours")}
-    results, _ = learn.learn(dataclasses.replace(settings, output_dir=str(folder), resume=True, variants=fewer))
+    results = learn.learn(dataclasses.replace(settings, output_dir=str(folder), resume=True, variants=fewer)).results
     assert sorted(results["seconds_per_update"].values()) == [0.25, 0.5], "nothing of what is not studied any more"
 
 
@@ -361,7 +363,7 @@ def test_a_study_killed_while_it_is_timed_keeps_the_times(corpus, untrained, tmp
         with pytest.raises(ZeroDivisionError):
             learn.learn(settings)
     monkeypatch.setattr(learn, "seconds_per_update", None)  # calling it would fail
-    results, _ = learn.learn(dataclasses.replace(settings, resume=True))
+    results = learn.learn(dataclasses.replace(settings, resume=True)).results
     assert {entry["updates"] for entry in results["trials"]} == {6}
 
 
@@ -371,7 +373,8 @@ def test_what_diverges_is_said_and_ends_nothing(corpus, here, tmp_path):
         settings, base=dataclasses.replace(settings.base, warmup_steps=0, max_grad_norm=1e30)
     )
     settings = dataclasses.replace(settings, output_dir=str(tmp_path / "out"), cells={"short": {}}, seeds=[1])
-    results, folder = learn.learn(settings)
+    experiment = learn.learn(settings)
+    results, folder = experiment.results, experiment.folder
     losses = {(entry["variant"], entry["learning_rate"]): entry["validation_loss"] for entry in results["trials"]}
     assert losses["full", 1e30] is None and losses["full", 1e31] is None and losses["ours", 1e-3] is not None
     text = (folder / "learning.md").read_text()
@@ -415,8 +418,8 @@ def test_equal_time_makes_the_number_of_updates(corpus):
 def test_the_time_of_an_update_is_a_median(corpus, tmp_path, monkeypatch):
     """Of 20 updates after the first ones; one that took long does not count for more."""
     clock = iter([*range(10), 1000, *range(1001, 1100)])
-    monkeypatch.setattr(trials, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    assert trials.seconds_per_update(trial_of(study(corpus), "short", "full"), tmp_path, 1) == 1
+    monkeypatch.setattr(running, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    assert running.seconds_per_update(trial_of(study(corpus), "short", "full"), tmp_path, 1) == 1
 
 
 @pytest.mark.parametrize(
@@ -520,5 +523,5 @@ def test_committed_trainings_are_those_that_the_recipes_ask_for(path, tmp_path):
     (tmp_path / "books").mkdir()
     (tmp_path / "books" / "one.txt").write_text("English")
     arguments = ["--recipe", recipe, "--english_file", str(tmp_path / "books"), "--base.cache_dir", str(tmp_path)]
-    kinds = {trial.kind for trial in learn._one_of_each_kind(parse(["bench", "learning", *arguments])[1])}
+    kinds = {trial.kind for trial in checks.one_of_each_kind(parse(["bench", "learning", *arguments])[1])}
     assert {entry["kind"] for entry in json.loads(path.read_text())["trials"]} <= kinds

@@ -14,6 +14,7 @@ from linformer_kit.commands.cli import main
 from linformer_kit.experiments.spectrum.capture import LayerAttention
 from linformer_kit.experiments.theorems import trials
 from linformer_kit.experiments.theorems.fitted import fit_projections
+from linformer_kit.experiments.theorems.meter import Meter
 from linformer_kit.experiments.theorems.statements import (
     Heads,
     LowRank,
@@ -26,7 +27,6 @@ from linformer_kit.experiments.theorems.statements import (
     union_bound,
     window_means,
 )
-from linformer_kit.experiments.theorems.trials import Meter
 from linformer_kit.report.theorems import _needed
 from linformer_kit.settings import TheoremsSettings
 from tests.conftest import fail, write_corpus, write_model

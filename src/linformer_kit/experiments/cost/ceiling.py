@@ -13,11 +13,11 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
-from linformer_kit.environment import environment
+from linformer_kit.experiments.experiment import Experiment, portable
 from linformer_kit.experiments.measure import Timings, interleaved
-from linformer_kit.experiments.prepare import check, default_tokens, open_folder, pairs, recorded, torch_dtype
+from linformer_kit.experiments.prepare import check, default_tokens, pairs, torch_dtype
 from linformer_kit.operator.kernels.when import has_onednn
-from linformer_kit.report.ceiling import ceiling_markdown, write_ceiling_report
+from linformer_kit.report.ceiling import write_ceiling_report
 from linformer_kit.settings.bench import BenchSettings, CeilingSettings, RateSettings
 
 _SCORE_BYTES = 512 * 2**20  # scores of more are made in blocks
@@ -30,11 +30,16 @@ def main(settings: CeilingSettings) -> None:
     """Measure, write and print."""
     device = check(settings)
     by_length = pairs(settings.lengths, settings.projected_dims)
-    folder = open_folder(settings, "bench-ceiling")
-    results = measure_ceiling(settings, by_length, device)
-    write_ceiling_report(results, folder)
-    print(ceiling_markdown(results))
-    print(f"Saved in {folder}")
+    with Experiment(
+        "bench ceiling",
+        settings.output_dir,
+        device=device,
+        settings=portable(settings),
+        write=write_ceiling_report,
+    ) as experiment:
+        experiment.results |= measure_ceiling(settings, by_length, device)
+        experiment.save()
+    experiment.show()
 
 
 def measure_ceiling(settings: CeilingSettings, by_length: dict[int, list[int]], device: torch.device) -> dict[str, Any]:
@@ -57,13 +62,7 @@ def measure_ceiling(settings: CeilingSettings, by_length: dict[int, list[int]], 
             )
             layers.append({"seq_len": n, "projected_dim": k, "batch": batch, **products_summary(products, timings)})
         bar.update()
-    return {
-        "command": "bench ceiling",
-        "environment": environment(device),
-        "settings": recorded(settings),
-        **rates,
-        "layers": layers,
-    }
+    return {**rates, "layers": layers}
 
 
 def machine_rates(settings: RateSettings, device: torch.device) -> dict[str, Any]:

@@ -9,21 +9,20 @@ import dataclasses
 import math
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
-from linformer_kit.environment import environment
 from linformer_kit.experiments import paper
 from linformer_kit.experiments.cost.ceiling import machine_rates, products_summary, slot_products, token_products
 from linformer_kit.experiments.cost.encoders import VOCAB_SIZE, Encoder, build, random_ids, runner, score_bytes
 from linformer_kit.experiments.cost.memory import TOKENS, extrapolate, free_bytes, largest_batch, measure_memory
 from linformer_kit.experiments.cost.operations import TRAINING, bound, layer_cost
+from linformer_kit.experiments.experiment import Experiment, portable, require
 from linformer_kit.experiments.measure import interleaved, summary
-from linformer_kit.experiments.prepare import check, default_tokens, open_folder, pairs, recorded, require, torch_dtype
-from linformer_kit.report.efficiency import efficiency_markdown, write_efficiency_report
+from linformer_kit.experiments.prepare import check, default_tokens, pairs, torch_dtype
+from linformer_kit.report.efficiency import write_efficiency_report
 from linformer_kit.settings.bench import EfficiencySettings
 
 _LENGTHS = [2**power for power in range(9, 17)]
@@ -39,15 +38,7 @@ def main(settings: EfficiencySettings) -> None:
     """Measure, write and print."""
     device = check(settings)
     settings, by_length = _settled(settings, device)
-    folder = open_folder(settings, "bench-efficiency")
-    try:
-        results = measure_efficiency(settings, by_length, device, folder)
-    except KeyboardInterrupt:
-        if any(folder.iterdir()):
-            print(f"What was measured so far is in {folder}", file=sys.stderr)
-        raise
-    print(efficiency_markdown(results))
-    print(f"Saved in {folder}")
+    measure_efficiency(settings, by_length, device).show()
 
 
 def _settled(settings: EfficiencySettings, device: torch.device) -> tuple[EfficiencySettings, dict[int, list[int]]]:
@@ -64,43 +55,43 @@ def _settled(settings: EfficiencySettings, device: torch.device) -> tuple[Effici
 
 
 def measure_efficiency(
-    settings: EfficiencySettings, by_length: dict[int, list[int]], device: torch.device, folder: Path
-) -> dict[str, Any]:
-    """Measure all lengths, and write the report into `folder` after each.
+    settings: EfficiencySettings, by_length: dict[int, list[int]], device: torch.device
+) -> Experiment:
+    """Measure all lengths, and write the report after each.
 
     Args:
         settings: With `tokens` filled in.
         by_length: The k to measure under each n.
         device: Where to measure.
-        folder: Where to write.
 
     Returns:
-        The results as they are in `efficiency.json`: `environment`, `settings`, the rates of the machine, `baselines`
-        and `cells`, `complete`.
+        The results as they are in `efficiency.json`: the rates of the machine, `baselines` and `cells`, `complete`.
     """
-    results: dict[str, Any] = {
-        "command": "bench efficiency",
-        "complete": False,
-        "environment": environment(device),
-        "settings": recorded(settings),
-        "baselines": [],
-        "cells": [],
-    }
+    experiment = Experiment(
+        "bench efficiency",
+        settings.output_dir,
+        device=device,
+        settings=portable(settings),
+        write=write_efficiency_report,
+        fields={"complete": False, "baselines": [], "cells": []},
+    )
+    results = experiment.results
     runs = settings.repetitions + settings.memory
     total = sum(len(dims) + len(settings.baselines) for dims in by_length.values()) * runs
-    try:
-        with tqdm(total=total, unit="run", dynamic_ncols=True, desc="best rates") as bar:
-            results |= machine_rates(settings, device)
-            for n, dims in by_length.items():
-                _Length(n, dims, settings, device, bar).measure(results)
+    with experiment:
+        try:
+            with tqdm(total=total, unit="run", dynamic_ncols=True, desc="best rates") as bar:
+                results |= machine_rates(settings, device)
+                for n, dims in by_length.items():
+                    _Length(n, dims, settings, device, bar).measure(results)
+                    compare(results)
+                    experiment.save()
+            results["complete"] = True
+        finally:
+            if results["cells"]:
                 compare(results)
-                write_efficiency_report(results, folder)
-        results["complete"] = True
-    finally:
-        if results["cells"]:
-            compare(results)
-            write_efficiency_report(results, folder)
-    return results
+                experiment.save()
+    return experiment
 
 
 @dataclasses.dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -51,42 +52,57 @@ def build(encoder: Encoder, settings: BenchSettings, device: torch.device, *, mo
     """The model, without pooler and dropout, its weights made in the number format that they are used in."""
     torch.manual_seed(settings.seed)
     with default_dtype(torch_dtype(settings)):
-        model = _roberta(encoder, settings) if encoder.kind in ("eager", "roberta") else _ours(encoder, settings)
+        model = KINDS[encoder.kind](encoder, settings)
     return model.to(device).train(mode == "train")
 
 
-def _sizes(encoder: Encoder, settings: BenchSettings) -> dict[str, Any]:
-    """What both configurations have in common."""
+def sizes(settings: BenchSettings, *, layers: int, vocab_size: int) -> dict[str, Any]:
+    """The fields that the configurations of transformers and ours have in common."""
     return {
-        "vocab_size": encoder.vocab_size,
+        "vocab_size": vocab_size,
         "hidden_size": settings.hidden_size,
-        "num_hidden_layers": encoder.layers,
+        "num_hidden_layers": layers,
         "num_attention_heads": settings.num_attention_heads,
         "intermediate_size": settings.intermediate_size,
+        "hidden_act": "gelu",
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
     }
 
 
-def _ours(encoder: Encoder, settings: BenchSettings) -> nn.Module:
+def _ours(encoder: Encoder, settings: BenchSettings, **fields: Any) -> LinformerModel:
     config = LinformerConfig(
-        **_sizes(encoder, settings),
+        **sizes(settings, layers=encoder.layers, vocab_size=encoder.vocab_size),
         max_position_embeddings=encoder.seq_len,
-        projected_dim=encoder.projected_dim or 1,
-        sharing="layerwise",
-        attention="full" if encoder.kind == "full" else "linformer",
+        **fields,
     )
-    return LinformerModel(config)
+    return LinformerModel(config, add_pooling_layer=False)
 
 
-def _roberta(encoder: Encoder, settings: BenchSettings) -> nn.Module:
+def _linformer(encoder: Encoder, settings: BenchSettings) -> LinformerModel:
+    return _ours(encoder, settings, projected_dim=encoder.projected_dim, sharing="layerwise")
+
+
+def _full(encoder: Encoder, settings: BenchSettings) -> LinformerModel:
+    return _ours(encoder, settings, attention="full")
+
+
+def _roberta(encoder: Encoder, settings: BenchSettings, implementation: str = "sdpa") -> RobertaModel:
     config = RobertaConfig(
-        **_sizes(encoder, settings),
+        **sizes(settings, layers=encoder.layers, vocab_size=encoder.vocab_size),
         max_position_embeddings=encoder.seq_len + 2,
         type_vocab_size=1,
-        attn_implementation="eager" if encoder.kind == "eager" else "sdpa",
+        attn_implementation=implementation,
     )
     return RobertaModel(config, add_pooling_layer=False)
+
+
+KINDS: dict[Kind, Callable[[Encoder, BenchSettings], LinformerModel | RobertaModel]] = {
+    "linformer": _linformer,
+    "eager": partial(_roberta, implementation="eager"),
+    "full": _full,
+    "roberta": _roberta,
+}
 
 
 @contextmanager

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from linformer_kit.environment import environment
 from linformer_kit.experiments.cost.encoders import Encoder, build, random_ids, runner
 from linformer_kit.experiments.cost.memory import layers_of, parameter_bytes
+from linformer_kit.experiments.experiment import Experiment, portable, require
 from linformer_kit.experiments.measure import in_fresh_process, interleaved, peak_bytes, summary
-from linformer_kit.experiments.prepare import check, open_folder, recorded, require, torch_dtype
+from linformer_kit.experiments.prepare import check, torch_dtype
 from linformer_kit.models.encoder import LinformerLayer
-from linformer_kit.report.long import long_markdown, write_long_report
+from linformer_kit.report.long import write_long_report
 from linformer_kit.settings.bench import LongSettings
 
 _SECONDS = 60.0  # for all runs over the short sequence
@@ -29,11 +29,12 @@ def main(settings: LongSettings) -> None:
     for name in ("n", "reference_length"):
         length, k = getattr(settings, name), settings.projected_dim
         require(length > k, name, f"more than projected_dim, {k}", length)
-    folder = open_folder(settings, "bench-long")
-    results = in_fresh_process(measure_long, settings, str(device), torch.get_num_threads())
-    write_long_report(results, folder)
-    print(long_markdown(results))
-    print(f"Saved in {folder}")
+    with Experiment(
+        "bench long", settings.output_dir, device=device, settings=portable(settings), write=write_long_report
+    ) as experiment:
+        experiment.results |= in_fresh_process(measure_long, settings, str(device), torch.get_num_threads())
+        experiment.save()
+    experiment.show()
 
 
 def measure_long(settings: LongSettings, device_name: str, threads: int) -> dict[str, Any]:
@@ -47,7 +48,7 @@ def measure_long(settings: LongSettings, device_name: str, threads: int) -> dict
         threads: Of a CPU.
 
     Returns:
-        The results as they are in `long.json`.
+        What was measured, as it stands in `long.json`.
     """
     torch.set_num_threads(threads)
     device = torch.device(device_name)
@@ -57,9 +58,6 @@ def measure_long(settings: LongSettings, device_name: str, threads: int) -> dict
     hidden_bytes = settings.n * settings.hidden_size * torch_dtype(settings).itemsize
     per_token = {"reference": reference["median_s"] / settings.reference_length, "long": seconds / settings.n}
     return {
-        "command": "bench long",
-        "environment": environment(device),
-        "settings": recorded(settings),
         "reference": {**reference, "seconds_per_token": per_token["reference"]},
         "long": {"seconds": seconds, "seconds_per_token": per_token["long"]},
         "ratio": per_token["long"] / per_token["reference"],

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,21 +20,18 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from linformer_kit.environment import environment
 from linformer_kit.errors import InputError
-from linformer_kit.experiments.cost.builders import SYSTEMS
+from linformer_kit.experiments.cost.registry import SYSTEMS
+from linformer_kit.experiments.experiment import Experiment, portable, require
 from linformer_kit.experiments.measure import interleaved, summary, synchronize
-from linformer_kit.experiments.prepare import check, default_tokens, open_folder, recorded, require, torch_dtype
+from linformer_kit.experiments.prepare import check, default_tokens, torch_dtype
 from linformer_kit.report.systems import write_systems_report
 from linformer_kit.settings.bench import SystemsSettings
 
 
 def main(settings: SystemsSettings) -> None:
     """Measure, write and print."""
-    settings = checked(settings)
-    folder = open_folder(settings, "bench-systems")
-    print(bench_systems(settings, folder))
-    print(f"Saved in {folder}")
+    bench_systems(checked(settings)).show()
 
 
 def checked(settings: SystemsSettings) -> SystemsSettings:
@@ -59,40 +55,39 @@ def checked(settings: SystemsSettings) -> SystemsSettings:
     )
 
 
-def bench_systems(settings: SystemsSettings, folder: Path) -> str:
+def bench_systems(settings: SystemsSettings) -> Experiment:
     """Time every system at every length, and write `systems.json`, `systems.md` and `systems.png` after each length.
 
     Args:
         settings: From `checked`.
-        folder: Where to write.
 
     Returns:
-        The Markdown text.
+        The results, in their folder.
 
     Raises:
         KeyboardInterrupt: when interrupted, after what is done has been written.
     """
     assert settings.systems
     entries = [entry for name in settings.systems for entry in _entries(name, settings)]
-    results: dict[str, Any] = {
-        "command": "bench systems",
-        "environment": environment(torch.device(settings.device)),
-        "settings": recorded(settings),
-        "systems": entries,
-        "complete": False,
-    }
-    text = ""
-    with tqdm(total=len(settings.lengths) * len(entries) * (1 + settings.repetitions)) as bar:
+    experiment = Experiment(
+        "bench systems",
+        settings.output_dir,
+        device=torch.device(settings.device),
+        settings=portable(settings),
+        write=write_systems_report,
+        fields={"systems": entries, "complete": False},
+    )
+    with experiment, tqdm(total=len(settings.lengths) * len(entries) * (1 + settings.repetitions)) as bar:
         try:
             for n in settings.lengths:
                 bar.set_description(f"n {n:,}")
                 _measure_length(settings, n, entries, bar)
-                results["complete"] = n == settings.lengths[-1]
-                text = write_systems_report(results, folder)
+                experiment.results["complete"] = n == settings.lengths[-1]
+                experiment.save()
         except KeyboardInterrupt:
-            write_systems_report(results, folder)
+            experiment.save()
             raise
-    return text
+    return experiment
 
 
 def _entries(name: str, settings: SystemsSettings) -> list[dict[str, Any]]:

@@ -1,41 +1,23 @@
-"""The trainings of a study of learning: which settings each has, one of them run, and the time of its updates."""
+"""The trainings of a study of learning, and which settings each has. `running` runs them."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
-import io
-import itertools
 import json
 import math
-import statistics
-import tempfile
-import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import torch
-import transformers
 from jsonargparse import ArgumentParser, Namespace
-from torch.utils.data import default_collate
-from transformers import TrainerCallback
 
-from linformer_kit.data.tokenizer import load_tokenizer
 from linformer_kit.errors import InputError
-from linformer_kit.experiments.learning.short_texts import short_text_losses
-from linformer_kit.experiments.measure import synchronize
-from linformer_kit.experiments.prepare import require
-from linformer_kit.models.heads import LinformerForMaskedLM
+from linformer_kit.experiments.experiment import portable, require
 from linformer_kit.report.base import file_name
 from linformer_kit.settings import ModelSettings, PretrainSettings, names_only
-from linformer_kit.settings.bench import LearningSettings
+from linformer_kit.settings.study import LearningSettings
 from linformer_kit.training import pretrain
 from linformer_kit.training.identity import defaults
-from linformer_kit.training.memory import keep_freed_memory
-from linformer_kit.training.metrics import mean_token_loss
 
 # What a variant may say beside settings of `linformer pretrain`, and a cell.
 OF_VARIANTS = ("after", "minutes", "learning_rates", "seeds")
@@ -47,8 +29,6 @@ _PATHS = ("train_file", "validation_file", "tokenizer", "cache_dir")
 # Defaults of trainings and models that were others when results were written: names of trials take these for unsaid.
 _FIRST_DEFAULTS = {"resize_mode": "extend"}
 _FIRST_MODEL_DEFAULTS = {"projection_initializer": "pooling"}
-_TRIALS_FOLDER = "trials"
-_TIMED_UPDATES, _WARM_UPDATES = 20, 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,10 +104,8 @@ def make_trial(
 def recorded_study(study: LearningSettings) -> dict[str, Any]:
     """The settings of a study as they stand in its results: what was done, and no place on this machine."""
     unsaid = ("output_dir", "resume", "processes")
-    fields = {name: value for name, value in dataclasses.asdict(study).items() if name not in unsaid}
+    fields = portable(study, files=("english_file", "sentence_file"), without=unsaid)
     fields["base"]["cache_dir"] = None
-    for name in ("english_file", "sentence_file"):
-        fields[name] = names_only(fields[name])
     for changes in (fields["base"], *fields["cells"].values(), *fields["variants"].values()):
         for name in _PATHS:
             if name in changes:
@@ -153,85 +131,6 @@ def timed(trial: Trial, seconds: float) -> Trial:
         for name in ("warmup_steps", "eval_steps", "save_steps")
     }
     return dataclasses.replace(trial, settings=dataclasses.replace(settings, max_steps=updates, **scaled))
-
-
-def run_trial(
-    trial: Trial, folder: Path, threads: int, projected_dims: list[int], sentence_file: list[str] | None
-) -> dict[str, Any]:
-    """Train, or finish what was cut off, and measure.
-
-    Args:
-        trial: What to train.
-        folder: That of the study.
-        threads: Of a CPU.
-        projected_dims: Numbers of slots to measure with as well.
-        sentence_file: Files of short texts to measure on as well.
-
-    Returns:
-        What stands in `learning.json` for it; a loss that is not finite is None.
-    """
-    _alone(threads)
-    place = folder / _TRIALS_FOLDER / trial.name
-    place.mkdir(parents=True, exist_ok=True)
-    with (place / "log.txt").open("a", encoding="utf-8") as log, contextlib.redirect_stderr(log):
-        settings = dataclasses.replace(
-            trial.settings, output_dir=str(place), resume=True, from_model=_before(trial, folder)
-        )
-        results, _ = pretrain.pretrain(settings)
-        (model,) = results["models"].values()
-        said = ("name", "kind", "cell", "variant", "learning_rate", "seed", "minutes", "before")
-        measured = ("parameters", "updates", "seconds", "tokens_per_second", "bf16")
-        return {
-            **{name: getattr(trial, name) for name in said},
-            **{name: model[name] for name in measured},
-            "validation_loss": _finite(model["validation_loss"]),
-            "curve": [[update, _finite(loss)] for update, loss in model["curve"]],
-            "unigram_entropy": results["unigram_entropy"],
-            "corpus": {name: value for name, value in results["corpus"].items() if name != "description"},
-            **_more_losses(place, settings, model["bf16"], projected_dims, sentence_file),
-        }
-
-
-def seconds_per_update(trial: Trial, folder: Path, threads: int) -> float:
-    """Median time of an update of the trial's model, data and optimizer included."""
-    _alone(threads)
-    updates = _WARM_UPDATES + _TIMED_UPDATES
-    settings = dataclasses.replace(
-        trial.settings,
-        from_model=_before(trial, folder),
-        max_steps=updates,
-        warmup_steps=1,
-        eval_steps=updates + 1,
-        save_steps=updates + 1,
-    )
-    with tempfile.TemporaryDirectory() as temporary, contextlib.redirect_stderr(io.StringIO()):
-        settings, model = pretrain.starting_from(settings)
-        data = pretrain.load_data(settings)
-        if model is None:
-            config = pretrain.model_config(settings, data.tokenizer, attention=settings.model.attention)
-            model = LinformerForMaskedLM(config)
-        trainer = pretrain.build_trainer(settings, data, Path(temporary), model)
-        trainer.args.eval_on_start = False
-        clock = _Clock(trainer.args.device)
-        trainer.add_callback(clock)
-        trainer.train()
-    return statistics.median(itertools.islice(clock.seconds(), _WARM_UPDATES, None))
-
-
-class _Clock(TrainerCallback):
-    """When each update ended."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._ends: list[float] = []
-
-    def on_step_end(self, *arguments: Any, **named: Any) -> None:
-        synchronize(self._device)
-        self._ends.append(time.perf_counter())
-
-    def seconds(self) -> Iterator[float]:
-        """Of each update but the first."""
-        return (end - start for start, end in itertools.pairwise(self._ends))
 
 
 def _change(fields: dict[str, Any], name: str, value: Any, owner: str) -> None:
@@ -275,50 +174,3 @@ def _digest(content: dict[str, Any]) -> str:
         said.pop(name, None)
     said |= {name: names_only(said[name]) for name in _PATHS if name in said}
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:8]
-
-
-def _before(trial: Trial, folder: Path) -> str | None:
-    """The folder of the model that a trial goes on from."""
-    return None if trial.before is None else str((folder / _TRIALS_FOLDER / trial.before).resolve())
-
-
-def _finite(loss: float) -> float | None:
-    return loss if math.isfinite(loss) else None
-
-
-def _alone(threads: int) -> None:
-    """What a process that trains beside others needs."""
-    keep_freed_memory()
-    torch.set_num_threads(threads)
-    transformers.utils.logging.set_verbosity_error()
-
-
-def _more_losses(
-    place: Path, settings: PretrainSettings, bf16: bool, projected_dims: list[int], sentence_file: list[str] | None
-) -> dict[str, Any]:
-    """Losses with fewer slots, and of short texts."""
-    if not projected_dims and not sentence_file:
-        return {}
-    settings, model = pretrain.starting_from(dataclasses.replace(settings, from_model=str(place), resize_to=None))
-    assert model is not None
-    config = model.config
-    losses: dict[str, Any] = {}
-    dims = [] if config.attention == "full" else [dim for dim in projected_dims if dim < config.largest_projected_dim]
-    if dims:
-        blocks = pretrain.load_data(settings).validation
-        size = settings.per_device_eval_batch_size
-        batches = [
-            default_collate([blocks[index] for index in range(start, min(start + size, len(blocks)))])
-            for start in range(0, len(blocks), size)
-        ]
-        losses["by_projected_dim"] = {}
-        for dim in dims:
-            model.set_projected_dim(dim)
-            losses["by_projected_dim"][str(dim)] = _finite(mean_token_loss(model, batches, bf16=bf16))
-        model.set_projected_dim()
-    if sentence_file:
-        tokenizer = load_tokenizer(str(place), max_length=config.max_position_embeddings)
-        masking: dict[str, Any] = {"seed": settings.seed, "probability": settings.mlm_probability}
-        found = short_text_losses(model, tokenizer, sentence_file, bf16=bf16, **masking)
-        losses["sentences"] = {form: _finite(loss) for form, loss in found.items()}
-    return losses

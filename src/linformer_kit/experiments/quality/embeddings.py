@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,18 +23,16 @@ from linformer_kit.data.encoding import Encoder, Window
 from linformer_kit.data.examples import Example
 from linformer_kit.data.files import find_files
 from linformer_kit.data.labelled import load_labelled
-from linformer_kit.environment import best_device, environment, use_bf16
+from linformer_kit.environment import best_device, use_bf16
 from linformer_kit.errors import renamed
+from linformer_kit.experiments.experiment import Experiment, check_output, portable, require
 from linformer_kit.experiments.measure import in_fresh_process, interleaved, peak_bytes, summary
-from linformer_kit.experiments.prepare import require
-from linformer_kit.files.folders import check_new_folder
-from linformer_kit.files.runs import open_output_dir
 from linformer_kit.interop.loading import input_length, load_model
 from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.linearized.positions import LONGEST, longest_input, set_positions
 from linformer_kit.models.modeling import LinformerPreTrainedModel
-from linformer_kit.report.embeddings import embeddings_markdown, write_embeddings_report
-from linformer_kit.settings import FinetuneSettings, names_only
+from linformer_kit.report.embeddings import write_embeddings_report
+from linformer_kit.settings import FinetuneSettings
 from linformer_kit.settings.bench import EmbeddingsSettings
 from linformer_kit.training.answers import mean_embedding
 
@@ -49,43 +46,63 @@ _SECONDS = 60.0  # for all runs of one model at one length
 
 def main(settings: EmbeddingsSettings) -> None:
     """Measure, write and print."""
-    results, folder = measure_embeddings(settings)
-    print(embeddings_markdown(results))
-    print(f"Saved in {folder}")
+    measure_embeddings(settings).show()
 
 
-def measure_embeddings(settings: EmbeddingsSettings) -> tuple[dict[str, Any], Path]:
+def measure_embeddings(settings: EmbeddingsSettings) -> Experiment:
     """Cosine to the first model's embeddings, accuracy of a logistic regression on them, and what they cost.
 
     Returns:
-        The results, as in `embeddings.json`, and the folder that holds them.
+        The results, as in `embeddings.json`.
 
     Raises:
         InputError: for models, texts and tasks that do not fit.
     """
     names = _check(settings)
     passages = _passages(settings)
-    tasks = {name: _task(settings, name) for name in settings.tasks}
+    tasks: dict[str, tuple[Side, Side]] = {name: _task(settings, name) for name in settings.tasks}
     embedders = {name: _Embedder(model, settings) for name, model in names.items()}
+    if passages:
+        _check_embedders(settings, embedders)
+    experiment = Experiment(
+        "bench embeddings",
+        settings.output_dir,
+        device=best_device(),
+        settings=portable(settings, files=("models", "text", "data_dir")),
+        write=write_embeddings_report,
+        fields={"models": {name: {} for name in names}, "complete": False},
+    )
+    with experiment:
+        _measure_quality(experiment, settings, embedders, passages, tasks)
+        for length in settings.lengths:
+            _measure_cost(experiment, settings, embedders, names, length)
+        experiment.finish()
+    return experiment
+
+
+def _check_embedders(settings: EmbeddingsSettings, embedders: dict[str, _Embedder]) -> None:
+    """Refuse models whose embeddings have no cosine, or that do not take the lengths."""
     width = next(iter(embedders.values())).width
     for name, embedder in embedders.items():
-        require(not passages or embedder.width == width, "models", f"embeddings of one width, {width}", embedder.width)
-        for length in settings.cosine_lengths if passages else ():
+        require(embedder.width == width, "models", f"embeddings of one width, {width}", embedder.width)
+        for length in settings.cosine_lengths:
             limit = embedder.longest
             require(length <= limit, "cosine_lengths", f"at most {limit:,}, which {name} takes", length)
             with renamed("max_length", "cosine_lengths"):
                 Encoder(embedder.tokenizer, length)
-    folder = open_output_dir(settings.output_dir, command="bench-embeddings", overwrite=False)
-    results: dict[str, Any] = {
-        "command": "bench embeddings",
-        "environment": environment(best_device()),
-        "settings": _portable(settings),
-        "models": {name: {} for name in names},
-        "complete": False,
-    }
+
+
+def _measure_quality(
+    experiment: Experiment,
+    settings: EmbeddingsSettings,
+    embedders: dict[str, _Embedder],
+    passages: list[str],
+    tasks: dict[str, tuple[Side, Side]],
+) -> None:
+    """Cosine to the first model's embeddings, and accuracy on the tasks; written after each model."""
     reference: dict[int, np.ndarray] = {}
     for name, embedder in embedders.items():
-        found = results["models"][name]
+        found = experiment.results["models"][name]
         found["parameters"] = embedder.model.num_parameters()
         found["longest"] = embedder.longest
         found["cosine"] = {}
@@ -94,21 +111,26 @@ def measure_embeddings(settings: EmbeddingsSettings) -> tuple[dict[str, Any], Pa
             cosine = (vectors * reference.setdefault(length, vectors)).sum(axis=1)
             found["cosine"][str(length)] = {"mean": float(cosine.mean()), "least": float(cosine.min())}
         found["accuracy"] = {task: _accuracy(embedder, *sides, f"{name}, {task}") for task, sides in tasks.items()}
-        write_embeddings_report(results, folder)
-    for length in settings.lengths:
-        timings = _times(embedders, length, settings)
-        for name in names:
-            cost = {**summary(timings[name]), "peak_bytes": None}
-            results["models"][name].setdefault("cost", {})[str(length)] = cost
-        write_embeddings_report(results, folder)  # the times count also where memory runs out below
-        torch.cuda.empty_cache()  # the processes that measure memory share the device
-        for name, model in names.items() if settings.memory else ():
-            peak = in_fresh_process(_peak, model, length, settings, torch.get_num_threads())
-            results["models"][name]["cost"][str(length)]["peak_bytes"] = peak
-            write_embeddings_report(results, folder)
-    results["complete"] = True
-    write_embeddings_report(results, folder)
-    return results, folder
+        experiment.save()
+
+
+def _measure_cost(
+    experiment: Experiment,
+    settings: EmbeddingsSettings,
+    embedders: dict[str, _Embedder],
+    names: dict[str, str],
+    length: int,
+) -> None:
+    """Time of all models at one length, then memory of each; written after each."""
+    models = experiment.results["models"]
+    for name, timing in _times(embedders, length, settings).items():
+        models[name].setdefault("cost", {})[str(length)] = {**summary(timing), "peak_bytes": None}
+    experiment.save()  # the times count also where memory runs out below
+    torch.cuda.empty_cache()  # the processes that measure memory share the device
+    for name, model in names.items() if settings.memory else ():
+        peak = in_fresh_process(_peak, model, length, settings, torch.get_num_threads())
+        models[name]["cost"][str(length)]["peak_bytes"] = peak
+        experiment.save()
 
 
 class _Embedder:
@@ -233,14 +255,5 @@ def _check(settings: EmbeddingsSettings) -> dict[str, str]:
     require(different, "names", f"{len(settings.models)} different ones", names)
     require(not settings.text or bool(settings.cosine_lengths), "cosine_lengths", "one or more with text", "none")
     require(not settings.tasks or settings.data_dir is not None, "data_dir", "the folder of the tasks", "none")
-    if settings.output_dir is not None:
-        check_new_folder("output_dir", settings.output_dir)
+    check_output(settings.output_dir)
     return dict(zip(names, settings.models, strict=True))
-
-
-def _portable(settings: EmbeddingsSettings) -> dict[str, Any]:
-    """The settings as they stand in results: files without their folders."""
-    named = dataclasses.asdict(settings)
-    for name in ("models", "text", "data_dir"):
-        named[name] = names_only(named[name]) if named[name] else None
-    return {name: value for name, value in named.items() if name != "output_dir"}

@@ -16,15 +16,11 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import AutoModel, PreTrainedModel
 
-from linformer_kit.environment import environment
-from linformer_kit.experiments.prepare import require
-from linformer_kit.files.folders import check_new_folder
-from linformer_kit.files.runs import open_output_dir
+from linformer_kit.experiments.experiment import Experiment, check_output, portable, require
 from linformer_kit.linearized.layers import attention_layers
 from linformer_kit.linearized.linearize import linearize
 from linformer_kit.linearized.positions import longest_input
-from linformer_kit.report.base import write_report
-from linformer_kit.report.families import families_markdown
+from linformer_kit.report.families import write_families_report
 from linformer_kit.settings import LARGEST_SEED
 from linformer_kit.settings.bench import FamiliesSettings
 
@@ -154,17 +150,17 @@ def measure_family(family: Family, seed: int, *, dtype: torch.dtype = torch.floa
 def main(settings: FamiliesSettings) -> None:
     """Try each, write and print."""
     require(0 <= settings.seed <= LARGEST_SEED, "seed", f"0 to {LARGEST_SEED}", settings.seed)
-    if settings.output_dir is not None:
-        check_new_folder("output_dir", settings.output_dir)
-    folder = open_output_dir(settings.output_dir, command="bench-families", overwrite=False)
-    results = {
-        "command": "bench families",
-        "environment": environment(torch.device("cpu")),
-        "settings": {"seed": settings.seed},
-        "families": {
+    check_output(settings.output_dir)
+    with Experiment(
+        "bench families",
+        settings.output_dir,
+        device=torch.device("cpu"),
+        settings=portable(settings),
+        write=write_families_report,
+    ) as experiment:
+        experiment.results["families"] = {
             name: measure_family(family, settings.seed)
             for name, family in tqdm(FAMILIES.items(), unit="family", dynamic_ncols=True)
-        },
-    }
-    print(write_report(results, folder, "families", families_markdown))
-    print(f"Saved in {folder}")
+        }
+        experiment.save()
+    experiment.show()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from pathlib import Path
 from typing import Any
@@ -12,22 +11,20 @@ from tqdm import tqdm
 
 from linformer_kit.data.labelled import load_labelled
 from linformer_kit.data.tasks import TASKS
-from linformer_kit.environment import best_device, environment
+from linformer_kit.environment import best_device
 from linformer_kit.errors import DivergedError, InputError
 from linformer_kit.experiments import paper
+from linformer_kit.experiments.experiment import Experiment, check_output, earlier_file, portable
 from linformer_kit.experiments.measure import in_fresh_process, peak_bytes
-from linformer_kit.files.folders import check_new_folder
 from linformer_kit.files.manifest import file_fingerprint, read_json
-from linformer_kit.files.runs import open_output_dir
 from linformer_kit.interop.loading import check_model_folder
 from linformer_kit.report.base import file_name
-from linformer_kit.report.table2 import best_rate, table2_markdown, write_table2_report
+from linformer_kit.report.table2 import write_table2_report
 from linformer_kit.settings import FinetuneSettings, names_folder, names_only
 from linformer_kit.settings.bench import Table2Settings
 from linformer_kit.training import finetune
 from linformer_kit.training.memory import keep_freed_memory
 
-RESULTS = "table2.json"
 # Settings that are those of `linformer finetune`.
 _PASSED = (
     "data_dir",
@@ -49,31 +46,26 @@ _KEPT = ("seed", "metrics", "updates", "best_updates", "seconds", "texts_per_sec
 
 def main(settings: Table2Settings) -> None:
     """Fine-tune all models on all tasks and print the table."""
-    results, folder = table2(settings)
-    print(table2_markdown(results))
-    print(f"Everything is in {folder}.")
+    table2(settings).show()
 
 
-def table2(settings: Table2Settings) -> tuple[dict[str, Any], Path]:
+def table2(settings: Table2Settings) -> Experiment:
     """Fine-tune each model on each task, each in a process of its own, one after the other.
 
     Of several learning rates each model takes, for each task, the one with the best metric for the first seed, and is
     trained with the other seeds at that one. A rate at which a training diverges is noted and left.
 
     Returns:
-        The results, as in `table2.json`, and the folder that holds them and all classifiers.
+        The results, as in `table2.json`, in the folder that holds all classifiers too.
 
     Raises:
         InputError: for models, tasks and settings that do not fit, before anything is trained.
     """
     names = _check(settings)
-    results: dict[str, Any] = {
-        "command": "bench table2",
-        "environment": environment(best_device()),
+    fields: dict[str, Any] = {
         "models": {name: _place(model) for name, model in names.items()},
         "fingerprints": {name: _fingerprint(model) for name, model in names.items()},
         "tasks": list(settings.tasks),
-        "settings": _portable(settings),
         "paper": [
             {"seq_len": seq_len, "model": model, "scores": dict(zip(TASKS, scores, strict=True))}
             for (seq_len, model), scores in paper.SCORES.items()
@@ -81,31 +73,59 @@ def table2(settings: Table2Settings) -> tuple[dict[str, Any], Path]:
         "cells": [],
         "complete": False,
     }
-    path = Path(settings.output_dir or "") / RESULTS
-    if settings.resume and path.is_file():
-        results["cells"] = _earlier_cells(read_json(path), results, path)
-    folder = open_output_dir(settings.output_dir, command="bench-table2", overwrite=False).resolve()
-    write_table2_report(results, folder)  # a folder with results is one to go on in
-    with tqdm(total=len(names) * len(settings.tasks), unit=" cells", dynamic_ncols=True) as bar:
+    recorded = _portable(settings)
+    earlier = earlier_file(settings.output_dir, "table2", resume=settings.resume)
+    if earlier is not None:
+        fields["cells"] = _earlier_cells(read_json(earlier), fields | {"settings": recorded}, earlier)
+    experiment = Experiment(
+        "bench table2",
+        settings.output_dir,
+        device=best_device(),
+        settings=recorded,
+        write=_write,
+        fields=fields,
+    )
+    experiment.save()  # a folder with results is one to continue in
+    with experiment, tqdm(total=len(names) * len(settings.tasks), unit=" cells", dynamic_ncols=True) as bar:
         for task in settings.tasks:
             seeds = settings.seeds[:1] if task in settings.one_seed else settings.seeds
             for name in names:
                 for rate in settings.learning_rates:
-                    _run(settings, results, folder, (name, task, rate), seeds[:1])
-                best = best_rate(results, name, task)
+                    _run(settings, experiment, (name, task, rate), seeds[:1])
+                best = chosen_cells(experiment.results).get((name, task))
                 if best is not None:
-                    _run(settings, results, folder, (name, task, best), seeds)
+                    _run(settings, experiment, (name, task, best["learning_rate"]), seeds)
                 bar.update()
-    results["complete"] = True
-    write_table2_report(results, folder)
-    return results, folder
+        experiment.finish()
+    return experiment
 
 
-def _run(
-    settings: Table2Settings, results: dict[str, Any], folder: Path, what: tuple[str, str, float], seeds: list[int]
-) -> None:
+def chosen_cells(results: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+    """For each model and task the cell of the chosen learning rate: the best metric for the first seed.
+
+    Returns:
+        By (model, task), where a training has ended without diverging.
+    """
+    chosen: dict[tuple[str, str], dict[str, Any]] = {}
+    for cell in results["cells"]:
+        place = (cell["model"], cell["task"])
+        if cell["runs"] and (place not in chosen or _first_metric(cell) > _first_metric(chosen[place])):
+            chosen[place] = cell
+    return chosen
+
+
+def _first_metric(cell: dict[str, Any]) -> float:
+    return cell["runs"][0]["metrics"][cell["metrics"][0]]
+
+
+def _write(results: dict[str, Any], folder: Path) -> str:
+    return write_table2_report(results, folder, chosen_cells(results))
+
+
+def _run(settings: Table2Settings, experiment: Experiment, what: tuple[str, str, float], seeds: list[int]) -> None:
     """One model on one task at one rate, unless it is done with these seeds; results are written after it."""
     name, task, rate = what
+    results, folder = experiment.results, experiment.folder.resolve()
     known = [cell for cell in results["cells"] if (cell["model"], cell["task"], cell["learning_rate"]) == what]
     cell: dict[str, Any]
     cell = known[0] if known else {"model": name, "task": task, "learning_rate": rate, "diverged": False, "runs": []}
@@ -126,7 +146,7 @@ def _run(
         }
     if not known:
         results["cells"].append(cell)
-    write_table2_report(results, folder)
+    experiment.save()
 
 
 def _finetune(settings: FinetuneSettings, threads: int) -> tuple[dict[str, Any], int]:
@@ -182,14 +202,8 @@ def _earlier_cells(before: dict[str, Any], now: dict[str, Any], path: Path) -> l
 
 def _portable(settings: Table2Settings) -> dict[str, Any]:
     """The settings as they stand in the results, without the paths of this machine."""
-    fields = dataclasses.asdict(settings)
-    data_dir = names_only(settings.data_dir)
-    return fields | {
-        "models": list(map(_place, settings.models)),
-        "data_dir": data_dir,
-        "cache_dir": None,
-        "output_dir": None,
-    }
+    recorded = portable(settings, files=("data_dir",), emptied=("cache_dir", "output_dir"), without=())
+    return recorded | {"models": list(map(_place, settings.models))}
 
 
 def _place(model: str) -> str:
@@ -224,8 +238,8 @@ def _check(settings: Table2Settings) -> dict[str, str]:
     for setting, tasks in (("tasks", settings.tasks), ("one_seed", settings.one_seed)):
         if not set(tasks) <= set(TASKS):
             raise InputError(f"{setting}: expected some of {', '.join(TASKS)}, got {', '.join(tasks)}")
-    if settings.output_dir is not None and not (settings.resume and (Path(settings.output_dir) / RESULTS).exists()):
-        check_new_folder("output_dir", settings.output_dir)
+    earlier = earlier_file(settings.output_dir, "table2", resume=settings.resume)
+    check_output(settings.output_dir, resume=earlier is not None)
     for model in filter(names_folder, settings.models):
         check_model_folder(Path(model))
     for rate in settings.learning_rates:

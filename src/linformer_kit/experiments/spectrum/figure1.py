@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,14 @@ from tqdm import tqdm
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from linformer_kit.environment import FIELDS as ENVIRONMENT
-from linformer_kit.environment import best_device, environment
+from linformer_kit.environment import best_device
 from linformer_kit.errors import InputError
+from linformer_kit.experiments.experiment import check_output, header, show, write_at_once
 from linformer_kit.experiments.spectrum.choose import choose_projected_dims, kept_energy
 from linformer_kit.experiments.spectrum.meter import Spectrum, SpectrumMeter
 from linformer_kit.experiments.spectrum.texts import find_texts, sequence_length, sequences
-from linformer_kit.files.folders import check_new_folder
 from linformer_kit.files.manifest import read_json
-from linformer_kit.files.runs import check_output_dir, open_output_dir
-from linformer_kit.files.writing import uninterrupted, whole_folder, write_whole
+from linformer_kit.files.writing import write_whole
 from linformer_kit.interop.loading import load_model
 from linformer_kit.report.spectrum import write_spectrum_report
 from linformer_kit.settings import LARGEST_SEED, SpectrumSettings, recorded_name
@@ -52,6 +52,7 @@ _FIELDS: dict[str, tuple[type, ...]] = {
     "seconds": (int, float),
     **dict.fromkeys(_ARRAYS, (list,)),
 }
+_RECORDED = ("samples", "document", "text_column", "seed")
 # Settings that mean something for a spectrum that is there.
 _OF_DRAWING = ("model", "output_dir", "at", "choose", "energy", "budget", "choose_for", "choose_by", "multiple_of")
 _log = logging.getLogger(__name__)
@@ -60,10 +61,7 @@ _log = logging.getLogger(__name__)
 def main(settings: SpectrumSettings) -> None:
     """Measure, write, print."""
     text, folder, interrupted = spectrum(settings)
-    print(text)
-    print(f"Saved in {folder}")
-    if interrupted:
-        raise KeyboardInterrupt
+    show(text, folder, interrupted=interrupted)
 
 
 def spectrum(settings: SpectrumSettings) -> tuple[str, Path, bool]:
@@ -79,9 +77,7 @@ def spectrum(settings: SpectrumSettings) -> tuple[str, Path, bool]:
     Raises:
         InputError: for settings, texts or a model that do not fit; before the first sequence nothing is written.
     """
-    if settings.output_dir is not None:
-        check_new_folder("output_dir", settings.output_dir)
-    check_output_dir(settings.output_dir, resume=False, overwrite=False)
+    check_output(settings.output_dir)
     _check(settings)
     path = Path(settings.model)
     drawn_again = path.suffix == ".json" and path.is_file()
@@ -102,14 +98,17 @@ def spectrum(settings: SpectrumSettings) -> tuple[str, Path, bool]:
         if drawn_again:  # nothing is lost
             raise
         ended = ended or error
-    folder = open_output_dir(settings.output_dir, command="spectrum", overwrite=False)
-    with uninterrupted(), whole_folder(folder) as part:
-        text = write_spectrum_report(results, part)
-        if "chosen" in results:
-            write_whole(part / _CHOSEN, _as_config(results))
+    text, folder = write_at_once(settings.output_dir, "spectrum", partial(_write, results))
     if ended is not None and not isinstance(ended, KeyboardInterrupt):
         raise ended
     return text, folder, ended is not None
+
+
+def _write(results: dict[str, Any], folder: Path) -> str:
+    text = write_spectrum_report(results, folder)
+    if "chosen" in results:
+        write_whole(folder / _CHOSEN, _as_config(results))
+    return text
 
 
 def read_spectrum(results: dict[str, Any], name: str = RESULTS) -> Spectrum:
@@ -176,7 +175,7 @@ def _measure(settings: SpectrumSettings) -> tuple[dict[str, Any], BaseException 
     model, tokenizer = _load(settings)
     seq_len = sequence_length(settings, model, tokenizer)
     meter = SpectrumMeter(model, leading=settings.leading)
-    here = environment(model.device)
+    head = header("spectrum", device=model.device, settings={name: getattr(settings, name) for name in _RECORDED})
     started = time.perf_counter()
     ended: BaseException | None = None
     ids = islice(sequences(files, tokenizer, seq_len=seq_len, packing=settings.packing), settings.samples)
@@ -196,9 +195,7 @@ def _measure(settings: SpectrumSettings) -> tuple[dict[str, Any], BaseException 
     if meter.samples < settings.samples and ended is None:
         _log.warning("%s of the %s sequences asked for", f"{meter.samples:,}", f"{settings.samples:,}")
     found = meter.result()
-    results = {
-        "command": "spectrum",
-        "environment": here,
+    results = head | {
         "model": recorded_name(settings.model),
         "model_type": model.config.model_type,
         "untrained": settings.untrained,
@@ -210,12 +207,6 @@ def _measure(settings: SpectrumSettings) -> tuple[dict[str, Any], BaseException 
         "tokens": found.tokens,
         "complete": ended is None,
         "seconds": round(time.perf_counter() - started, 1),
-        "settings": {
-            "samples": settings.samples,
-            "document": settings.document,
-            "text_column": settings.text_column,
-            "seed": settings.seed,
-        },
     }
     return results | {name: np.round(getattr(found, name), _DIGITS).tolist() for name in _ARRAYS}, ended
 

@@ -1,46 +1,41 @@
 """`linformer theorems`: Theorems 1 and 2 of the paper as experiments, on random attention and on that of a model.
 
-Axes as in `theorems`.
+Axes as in `statements`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 from transformers import AutoModel, PreTrainedModel
 
-from linformer_kit.environment import environment
 from linformer_kit.errors import InputError
+from linformer_kit.experiments.experiment import check_output, header, portable, show, write_at_once
 from linformer_kit.experiments.spectrum.capture import LayerAttention, visit_attention
 from linformer_kit.experiments.spectrum.texts import find_texts, sequence_length, sequences
 from linformer_kit.experiments.theorems.fitted import fit_projections
+from linformer_kit.experiments.theorems.meter import Meter, Trial
 from linformer_kit.experiments.theorems.statements import (
     Heads,
     LowRank,
     gaussian_projection,
     random_heads,
     theorem1_dim,
-    theorem1_errors,
     theorem1_variance_dim,
     theorem2_dim,
-    theorem2_errors,
     theorem2_matrices,
     union_bound,
     window_means,
 )
-from linformer_kit.files.folders import check_new_folder
-from linformer_kit.files.runs import check_output_dir, open_output_dir
-from linformer_kit.files.writing import uninterrupted, whole_folder
 from linformer_kit.interop.loading import load_model
 from linformer_kit.operator.functional import pooling_matrix
 from linformer_kit.report.theorems import MOST_TIMES_N, write_theorems_report
@@ -71,10 +66,7 @@ class Case(NamedTuple):
 def main(settings: TheoremsSettings) -> None:
     """Measure, write, print."""
     text, folder, interrupted = theorems(settings)
-    print(text)
-    print(f"Saved in {folder}")
-    if interrupted:
-        raise KeyboardInterrupt
+    show(text, folder, interrupted=interrupted)
 
 
 def theorems(settings: TheoremsSettings) -> tuple[str, Path, bool]:
@@ -88,19 +80,17 @@ def theorems(settings: TheoremsSettings) -> tuple[str, Path, bool]:
     Raises:
         InputError: for settings, texts or a model that do not fit; nothing is written then.
     """
-    if settings.output_dir is not None:
-        check_new_folder("output_dir", settings.output_dir)
-    check_output_dir(settings.output_dir, resume=False, overwrite=False)
+    check_output(settings.output_dir)
     _check(settings)
     generator = torch.Generator().manual_seed(settings.seed)
     started = time.perf_counter()
     cases = [_random_case(settings, n, generator) for n in settings.lengths]
-    recorded = {name: value for name, value in dataclasses.asdict(settings).items() if name != "output_dir"}
+    recorded = portable(settings)
     if settings.model is not None:
         cases.append(_model_case(settings, generator))
         recorded["model"] = recorded_name(settings.model)
         recorded["text"] = find_texts(settings).name
-    results: dict[str, Any] = {"command": "theorems", "environment": environment(_CPU), "settings": recorded}
+    results = header("theorems", device=_CPU, settings=recorded)
     measured: list[dict[str, Any]] = []
     try:
         for case in cases:
@@ -115,9 +105,8 @@ def theorems(settings: TheoremsSettings) -> tuple[str, Path, bool]:
         "complete": not interrupted,
         "seconds": round(time.perf_counter() - started, 1),
     }
-    folder = open_output_dir(settings.output_dir, command="theorems", overwrite=False)
-    with uninterrupted(), whole_folder(folder) as part:
-        return write_theorems_report(results, part), folder, interrupted
+    text, folder = write_at_once(settings.output_dir, "theorems", partial(write_theorems_report, results))
+    return text, folder, interrupted
 
 
 def _check(settings: TheoremsSettings) -> None:
@@ -221,7 +210,7 @@ def _try(case: Case, settings: TheoremsSettings, generator: torch.Generator) -> 
         mapping = heads.mapping()
         exact = mapping @ heads.value
         variances.append(theorem1_variance_dim(mapping, heads.value, exact).flatten())
-        trial = _Trial(heads, mapping, exact, meter)
+        trial = Trial(heads, mapping, exact, meter)
         low_rank = LowRank.of(mapping, heads.value)
         trial.record("both", "answer 0", 0, torch.zeros_like(exact))
         trial.record("both", "mean of V", 1, heads.value.mean(dim=-2, keepdim=True).expand_as(exact))
@@ -247,7 +236,7 @@ def _try(case: Case, settings: TheoremsSettings, generator: torch.Generator) -> 
     }
 
 
-def _try_the_proofs(trial: _Trial, case: Case, bounds: list[dict[str, Any]], generator: torch.Generator) -> None:
+def _try_the_proofs(trial: Trial, case: Case, bounds: list[dict[str, Any]], generator: torch.Generator) -> None:
     """What R gives: with k up to n, with those that the theorems ask for, and for Theorem 1 up to 8n."""
     n = case.n
     dims = {*_dims(n), *(bound[name] for bound in bounds for name in ("theorem1_dim", "theorem2_dim"))}
@@ -284,53 +273,6 @@ def _bounds(n: int, d: int, epsilon: float) -> dict[str, Any]:
         "theorem2_dim": second,
         "theorem2_failure": union_bound(4 * d**2 if second < first else 2 * d, second, epsilon),
     }
-
-
-class _Trial:
-    """One set of heads: approximate outputs in, errors into the meter."""
-
-    def __init__(self, heads: Heads, mapping: Tensor, exact: Tensor, meter: Meter) -> None:
-        self.heads, self.mapping, self._exact, self._meter = heads, mapping, exact, meter
-
-    def record(self, theorem: str, method: str, k: int, approximate: Float[Tensor, "heads n d"]) -> None:
-        """The errors of one method at one k, by the measures of one theorem or of both."""
-        arguments = (self.mapping, self.heads.value, self._exact, approximate)
-        if theorem != "theorem2":
-            self._meter.add("theorem1", method, k, theorem1_errors(*arguments)._asdict())
-        if theorem != "theorem1":
-            self._meter.add("theorem2", method, k, theorem2_errors(*arguments)._asdict())
-
-
-class Meter:
-    """Sums of what the errors of each theorem, method and k do: their means and how many are at most ε."""
-
-    def __init__(self, epsilons: list[float]) -> None:
-        self._epsilons = epsilons
-        self._sums: dict[tuple[str, str, int], dict[str, list[float]]] = {}
-
-    def add(self, theorem: str, method: str, k: int, errors: dict[str, Tensor]) -> None:
-        """Count errors in: by measure, their logarithms and those within each ε."""
-        sums = self._sums.setdefault((theorem, method, k), {})
-        for measure, values in errors.items():
-            logs = values.clamp(1e-16, 1e16).log()  # where an output is 0, errors are infinite
-            counts = [float((values <= epsilon).sum()) for epsilon in self._epsilons]
-            new = [float(values.numel()), float(logs.sum()), float(logs.square().sum()), *counts]
-            sums[measure] = [a + b for a, b in zip(sums.get(measure, [0.0] * len(new)), new, strict=True)]
-
-    def results(self) -> dict[str, dict[str, list[dict[str, Any]]]]:
-        """By theorem and method, rising in k."""
-        results: dict[str, dict[str, list[dict[str, Any]]]] = {"theorem1": {}, "theorem2": {}}
-        for (theorem, method, k), sums in sorted(self._sums.items(), key=lambda item: item[0][2]):
-            entry: dict[str, Any] = {"k": k}
-            for measure, (count, logs, squares, *held) in sums.items():
-                mean = logs / count
-                entry[measure] = {
-                    "error": round(math.exp(mean), 6),
-                    "factor": round(math.exp(math.sqrt(max(0.0, squares / count - mean**2))), 3),
-                    "held": [round(share / count, 4) for share in held],
-                }
-            results[theorem].setdefault(method, []).append(entry)
-        return results
 
 
 def _appendix(n: int, d: int, generator: torch.Generator) -> dict[str, Any]:
