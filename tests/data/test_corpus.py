@@ -55,7 +55,7 @@ def test_split_is_by_document_whole_and_of_the_asked_size(tmp_path, settings):
     assert len(corpus.validation) == 7 and len(corpus.train) == 94
     assert sorted(texts(corpus.train) + texts(corpus.validation)) == sorted(numbered(101))
     assert corpus.train.column_names == ["text"] and not corpus.streaming
-    assert corpus.description == f"{tmp_path / 'a.txt'}: 94 documents to learn from, 7 for validation"
+    assert corpus.description == "a.txt: 94 documents to learn from, 7 for validation"
 
 
 def test_split_does_not_depend_on_the_order_but_on_the_seed(tmp_path, settings):

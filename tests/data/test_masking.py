@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from linformer_kit.data.masking import EpochSampler, MaskedBlocks, mask_tokens
+from linformer_kit.data.masking import MaskedBlocks, mask_tokens, shuffled_blocks
 
 MASK, SPECIAL, REPLACEMENTS = 4, [0, 1, 2, 3, 4], np.arange(5, 997)
 LENGTH = 100_003
@@ -105,12 +105,9 @@ def test_replacements_of_a_tokenizer_are_its_other_tokens(tokenizer):
     assert set(item["input_ids"].tolist()) == set(range(4, 281))
 
 
-def test_sampler_gives_each_block_once_in_an_order_of_seed_and_epoch():
+def test_each_block_once_in_an_order_of_seed_and_epoch():
     def order(seed, epoch):
-        sampler = EpochSampler(101, seed=seed)
-        sampler.set_epoch(epoch)
-        assert len(sampler) == 101
-        return list(sampler)
+        return shuffled_blocks(101, seed=seed, epoch=epoch)
 
     assert sorted(order(3, 5)) == [(5, index) for index in range(101)]
     assert order(3, 5) == order(3, 5)
@@ -118,23 +115,20 @@ def test_sampler_gives_each_block_once_in_an_order_of_seed_and_epoch():
 
 
 def test_epoch_reaches_workers_that_live_on(blocks):
-    sampler = EpochSampler(len(blocks), seed=3)
-    loader = DataLoader(blocks, batch_size=5, sampler=sampler, num_workers=1, persistent_workers=True)
+    keys: list[tuple[int, int | None]] = []
+    loader = DataLoader(blocks, batch_size=5, sampler=keys, num_workers=1, persistent_workers=True)
     for epoch in (0, 1):
-        sampler.set_epoch(epoch)
+        keys[:] = shuffled_blocks(len(blocks), seed=3, epoch=epoch)
         labels = torch.cat([batch["labels"] for batch in loader])
-        assert torch.equal(labels, torch.stack([blocks[key]["labels"] for key in sampler]))
-        assert [key[0] for key in sampler] == [epoch] * 23
+        assert torch.equal(labels, torch.stack([blocks[key]["labels"] for key in keys]))
+        assert [key[0] for key in keys] == [epoch] * 23
 
 
 def test_processes_have_equally_many_blocks_and_none_twice(blocks):
     """What fills the last batch has nothing to learn."""
-    sampler = EpochSampler(5, seed=3, multiple=4)
-    sampler.set_epoch(2)
-    keys = list(sampler)
-    assert (
-        len(sampler) == 8 and keys[5:] == [(2, None)] * 3 and sorted(index for _, index in keys[:5]) == list(range(5))
-    )
-    assert len(EpochSampler(8, seed=3, multiple=4)) == 8
+    keys = shuffled_blocks(5, seed=3, epoch=2, multiple=4)
+    assert len(keys) == 8 and keys[5:] == [(2, None)] * 3 and keys[:5] == shuffled_blocks(5, seed=3, epoch=2)
+    assert sorted(index for _, index in keys[:5]) == list(range(5))
+    assert len(shuffled_blocks(8, seed=3, epoch=2, multiple=4)) == 8
     filler = blocks[2, None]
     assert (filler["labels"] == -100).all() and torch.equal(filler["input_ids"], blocks[2, 0]["input_ids"])

@@ -8,7 +8,7 @@ from datasets import Dataset
 
 from linformer_kit.data.encoding import Encoder
 from linformer_kit.data.masking import BlockMasker
-from linformer_kit.data.passages import SHORTEST, LengthSampler, Passages, Texts, drawn_lengths
+from linformer_kit.data.passages import SHORTEST, Passages, Texts, drawn_lengths, passage_keys
 from linformer_kit.data.tokenizer import train_tokenizer
 
 SENTENCES = [f"number {number} was good." for number in range(97)]
@@ -79,16 +79,16 @@ def test_texts_are_inputs_of_their_own(encoder):
 
 
 def test_each_pass_has_one_length():
-    sampler = LengthSampler(103, longest=512, together=5, seed=3)
-    keys = list(sampler)
-    assert len(keys) == len(sampler) == 100
+    keys = passage_keys(103, longest=512, together=5, seed=3, epoch=0)
+    assert len(keys) == 100 and keys == passage_keys(103, longest=512, together=5, seed=3, epoch=0)
     passes = [keys[start : start + 5] for start in range(0, 100, 5)]
     assert all(len({tokens for _, _, tokens in one}) == 1 for one in passes)
     lengths = [one[0][2] for one in passes]
     assert len({index for _, index, _ in keys}) == 100 and 512 in lengths and min(lengths) < 512
-    sampler.set_epoch(1)
-    assert [epoch for epoch, _, _ in sampler] == [1] * 100
-    assert [index for _, index, _ in sampler] != [index for _, index, _ in keys]
+    later = passage_keys(103, longest=512, together=5, seed=3, epoch=1)
+    assert [epoch for epoch, _, _ in later] == [1] * 100
+    assert [index for _, index, _ in later] != [index for _, index, _ in keys]
+    assert passage_keys(103, longest=512, together=5, seed=4, epoch=0) != keys
 
 
 def test_lengths():

@@ -26,16 +26,16 @@ from linformer_kit import (
     LinformerModel,
     linearize,
 )
-from linformer_kit.data.inputs import LabelledItems
-from linformer_kit.data.masking import EpochSampler, MaskedBlocks
+from linformer_kit.data.inputs import FilledItems, LabelledItems, grouped_by_length
+from linformer_kit.data.masking import MaskedBlocks, shuffled_blocks
 from linformer_kit.data.tokenizer import train_tokenizer
 from linformer_kit.experiments.quality.families import FAMILIES, build, example
 from linformer_kit.operator.projections import PROJECTIONS, SHORTER_INPUTS, Piece
-from linformer_kit.training.answers import divergence, output_loss
-from linformer_kit.training.classification import FilledTexts, LengthGroupedSampler, classification_loss
-from linformer_kit.training.distillation import _real as real_tokens
-from linformer_kit.training.distillation import relative_error
-from linformer_kit.training.tracing import traced
+from linformer_kit.training.tasks.answers import divergence, output_loss
+from linformer_kit.training.tasks.classification import classification_loss
+from linformer_kit.training.tasks.distillation import _real as real_tokens
+from linformer_kit.training.tasks.distillation import relative_error
+from linformer_kit.training.tasks.tracing import traced
 from tests.conftest import KINDS, SHARINGS, fields, randomise, tokens
 from tests.devices.one_device import OneDevice
 
@@ -258,16 +258,17 @@ class Blocks(Dataset):
 
 
 def test_batches_are_on_the_cpu():
-    """From where the trainer, or pinned memory, brings them to the device; whatever device is the default."""
+    """From where the training, or pinned memory, brings them to the device; whatever device is the default."""
     tokenizer = train_tokenizer(["a few words to learn"] * 5, vocab_size=277, max_length=23)
     blocks = MaskedBlocks(Blocks(), tokenizer, seed=3, probability=0.3)
     windows = datasets.Dataset.from_dict({"input_ids": [[0, *range(5, 5 + length), 2] for length in (3, 11, 7, 5)]})
     items = LabelledItems.of(windows, [0, 1, 1, 0])
-    for dataset, sampler, collate in (
-        (blocks, EpochSampler(7, seed=3, multiple=5), default_data_collator),
-        (FilledTexts(items), LengthGroupedSampler([5, 13, 9, 7], batch_size=2, seed=3, multiple=3), DataCollatorWithPadding(tokenizer)),
-    ):  # fmt: skip
-        batches = list(DataLoader(dataset, batch_size=3, sampler=sampler, collate_fn=collate))
+    of_texts = grouped_by_length([5, 13, 9, 7], batch_size=2, seed=3, epoch=0, multiple=3)
+    for dataset, keys, collate in (
+        (blocks, shuffled_blocks(7, seed=3, epoch=0, multiple=5), default_data_collator),
+        (FilledItems(items), of_texts, DataCollatorWithPadding(tokenizer)),
+    ):
+        batches = list(DataLoader(dataset, batch_size=3, sampler=keys, collate_fn=collate))
         assert len(batches) >= 2
         found = itertools.chain.from_iterable(batch.values() for batch in batches)
         assert {(tensor.device.type, tensor.is_floating_point()) for tensor in found} == {("cpu", False)}

@@ -112,22 +112,16 @@ def place(run: Path, *, at_end: bool) -> int:
 
 
 def contents(checkpoint: Path) -> dict[str, Any]:
-    """All that a checkpoint holds: bytes of weights, optimizer, schedule and random generators, and losses."""
+    """All that a checkpoint holds: bytes of weights and moments, the place in the data, and the log."""
     files: dict[str, Any] = {path.name: path.read_bytes() for path in checkpoint.glob("*.safetensors")}
-    assert {"model.safetensors", "optimizer.safetensors", "scheduler.safetensors", "processes.safetensors"} <= set(
-        files
-    )
+    assert {"model.safetensors", "optimizer.safetensors"} <= set(files)
     state = json.loads((checkpoint / "trainer_state.json").read_text())
     log = [
         {name: value for name, value in entry.items() if not any(time in name for time in _TIMES)}
         for entry in state["log_history"]
     ]
-    return {
-        **files,
-        "log": log,
-        "best": (state["best_metric"], state["best_global_step"]),
-        "step": state["global_step"],
-    }
+    others = {name: value for name, value in state.items() if name != "log_history"}
+    return {**files, **others, "log": log}
 
 
 def assert_equal(first: Path, second: Path) -> None:

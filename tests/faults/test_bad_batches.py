@@ -14,7 +14,7 @@ from torch import Tensor
 
 from linformer_kit import LinformerForMaskedLM
 from linformer_kit.files.runs import find_checkpoint
-from linformer_kit.training.upstream import ExactTrainer
+from linformer_kit.training.loop import Training
 from tests.conftest import fail_last_line
 from tests.faults.runs import assert_equal, cut_off, pretrain_command, run_all
 
@@ -58,7 +58,7 @@ def log(checkpoint: Path) -> list[dict]:
     [
         (lambda loss: loss * math.nan, "got a loss of nan in batch 2 of 2"),
         (lambda loss: loss * math.inf, "got a loss of inf in batch 2 of 2"),
-        (no_gradient, "got a gradient of length nan"),
+        (no_gradient, "got a gradient norm of nan"),
     ],
 )
 def test_it_ends_before_the_update(corpus, tmp_path, capsys, spoil, loss, said):
@@ -80,17 +80,17 @@ def test_it_ends_before_the_update(corpus, tmp_path, capsys, spoil, loss, said):
 def test_a_few_may_be_left_out_and_are_counted(corpus, tmp_path, capsys, spoil, monkeypatch):
     """They change neither parameters nor the optimizer, and the mean in the log is over the others."""
     steps: dict[int, tuple[dict, dict]] = {}
-    refuse = ExactTrainer._refuse_update
+    refuse = Training._refuse
 
     def watched(self, *arguments):
-        before = {name: parameter.clone() for name, parameter in self.model.named_parameters()}
-        steps[self.state.global_step] = (before, self.model)
+        before = {name: parameter.clone() for name, parameter in self.task.model.named_parameters()}
+        steps[self.state.update] = (before, self.task.model)
         refuse(self, *arguments)
 
-    monkeypatch.setattr(ExactTrainer, "_refuse_update", watched)
+    monkeypatch.setattr(Training, "_refuse", watched)
     spoil({3, 4}, lambda loss: loss * math.nan)
     folder = tmp_path / "out"
-    command = pretrain_command(corpus, folder, skip_bad_batches=2, logging_steps=1)
+    command = pretrain_command(corpus, folder, max_skipped_updates=2, logging_steps=1)
     run_all([command])
     assert set(steps) == {2, 3}
     two, four = (load_file(folder / f"checkpoint-{update}" / "model.safetensors") for update in (2, 4))
@@ -105,15 +105,15 @@ def test_a_few_may_be_left_out_and_are_counted(corpus, tmp_path, capsys, spoil, 
     monkeypatch.undo()
     resumed = cut_off(folder, tmp_path / "resumed", 6)
     spoil({1}, lambda loss: loss * math.nan)
-    command = pretrain_command(corpus, resumed, skip_bad_batches=2, logging_steps=1)
+    command = pretrain_command(corpus, resumed, max_skipped_updates=2, logging_steps=1)
     assert "update 7 (epoch" in fail_last_line(capsys, *command, "--resume")
 
 
 def test_the_mean_in_the_log_is_over_the_updates_that_were_made(corpus, tmp_path, spoil):
     """A skipped update in the middle of an interval, of which one of two batches was good."""
     options = {"max_steps": 4, "gradient_accumulation_steps": 2, "eval_steps": 9}
-    every = pretrain_command(corpus, tmp_path / "every", skip_bad_batches=1, logging_steps=1, **options)
-    fourth = pretrain_command(corpus, tmp_path / "fourth", skip_bad_batches=1, logging_steps=4, **options)
+    every = pretrain_command(corpus, tmp_path / "every", max_skipped_updates=1, logging_steps=1, **options)
+    fourth = pretrain_command(corpus, tmp_path / "fourth", max_skipped_updates=1, logging_steps=4, **options)
     for command in (every, fourth):
         spoil({4}, lambda loss: loss * math.nan)
         run_all([command])
@@ -141,10 +141,10 @@ def test_an_update_without_a_masked_token_is_no_bad_one(corpus, tmp_path):
 
 
 def test_skipping_resumes_exactly(corpus, tmp_path, spoil):
-    command = pretrain_command(corpus, tmp_path / "whole", skip_bad_batches=1)
+    command = pretrain_command(corpus, tmp_path / "whole", max_skipped_updates=1)
     spoil({3}, lambda loss: loss * math.nan)
     run_all([command])
     copy = cut_off(tmp_path / "whole", tmp_path / "copy", 4)
     spoil(set(), lambda loss: loss)
-    run_all([[*pretrain_command(corpus, copy, skip_bad_batches=1), "--resume"]])
+    run_all([[*pretrain_command(corpus, copy, max_skipped_updates=1), "--resume"]])
     assert_equal(copy / "checkpoint-12", tmp_path / "whole" / "checkpoint-12")

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,8 +17,9 @@ from linformer_kit import InputError
 from linformer_kit.files import manifest
 from linformer_kit.files.runs import find_checkpoint, rotate_checkpoints
 from linformer_kit.interop.loading import check_model_folder
-from linformer_kit.training import pretrain
-from linformer_kit.training.upstream import ExactTrainer
+from linformer_kit.training import loop
+from linformer_kit.training import run as runs
+from linformer_kit.training.loop import Training
 from tests.conftest import fail_last_line
 from tests.faults.runs import environment, pretrain_command, run_all
 
@@ -36,17 +38,17 @@ def test_a_save_that_fails_loses_nothing(corpus, run, tmp_path, file, capsys, mo
     """The system lets no file grow beyond the size at which this one is not yet whole, as a full disk would."""
     limit = (run / "checkpoint-2" / file).stat().st_size // 2
     unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
-    write = ExactTrainer._write_checkpoint
+    write = loop.save_checkpoint
 
-    def write_limited(trainer: ExactTrainer, states: list) -> None:
-        if trainer.state.global_step == 4:
+    def write_limited(folder: Path, *arguments: Any) -> None:
+        if folder.name == "checkpoint-4":
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, unlimited[1]))
         try:
-            write(trainer, states)
+            write(folder, *arguments)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
 
-    monkeypatch.setattr(ExactTrainer, "_write_checkpoint", write_limited)
+    monkeypatch.setattr(loop, "save_checkpoint", write_limited)
     folder = tmp_path / "out"
     command = pretrain_command(corpus, folder, max_steps=6, save_steps=2)
     error = fail_last_line(capsys, *command, code=1)
@@ -63,16 +65,16 @@ def test_a_model_that_cannot_be_written_is_said_in_one_line(corpus, run, tmp_pat
     """After the last checkpoint, which holds it too."""
     limit = (run / "model.safetensors").stat().st_size // 2
     unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
-    save = pretrain.save_model
+    save = runs.save_model
 
-    def save_limited(*arguments: object) -> None:
+    def save_limited(*arguments: Any, **named: Any) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, unlimited[1]))
         try:
-            save(*arguments)
+            save(*arguments, **named)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
 
-    monkeypatch.setattr(pretrain, "save_model", save_limited)
+    monkeypatch.setattr(runs, "save_model", save_limited)
     folder = tmp_path / "out"
     error = fail_last_line(capsys, *pretrain_command(corpus, folder, max_steps=2), code=1)
     assert (
@@ -153,7 +155,7 @@ def test_damage_anywhere_is_refused_and_named(run, tmp_path, every, bits):
     folder = tmp_path / "out"
     shutil.copytree(run / "checkpoint-2", folder / "checkpoint-2")
     files = sorted(path for path in (folder / "checkpoint-2").iterdir())
-    assert len(files) >= 8
+    assert len(files) >= 7
     for path in files:
         whole = path.read_bytes()
         for change, amount in damages(path, every, bits):
@@ -198,17 +200,23 @@ def test_of_a_model_the_weights_are_verified_and_its_config_may_be_edited(run, t
 
 
 def test_the_best_checkpoint_is_verified_before_it_is_loaded(corpus, tmp_path, capsys, monkeypatch):
-    load = ExactTrainer._load_best_model
+    load = Training._load_best
 
-    def load_damaged(trainer: ExactTrainer) -> None:
-        path = Path(trainer.state.best_model_checkpoint) / "model.safetensors"
+    def load_damaged(training: Training) -> None:
+        path = training.folder / f"checkpoint-{training.result_update}" / "model.safetensors"
         path.write_bytes(damaged(path, "flip", 8 * (path.stat().st_size - 100)))
-        load(trainer)
+        load(training)
 
-    monkeypatch.setattr(ExactTrainer, "_load_best_model", load_damaged)
-    options = {"trainer.load_best_model_at_end": "true", "max_steps": 2, "eval_steps": 1}
+    monkeypatch.setattr(Training, "_load_best", load_damaged)
+    options = {
+        "load_best_model_at_end": "true",
+        "learning_rate": 3.0,
+        "warmup_steps": 1,
+        "max_steps": 2,
+        "eval_steps": 1,
+    }
     error = fail_last_line(capsys, *pretrain_command(corpus, tmp_path / "out", **options))
-    assert "load_best_model_at_end: " in error and "model.safetensors: expected SHA-256" in error
+    assert "expected its best checkpoint, got " in error and "model.safetensors: expected SHA-256" in error
 
 
 def test_of_two_damaged_checkpoints_none_is_removed_for_its_age(run, tmp_path):

@@ -89,8 +89,17 @@ def test_streamed_text(command, workers, tmp_path):
 
 
 def test_in_two_processes_too(command, tmp_path):
-    """Within the second epoch, of which accelerate forgets the number."""
+    """Within the second epoch."""
     check(command, [("pretrain", "false", 4, 0), ("distill", "false", 1, 0)], tmp_path, processes=2)
+
+
+def test_in_pieces_too(command, tmp_path):
+    check(command, [("pretrain", "true", 4, 2)], tmp_path, processes=2, fully_shard="true")
+
+
+@pytest.mark.slow
+def test_resumed_equals_uninterrupted_in_pieces(command, tmp_path):
+    check(command, MATRIX, tmp_path, processes=2, fully_shard="true")
 
 
 @pytest.mark.slow

@@ -18,8 +18,8 @@ from linformer_kit.commands.cli import main
 from linformer_kit.errors import Stopped
 from linformer_kit.files.runs import find_checkpoint
 from linformer_kit.training import stopping
+from linformer_kit.training.loop import Training
 from linformer_kit.training.stopping import stop_requests
-from linformer_kit.training.upstream import ExactTrainer
 from tests.faults.runs import UPDATES, assert_equal, environment, finetune_command, launched, pretrain_command, run_all
 
 pytestmark = pytest.mark.e2e
@@ -29,11 +29,11 @@ CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
 
 @pytest.fixture
 def stopped(monkeypatch, capsys):
-    """Runs a command that gets a signal in the so manyth call of a method of the trainer; returns what it says."""
+    """Runs a command that gets a signal in the so manyth call of a method of the loop; returns what it says."""
 
     def run(command: list[str], number: signal.Signals, method: str, call: int) -> str:
         calls = 0
-        real = getattr(ExactTrainer, method)
+        real = getattr(Training, method)
 
         def signalled(self, *arguments, **named):
             nonlocal calls
@@ -45,7 +45,7 @@ def stopped(monkeypatch, capsys):
         before = signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background may ignore
         capsys.readouterr()
         with monkeypatch.context() as patch, pytest.raises(SystemExit) as exit_:
-            patch.setattr(ExactTrainer, method, signalled)
+            patch.setattr(Training, method, signalled)
             main(command)
         assert exit_.value.code == CODES[number]
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "handlers are as they were"
@@ -58,11 +58,11 @@ def stopped(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("number", "method", "call", "update"),
     [
-        (signal.SIGTERM, "training_step", 5, 5),  # within an update
-        (signal.SIGINT, "training_step", 6, 6),  # within the last one of an epoch, after which there is an evaluation
-        (signal.SIGTERM, "evaluate", 3, 6),  # before an evaluation, which is made when the run goes on
-        pytest.param(signal.SIGTERM, "_save_checkpoint", 2, 3, marks=pytest.mark.slow),
-        (signal.SIGTERM, "training_step", UPDATES, UPDATES),  # within the very last one
+        (signal.SIGTERM, "_update", 5, 5),  # within an update
+        (signal.SIGINT, "_update", 6, 6),  # within the last one of an epoch, after which there is an evaluation
+        (signal.SIGTERM, "_evaluate", 3, 6),  # before an evaluation, which is made when the run goes on
+        pytest.param(signal.SIGTERM, "_save", 2, 3, marks=pytest.mark.slow),
+        (signal.SIGTERM, "_update", UPDATES, UPDATES),  # within the very last one
     ],
 )
 def test_pretraining_stops_and_goes_on_exactly(corpus, tmp_path, stopped, number, method, call, update):
@@ -73,8 +73,7 @@ def test_pretraining_stops_and_goes_on_exactly(corpus, tmp_path, stopped, number
     assert said == f"linformer: stopped after update {update}; --resume goes on from {newest}"
     assert find_checkpoint(tmp_path / "stopped") == (newest, [])
     run_all([[*command, "--resume"]])
-    if update < UPDATES:  # the last evaluation is made again and not logged, as of every run that was finished
-        assert_equal(tmp_path / "stopped" / f"checkpoint-{UPDATES}", tmp_path / "whole" / f"checkpoint-{UPDATES}")
+    assert_equal(tmp_path / "stopped" / f"checkpoint-{UPDATES}", tmp_path / "whole" / f"checkpoint-{UPDATES}")
     model = "model.safetensors"
     assert (tmp_path / "stopped" / model).read_bytes() == (tmp_path / "whole" / model).read_bytes()
 
@@ -82,9 +81,9 @@ def test_pretraining_stops_and_goes_on_exactly(corpus, tmp_path, stopped, number
 @pytest.mark.parametrize(
     ("method", "call", "update"),
     [
-        pytest.param("training_step", 5, 5, marks=pytest.mark.slow),
-        ("training_step", 10, 10),
-        ("evaluate", 1, 10),
+        pytest.param("_update", 5, 5, marks=pytest.mark.slow),
+        ("_update", 10, 10),
+        ("_evaluate", 1, 10),
     ],
 )
 def test_fine_tuning_by_epochs_stops_and_goes_on_exactly(encoder, texts, tmp_path, stopped, method, call, update):
@@ -104,7 +103,7 @@ def test_fine_tuning_by_epochs_stops_and_goes_on_exactly(encoder, texts, tmp_pat
 def test_before_the_first_update_there_is_nothing_to_save(corpus, tmp_path, stopped):
     """In the evaluation that stands at the beginning."""
     folder = tmp_path / "out"
-    said = stopped(pretrain_command(corpus, folder), signal.SIGTERM, "evaluate", 1)
+    said = stopped(pretrain_command(corpus, folder), signal.SIGTERM, "_evaluate", 1)
     assert said == "linformer: stopped after update 0; there was nothing to save"
     run_all([[*pretrain_command(corpus, folder), "--resume"]])
 
@@ -112,19 +111,19 @@ def test_before_the_first_update_there_is_nothing_to_save(corpus, tmp_path, stop
 def test_an_evaluation_that_is_due_may_be_stopped_again(corpus, tmp_path, stopped):
     run_all([pretrain_command(corpus, tmp_path / "whole")])
     command = pretrain_command(corpus, tmp_path / "stopped")
-    stopped(command, signal.SIGTERM, "evaluate", 3)
+    stopped(command, signal.SIGTERM, "_evaluate", 3)
     newest = tmp_path / "stopped" / "checkpoint-6"
-    said = stopped([*command, "--resume"], signal.SIGINT, "evaluate", 1)
+    said = stopped([*command, "--resume"], signal.SIGINT, "_evaluate", 1)
     assert said == f"linformer: stopped after update 6; --resume goes on from {newest}"
     run_all([[*command, "--resume"]])
     assert_equal(tmp_path / "stopped" / f"checkpoint-{UPDATES}", tmp_path / "whole" / f"checkpoint-{UPDATES}")
 
 
-@pytest.mark.parametrize("method", ["training_step", "_load_best_model"])
+@pytest.mark.parametrize("method", ["_update", "_load_best"])
 def test_stopped_at_the_very_end_it_makes_no_more_updates(encoder, texts, tmp_path, stopped, method):
     """Within the last update, or while the best one is loaded: what comes after, a second seed here, does not begin."""
     command = finetune_command(encoder, texts, tmp_path / "out", seeds="[0, 1]")
-    stopped(command, signal.SIGTERM, method, UPDATES if method == "training_step" else 1)
+    stopped(command, signal.SIGTERM, method, UPDATES if method == "_update" else 1)
     assert not (tmp_path / "out" / "seed-1").exists()
     run_all([[*command, "--resume"]])
     runs = json.loads((tmp_path / "out" / "metrics.json").read_text())["runs"]
@@ -144,14 +143,14 @@ def test_early_stopping_goes_on_exactly(encoder, texts, tmp_path, stopped, kille
         shutil.copytree(whole, again)
         (again / "metrics.json").unlink()
     else:
-        stopped(command, signal.SIGTERM, "evaluate", updates)
+        stopped(command, signal.SIGTERM, "_evaluate", updates)
     run_all([[*command, "--resume"]])
     assert json.loads((again / "metrics.json").read_text())["runs"][0]["updates"] == updates
     assert_equal(again / "seed-0" / f"checkpoint-{updates}", whole / "seed-0" / f"checkpoint-{updates}")
 
 
 def test_the_best_one_stays_the_best_when_a_finished_run_is_resumed(corpus, tmp_path):
-    options = {"trainer.load_best_model_at_end": "true", "learning_rate": 0.3, "eval_steps": 1}
+    options = {"load_best_model_at_end": "true", "learning_rate": 0.3, "eval_steps": 1}
     command = pretrain_command(corpus, tmp_path / "out", **options)
     run_all([command])
     model, results = tmp_path / "out" / "model.safetensors", tmp_path / "out" / "metrics.json"
@@ -248,7 +247,7 @@ def hang():
     signal.signal(signal.SIGTERM, lambda *_: None)
     time.sleep(1000)
 
-start_processes(cpu=True, backend=None, timeout=10)
+start_processes(cpu=True, timeout=10)
 multiprocessing.get_context("fork").Process(target=hang, daemon=True).start()
 time.sleep(1)
 """

@@ -23,7 +23,7 @@ from linformer_kit.data.files import TextFiles, find_files, standard_library
 from linformer_kit.data.hub import Documents, load_hub
 from linformer_kit.data.split import hold_out, hold_out_of_stream
 from linformer_kit.errors import InputError, errors_named
-from linformer_kit.settings import CorpusSettings
+from linformer_kit.settings import CorpusSettings, names_only
 
 # Enough for a steady loss, few enough to read again at each evaluation of an endless stream.
 STREAM_VALIDATION_DOCUMENTS = 1000
@@ -128,7 +128,7 @@ def _hashes(settings: CorpusSettings) -> Path:
 
 def _text_files(patterns: list[str], settings: CorpusSettings, *, field: str) -> TextFiles:
     paths = find_files(patterns, field=field)
-    return TextFiles(" ".join(patterns), paths, document=settings.document, column=settings.text_column)
+    return TextFiles(" ".join(names_only(patterns)), paths, document=settings.document, column=settings.text_column)
 
 
 def _load_files(files: TextFiles, fingerprint: str, settings: CorpusSettings, streaming: bool) -> Documents:

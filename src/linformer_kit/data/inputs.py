@@ -24,7 +24,9 @@ from tqdm import tqdm
 from linformer_kit.data.cached import cached_dataset
 from linformer_kit.data.encoding import Encoder
 from linformer_kit.data.examples import Columns, Example, Labels
+from linformer_kit.data.masking import FILLER
 from linformer_kit.data.tokenizer import tokenizer_fingerprint
+from linformer_kit.settings import IGNORED_LABEL
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +36,7 @@ Item = dict[str, Any]  # a window, and its `labels`
 _FORMAT_VERSION = 1
 _TOKENS = "tokens"  # column of the number of tokens of the whole text
 _TOGETHER = 256  # texts in a batch of the file
+_BATCHES_TOGETHER = 50  # whose texts are sorted by length
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,47 @@ class LabelledItems(TorchDataset[Item]):
     def select(self, order: Int[np.ndarray, " selected"]) -> LabelledItems:
         """Some of them, or all in another order."""
         return LabelledItems(self.windows.select(order), self.lengths[order], self.labels[order])
+
+
+class FilledItems(TorchDataset[Item]):
+    """Items, and under the index `FILLER` one without a label, which has no part in the loss."""
+
+    def __init__(self, items: LabelledItems) -> None:
+        self.items = items
+        shortest = items[items.lengths.argmin()]
+        labels = shortest["labels"]
+        ignored = [float(IGNORED_LABEL)] * len(labels) if isinstance(labels, Sequence) else IGNORED_LABEL
+        self._filler = {**shortest, "labels": ignored}
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int | None) -> Item:
+        return self._filler if index is FILLER else self.items[index]
+
+
+def grouped_by_length(
+    lengths: Sequence[int] | Int[np.ndarray, " texts"], *, batch_size: int, seed: int, epoch: int, multiple: int = 1
+) -> list[int | None]:
+    """Random order in which texts of similar length stand together: a pure function of seed and epoch.
+
+    The longest text of all comes first, so that memory runs out at once or never.
+
+    Args:
+        lengths: Of the texts.
+        batch_size: Texts in an update.
+        seed: Seed of all orders.
+        epoch: How often the texts were seen before.
+        multiple: As for `shuffled_blocks`.
+    """
+    lengths = np.asarray(lengths)
+    order = np.random.default_rng([seed, epoch]).permutation(len(lengths))
+    longest = int(lengths[order].argmax())
+    order[[0, longest]] = order[[longest, 0]]
+    pool = batch_size * _BATCHES_TOGETHER
+    pools = [order[start : start + pool] for start in range(0, len(order), pool)]
+    pools = [texts[np.argsort(-lengths[texts], kind="stable")] for texts in pools]
+    return [*map(int, np.concatenate(pools)), *[FILLER] * (-len(lengths) % multiple)]
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from linformer_kit.data.tables import read_table, warn_of_ragged
 from linformer_kit.data.tasks import ACCURACY, MACRO_F1, MICRO_F1, TASKS, Task
 from linformer_kit.data.validate import TABLE_SUFFIXES, check_exists
 from linformer_kit.errors import InputError
-from linformer_kit.settings import EvaluateSettings, FinetuneSettings, LabelledSettings
+from linformer_kit.settings import EvaluateSettings, FinetuneSettings, LabelledSettings, names_only
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ def load_labelled(settings: FinetuneSettings) -> LabelledTexts:
         raise InputError(f"label_column {columns.label!r}: expected two or more classes to learn, got only {only}")
     warn_of_oddities(train, validation)
     warn_of_classes(train, validation, labels, columns)
-    name = settings.task or settings.dataset_name or " ".join(settings.train_file or [])
+    name = settings.task or settings.dataset_name or " ".join(names_only(settings.train_file or []))
     description = f"{name}: {len(train):,} texts to learn from, {len(validation):,} for validation, {_named(labels)}"
     return LabelledTexts(train, validation, labels, columns, metrics_of(labels, task), description)
 

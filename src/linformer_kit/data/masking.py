@@ -5,7 +5,7 @@ So a run that is interrupted anywhere goes on with the very masks that it would 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -90,7 +90,7 @@ class BlockMasker:
 class MaskedBlocks(torch.utils.data.Dataset):
     """Packed blocks with new masks in each epoch.
 
-    Indexed by `(epoch, index)`, as `EpochSampler` gives them, or by an index alone for epoch 0; the index `FILLER`
+    Indexed by `(epoch, index)`, as `shuffled_blocks` gives them, or by an index alone for epoch 0; the index `FILLER`
     gives a block without labels, which has no part in the loss.
 
     Args:
@@ -117,31 +117,15 @@ class MaskedBlocks(torch.utils.data.Dataset):
         return self._mask(self._blocks[index]["input_ids"], epoch=epoch, index=index)
 
 
-class EpochSampler(torch.utils.data.Sampler):
-    """Random order of `(epoch, index)` pairs, which bring the epoch to data loader workers, persistent ones too.
-
-    The order depends on the seed and the epoch alone.
+def shuffled_blocks(length: int, *, seed: int, epoch: int, multiple: int = 1) -> list[tuple[int, int | None]]:
+    """Random order of the keys `(epoch, index)` of `MaskedBlocks`: a pure function of seed and epoch.
 
     Args:
         length: Number of blocks.
         seed: Seed of all orders.
-        multiple: What the number of pairs is filled up to a multiple of, so that several processes have equally many.
+        epoch: How often the blocks were seen before.
+        multiple: The keys are filled up with `FILLER` to a multiple of this, so that several processes have equally
+            many.
     """
-
-    def __init__(self, length: int, *, seed: int, multiple: int = 1) -> None:
-        self._length = length
-        self._filled = -length % multiple
-        self._seed = seed
-        self._epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration."""
-        self._epoch = epoch
-
-    def __len__(self) -> int:
-        return self._length + self._filled
-
-    def __iter__(self) -> Iterator[tuple[int, int | None]]:
-        epoch = self._epoch
-        order = np.random.default_rng([self._seed, epoch]).permutation(self._length)
-        return ((epoch, index) for index in (*map(int, order), *[FILLER] * self._filled))
+    order = np.random.default_rng([seed, epoch]).permutation(length)
+    return [(epoch, index) for index in (*map(int, order), *[FILLER] * (-length % multiple))]

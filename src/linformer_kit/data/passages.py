@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from datasets import Dataset
 from torch.utils.data import Dataset as TorchDataset
-from torch.utils.data import Sampler
 
 from linformer_kit.data.encoding import Encoder, Window
 from linformer_kit.data.masking import BlockMasker
@@ -30,7 +29,7 @@ Key = tuple[int, int, int]  # epoch, number of the passage, tokens
 class Passages(TorchDataset):
     """Passages of documents, of as many tokens as the key says: at most so many, and whole sentences where one fits.
 
-    Indexed by `(epoch, index, tokens)`, as `LengthSampler` gives them.
+    Indexed by `(epoch, index, tokens)`, as `passage_keys` gives them.
 
     Args:
         documents: Data set with a column `text`.
@@ -107,40 +106,24 @@ def _masked(window: Window, mask: BlockMasker | None, epoch: int, index: int) ->
     return {**window, "input_ids": hidden["input_ids"].tolist()}
 
 
-class LengthSampler(Sampler):
-    """Random order of keys: the inputs of one forward pass in all processes have one length.
+def passage_keys(inputs: int, *, longest: int, together: int, seed: int, epoch: int) -> list[Key]:
+    """Random order of keys in which the inputs of one forward pass of all processes have one length.
 
-    Half of the passes have full length, the others lengths whose logarithms are spread evenly, so that a model meets
-    single sentences as well. Order and lengths depend on the seed and the epoch alone; a last pass that would not be
-    whole is left out.
+    Half of the passes have full length. The logarithms of the other lengths are uniform, so that a model meets single
+    sentences as well. A pure function of seed and epoch; a last pass that would not be whole is left out.
 
     Args:
         inputs: How many there are.
         longest: n.
         together: Inputs of one pass in all processes.
         seed: Seed of all orders.
+        epoch: How often the inputs were seen before.
     """
-
-    def __init__(self, inputs: int, *, longest: int, together: int, seed: int) -> None:
-        self._inputs = inputs
-        self._longest = longest
-        self._together = together
-        self._seed = seed
-        self._epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration."""
-        self._epoch = epoch
-
-    def __len__(self) -> int:
-        return self._inputs // self._together * self._together
-
-    def __iter__(self) -> Iterator[Key]:
-        random = np.random.default_rng([self._seed, self._epoch])
-        order = random.permutation(self._inputs)[: len(self)]
-        lengths = drawn_lengths(len(self) // self._together, self._longest, random)
-        for number, index in enumerate(order):
-            yield self._epoch, int(index), int(lengths[number // self._together])
+    random = np.random.default_rng([seed, epoch])
+    whole = inputs // together * together
+    order = random.permutation(inputs)[:whole]
+    lengths = drawn_lengths(whole // together, longest, random)
+    return [(epoch, int(index), int(lengths[number // together])) for number, index in enumerate(order)]
 
 
 def drawn_lengths(count: int, longest: int, random: np.random.Generator) -> np.ndarray:

@@ -30,7 +30,7 @@ class Inputs:
     """What a student learns from.
 
     Attributes:
-        train: Indexed by the keys of `LengthSampler`.
+        train: Indexed by the keys of `passage_keys`.
         validation: Inputs to measure on, the longest first.
         description: What they are, for people.
         fingerprint: Hexadecimal hash of what made them.

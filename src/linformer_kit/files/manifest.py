@@ -104,6 +104,30 @@ def checked_folder(folder: Path) -> Iterator[Path]:
         remove_tree(old)
 
 
+@contextmanager
+def whole_contents(folder: Path, name: str) -> Iterator[Path]:
+    """Somewhere to write files that are to stand in `folder` beside others, with a manifest, which goes there last.
+
+    After a failure nothing is left of them, and what was there still is.
+    """
+    part = folder / f".{name}{PART}"
+    remove_tree(part)
+    part.mkdir(parents=True)
+    try:
+        yield part
+        write_manifest(part)
+    except BaseException:
+        remove_tree(part)
+        raise
+    (folder / MANIFEST).unlink(missing_ok=True)
+    for path in sorted(part.iterdir(), key=lambda path: path.name == MANIFEST):
+        if path.is_dir():
+            remove_tree(folder / path.name)
+        os.replace(path, folder / path.name)
+    part.rmdir()
+    flush(folder)
+
+
 def recover(parent: Path, names: re.Pattern[str]) -> None:
     """Clear up behind processes killed in a `checked_folder` of such a name, and put back what they had moved."""
     for path in parent.glob(".*"):

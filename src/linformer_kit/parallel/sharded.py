@@ -31,11 +31,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from linformer_kit.errors import InputError, MachineError, OutOfMemoryError, error_text, failure_kind, machine_failure
 from linformer_kit.files.manifest import MANIFEST, damage, listed, read_json, write_manifest
 from linformer_kit.files.writing import flush, remove_tree, whole_folder, write_whole
-from linformer_kit.models.encoder import LinformerLayer
 
 _FORMAT = 1
 _STATE = "state.json"
@@ -51,7 +51,8 @@ def shard(model: nn.Module, mesh: DeviceMesh, *, compute_dtype: torch.dtype | No
     the one E that all layers use belong to the whole model and stay gathered from its forward to its backward pass.
 
     Args:
-        model: What has `LinformerLayer`s. Its parameters become new ones, so make the optimizer afterwards.
+        model: A model of this package or of transformers. Its parameters become new ones, so make the optimizer
+            afterwards.
         mesh: The processes, in one dimension, or in two that have names: replicas, and what each is split over.
         compute_dtype: Number format of the passes (bfloat16, say); parameters, optimizer and the sums of gradients keep
             that of the parameters. None: everything in that one.
@@ -59,9 +60,9 @@ def shard(model: nn.Module, mesh: DeviceMesh, *, compute_dtype: torch.dtype | No
     Raises:
         InputError: for a model without such layers or in pieces already, and for another mesh.
     """
-    layers = [module for module in model.modules() if isinstance(module, LinformerLayer)]
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
-        raise InputError(f"model: expected one with LinformerLayer, got {type(model).__name__} without")
+        raise InputError(f"model: expected one with layers of transformers, got {type(model).__name__} without")
     if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         raise InputError("model: expected one that is whole, got one in pieces")
     if mesh.ndim > 2 or (mesh.ndim == 2 and mesh.mesh_dim_names is None):

@@ -12,7 +12,7 @@ from linformer_kit.settings.classification import (
     TaskName,
 )
 from linformer_kit.settings.distillation import DistillSettings, LinearizeSettings
-from linformer_kit.settings.files import names_folder, names_only, read_yaml, recorded_name
+from linformer_kit.settings.files import names_folder, names_only, portable, read_yaml, recorded_name
 from linformer_kit.settings.model import (
     IGNORED_LABEL,
     Attention,
@@ -26,7 +26,7 @@ from linformer_kit.settings.model import (
     ShorterInput,
 )
 from linformer_kit.settings.pretraining import CorpusSettings, PretrainSettings
-from linformer_kit.settings.training import LARGEST_SEED, TrainingSettings
+from linformer_kit.settings.training import LARGEST_SEED, TrainingSettings, check_training
 from linformer_kit.settings.use import (
     ConvertSettings,
     ExportSettings,
@@ -67,8 +67,10 @@ __all__ = [
     "TaskName",
     "TheoremsSettings",
     "TrainingSettings",
+    "check_training",
     "names_folder",
     "names_only",
+    "portable",
     "read_yaml",
     "recorded_name",
 ]

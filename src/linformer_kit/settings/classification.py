@@ -49,6 +49,7 @@ class FinetuneSettings(LabelledSettings, OneModelTrainingSettings):
         max_length: Longest input in tokens, longer ones are cut; default: the longest that the model takes.
         cache_dir: Where tokenised text is kept; default: linformer_kit in $XDG_CACHE_HOME or ~/.cache.
         class_weight: `balanced` weighs each class by how rare it is in the training texts.
+        label_smoothing_factor: Share of each target that is spread evenly over all classes.
         num_train_epochs: Passes over the training texts.
         max_steps: Updates instead of passes; default: by num_train_epochs.
         warmup_steps: Updates of linear warm-up, or, below 1, their share of all.
@@ -69,6 +70,7 @@ class FinetuneSettings(LabelledSettings, OneModelTrainingSettings):
     max_length: int | None = None
     cache_dir: str | None = None
     class_weight: Literal["none", "balanced"] = "none"
+    label_smoothing_factor: float = 0.0
     per_device_train_batch_size: int = 16
     per_device_eval_batch_size: int = 32
     learning_rate: float = 5e-5

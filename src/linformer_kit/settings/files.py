@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 from collections.abc import Iterator
@@ -14,6 +15,10 @@ from linformer_kit.errors import InputError
 
 # More than any settings have; anchors make billions of a few lines.
 _MOST_VALUES = 100_000
+# Settings that name files, models, and places for results and caches.
+_FILES = ("train_file", "validation_file", "text", "validation_text")
+_MODELS = ("model", "from_model", "tokenizer", "teacher", "student")
+_PLACES = ("output_dir", "cache_dir", "data_dir")
 
 
 def names_folder(name: str) -> bool:
@@ -31,6 +36,18 @@ def names_only(files: Any) -> Any:
     if isinstance(files, str):
         return Path(files).name
     return [names_only(each) for each in files] if isinstance(files, list) else files
+
+
+def portable(settings: Any) -> dict[str, Any]:
+    """Settings as they stand in results: files and models by their names alone, and no places of this machine."""
+    named = dataclasses.asdict(settings)
+    for name in _FILES:
+        if name in named:
+            named[name] = names_only(named[name])
+    for name in _MODELS:
+        if isinstance(named.get(name), str):
+            named[name] = recorded_name(named[name])
+    return {name: value for name, value in named.items() if name not in _PLACES}
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

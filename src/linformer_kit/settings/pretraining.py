@@ -54,6 +54,8 @@ class PretrainSettings(CorpusSettings, OneModelTrainingSettings):
             of them (`set_projected_dim`); default: projected_dim alone.
         eval_steps: Updates between evaluations.
         save_steps: Updates between checkpoints.
+        load_best_model_at_end: Keep the checkpoint of the lowest validation loss, and end with its weights; needs
+            save_steps equal to eval_steps.
         seed: Seed of everything that is drawn.
         compare_full: Train an equal model with full attention too and put its results beside.
     """
@@ -67,5 +69,6 @@ class PretrainSettings(CorpusSettings, OneModelTrainingSettings):
     elastic_projected_dims: list[int] | None = None
     eval_steps: int
     save_steps: int
+    load_best_model_at_end: bool = False
     seed: int = 0
     compare_full: bool = False

@@ -1,34 +1,70 @@
 """How to train, whatever it is."""
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
+from linformer_kit.errors import InputError
 from linformer_kit.settings.model import ResizeMode
 
 LARGEST_SEED = 2**32 - 1  # of numpy
+_MOST_SECONDS = 2**31 - 1
+
+_AT_LEAST_ONE = (
+    "max_steps",
+    "per_device_train_batch_size",
+    "per_device_eval_batch_size",
+    "gradient_accumulation_steps",
+    "eval_steps",
+    "save_steps",
+    "logging_steps",
+    "save_total_limit",
+    "early_stopping_patience",
+)
+_AT_LEAST_ZERO = (
+    "learning_rate",
+    "num_train_epochs",
+    "warmup_steps",
+    "weight_decay",
+    "projection_learning_rate_factor",
+    "projection_weight_decay",
+    "max_grad_norm",
+    "dataloader_num_workers",
+    "max_skipped_updates",
+    "seed",
+)
+_BELOW_ONE = ("adam_beta1", "adam_beta2", "label_smoothing_factor")
 
 
 @dataclass(kw_only=True)
 class TrainingSettings:
-    """A training: the fields of transformers' TrainingArguments that people set, under their names there, and our own.
+    """A training; names as in transformers' TrainingArguments where it has the setting too.
 
     Attributes:
         output_dir: Where the model and all results go; default: a new folder below runs/.
         per_device_train_batch_size: Sequences per device and forward pass.
         per_device_eval_batch_size: The same in evaluation.
         gradient_accumulation_steps: Forward passes per update.
-        learning_rate: Highest learning rate, reached at the end of the warm-up, then falling linearly to 0.
-        weight_decay: AdamW's weight decay.
+        learning_rate: Highest learning rate, reached at the end of the warm-up.
+        weight_decay: AdamW's weight decay; biases and LayerNorms have none.
+        adam_beta1: AdamW's decay of the first moment.
+        adam_beta2: AdamW's decay of the second moment.
+        adam_epsilon: AdamW's epsilon.
         projection_learning_rate_factor: Learning rate of E and F, as a multiple of learning_rate.
         projection_weight_decay: Weight decay of E and F; default: weight_decay.
-        max_grad_norm: Longest gradient; longer ones are scaled down.
-        skip_bad_batches: Updates that may be left out because their loss or gradient is no number; one more ends it.
+        max_grad_norm: Clip the gradient norm to this value; 0: no clipping.
+        max_skipped_updates: Number of non-finite updates to skip before stopping.
         save_total_limit: Checkpoints kept.
         logging_steps: Updates between lines of the log.
-        bf16: Mixed precision; `auto` where the processor has bf16 instructions.
+        bf16: Mixed precision with bfloat16; `auto` where the processor has bf16 instructions.
+        fp16: Mixed precision with float16 and loss scaling, instead of bf16.
+        torch_compile: Compile the model with torch.compile.
+        fully_shard: Shard parameters, gradients and AdamW's moments over the processes (FSDP2); needs torchrun.
+        full_determinism: Use deterministic kernels only; slower.
+        use_cpu: Train on the CPU even where there is an accelerator.
         dataloader_num_workers: Processes that prepare batches beside the training.
-        report_to: Loggers, as in TrainingArguments.
-        trainer: Any other field of transformers' TrainingArguments, as --trainer.NAME VALUE.
+        ddp_timeout: Seconds after which a process that waits for another one gives up.
+        report_to: Experiment trackers of accelerate, separated by commas: tensorboard, wandb, mlflow, comet_ml, …, or
+            none.
         resume: Continue in output_dir from its newest whole checkpoint, from the start if there is none.
         overwrite: Start anew in an output_dir that already holds a run.
     """
@@ -39,16 +75,24 @@ class TrainingSettings:
     gradient_accumulation_steps: int = 1
     learning_rate: float
     weight_decay: float = 0.01
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.999
+    adam_epsilon: float = 1e-8
     projection_learning_rate_factor: float = 1.0
     projection_weight_decay: float | None = None
     max_grad_norm: float = 1.0
-    skip_bad_batches: int = 0
+    max_skipped_updates: int = 0
     save_total_limit: int | None = 2
     logging_steps: int = 10
     bf16: Literal["auto", "true", "false"] = "auto"
+    fp16: bool = False
+    torch_compile: bool = False
+    fully_shard: bool = False
+    full_determinism: bool = False
+    use_cpu: bool = False
     dataloader_num_workers: int = 0
+    ddp_timeout: int = 1800
     report_to: str = "tensorboard"
-    trainer: dict[str, Any] = field(default_factory=dict)
     resume: bool = False
     overwrite: bool = False
 
@@ -58,12 +102,39 @@ class OneModelTrainingSettings(TrainingSettings):
     """A training of one model, without a teacher.
 
     Attributes:
+        lr_scheduler_type: Learning rate after the warm-up: falling to 0 along a line or a cosine, or constant.
         resize_to: Longest sequence that a model of this package is resized to before, in tokens; default: its own.
         resize_mode: How it is resized: E, F and positions stretched (`interpolate`) or repeated (`extend`; texts of the
-            old length then give what they gave). Stretched ones learn on from a better place (docs/learning.md).
+            old length then give the same outputs). Stretched ones train better (docs/learning.md).
         activation_checkpointing: Recompute activations in the backward pass, to save memory.
     """
 
+    lr_scheduler_type: Literal["linear", "cosine", "constant"] = "linear"
     resize_to: int | None = None
     resize_mode: ResizeMode = "interpolate"
     activation_checkpointing: bool = False
+
+
+def check_training(settings: TrainingSettings) -> None:
+    """Raise an error for numbers that no training can have.
+
+    Raises:
+        InputError: that names the setting, what was expected and what was got.
+    """
+    for names, least in ((_AT_LEAST_ONE, 1), (_AT_LEAST_ZERO, 0)):
+        for name in names:
+            value = getattr(settings, name, None)
+            if value is not None and not value >= least:
+                raise InputError(f"{name}: expected {least} or more, got {value}")
+    for seed in (getattr(settings, "seed", 0), *getattr(settings, "seeds", ())):
+        if seed > LARGEST_SEED:
+            raise InputError(f"seed: expected 0 to {LARGEST_SEED}, got {seed}")
+    for name in _BELOW_ONE:
+        if not 0 <= (value := getattr(settings, name, 0.0)) < 1:
+            raise InputError(f"{name}: expected 0 or more and less than 1, got {value}")
+    if not settings.adam_epsilon > 0:
+        raise InputError(f"adam_epsilon: expected more than 0, got {settings.adam_epsilon}")
+    if not 1 <= settings.ddp_timeout <= _MOST_SECONDS:
+        raise InputError(f"ddp_timeout: expected 1 to {_MOST_SECONDS} seconds, got {settings.ddp_timeout}")
+    if settings.fp16 and settings.bf16 == "true":
+        raise InputError("bf16, fp16: expected at most one of them, got both")

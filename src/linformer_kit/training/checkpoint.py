@@ -1,16 +1,63 @@
-"""Models in their folders."""
+"""Checkpoints: weights, AdamW's moments, and where the training stands, in a folder that is whole or not there.
+
+    config.json, model.safetensors, tokenizer files    the model, for `from_pretrained`
+    optimizer.safetensors                              AdamW's moments, by the names of the parameters
+    trainer_state.json                                 update, place in the data, log
+    manifest.json                                      size and SHA-256 of the others
+
+A model in pieces is written whole, so any number of processes, sharded or not, goes on from it.
+"""
 
 from __future__ import annotations
 
-import os
+import json
 from collections.abc import Callable
+from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
+import torch
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from linformer_kit.errors import error_text, failure_kind, machine_failure
-from linformer_kit.files.manifest import MANIFEST, write_manifest
-from linformer_kit.files.writing import PART, flush, remove_tree
+from linformer_kit.errors import InputError, error_text, failure_kind, input_errors, machine_failure
+from linformer_kit.files.manifest import checked_folder, listed, whole_contents
+from linformer_kit.files.runs import TRAINER_STATE
+from linformer_kit.training.state import TrainingState
+
+OPTIMIZER = "optimizer.safetensors"
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+
+
+def save_checkpoint(
+    folder: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    optimizer: torch.optim.Optimizer,
+    state: TrainingState,
+) -> None:
+    """Write a checkpoint, in place of what is there; called by all processes, of which one writes.
+
+    Raises:
+        InputError: if it cannot be written; nothing is left of it then, and older ones are as they were.
+        MachineError: likewise, if the machine failed, for example because the disk is full.
+        OutOfMemoryError: likewise, if memory ran out.
+    """
+    weights, moments = _weights_if_sharded(model), _moments(model, optimizer)
+
+    def write() -> None:
+        with checked_folder(folder) as part:
+            model.save_pretrained(part, state_dict=weights)
+            tokenizer.save_pretrained(part)
+            save_file(moments, part / OPTIMIZER)
+            (part / TRAINER_STATE).write_text(json.dumps(state.to_json(), indent=1), encoding="utf-8")
+
+    kept = "nothing is left of it, and older checkpoints are"
+    write_by_one(write, f"{folder}: expected to be able to write it", kept)
 
 
 def save_model(
@@ -20,7 +67,7 @@ def save_model(
     *,
     beside: Callable[[Path], None] = lambda folder: None,
 ) -> None:
-    """Put a model and its tokenizer into a folder, with a manifest, which stands there only beside what it lists.
+    """Put a model and its tokenizer into a folder, with a manifest; called by all processes, of which one writes.
 
     Args:
         model: The model.
@@ -29,27 +76,131 @@ def save_model(
         beside: Writes what else belongs to the model.
 
     Raises:
-        InputError: if they cannot be written; nothing is left of them then, and checkpoints are as they were.
-        MachineError: likewise, if it is the machine that failed, as when the disk is full.
-        OutOfMemoryError: likewise, if memory ran out.
+        As `save_checkpoint`; checkpoints are as they were.
     """
-    part = folder / f".model{PART}"
-    remove_tree(part)
-    try:
-        model.save_pretrained(part)
-        tokenizer.save_pretrained(part)
-        beside(part)
-        write_manifest(part)
-    except Exception as error:
-        remove_tree(part)
-        got = machine_failure(error) or error_text(error)
-        raise failure_kind(error)(
-            f"{folder}: expected to be able to write the model, got: {got}; checkpoints are as they were"
-        ) from error
-    (folder / MANIFEST).unlink(missing_ok=True)
-    for path in sorted(part.iterdir(), key=lambda path: path.name == MANIFEST):  # which goes last
-        if path.is_dir():
-            remove_tree(folder / path.name)
-        os.replace(path, folder / path.name)
-    part.rmdir()
-    flush(folder)
+    weights = _weights_if_sharded(model)
+
+    def write() -> None:
+        with whole_contents(folder, "model") as part:
+            model.save_pretrained(part, state_dict=weights)
+            tokenizer.save_pretrained(part)
+            beside(part)
+
+    write_by_one(write, f"{folder}: expected to be able to write the model", "checkpoints are")
+
+
+def load_weights(model: nn.Module, checkpoint: Path) -> None:
+    """Put the weights of a checkpoint into its model; only files of its manifest are read.
+
+    Raises:
+        InputError: for the weights of another model.
+    """
+    weights: dict[str, Tensor] = {}
+    for name in sorted(name for name in listed(checkpoint) if fnmatch(name, "model*.safetensors")):
+        with input_errors(str(checkpoint / name)):
+            weights |= load_file(checkpoint / name)
+    names = model.state_dict().keys()
+    every = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    own = {name: tensor for name, tensor in every if name in names}
+    there = {id(own[name]) for name in weights.keys() & own.keys()}  # tied weights are saved once
+    missing = [name for name, tensor in own.items() if id(tensor) not in there]
+    unknown = sorted(weights.keys() - own.keys())
+    if missing or unknown:
+        kind, keys = ("none for", missing) if missing else ("no place for", unknown)
+        raise InputError(f"{checkpoint}: expected the weights of this model, got {kind} {keys[0]}")
+    for name, whole in weights.items():
+        if whole.shape != own[name].shape:
+            raise InputError(f"{checkpoint}: expected {list(own[name].shape)} as {name}, got {list(whole.shape)}")
+        _fill(own[name], whole)
+
+
+def load_moments(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Path) -> None:
+    """Put AdamW's moments of a checkpoint into the optimizer.
+
+    Raises:
+        InputError: for a file that is none, and moments of other parameters.
+    """
+    path = checkpoint / OPTIMIZER
+    with input_errors(f"{path}: expected AdamW's moments"):
+        moments = load_file(path)
+    optimizer.state.clear()
+    trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    for name, parameter in model.named_parameters():
+        found = {moment: moments.pop(f"{name}.{moment}", None) for moment in _MOMENTS}
+        if id(parameter) not in trained or all(moment is None for moment in found.values()):
+            continue
+        for moment, tensor in found.items():
+            shape = torch.Size() if moment == "step" else parameter.shape
+            if tensor is None or tensor.shape != shape or not tensor.is_floating_point():
+                got = "none" if tensor is None else f"{list(tensor.shape)} of {tensor.dtype}"
+                raise InputError(f"{path}: expected {list(shape)} as {name}.{moment}, got {got}")
+            place = torch.zeros(()) if moment == "step" else torch.zeros_like(parameter, requires_grad=False)
+            _fill(place, tensor)
+            optimizer.state[parameter][moment] = place.to(parameter.device) if moment == "step" else place
+    if moments:
+        raise InputError(f"{path}: expected moments of this model's parameters, got {min(moments)}")
+
+
+def whole_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The state of a model, whole and on the CPU if it is in pieces; a call of all processes."""
+    wholes: dict[int, Tensor] = {}  # tied weights stay one tensor
+
+    def whole(tensor: Tensor) -> Tensor:
+        if not isinstance(tensor, DTensor):
+            return tensor
+        return wholes.setdefault(tensor.to_local().data_ptr(), tensor.full_tensor().cpu())
+
+    return {name: whole(tensor) for name, tensor in model.state_dict().items()}
+
+
+def _weights_if_sharded(model: nn.Module) -> dict[str, Tensor] | None:
+    """What `save_pretrained` has to be given; None: nothing, it takes them itself."""
+    sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
+    return whole_weights(model) if sharded else None
+
+
+def write_by_one(write: Callable[[], None], what: str, and_then: str) -> None:
+    """Let one process write; if that fails, all processes raise the same kind of error.
+
+    Args:
+        write: Writes.
+        what: What is written, and that this was expected to work.
+        and_then: What is as it was.
+
+    Raises:
+        InputError, MachineError or OutOfMemoryError: by what failed.
+    """
+    error: BaseException | None = None
+    told: list[Any] = [None]
+    if PartialState().is_main_process:
+        try:
+            write()
+        except Exception as raised:
+            error = raised
+            told = [(failure_kind(error), machine_failure(error) or error_text(error))]
+    broadcast_object_list(told)
+    if told[0] is not None:
+        kind, got = told[0]
+        raise kind(f"{what}, got: {got}; {and_then} as they were") from error
+
+
+def _moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """AdamW's moments by the names of the parameters; a parameter without a gradient so far has none."""
+    return {
+        f"{name}.{moment}": _whole(optimizer.state[parameter][moment]).cpu()
+        for name, parameter in model.named_parameters()
+        if parameter in optimizer.state
+        for moment in _MOMENTS
+    }
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor().cpu() if isinstance(tensor, DTensor) else tensor
+
+
+@torch.no_grad()
+def _fill(place: Tensor, whole: Tensor) -> None:
+    """Put values into a tensor, or into its pieces."""
+    if isinstance(place, DTensor):
+        whole = distribute_tensor(whole.to(place.device, place.dtype), place.device_mesh, place.placements)
+    place.copy_(whole)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,7 @@ from linformer_kit.data.encoding import Encoder
 from linformer_kit.data.tokenizer import tokenizer_fingerprint
 from linformer_kit.data.unlabelled import Inputs, load_inputs
 from linformer_kit.environment import environment, versions
-from linformer_kit.errors import InputError, renamed
-from linformer_kit.files.runs import check_output_dir, open_output_dir
+from linformer_kit.errors import DivergedError, InputError, renamed
 from linformer_kit.interop.checkpoints.sentences import lengthened, sentence_files, write_files
 from linformer_kit.interop.loading import auto_class_of, fingerprint, input_length, load_model
 from linformer_kit.linearized.classes import LinearizedModel
@@ -25,29 +23,16 @@ from linformer_kit.linearized.depth import keep_layers, layers_to_keep
 from linformer_kit.linearized.layers import attention_layers
 from linformer_kit.linearized.linearize import linearize
 from linformer_kit.report.distillation import distill_markdown, write_distill_report
-from linformer_kit.settings import DistillSettings, LinearizeSettings, names_only, recorded_name
-from linformer_kit.training.answers import kind_of
-from linformer_kit.training.arguments import training_arguments
-from linformer_kit.training.checkpoint import save_model
-from linformer_kit.training.distillation import DistillationTrainer, Weights
-from linformer_kit.training.identity import all_but, check_same_settings, check_same_source, save_run
+from linformer_kit.settings import DistillSettings, LinearizeSettings, check_training, portable, recorded_name
+from linformer_kit.training.loop import Training
 from linformer_kit.training.memory import keep_freed_memory
+from linformer_kit.training.plan import Plan
 from linformer_kit.training.randomness import callers_random_state
-from linformer_kit.training.resume import checkpoint_to_resume
-from linformer_kit.training.trainer import check_trainer
+from linformer_kit.training.run import Run, measurements
+from linformer_kit.training.state import TrainingState
+from linformer_kit.training.tasks.answers import kind_of
+from linformer_kit.training.tasks.distillation import MEASURES, Distillation, Weights, learning_rate_share
 
-logger = logging.getLogger(__name__)
-
-# Fields of TrainingArguments that distillation decides.
-_FIXED = {"eval_strategy": "steps", "save_strategy": "steps", "eval_on_start": True}
-# Others that it cannot have: what layers do is learned from, so that it is not computed anew, by a schedule of its own.
-_UNUSED = (
-    "activation_checkpointing",
-    "gradient_checkpointing",
-    "label_smoothing_factor",
-    "lr_scheduler_type",
-    "lr_scheduler_kwargs",
-)
 _OF_NEW_STUDENTS = [field.name for field in dataclasses.fields(LinearizeSettings)]
 _TEACHER, _STUDENT = "a pretrained encoder", "a linear student"
 # Ends of the classes that can teach, and of those whose inputs are whole texts.
@@ -64,7 +49,7 @@ class _Pair:
         student: Linear.
         tokenizer: Of both; its longest input is the student's.
         attention_names: The attention modules of student and teacher.
-        stands_for: As for `DistillationTrainer`.
+        stands_for: As for `Distillation`.
         longest: Longest input that both take.
     """
 
@@ -98,39 +83,34 @@ def distill(settings: DistillSettings) -> tuple[dict[str, Any], Path]:
     Raises:
         InputError: for anything in the settings, the encoder or the texts that does not fit. Nothing that was there is
             lost.
+        DivergedError: if training diverged, which the results say.
     """
     settings = dataclasses.replace(settings, layerwise_steps=_layerwise_steps(settings))
     check(settings)
-    process = PartialState()
-    if process.num_processes > 1 and settings.output_dir is None:
-        raise InputError(f"output_dir: expected a folder for {process.num_processes} processes to share, got none")
-    if process.is_main_process:
-        check_output_dir(settings.output_dir, resume=settings.resume, overwrite=settings.overwrite)
-        check_same_settings(settings, all_but(DistillSettings, "cache_dir"))
+    run = Run("distill", settings)
     pair = load_pair(settings)
     longer = settings.max_position_embeddings
     if settings.student is not None:
         longer = lengthened(settings.student, pair.student.config.linformer["seq_len"])
     beside = sentence_files(settings.student or settings.teacher, longer=longer)
-    with process.main_process_first():
+    with run.one_process_first():
         inputs = _load_inputs(settings, pair)
     fingerprints = {
         "text_fingerprint": inputs.fingerprint,
         "teacher_fingerprint": fingerprint(pair.teacher),
         "student_fingerprint": fingerprint(pair.student),
     }
-    folder = Path(settings.output_dir or "")
-    if process.is_main_process:
-        check_same_source(settings, fingerprints)
-        folder = open_output_dir(settings.output_dir, command="distill", overwrite=settings.overwrite)
-        save_run(settings, folder, command="distill", source={"text": inputs.description}, fingerprints=fingerprints)
-    process.wait_for_everyone()
-    trainer = _train(settings, pair, inputs, folder)
-    results = _results(settings, pair, inputs, trainer)
-    if process.is_main_process:
-        save_model(pair.student, pair.tokenizer, folder, beside=functools.partial(write_files, beside))
-        write_distill_report(results, folder)
-    return results, folder
+    run.open({"text": inputs.description}, fingerprints)
+    said = f"student, {pair.student.projection_matrix_count()} n → k matrices"
+    training = run.train(_distillation(settings, pair, inputs), _plan(settings), said=said)
+    results = _results(settings, pair, inputs, training)
+    if training.diverged is None:
+        run.save_model(pair.student, pair.tokenizer, beside=functools.partial(write_files, beside))
+    if run.is_main:
+        write_distill_report(results, run.folder)
+    if training.diverged is not None:
+        raise DivergedError(training.diverged)
+    return results, run.folder
 
 
 def check(settings: DistillSettings) -> None:
@@ -139,6 +119,7 @@ def check(settings: DistillSettings) -> None:
     Raises:
         InputError: for settings that no training can be made of.
     """
+    check_training(settings)
     for name in ("hidden_weight", "attention_weight", "output_weight"):
         if not getattr(settings, name) >= 0:
             raise InputError(f"{name}: expected 0 or more, got {getattr(settings, name)}")
@@ -150,7 +131,6 @@ def check(settings: DistillSettings) -> None:
         raise InputError(f"mlm_probability: expected more than 0 and less than 1, got {settings.mlm_probability}")
     if settings.max_eval_samples < 1:
         raise InputError(f"max_eval_samples: expected 1 or more, got {settings.max_eval_samples}")
-    check_trainer(lambda folder: training_arguments(settings, folder, _FIXED), settings.max_steps)
     alone = _layerwise_steps(settings)
     if alone and not settings.hidden_weight + settings.attention_weight:
         raise InputError(f"layerwise_steps: expected 0 without hidden_weight and attention_weight, got {alone}")
@@ -158,9 +138,6 @@ def check(settings: DistillSettings) -> None:
         raise InputError(f"layerwise_steps: expected 0 to {settings.max_steps}, got {settings.layerwise_steps}")
     if settings.packing and settings.text_pair_column is not None:
         raise InputError("packing: expected false for pairs of texts, got true")
-    for name in _UNUSED:
-        if name in settings.trainer:
-            raise InputError(f"trainer.{name}: expected another field, a distillation has no use for it")
     if not settings.joint_learning_rate_factor > 0:
         raise InputError(f"joint_learning_rate_factor: expected more than 0, got {settings.joint_learning_rate_factor}")
 
@@ -237,46 +214,53 @@ def _load_inputs(settings: DistillSettings, pair: _Pair) -> Inputs:
     return inputs
 
 
-def _train(settings: DistillSettings, pair: _Pair, inputs: Inputs, folder: Path) -> DistillationTrainer:
-    """Train, or go on."""
-    checkpoint = checkpoint_to_resume(folder) if settings.resume else None
-    trainer = DistillationTrainer(
+def _distillation(settings: DistillSettings, pair: _Pair, inputs: Inputs) -> Distillation:
+    """What to train."""
+    return Distillation(
         pair.student,
-        training_arguments(settings, folder, _FIXED),
+        pair.tokenizer,
         teacher=pair.teacher,
         attention_names=pair.attention_names,
         stands_for=pair.stands_for,
         train=inputs.train,
         validation=inputs.validation,
-        tokenizer=pair.tokenizer,
         longest=pair.longest,
+        seed=settings.seed,
         weights=Weights(settings.hidden_weight, settings.attention_weight, settings.output_weight),
         layerwise_steps=_layerwise_steps(settings),
-        joint_learning_rate_factor=settings.joint_learning_rate_factor,
         temperature=settings.temperature,
-        projection_learning_rate_factor=settings.projection_learning_rate_factor,
-        projection_weight_decay=settings.projection_weight_decay,
-        skip_bad_batches=settings.skip_bad_batches,
     )
-    logger.info(
-        "student: %s parameters, %s n → k matrices, %s, on %s",
-        f"{pair.student.num_parameters():,}",
-        pair.student.projection_matrix_count(),
-        "bf16 mixed precision" if trainer.args.bf16 else "float32",
-        trainer.args.device,
-    )
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    if trainer.curves()["error"][-1][0] != trainer.state.global_step:
-        trainer.evaluate()
-    return trainer
 
 
-def _results(settings: DistillSettings, pair: _Pair, inputs: Inputs, trainer: DistillationTrainer) -> dict[str, Any]:
+def _plan(settings: DistillSettings) -> Plan:
+    """What falls due when: warm-up and linear fall twice, for the layers alone, and then for all together."""
+    alone = _layerwise_steps(settings)
+    schedule = functools.partial(
+        learning_rate_share,
+        alone=alone,
+        updates=settings.max_steps,
+        warmup=settings.warmup_steps,
+        joint=settings.joint_learning_rate_factor,
+    )
+    return Plan(
+        updates=settings.max_steps,
+        schedule=schedule,
+        seed=settings.seed,
+        evaluate_every=settings.eval_steps,
+        save_every=settings.save_steps,
+        evaluate_first=True,
+        # Gradients are much larger then than those that AdamW has seen, and steps by their measure would undo what was
+        # learned (docs/log.md).
+        restart=alone,
+    )
+
+
+def _results(settings: DistillSettings, pair: _Pair, inputs: Inputs, training: Training) -> dict[str, Any]:
     teacher, student = pair.teacher, pair.student
     linear = student.config.linformer
     return {
         "command": "distill",
-        "environment": environment(trainer.args.device),
+        "environment": environment(training.engine.device),
         "teacher": {
             "name": recorded_name(settings.teacher),
             "type": teacher.config.model_type,
@@ -296,26 +280,17 @@ def _results(settings: DistillSettings, pair: _Pair, inputs: Inputs, trainer: Di
             "validation": len(inputs.validation),
             "longest": pair.longest,
         },
-        "updates": trainer.state.global_step,
-        "skipped_updates": trainer.skipped_updates,
-        "layerwise_steps": trainer.layerwise_steps,
-        "curve": trainer.curves(),
-        "seconds": trainer.progress.seconds,
-        "texts_per_second": trainer.progress.rate,
-        "bf16": trainer.args.bf16,
-        "settings": _portable(settings),
+        **measurements(training),
+        "layerwise_steps": _layerwise_steps(settings),
+        "curve": _curves(training.state),
+        "settings": portable(settings),
         "versions": versions(),
     }
 
 
-def _portable(settings: DistillSettings) -> dict[str, Any]:
-    """The settings as they stand in results: files without their folders; `run.json` has them whole."""
-    named = dataclasses.asdict(settings)
-    for name in ("text", "validation_text"):
-        named[name] = names_only(named[name])
-    for name in ("teacher", "student"):
-        named[name] = recorded_name(named[name]) if named[name] else None
-    return {name: value for name, value in named.items() if name not in ("output_dir", "cache_dir")}
+def _curves(state: TrainingState) -> dict[str, list[list[float]]]:
+    """Updates with each measure on held-out text."""
+    return {name: [[update, value] for update, value in state.logged(f"eval_{name}").items()] for name in MEASURES}
 
 
 def _layerwise_steps(settings: DistillSettings) -> int:

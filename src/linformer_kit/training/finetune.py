@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,6 @@ from linformer_kit.data.labelled import LabelledTexts, load_labelled
 from linformer_kit.environment import versions
 from linformer_kit.errors import DivergedError, InputError, input_errors
 from linformer_kit.files.manifest import read_json
-from linformer_kit.files.runs import check_output_dir, open_output_dir
 from linformer_kit.inference.scores import (
     by_class,
     check_metric,
@@ -38,16 +38,16 @@ from linformer_kit.inference.scores import (
 )
 from linformer_kit.interop.loading import fingerprint, input_length, load_model, random_weights, resize
 from linformer_kit.report.classification import best_run, finetune_markdown, write_finetune_report, write_mistakes
-from linformer_kit.settings import FinetuneSettings, names_folder
-from linformer_kit.training.arguments import training_arguments
-from linformer_kit.training.checkpoint import save_model
-from linformer_kit.training.classification import ClassificationTrainer, balanced_weights, curves
-from linformer_kit.training.identity import all_but, check_same_settings, check_same_source, save_run
+from linformer_kit.settings import FinetuneSettings, check_training, names_folder, portable, recorded_name
+from linformer_kit.training.batches import Batches
+from linformer_kit.training.loop import Training
 from linformer_kit.training.memory import keep_freed_memory
+from linformer_kit.training.optimizer import learning_rate_schedule
+from linformer_kit.training.plan import Plan
 from linformer_kit.training.randomness import callers_random_state
-from linformer_kit.training.resume import checkpoint_to_resume
+from linformer_kit.training.run import Run, measurements
 from linformer_kit.training.state import is_count
-from linformer_kit.training.trainer import check_trainer
+from linformer_kit.training.tasks.classification import Classification, balanced_weights, curves
 
 logger = logging.getLogger(__name__)
 
@@ -94,18 +94,14 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
 
     Raises:
         InputError: for anything in the settings or the texts that does not fit. Nothing that was there is lost.
+        DivergedError: if the training of a seed diverged; the results of seeds before are kept.
     """
     check(settings)
-    process = PartialState()
-    if process.num_processes > 1 and settings.output_dir is None:
-        raise InputError(f"output_dir: expected a folder for {process.num_processes} processes to share, got none")
-    if process.is_main_process:
-        check_output_dir(settings.output_dir, resume=settings.resume, overwrite=settings.overwrite)
-        check_same_settings(settings, all_but(FinetuneSettings, "seeds", "cache_dir"))  # more seeds may join
+    run = Run("finetune", settings, may_change=("seeds",))  # more seeds may join
     texts = load_labelled(settings)
     check_metric(settings.metric_for_best_model, texts.metrics)
     model, tokenizer = load_encoder(settings, texts.labels, seed=settings.seeds[0])
-    with process.local_main_process_first():  # tokenises, the others map what it has written
+    with run.one_process_first():
         train, validation = _inputs(settings, texts, tokenizer)
     fingerprints = {
         "texts_fingerprint": texts.fingerprint(),
@@ -115,45 +111,39 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
     texts = dataclasses.replace(texts, train=[])  # from here on they are tokens
     task = _Task(settings, texts, metric, tokenizer, train, validation)
     results = _results(task, model, runs=_earlier_runs(settings))
-    _check_earlier_runs(results)
+    _check_earlier_runs(results, settings)
     del model  # each seed has its own
-    folder = Path(settings.output_dir or "")
-    if process.is_main_process:
-        check_same_source(settings, fingerprints)
-        folder = open_output_dir(settings.output_dir, command="finetune", overwrite=settings.overwrite)
-        seeds = dict.fromkeys([*(run["seed"] for run in results["runs"]), *settings.seeds])
-        whole = dataclasses.replace(settings, seeds=list(seeds))
-        save_run(whole, folder, command="finetune", source={"texts": texts.description}, fingerprints=fingerprints)
-    process.wait_for_everyone()
-    for seed in settings.seeds:
-        if any(run["seed"] == seed for run in results["runs"]):
-            continue
-        classifier, probabilities, run = _train(task, folder, seed)
-        results["runs"].append(run)
-        if process.is_main_process:
-            if best_run(results)["seed"] == seed:
-                save_model(classifier, tokenizer, folder)
-                write_mistakes(_mistakes(task, probabilities), folder)
-            _write(results, folder)
-    if process.is_main_process:
-        _write(results, folder)  # also where all had been done, and the last process ended before its pictures
-    return results, folder
+    seeds = dict.fromkeys([*(earlier["seed"] for earlier in results["runs"]), *settings.seeds])
+    run.settings = dataclasses.replace(settings, seeds=list(seeds))
+    run.open({"texts": texts.description}, fingerprints)
+    done = {earlier["seed"] for earlier in results["runs"]}
+    for seed in (seed for seed in settings.seeds if seed not in done):
+        training, probabilities, measured = _train(run, task, seed)
+        results["runs"].append(measured)
+        if best_run(results)["seed"] == seed:
+            run.save_model(training.task.model, tokenizer)
+            if run.is_main:
+                write_mistakes(_mistakes(task, probabilities), run.folder)
+        if run.is_main:
+            _write(results, run.folder)
+    if run.is_main:
+        _write(results, run.folder)  # also where all had been done, and the last process ended before its pictures
+    return results, run.folder
 
 
 def check(settings: FinetuneSettings) -> None:
-    """Refuse what will not fit, before the work on the texts.
+    """Raise an error for settings that do not fit, before the work on the texts.
 
     Raises:
-        InputError: for settings that no training can be made of.
+        InputError: that names the setting.
     """
+    check_training(settings)
     if not settings.seeds or len(set(settings.seeds)) < len(settings.seeds):
         raise InputError(f"seeds: expected one or more, each once, got {settings.seeds}")
     if min(settings.seeds) < 0:
         raise InputError(f"seeds: expected 0 or more, got {min(settings.seeds)}")
     if settings.max_steps is None and not settings.num_train_epochs > 0:
         raise InputError(f"num_train_epochs: expected more than 0, got {settings.num_train_epochs}")
-    fixed = _fixed(settings, "loss", settings.seeds[0])
-    check_trainer(lambda folder: training_arguments(settings, folder, fixed), updates=settings.max_steps or 1000)
     if settings.output_dir is not None and names_folder(settings.model):
         source, folder = Path(settings.model).resolve(), Path(settings.output_dir).resolve()
         if source == folder or folder in source.parents:
@@ -199,71 +189,76 @@ def _inputs(
     return train, validation
 
 
-def _train(task: _Task, folder: Path, seed: int) -> tuple[PreTrainedModel, np.ndarray, dict[str, Any]]:
+def _train(run: Run, task: _Task, seed: int) -> tuple[Training, np.ndarray, dict[str, Any]]:
     """Train with one seed, or go on.
 
     Returns:
-        The best classifier, its probabilities for the validation texts in their order, and what was measured.
+        The training, with the best classifier, its probabilities for the validation texts in their order, and what was
+        measured.
     """
     settings, labels, metrics = task.settings, task.texts.labels, task.texts.metrics
     # From short to long, so that batches are padded little.
     order = np.argsort(task.validation.items.lengths, kind="stable")
-    validation = task.validation.items.select(order)
-    trainer = _trainer(task, validation, folder / f"seed-{seed}", seed)
-    logger.info(
-        "seed %s: %s parameters, %s, on %s",
-        seed,
-        f"{trainer.model.num_parameters():,}",
-        "bf16 mixed precision" if trainer.args.bf16 else "float32",
-        trainer.args.device,
-    )
-    checkpoint = checkpoint_to_resume(Path(trainer.args.output_dir)) if settings.resume else None
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    measured = trainer.predict(validation, metric_key_prefix="eval")
-    if not np.isfinite(measured.predictions).all():
-        raise DivergedError(
-            f"learning_rate: expected one that training survives, got {settings.learning_rate}, and the model answers "
-            "what is no number"
-        )
-    of_sorted = class_probabilities(measured.predictions, multi_label=labels.multi_label)
-    probabilities, targets = np.empty_like(of_sorted), np.empty_like(measured.label_ids)
-    probabilities[order], targets[order] = of_sorted, measured.label_ids
+    classification = _classification(task, task.validation.items.select(order), seed, run.process.num_processes)
+    batches = Batches(classification, settings)
+    updates = settings.max_steps or math.ceil(settings.num_train_epochs * batches.updates_in_epoch)
+    training = run.train(classification, _plan(task, updates, seed), run.folder / f"seed-{seed}", said=f"seed {seed}")
+    if training.diverged is not None:
+        raise DivergedError(f"seed {seed}: {training.diverged}")
+    measured = training.measure()
+    assert measured is not None, "nobody asks to stop here"
+    logits, sorted_targets = measured
+    found = classification.metrics(logits, sorted_targets)
+    of_sorted = class_probabilities(logits, multi_label=labels.multi_label)
+    probabilities, targets = np.empty_like(of_sorted), np.empty_like(sorted_targets)
+    probabilities[order], targets[order] = of_sorted, sorted_targets
     answers = predicted(probabilities, multi_label=labels.multi_label)
-    run = {
+    state = training.state
+    described = {
         "seed": seed,
-        "metrics": {name: measured.metrics[f"eval_{name}"] for name in (*metrics, "loss")},
-        "updates": trainer.state.global_step,
-        "skipped_updates": trainer.skipped_updates,
-        "best_updates": trainer.state.best_global_step or trainer.state.global_step,
-        "epochs": trainer.state.epoch,
-        "curve": curves(trainer.state.log_history, metrics),
+        "metrics": {name: found[name] for name in (*metrics, "loss")},
+        **measurements(training),
+        "best_updates": training.result_update,
+        "epochs": state.epoch,
+        "curve": curves(state.log, metrics),
         "by_class": by_class(answers, targets, len(labels.names)),
         "confusion": None if labels.multi_label else confusion(answers, targets, len(labels.names)),
-        "seconds": trainer.progress.seconds,
-        "texts_per_second": trainer.progress.rate,
-        "bf16": trainer.args.bf16,
     }
-    return trainer.model, probabilities, run
+    return training, probabilities, described
 
 
-def _trainer(task: _Task, validation: LabelledItems, folder: Path, seed: int) -> ClassificationTrainer:
-    """The trainer of one seed; checkpoints go below the folder."""
+def _classification(task: _Task, validation: LabelledItems, seed: int, processes: int) -> Classification:
+    """What to train with one seed."""
     settings, labels = task.settings, task.texts.labels
     weights = None
     if settings.class_weight == "balanced":
         weights = balanced_weights(torch.tensor(task.train.items.labels.tolist()), len(labels.names))
-    return ClassificationTrainer(
+    return Classification(
         load_encoder(settings, labels, seed=seed)[0],
-        training_arguments(settings, folder, _fixed(settings, task.metric, seed)),
+        task.tokenizer,
         train=task.train.items,
         validation=validation,
-        tokenizer=task.tokenizer,
+        texts_in_update=settings.per_device_train_batch_size * settings.gradient_accumulation_steps * processes,
+        seed=seed,
         metrics=task.texts.metrics,
         class_weights=weights,
-        early_stopping_patience=settings.early_stopping_patience,
-        projection_learning_rate_factor=settings.projection_learning_rate_factor,
-        projection_weight_decay=settings.projection_weight_decay,
-        skip_bad_batches=settings.skip_bad_batches,
+        label_smoothing=settings.label_smoothing_factor,
+    )
+
+
+def _plan(task: _Task, updates: int, seed: int) -> Plan:
+    """What falls due when."""
+    settings = task.settings
+    return Plan(
+        updates=updates,
+        schedule=learning_rate_schedule(
+            settings.lr_scheduler_type, updates=updates, warmup_steps=settings.warmup_steps
+        ),
+        seed=seed,
+        evaluate_every=settings.eval_steps,
+        save_every=settings.eval_steps,
+        metric=task.metric,
+        patience=settings.early_stopping_patience,
     )
 
 
@@ -272,7 +267,11 @@ def _results(task: _Task, model: PreTrainedModel, *, runs: list[dict[str, Any]])
     texts, settings = task.texts, task.settings
     return {
         "command": "finetune",
-        "model": {"name": settings.model, "type": model.config.model_type, "parameters": model.num_parameters()},
+        "model": {
+            "name": recorded_name(settings.model),
+            "type": model.config.model_type,
+            "parameters": model.num_parameters(),
+        },
         "texts": {
             "description": texts.description,
             "labels": list(texts.labels.names),
@@ -286,7 +285,7 @@ def _results(task: _Task, model: PreTrainedModel, *, runs: list[dict[str, Any]])
         "metric_for_best_model": task.metric,
         "runs": runs,
         "summary": {},
-        "settings": dataclasses.asdict(settings),
+        "settings": portable(settings),
         "versions": versions(),
     }
 
@@ -303,21 +302,6 @@ def _mistakes(task: _Task, probabilities: np.ndarray) -> list[dict[str, Any]]:
     return mistakes(probabilities, answers, targets, task.texts.validation, labels)
 
 
-def _fixed(settings: FinetuneSettings, metric: str, seed: int) -> dict[str, Any]:
-    """Fields of TrainingArguments that fine-tuning decides."""
-    strategy = "epoch" if settings.eval_steps is None else "steps"
-    return {
-        "eval_strategy": strategy,
-        "save_strategy": strategy,
-        "save_steps": settings.eval_steps or 500,
-        "load_best_model_at_end": True,
-        "metric_for_best_model": metric,
-        "greater_is_better": metric != "loss",
-        "restore_callback_states_from_checkpoint": True,  # how long early stopping has waited
-        "seed": seed,
-    }
-
-
 def _earlier_runs(settings: FinetuneSettings) -> list[dict[str, Any]]:
     """The seeds that a run to be resumed has finished."""
     path = Path(settings.output_dir or "") / "metrics.json"
@@ -329,9 +313,9 @@ def _earlier_runs(settings: FinetuneSettings) -> list[dict[str, Any]]:
     return runs
 
 
-def _check_earlier_runs(results: dict[str, Any]) -> None:
+def _check_earlier_runs(results: dict[str, Any], settings: FinetuneSettings) -> None:
     """Refuse earlier results that no report can be made of, before further ones would be lost beside them."""
     if results["runs"]:
-        path = Path(results["settings"]["output_dir"]) / "metrics.json"
+        path = Path(settings.output_dir or "") / "metrics.json"
         with input_errors(str(path)), tempfile.TemporaryDirectory() as folder:
             _write(results, Path(folder))

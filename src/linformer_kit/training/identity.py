@@ -6,7 +6,7 @@ import dataclasses
 import datetime
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -18,38 +18,21 @@ from linformer_kit.errors import InputError
 from linformer_kit.files.manifest import read_json
 from linformer_kit.files.runs import RUN_MARK, TWIN_FOLDER, TWIN_MARK, newest_whole_checkpoint
 from linformer_kit.files.writing import write_whole
-from linformer_kit.settings import CorpusSettings, ModelSettings, PretrainSettings, TrainingSettings, read_yaml
-from linformer_kit.training.trainer_state import trainer_state
+from linformer_kit.settings import ModelSettings, TrainingSettings, read_yaml
+from linformer_kit.training.state import read_state
 
-# What a run that is resumed must have in common with its beginning; length, logging and number of processes may change.
-IDENTITY = (
-    "model",
-    "resize_to",
-    "resize_mode",
-    "tokenizer",
-    "mlm_probability",
-    "seed",
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "learning_rate",
-    "warmup_steps",
-    "weight_decay",
-    "projection_learning_rate_factor",
-    "projection_weight_decay",
-    "elastic_projected_dims",
-    "max_grad_norm",
-    "bf16",
-    "trainer",
-    *(field.name for field in dataclasses.fields(CorpusSettings) if field.name != "cache_dir"),
-)
-# What any run that is resumed may have otherwise: how fast it goes, and what it says and keeps.
+# In what any run that is resumed may differ from its beginning: speed, and what it says and keeps. The number of
+# processes may change as well, and whether the model is sharded.
 _MAY_CHANGE = (
-    "skip_bad_batches",
+    "max_skipped_updates",
     "save_total_limit",
     "logging_steps",
     "report_to",
     "dataloader_num_workers",
     "per_device_eval_batch_size",
+    "fully_shard",
+    "ddp_timeout",
+    "cache_dir",
 )
 # Where, and what to do with what was there, are not what the run is: repeating it must not touch this one.
 _NOT_SAVED = ("output_dir", "resume", "overwrite")
@@ -60,27 +43,31 @@ _FINGERPRINTS_OF, _CONTENT = "fingerprints_of", "content"
 _BATCH = "per_device_train_batch_size"
 
 
-def check_same_run(settings: PretrainSettings) -> None:
-    """Refuse to continue a run as another one."""
-    folder = Path(settings.output_dir or "")
-    path = folder / _SETTINGS
-    if not settings.resume or not path.exists():
+def check_enough_updates(settings: TrainingSettings) -> None:
+    """Raise an error if a run that is resumed has made more updates than it is to make.
+
+    Raises:
+        InputError: that names the checkpoint.
+    """
+    wanted, folder = getattr(settings, "max_steps", None), Path(settings.output_dir or "")
+    if not settings.resume or wanted is None:
         return
     for checkpoint in filter(None, map(newest_whole_checkpoint, (folder, folder / TWIN_FOLDER))):
-        updates = trainer_state(checkpoint).global_step
-        if updates > settings.max_steps:
-            raise InputError(
-                f"max_steps: expected at least the {updates} updates of {checkpoint}, got {settings.max_steps}"
-            )
-    # A twin may join a run, but its results would be lost without it.
-    names = IDENTITY if settings.compare_full else (*IDENTITY, "compare_full")
-    if settings.streaming or settings.dataset_name is not None:
-        names = (*names, "dataloader_num_workers")  # who share out the files of a stream
-    check_same_settings(settings, names)
+        updates = read_state(checkpoint).update
+        if updates > wanted:
+            raise InputError(f"max_steps: expected at least the {updates} updates of {checkpoint}, got {wanted}")
 
 
-def check_same_settings(settings: TrainingSettings, names: Iterable[str]) -> None:
-    """Refuse to continue a run whose settings of these names were others."""
+def check_same_settings(settings: TrainingSettings, may_change: Collection[str]) -> None:
+    """Raise an error if a run that is resumed has other settings than at its beginning.
+
+    Args:
+        settings: Of the run.
+        may_change: Names of those that may be others.
+
+    Raises:
+        InputError: that names the first one that differs.
+    """
     path = Path(settings.output_dir or "") / _SETTINGS
     if not settings.resume or not path.exists():
         return
@@ -88,11 +75,12 @@ def check_same_settings(settings: TrainingSettings, names: Iterable[str]) -> Non
     if isinstance(before.get("model"), dict):
         before["model"] = {**defaults(ModelSettings), **before["model"]}
     _check_same_batch(settings, before)
-    for name in names:
-        if name == _BATCH:
-            continue
-        if name == "resize_mode" and now.get("resize_to", name) is None:
-            continue  # means nothing
+    free = {*_NOT_SAVED, *_MAY_CHANGE, *may_change, _BATCH}
+    if now.get("streaming") or now.get("dataset_name"):
+        free.discard("dataloader_num_workers")  # who share out the files of a stream
+    if now.get("resize_to", 0) is None:
+        free.add("resize_mode")  # means nothing
+    for name in (name for name in now if name not in free):
         old, new, place = before.get(name), now[name], name
         if isinstance(old, dict) and isinstance(new, dict) and old != new:
             inner = next(key for key in (*new, *old) if old.get(key) != new.get(key))
@@ -102,12 +90,6 @@ def check_same_settings(settings: TrainingSettings, names: Iterable[str]) -> Non
                 f"resume: expected {place} as in {path}, {old!r}, got {new!r}; "
                 f"--config {path} gives the same settings again"
             )
-
-
-def all_but(kind: type, *names: str) -> list[str]:
-    """What all runs of a kind must have in common with their beginning, where nothing but these may change."""
-    free = (*_NOT_SAVED, *_MAY_CHANGE, *names)
-    return [field.name for field in dataclasses.fields(kind) if field.name not in free]
 
 
 def _check_same_batch(settings: TrainingSettings, before: dict[str, Any]) -> None:
@@ -144,7 +126,13 @@ def check_same_source(settings: TrainingSettings, fingerprints: dict[str, str]) 
 
 
 def save_run(
-    settings: TrainingSettings, folder: Path, *, command: str, source: dict[str, str], fingerprints: dict[str, str]
+    settings: TrainingSettings,
+    folder: Path,
+    *,
+    command: str,
+    source: dict[str, str],
+    fingerprints: dict[str, str],
+    twin: bool = False,
 ) -> None:
     """The resolved settings, and what else is needed to do the same again; each start of the run, with its machine.
 
@@ -154,6 +142,7 @@ def save_run(
         command: Which one it is.
         source: What it learns from, for people, under its name.
         fingerprints: As for `check_same_source`.
+        twin: Whether a second model is trained below the folder.
     """
     resolved = {name: value for name, value in dataclasses.asdict(settings).items() if name not in _NOT_SAVED}
     run = {
@@ -168,7 +157,7 @@ def save_run(
     text = json.dumps(run, indent=2) + "\n"
     write_whole(folder / RUN_MARK, text)  # first: without it the rest is not known as ours
     write_whole(folder / _SETTINGS, yaml.safe_dump(resolved, sort_keys=False))
-    if has_twin(settings):
+    if twin:
         (folder / TWIN_FOLDER).mkdir(exist_ok=True)
         write_whole(folder / TWIN_FOLDER / TWIN_MARK, text)
 
@@ -192,9 +181,12 @@ def _this_start() -> dict[str, Any]:
     }
 
 
-def has_twin(settings: TrainingSettings) -> bool:
-    """Whether an equal model with full attention is trained as well."""
-    return isinstance(settings, PretrainSettings) and settings.compare_full and settings.model.attention != "full"
+def record_divergence(folder: Path, message: str) -> None:
+    """Record that the last start of a run diverged."""
+    run = read_json(folder / RUN_MARK)
+    if isinstance(starts := run.get("starts"), list) and starts:
+        starts[-1]["diverged"] = message
+    write_whole(folder / RUN_MARK, json.dumps(run, indent=2) + "\n")
 
 
 def defaults(kind: type) -> dict[str, Any]:

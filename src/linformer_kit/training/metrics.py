@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from linformer_kit.models.heads import LinformerForMaskedLM
+from linformer_kit.models.heads import LinformerForMaskedLM, labelled_positions
 from linformer_kit.settings import IGNORED_LABEL
 
 
@@ -29,12 +29,12 @@ def masked_token_losses(
 
     The head runs on labelled tokens only. Sums over sequences, unlike means, add up exactly over batches and processes.
     """
-    hidden = model.linformer(input_ids, attention_mask).last_hidden_state
-    selected = labels != IGNORED_LABEL
-    losses = F.cross_entropy(model.lm_head(hidden[selected]).float(), labels[selected], reduction="none")
-    sequence = selected.nonzero()[:, 0]
+    positions = labelled_positions(labels)
+    logits = model(input_ids, attention_mask, predicted_positions=positions).logits
+    losses = F.cross_entropy(logits.float(), labels.flatten()[positions], reduction="none")
+    sequence = positions // labels.shape[1]
     sums = torch.zeros(len(labels), device=losses.device).index_add(0, sequence, losses)
-    return sums, selected.sum(dim=1)
+    return sums, (labels != IGNORED_LABEL).sum(dim=1)
 
 
 @torch.inference_mode()

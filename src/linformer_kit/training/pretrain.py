@@ -3,73 +3,43 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import itertools
-import json
 import logging
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
 from accelerate import PartialState
-from datasets import Dataset
 from transformers import PreTrainedTokenizerFast, set_seed
 
-from linformer_kit.data.cached import cache_folder, make_cache_folder
-from linformer_kit.data.corpus import Corpus, load_corpus
+from linformer_kit.data.masked_text import MaskedText, load_masked_text
 from linformer_kit.data.masking import MaskedBlocks
-from linformer_kit.data.packing import StreamedBlocks, pack
 from linformer_kit.data.tokenizer import (
     end_token_id,
-    load_tokenizer,
     start_token_id,
     tokenizer_fingerprint,
-    train_tokenizer,
 )
 from linformer_kit.environment import versions
 from linformer_kit.errors import DivergedError, InputError, renamed
-from linformer_kit.files.runs import TWIN_FOLDER, check_output_dir, open_output_dir
-from linformer_kit.files.writing import whole_folder
+from linformer_kit.files.runs import TWIN_FOLDER
 from linformer_kit.inference.fill_mask import guess_held_out, load_masked_language_model
 from linformer_kit.interop.loading import fingerprint, resize
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.heads import LinformerForMaskedLM
 from linformer_kit.operator.projections import PROJECTIONS
 from linformer_kit.report.pretraining import pretrain_markdown, write_pretrain_report
-from linformer_kit.settings import IGNORED_LABEL, ModelSettings, PretrainSettings
-from linformer_kit.training.arguments import training_arguments
-from linformer_kit.training.checkpoint import save_model
-from linformer_kit.training.identity import check_same_run, check_same_source, has_twin, save_run
+from linformer_kit.settings import ModelSettings, PretrainSettings, check_training, portable
 from linformer_kit.training.memory import keep_freed_memory
 from linformer_kit.training.metrics import unigram_entropy
-from linformer_kit.training.pretraining import PRETRAINING, PretrainTrainer, check_training
+from linformer_kit.training.optimizer import learning_rate_schedule
+from linformer_kit.training.plan import Plan
 from linformer_kit.training.randomness import callers_random_state
-from linformer_kit.training.resume import checkpoint_to_resume
+from linformer_kit.training.run import Run, measurements
+from linformer_kit.training.tasks.masked_language_model import MaskedLanguageModel
 
 logger = logging.getLogger(__name__)
 
-# Documents of a stream that a tokenizer is trained on.
-STREAM_TOKENIZER_DOCUMENTS = 10_000
-
-
-@dataclasses.dataclass(frozen=True)
-class Data:
-    """What both models of a comparison see.
-
-    Attributes:
-        corpus: The documents.
-        tokenizer: The tokenizer.
-        train: Masked training sequences.
-        validation: Masked validation sequences, the same at each evaluation.
-        validation_blocks: The validation sequences before masking.
-    """
-
-    corpus: Corpus
-    tokenizer: PreTrainedTokenizerFast
-    train: MaskedBlocks | StreamedBlocks
-    validation: MaskedBlocks
-    validation_blocks: Dataset
+# In what a run that is resumed may differ from its beginning.
+_MAY_CHANGE = ("max_steps", "eval_steps", "save_steps", "activation_checkpointing", "from_model")
 
 
 def main(settings: PretrainSettings) -> None:
@@ -99,30 +69,19 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
     """
     settings, start = starting_from(settings)
     check(settings)
-    process = PartialState()
-    if process.num_processes > 1 and settings.output_dir is None:
-        raise InputError(f"output_dir: expected a folder for {process.num_processes} processes to share, got none")
-    if process.is_main_process:
-        check_output_dir(
-            settings.output_dir, resume=settings.resume, overwrite=settings.overwrite, twin=has_twin(settings)
-        )
-        check_same_run(settings)
-    with process.main_process_first():
-        data = load_data(settings)
+    twin = settings.compare_full and settings.model.attention != "full"
+    # A twin may join a run, but its results would be lost without it.
+    may_change = (*_MAY_CHANGE, "compare_full") if settings.compare_full else _MAY_CHANGE
+    run = Run("pretrain", settings, may_change=may_change, twin=twin)
+    with run.one_process_first():
+        data = load_masked_text(settings)
+    model_config(settings, data.tokenizer, attention=settings.model.attention)  # an error while nothing is removed yet
     fingerprints = {
         "corpus_fingerprint": data.corpus.fingerprint,
         "tokenizer_fingerprint": tokenizer_fingerprint(data.tokenizer),
         **({} if start is None else {"from_model_fingerprint": fingerprint(start)}),
     }
-    model_config(settings, data.tokenizer, attention=settings.model.attention)  # refused while nothing is removed yet
-    folder = Path(settings.output_dir or "")
-    if process.is_main_process:
-        check_same_source(settings, fingerprints)
-        folder = open_output_dir(settings.output_dir, command="pretrain", overwrite=settings.overwrite)
-        settings = dataclasses.replace(settings, output_dir=str(folder))
-        source = {"corpus": data.corpus.description}
-        save_run(settings, folder, command="pretrain", source=source, fingerprints=fingerprints)
-    process.wait_for_everyone()
+    run.open({"corpus": data.corpus.description}, fingerprints)
     results: dict[str, Any] = {
         "command": "pretrain",
         "unigram_entropy": _unigram_entropy(data),
@@ -135,66 +94,45 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
             "validation_sequences": len(data.validation),
         },
         "models": {},
-        "settings": dataclasses.asdict(settings),
+        "settings": portable(settings),
         "versions": versions(),
     }
-    runs = {settings.model.attention: folder}
-    if has_twin(settings):
-        runs["full"] = folder / TWIN_FOLDER
-    for attention, model_folder in runs.items():
-        result = train_model(settings, data, model_folder, attention=attention, start=start)
-        results["models"][attention] = result
-        if process.is_main_process:
-            write_pretrain_report(results, folder)
-    return results, folder
+    folders = {settings.model.attention: run.folder} | ({"full": run.folder / TWIN_FOLDER} if twin else {})
+    for attention, folder in folders.items():
+        results["models"][attention] = train_model(run, settings, data, folder, attention=attention, start=start)
+        if run.is_main:
+            write_pretrain_report(results, run.folder)
+    return results, run.folder
 
 
 def check(settings: PretrainSettings) -> None:
-    """Refuse what will not fit, before the work on the text."""
-    _check_elastic(settings, LinformerConfig(**dataclasses.asdict(settings.model)))
+    """Raise an error for settings that do not fit, before the work on the text.
+
+    Raises:
+        InputError: that names the setting.
+    """
     check_training(settings)
+    if settings.load_best_model_at_end and settings.save_steps != settings.eval_steps:
+        expected = f"{settings.eval_steps}, as eval_steps, with load_best_model_at_end"
+        raise InputError(f"save_steps: expected {expected}, got {settings.save_steps}")
+    _check_elastic(settings, LinformerConfig(**dataclasses.asdict(settings.model)))
     if not 0 < settings.mlm_probability < 1:
         raise InputError(f"mlm_probability: expected more than 0 and less than 1, got {settings.mlm_probability}")
 
 
-def load_data(settings: PretrainSettings) -> Data:
-    """Documents, tokenizer and masked sequences; tokenised text comes from the cache where it is there."""
-    seq_len = settings.model.max_position_embeddings
-    if existing := _existing_tokenizer(settings):
-        load_tokenizer(existing, max_length=seq_len)  # refused before the work on the text
-    corpus = load_corpus(settings, seed=settings.seed if settings.split_seed is None else settings.split_seed)
-    logger.info("%s", corpus.description)
-    tokenizer = _load_or_train_tokenizer(settings, corpus)
-    cache = None if corpus.streaming else cache_folder(settings.cache_dir) / "blocks"
-    masking: dict[str, Any] = {"seed": settings.seed, "probability": settings.mlm_probability}
-    packing: dict[str, Any] = {"seq_len": seq_len, "cache": cache}
-    held_out = corpus.validation
-    if corpus.streaming:
-        held_out = Dataset.from_list(list(held_out))
-        train: MaskedBlocks | StreamedBlocks = StreamedBlocks(corpus.train, tokenizer, seq_len=seq_len, **masking)
-    else:
-        blocks = pack(
-            corpus.train, tokenizer, key=f"train {corpus.fingerprint}", description="training text", **packing
-        )
-        train = MaskedBlocks(blocks, tokenizer, **masking)
-    validation_blocks = pack(
-        held_out, tokenizer, key=f"validation {corpus.fingerprint}", description="validation text", **packing
-    )
-    validation = MaskedBlocks(validation_blocks, tokenizer, **masking)
-    if not any((validation[index]["labels"] != IGNORED_LABEL).any() for index in range(len(validation))):
-        raise InputError(
-            f"mlm_probability: expected enough to mask any of {len(validation)} validation sequences, "
-            f"got {settings.mlm_probability}"
-        )
-    return Data(corpus, tokenizer, train, validation, validation_blocks)
-
-
 def train_model(
-    settings: PretrainSettings, data: Data, folder: Path, *, attention: str, start: LinformerForMaskedLM | None = None
+    run: Run,
+    settings: PretrainSettings,
+    data: MaskedText,
+    folder: Path,
+    *,
+    attention: str,
+    start: LinformerForMaskedLM | None = None,
 ) -> dict[str, Any]:
     """Train one model, save it and measure it.
 
     Args:
+        run: Of the command.
         settings: As for `pretrain`.
         data: What to train on.
         folder: Where model and checkpoints go.
@@ -202,68 +140,60 @@ def train_model(
         start: The model to go on from, which is changed; None: a new one.
 
     Returns:
-        Validation loss in nats and its curve, time, size and guesses in held-out text. Where training came to what is
-        no number, `diverged` says where, the loss is NaN, and no model is saved but in the checkpoints before.
+        Validation loss in nats and its curve, time, size and guesses in held-out text. Where training diverged,
+        `diverged` says where, the loss is NaN, and no model is saved but in the checkpoints before.
     """
     set_seed(settings.seed)
-    checkpoint = checkpoint_to_resume(folder) if settings.resume else None
-    diverged: str | None = None
     model = start or LinformerForMaskedLM(model_config(settings, data.tokenizer, attention=attention))
-    trainer = build_trainer(settings, data, folder, model)
-    logger.info(
-        "%s attention: %s parameters, %s n → k matrices, %s, on %s",
-        attention,
-        f"{model.num_parameters():,}",
-        model.projection_matrix_count(),
-        "bf16 mixed precision" if trainer.args.bf16 else "float32",
-        trainer.args.device,
-    )
-    try:
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    except DivergedError as error:
-        diverged = str(error)
-    updates = trainer.state.global_step
-    curve = {entry["step"]: entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry}
-    if diverged is not None:
-        curve[updates] = math.nan
-    elif updates not in curve or trainer.args.load_best_model_at_end:
-        curve[updates] = trainer.evaluate()["eval_loss"]
-    loss = curve[updates]
-    if not math.isfinite(loss) and diverged is None:
-        diverged = f"learning_rate: expected one that training survives, got {settings.learning_rate}"
-    if trainer.is_world_process_zero() and diverged is None:
-        save_model(model, data.tokenizer, folder)
+    said = f"{attention} attention, {model.projection_matrix_count()} n → k matrices"
+    task = masked_language_model(settings, data, model)
+    size = {"parameters": model.num_parameters(), "projection_matrices": model.projection_matrix_count()}
+    training = run.train(task, plan(settings), folder, said=said)
+    curve = training.state.logged("eval_loss")
+    if training.diverged is None:
+        run.save_model(model, data.tokenizer, folder)
+        loss = curve[training.result_update]
+    else:
+        loss = curve[training.state.update] = math.nan
     return {
-        "parameters": model.num_parameters(),
-        "projection_matrices": model.projection_matrix_count(),
-        "updates": updates,
-        "diverged": diverged,
-        "skipped_updates": trainer.skipped_updates,
+        **size,
+        **measurements(training),
         "validation_loss": loss,
         "perplexity": math.exp(min(loss, 700)),
         "curve": sorted(curve.items()),
-        "seconds": trainer.progress.seconds,
-        "tokens_per_second": trainer.progress.rate,
-        "bf16": trainer.args.bf16,
         "guesses": []
-        if diverged
+        if training.diverged
         else guess_held_out(model, data.tokenizer, data.validation_blocks, seed=settings.seed),
     }
 
 
-def build_trainer(settings: PretrainSettings, data: Data, folder: Path, model: LinformerForMaskedLM) -> PretrainTrainer:
-    """The trainer of a model by the settings; checkpoints go below the folder."""
-    return PretrainTrainer(
+def masked_language_model(
+    settings: PretrainSettings, data: MaskedText, model: LinformerForMaskedLM
+) -> MaskedLanguageModel:
+    """What to train."""
+    return MaskedLanguageModel(
         model,
-        training_arguments(settings, folder, PRETRAINING),
-        train_dataset=data.train,
-        eval_dataset=data.validation,
-        processing_class=data.tokenizer,
+        data.tokenizer,
+        train=data.train,
+        validation=data.validation,
         seq_len=settings.model.max_position_embeddings,
-        projection_learning_rate_factor=settings.projection_learning_rate_factor,
-        projection_weight_decay=settings.projection_weight_decay,
-        skip_bad_batches=settings.skip_bad_batches,
+        seed=settings.seed,
         elastic_projected_dims=None if model.config.attention == "full" else settings.elastic_projected_dims,
+    )
+
+
+def plan(settings: PretrainSettings) -> Plan:
+    """What falls due when."""
+    return Plan(
+        updates=settings.max_steps,
+        schedule=learning_rate_schedule(
+            settings.lr_scheduler_type, updates=settings.max_steps, warmup_steps=settings.warmup_steps
+        ),
+        seed=settings.seed,
+        evaluate_every=settings.eval_steps,
+        save_every=settings.save_steps,
+        evaluate_first=True,
+        metric="loss" if settings.load_best_model_at_end else None,
     )
 
 
@@ -316,38 +246,7 @@ def _check_elastic(settings: PretrainSettings, config: LinformerConfig) -> None:
             raise InputError(f"elastic_projected_dims: expected {expected}, got {dims}")
 
 
-def _existing_tokenizer(settings: PretrainSettings) -> str | None:
-    """Folder or hub id of the tokenizer, where there is one to use."""
-    return settings.from_model or settings.tokenizer
-
-
-def _load_or_train_tokenizer(settings: PretrainSettings, corpus: Corpus) -> PreTrainedTokenizerFast:
-    max_length = settings.model.max_position_embeddings
-    if existing := _existing_tokenizer(settings):
-        return load_tokenizer(existing, max_length=max_length)
-    vocab_size = settings.model.vocab_size
-    if corpus.streaming:
-        texts = (row["text"] for row in itertools.islice(corpus.train, STREAM_TOKENIZER_DOCUMENTS))
-        return train_tokenizer(texts, vocab_size=vocab_size, max_length=max_length)
-    key = hashlib.sha256(json.dumps([corpus.fingerprint, vocab_size]).encode()).hexdigest()
-    folder = cache_folder(settings.cache_dir) / "tokenizers" / key
-    if folder.exists():
-        try:
-            return load_tokenizer(str(folder), max_length=max_length)
-        except InputError:
-            shutil.rmtree(folder)  # damaged: make it again
-    tokenizer = train_tokenizer((row["text"] for row in corpus.train), vocab_size=vocab_size, max_length=max_length)
-    make_cache_folder(folder.parent)
-    try:
-        with whole_folder(folder) as part:
-            tokenizer.save_pretrained(part)
-    except OSError:
-        if not folder.exists():  # else another process was first with the same
-            raise
-    return load_tokenizer(str(folder), max_length=max_length)
-
-
-def _unigram_entropy(data: Data) -> float:
+def _unigram_entropy(data: MaskedText) -> float:
     return unigram_entropy(
         (batch["input_ids"] for batch in data.validation_blocks.with_format("numpy").iter(batch_size=1024)),
         vocab_size=len(data.tokenizer),

@@ -386,13 +386,13 @@ def trial_of(settings: LearningSettings, cell: str, variant: str, rate: float = 
 
 
 def test_a_trial_is_base_then_cell_then_variant(corpus):
-    settings = study(corpus, variants={"x": {"model.projected_dim": 5, "trainer.adam_beta2": 0.9}}, baseline="x")
+    settings = study(corpus, variants={"x": {"model.projected_dim": 5, "adam_beta2": 0.9}}, baseline="x")
     trial = trial_of(settings, "lo/ng", "x", 3e-4, 7)
     assert trial.name.startswith("lo_ng-x-lr0.0003-seed7-")
     assert (trial.settings.model.max_position_embeddings, trial.settings.model.projected_dim) == (29, 5)
     assert (trial.settings.learning_rate, trial.settings.seed) == (3e-4, 7)
     assert trial.settings.train_file == [str(corpus / "1*.txt")]
-    assert trial.settings.trainer == {"adam_beta2": 0.9} and settings.base.trainer == {"adam_beta2": 0.98}
+    assert (trial.settings.adam_beta2, settings.base.adam_beta2) == (0.9, 0.98)
 
 
 def test_names_of_trials(corpus, tmp_path):

@@ -17,15 +17,17 @@ from typing import Any
 import torch
 import transformers
 from torch.utils.data import default_collate
-from transformers import TrainerCallback
 
+from linformer_kit.data.masked_text import load_masked_text
 from linformer_kit.data.tokenizer import load_tokenizer
+from linformer_kit.environment import best_device
 from linformer_kit.experiments.learning.short_texts import short_text_losses
 from linformer_kit.experiments.learning.trials import Trial
 from linformer_kit.experiments.measure import synchronize
 from linformer_kit.models.heads import LinformerForMaskedLM
 from linformer_kit.settings import PretrainSettings
 from linformer_kit.training import pretrain
+from linformer_kit.training.loop import Training
 from linformer_kit.training.memory import keep_freed_memory
 from linformer_kit.training.metrics import mean_token_loss
 
@@ -84,26 +86,26 @@ def seconds_per_update(trial: Trial, folder: Path, threads: int) -> float:
     )
     with tempfile.TemporaryDirectory() as temporary, contextlib.redirect_stderr(io.StringIO()):
         settings, model = pretrain.starting_from(settings)
-        data = pretrain.load_data(settings)
+        data = load_masked_text(settings)
         if model is None:
             config = pretrain.model_config(settings, data.tokenizer, attention=settings.model.attention)
             model = LinformerForMaskedLM(config)
-        trainer = pretrain.build_trainer(settings, data, Path(temporary), model)
-        trainer.args.eval_on_start = False
-        clock = _Clock(trainer.args.device)
-        trainer.add_callback(clock)
-        trainer.train()
+        task = pretrain.masked_language_model(settings, data, model)
+        plan = dataclasses.replace(pretrain.plan(settings), evaluate_first=False)
+        clock = _Clock(best_device())
+        Training(task, settings, plan, Path(temporary), after_update=clock.updated).run()
     return statistics.median(itertools.islice(clock.seconds(), _WARM_UPDATES, None))
 
 
-class _Clock(TrainerCallback):
+class _Clock:
     """When each update ended."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._ends: list[float] = []
 
-    def on_step_end(self, *arguments: Any, **named: Any) -> None:
+    def updated(self) -> None:
+        """An update has ended."""
         synchronize(self._device)
         self._ends.append(time.perf_counter())
 
@@ -140,7 +142,7 @@ def _more_losses(
     losses: dict[str, Any] = {}
     dims = [] if config.attention == "full" else [dim for dim in projected_dims if dim < config.largest_projected_dim]
     if dims:
-        blocks = pretrain.load_data(settings).validation
+        blocks = load_masked_text(settings).validation
         size = settings.per_device_eval_batch_size
         batches = [
             default_collate([blocks[index] for index in range(start, min(start + size, len(blocks)))])

@@ -29,6 +29,8 @@ _PATHS = ("train_file", "validation_file", "tokenizer", "cache_dir")
 # Defaults of trainings and models that were others when results were written: names of trials take these for unsaid.
 _FIRST_DEFAULTS = {"resize_mode": "extend"}
 _FIRST_MODEL_DEFAULTS = {"projection_initializer": "pooling"}
+# Settings that stood under this name when results were written, and so do for names of trials.
+_FIRST_GROUP, _OF_FIRST_GROUP = "trainer", ("adam_beta1", "adam_beta2", "adam_epsilon")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +144,7 @@ def _change(fields: dict[str, Any], name: str, value: Any, owner: str) -> None:
     place: Any = fields
     for part in path:
         place = place.get(part) if isinstance(place, dict) else None
-    known = isinstance(place, dict) and (last in place or path == ["trainer"]) and not isinstance(place.get(last), dict)
+    known = isinstance(place, dict) and last in place and not isinstance(place.get(last), dict)
     require(known, f"{owner}.{name}", "a setting of linformer pretrain", "an unknown one or a whole group of them")
     place[last] = value
 
@@ -173,4 +175,6 @@ def _digest(content: dict[str, Any]) -> str:
     for name in ("cache_dir", *_RESERVED, *(() if resized else ("resize_mode",))):
         said.pop(name, None)
     said |= {name: names_only(said[name]) for name in _PATHS if name in said}
+    if grouped := {name: said.pop(name) for name in _OF_FIRST_GROUP if name in said}:
+        said[_FIRST_GROUP] = grouped
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:8]

@@ -34,7 +34,7 @@ from linformer_kit.models.modeling import LinformerPreTrainedModel
 from linformer_kit.report.embeddings import write_embeddings_report
 from linformer_kit.settings import FinetuneSettings
 from linformer_kit.settings.bench import EmbeddingsSettings
-from linformer_kit.training.answers import mean_embedding
+from linformer_kit.training.tasks.answers import mean_embedding
 
 Side = tuple[list[Example], list[Any]]  # texts and their classes
 

@@ -1,24 +1,24 @@
-"""Output folders are never lost by accident, and only whole checkpoints are resumed from."""
+"""Folders of trainings are never lost by accident, and only whole checkpoints are resumed from."""
 
 from __future__ import annotations
 
-import errno
-import os
 import re
-import signal
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from linformer_kit import InputError
-from linformer_kit.errors import MachineError, OutOfMemoryError, machine_failure
-from linformer_kit.files.manifest import read_json, write_manifest
-from linformer_kit.files.runs import check_output_dir, holds_run, newest_whole_checkpoint, open_output_dir
-from linformer_kit.files.writing import uninterrupted, whole_folder, write_whole
-from linformer_kit.training.checkpoint import save_model
+from linformer_kit.files.manifest import write_manifest
+from linformer_kit.files.runs import (
+    check_output_dir,
+    find_checkpoint,
+    holds_run,
+    newest_whole_checkpoint,
+    open_output_dir,
+    rotate_checkpoints,
+)
 
 
 def checkpoint(folder: Path, step: int) -> Path:
@@ -56,6 +56,30 @@ def test_no_folder_holds_no_checkpoint(tmp_path):
     assert newest_whole_checkpoint(tmp_path / "none") is None
 
 
+def test_the_newest_whole_one_and_what_is_wrong_with_newer_ones(tmp_path):
+    for update in (9, 10, 11):
+        checkpoint(tmp_path, update)
+    (tmp_path / "checkpoint-11" / "config.json").unlink()
+    (tmp_path / "checkpoint-10" / "manifest.json").unlink()
+    found, wrong = find_checkpoint(tmp_path)
+    assert found == tmp_path / "checkpoint-9"
+    assert [line.partition(": ")[0] for line in wrong] == [
+        str(tmp_path / "checkpoint-11" / "config.json"),
+        str(tmp_path / "checkpoint-10" / "manifest.json"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("limit", "keep", "staying"),
+    [(None, None, {1, 2, 3, 4}), (4, None, {1, 2, 3, 4}), (2, None, {3, 4}), (1, None, {4}), (2, 1, {1, 4}), (1, 1, {1, 4}), (3, 4, {2, 3, 4})],
+)  # fmt: skip
+def test_rotation(limit, keep, staying, tmp_path):
+    for update in (1, 2, 3, 4):
+        checkpoint(tmp_path, update)
+    rotate_checkpoints(tmp_path, limit, keep=keep)
+    assert {path.name for path in tmp_path.iterdir()} == {f"checkpoint-{update}" for update in staying}
+
+
 def test_a_folder_with_a_run_is_refused(tmp_path):
     checkpoint(tmp_path, 5)
     (tmp_path / "run.json").write_text("{}")
@@ -65,23 +89,6 @@ def test_a_folder_with_a_run_is_refused(tmp_path):
     check_output_dir(str(tmp_path), resume=True, overwrite=False)
     check_output_dir(str(tmp_path), resume=False, overwrite=True)
     assert holds_run(tmp_path), "checking removes nothing"
-
-
-@pytest.mark.parametrize("output_dir", ["runs", "runs/below/it", "link", None])
-def test_a_file_is_refused(output_dir, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs").write_text("")
-    (tmp_path / "link").symlink_to("nowhere")
-    with pytest.raises(InputError, match=r"^output_dir: expected a folder, got the file (runs|link)$"):
-        check_output_dir(output_dir, resume=False, overwrite=False)
-
-
-def test_a_folder_that_may_not_be_written_to_is_refused(tmp_path, monkeypatch):
-    """The tests may run as root, who may write everywhere: the answer of the system is the only thing not real here."""
-    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
-    message = f"output_dir: expected a folder to write to, got {tmp_path}, which may not be written to"
-    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
-        check_output_dir(str(tmp_path / "new" / "one"), resume=False, overwrite=False)
 
 
 def test_overwrite_removes_the_run_and_nothing_else(tmp_path):
@@ -188,87 +195,7 @@ def test_a_model_of_others_is_neither_resumed_nor_overwritten(place, mark, optio
         check_output_dir(str(tmp_path), **{**options, "twin": False})
 
 
-@pytest.mark.parametrize(
-    ("error", "kind", "got"),
-    [
-        (OSError(errno.ENOSPC, "No space left on device"), MachineError, "No space left on device"),
-        (RuntimeError("I/O error: full (os error 28)"), MachineError, "I/O error: full (os error 28)"),
-        (MemoryError(), OutOfMemoryError, "memory ran out"),
-        (ValueError("odd"), InputError, "odd"),
-    ],
-)
-def test_a_model_that_cannot_be_saved_says_whose_fault_it_is(error, kind, got, tmp_path):
-    """On the command line, 1 for the machine's and 2 for that of the input."""
-    model, tokenizer = Mock(), Mock()
-    model.save_pretrained.side_effect = error
-    message = f"{tmp_path}: expected to be able to write the model, got: {got}; checkpoints are as they were"
-    with pytest.raises(kind, match=f"^{re.escape(message)}$") as raised:
-        save_model(model, tokenizer, tmp_path)
-    assert machine_failure(raised.value) == (None if kind is InputError else message)
-
-
-def test_a_text_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
-    path = tmp_path / "run.json"
-    write_whole(path, "old")
-    monkeypatch.setattr(Path, "write_text", lambda path, *_, **__: path.write_bytes(b"ne") and 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        write_whole(path, "new")
-    assert path.read_text() == "old" and os.listdir(tmp_path) == ["run.json"]
-
-
-def test_a_text_that_the_disk_has_no_space_for_names_its_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
-    with pytest.raises(OSError) as raised:
-        write_whole(tmp_path / "run.json", "new")
-    assert machine_failure(raised.value) == f"{tmp_path / 'run.json'}: No space left on device"
-    assert not os.listdir(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [("{", "expected JSON, got Expecting"), ("3", "expected JSON of names and values, got int"), ("[" * 10**5, "expected JSON, got maximum")],
-)  # fmt: skip
-def test_json_that_is_none_is_refused(content, message, tmp_path):
-    (tmp_path / "run.json").write_text(content)
-    with pytest.raises(InputError, match=f"^{re.escape(str(tmp_path / 'run.json'))}: {message}"):
-        read_json(tmp_path / "run.json")
-
-
 def test_the_default_folder_is_a_new_one_each_time(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folders = {open_output_dir(None, command="pretrain", overwrite=False) for _ in range(3)}
     assert len(folders) == 3 and all(folder.parent == Path("runs") and folder.is_dir() for folder in folders)
-
-
-@pytest.mark.parametrize("form", ["new", "deep", "empty", "here", "link", "broken_link"])
-def test_a_folder_is_written_whole(tmp_path, form, monkeypatch):
-    target = tmp_path / "target"
-    if form in ("empty", "here", "link"):
-        target.mkdir()
-    place = {"deep": tmp_path / "a" / "b", "here": Path(), "link": tmp_path / "l", "broken_link": tmp_path / "l"}
-    folder = place.get(form, target)
-    if "link" in form:
-        folder.symlink_to(target)
-    if form == "here":
-        monkeypatch.chdir(target)
-    with pytest.raises(KeyboardInterrupt), whole_folder(folder) as part:
-        (part / "one").touch()
-        raise KeyboardInterrupt
-    assert not folder.exists() or not any(folder.iterdir())
-    with whole_folder(folder) as part:
-        (part / "one").touch()
-        assert not (folder / "one").exists()
-    assert [path.name for path in folder.iterdir()] == ["one"]
-    assert not list(tmp_path.glob(".*"))
-
-
-def test_ctrl_c_does_nothing_while_results_are_written():
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background may ignore
-    try:
-        with uninterrupted():
-            os.kill(os.getpid(), signal.SIGINT)
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -1,4 +1,4 @@
-"""Folders that are whole or not there."""
+"""Folders whose every file is known by its SHA-256: whole or not there."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import re
 
 import pytest
 
-from linformer_kit.files.manifest import checked_folder, damage, recover, write_manifest
-from linformer_kit.files.runs import CHECKPOINT, find_checkpoint, rotate_checkpoints
+from linformer_kit import InputError
+from linformer_kit.files.manifest import checked_folder, damage, read_json, recover, write_manifest
+from linformer_kit.files.runs import CHECKPOINT
 
 
 def write(folder, content="whole"):
@@ -82,24 +83,10 @@ def test_what_a_killed_process_leaves_is_cleared_up(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("limit", "keep", "staying"),
-    [(None, None, {1, 2, 3, 4}), (4, None, {1, 2, 3, 4}), (2, None, {3, 4}), (1, None, {4}), (2, 1, {1, 4}), (1, 1, {1, 4}), (3, 4, {2, 3, 4})],
+    ("content", "message"),
+    [("{", "expected JSON, got Expecting"), ("3", "expected JSON of names and values, got int"), ("[" * 10**5, "expected JSON, got maximum")],
 )  # fmt: skip
-def test_rotation(limit, keep, staying, tmp_path):
-    for update in (1, 2, 3, 4):
-        write(tmp_path / f"checkpoint-{update}")
-    rotate_checkpoints(tmp_path, limit, keep=keep)
-    assert {path.name for path in tmp_path.iterdir()} == {f"checkpoint-{update}" for update in staying}
-
-
-def test_the_newest_whole_one_and_what_is_wrong_with_newer_ones(tmp_path):
-    for update in (9, 10, 11):
-        write(tmp_path / f"checkpoint-{update}")
-    (tmp_path / "checkpoint-11" / "a.txt").unlink()
-    (tmp_path / "checkpoint-10" / "manifest.json").unlink()
-    found, wrong = find_checkpoint(tmp_path)
-    assert found == tmp_path / "checkpoint-9"
-    assert [line.partition(": ")[0] for line in wrong] == [
-        str(tmp_path / "checkpoint-11" / "a.txt"),
-        str(tmp_path / "checkpoint-10" / "manifest.json"),
-    ]
+def test_json_that_is_none_is_refused(content, message, tmp_path):
+    (tmp_path / "run.json").write_text(content)
+    with pytest.raises(InputError, match=f"^{re.escape(str(tmp_path / 'run.json'))}: {message}"):
+        read_json(tmp_path / "run.json")

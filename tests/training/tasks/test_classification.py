@@ -7,6 +7,13 @@ import math
 import pytest
 import torch
 from datasets import Dataset
+from linformer_kit.training.classification import (
+    ClassificationTrainer,
+    FilledTexts,
+    LengthGroupedSampler,
+    balanced_weights,
+    classification_loss,
+)
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -21,13 +28,6 @@ from transformers import (
 from linformer_kit import LinformerForSequenceClassification
 from linformer_kit.data.inputs import LabelledItems
 from linformer_kit.data.tokenizer import train_tokenizer
-from linformer_kit.training.classification import (
-    ClassificationTrainer,
-    FilledTexts,
-    LengthGroupedSampler,
-    balanced_weights,
-    classification_loss,
-)
 
 HF = {
     "vocab_size": 281,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
+from linformer_kit.training.distillation import _of_layers, _Restart, learning_rate_share, relative_error
 from transformers import TrainerState
 
 from linformer_kit import linearize
 from linformer_kit.experiments.quality.families import FAMILIES, build, example
 from linformer_kit.linearized.depth import keep_layers, layers_to_keep
 from linformer_kit.linearized.layers import attention_layers
-from linformer_kit.training.distillation import _of_layers, _Restart, learning_rate_share, relative_error
-from linformer_kit.training.tracing import Trace, layer_names, traced
+from linformer_kit.training.tasks.tracing import Trace, layer_names, traced
 
 
 def test_relative_error_is_one_for_the_mean_and_zero_for_the_teacher():

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from linformer_kit.training.pretraining import PretrainTrainer
 from transformers import TrainingArguments, set_seed
 
 from linformer_kit import LinformerForMaskedLM
 from linformer_kit.data.masking import MaskedBlocks
 from linformer_kit.data.tokenizer import train_tokenizer
 from linformer_kit.training.metrics import masked_token_losses
-from linformer_kit.training.pretraining import PretrainTrainer
 
 SEQ_LEN = 23
 

@@ -1,0 +1,139 @@
+"""The batches of a training, from any place on, for one of its processes."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from accelerate.data_loader import prepare_data_loader
+from torch.utils.data import DataLoader, IterableDataset
+
+from linformer_kit.errors import InputError
+from linformer_kit.settings import TrainingSettings
+from linformer_kit.training.state import Position
+from linformer_kit.training.tasks.base import Batch, Task
+
+
+@dataclass(frozen=True)
+class UpdateBatches:
+    """What one update learns from.
+
+    Attributes:
+        batches: One for each forward pass of this process.
+        sequences: How many these are in all processes.
+        position: Where the training stands after it.
+    """
+
+    batches: list[Batch]
+    sequences: int
+    position: Position
+
+
+class Batches:
+    """Batches for updates, in an order that is a pure function of the task's seed and the position.
+
+    A batch of all processes is cut into equal parts, so that several processes learn from what one learns from.
+
+    Args:
+        task: Gives items and their order.
+        settings: Gives the sizes.
+    """
+
+    def __init__(self, task: Task, settings: TrainingSettings) -> None:
+        process = PartialState()
+        self._task = task
+        self._rank, self._processes = process.process_index, process.num_processes
+        self._size = settings.per_device_train_batch_size
+        self._together = self._size * self._processes
+        self._accumulation = settings.gradient_accumulation_steps
+        self._loader: dict[str, Any] = {
+            "num_workers": settings.dataloader_num_workers,
+            "collate_fn": task.collate,
+            "pin_memory": process.device.type == "cuda",
+        }
+        self.streaming = isinstance(task.train_items, IterableDataset)
+        # accelerate would repeat sequences to fill up a last batch; ours are without labels.
+        self._multiple = self._together if self._processes > 1 else 1
+
+    @functools.cached_property
+    def in_epoch(self) -> int:
+        """Forward passes of an epoch; not for streams."""
+        return -(-len(self._keys(0)) // self._together)
+
+    @property
+    def updates_in_epoch(self) -> int:
+        """Updates of an epoch, of which the last may have fewer forward passes; not for streams."""
+        return -(-self.in_epoch // self._accumulation)
+
+    def updates(self, start: Position) -> Generator[UpdateBatches, None, None]:
+        """Batches of one update after the other, without end.
+
+        Raises:
+            InputError: for a place that is not in these data.
+        """
+        if not self.streaming and start.batches >= self.in_epoch:
+            raise InputError(f"position: expected fewer than {self.in_epoch} batches in an epoch, got {start.batches}")
+        return self._of_stream(start) if self.streaming else self._of_items(start)
+
+    def epochs(self, position: Position) -> float:
+        """Epochs that are done, as a number; of streams only whole ones are known."""
+        return position.epoch + (0 if self.streaming else position.batches / self.in_epoch)
+
+    def _keys(self, epoch: int) -> list[Any]:
+        return self._task.order(epoch, together=self._together, multiple=self._multiple)
+
+    def _of_items(self, start: Position) -> Generator[UpdateBatches, None, None]:
+        sampler = _Keys(self._keys, self._size, self._rank, self._processes, start)
+        loader = iter(DataLoader(self._task.train_items, batch_sampler=sampler, **self._loader))  # type: ignore[arg-type]
+        in_epoch, position = self.in_epoch, start
+        while True:
+            count = min(self._accumulation, in_epoch - position.batches)
+            batches = list(itertools.islice(loader, count))
+            first, last = (self._together * n for n in (position.batches, position.batches + count))
+            done = position.batches + count
+            position = Position(position.epoch + 1) if done == in_epoch else Position(position.epoch, done)
+            yield UpdateBatches(batches, min(last, self._task.examples) - min(first, self._task.examples), position)
+
+    def _of_stream(self, start: Position) -> Generator[UpdateBatches, None, None]:
+        stream: Any = self._task.train_items
+        loader: Any = DataLoader(stream, batch_size=self._size, **self._loader)
+        if self._processes > 1:  # one process reads, and gives each its part
+            loader = prepare_data_loader(
+                loader, num_processes=self._processes, process_index=self._rank, dispatch_batches=True
+            )
+        for epoch in itertools.count(start.epoch):
+            stream.set_epoch(epoch)
+            done = start.batches if epoch == start.epoch else 0
+            batches = itertools.islice(iter(loader), done, None)
+            read = done
+            while group := list(itertools.islice(batches, self._accumulation)):
+                read += len(group)
+                rows = sum(len(next(iter(batch.values()))) for batch in group)
+                yield UpdateBatches(group, rows * self._processes, Position(epoch, read))
+            if not read:
+                raise InputError("train_file, dataset_name: expected a stream with text for a block, got an empty one")
+
+
+class _Keys:
+    """Batch sampler: the keys of one process's part of each batch, epoch after epoch."""
+
+    def __init__(self, keys: Callable[[int], list[Any]], size: int, rank: int, processes: int, start: Position) -> None:
+        self._keys, self._size, self._start = keys, size, start
+        self._first, self._step = rank * size, processes * size
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        for epoch in itertools.count(self._start.epoch):
+            done = self._start.batches if epoch == self._start.epoch else 0
+            keys = self._keys(epoch)
+            for place in range(done * self._step, len(keys), self._step):
+                yield keys[place + self._first : place + self._first + self._size]
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """A batch on the device of the model."""
+    return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}

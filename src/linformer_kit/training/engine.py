@@ -1,0 +1,157 @@
+"""Forward, backward and step on the devices there are: mixed precision, data parallel or sharded."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import Any, NamedTuple
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import gather_object
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from linformer_kit.environment import use_bf16
+from linformer_kit.parallel.sharded import shard
+from linformer_kit.settings import TrainingSettings
+from linformer_kit.training.batches import to_device
+from linformer_kit.training.optimizer import adamw, set_learning_rate
+from linformer_kit.training.tasks.base import Batch, Task
+
+_OF_SCALER = ("scale", "_growth_tracker")
+
+
+class NonFinite(NamedTuple):
+    """What was not finite in an update: in which process, and what was got."""
+
+    rank: int
+    got: str
+
+
+class Engine:
+    """A task on its device, spread over the processes, with its optimizer.
+
+    Args:
+        task: What is trained; it is moved to the device of this process.
+        settings: How.
+
+    Raises:
+        InputError: for sharding in a single process.
+    """
+
+    def __init__(self, task: Task, settings: TrainingSettings) -> None:
+        process = PartialState()
+        self.device, self.rank, self.processes = process.device, process.process_index, process.num_processes
+        self.bf16 = use_bf16(settings.bf16, on_cpu=self.device.type == "cpu", fp16=settings.fp16)
+        self._dtype = torch.float16 if settings.fp16 else torch.bfloat16 if self.bf16 else None
+        self._scaler = torch.amp.GradScaler(self.device.type) if settings.fp16 else None
+        self._task, self._sharded = task.to(self.device), settings.fully_shard
+        if getattr(settings, "activation_checkpointing", False):
+            task.model.activation_checkpointing_enable({"use_reentrant": False})
+        if settings.torch_compile:
+            task.model.compile()
+        if settings.fully_shard:
+            shard(task.model, init_device_mesh(self.device.type, (self.processes,)))
+        self._parallel = self._data_parallel(task) if self.processes > 1 and not settings.fully_shard else task
+        self.optimizer = adamw(task.model, settings)
+
+    def _data_parallel(self, task: Task) -> DistributedDataParallel:
+        devices = None if self.device.type == "cpu" else [self.device]
+        unused = not task.uses_every_parameter
+        return DistributedDataParallel(task, device_ids=devices, broadcast_buffers=False, find_unused_parameters=unused)
+
+    @property
+    def precision(self) -> str:
+        """The number format in words."""
+        return "float32" if self._dtype is None else f"{str(self._dtype).removeprefix('torch.')} mixed precision"
+
+    def autocast(self) -> Any:
+        """Mixed precision, where it is asked for."""
+        return torch.autocast(self.device.type, self._dtype or torch.bfloat16, enabled=self._dtype is not None)
+
+    def total_labels(self, batches: list[Batch]) -> Tensor | None:
+        """Labels of an update in all processes, of the loss of an average process; None if losses are means."""
+        counts = [self._task.labels(batch) for batch in batches]
+        if any(count is None for count in counts):
+            return None
+        total = torch.stack([torch.as_tensor(count) for count in counts]).sum().to(self.device)
+        if self.processes > 1:
+            torch.distributed.all_reduce(total)
+        return total
+
+    def backward(self, batch: Batch, total: Tensor | None, number: int, count: int) -> Tensor:
+        """Add the gradient of one of an update's batches; processes exchange them with the last one.
+
+        Returns:
+            The batch's part of the loss of the update in all processes.
+        """
+        last = number == count - 1
+        if self._sharded:
+            self._task.model.set_requires_gradient_sync(last)  # type: ignore[operator]
+        waits = isinstance(self._parallel, DistributedDataParallel) and not last
+        with self._parallel.no_sync() if waits else contextlib.nullcontext():  # type: ignore[operator]
+            with self.autocast():
+                loss = self._parallel(to_device(batch, self.device), total)
+            # Gradients are averaged over the processes; a sum over all labels wants their sum.
+            scaled = loss / count if total is None else loss * self.processes
+            (scaled if self._scaler is None else self._scaler.scale(scaled)).backward()
+        return scaled.detach() / self.processes
+
+    def clip(self, longest: float) -> float:
+        """Clip the gradient norm and return what it was; with float16 a norm that is not finite is no error."""
+        if self._scaler is not None:
+            self._scaler.unscale_(self.optimizer)
+        limit = longest if longest > 0 else torch.inf
+        norm = torch.nn.utils.clip_grad_norm_(self._task.model.parameters(), limit)
+        return (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
+
+    def checked_loss(self, parts: list[Tensor], norm: float) -> tuple[float, NonFinite | None]:
+        """The loss of an update in all processes, and where it or its gradient is not finite.
+
+        Args:
+            parts: What `backward` returned.
+            norm: What `clip` returned.
+        """
+        losses, wrong = torch.stack(parts).double(), ""
+        if not torch.isfinite(losses).all():
+            first = int((~torch.isfinite(losses)).nonzero()[0])
+            wrong = f"a loss of {losses[first].item()} in batch {first + 1} of {len(losses)}"
+        elif self._scaler is None and not math.isfinite(norm):
+            wrong = f"a gradient norm of {norm}"
+        told = torch.stack([losses.sum(), torch.tensor(float(bool(wrong)), device=self.device, dtype=torch.double)])
+        if self.processes > 1:
+            torch.distributed.all_reduce(told)
+        loss, count = told.tolist()
+        if not count:
+            return loss, None
+        return loss, next(NonFinite(rank, found) for rank, found in enumerate(gather_object([wrong])) if found)
+
+    def step(self, share: float) -> None:
+        """Update the parameters, with a share of the highest learning rate."""
+        set_learning_rate(self.optimizer, share)
+        if self._scaler is None:
+            self.optimizer.step()
+        else:  # leaves the update out and lowers the scale where float16 has overflowed
+            self._scaler.step(self.optimizer)
+            self._scaler.update()
+
+    def scaler_state(self) -> dict[str, float]:
+        """What float16's loss scaling goes on from."""
+        state = {} if self._scaler is None else self._scaler.state_dict()
+        return {name: state[name] for name in _OF_SCALER if name in state}
+
+    def load_scaler(self, state: dict[str, float]) -> None:
+        """Go on with the loss scaling of a checkpoint, if it has any."""
+        if self._scaler is not None and state:
+            self._scaler.load_state_dict(self._scaler.state_dict() | state)
+
+    def largest(self, number: int) -> int:
+        """The largest that any process says."""
+        if self.processes == 1:
+            return number
+        said = torch.tensor(number, device=self.device)
+        torch.distributed.all_reduce(said, op=torch.distributed.ReduceOp.MAX)
+        return int(said)

@@ -1,0 +1,148 @@
+"""What a person sees while a model trains: a bar, lines of the log, and experiment trackers."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+from accelerate import PartialState
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_available_trackers
+from tqdm import tqdm
+
+from linformer_kit.errors import InputError, input_errors
+from linformer_kit.training.memory import most_bytes
+from linformer_kit.training.state import TrainingState
+
+# Beside the measurements of each line: the time of all updates so far, which counts on after a resume, and their number
+# and size.
+_SECONDS, _UPDATES, _ITEMS = "training_seconds", "timed_updates", "timed_items"
+NO_TRACKER = "none"
+
+
+class TrainingLog:
+    """The log of a training.
+
+    Args:
+        state: Where the training stands; lines are added to its log.
+        updates: How many there will be.
+        unit: What speed is counted in.
+        folder: Where trackers put files.
+        report_to: Names of trackers, separated by commas.
+
+    Attributes:
+        seconds: Time of data and updates so far; evaluation and saving do not count.
+    """
+
+    def __init__(self, state: TrainingState, *, updates: int, unit: str, folder: Path, report_to: str) -> None:
+        process = PartialState()
+        self._state, self._updates, self._unit, self._device = state, updates, unit, process.device
+        known: dict[str, Any] = next((line for line in reversed(state.log) if _SECONDS in line), {})
+        self.seconds = known.get(_SECONDS, 0.0)
+        self._timed, self._items = known.get(_UPDATES, 0), known.get(_ITEMS, 0)
+        self._logged = self.seconds, self._items
+        self._started = time.perf_counter()
+        first = process.is_main_process
+        self._trackers = _trackers(report_to, folder) if first else []
+        self._bar = (
+            tqdm(total=updates, initial=state.update, desc="training", unit="update", dynamic_ncols=True)
+            if first
+            else None
+        )
+
+    @property
+    def rate(self) -> float:
+        """Tokens or texts in a second, in the mean."""
+        return self._items / self.seconds if self.seconds else 0.0
+
+    def start_clock(self) -> None:
+        """Time counts from here on."""
+        self._started = time.perf_counter()
+
+    def updated(self, items: int) -> None:
+        """An update is done, of so many tokens or texts."""
+        now = time.perf_counter()
+        self.seconds, self._started = self.seconds + now - self._started, now
+        self._timed, self._items = self._timed + 1, self._items + items
+        if self._bar is not None:
+            self._bar.update(self._state.update - self._bar.n)
+
+    def add_losses(self, *, learning_rate: float, grad_norm: float) -> None:
+        """A line with the mean loss of the updates since the last one, speed, time left and memory."""
+        state = self._state
+        loss = sum(state.losses) / len(state.losses)
+        seconds, items = self.seconds - self._logged[0], self._items - self._logged[1]
+        self._logged = self.seconds, self._items
+        values = {"loss": loss, "grad_norm": grad_norm, "learning_rate": learning_rate}
+        values[f"{self._unit}_per_second"] = items / seconds if seconds else 0.0
+        values["seconds_left"] = (self._updates - state.update) * self.seconds / max(1, self._timed)
+        if (memory := most_bytes(self._device)) is not None:
+            values["memory_mib"] = memory / 2**20
+        state.losses.clear()
+        self.add(values)
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"loss {loss:.3f}, {self.rate:,.0f} {self._unit}/s", refresh=False)
+
+    def add(self, values: dict[str, float], said: str = "") -> None:
+        """A line of any values, and words for people."""
+        line = self._state.add(**values, **{_SECONDS: self.seconds, _UPDATES: self._timed, _ITEMS: self._items})
+        for tracker in self._trackers:
+            tracker.log({_grouped(name): value for name, value in line.items()}, step=self._state.update)
+        if said and self._bar is not None:
+            self._bar.write(f"update {self._state.update}: {said}", file=self._bar.fp)
+
+    def close(self) -> None:
+        """Leave the bar as it stands and finish the trackers."""
+        if self._bar is not None:
+            self._bar.close()
+        for tracker in self._trackers:
+            tracker.finish()
+
+
+def check_report_to(report_to: str) -> None:
+    """Raise an error for trackers that are unknown or not installed.
+
+    Raises:
+        InputError: that says which are known.
+    """
+    with input_errors("report_to"):
+        for name in _names(report_to):
+            if name not in LOGGER_TYPE_TO_CLASS:
+                known = ", ".join(sorted(LOGGER_TYPE_TO_CLASS))
+                raise InputError(f"expected {known} or {NO_TRACKER}, got {name!r}")
+            _package_of(name)
+
+
+def _names(report_to: str) -> list[str]:
+    names = [name.strip() for name in report_to.split(",")]
+    return [name for name in names if name and name != NO_TRACKER]
+
+
+def _package_of(name: str) -> None:
+    if name not in [str(getattr(found, "value", found)) for found in get_available_trackers()]:
+        raise InputError(f"expected a tracker that is installed, got {name}, whose package is not")
+
+
+def _trackers(report_to: str, folder: Path) -> list[GeneralTracker]:
+    """The trackers, started; a run is named by its folder."""
+    started = []
+    for name in _names(report_to):
+        kind: Any = LOGGER_TYPE_TO_CLASS[name]
+        now = f"{datetime.datetime.now():%b%d_%H-%M-%S}_{platform.node()}"
+        with input_errors(f"report_to: {name}"):
+            if name == "tensorboard":
+                tracker = kind(now, folder / "runs")
+            elif kind.requires_logging_directory:
+                tracker = kind(folder.name, folder / "runs")
+            else:
+                tracker = kind(folder.name)
+            tracker.start()
+        started.append(tracker)
+    return started
+
+
+def _grouped(name: str) -> str:
+    """TensorBoard and others show what stands before a slash as a group."""
+    return f"eval/{name.removeprefix('eval_')}" if name.startswith("eval_") else f"train/{name}"

@@ -1,0 +1,209 @@
+"""The training loop: evaluate, save, update.
+
+What comes next is a function of the update's number, the place in the data, the rank and the log, and these stand in
+each checkpoint: the order of the data, masks, learning rate and the seed of dropout depend on nothing else. So a
+training that was interrupted and goes on equals one that was not.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from linformer_kit.errors import DivergedError, InputError, Stopped
+from linformer_kit.files.manifest import damage
+from linformer_kit.files.runs import checkpoint_path, rotate_checkpoints
+from linformer_kit.settings import TrainingSettings
+from linformer_kit.training.batches import Batches, UpdateBatches
+from linformer_kit.training.checkpoint import load_moments, load_weights, save_checkpoint
+from linformer_kit.training.engine import Engine, NonFinite
+from linformer_kit.training.evaluation import measure
+from linformer_kit.training.log import TrainingLog
+from linformer_kit.training.plan import Plan
+from linformer_kit.training.randomness import seed_generators
+from linformer_kit.training.state import TrainingState, read_state
+from linformer_kit.training.stopping import StopRequest, stop_requests
+from linformer_kit.training.tasks.base import Task
+
+logger = logging.getLogger(__name__)
+
+
+class Training:
+    """One training of a task.
+
+    Args:
+        task: Model, batches, loss and metrics.
+        settings: How to train.
+        plan: What falls due when.
+        folder: Where checkpoints go.
+        checkpoint: To go on from; None: from the start.
+        after_update: Called after each update.
+
+    Attributes:
+        state: Where the training stands.
+        log: What it has shown.
+        diverged: Where and why it diverged, if it did.
+
+    Raises:
+        InputError: for a checkpoint of another training.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        settings: TrainingSettings,
+        plan: Plan,
+        folder: Path,
+        *,
+        checkpoint: Path | None = None,
+        after_update: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.task, self.settings, self.plan, self.folder = task, settings, plan, folder
+        self.state = TrainingState() if checkpoint is None else read_state(checkpoint)
+        if self.state.update > plan.updates:
+            expected = f"at least the {self.state.update} updates of {checkpoint}"
+            raise InputError(f"max_steps: expected {expected}, got {plan.updates}")
+        if checkpoint is not None:
+            load_weights(task.model, checkpoint)
+        self.engine = Engine(task, settings)
+        if checkpoint is not None:
+            load_moments(task.model, self.engine.optimizer, checkpoint)
+            self.engine.load_scaler(self.state.scaler)
+        self._saved = None if checkpoint is None else (self.state.update, len(self.state.log))
+        self._batches = Batches(task, settings)
+        self.state.epoch = self._batches.epochs(self.state.position)
+        self._after_update = after_update
+        self._request = StopRequest()
+        self.diverged: str | None = None
+
+    def run(self) -> None:
+        """Train to the end.
+
+        Raises:
+            DivergedError: before a non-finite update, if no more of them may be skipped.
+            Stopped: after a signal, once the update under way is done and a checkpoint holds it.
+        """
+        state, plan = self.state, self.plan
+        updates = self._batches.updates(state.position)
+        self.log = TrainingLog(
+            state, updates=plan.updates, unit=self.task.unit, folder=self.folder, report_to=self.settings.report_to
+        )
+        try:
+            with stop_requests() as self._request:
+                while True:
+                    stop = self._asked_to_stop()
+                    if not stop and plan.evaluation_is_due(state):
+                        stop = self._evaluate()
+                    if stop or plan.checkpoint_is_due(state):
+                        self._save()
+                    if stop:
+                        raise self._stopped(stop)
+                    if plan.is_finished(state):
+                        break
+                    self.log.start_clock()
+                    self._update(next(updates))
+                    self._after_update()
+                self._load_best()
+                if stop := self._asked_to_stop():
+                    raise self._stopped(stop)
+        finally:
+            updates.close()
+            self.log.close()
+
+    def _update(self, data: UpdateBatches) -> None:
+        """One update, unless it would be made with a loss or a gradient that is not finite."""
+        task, state, engine = self.task, self.state, self.engine
+        if state.update == self.plan.restart:
+            engine.optimizer.state.clear()
+        share = self.plan.schedule(state.update)
+        task.train()
+        task.begin(state.update)
+        total = engine.total_labels(data.batches)
+        losses: list[Tensor] = []
+        for number, batch in enumerate(data.batches):
+            seed_generators(self.plan.seed, state.update, number, engine.rank)
+            losses.append(engine.backward(batch, total, number, len(data.batches)))
+        norm = engine.clip(self.settings.max_grad_norm)
+        loss, wrong = engine.checked_loss(losses, norm)
+        if wrong:
+            self._refuse(wrong)
+        else:
+            engine.step(share)
+            state.losses.append(loss)
+        engine.optimizer.zero_grad()
+        task.begin(None)
+        state.update += 1
+        state.position, state.epoch = data.position, self._batches.epochs(data.position)
+        self.log.updated(data.sequences * task.size)
+        if wrong:
+            self.log.add({"skipped_updates": self.skipped_updates + 1})
+        if state.update % self.settings.logging_steps == 0 and state.losses:
+            self.log.add_losses(learning_rate=share * self.settings.learning_rate, grad_norm=norm)
+
+    @property
+    def skipped_updates(self) -> int:
+        """Updates that were skipped because their loss or gradient was not finite."""
+        return len(self.state.logged("skipped_updates"))
+
+    def _refuse(self, wrong: NonFinite) -> None:
+        update, settings = self.state.update + 1, self.settings
+        if self.skipped_updates >= settings.max_skipped_updates:
+            raise DivergedError(
+                f"update {update} (epoch {self.state.epoch:.4g}, process {wrong.rank}): expected a finite loss and "
+                f"gradient, got {wrong.got}; the update was not made. Lower learning_rate {settings.learning_rate} or "
+                f"raise max_skipped_updates {settings.max_skipped_updates}"
+            )
+        logger.warning("update %s is skipped: %s", update, wrong.got)
+
+    @property
+    def result_update(self) -> int:
+        """The update whose weights are the result."""
+        return self.plan.result_update(self.state)
+
+    def measure(self) -> tuple[np.ndarray, ...] | None:
+        """What the task measures of each validation sequence, in their order; None after a signal to stop."""
+        return measure(self.task, self.settings, self.engine, self._asked_to_stop)
+
+    def _evaluate(self) -> int:
+        """Evaluate, unless a signal asks to stop, which is returned."""
+        if (measured := self.measure()) is None:
+            return self._asked_to_stop()
+        metrics = self.task.metrics(*measured)
+        self.log.add({f"eval_{name}": value for name, value in metrics.items()}, self.task.describe(metrics))
+        return 0
+
+    def _save(self) -> None:
+        state, plan = self.state, self.plan
+        here = (state.update, len(state.log))
+        if state.update == 0 or self._saved == here:
+            return
+        state.scaler = self.engine.scaler_state()
+        place = checkpoint_path(self.folder, state.update)
+        save_checkpoint(place, self.task.model, self.task.tokenizer, self.engine.optimizer, state)
+        self._saved = here
+        if self.engine.rank == 0:
+            keep = None if plan.metric is None else plan.result_update(state)
+            rotate_checkpoints(self.folder, self.settings.save_total_limit, keep=keep)
+
+    def _load_best(self) -> None:
+        """Where a metric decides which checkpoint is the result, its weights."""
+        if (best := self.result_update) == self.state.update:
+            return
+        checkpoint = checkpoint_path(self.folder, best)
+        if found := damage(checkpoint, only="*.safetensors"):
+            raise InputError(f"{self.folder}: expected its best checkpoint, got {found}")
+        load_weights(self.task.model, checkpoint)
+
+    def _asked_to_stop(self) -> int:
+        """The number of the signal that asked any process to stop, the same in all; 0: none did."""
+        return self.engine.largest(self._request.signal)
+
+    def _stopped(self, signal: int) -> Stopped:
+        update = self.state.update
+        checkpoint = checkpoint_path(self.folder, update)
+        what = f"--resume goes on from {checkpoint}" if checkpoint.is_dir() else "there was nothing to save"
+        return Stopped(f"stopped after update {update}; {what}", signal=signal)

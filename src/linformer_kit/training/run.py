@@ -1,0 +1,160 @@
+"""What surrounds a training: its folder, what makes it the same run, its records, and how it ends."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from linformer_kit.errors import DivergedError, InputError
+from linformer_kit.files.runs import check_output_dir, open_output_dir
+from linformer_kit.settings import TrainingSettings, check_training
+from linformer_kit.training.checkpoint import save_model
+from linformer_kit.training.identity import (
+    check_enough_updates,
+    check_same_settings,
+    check_same_source,
+    record_divergence,
+    save_run,
+)
+from linformer_kit.training.log import check_report_to
+from linformer_kit.training.loop import Training
+from linformer_kit.training.plan import Plan
+from linformer_kit.training.processes import start_processes
+from linformer_kit.training.randomness import deterministic_kernels
+from linformer_kit.training.resume import checkpoint_to_resume
+from linformer_kit.training.tasks.base import Task
+
+logger = logging.getLogger(__name__)
+
+
+class Run:
+    """A run of a command that trains. All processes make one, and the same calls of it.
+
+    Args:
+        command: Which command it is.
+        settings: Its settings.
+        may_change: Names of settings in which a resumed run may differ from its beginning, beside those in which all
+            may.
+        twin: Whether a second model is trained below the folder.
+
+    Attributes:
+        settings: The settings.
+        process: This process.
+        folder: Where everything goes; known once the run is open.
+
+    Raises:
+        InputError: for settings that no training can have, and a folder in which another run would be lost. Nothing was
+            read, written or removed.
+    """
+
+    def __init__(
+        self, command: str, settings: TrainingSettings, *, may_change: Collection[str] = (), twin: bool = False
+    ) -> None:
+        check_training(settings)
+        check_report_to(settings.report_to)
+        self.command, self.settings, self._twin = command, settings, twin
+        self.process = start_processes(cpu=settings.use_cpu, timeout=settings.ddp_timeout)
+        count = self.process.num_processes
+        if count > 1 and settings.output_dir is None:
+            raise InputError(f"output_dir: expected a folder for {count} processes to share, got none")
+        if settings.fully_shard and count == 1:
+            raise InputError("fully_shard: expected several processes, as torchrun starts them, got one")
+        if self.process.is_main_process:
+            check_output_dir(settings.output_dir, resume=settings.resume, overwrite=settings.overwrite, twin=twin)
+            check_enough_updates(settings)
+            check_same_settings(settings, may_change)
+        self.folder = Path(settings.output_dir or "")
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process is the one that writes and speaks."""
+        return self.process.is_main_process
+
+    def one_process_first(self) -> AbstractContextManager[None]:
+        """Around work whose results go to the cache: one process of each machine does it, the others read them."""
+        return self.process.local_main_process_first()
+
+    def open(self, source: dict[str, str], fingerprints: dict[str, str]) -> None:
+        """Open the folder and record what the run is made of.
+
+        Args:
+            source: What it learns from, in words, under its name.
+            fingerprints: Hashes of what it is made of, under names that end in `_fingerprint`.
+
+        Raises:
+            InputError: if the run that is resumed was made of something else.
+        """
+        if self.is_main:
+            check_same_source(self.settings, fingerprints)
+            self.folder = open_output_dir(
+                self.settings.output_dir, command=self.command, overwrite=self.settings.overwrite
+            )
+            save_run(
+                self.settings,
+                self.folder,
+                command=self.command,
+                source=source,
+                fingerprints=fingerprints,
+                twin=self._twin,
+            )
+        self.process.wait_for_everyone()
+
+    def train(self, task: Task, plan: Plan, folder: Path | None = None, *, said: str = "") -> Training:
+        """Train a task, or go on with it.
+
+        Args:
+            task: What to train.
+            plan: What falls due when.
+            folder: Where checkpoints go; None: the folder of the run.
+            said: What the log says of it.
+
+        Returns:
+            The training, at its end; where it diverged, its `diverged` says so, and checkpoints before are finite.
+        """
+        folder = self.folder if folder is None else folder
+        checkpoint = checkpoint_to_resume(folder) if self.settings.resume else None
+        training = Training(task, self.settings, plan, folder, checkpoint=checkpoint)
+        precision = training.engine.precision
+        size = f"{task.model.num_parameters():,} parameters"
+        logger.info("%s%s, %s, on %s", f"{said}: " if said else "", size, precision, self.process.device)
+        try:
+            with deterministic_kernels(self.settings.full_determinism):
+                training.run()
+            losses = training.state.logged("eval_loss")
+            if not math.isfinite(losses[max(losses)]):
+                rate = self.settings.learning_rate
+                raise DivergedError(f"learning_rate: expected one at which training does not diverge, got {rate}")
+        except DivergedError as error:
+            training.diverged = str(error)
+            if self.is_main:
+                record_divergence(self.folder, f"{said}: {error}" if said else str(error))
+        return training
+
+    def save_model(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        folder: Path | None = None,
+        *,
+        beside: Callable[[Path], None] = lambda folder: None,
+    ) -> None:
+        """Put a model and its tokenizer into the folder of the run, or another; as `checkpoint.save_model`."""
+        save_model(model, tokenizer, self.folder if folder is None else folder, beside=beside)
+
+
+def measurements(training: Training) -> dict[str, Any]:
+    """What all results say of a training: updates, time and number format."""
+    return {
+        "updates": training.state.update,
+        "diverged": training.diverged,
+        "skipped_updates": training.skipped_updates,
+        "seconds": training.log.seconds,
+        f"{training.task.unit}_per_second": training.log.rate,
+        "bf16": training.engine.bf16,
+    }

@@ -1,0 +1,85 @@
+"""Masked language modelling over packed blocks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.utils.data import default_collate
+from transformers import PreTrainedTokenizerBase
+
+from linformer_kit.data.masking import MaskedBlocks, shuffled_blocks
+from linformer_kit.data.packing import StreamedBlocks
+from linformer_kit.models.heads import LinformerForMaskedLM, labelled_positions
+from linformer_kit.settings import IGNORED_LABEL
+from linformer_kit.training.metrics import masked_token_losses
+from linformer_kit.training.tasks.base import Batch, Task
+
+
+class MaskedLanguageModel(Task):
+    """Predict the masked tokens of blocks.
+
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer.
+        train: Masked blocks, or a stream of them.
+        validation: Masked blocks to measure on.
+        seq_len: Tokens in a block.
+        seed: Seed of the order, and of the numbers of slots that are drawn.
+        elastic_projected_dims: Numbers of slots of which each update draws one; None: always all.
+    """
+
+    unit = "tokens"
+    uses_every_parameter = True
+
+    def __init__(
+        self,
+        model: LinformerForMaskedLM,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        train: MaskedBlocks | StreamedBlocks,
+        validation: MaskedBlocks,
+        seq_len: int,
+        seed: int,
+        elastic_projected_dims: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__(model, tokenizer, train=train, validation=validation, collate=default_collate)  # type: ignore[arg-type]
+        self.size = seq_len
+        self._seed = seed
+        self._dims = elastic_projected_dims
+
+    def order(self, epoch: int, *, together: int, multiple: int) -> list[Any]:
+        return shuffled_blocks(self.examples, seed=self._seed, epoch=epoch, multiple=multiple)
+
+    def begin(self, update: int | None) -> None:
+        """Choose the number of slots of an update; evaluation has all."""
+        if self._dims:
+            dim = None if update is None else drawn_projected_dim(self._dims, seed=self._seed, update=update)
+            self.model.set_projected_dim(dim)
+
+    def labels(self, batch: Batch) -> Tensor:
+        return (batch["labels"] != IGNORED_LABEL).sum()
+
+    def forward(self, batch: Batch, labels: Tensor | None) -> Tensor:
+        """Mean negative log-likelihood of the masked tokens; the head runs on these only."""
+        positions = labelled_positions(batch["labels"])
+        return self.model(**batch, predicted_positions=positions, num_items_in_batch=labels).loss
+
+    def measure(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Sum of the losses and number of the masked tokens of each sequence."""
+        return masked_token_losses(self.model, batch["input_ids"], batch["labels"])
+
+    def metrics(self, sums: np.ndarray, counts: np.ndarray) -> dict[str, float]:  # type: ignore[override]
+        return {"loss": float(sums.sum(dtype="float64") / counts.sum())}
+
+    def describe(self, metrics: Mapping[str, float]) -> str:
+        loss = metrics["loss"]
+        return f"validation loss {loss:.3f} nats, perplexity {math.exp(min(loss, 700)):,.1f}"
+
+
+def drawn_projected_dim(dims: Sequence[int], *, seed: int, update: int) -> int:
+    """The number of slots of an update: a pure function, so the same in every process and after a resume."""
+    return dims[int(np.random.default_rng([seed, update]).integers(len(dims)))]

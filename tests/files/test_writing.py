@@ -1,0 +1,65 @@
+"""Files and folders are whole or not there."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+from linformer_kit.errors import machine_failure
+from linformer_kit.files.writing import uninterrupted, whole_folder, write_whole
+
+
+def test_a_text_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "run.json"
+    write_whole(path, "old")
+    monkeypatch.setattr(Path, "write_text", lambda path, *_, **__: path.write_bytes(b"ne") and 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        write_whole(path, "new")
+    assert path.read_text() == "old" and os.listdir(tmp_path) == ["run.json"]
+
+
+def test_a_text_that_the_disk_has_no_space_for_names_its_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    with pytest.raises(OSError) as raised:
+        write_whole(tmp_path / "run.json", "new")
+    assert machine_failure(raised.value) == f"{tmp_path / 'run.json'}: No space left on device"
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("form", ["new", "deep", "empty", "here", "link", "broken_link"])
+def test_a_folder_is_written_whole(tmp_path, form, monkeypatch):
+    target = tmp_path / "target"
+    if form in ("empty", "here", "link"):
+        target.mkdir()
+    place = {"deep": tmp_path / "a" / "b", "here": Path(), "link": tmp_path / "l", "broken_link": tmp_path / "l"}
+    folder = place.get(form, target)
+    if "link" in form:
+        folder.symlink_to(target)
+    if form == "here":
+        monkeypatch.chdir(target)
+    with pytest.raises(KeyboardInterrupt), whole_folder(folder) as part:
+        (part / "one").touch()
+        raise KeyboardInterrupt
+    assert not folder.exists() or not any(folder.iterdir())
+    with whole_folder(folder) as part:
+        (part / "one").touch()
+        assert not (folder / "one").exists()
+    assert [path.name for path in folder.iterdir()] == ["one"]
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_ctrl_c_does_nothing_while_results_are_written():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background may ignore
+    try:
+        with uninterrupted():
+            os.kill(os.getpid(), signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)

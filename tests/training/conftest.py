@@ -1,0 +1,116 @@
+"""Small trainings that differ only in what they are given."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+
+from linformer_kit import LinformerForMaskedLM
+from linformer_kit.data.masking import MaskedBlocks
+from linformer_kit.data.tokenizer import train_tokenizer
+from linformer_kit.settings.training import OneModelTrainingSettings
+from linformer_kit.training.loop import Plan, Training
+from linformer_kit.training.optimizer import learning_rate_schedule
+from linformer_kit.training.tasks.masked_language_model import MaskedLanguageModel
+
+SEQ_LEN, TRAIN, VALIDATION = 23, 19, 7
+_PLAN = {field.name for field in dataclasses.fields(Plan)}
+
+
+def small_settings(**fields: object) -> OneModelTrainingSettings:
+    """Settings of trainings of float32 that report to nobody."""
+    usual = {"per_device_train_batch_size": 4, "per_device_eval_batch_size": 3, "learning_rate": 1e-2}
+    usual |= {"report_to": "none", "bf16": "false", "logging_steps": 1, "save_total_limit": None}
+    return OneModelTrainingSettings(**{**usual, **fields})
+
+
+def small_plan(updates: int = 7, **fields: object) -> Plan:
+    """A plan with checkpoints after every third update."""
+    schedule = learning_rate_schedule("linear", updates=updates, warmup_steps=0)
+    usual = {"schedule": schedule, "seed": 5, "evaluate_every": 3, "save_every": 3}
+    return Plan(updates=updates, **{**usual, **fields})
+
+
+def blocks(tokenizer, count: int, seed: int) -> MaskedBlocks:
+    """Masked blocks of random tokens."""
+    ids = np.random.default_rng(seed).integers(5, len(tokenizer), size=(count, SEQ_LEN), dtype=np.int32)
+    return MaskedBlocks(Dataset.from_dict({"input_ids": list(ids)}), tokenizer, seed=3, probability=0.3)
+
+
+def losses(training: Training) -> list[float]:
+    """Of the updates, as the log has them."""
+    return list(training.state.logged("loss").values())
+
+
+def same_parameters(one: torch.nn.Module, other: torch.nn.Module) -> bool:
+    """Whether they are equal bit for bit."""
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    return all(torch.equal(ours, theirs) for ours, theirs in pairs)
+
+
+@pytest.fixture(scope="session")
+def words():
+    return train_tokenizer(["def one(): return two\n"] * 3, vocab_size=269, max_length=SEQ_LEN)
+
+
+@pytest.fixture
+def masked(config, words):
+    """A factory of tasks: dropout unless `fields` says otherwise."""
+
+    def make(fields: dict[str, object] | None = None, **arguments: object) -> MaskedLanguageModel:
+        torch.manual_seed(1)
+        sizes = {"max_position_embeddings": SEQ_LEN, "vocab_size": len(words), "hidden_dropout_prob": 0.1}
+        return MaskedLanguageModel(
+            LinformerForMaskedLM(config(**{**sizes, **(fields or {})})),
+            words,
+            train=blocks(words, TRAIN, seed=0),
+            validation=blocks(words, VALIDATION, seed=1),
+            seq_len=SEQ_LEN,
+            seed=5,
+            **arguments,
+        )
+
+    return make
+
+
+@pytest.fixture
+def build(masked, tmp_path):
+    """A factory of trainings from fields of the plan, of the settings, and `fields` of the model."""
+
+    def make(
+        folder: str = "run",
+        *,
+        task=None,
+        checkpoint: Path | None = None,
+        after_update=None,
+        fields=None,
+        **more: object,
+    ) -> Training:
+        planned = {name: more.pop(name) for name in list(more) if name in _PLAN}
+        return Training(
+            masked(fields) if task is None else task,
+            small_settings(**more),
+            small_plan(**planned),
+            tmp_path / folder,
+            checkpoint=checkpoint,
+            **({} if after_update is None else {"after_update": after_update}),
+        )
+
+    return make
+
+
+@pytest.fixture
+def run(build):
+    """The same, trained to the end."""
+
+    def make(*names: str, **arguments: object) -> Training:
+        training = build(*names, **arguments)
+        training.run()
+        return training
+
+    return make

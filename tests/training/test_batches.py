@@ -1,0 +1,276 @@
+"""What each update learns from: the same in any number of processes, from any place on, with or without workers."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+
+import datasets
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from linformer_kit import InputError
+from linformer_kit.data.inputs import LabelledItems
+from linformer_kit.data.masking import shuffled_blocks
+from linformer_kit.data.packing import StreamedBlocks
+from linformer_kit.training import batches as training_batches
+from linformer_kit.training.batches import Batches, to_device, validation_batches
+from linformer_kit.training.state import Position
+from linformer_kit.training.tasks.base import Task
+from linformer_kit.training.tasks.classification import Classification
+from linformer_kit.training.tasks.distillation import Distillation
+from tests.training.conftest import SEQ_LEN, TRAIN, small_settings
+
+FILLER = -1
+
+
+class Echo(Dataset):
+    """Items that are their own keys."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, key: object) -> object:
+        return key
+
+
+def collate(keys: list) -> dict[str, torch.Tensor]:
+    """Epoch and index of each."""
+    pairs = [key if isinstance(key, tuple) else (0, key) for key in keys]
+    return {"keys": torch.tensor([[epoch, FILLER if index is None else index] for epoch, index in pairs])}
+
+
+class EchoTask(Task):
+    def order(self, epoch: int, *, together: int, multiple: int) -> list:
+        return shuffled_blocks(len(self.train_items), seed=3, epoch=epoch, multiple=multiple)
+
+
+def echo(count: int = TRAIN, validation: int = 7) -> EchoTask:
+    return EchoTask(None, None, train=Echo(count), validation=Echo(validation), collate=collate)
+
+
+@pytest.fixture
+def process(monkeypatch):
+    """Makes this process one of several."""
+
+    def become(rank: int, count: int) -> None:
+        state = SimpleNamespace(process_index=rank, num_processes=count, device=torch.device("cpu"))
+        monkeypatch.setattr(training_batches, "PartialState", lambda: state)
+
+    return become
+
+
+def take(task: Task, count: int, start: Position | None = None, **fields: int) -> list:
+    """Rows of each forward pass of so many updates, the sequences that count, and where each ends."""
+    updates = Batches(task, small_settings(**fields)).updates(start or Position())
+    found = []
+    for update in itertools.islice(updates, count):
+        rows = [next(iter(batch.values())).tolist() for batch in update.batches]
+        found.append((rows, update.sequences, update.position))
+    updates.close()
+    return found
+
+
+def of_processes(process, make, count: int, processes: int, **fields: int) -> list:
+    """What all processes learn from together: the rows of all, forward pass by forward pass."""
+    parts = []
+    for rank in range(processes):
+        process(rank, processes)
+        parts.append(take(make(), count, **fields))
+    together = []
+    for update in zip(*parts, strict=True):
+        assert len({(sequences, position) for _, sequences, position in update}) == 1, "the same in all processes"
+        passes = zip(*(rows for rows, _, _ in update), strict=True)
+        together.append(([list(itertools.chain(*rows)) for rows in passes], *update[0][1:]))
+    return together
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_processes_learn_from_what_one_learns_from(process, processes, accumulation):
+    """The same keys in each forward pass of all, over three epochs; nothing twice, and equally many rows in each."""
+    fields = {"gradient_accumulation_steps": accumulation}
+    process(0, 1)
+    alone = take(echo(), 12, per_device_train_batch_size=6, **fields)
+    shared = of_processes(process, echo, 12, processes, per_device_train_batch_size=6 // processes, **fields)
+    for (rows, *ours), (theirs, *expected) in zip(shared, alone, strict=True):
+        assert ours == expected
+        assert all(len(together) == 6 for together in rows), "processes must have equally many"
+        assert [[key for key in together if key[1] != FILLER] for together in rows] == theirs
+
+
+def test_one_process_has_no_fillers(process):
+    process(0, 1)
+    rows = [keys for update, _, _ in take(echo(), 5) for keys in update]
+    assert [len(keys) for keys in rows] == [4, 4, 4, 4, 3]
+    assert sorted(index for keys in rows for _, index in keys) == list(range(TRAIN))
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_an_epoch_ends_with_what_is_left(process, processes):
+    """19 sequences in passes of 4, two in an update: the last has one pass of 3, and then a new epoch begins."""
+    fields = {"per_device_train_batch_size": 4 // processes, "gradient_accumulation_steps": 2}
+    process(0, processes)
+    found = take(echo(), 7, **fields)
+    assert [sequences for _, sequences, _ in found] == [8, 8, 3, 8, 8, 3, 8]
+    assert [position for _, _, position in found] == [(0, 2), (0, 4), (1, 0), (1, 2), (1, 4), (2, 0), (2, 2)]
+    assert [len(rows) for rows, _, _ in found] == [2, 2, 1, 2, 2, 1, 2]
+    batches = Batches(echo(), small_settings(**fields))
+    assert (batches.in_epoch, batches.updates_in_epoch) == (5, 3)
+    assert [batches.epochs(position) for _, _, position in found[:4]] == [0.4, 0.8, 1.0, 1.4]
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_rest_is_the_same_from_any_place_on(process, accumulation, processes):
+    process(processes - 1, processes)
+    whole = take(echo(), 13, gradient_accumulation_steps=accumulation)
+    for done in range(1, 13):
+        start = whole[done - 1][2]
+        assert take(echo(), 13 - done, start, gradient_accumulation_steps=accumulation) == whole[done:]
+
+
+def test_workers_change_nothing(process):
+    process(0, 1)
+    whole = take(echo(), 12)
+    assert take(echo(), 12, dataloader_num_workers=2) == whole
+    assert take(echo(), 5, whole[6][2], dataloader_num_workers=2) == whole[7:]
+
+
+def test_the_order_is_a_pure_function(process):
+    """Of no random generator, and of what was read before."""
+    process(0, 1)
+    first = take(echo(), 9)
+    task = echo()
+    torch.manual_seed(11)
+    assert take(task, 7) == first[:7] and take(task, 9) == first
+    epochs = [[key for rows, _, _ in first[start : start + 4] for keys in rows for key in keys] for start in (0, 5)]
+    assert [index for _, index in epochs[0]] != [index for _, index in epochs[1]]
+    assert {epoch for epoch, _ in epochs[1]} == {1}
+
+
+# Fillers of the tasks ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("labels", [[0, 1, 1, 0, 1], [[0.0, 1.0], [1.0, 1.0], [0.0, 0.0], [1.0, 0.0], [1.0, 1.0]]])
+def test_fillers_of_texts_have_no_labels(process, words, labels):
+    windows = datasets.Dataset.from_dict({"input_ids": [[0] * length for length in (3, 7, 5, 11, 2)]})
+    items = LabelledItems.of(windows, labels)
+
+    def task() -> Classification:
+        usual = {"texts_in_update": 4, "seed": 3, "metrics": ["accuracy"]}
+        return Classification(None, words, train=items, validation=items, **usual)
+
+    filled = 0
+    for rank in (0, 1):
+        process(rank, 2)
+        batches = Batches(task(), small_settings(per_device_train_batch_size=2))
+        first, second = itertools.islice(batches.updates(Position()), 2)
+        assert (first.sequences, second.sequences) == (4, 1)
+        assert all(len(update.batches[0]["labels"]) == 2 for update in (first, second))
+        assert (first.batches[0]["labels"] != -100).all()
+        filled += int((second.batches[0]["labels"].reshape(2, -1) == -100).all(dim=1).sum())
+    assert filled == 3
+
+
+def test_fillers_of_blocks_have_no_labels(process, masked):
+    filled = 0
+    for rank in (0, 1):
+        process(rank, 2)
+        (*_, last) = itertools.islice(Batches(masked(), small_settings()).updates(Position()), 3)
+        assert last.batches[0]["labels"].shape == (4, SEQ_LEN) and last.sequences == 3
+        filled += int((last.batches[0]["labels"] == -100).all(dim=1).sum())
+    assert filled == 5
+
+
+def test_passages_leave_out_what_is_no_whole_pass(process):
+    """Instead of fillers; what is counted, and where an epoch ends, says so."""
+
+    def task() -> Distillation:
+        made = Distillation.__new__(Distillation)
+        Task.__init__(made, None, None, train=Echo(TRAIN), validation=Echo(7), collate=lambda keys: {"keys": torch.tensor(keys)})  # fmt: skip
+        made._longest, made._seed = 31, 3
+        return made
+
+    process(0, 1)
+    alone = take(task(), 9, per_device_train_batch_size=6)
+    shared = of_processes(process, task, 9, 2, per_device_train_batch_size=3)
+    assert shared == alone
+    assert [(sequences, position) for _, sequences, position in alone[:4]] == [
+        (6, (0, 1)),
+        (6, (0, 2)),
+        (6, (1, 0)),
+        (6, (1, 1)),
+    ]
+
+
+# Streams -------------------------------------------------------------------------------------------------------------
+
+
+def stream(words, folder, files: int = 3) -> Task:
+    """A task on a stream of several files."""
+    for number in range(files):
+        lines = [f"def one_{number}_{line}(): return {number + line}" for line in range(7)]
+        (folder / f"{number}.txt").write_text("\n".join(lines))
+    paths = sorted(str(path) for path in folder.glob("*.txt"))
+    documents = datasets.load_dataset("text", data_files=paths, split="train", streaming=True)
+    read = StreamedBlocks(documents, words, seq_len=SEQ_LEN, seed=3, probability=0.3)
+    return EchoTask(None, None, train=read, validation=[], collate=torch.utils.data.default_collate)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_goes_on_from_any_place(process, words, tmp_path, workers):
+    process(0, 1)
+    fields = {"gradient_accumulation_steps": 2, "dataloader_num_workers": workers, "per_device_train_batch_size": 3}
+    task = stream(words, tmp_path)
+    updates = Batches(task, small_settings(**fields)).updates(Position())
+    whole = []
+    while not whole or whole[-1][2].epoch < 2:
+        update = next(updates)
+        whole.append(([batch["labels"].tolist() for batch in update.batches], update.sequences, update.position))
+    ends = [number for number, (_, _, position) in enumerate(whole) if position.batches <= 2]
+    assert ends == [0, 3, 6] and len(whole) == 7, "two whole epochs, and the beginning of a third"
+    assert whole[0][0] != whole[ends[1]][0], "new masks"
+    assert [sequences for _, sequences, _ in whole] == [sum(map(len, rows)) for rows, _, _ in whole]
+    for done in (1, ends[1], ends[1] + 1):
+        later = Batches(task, small_settings(**fields)).updates(whole[done - 1][2])
+        for expected in whole[done:]:
+            update = next(later)
+            assert ([batch["labels"].tolist() for batch in update.batches], update.sequences, update.position) == expected  # fmt: skip
+
+
+def test_an_empty_stream_is_refused(process, words, tmp_path):
+    process(0, 1)
+    task = stream(words, tmp_path, files=1)
+    (tmp_path / "0.txt").write_text("\n")
+    message = "^train_file, dataset_name: expected a stream with text for a block, got an empty one$"
+    with pytest.raises(InputError, match=message):
+        next(Batches(task, small_settings()).updates(Position()))
+
+
+# Validation ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("count", "processes"), [(7, 1), (7, 2), (7, 3), (2, 5), (12, 2)])
+def test_each_validation_item_counts_once(process, count, processes, workers):
+    """In all processes together, in their order; each has equally many batches."""
+    parts = []
+    for rank in range(processes):
+        process(rank, processes)
+        settings = small_settings(per_device_eval_batch_size=3, dataloader_num_workers=workers)
+        found = list(validation_batches(echo(validation=count), settings))
+        parts.append([batch["keys"][:rows, 1].tolist() for batch, rows in found])
+        assert all(len(batch["keys"]) >= 1 for batch, _ in found)
+    assert len({len(part) for part in parts}) == 1
+    in_turn = [rows for together in zip(*parts, strict=True) for rows in together]
+    assert list(itertools.chain(*in_turn)) == list(range(count))
+
+
+def test_a_batch_comes_to_the_device():
+    batch = {"input_ids": torch.ones(2, 3), "labels": torch.ones(2)}
+    assert {tensor.device.type for tensor in to_device(batch, torch.device("meta")).values()} == {"meta"}

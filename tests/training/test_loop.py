@@ -1,0 +1,512 @@
+"""The training loop: transformers' losses, exact resume, and what falls due when."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from datasets import Dataset
+from torch.utils.data import default_collate
+from transformers import DataCollatorWithPadding, TrainingArguments
+
+from linformer_kit import InputError, LinformerForMaskedLM, LinformerForSequenceClassification
+from linformer_kit.data.inputs import LabelledItems
+from linformer_kit.errors import DivergedError, Stopped
+from linformer_kit.training.loop import Training
+from linformer_kit.training.randomness import seed_generators
+from linformer_kit.training.tasks.classification import Classification, classification_loss
+from tests.training.conftest import SEQ_LEN, TRAIN, VALIDATION, losses, same_parameters, small_plan, small_settings
+
+QUIET = {"hidden_dropout_prob": 0.0}
+
+
+# The models train with transformers' Trainer, and the loop does what that does ---------------------------------------
+
+
+class Ordered(transformers.Trainer):
+    """Transformers' Trainer with the order of a task, by its public methods alone."""
+
+    def __init__(self, task, **arguments: object) -> None:
+        super().__init__(task.model, train_dataset=task.train_items, data_collator=task.collate, **arguments)
+        self.task = task
+
+    def get_train_dataloader(self) -> torch.utils.data.DataLoader:
+        keys = list(itertools.chain(*(self.task.order(epoch, together=4, multiple=1) for epoch in range(10))))
+        batches = [keys[start : start + 4] for start in range(0, len(keys), 4)]
+        return torch.utils.data.DataLoader(self.train_dataset, batch_sampler=batches, collate_fn=self.data_collator)
+
+
+def losses_of_transformers(task, folder: Path, **arguments: object) -> list[float]:
+    settings = TrainingArguments(
+        str(folder),
+        max_steps=20,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        learning_rate=1e-2,
+        weight_decay=0.01,
+        warmup_steps=3,
+        max_grad_norm=1.0,
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        dataloader_pin_memory=False,
+    )
+    trainer = Ordered(task, args=settings, **arguments)
+    trainer.train()
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def our_losses(task, folder: Path) -> list[float]:
+    schedule = transformers.get_linear_schedule_with_warmup
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+    share = schedule(optimizer, 3, 20).lr_lambdas[0]
+    plan = small_plan(20, schedule=share, evaluate_every=20, save_every=20)
+    settings = small_settings(gradient_accumulation_steps=2)
+    training = Training(task, settings, plan, folder)
+    training.run()
+    return losses(training)
+
+
+class Whole(torch.utils.data.Dataset):
+    """Blocks that make a whole number of updates in an epoch, so that both loops cut epochs alike."""
+
+    def __init__(self, blocks) -> None:
+        self._blocks = blocks
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, key: object) -> dict[str, torch.Tensor]:
+        return self._blocks[key]
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"sharing": "layerwise", "norm_first": True}, {"local_convolution": 3}], ids=str
+)
+def test_losses_of_blocks_are_those_of_transformers(masked, tmp_path, fields):
+    """Masked tokens are counted over all passes of an update in both."""
+    ours, theirs = masked({**QUIET, **fields}), masked({**QUIET, **fields})
+    for task in (ours, theirs):
+        task.train_items = Whole(task.train_items)
+    found, expected = our_losses(ours, tmp_path / "ours"), losses_of_transformers(theirs, tmp_path / "theirs")
+    assert len(found) == 20 and found[-1] < found[0]
+    assert found == pytest.approx(expected, rel=1e-6, abs=1e-6)
+    for one, other in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def texts_of(targets: list) -> LabelledItems:
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(3, 20, (len(targets),), generator=generator).tolist()
+    ids = [torch.randint(5, 101, (length,), generator=generator).tolist() for length in lengths]
+    return LabelledItems.of(Dataset.from_dict({"input_ids": ids}), targets)
+
+
+@pytest.mark.parametrize("multi_label", [False, True])
+def test_losses_of_texts_are_those_of_transformers(config, words, tmp_path, multi_label):
+    """With our loss as their `compute_loss_func`."""
+    texts = texts_of([[float(n % 2), 1.0, 0.0] if multi_label else n % 3 for n in range(16)])
+
+    def make() -> Classification:
+        torch.manual_seed(1)
+        kind = {"problem_type": "multi_label_classification"} if multi_label else {}
+        model = LinformerForSequenceClassification(config(num_labels=3, **kind))
+        usual = {"texts_in_update": 8, "seed": 3, "metrics": ["accuracy"]}
+        return Classification(model, words, train=texts, validation=texts, **usual)
+
+    def loss(outputs, labels, num_items_in_batch=None):
+        return classification_loss(outputs.logits, labels, num_items_in_batch=num_items_in_batch)
+
+    labels = {"compute_loss_func": loss}
+    if multi_label:  # they count labels that are not -100, as we do
+        assert (torch.tensor(texts.labels) != -100).all()
+    ours, theirs = make(), make()
+    assert isinstance(ours.collate, DataCollatorWithPadding)
+    found = our_losses(ours, tmp_path / "ours")
+    assert found == pytest.approx(losses_of_transformers(theirs, tmp_path / "theirs", **labels), rel=1e-6, abs=1e-6)
+    assert len(found) == 20 and found[-1] < found[0]
+
+
+# Exact: resume, seeds, evaluation ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_resumed_equals_uninterrupted(run, tmp_path, workers):
+    """In mid-epoch (update 3 of 5) and in the second epoch (update 6), dropout, masks and the log included."""
+    whole = run("whole", dataloader_num_workers=workers)
+    assert len(set(losses(whole))) == 7
+    for update in (3, 6):
+        resumed = run(
+            f"after{update}", dataloader_num_workers=workers, checkpoint=tmp_path / "whole" / f"checkpoint-{update}"
+        )
+        assert same_parameters(resumed.task.model, whole.task.model)
+        assert losses(resumed) == losses(whole)
+        assert resumed.state.logged("eval_loss") == whole.state.logged("eval_loss")
+        assert (resumed.state.position, resumed.state.epoch) == (whole.state.position, whole.state.epoch)
+
+
+def test_losses_between_lines_of_the_log_are_not_lost(run, tmp_path):
+    """A checkpoint in the middle of the updates that a line is the mean of."""
+    whole = run("whole", logging_steps=5, save_every=3)
+    resumed = run("resumed", logging_steps=5, save_every=3, checkpoint=tmp_path / "whole" / "checkpoint-3")
+    every = losses(run("every"))
+    assert losses(resumed) == losses(whole) == [pytest.approx(sum(every[:5]) / 5)]
+
+
+def test_a_resumed_run_evaluates_saves_and_logs_as_often_as_it_is_told(run, tmp_path):
+    run("whole")
+    resumed = run(
+        "whole", evaluate_every=2, save_every=5, logging_steps=4, checkpoint=tmp_path / "whole" / "checkpoint-3"
+    )
+    assert [update for update in resumed.state.logged("eval_loss") if update > 3] == [4, 6, 7], "and at the end"
+    assert [update for update in resumed.state.logged("loss") if update > 3] == [4]
+    assert (tmp_path / "whole" / "checkpoint-5").exists()
+
+
+def seeds_of(training: Training) -> list[int]:
+    """The seed of torch at each forward pass of an update."""
+    seen: list[int] = []
+    training.task.model.register_forward_pre_hook(
+        lambda model, _: seen.append(torch.initial_seed()) if model.training else None
+    )
+    training.run()
+    return seen
+
+
+def test_seeds_of_dropout_are_functions_of_update_pass_and_rank(build, tmp_path):
+    """And of the plan's seed; of nothing that was drawn or evaluated before."""
+    fields = {"gradient_accumulation_steps": 2, "updates": 6}
+    found = seeds_of(build("whole", **fields))
+    assert len(set(found)) == len(found) == 10, "the third and the sixth update have one pass"
+    expected = []
+    for update, number in [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (3, 0), (3, 1), (4, 0), (4, 1), (5, 0)]:
+        seed_generators(5, update, number, 0)
+        expected.append(torch.initial_seed())
+    assert found == expected
+    torch.manual_seed(77)
+    assert seeds_of(build("often", **fields, evaluate_every=1, evaluate_first=True)) == found
+    assert seeds_of(build("rest", **fields, checkpoint=tmp_path / "whole" / "checkpoint-3")) == found[5:]
+    for other in ({"rank": 1}, {"seed": 6}):
+        training = build("other", **fields, **{name: value for name, value in other.items() if name == "seed"})
+        training.engine.rank = other.get("rank", 0)
+        training._save = lambda: None  # as a process that is not the first
+        assert not set(seeds_of(training)) & set(found)
+
+
+def test_evaluation_changes_nothing(run):
+    """Nor do lines of the log, however many there are; dropout is on again after each."""
+    seldom, often = (
+        run("seldom", evaluate_every=7, logging_steps=7),
+        run("often", evaluate_every=1, evaluate_first=True),
+    )
+    assert same_parameters(seldom.task.model, often.task.model)
+    assert list(often.state.logged("eval_loss")) == list(range(8)) and list(seldom.state.logged("eval_loss")) == [7]
+    assert losses(seldom) == [pytest.approx(sum(losses(often)) / 7)]
+    assert often.state.logged("eval_loss")[7] == seldom.state.logged("eval_loss")[7]
+
+
+def test_accumulated_updates_equal_those_of_the_large_batch(run):
+    large = run("large", fields=QUIET)
+    small = run("small", per_device_train_batch_size=2, gradient_accumulation_steps=2, fields=QUIET)
+    assert losses(small) == pytest.approx(losses(large), rel=1e-4)
+    for ours, theirs in zip(small.task.model.parameters(), large.task.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+def test_recomputed_activations_change_nothing(run):
+    """Dropout draws the same again in the backward pass."""
+    usual, recomputed = run("usual", updates=3), run("recomputed", updates=3, activation_checkpointing=True)
+    assert losses(recomputed) == pytest.approx(losses(usual), rel=1e-6)
+
+
+# What falls due ------------------------------------------------------------------------------------------------------
+
+
+def checkpoints(folder: Path) -> list[int]:
+    return sorted(int(path.name.partition("-")[2]) for path in folder.glob("checkpoint-*"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "evaluated", "saved"),
+    [
+        ({"evaluate_every": 3, "save_every": 2}, [3, 6, 7], [2, 4, 6, 7]),
+        ({"evaluate_every": 3, "save_every": None}, [3, 6, 7], [3, 6, 7]),
+        ({"evaluate_every": 99, "save_every": 99, "evaluate_first": True}, [0, 7], [7]),
+        ({"evaluate_every": None, "save_every": None, "updates": 12}, [5, 10, 12], [5, 10, 12]),
+    ],
+    ids=str,
+)
+def test_what_falls_due_when(run, tmp_path, fields, evaluated, saved):
+    """Evaluations and checkpoints in turn, at the end of each epoch of 5 updates where none says so, and at the end."""
+    training = run(**fields)
+    assert list(training.state.logged("eval_loss")) == evaluated
+    assert checkpoints(tmp_path / "run") == saved
+    assert training.state.epoch == training.state.update / 5
+
+
+def test_after_each_update_somebody_is_told(run, build):
+    seen: list[int] = []
+    training = build(after_update=lambda: seen.append(training.state.update))
+    training.run()
+    assert seen == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_more_updates_than_planned_are_refused(run, build, tmp_path):
+    run()
+    checkpoint = tmp_path / "run" / "checkpoint-7"
+    message = f"max_steps: expected at least the 7 updates of {checkpoint}, got 6"
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        build(updates=6, checkpoint=checkpoint)
+
+
+def test_what_is_finished_is_trained_no_further(run, tmp_path):
+    whole = run()
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+    again = run(checkpoint=tmp_path / "run" / "checkpoint-7")
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
+    assert same_parameters(again.task.model, whole.task.model) and again.state.log == whole.state.log
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_what_is_counted_is_what_the_model_has_seen(build, accumulation):
+    """19 sequences in batches of 4: the last of an epoch has 3, and its update may have fewer batches."""
+    training = build(gradient_accumulation_steps=accumulation)
+    seen: list[int] = []
+    backward = training.engine.backward
+
+    def counted(batch, *rest):
+        seen.append(batch["input_ids"].numel())
+        return backward(batch, *rest)
+
+    training.engine.backward = counted
+    training.run()
+    assert training.log.rate == sum(seen) / training.log.seconds
+    assert len(seen) == (7 if accumulation == 1 else 12)
+
+
+def test_the_schedule_is_that_of_the_update(run):
+    training = run(schedule=lambda update: [0.5, 0.25, 1.0, 0.0, 0.125, 1.0, 0.75][update])
+    rates = training.state.logged("learning_rate")
+    assert rates == {1: 5e-3, 2: 2.5e-3, 3: 1e-2, 4: 0.0, 5: 1.25e-3, 6: 1e-2, 7: 7.5e-3}
+
+
+def test_moments_are_reset_before_one_update(build, tmp_path):
+    """Before that one, also if the training goes on from just there, and before no other."""
+    known: list[int] = []
+
+    def watched(folder: str, **more: object) -> Training:
+        training = build(folder, restart=3, **more)
+        step = training.engine.step
+
+        def counted(share: float) -> None:
+            known.append(len(training.engine.optimizer.state))
+            step(share)
+
+        training.engine.step = counted
+        training.run()
+        return training
+
+    whole = watched("whole")
+    count = len(list(whole.task.model.parameters()))
+    assert known == [0, count, count, 0, count, count, count]
+    known.clear()
+    resumed = watched("resumed", checkpoint=tmp_path / "whole" / "checkpoint-3")
+    assert known == [0, count, count, count] and same_parameters(resumed.task.model, whole.task.model)
+
+
+# The best evaluation -------------------------------------------------------------------------------------------------
+
+
+def told(task, **metrics: list[float]):
+    """A task whose evaluations give these values, one after the other."""
+    values = iter([dict(zip(metrics, row, strict=True)) for row in zip(*metrics.values(), strict=True)])
+    task.metrics = lambda *_: next(values)
+    task.describe = lambda _: ""
+    return task
+
+
+NAN = math.nan
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "best"),
+    [
+        ("loss", [3.0, 1.0, 2.0, 2.5], 2),
+        ("loss", [3.0, 1.0, 1.0, 2.5], 2),
+        ("loss", [NAN, 3.0, 4.0, 5.0], 2),
+        ("accuracy", [0.1, 0.3, 0.2, 0.25], 2),
+        ("accuracy", [0.1, 0.3, 0.3, 0.4], 4),
+        ("accuracy", [0.4, 0.3, 0.3, 0.4], 1),
+    ],
+)
+def test_the_best_is_kept_and_loaded(masked, run, tmp_path, metric, values, best):
+    """The lowest loss or the highest of another metric, the first of equals, whatever its age."""
+    lists = {"loss": values} if metric == "loss" else {"accuracy": values, "loss": [1.0] * 4}
+    fields = {"metric": metric, "evaluate_every": 1, "save_every": 1, "updates": 4, "save_total_limit": 1}
+    training = run(task=told(masked(), **lists), **fields)
+    assert training.result_update == best and checkpoints(tmp_path / "run") == sorted({best, 4})
+    saved = LinformerForMaskedLM.from_pretrained(tmp_path / "run" / f"checkpoint-{best}")
+    last = LinformerForMaskedLM.from_pretrained(tmp_path / "run" / "checkpoint-4")
+    assert same_parameters(training.task.model, saved) and same_parameters(saved, last) == (best == 4)
+    assert training.task.model.get_output_embeddings().weight is training.task.model.get_input_embeddings().weight
+
+
+def test_patience_ends_a_training(masked, run, tmp_path):
+    fields = {"metric": "loss", "evaluate_every": 2, "save_every": 2, "updates": 20, "patience": 2}
+    values = [3.0, 1.0, 2.0, 1.5, *[9.0] * 6]
+    whole = run(task=told(masked(), loss=values), **fields)
+    assert whole.state.update == 8 and whole.result_update == 4
+    # A training that is resumed counts on.
+    resumed = run(task=told(masked(), loss=values[3:]), **fields, checkpoint=tmp_path / "run" / "checkpoint-6")
+    assert resumed.state.update == 8 and same_parameters(resumed.task.model, whole.task.model)
+
+
+def test_a_best_checkpoint_that_is_damaged_is_not_loaded(masked, build, tmp_path):
+    path = tmp_path / "run" / "checkpoint-1" / "model.safetensors"
+
+    def damage() -> None:
+        if path.exists():
+            path.write_bytes(path.read_bytes()[:-1])
+
+    fields = {"metric": "loss", "evaluate_every": 1, "save_every": 1, "updates": 2}
+    training = build(task=told(masked(), loss=[1.0, 2.0]), after_update=damage, **fields)
+    message = f"{tmp_path / 'run'}: expected its best checkpoint, got {path}: expected"
+    with pytest.raises(InputError, match=f"^{re.escape(message)}"):
+        training.run()
+
+
+# What goes wrong -----------------------------------------------------------------------------------------------------
+
+
+def spoilt(task, *wrong: tuple[int, int], value: float = math.nan):
+    """A task whose loss is not finite in so manyth updates and passes, from 0."""
+    begin, forward, place = task.begin, task.forward, {"update": None, "number": 0}
+
+    def count(update: int | None) -> None:
+        place.update(update=update, number=0)
+        begin(update)
+
+    def spoil(batch, labels):
+        here = (place["update"], place["number"])
+        place["number"] += 1
+        return forward(batch, labels) * (value if here in wrong else 1.0)
+
+    task.begin, task.forward = count, spoil
+    return task
+
+
+def test_an_update_that_is_not_finite_is_not_made(masked, build):
+    training = build(task=spoilt(masked(), (2, 0)), save_every=99)
+    message = (
+        "update 3 (epoch 0.4, process 0): expected a finite loss and gradient, got a loss of nan in batch 1 of 1; the "
+        "update was not made. Lower learning_rate 0.01 or raise max_skipped_updates 0"
+    )
+    before: list[torch.Tensor] = []
+    training._after_update = lambda: before.__setitem__(slice(None), [p.clone() for p in training.task.parameters()])
+    with pytest.raises(DivergedError, match=f"^{re.escape(message)}$"):
+        training.run()
+    assert training.state.update == 2
+    assert all(map(torch.equal, training.task.parameters(), before))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_the_batch_and_its_value_are_named(masked, build, value):
+    training = build(task=spoilt(masked(), (1, 1), value=value), gradient_accumulation_steps=2)
+    with pytest.raises(DivergedError, match=f"update 2 .* got a loss of {value} in batch 2 of 2; the update was not"):
+        training.run()
+
+
+def test_so_many_updates_may_be_skipped(masked, run, build, tmp_path):
+    """They are counted in the log, also of a training that goes on; parameters and moments are as they were."""
+    wrong = ((1, 0), (3, 0))
+    whole = run("whole", task=spoilt(masked(), *wrong), max_skipped_updates=2)
+    assert whole.skipped_updates == 2 and whole.state.update == 7
+    assert whole.state.logged("skipped_updates") == {2: 1, 4: 2}
+    assert list(whole.state.logged("loss")) == [1, 3, 5, 6, 7]
+    assert all(map(math.isfinite, losses(whole)))
+    assert {float(state["step"]) for state in whole.engine.optimizer.state.values()} == {5.0}
+    checkpoint = tmp_path / "whole" / "checkpoint-3"
+    resumed = run("on", task=spoilt(masked(), *wrong), max_skipped_updates=2, checkpoint=checkpoint)
+    assert resumed.state.logged("skipped_updates") == {2: 1, 4: 2}
+    assert same_parameters(resumed.task.model, whole.task.model)
+    training = build("cut", task=spoilt(masked(), *wrong), max_skipped_updates=1, checkpoint=checkpoint)
+    with pytest.raises(DivergedError, match=r"^update 4 .* or raise max_skipped_updates 1$"):
+        training.run()
+
+
+def test_a_gradient_that_is_not_finite_counts_too(masked, build):
+    task = masked()
+    task.model.lm_head.dense.weight.register_hook(lambda gradient: gradient * math.inf)
+    with pytest.raises(DivergedError, match=r"update 1 .* got a gradient norm of (nan|inf); the update was not made"):
+        build(task=task).run()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_after_the_update_and_nothing_is_lost(build, run, tmp_path, number):
+    def stop() -> None:
+        if training.state.update == 2:
+            signal.raise_signal(number)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        training = build("cut", after_update=stop)
+        message = f"stopped after update 2; --resume goes on from {tmp_path / 'cut' / 'checkpoint-2'}"
+        with pytest.raises(Stopped, match=f"^{re.escape(message)}$") as raised:
+            training.run()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert raised.value.exit_code == 128 + number
+    resumed = run("cut", checkpoint=tmp_path / "cut" / "checkpoint-2")
+    whole = run("whole")
+    assert same_parameters(resumed.task.model, whole.task.model)
+    assert resumed.state.logged("eval_loss") == whole.state.logged("eval_loss")
+
+
+def test_a_signal_during_evaluation_leaves_it_out(masked, build, run, tmp_path):
+    """It comes after the resume instead."""
+    task = masked()
+    measure = task.measure
+
+    def stopping(batch):
+        signal.raise_signal(signal.SIGTERM)
+        return measure(batch)
+
+    task.measure = stopping
+    training = build("cut", task=task)
+    with pytest.raises(Stopped, match=r"^stopped after update 3; --resume goes on from"):
+        training.run()
+    assert not training.state.logged("eval_loss")
+    resumed = run("cut", checkpoint=tmp_path / "cut" / "checkpoint-3")
+    assert resumed.state.logged("eval_loss") == run("whole").state.logged("eval_loss")
+
+
+def test_a_signal_before_the_first_update_leaves_nothing(masked, build, tmp_path):
+    task = masked()
+    measure = task.measure
+    task.measure = lambda batch: (signal.raise_signal(signal.SIGTERM), measure(batch))[1]
+    with pytest.raises(Stopped, match=r"^stopped after update 0; there was nothing to save$"):
+        build(task=task, evaluate_first=True).run()
+    assert not list(tmp_path.glob("run/checkpoint-*"))
+
+
+def test_measurements_are_of_each_item_in_order(build):
+    training = build()
+    sums, counts = training.measure()
+    assert sums.shape == counts.shape == (VALIDATION,)
+    expected = [int((training.task.validation_items[index]["labels"] != -100).sum()) for index in range(VALIDATION)]
+    assert counts.tolist() == expected
+    batch = default_collate([training.task.validation_items[index] for index in range(VALIDATION)])
+    with torch.no_grad():
+        whole = training.task.measure(batch)[0].numpy()
+    np.testing.assert_allclose(sums, whole, rtol=1e-5)
+    assert not training.task.model.training and TRAIN > VALIDATION and batch["input_ids"].shape[1] == SEQ_LEN

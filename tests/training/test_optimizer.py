@@ -1,0 +1,122 @@
+"""AdamW's groups and learning rates: those of transformers' Trainer, and E and F by themselves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from linformer_kit.experiments.families import FAMILIES
+from linformer_kit.experiments.families import build as build_family
+from transformers import Trainer, TrainingArguments
+
+from linformer_kit import LinformerForMaskedLM, LinformerForSequenceClassification
+from linformer_kit.training.optimizer import adamw, learning_rate_schedule, set_learning_rate
+from tests.training.conftest import small_settings
+
+OURS = {
+    "masked": lambda config: LinformerForMaskedLM(config()),
+    "classifier": lambda config: LinformerForSequenceClassification(config(num_labels=3)),
+    "norm_first": lambda config: LinformerForMaskedLM(config(norm_first=True, sharing="layerwise")),
+    "local": lambda config: LinformerForMaskedLM(config(local_convolution=5)),
+    "full": lambda config: LinformerForMaskedLM(config(attention="full")),
+}
+
+
+def groups_by_name(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, tuple[float, float]]:
+    """Learning rate and decay of each parameter."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {
+        names[id(parameter)]: (group["lr"], group["weight_decay"])
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+
+
+@pytest.mark.parametrize("kind", [*OURS, *FAMILIES])
+def test_groups_are_those_of_transformers(kind, config, tmp_path):
+    """Rate and decay of each parameter; what is frozen has none."""
+    model = OURS[kind](config) if kind in OURS else build_family(FAMILIES[kind])
+    next(model.parameters()).requires_grad_(False)
+    arguments = TrainingArguments(
+        str(tmp_path), learning_rate=3e-3, weight_decay=0.07, use_cpu=True, report_to="none", adam_beta2=0.9
+    )
+    theirs = Trainer(model, arguments).create_optimizer()
+    ours = adamw(model, small_settings(learning_rate=3e-3, weight_decay=0.07, adam_beta2=0.9))
+    found = groups_by_name(model, ours)
+    assert found == groups_by_name(model, theirs)
+    assert set(found.values()) == {(3e-3, 0.07), (3e-3, 0.0)}
+    for name in ("betas", "eps", "amsgrad", "maximize"):
+        assert ours.defaults[name] == theirs.defaults[name]
+
+
+@pytest.mark.parametrize(
+    ("factor", "decay", "expected"),
+    [
+        (1.0, None, []),
+        (1.0, 0.01, []),
+        (0.5, None, [(0.5e-2, 0.01)]),
+        (1.0, 0.0, [(1e-2, 0.0)]),
+        (2.0, 0.3, [(2e-2, 0.3)]),
+    ],
+)
+def test_e_and_f_are_apart_only_with_settings_of_their_own(config, factor, decay, expected):
+    model = LinformerForMaskedLM(config())
+    settings = small_settings(projection_learning_rate_factor=factor, projection_weight_decay=decay)
+    groups = adamw(model, settings).param_groups
+    found = [id(parameter) for group in groups for parameter in group["params"]]
+    assert sorted(found) == sorted(id(parameter) for parameter in model.parameters())
+    assert [(group["lr"], group["weight_decay"]) for group in groups[2:]] == expected
+    matrices = {id(p) for name, p in model.named_parameters() if "projection." in name}
+    if expected:
+        assert {id(parameter) for parameter in groups[2]["params"]} == matrices and len(matrices) == 4
+    assert [(group["lr"], group["weight_decay"]) for group in groups[:2]] == [(1e-2, 0.01), (1e-2, 0.0)]
+
+
+def test_full_attention_has_no_e_and_f(config):
+    settings = small_settings(projection_learning_rate_factor=0.5)
+    assert len(adamw(LinformerForMaskedLM(config(attention="full")), settings).param_groups) == 2
+
+
+def test_betas_and_epsilon_are_those_of_the_settings(config):
+    settings = small_settings(adam_beta1=0.7, adam_beta2=0.8, adam_epsilon=1e-3)
+    optimizer = adamw(LinformerForMaskedLM(config()), settings)
+    assert {(group["betas"], group["eps"]) for group in optimizer.param_groups} == {((0.7, 0.8), 1e-3)}
+
+
+def test_each_group_has_a_share_of_its_own_rate(config):
+    model = LinformerForMaskedLM(config())
+    optimizer = adamw(model, small_settings(projection_learning_rate_factor=0.5))
+    for share in (0.5, 0.25, 1.0):
+        set_learning_rate(optimizer, share)
+        assert [group["lr"] for group in optimizer.param_groups] == [1e-2 * share, 1e-2 * share, 0.5e-2 * share]
+
+
+@pytest.mark.parametrize(("updates", "warmup"), [(17, 0), (17, 5), (17, 17), (23, 0.3), (1, 0)])
+@pytest.mark.parametrize(
+    ("kind", "theirs"),
+    [
+        ("linear", transformers.get_linear_schedule_with_warmup),
+        ("cosine", transformers.get_cosine_schedule_with_warmup),
+        ("constant", lambda optimizer, warmup, _: transformers.get_constant_schedule_with_warmup(optimizer, warmup)),
+    ],
+)
+def test_schedules_are_those_of_transformers(kind, theirs, updates, warmup, tmp_path):
+    """The learning rate of every update, a share of all for a warm-up below 1 included."""
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))], lr=3e-3)
+    arguments = TrainingArguments(str(tmp_path), warmup_steps=warmup, report_to="none", use_cpu=True)
+    schedule = theirs(optimizer, arguments.get_warmup_steps(updates), updates)
+    ours = learning_rate_schedule(kind, updates=updates, warmup_steps=warmup)
+    for update in range(updates):
+        assert 3e-3 * ours(update) == pytest.approx(schedule.get_last_lr()[0], rel=1e-12, abs=1e-18), update
+        optimizer.step()
+        schedule.step()
+
+
+@pytest.mark.parametrize("sharing", ["none", "headwise", "layerwise"])
+def test_e_and_f_can_learn_at_a_rate_of_their_own(run, build, sharing):
+    """With a factor of 0 and decay they stand still; all else learns."""
+    still = build(updates=2, weight_decay=0.1, fields={"sharing": sharing}, projection_learning_rate_factor=0.0)
+    start = {name: parameter.clone() for name, parameter in still.task.model.named_parameters()}
+    still.run()
+    for name, parameter in still.task.model.named_parameters():
+        assert torch.equal(parameter, start[name]) == ("projection." in name), name
