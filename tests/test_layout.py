@@ -157,15 +157,16 @@ with install_import_hook(["linformer_kit.operator.slots", "linformer_kit.operato
                           "linformer_kit.models.embeddings", "linformer_kit.models.losses",
                           "linformer_kit.models.encoder", "linformer_kit.models.modeling", "linformer_kit.models.heads", "linformer_kit.parallel.sequence",
                           "linformer_kit.parallel.collectives", "linformer_kit.experiments.inspection",
-                          "linformer_kit.training.metrics", "linformer_kit.experiments.ceiling",
-                          "linformer_kit.experiments.encoders"], "beartype.beartype"):
+                          "linformer_kit.training.metrics", "linformer_kit.experiments.cost.ceiling",
+                          "linformer_kit.experiments.cost.encoders"], "beartype.beartype"):
     import torch
     import linformer_kit as lk
     from linformer_kit.operator import reference, slots
     from linformer_kit.models import modeling
     from linformer_kit.training import metrics
     from linformer_kit.experiments import inspection
-    from linformer_kit.experiments import ceiling, encoders, settings
+    from linformer_kit.experiments.cost import ceiling, encoders
+    from linformer_kit.settings import bench as settings
 from jaxtyping import TypeCheckError
 import torch.distributed as dist
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

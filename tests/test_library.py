@@ -31,7 +31,7 @@ for module in pkgutil.walk_packages(linformer_kit.__path__, "linformer_kit."):
     except ModuleNotFoundError as error:  # of an extra
         if error.name.partition(".")[0] not in ("onnx", "onnxruntime", "onnxscript", "torchao"):
             raise
-from linformer_kit.report.base import new_figure, save_figure
+from linformer_kit.report.figures import new_figure, save_figure
 figure, axes = new_figure((2, 2))
 axes.imshow([[0, 1]])
 save_figure(figure, sys.argv[1])

@@ -29,7 +29,7 @@ from linformer_kit import (
 from linformer_kit.data.inputs import FilledItems, LabelledItems, grouped_by_length
 from linformer_kit.data.masking import MaskedBlocks, shuffled_blocks
 from linformer_kit.data.tokenizer import train_tokenizer
-from linformer_kit.experiments.families import FAMILIES, build, example
+from linformer_kit.experiments.quality.families import FAMILIES, build, example
 from linformer_kit.operator.projections import PROJECTIONS, SHORTER_INPUTS, Piece
 from linformer_kit.training.tasks.answers import divergence, output_loss
 from linformer_kit.training.tasks.classification import classification_loss

@@ -7,11 +7,13 @@ from types import SimpleNamespace
 import pytest
 
 from linformer_kit.data import files
-from linformer_kit.experiments import layers, learning, long, memory, table2
+from linformer_kit.experiments.cost import layers, long, memory
+from linformer_kit.experiments.learning import learn
+from linformer_kit.experiments.quality import table2
 from tests.documentation import given, reader
 from tests.documentation.pages import steps
 from tests.documentation.tables import GIVEN, IN_PYTHON, NOT_RUN, OPTIONS, PRESUMED
-from tests.experiments.test_learning import InThisProcess
+from tests.experiments.learning.test_learn import InThisProcess
 
 
 @pytest.fixture
@@ -19,8 +21,8 @@ def read(tmp_path, monkeypatch):
     """Runs all that a page says, in order; what fails is raised with its line."""
     library = given.write_library(tmp_path / "library")
     monkeypatch.setattr(files, "sysconfig", SimpleNamespace(get_path=lambda _: str(library)))
-    monkeypatch.setattr(learning, "fresh_processes", InThisProcess)
-    for module in (learning, long, memory, table2):
+    monkeypatch.setattr(learn, "fresh_processes", InThisProcess)
+    for module in (learn, long, memory, table2):
         monkeypatch.setattr(module, "in_fresh_process", lambda function, *arguments: function(*arguments))
     monkeypatch.setattr(layers.torch, "compile", lambda function, **_: function)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -13,7 +13,7 @@ import transformers
 
 import linformer_kit as lk
 from linformer_kit.errors import InputError
-from linformer_kit.experiments.families import FAMILIES, build, example
+from linformer_kit.experiments.quality.families import FAMILIES, build, example
 from linformer_kit.export import onnx_file
 from linformer_kit.export.agreement import Case, check_agreement, random_inputs
 from linformer_kit.export.exportable import load

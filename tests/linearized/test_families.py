@@ -10,7 +10,7 @@ import transformers
 from transformers import AutoModel
 
 from linformer_kit import InputError, linearize
-from linformer_kit.experiments.families import FAMILIES, build, difference, example, measure_family
+from linformer_kit.experiments.quality.families import FAMILIES, build, difference, example, measure_family
 from linformer_kit.linearized.layers import attention_layers
 
 OWN_PADDING = ("roberta", "xlm-roberta", "camembert", "data2vec-text")  # count positions by the padding token

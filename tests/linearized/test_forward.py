@@ -11,7 +11,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, BertConfig, BertForMaskedLM
 
 from linformer_kit import InputError, linearize
-from linformer_kit.experiments.families import FAMILIES, build, example
+from linformer_kit.experiments.quality.families import FAMILIES, build, example
 
 SIZES = FAMILIES["bert"].sizes
 LENGTH = SIZES["max_position_embeddings"]

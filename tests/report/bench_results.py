@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from linformer_kit.experiments import paper
-from linformer_kit.experiments.efficiency import compare
+from linformer_kit.experiments.cost.efficiency import compare
 
 ENVIRONMENT = {
     "date": "2020-06-08",

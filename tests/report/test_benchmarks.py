@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from linformer_kit.experiments.quality.table2 import chosen_cells
 from linformer_kit.report.distillation import distill_markdown
 from linformer_kit.report.efficiency import efficiency_markdown
 from linformer_kit.report.embeddings import embeddings_markdown
@@ -30,7 +31,7 @@ MARKDOWN = {
     "metrics": distill_markdown,
     "spectrum": spectrum_markdown,
     "systems": systems_markdown,
-    "table2": table2_markdown,
+    "table2": lambda results: table2_markdown(results, chosen_cells(results)),
     "theorems": theorems_markdown,
 }
 COMMANDS = {"metrics": "distill", "spectrum": "spectrum", "theorems": "theorems"}  # of the others `bench …`

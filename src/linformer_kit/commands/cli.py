@@ -26,16 +26,6 @@ from jsonargparse import ArgumentParser, Namespace
 
 from linformer_kit._version import __version__
 from linformer_kit.errors import InputError, OutOfMemoryError, Stopped, error_text, machine_failure, out_of_memory
-from linformer_kit.experiments.settings import (
-    CeilingSettings,
-    EfficiencySettings,
-    EmbeddingsSettings,
-    FamiliesSettings,
-    LearningSettings,
-    LongSettings,
-    SystemsSettings,
-    Table2Settings,
-)
 from linformer_kit.settings import (
     ConvertSettings,
     DistillSettings,
@@ -50,6 +40,16 @@ from linformer_kit.settings import (
     TheoremsSettings,
     read_yaml,
 )
+from linformer_kit.settings.bench import (
+    CeilingSettings,
+    EfficiencySettings,
+    EmbeddingsSettings,
+    FamiliesSettings,
+    LongSettings,
+    SystemsSettings,
+    Table2Settings,
+)
+from linformer_kit.settings.study import LearningSettings
 
 _YES_OR_NO = ("true", "false", "yes", "no")
 RECIPES = Path(__file__).parent.parent / "recipes"
@@ -133,38 +133,38 @@ COMMANDS = {
     "spectrum": Command(
         "Show how fast the singular values of a model's attention fall (Fig 1), and choose k by them",
         SpectrumSettings,
-        "linformer_kit.experiments.figure1:main",
+        "linformer_kit.experiments.spectrum.figure1:main",
         positionals=("model",),
         memory=("seq_len", "samples"),
     ),
     "theorems": Command(
         "Try Theorems 1 and 2 on random attention and on a model's",
         TheoremsSettings,
-        "linformer_kit.experiments.theorem_trials:main",
+        "linformer_kit.experiments.theorems.trials:main",
         memory=("lengths", "samples"),
     ),
     "bench efficiency": Command(
         "Time and memory that Linformers save against Transformers of equal size (Table 3, Fig 2)",
         EfficiencySettings,
-        "linformer_kit.experiments.efficiency:main",
+        "linformer_kit.experiments.cost.efficiency:main",
         memory=("tokens", "lengths"),
     ),
     "bench ceiling": Command(
         "The machine's limits for these encoders",
         CeilingSettings,
-        "linformer_kit.experiments.ceiling:main",
+        "linformer_kit.experiments.cost.ceiling:main",
         memory=("tokens", "square", "copy_mib"),
     ),
     "bench systems": Command(
         "Time of a layer of each kind of encoder against the length of the sequence (Table 1)",
         SystemsSettings,
-        "linformer_kit.experiments.systems:main",
+        "linformer_kit.experiments.cost.systems:main",
         memory=("tokens", "lengths"),
     ),
     "bench learning": Command(
         "Which of several encoders learns best: many small trainings from one recipe",
         LearningSettings,
-        "linformer_kit.experiments.learning:main",
+        "linformer_kit.experiments.learning.learn:main",
         "start",
         recipes="learning",
         memory=("processes", "base.per_device_train_batch_size"),
@@ -172,22 +172,22 @@ COMMANDS = {
     "bench table2": Command(
         "Accuracy of several encoders on the paper's four tasks, and what it costs (Table 2)",
         Table2Settings,
-        "linformer_kit.experiments.table2:main",
+        "linformer_kit.experiments.quality.table2:main",
         memory=(*_BATCHES, "max_length"),
     ),
     "bench embeddings": Command(
         "What linear sentence embedders are worth beside their teacher: cosine, tasks, time and memory",
         EmbeddingsSettings,
-        "linformer_kit.experiments.embeddings:main",
+        "linformer_kit.experiments.quality.embeddings:main",
         memory=("batch_size", "tokens", "lengths"),
     ),
     "bench families": Command(
         "Make encoders of each kind linear, and look whether anything changes with as many slots as tokens",
         FamiliesSettings,
-        "linformer_kit.experiments.families:main",
+        "linformer_kit.experiments.quality.families:main",
     ),
     "bench long": Command(
-        "Encode a million tokens in one pass", LongSettings, "linformer_kit.experiments.long:main", memory=("n",)
+        "Encode a million tokens in one pass", LongSettings, "linformer_kit.experiments.cost.long:main", memory=("n",)
     ),
 }
 # What stands before the second word of a command.

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import AutoModel, PreTrainedTokenizerBase
 
 from linformer_kit.errors import InputError
+from linformer_kit.experiments.experiment import show
 from linformer_kit.files.folders import check_new_folder
 from linformer_kit.files.writing import whole_folder
 from linformer_kit.interop.loading import load_model
@@ -30,8 +31,7 @@ _PANELS = 4  # layers, and heads, that are drawn where nobody chooses
 
 def main(settings: InspectSettings) -> None:
     """Inspect and print."""
-    print(inspect(settings))
-    print(f"Saved in {settings.output_dir}")
+    show(inspect(settings), settings.output_dir)
 
 
 def inspect(settings: InspectSettings) -> str:

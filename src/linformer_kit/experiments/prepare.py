@@ -1,20 +1,14 @@
-"""Before a measurement: its settings checked, its device found, its folder made."""
+"""Settings that all speed measurements share: checked before the work, and what follows from them."""
 
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
-from typing import Any
 
 import torch
 
-from linformer_kit.errors import InputError
-from linformer_kit.experiments.settings import BenchSettings
-from linformer_kit.files.folders import check_new_folder
-from linformer_kit.files.runs import check_output_dir, open_output_dir
+from linformer_kit.experiments.experiment import check_output, require
 from linformer_kit.settings import LARGEST_SEED
-
-_OF_THE_FOLDER = ("output_dir", "overwrite")
+from linformer_kit.settings.bench import BenchSettings
 
 
 def check(settings: BenchSettings) -> torch.device:
@@ -35,16 +29,8 @@ def check(settings: BenchSettings) -> torch.device:
     require(0 <= settings.seed <= LARGEST_SEED, "seed", f"0 to {LARGEST_SEED}", settings.seed)
     divides = settings.hidden_size % settings.num_attention_heads == 0
     require(divides, "num_attention_heads", f"a divisor of {settings.hidden_size}", settings.num_attention_heads)
-    if settings.output_dir is not None and not settings.overwrite:
-        check_new_folder("output_dir", settings.output_dir)
-    check_output_dir(settings.output_dir, resume=False, overwrite=False)
+    check_output(settings.output_dir, overwrite=settings.overwrite)
     return _device(settings.device)
-
-
-def require(condition: bool, name: str, expected: str, got: Any) -> None:
-    """Refuse a setting in one line where the condition does not hold."""
-    if not condition:
-        raise InputError(f"{name}: expected {expected}, got {got}")
 
 
 def pairs(lengths: list[int], projected_dims: list[int]) -> dict[int, list[int]]:
@@ -68,16 +54,6 @@ def default_tokens(tokens: int | None, device: torch.device) -> int:
 def torch_dtype(settings: BenchSettings) -> torch.dtype:
     """The number format as torch knows it."""
     return getattr(torch, settings.dtype)
-
-
-def recorded(settings: BenchSettings) -> dict[str, Any]:
-    """The settings as they stand in results: all but where these were written."""
-    return {name: value for name, value in dataclasses.asdict(settings).items() if name not in _OF_THE_FOLDER}
-
-
-def open_folder(settings: BenchSettings, command: str) -> Path:
-    """The folder of the results, or a new one below runs/; what stands there is written over."""
-    return open_output_dir(settings.output_dir, command=command, overwrite=False)
 
 
 def _device(name: str) -> torch.device:

@@ -1,20 +1,15 @@
-"""What all reports are made of: JSON, tables, text in cells, figures."""
+"""What all reports are made of: JSON, tables, text in cells, the line about the machine."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
-from linformer_kit.errors import errors_named
 from linformer_kit.files.writing import write_whole
-
-_DOTS_PER_INCH = 150
 
 
 def write_json(results: dict[str, Any], path: Path) -> None:
@@ -46,40 +41,10 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def new_figure(
-    figsize: tuple[float, float], rows: int = 1, columns: int = 1, *, squeeze: bool = True, sharey: bool = False
-) -> tuple[Figure, Any]:
-    """Make a figure without pyplot, whose backend, current figure and settings are the caller's.
-
-    Args:
-        figsize: Width and height in inches.
-        rows: Rows of axes.
-        columns: Columns of axes.
-        squeeze: As for `Figure.subplots`.
-        sharey: As for `Figure.subplots`.
-
-    Returns:
-        The figure and its axes, a single one or an array.
-    """
-    figure = Figure(figsize=figsize, layout="constrained")
-    return figure, figure.subplots(rows, columns, squeeze=squeeze, sharey=sharey)
-
-
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure as a picture, without a screen."""
-    with errors_named(path):
-        figure.savefig(path, dpi=_DOTS_PER_INCH)
-
-
 def table(header: list[str], rows: list[list[str]]) -> list[str]:
     """The lines of a Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return ["| " + " | ".join(cells) + " |" for cells in lines]
-
-
-def listed(numbers: Iterable[int]) -> str:
-    """Numbers with commas between them."""
-    return ", ".join(map(str, numbers))
 
 
 def file_name(text: str) -> str:
@@ -92,3 +57,13 @@ def code(text: str) -> str:
     text = text.replace("\n", "⏎").replace("|", "¦")
     fence = "``" if "`" in text else "`"
     return f"{fence} {text} {fence}" if "`" in text else f"`{text}`"
+
+
+def environment_line(environment: dict[str, Any]) -> str:
+    """Machine, versions, commit and date in a sentence."""
+    commit = f", commit {environment['commit']}" if environment["commit"] else ""
+    return (
+        f"{environment['device']}, {environment['threads']} threads, {environment['cpu_capability']}; "
+        f"Python {environment['python']}, torch {environment['torch']}, transformers {environment['transformers']}, "
+        f"linformer-kit {environment['linformer_kit']}{commit}; {environment['date']}."
+    )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from linformer_kit.report.base import table, write_report
+from linformer_kit.report.base import environment_line, table, write_report
+from linformer_kit.report.numbers import billions, mebibytes, milliseconds
 
 
 def write_ceiling_report(results: dict[str, Any], folder: Path) -> str:
@@ -34,7 +35,7 @@ def ceiling_markdown(results: dict[str, Any]) -> str:
         total = sum(product["flop"] for product in products) / layer["products_s"]
         rows.append(
             [f"{layer[name]:,}" for name in ("seq_len", "projected_dim", "batch")]
-            + [f"{layer['products_s'] * 1e3:,.2f}", *(f"{rate / 1e9:,.0f}" for rate in (total, *rates))]
+            + [milliseconds(layer["products_s"], ",.2f"), *map(billions, (total, *rates))]
         )
     lines = [
         "# Limits of the machine",
@@ -57,19 +58,10 @@ def ceiling_markdown(results: dict[str, Any]) -> str:
 def rates_lines(rates: dict[str, Any], dtype: str) -> list[str]:
     """The best product rate and the copy bandwidth, as a list."""
     gemm, copy = rates["gemm"], rates["copy"]
-    each = ", ".join(f"{name} {rate / 1e9:,.0f}" for name, rate in gemm["each"].items())
+    each = ", ".join(f"{name} {billions(rate)}" for name, rate in gemm["each"].items())
     square = f"{gemm['square']:,} × {gemm['square']:,}"
+    bandwidth = billions(copy["bytes_per_second"], ",.1f")
     return [
-        f"- Best product of two {square} matrices in {dtype}: {gemm['flop_per_second'] / 1e9:,.0f} GFLOP/s ({each}).",
-        f"- Copy of {copy['bytes'] / 2**20:,.0f} MiB, read and written: {copy['bytes_per_second'] / 1e9:,.1f} GB/s.",
+        f"- Best product of two {square} matrices in {dtype}: {billions(gemm['flop_per_second'])} GFLOP/s ({each}).",
+        f"- Copy of {mebibytes(copy['bytes'])} MiB, read and written: {bandwidth} GB/s.",
     ]
-
-
-def environment_line(environment: dict[str, Any]) -> str:
-    """Machine, versions, commit and date in a sentence."""
-    commit = f", commit {environment['commit']}" if environment["commit"] else ""
-    return (
-        f"{environment['device']}, {environment['threads']} threads, {environment['cpu_capability']}; "
-        f"Python {environment['python']}, torch {environment['torch']}, transformers {environment['transformers']}, "
-        f"linformer-kit {environment['linformer_kit']}{commit}; {environment['date']}."
-    )

@@ -12,7 +12,8 @@ import numpy as np
 from matplotlib import rcParams
 
 from linformer_kit.files.writing import write_whole
-from linformer_kit.report.base import code, new_figure, save_figure, table, write_report
+from linformer_kit.report.base import code, table, write_report
+from linformer_kit.report.figures import new_figure, save_figure, show_grid
 
 _SHOWN_MISTAKES = 5
 _SHOWN_CHARACTERS = 160
@@ -142,7 +143,7 @@ def draw_curves(results: dict[str, Any], path: Path) -> None:
     right.set_ylabel("validation metric")
     for axes in (left, right):
         axes.set_xlabel("updates")
-        axes.grid(alpha=0.3)
+        show_grid(axes)
         if axes.has_data():
             axes.legend(fontsize="small")
     save_figure(figure, path)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from matplotlib.ticker import FuncFormatter
-
-from linformer_kit.report.base import new_figure, save_figure, table, write_report
+from linformer_kit.report.base import table, write_report
+from linformer_kit.report.figures import new_figure, number_ticks, save_figure, show_grid
 
 _MEASURES = {
     "cosine": "cosine of mean embeddings",
@@ -70,10 +69,9 @@ def draw_curve(results: dict[str, Any], path: Path) -> None:
             axes.legend()
         axes.set_xlabel("updates")
         axes.set_ylabel(f"{_MEASURES[name]} (held-out text)")
-        axes.grid(alpha=0.3)
+        show_grid(axes)
     left.set_yscale("log")
-    for axis in (left.yaxis.set_major_formatter, left.yaxis.set_minor_formatter):
-        axis(FuncFormatter(lambda value, _: f"{value:g}"))
+    number_ticks(left.yaxis, "g", minor=True)
     save_figure(figure, path)
 
 

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from linformer_kit.report.base import table, write_report
-from linformer_kit.report.ceiling import environment_line, rates_lines
+from linformer_kit.report.base import environment_line, table, write_report
+from linformer_kit.report.ceiling import rates_lines
 from linformer_kit.report.efficiency_figures import draw_efficiency
+from linformer_kit.report.numbers import ABSENT, billions, mebibytes, microseconds, milliseconds
 
 BASELINES = {
     "eager": "Transformer, softmax over a stored n×n matrix (Hugging Face, eager)",
@@ -109,7 +110,7 @@ def _grid(cells: list[Cell], show: Callable[[Cell], str]) -> list[str]:
 def _saved(results: dict[str, Any], field: str, name: str) -> list[str]:
     def show(cell: Cell) -> str:
         saved, published = cell[field].get(name), cell[f"paper_{field}"]
-        ours = "–" if saved is None else f"{_ratio(saved['ratio'])}{_EXTRAPOLATED if saved['extrapolated'] else ''}"
+        ours = ABSENT if saved is None else f"{_ratio(saved['ratio'])}{_EXTRAPOLATED if saved['extrapolated'] else ''}"
         return ours if published is None else f"{ours} ({published:g})"
 
     return [*_grid(results["cells"], show), *_against_paper(results, field, name)]
@@ -138,16 +139,16 @@ def _times(results: dict[str, Any]) -> list[str]:
     rows = []
     for entry in _sorted(results):
         time = entry["time"]
-        spread = f"{time['min_s'] * 1e3:,.1f} – {time['max_s'] * 1e3:,.1f}" if time else "–"
+        spread = " – ".join(milliseconds(time[name], ",.1f") for name in ("min_s", "max_s")) if time else ABSENT
         per_token = entry.get("seconds_per_token_layer")
         rows.append(
             [
                 f"{entry['seq_len']:,}",
                 _name(entry),
-                f"{time['median_s'] * 1e3:,.1f}" if time else "–",
+                milliseconds(time["median_s"], ",.1f") if time else ABSENT,
                 spread,
                 f"{time['runs']}" if time else "0",
-                "–" if per_token is None else f"{per_token * 1e6:,.3g}{_EXTRAPOLATED if entry['extrapolated'] else ''}",
+                ABSENT if per_token is None else microseconds(per_token) + _EXTRAPOLATED * entry["extrapolated"],
             ]
         )
     return table(["n", "encoder", "batch, ms", "least – most, ms", "runs", "token and layer, µs"], rows)
@@ -159,7 +160,7 @@ def _shares(results: dict[str, Any]) -> list[str]:
         [
             f"{entry['seq_len']:,}",
             _name(entry),
-            f"{entry['layer_flop'] / 1e9:,.3g}",
+            billions(entry["layer_flop"], ",.3g"),
             f"{entry['layer_bytes'] / 1e6:,.3g}",
             f"{entry['share_of_machine']:.0%} ({entry['bound_by']})",
             f"{entry['share_of_products']:.0%}" if "share_of_products" in entry else "",
@@ -186,14 +187,14 @@ def _memory(results: dict[str, Any]) -> list[str]:
         row = [
             f"{entry['seq_len']:,}",
             _name(entry),
-            f"{memory['peak_bytes'] / 2**20:,.0f} ({memory['batch']:,})" if "peak_bytes" in memory else "–",
-            "–" if per_sample is None else f"{per_sample / 2**20:,.1f}{mark}",
-            "–" if batch is None else f"{int(batch):,}{mark}",
+            f"{mebibytes(memory['peak_bytes'])} ({memory['batch']:,})" if "peak_bytes" in memory else ABSENT,
+            ABSENT if per_sample is None else mebibytes(per_sample, ",.1f") + mark,
+            ABSENT if batch is None else f"{int(batch):,}{mark}",
         ]
         rows.append([*row, f"{memory['found_batch']:,}"] if memory.get("found_batch") is not None else row)
     found = any(len(row) > 5 for row in rows)
     header = ["n", "encoder", "peak, MiB (batch)", "sample, MiB", f"largest batch in {_budget(results)}"]
-    rows = [[*row, *["–"] * (6 - len(row))] if found else row for row in rows]
+    rows = [[*row, *[ABSENT] * (6 - len(row))] if found else row for row in rows]
     return [*table(header + ["largest batch found"] * found, rows), "", *_memory_note(results)]
 
 

@@ -9,9 +9,9 @@ from typing import Any
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FixedLocator, NullFormatter
 
-from linformer_kit.report.base import new_figure, save_figure
+from linformer_kit.report.figures import log_ticks, new_figure, number_ticks, save_figure, show_grid
 
 _PANELS = {
     "eager": "against eager attention",
@@ -57,7 +57,7 @@ def _draw_saved(results: dict[str, Any], field: str, label: str, path: Path) -> 
         axis.set_title(_PANELS[name], fontsize=10)
         _scales(axis, results["cells"])
     axes[0, 0].set_ylabel(label)
-    axes[0, 0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
+    number_ticks(axes[0, 0].yaxis, "g", unit="×")
     handles = [
         Line2D([], [], color=colour, marker="o", markersize=4, label=f"k {k:,}") for k, colour in colours.items()
     ]
@@ -78,7 +78,7 @@ def _draw_time_per_token(results: dict[str, Any], path: Path) -> None:
         _line(axis, _per_token(entries), color=grey, marker=_MARKERS[name], label=_LABELS[name])
     _scales(axis, results["cells"])
     axis.set_ylabel("time per token and layer, µs")
-    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    number_ticks(axis.yaxis, ",g")
     handles = axis.get_legend_handles_labels()[0]
     figure.legend(handles=[*handles, *_hollow(results)], loc="outside right center", fontsize=9)
     save_figure(figure, path)
@@ -118,14 +118,13 @@ def _scales(axis: Axes, cells: list[Cell]) -> None:
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     axis.xaxis.set_major_locator(FixedLocator(lengths))
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    number_ticks(axis.xaxis, ",.0f")
     axis.tick_params(axis="x", labelrotation=45, labelsize=8)
     lowest, highest = axis.get_ylim()
-    axis.yaxis.set_major_locator(LogLocator(subs=_TICKS if highest > 10 * lowest else _MORE_TICKS))
-    for numbered in (axis.xaxis, axis.yaxis):
-        numbered.set_minor_formatter(NullFormatter())
+    log_ticks(axis.yaxis, _TICKS if highest > 10 * lowest else _MORE_TICKS)
+    axis.yaxis.set_minor_formatter(NullFormatter())
     axis.set_xlabel("n, tokens in a sequence")
-    axis.grid(alpha=0.3)
+    show_grid(axis)
 
 
 def _colours(cells: list[Cell]) -> dict[int, Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from linformer_kit.report.base import table, write_report
-from linformer_kit.report.ceiling import environment_line
+from linformer_kit.report.base import environment_line, table, write_report
+from linformer_kit.report.numbers import mebibytes, milliseconds
 
 
 def write_embeddings_report(results: dict[str, Any], folder: Path) -> str:
@@ -81,5 +81,5 @@ def _cost(found: dict[str, Any], first: dict[str, Any], length: str) -> str:
     cost, other = (each.get("cost", {}).get(length) for each in (found, first))
     if cost is None or other is None:
         return ""
-    peak = "" if cost["peak_bytes"] is None else f", {cost['peak_bytes'] / 2**20:,.0f} MiB"
-    return f"{cost['median_s'] * 1e3:,.0f} ms ({other['median_s'] / cost['median_s']:.2f}×){peak}"
+    peak = "" if cost["peak_bytes"] is None else f", {mebibytes(cost['peak_bytes'])} MiB"
+    return f"{milliseconds(cost['median_s'])} ms ({other['median_s'] / cost['median_s']:.2f}×){peak}"

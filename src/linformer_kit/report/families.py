@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from linformer_kit.report.base import table
-from linformer_kit.report.ceiling import environment_line
+from linformer_kit.report.base import environment_line, table, write_report
+
+
+def write_families_report(results: dict[str, Any], folder: Path) -> str:
+    """Write `families.json` and `families.md`.
+
+    Returns:
+        The Markdown text.
+    """
+    return write_report(results, folder, "families", families_markdown)
 
 
 def families_markdown(results: dict[str, Any]) -> str:

@@ -12,7 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.ticker import MaxNLocator
 
-from linformer_kit.report.base import code, listed, new_figure, save_figure, table, write_report
+from linformer_kit.report.base import code, table, write_report
+from linformer_kit.report.figures import new_figure, save_figure
+from linformer_kit.report.numbers import listed
 
 _LABELLED_TOKENS = 32  # more than these have no room on an axis
 _LONGEST_LABEL = 16  # characters; whole sentences can be a token

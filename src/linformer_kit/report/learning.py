@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import statistics
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from linformer_kit.report.base import file_name, listed, table, write_report
-from linformer_kit.report.ceiling import environment_line
+from linformer_kit.report.base import environment_line, file_name, table, write_report
 from linformer_kit.report.learning_figures import draw_curves
+from linformer_kit.report.numbers import listed, mean_and_deviation
+from linformer_kit.settings.study import rates_of, seeds_of, where_tuned
 
 Entry = dict[str, Any]  # one training, as in `learning.json`
 
@@ -48,26 +48,6 @@ def study_tables(results: dict[str, Any], *, heading: str) -> str:
     for cell in settings["cells"]:
         lines += [f"{heading} {cell}", "", *cell_table(results, cell), ""]
     return "\n".join(lines)
-
-
-def rates_of(settings: dict[str, Any], variant: str) -> list[float]:
-    """The learning rates that a variant tries."""
-    return settings["variants"][variant].get("learning_rates", settings["learning_rates"])
-
-
-def seeds_of(settings: dict[str, Any], variant: str) -> list[int]:
-    """The seeds that a variant is trained with: its own, those of the variant that it goes on from, or all."""
-    what = settings["variants"][variant]
-    if "seeds" in what:
-        return what["seeds"]
-    after = what.get("after")
-    return settings["seeds"] if after is None else seeds_of(settings, after)
-
-
-def where_tuned(settings: dict[str, Any]) -> tuple[str, int]:
-    """Cell and seed in which learning rates are chosen."""
-    tune = settings["tune"]
-    return tune.get("cell", next(iter(settings["cells"]))), tune.get("seed", settings["seeds"][0])
 
 
 def at_chosen_rate(results: dict[str, Any], cell: str, variant: str) -> list[Entry]:
@@ -194,8 +174,7 @@ def _mean(numbers: list[float | None], sign: str = "", absent: str = "diverged")
     there = [number for number in numbers if number is not None]
     if len(there) < len(numbers):
         return absent
-    spread = f" ± {statistics.stdev(there):.3f}" if len(set(there)) > 1 else ""
-    return f"{statistics.mean(there):{sign}.3f}{spread}"
+    return mean_and_deviation(there if len(set(there)) > 1 else there[:1], 3, sign=sign)
 
 
 def _by_seed(entries: list[Entry], seeds: list[int]) -> str:

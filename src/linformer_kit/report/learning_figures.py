@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib import colormaps
 
-from linformer_kit.report.base import new_figure, save_figure
+from linformer_kit.report.figures import new_figure, save_figure, show_grid
 
 _MARKERS = "osD^vPX*<>ph"
 _FEW = 10
@@ -46,7 +46,7 @@ def draw_curves(curves: dict[str, list[dict[str, Any]]], path: Path, *, title: s
     axes.set_xlabel("minutes of this training" if in_time else "updates")
     axes.set_ylabel("validation loss (nats)")
     axes.set_title(title, fontsize=11)
-    axes.grid(alpha=0.3)
+    show_grid(axes)
     if drawn:  # from the top down, as they end
         lines = [line for *_, line in sorted(drawn, reverse=True)]
         figure.legend(

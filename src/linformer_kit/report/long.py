@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from linformer_kit.report.base import table, write_report
-from linformer_kit.report.ceiling import environment_line
+from linformer_kit.report.base import environment_line, table, write_report
+from linformer_kit.report.numbers import gibibytes, microseconds, milliseconds
 
 
 def write_long_report(results: dict[str, Any], folder: Path) -> str:
@@ -25,10 +25,14 @@ def write_long_report(results: dict[str, Any], folder: Path) -> str:
 def long_markdown(results: dict[str, Any]) -> str:
     """Time per token at both lengths, their ratio, and memory."""
     settings, short, long = results["settings"], results["reference"], results["long"]
-    runs = f"median of {short['runs']}, {short['min_s'] * 1e3:,.0f} – {short['max_s'] * 1e3:,.0f} ms"
+    runs = f"median of {short['runs']}, {milliseconds(short['min_s'])} – {milliseconds(short['max_s'])} ms"
     rows = [
-        [f"{settings['reference_length']:,}", f"{short['median_s']:,.3f}", f"{short['seconds_per_token'] * 1e6:,.2f}"],
-        [f"{settings['n']:,}", f"{long['seconds']:,.3f}", f"{long['seconds_per_token'] * 1e6:,.2f}"],
+        [
+            f"{settings['reference_length']:,}",
+            f"{short['median_s']:,.3f}",
+            microseconds(short["seconds_per_token"], ",.2f"),
+        ],
+        [f"{settings['n']:,}", f"{long['seconds']:,.3f}", microseconds(long["seconds_per_token"], ",.2f")],
     ]
     rows = [[*row, how] for row, how in zip(rows, (runs, "one, without a warm-up"), strict=True)]
     peak, hidden = results["peak_bytes"], results["hidden_bytes"]
@@ -45,12 +49,8 @@ def long_markdown(results: dict[str, Any]) -> str:
         *table(["n", "seconds", "token, µs", "runs"], rows),
         "",
         f"- Time per token against that at {settings['reference_length']:,}: {results['ratio']:.3f} ×.",
-        f"- Weights: {_gib(results['weight_bytes'])}. Hidden states of one layer: {_gib(hidden)}.",
-        f"- Highest memory during the pass, over what was in use before it (the weights among that): {_gib(peak)}, "
-        f"{results['peak_in_hidden_states']:.2f} × the hidden states of one layer.",
+        f"- Weights: {gibibytes(results['weight_bytes'])}. Hidden states of one layer: {gibibytes(hidden)}.",
+        f"- Highest memory during the pass, over what was in use before it (the weights among that): "
+        f"{gibibytes(peak)}, {results['peak_in_hidden_states']:.2f} × the hidden states of one layer.",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _gib(count: int) -> str:
-    return f"{count / 2**30:,.3f} GiB"

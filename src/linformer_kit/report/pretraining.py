@@ -7,9 +7,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-from linformer_kit.report.base import code, new_figure, save_figure, table, write_report
+from linformer_kit.report.base import code, table, write_report
+from linformer_kit.report.figures import log_ticks, new_figure, number_ticks, save_figure, show_grid
 
 _HIGHEST_DRAWN = 100.0  # nats; a model that has diverged stays on the page
 
@@ -100,12 +99,11 @@ def draw_perplexity(results: dict[str, Any], path: Path) -> None:
     unigram = math.exp(results["unigram_entropy"])
     axes.axhline(unigram, color="gray", linestyle="--", linewidth=1, label=f"unigram ({unigram:,.0f})")
     axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    log_ticks(axes.yaxis)
+    number_ticks(axes.yaxis, ",.0f")
     axes.set_xlabel("updates")
     axes.set_ylabel("validation perplexity (masked tokens)")
-    axes.grid(alpha=0.3, which="both")
+    show_grid(axes, "both")
     axes.legend()
     save_figure(figure, path)
 

@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.ticker import MaxNLocator
 
-from linformer_kit.report.base import code, new_figure, save_figure, table, write_report
-from linformer_kit.report.ceiling import environment_line
+from linformer_kit.report.base import code, environment_line, table, write_report
+from linformer_kit.report.figures import new_figure, save_figure, show_grid
 
 # Figure 1, right: RoBERTa-large on Wiki103, n 512, at the 128th largest singular value; read off the colour bar.
 _PAPER_AT, _PAPER_OF, _PAPER_SHARES = 128, 512, (0.88, 0.96)
@@ -134,7 +134,7 @@ def draw_spectrum(results: dict[str, Any], path: Path) -> None:
     left.set_ylabel("normalised cumulative singular value")
     left.set_title("Mean over heads; shaded: ± one deviation over texts", fontsize=10)
     left.legend(fontsize=8, ncols=1 + (layers > 8), loc="lower right")
-    left.grid(alpha=0.3)
+    show_grid(left)
     shares = curves[..., at - 1]
     image = right.imshow(shares, cmap="viridis", aspect="auto")
     right.set_xlabel("head")

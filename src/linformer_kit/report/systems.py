@@ -6,9 +6,9 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-from linformer_kit.report.base import listed, new_figure, save_figure, table, write_report
+from linformer_kit.report.base import table, write_report
+from linformer_kit.report.figures import log_ticks, new_figure, number_ticks, save_figure, show_grid
+from linformer_kit.report.numbers import ABSENT, listed, microseconds
 
 _OURS = "linformer"
 _LINE_STYLES = ("-", "--", ":")
@@ -74,10 +74,10 @@ def _here(entry: dict[str, Any]) -> str:
 def _times(lengths: list[int], entries: list[dict[str, Any]]) -> list[str]:
     rows = []
     for entry in entries:
-        times = {run["n"]: f"{run['per_token_s'] * 1e6:.3g}" for run in entry["runs"]}
+        times = {run["n"]: microseconds(run["per_token_s"], ".3g") for run in entry["runs"]}
         fit = entry["exponent"]
         fitted = [f"{fit['value']:.2f}", listed(fit["lengths"])] if fit else ["", ""]
-        rows.append([_label(entry), entry["complexity"], *(times.get(n, "–") for n in lengths), *fitted])
+        rows.append([_label(entry), entry["complexity"], *(times.get(n, ABSENT) for n in lengths), *fitted])
     return table(["system", "complexity", *(f"n {n:,}" for n in lengths), "p", "fitted over n"], rows)
 
 
@@ -103,7 +103,7 @@ def _against_peers(entries: list[dict[str, Any]]) -> list[str]:
     labels = {entry["name"]: entry["label"] for entry in entries}
     cells = sorted({cell for by_cell in ratios.values() for cell in by_cell})
     rows = [
-        [f"{n:,}", f"{k}", *(f"{by_cell[n, k]:.2f}" if (n, k) in by_cell else "–" for by_cell in ratios.values())]
+        [f"{n:,}", f"{k}", *(f"{by_cell[n, k]:.2f}" if (n, k) in by_cell else ABSENT for by_cell in ratios.values())]
         for n, k in cells
     ]
     means = [f"{statistics.geometric_mean(by_cell.values()):.2f}" for by_cell in ratios.values()]
@@ -164,15 +164,13 @@ def draw_systems(results: dict[str, Any], path: Path) -> None:
         )
     axes.set_xscale("log", base=2)
     axes.set_xticks(results["settings"]["lengths"])
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    number_ticks(axes.xaxis, ",.0f")
     axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    log_ticks(axes.yaxis)
+    number_ticks(axes.yaxis, "g")
     axes.set_xlabel("n, tokens in a sequence")
     axes.set_ylabel("time per token and layer (µs)")
-    axes.grid(alpha=0.3, which="both")
+    show_grid(axes, "both")
     if drawn:
         _legend_by_height(figure, axes)
     save_figure(figure, path)

@@ -3,25 +3,39 @@
 from __future__ import annotations
 
 import statistics
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from linformer_kit.data.tasks import TASKS
-from linformer_kit.report.base import table, write_report
-from linformer_kit.report.ceiling import environment_line
+from linformer_kit.report.base import environment_line, table, write_report
+from linformer_kit.report.numbers import mean_and_deviation, mebibytes
+
+Cell = dict[str, Any]
+Chosen = dict[tuple[str, str], Cell]  # by model and task
 
 
-def write_table2_report(results: dict[str, Any], folder: Path) -> str:
+def write_table2_report(results: dict[str, Any], folder: Path, chosen: Chosen) -> str:
     """Write `table2.json` and `table2.md`.
+
+    Args:
+        results: What `bench table2` has found so far.
+        folder: Where to write.
+        chosen: The cell to show for each model and task.
 
     Returns:
         The Markdown text.
     """
-    return write_report(results, folder, "table2", table2_markdown)
+    return write_report(results, folder, "table2", partial(table2_markdown, chosen=chosen))
 
 
-def table2_markdown(results: dict[str, Any]) -> str:
-    """Accuracy, F1 where a task has it, learning rates, time and memory."""
+def table2_markdown(results: dict[str, Any], chosen: Chosen) -> str:
+    """Accuracy, F1 where a task has it, learning rates, time and memory.
+
+    Args:
+        results: The content of a `table2.json`.
+        chosen: The cell to show for each model and task.
+    """
     tasks, models = results["tasks"], results["models"]
     settings = results["settings"]
     limit = settings["max_train_samples"]
@@ -42,13 +56,13 @@ def table2_markdown(results: dict[str, Any]) -> str:
     ]
     rows = []
     for model in models:
-        cells = [_cell(results, model, task) for task in tasks]
+        cells = [chosen.get((model, task)) for task in tasks]
         means = [statistics.fmean(_values(cell, "accuracy")) for cell in cells if cell]
         average = f"{statistics.fmean(means):.2f}" if len(means) == len(tasks) else ""
         rows.append([model, *(_spread(cell, "accuracy") for cell in cells), average])
     lines += table(["model", *(TASKS[task].title for task in tasks), "average"], rows)
     if "qqp" in tasks:
-        f1 = [[model, _spread(_cell(results, model, "qqp"), "f1")] for model in models]
+        f1 = [[model, _spread(chosen.get((model, "qqp")), "f1")] for model in models]
         lines += ["", "F1 of duplicates on QQP, in percent:", "", *table(["model", "F1"], f1)]
     lines += ["", "## What it costs", ""]
     lines += [
@@ -59,7 +73,7 @@ def table2_markdown(results: dict[str, Any]) -> str:
     costs = []
     for model in models:
         for task in tasks:
-            cell = _cell(results, model, task)
+            cell = chosen.get((model, task))
             if cell:
                 costs.append(
                     [
@@ -69,7 +83,7 @@ def table2_markdown(results: dict[str, Any]) -> str:
                         f"{cell['texts']['train']:,}",
                         f"{statistics.median(_of_runs(cell, 'texts_per_second')):,.0f}",
                         f"{statistics.median(_of_runs(cell, 'seconds')):,.0f}",
-                        f"{cell['peak_bytes'] / 2**20:,.0f}",
+                        mebibytes(cell["peak_bytes"]),
                         f"{cell['texts']['cut']['train']['texts']:,}",
                     ]
                 )
@@ -95,28 +109,12 @@ def table2_markdown(results: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def best_rate(results: dict[str, Any], model: str, task: str) -> float | None:
-    """The learning rate with the best metric for the first seed; None where none was survived."""
-    cell = _cell(results, model, task)
-    return cell["learning_rate"] if cell else None
-
-
 def _rates(results: dict[str, Any], cell: dict[str, Any]) -> str:
     """The chosen learning rate, and in brackets all that were tried where there were several."""
     same = [each for each in results["cells"] if (each["model"], each["task"]) == (cell["model"], cell["task"])]
     tried = sorted(each["learning_rate"] for each in same)
     every = f" ({', '.join(f'{rate:g}' for rate in tried)})" if len(tried) > 1 else ""
     return f"{cell['learning_rate']:g}{every}"
-
-
-def _cell(results: dict[str, Any], model: str, task: str) -> dict[str, Any] | None:
-    """That of the best rate, once it is there."""
-    found = [cell for cell in results["cells"] if (cell["model"], cell["task"]) == (model, task) and cell["runs"]]
-    return max(found, key=_first_metric, default=None)
-
-
-def _first_metric(cell: dict[str, Any]) -> float:
-    return cell["runs"][0]["metrics"][cell["metrics"][0]]
 
 
 def _values(cell: dict[str, Any], metric: str) -> list[float]:
@@ -130,9 +128,7 @@ def _of_runs(cell: dict[str, Any], name: str) -> list[float]:
 def _spread(cell: dict[str, Any] | None, metric: str) -> str:
     if cell is None:
         return ""
-    values = _values(cell, metric)
-    spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.2f}{spread}"
+    return mean_and_deviation(_values(cell, metric), 2)
 
 
 def _seeds(settings: dict[str, Any]) -> str:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from matplotlib.axes import Axes
-from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
+from linformer_kit.report.base import code, environment_line, table, write_report
+from linformer_kit.report.theorems_figures import FIRST, SECOND, draw_errors
 
-from linformer_kit.report.base import code, new_figure, save_figure, table, write_report
-from linformer_kit.report.ceiling import environment_line
-
-_FIRST, _SECOND = "R, as in the proof", "proof, δ = 1/2ⁿ"
 # What is drawn: name of the picture, theorem, measure, whether the theorem is about it, title.
 _PICTURES = (
     ("theorem1", "theorem1", "vector", True, "Theorem 1: ‖P̃w − Pw‖ / ‖Pw‖ for the columns w of V"),
@@ -32,23 +27,7 @@ _PICTURES = (
         "The same error relative to the output: ‖softmax(wEᵀ)FV − softmax(w)V‖ / ‖softmax(w)V‖",
     ),
 )
-_CONSTANT = ("answer 0", "mean of V")  # whatever k is
-_STYLES = {
-    _FIRST: ("tab:red", "o"),
-    _SECOND: ("tab:red", "o"),
-    "proof, δ = 1/n": ("tab:orange", "_"),
-    "proof, δ = 1": ("tab:brown", "^"),
-    "pooling": ("tab:blue", "s"),
-    "fitted E, F": ("tab:green", "D"),
-    "SVD": ("black", "x"),
-    "answer 0": ("grey", ""),
-    "mean of V": ("grey", ""),
-}
-_MARKER_SIZES = {"proof, δ = 1/n": 14}  # it lies under δ = 1/2ⁿ
 MOST_TIMES_N = 8  # k above n, with which nothing is saved but the bound may hold, is tried in small steps up to 8n
-_PANELS_ABREAST = 2  # as many as are legible at the width of a page
-_LEAST_ERRORS = {"vector": 3e-3, "stated": 3e-4, "relative": 3e-3}  # what is less is drawn there, as at k = n
-_LARGEST_ERROR = 30.0
 
 
 def write_theorems_report(results: dict[str, Any], folder: Path) -> str:
@@ -152,8 +131,8 @@ def _of_model(settings: dict[str, Any]) -> str:
 def _first_row(case: dict[str, Any], place: int) -> list[str]:
     bound = case["bounds"][place]
     k = bound["theorem1_dim"]
-    entry = _at(case["theorem1"][_FIRST], k)
-    tried = [each for each in case["theorem1"][_FIRST] if each["k"] <= MOST_TIMES_N * case["n"]]
+    entry = _at(case["theorem1"][FIRST], k)
+    tried = [each for each in case["theorem1"][FIRST] if each["k"] <= MOST_TIMES_N * case["n"]]
     needed = _needed(tried, "vector", place, case)
     by_variance = case["variance_dim"] / bound["epsilon"] ** 2
     return [
@@ -172,7 +151,7 @@ def _first_row(case: dict[str, Any], place: int) -> list[str]:
 def _second_row(case: dict[str, Any], place: int) -> list[str]:
     bound = case["bounds"][place]
     k = bound["theorem2_dim"]
-    entry = _at(case["theorem2"][_SECOND], k)
+    entry = _at(case["theorem2"][SECOND], k)
     return [
         *_of_case(case),
         f"{bound['epsilon']}",
@@ -239,85 +218,3 @@ def _promise(failure: float) -> str:
 
 def _count(needed: int | None) -> str:
     return "none" if needed is None else f"{needed:,}"
-
-
-def draw_errors(results: dict[str, Any], theorem: str, measure: str, path: Path, *, title: str, bounded: bool) -> None:
-    """Error against k, a panel for each kind of attention; bands are a factor of one deviation.
-
-    Args:
-        results: As for `write_theorems_report`.
-        theorem: `theorem1` or `theorem2`.
-        measure: Which of its errors.
-        path: Where to draw.
-        title: Above the picture.
-        bounded: Whether it is the one that the theorem bounds.
-    """
-    cases = results["cases"]
-    rows = math.ceil(len(cases) / _PANELS_ABREAST)
-    columns = min(_PANELS_ABREAST, len(cases))
-    figure, axes = new_figure((1 + 4 * columns, 1.4 + 3 * rows), rows, columns, squeeze=False, sharey=True)
-    for axis in axes.flat[len(cases) :]:
-        axis.axis("off")
-    handles: dict[str, Any] = {}
-    least = _LEAST_ERRORS[measure]
-    for axis, case in zip(axes.flat, cases, strict=False):
-        for method, entries in case[theorem].items():
-            color, marker = _STYLES[method]
-            errors = [entry[measure] for entry in entries]
-            if method in _CONSTANT:
-                style = ":" if method == "answer 0" else "-."
-                handles[method] = axis.axhline(errors[0]["error"], color=color, linestyle=style, label=method)
-                continue
-            ks = [entry["k"] for entry in entries]
-            means = [max(error["error"], least) for error in errors]
-            (handles[method],) = axis.plot(
-                ks, means, color=color, marker=marker, markersize=_MARKER_SIZES.get(method, 4), label=method
-            )
-            low = [max(error["error"] / error["factor"], least) for error in errors]
-            high = [max(error["error"] * error["factor"], least) for error in errors]
-            axis.fill_between(ks, low, high, color=color, alpha=0.12, linewidth=0)
-        _draw_axes(axis, case, least)
-        if bounded:
-            _draw_bounds(axis, case, theorem, least)
-        axis.set_title(f"{case['name']}, n {case['n']:,}, d {case['d']}", fontsize=10)
-        axis.set_xlabel("k")
-    for axis in axes[:, 0]:
-        axis.set_ylabel("error")
-    figure.legend(
-        handles=list(handles.values()),
-        loc="outside lower center",
-        ncols=4,
-        frameon=False,
-        fontsize=8,
-    )
-    figure.suptitle(title, fontsize=10)
-    save_figure(figure, path)
-
-
-def _draw_bounds(axis: Axes, case: dict[str, Any], theorem: str, least: float) -> None:
-    """Where the theorem says that the error is at most ε: right of its k, below the line."""
-    for bound in case["bounds"]:
-        k, epsilon = bound[f"{theorem}_dim"], bound["epsilon"]
-        axis.plot([k, k, 4 * k], [least, epsilon, epsilon], color="tab:purple", linewidth=1, linestyle="--")
-        axis.annotate(
-            f"ε {epsilon:g}",
-            (k, epsilon),
-            (3, -3),
-            textcoords="offset points",
-            color="tab:purple",
-            fontsize=7,
-            va="top",
-        )
-
-
-def _draw_axes(axis: Axes, case: dict[str, Any], least: float) -> None:
-    axis.set_xscale("log", base=2)
-    axis.set_yscale("log")
-    axis.set_ylim(least, _LARGEST_ERROR)
-    axis.axvline(case["n"], color="grey", linewidth=0.8)
-    axis.text(case["n"], 0.7 * _LARGEST_ERROR, " k = n", fontsize=7, color="grey")
-    axis.xaxis.set_major_locator(LogLocator(base=2, numticks=7))
-    axis.xaxis.set_major_formatter(ScalarFormatter())
-    axis.xaxis.set_minor_formatter(NullFormatter())
-    axis.tick_params(axis="x", labelsize=8)
-    axis.grid(alpha=0.3)

@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from linformer_kit import linearize
-from linformer_kit.experiments.families import FAMILIES, build, example
+from linformer_kit.experiments.quality.families import FAMILIES, build, example
 from linformer_kit.linearized.depth import keep_layers, layers_to_keep
 from linformer_kit.training.tasks.distillation import (
     Distillation,

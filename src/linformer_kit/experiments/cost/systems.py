@@ -1,0 +1,209 @@
+"""Table 1 of the paper as it is in practice: the time of one layer of each kind of encoder against n.
+
+`linformer bench systems` times them in turn at each length and fits the exponent. What is not installed, fails or takes
+too long stands in the results with its reason.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from importlib import metadata
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from linformer_kit.errors import InputError
+from linformer_kit.experiments.cost.registry import SYSTEMS
+from linformer_kit.experiments.experiment import Experiment, portable, require
+from linformer_kit.experiments.measure import interleaved, summary, synchronize
+from linformer_kit.experiments.prepare import check, default_tokens, torch_dtype
+from linformer_kit.report.systems import write_systems_report
+from linformer_kit.settings.bench import SystemsSettings
+
+
+def main(settings: SystemsSettings) -> None:
+    """Measure, write and print."""
+    bench_systems(checked(settings)).show()
+
+
+def checked(settings: SystemsSettings) -> SystemsSettings:
+    """The settings with what depends on others filled in, and every list sorted.
+
+    Raises:
+        InputError: for unknown systems, and as `prepare.check`.
+    """
+    device = check(settings)
+    systems = list(dict.fromkeys(settings.systems or SYSTEMS))
+    for name in systems:
+        require(name in SYSTEMS, "systems", f"some of {', '.join(SYSTEMS)}", name)
+    for name in ("lengths", "projected_dims"):
+        require(bool(getattr(settings, name)), name, "at least one", "none")
+    return dataclasses.replace(
+        settings,
+        systems=systems,
+        lengths=sorted(set(settings.lengths)),
+        projected_dims=sorted(set(settings.projected_dims)),
+        tokens=default_tokens(settings.tokens, device),
+    )
+
+
+def bench_systems(settings: SystemsSettings) -> Experiment:
+    """Time every system at every length, and write `systems.json`, `systems.md` and `systems.png` after each length.
+
+    Args:
+        settings: From `checked`.
+
+    Returns:
+        The results, in their folder.
+
+    Raises:
+        KeyboardInterrupt: when interrupted, after what is done has been written.
+    """
+    assert settings.systems
+    entries = [entry for name in settings.systems for entry in _entries(name, settings)]
+    experiment = Experiment(
+        "bench systems",
+        settings.output_dir,
+        device=torch.device(settings.device),
+        settings=portable(settings),
+        write=write_systems_report,
+        fields={"systems": entries, "complete": False},
+    )
+    with experiment, tqdm(total=len(settings.lengths) * len(entries) * (1 + settings.repetitions)) as bar:
+        try:
+            for n in settings.lengths:
+                bar.set_description(f"n {n:,}")
+                _measure_length(settings, n, entries, bar)
+                experiment.results["complete"] = n == settings.lengths[-1]
+                experiment.save()
+        except KeyboardInterrupt:
+            experiment.save()
+            raise
+    return experiment
+
+
+def _entries(name: str, settings: SystemsSettings) -> list[dict[str, Any]]:
+    """What the results say of a system, once for each k if it has one."""
+    system = SYSTEMS[name]
+    about = {field: getattr(system, field) for field in ("label", "complexity", "claim", "note")}
+    return [
+        {
+            "name": name,
+            "k": k,
+            **about,
+            "package": _version(system.package),
+            "runs": [],
+            "skipped": [],
+            "exponent": None,
+        }
+        for k in (settings.projected_dims if system.projected else [None])
+    ]
+
+
+def _version(package: str | None) -> str | None:
+    try:
+        return f"{package} {metadata.version(package)}" if package else None
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _measure_length(settings: SystemsSettings, n: int, entries: list[dict[str, Any]], bar: tqdm) -> None:
+    """Add a run at this length, or the reason why there is none, to each entry."""
+    device = torch.device(settings.device)
+    batch = max(1, default_tokens(settings.tokens, device) // n)
+    torch.manual_seed(settings.seed)
+    hidden = torch.randn(batch, n, settings.hidden_size).to(device, torch_dtype(settings))
+    torch.compiler.reset()  # what was compiled for other lengths counts towards a limit
+    cases: dict[str, Callable[[], object]] = {}
+    first_runs: dict[str, float] = {}
+    for entry in entries:
+        try:
+            layer, first_runs[_key(entry)] = _ready(settings, entry, hidden)
+            cases[_key(entry)] = partial(layer, hidden)
+            bar.update()
+        except Exception as error:  # whatever a library raises is the result for that library
+            entry["skipped"].append({"n": n, "reason": _reason(error, entry["name"])})
+            bar.update(1 + settings.repetitions)
+    with torch.inference_mode():
+        timings = interleaved(
+            cases,
+            device=device,
+            repetitions=settings.repetitions,
+            warmup=0,  # each has run once
+            seconds=settings.seconds,
+            done=lambda _: bar.update(),
+        )
+    for entry in entries:
+        if taken := timings.get(_key(entry)):
+            run = {"n": n, "batch": batch, **summary(taken), "first_run_s": first_runs[_key(entry)]}
+            run["per_token_s"] = run["median_s"] / (batch * n)
+            entry["runs"].append(run)
+            entry["exponent"] = fitted_exponent(entry["runs"])
+
+
+def _key(entry: dict[str, Any]) -> str:
+    return f"{entry['name']} {entry['k']}"
+
+
+def _ready(
+    settings: SystemsSettings, entry: dict[str, Any], hidden: Float[Tensor, "batch seq_len embed"]
+) -> tuple[nn.Module, float]:
+    """The layer after a first run, which compiles what there is to compile, and the seconds of that run.
+
+    Raises:
+        InputError: if the layer is not for this length, took too long at a shorter one or gives no finite numbers.
+    """
+    n, k, runs = hidden.shape[1], entry["k"], entry["runs"]
+    if k is not None and k >= n:
+        raise InputError(f"k {k} is not below n")
+    if runs and runs[-1]["median_s"] > settings.max_seconds:
+        raise InputError(
+            f"took {runs[-1]['median_s']:.3g} s at n {runs[-1]['n']:,}, more than {settings.max_seconds:g} s"
+        )
+    torch.manual_seed(settings.seed)
+    layer = SYSTEMS[entry["name"]].build(settings, n, k).to(hidden.device, hidden.dtype).eval()
+    synchronize(hidden.device)
+    start = time.perf_counter()
+    with torch.inference_mode():
+        output = layer(hidden)
+    synchronize(hidden.device)
+    seconds = time.perf_counter() - start
+    if output.shape != hidden.shape or not output.isfinite().all():
+        raise InputError(f"expected finite {list(hidden.shape)}, got {list(output.shape)} with NaN or infinity")
+    return layer, seconds
+
+
+def _reason(error: Exception, name: str) -> str:
+    """Why there is no run, in one line."""
+    package = SYSTEMS[name].package
+    if isinstance(error, ModuleNotFoundError) and package:
+        return f'{error.name} is not installed: pip install "linformer-kit[peers]"'
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if isinstance(error, InputError):
+        return lines[0]
+    return ": ".join([f"failed with {type(error).__name__}", *lines[:1]])
+
+
+def fitted_exponent(runs: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """p in time ∝ nᵖ for one sequence: least squares of log time on log n over the longer half of the lengths.
+
+    Args:
+        runs: With `n` and `per_token_s`, from the shortest to the longest.
+
+    Returns:
+        `value`, and the `lengths` that it was fitted over, at least two; None where there are fewer.
+    """
+    upper = runs[-max(2, math.ceil(len(runs) / 2)) :]
+    if len(upper) < 2:
+        return None
+    seconds = [run["per_token_s"] * run["n"] for run in upper]
+    fit = statistics.linear_regression([math.log(run["n"]) for run in upper], list(map(math.log, seconds)))
+    return {"value": fit.slope, "lengths": [run["n"] for run in upper]}

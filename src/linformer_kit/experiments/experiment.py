@@ -1,0 +1,165 @@
+"""The frame of every measurement: its folder, the head of its results, a report that grows with them, and resuming.
+
+A measurement calls `check_output` before any work, opens an `Experiment` with `portable` settings, fills in its
+`results`, calls `save` whenever something is done, and `show` at the end. What is measured in one go is written by
+`write_at_once`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from linformer_kit.environment import environment
+from linformer_kit.errors import InputError
+from linformer_kit.files.folders import check_new_folder, check_writable
+from linformer_kit.files.runs import check_output_dir, open_output_dir
+from linformer_kit.files.writing import uninterrupted, whole_folder
+from linformer_kit.settings import names_only
+
+Results = dict[str, Any]
+Writer = Callable[[Results, Path], str]  # writes results and what is made of them into a folder; returns the Markdown
+
+_OF_THE_FOLDER = ("output_dir", "overwrite")
+
+
+def require(condition: bool, name: str, expected: str, got: Any) -> None:
+    """Raise `InputError` for the setting `name` unless the condition holds."""
+    if not condition:
+        raise InputError(f"{name}: expected {expected}, got {got}")
+
+
+def check_output(output_dir: str | None, *, resume: bool = False, overwrite: bool = False) -> None:
+    """Check the output folder before any work.
+
+    Args:
+        output_dir: The folder, or None for a new one below runs/.
+        resume: Whether the results in it are continued.
+        overwrite: Whether the results in it are replaced.
+
+    Raises:
+        InputError: if the folder holds anything and neither is given, holds a model, or cannot be written to.
+    """
+    if output_dir is not None and resume:
+        check_writable(Path(output_dir))
+        return
+    if output_dir is not None and not overwrite:
+        check_new_folder("output_dir", output_dir)
+    check_output_dir(output_dir, resume=False, overwrite=False)
+
+
+def earlier_file(output_dir: str | None, name: str, *, resume: bool) -> Path | None:
+    """The results file that is to be continued, `<output_dir>/<name>.json`; None to start anew."""
+    path = Path(output_dir or "") / f"{name}.json"
+    return path if resume and path.is_file() else None
+
+
+def portable(
+    settings: Any, *, files: Iterable[str] = (), emptied: Iterable[str] = (), without: Iterable[str] = _OF_THE_FOLDER
+) -> Results:
+    """The settings as they are recorded: nothing that means something on this machine only.
+
+    Args:
+        settings: A dataclass.
+        files: Settings with paths, of which the last part is kept.
+        emptied: Settings that are recorded as None.
+        without: Settings that are not recorded.
+    """
+    fields = {name: value for name, value in dataclasses.asdict(settings).items() if name not in without}
+    fields |= {name: names_only(fields[name]) for name in files}
+    return fields | dict.fromkeys(emptied)
+
+
+def header(command: str, *, device: torch.device, settings: Results) -> Results:
+    """What all results begin with: command, machine with versions, settings."""
+    return {"command": command, "environment": environment(device), "settings": settings}
+
+
+class Experiment:
+    """The results of one measurement and the folder that they are written to.
+
+    As a context it says, after Ctrl-C, where the results so far are.
+
+    Args:
+        command: As typed, such as `bench long`.
+        output_dir: As given, checked by `check_output`; None: a new folder, `runs/<command>-<date>-<time>`.
+        device: Where it measures.
+        settings: As they are recorded.
+        write: Writes the report.
+        fields: More of the results.
+
+    Attributes:
+        results: What is written as JSON.
+        folder: Where.
+        text: The report in Markdown, as `save` has last written it.
+    """
+
+    def __init__(
+        self,
+        command: str,
+        output_dir: str | None,
+        *,
+        device: torch.device,
+        settings: Results,
+        write: Writer,
+        fields: Results | None = None,
+    ) -> None:
+        self.results = header(command, device=device, settings=settings) | (fields or {})
+        self.folder = open_output_dir(output_dir, command=_hyphened(command), overwrite=False)
+        self.text = ""
+        self._write = write
+
+    def __enter__(self) -> Experiment:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, KeyboardInterrupt) and any(self.folder.iterdir()):
+            print(f"What was measured so far is in {self.folder}", file=sys.stderr)
+
+    def save(self) -> None:
+        """Write the results so far and their report."""
+        self.text = self._write(self.results, self.folder)
+
+    def finish(self) -> None:
+        """Mark the results as complete and write them."""
+        self.results["complete"] = True
+        self.save()
+
+    def show(self) -> None:
+        """Print the report and where it is."""
+        show(self.text, self.folder)
+
+
+def write_at_once(output_dir: str | None, command: str, write: Callable[[Path], str]) -> tuple[str, Path]:
+    """Write results that are measured already into their folder, all files or none.
+
+    Returns:
+        What `write` returns, and the folder.
+    """
+    folder = open_output_dir(output_dir, command=_hyphened(command), overwrite=False)
+    with uninterrupted(), whole_folder(folder) as part:
+        return write(part), folder
+
+
+def show(text: str, folder: Path | str, *, interrupted: bool = False) -> None:
+    """Print a report and where it is.
+
+    Raises:
+        KeyboardInterrupt: after that, if the measurement was interrupted.
+    """
+    print(text)
+    print(f"Saved in {folder}")
+    if interrupted:
+        raise KeyboardInterrupt
+
+
+def _hyphened(command: str) -> str:
+    return command.replace(" ", "-")

@@ -1,0 +1,1 @@
+"""What encoders learn: studies of many small pretrainings."""

@@ -1,0 +1,185 @@
+"""Which of several encoders learns best: many small pretrainings from one recipe, their tables and curves.
+
+`linformer bench learning --recipe start`. First each variant finds its learning rate, then all are trained in every
+cell with every seed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from concurrent.futures import Future, as_completed
+from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from linformer_kit.environment import best_device
+from linformer_kit.errors import PROCESS_KILLED, InputError, OutOfMemoryError
+from linformer_kit.experiments.experiment import Experiment, earlier_file
+from linformer_kit.experiments.learning.checks import check, in_order, one_of_each_kind
+from linformer_kit.experiments.learning.running import run_trial, seconds_per_update
+from linformer_kit.experiments.learning.trials import Trial, make_trial, recorded_study, timed
+from linformer_kit.experiments.measure import fresh_processes, in_fresh_process
+from linformer_kit.files.manifest import read_json
+from linformer_kit.report.learning import write_learning_report
+from linformer_kit.settings.study import LearningSettings, rates_of, seeds_of, where_tuned
+
+_TIMED_ROUNDS = 2
+# What may be different where a study goes on; times are of one machine.
+_MAY_DIFFER = ("date", "commit", "linformer_kit")
+
+
+def main(settings: LearningSettings) -> None:
+    """Train, write and print."""
+    learn(settings).show()
+
+
+def learn(study: LearningSettings) -> Experiment:
+    """Run a study, or continue one: cells, variants, rates and seeds may be added, removed or changed.
+
+    Args:
+        study: What to train.
+
+    Returns:
+        The results as they are in `learning.json`, in the folder that holds all models too.
+
+    Raises:
+        InputError: for a study that is not whole, or settings that `linformer pretrain` would refuse.
+    """
+    check(study)
+    experiment = Experiment(
+        "bench learning",
+        study.output_dir,
+        device=best_device(),
+        settings=recorded_study(study),
+        write=write_learning_report,
+        fields={"learning_rates": {}, "seconds_per_update": {}, "trials": [], "complete": False},
+    )
+    results, settings = experiment.results, experiment.results["settings"]
+    earlier = earlier_file(study.output_dir, "learning", resume=study.resume)
+    if earlier is not None:
+        results |= _continued(study, results["environment"], earlier)
+    experiment.save()  # a folder with results is one to continue in
+    bar = tqdm(initial=len(results["trials"]), unit=" trainings", dynamic_ncols=True)
+    with experiment, fresh_processes(study.processes) as pool, bar:
+        run = _Run(study, experiment, pool, bar)
+        run.all_of(_tuning(study))
+        rates = {variant: _best_rate(settings, variant, results["trials"]) for variant in study.variants}
+        results["learning_rates"] = rates
+        for variants in in_order(study):
+            run.all_of(
+                make_trial(study, cell, variant, rates[variant], seed, rates)
+                for cell in study.cells
+                for seed in study.seeds
+                for variant in variants
+                if seed in seeds_of(settings, variant)
+            )
+    experiment.finish()
+    return experiment
+
+
+class _Run:
+    """The trainings of one study, those that are done left out."""
+
+    def __init__(self, study: LearningSettings, experiment: Experiment, pool: ProcessPoolExecutor, bar: tqdm) -> None:
+        self.study, self.experiment, self.pool, self.bar = study, experiment, pool, bar
+        self.results, self.folder = experiment.results, experiment.folder.resolve()
+
+    def all_of(self, trials: Iterable[Trial]) -> None:
+        """Run what is left of some trials that do not need each other; results are written after each."""
+        done = {entry["name"] for entry in self.results["trials"]}
+        left = [trial for trial in trials if trial.name not in done]
+        self.bar.total = self.bar.n + len(left)
+        self.bar.refresh()
+        self._measure_updates(left)
+        known = self.results["seconds_per_update"]
+        left = [timed(trial, known[trial.kind]) if trial.minutes else trial for trial in left]
+        threads = max(1, torch.get_num_threads() // self.study.processes)
+        extra = (self.study.projected_dims, self.study.sentence_file)
+        running: list[Future[dict[str, Any]]] = []
+        recorded: set[Future[dict[str, Any]]] = set()
+        try:
+            running += [self.pool.submit(run_trial, trial, self.folder, threads, *extra) for trial in left]
+            for finished in as_completed(running):
+                entry = finished.result()
+                recorded.add(finished)
+                self._record(entry)
+        except BrokenProcessPool:
+            raise OutOfMemoryError(PROCESS_KILLED) from None
+        finally:
+            if len(recorded) < len(left):
+                self.pool.shutdown(cancel_futures=True)  # waits for those under way
+                self._record_rest([future for future in running if future not in recorded])
+
+    def _record_rest(self, ended: Iterable[Future[dict[str, Any]]]) -> None:
+        """What has ended well after another one failed."""
+        for future in ended:
+            if not future.cancelled() and future.exception() is None:
+                self._record(future.result())
+
+    def _record(self, entry: dict[str, Any]) -> None:
+        self.results["trials"].append(entry)
+        self.experiment.save()
+        loss = entry["validation_loss"]
+        self.bar.set_postfix_str(f"{entry['name']}: {'diverged' if loss is None else f'{loss:.3f}'}")
+        self.bar.update()
+
+    def _measure_updates(self, trials: list[Trial]) -> None:
+        """The time of an update of each kind of trial that has minutes, in turn and with nothing beside them."""
+        known = self.results["seconds_per_update"]
+        kinds = {trial.kind: trial for trial in trials if trial.minutes and trial.kind not in known}
+        threads = torch.get_num_threads()
+        rounds = [
+            {kind: in_fresh_process(seconds_per_update, trial, self.folder, threads) for kind, trial in kinds.items()}
+            for _ in range(_TIMED_ROUNDS if kinds else 0)
+        ]
+        known |= {kind: min(each[kind] for each in rounds) for kind in kinds}
+        self.experiment.save()  # or a study that is continued would measure others
+
+
+def _tuning(study: LearningSettings) -> list[Trial]:
+    """The trainings that choose learning rates."""
+    fields = dataclasses.asdict(study)
+    cell, seed = where_tuned(fields)
+    return [
+        make_trial(study, cell, variant, rate, seed, {})
+        for variant in study.variants
+        for rate in rates_of(fields, variant)
+        if len(rates_of(fields, variant)) > 1
+    ]
+
+
+def _best_rate(settings: dict[str, Any], variant: str, entries: list[dict[str, Any]]) -> float:
+    """The learning rate with the least loss where rates are tuned; the first if no training survived any."""
+    rates = rates_of(settings, variant)
+    where = (*where_tuned(settings), variant)
+    found = {
+        entry["learning_rate"]: entry["validation_loss"]
+        for entry in entries
+        if (entry["cell"], entry["seed"], entry["variant"]) == where and entry["validation_loss"] is not None
+    }
+    return min(rates, key=lambda rate: found.get(rate, math.inf))
+
+
+def _continued(study: LearningSettings, here: dict[str, Any], path: Path) -> dict[str, Any]:
+    """What the results of a study that is continued have of the earlier ones: all that still means the same.
+
+    Raises:
+        InputError: for another machine, or other versions.
+    """
+    earlier = read_json(path)
+    there = earlier["environment"]
+    for name, value in here.items():
+        if name not in _MAY_DIFFER and there.get(name) != value:
+            raise InputError(f"resume: expected {name} {there.get(name)}, as in {path}, got {value}")
+    commits = dict.fromkeys([*str(there["commit"]).split(", "), str(here["commit"])])
+    meant = {trial.kind for trial in one_of_each_kind(study)}
+    return {
+        "environment": {**there, "commit": ", ".join(commits)},
+        "seconds_per_update": {kind: time for kind, time in earlier["seconds_per_update"].items() if kind in meant},
+        "trials": [entry for entry in earlier["trials"] if entry["kind"] in meant],
+    }

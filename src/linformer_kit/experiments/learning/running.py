@@ -1,0 +1,161 @@
+"""One training of a study of learning: run, measured, and its updates timed."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import itertools
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch.utils.data import default_collate
+
+from linformer_kit.data.masked_text import load_masked_text
+from linformer_kit.data.tokenizer import load_tokenizer
+from linformer_kit.environment import best_device
+from linformer_kit.experiments.learning.short_texts import short_text_losses
+from linformer_kit.experiments.learning.trials import Trial
+from linformer_kit.experiments.measure import synchronize
+from linformer_kit.models.heads import LinformerForMaskedLM
+from linformer_kit.settings import PretrainSettings
+from linformer_kit.training import pretrain
+from linformer_kit.training.loop import Training
+from linformer_kit.training.memory import keep_freed_memory
+from linformer_kit.training.metrics import mean_token_loss
+
+_TRIALS_FOLDER = "trials"
+_TIMED_UPDATES, _WARM_UPDATES = 20, 5
+
+
+def run_trial(
+    trial: Trial, folder: Path, threads: int, projected_dims: list[int], sentence_file: list[str] | None
+) -> dict[str, Any]:
+    """Train, or finish what was cut off, and measure.
+
+    Args:
+        trial: What to train.
+        folder: That of the study.
+        threads: Of a CPU.
+        projected_dims: Numbers of slots to measure with as well.
+        sentence_file: Files of short texts to measure on as well.
+
+    Returns:
+        What stands in `learning.json` for it; a loss that is not finite is None.
+    """
+    _configure_worker(threads)
+    place = folder / _TRIALS_FOLDER / trial.name
+    place.mkdir(parents=True, exist_ok=True)
+    with (place / "log.txt").open("a", encoding="utf-8") as log, contextlib.redirect_stderr(log):
+        settings = dataclasses.replace(
+            trial.settings, output_dir=str(place), resume=True, from_model=_before(trial, folder)
+        )
+        results, _ = pretrain.pretrain(settings)
+        (model,) = results["models"].values()
+        said = ("name", "kind", "cell", "variant", "learning_rate", "seed", "minutes", "before")
+        measured = ("parameters", "updates", "seconds", "tokens_per_second", "bf16")
+        return {
+            **{name: getattr(trial, name) for name in said},
+            **{name: model[name] for name in measured},
+            "validation_loss": _finite(model["validation_loss"]),
+            "curve": [[update, _finite(loss)] for update, loss in model["curve"]],
+            "unigram_entropy": results["unigram_entropy"],
+            "corpus": {name: value for name, value in results["corpus"].items() if name != "description"},
+            **_more_losses(place, settings, model["bf16"], projected_dims, sentence_file),
+        }
+
+
+def seconds_per_update(trial: Trial, folder: Path, threads: int) -> float:
+    """Median time of an update of the trial's model, data and optimizer included."""
+    _configure_worker(threads)
+    updates = _WARM_UPDATES + _TIMED_UPDATES
+    settings = dataclasses.replace(
+        trial.settings,
+        from_model=_before(trial, folder),
+        max_steps=updates,
+        warmup_steps=1,
+        eval_steps=updates + 1,
+        save_steps=updates + 1,
+    )
+    with tempfile.TemporaryDirectory() as temporary, contextlib.redirect_stderr(io.StringIO()):
+        settings, model = pretrain.starting_from(settings)
+        data = load_masked_text(settings)
+        if model is None:
+            config = pretrain.model_config(settings, data.tokenizer, attention=settings.model.attention)
+            model = LinformerForMaskedLM(config)
+        task = pretrain.masked_language_model(settings, data, model)
+        plan = dataclasses.replace(pretrain.plan(settings), evaluate_first=False)
+        clock = _Clock(best_device())
+        Training(task, settings, plan, Path(temporary), after_update=clock.updated).run()
+    return statistics.median(itertools.islice(clock.seconds(), _WARM_UPDATES, None))
+
+
+class _Clock:
+    """When each update ended."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._ends: list[float] = []
+
+    def updated(self) -> None:
+        """An update has ended."""
+        synchronize(self._device)
+        self._ends.append(time.perf_counter())
+
+    def seconds(self) -> Iterator[float]:
+        """Of each update but the first."""
+        return (end - start for start, end in itertools.pairwise(self._ends))
+
+
+def _before(trial: Trial, folder: Path) -> str | None:
+    """The folder of the model that a trial goes on from."""
+    return None if trial.before is None else str((folder / _TRIALS_FOLDER / trial.before).resolve())
+
+
+def _finite(loss: float) -> float | None:
+    return loss if math.isfinite(loss) else None
+
+
+def _configure_worker(threads: int) -> None:
+    """Set up a process that trains beside others."""
+    keep_freed_memory()
+    torch.set_num_threads(threads)
+    transformers.utils.logging.set_verbosity_error()
+
+
+def _more_losses(
+    place: Path, settings: PretrainSettings, bf16: bool, projected_dims: list[int], sentence_file: list[str] | None
+) -> dict[str, Any]:
+    """Losses with fewer slots, and of short texts."""
+    if not projected_dims and not sentence_file:
+        return {}
+    settings, model = pretrain.starting_from(dataclasses.replace(settings, from_model=str(place), resize_to=None))
+    assert model is not None
+    config = model.config
+    losses: dict[str, Any] = {}
+    dims = [] if config.attention == "full" else [dim for dim in projected_dims if dim < config.largest_projected_dim]
+    if dims:
+        blocks = load_masked_text(settings).validation
+        size = settings.per_device_eval_batch_size
+        batches = [
+            default_collate([blocks[index] for index in range(start, min(start + size, len(blocks)))])
+            for start in range(0, len(blocks), size)
+        ]
+        losses["by_projected_dim"] = {}
+        for dim in dims:
+            model.set_projected_dim(dim)
+            losses["by_projected_dim"][str(dim)] = _finite(mean_token_loss(model, batches, bf16=bf16))
+        model.set_projected_dim()
+    if sentence_file:
+        tokenizer = load_tokenizer(str(place), max_length=config.max_position_embeddings)
+        masking: dict[str, Any] = {"seed": settings.seed, "probability": settings.mlm_probability}
+        found = short_text_losses(model, tokenizer, sentence_file, bf16=bf16, **masking)
+        losses["sentences"] = {form: _finite(loss) for form, loss in found.items()}
+    return losses

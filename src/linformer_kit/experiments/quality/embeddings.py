@@ -1,0 +1,259 @@
+"""What linear students of a sentence embedder are worth beside their teacher: embeddings, tasks, time and memory.
+
+`linformer bench embeddings TEACHER STUDENT...`: the first model is what the others are measured against.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from tqdm import tqdm
+from transformers import AutoModel
+
+from linformer_kit.data.documents import read_documents
+from linformer_kit.data.encoding import Encoder, Window
+from linformer_kit.data.examples import Example
+from linformer_kit.data.files import find_files
+from linformer_kit.data.labelled import load_labelled
+from linformer_kit.environment import best_device, use_bf16
+from linformer_kit.errors import renamed
+from linformer_kit.experiments.experiment import Experiment, check_output, portable, require
+from linformer_kit.experiments.measure import in_fresh_process, interleaved, peak_bytes, summary
+from linformer_kit.interop.loading import input_length, load_model
+from linformer_kit.linearized.classes import LinearizedModel
+from linformer_kit.linearized.positions import LONGEST, longest_input, set_positions
+from linformer_kit.models.modeling import LinformerPreTrainedModel
+from linformer_kit.report.embeddings import write_embeddings_report
+from linformer_kit.settings import FinetuneSettings
+from linformer_kit.settings.bench import EmbeddingsSettings
+from linformer_kit.training.tasks.answers import mean_embedding
+
+Side = tuple[list[Example], list[Any]]  # texts and their classes
+
+_KIND = "an encoder of texts"
+_CHARACTERS = 6  # of a token, at most in the mean
+_MOST_CHARACTERS = 100_000  # of a text; what stands after them is in no embedding
+_SECONDS = 60.0  # for all runs of one model at one length
+
+
+def main(settings: EmbeddingsSettings) -> None:
+    """Measure, write and print."""
+    measure_embeddings(settings).show()
+
+
+def measure_embeddings(settings: EmbeddingsSettings) -> Experiment:
+    """Cosine to the first model's embeddings, accuracy of a logistic regression on them, and what they cost.
+
+    Returns:
+        The results, as in `embeddings.json`.
+
+    Raises:
+        InputError: for models, texts and tasks that do not fit.
+    """
+    names = _check(settings)
+    passages = _passages(settings)
+    tasks: dict[str, tuple[Side, Side]] = {name: _task(settings, name) for name in settings.tasks}
+    embedders = {name: _Embedder(model, settings) for name, model in names.items()}
+    if passages:
+        _check_embedders(settings, embedders)
+    experiment = Experiment(
+        "bench embeddings",
+        settings.output_dir,
+        device=best_device(),
+        settings=portable(settings, files=("models", "text", "data_dir")),
+        write=write_embeddings_report,
+        fields={"models": {name: {} for name in names}, "complete": False},
+    )
+    with experiment:
+        _measure_quality(experiment, settings, embedders, passages, tasks)
+        for length in settings.lengths:
+            _measure_cost(experiment, settings, embedders, names, length)
+        experiment.finish()
+    return experiment
+
+
+def _check_embedders(settings: EmbeddingsSettings, embedders: dict[str, _Embedder]) -> None:
+    """Refuse models whose embeddings have no cosine, or that do not take the lengths."""
+    width = next(iter(embedders.values())).width
+    for name, embedder in embedders.items():
+        require(embedder.width == width, "models", f"embeddings of one width, {width}", embedder.width)
+        for length in settings.cosine_lengths:
+            limit = embedder.longest
+            require(length <= limit, "cosine_lengths", f"at most {limit:,}, which {name} takes", length)
+            with renamed("max_length", "cosine_lengths"):
+                Encoder(embedder.tokenizer, length)
+
+
+def _measure_quality(
+    experiment: Experiment,
+    settings: EmbeddingsSettings,
+    embedders: dict[str, _Embedder],
+    passages: list[str],
+    tasks: dict[str, tuple[Side, Side]],
+) -> None:
+    """Cosine to the first model's embeddings, and accuracy on the tasks; written after each model."""
+    reference: dict[int, np.ndarray] = {}
+    for name, embedder in embedders.items():
+        found = experiment.results["models"][name]
+        found["parameters"] = embedder.model.num_parameters()
+        found["longest"] = embedder.longest
+        found["cosine"] = {}
+        for length in settings.cosine_lengths if passages else ():
+            vectors = embedder.embed([(text, None) for text in passages], f"{name}, {length} tokens", length=length)
+            cosine = (vectors * reference.setdefault(length, vectors)).sum(axis=1)
+            found["cosine"][str(length)] = {"mean": float(cosine.mean()), "least": float(cosine.min())}
+        found["accuracy"] = {task: _accuracy(embedder, *sides, f"{name}, {task}") for task, sides in tasks.items()}
+        experiment.save()
+
+
+def _measure_cost(
+    experiment: Experiment,
+    settings: EmbeddingsSettings,
+    embedders: dict[str, _Embedder],
+    names: dict[str, str],
+    length: int,
+) -> None:
+    """Time of all models at one length, then memory of each; written after each."""
+    models = experiment.results["models"]
+    for name, timing in _times(embedders, length, settings).items():
+        models[name].setdefault("cost", {})[str(length)] = {**summary(timing), "peak_bytes": None}
+    experiment.save()  # the times count also where memory runs out below
+    torch.cuda.empty_cache()  # the processes that measure memory share the device
+    for name, model in names.items() if settings.memory else ():
+        peak = in_fresh_process(_peak, model, length, settings, torch.get_num_threads())
+        models[name]["cost"][str(length)]["peak_bytes"] = peak
+        experiment.save()
+
+
+class _Embedder:
+    """An encoder and how its hidden states become embeddings: their mean, of length 1."""
+
+    def __init__(self, model: str, settings: EmbeddingsSettings) -> None:
+        with renamed("model", "models"):
+            self.model, self.tokenizer = load_model(model, AutoModel, _KIND)
+        self.device = best_device()
+        self.model.to(self.device)
+        self.longest = input_length(self.model, self.tokenizer, None)
+        self.width: int = self.model.config.hidden_size
+        self.batch_size = settings.batch_size
+        self.bf16 = use_bf16(settings.bf16, on_cpu=self.device.type == "cpu")
+
+    @torch.inference_mode()
+    def embed(self, texts: Sequence[tuple[str, str | None]], what: str, *, length: int | None = None) -> np.ndarray:
+        """Embeddings, `[texts, embed]`, of texts cut to the longest input or to a length in tokens."""
+        encoded = Encoder(self.tokenizer, length or self.longest)(texts)
+        windows: list[Window] = [text.windows[0] for text in encoded]
+        order = sorted(range(len(windows)), key=lambda index: -len(windows[index]["input_ids"]))
+        vectors = np.empty((len(windows), self.width), dtype=np.float32)
+        for start in tqdm(range(0, len(order), self.batch_size), desc=what, unit="batch", dynamic_ncols=True, delay=2):
+            chosen = order[start : start + self.batch_size]
+            vectors[chosen] = self._embed([windows[index] for index in chosen])
+        return vectors
+
+    def _embed(self, windows: list[Window]) -> np.ndarray:
+        batch = self.tokenizer.pad({"input_ids": [window["input_ids"] for window in windows]}, return_tensors="pt")
+        batch = batch.to(self.device)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+            hidden = self.model(**batch)[0]
+        vectors = mean_embedding(hidden, batch["attention_mask"] != 0)
+        return torch.nn.functional.normalize(vectors, dim=-1).cpu().numpy()
+
+
+def _accuracy(embedder: _Embedder, train: Side, validation: Side, what: str) -> float:
+    """Share of the validation texts that a logistic regression on the embeddings gets right."""
+    features = [_features(embedder, side[0], what) for side in (train, validation)]
+    classifier = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000, C=0.1))
+    classifier.fit(features[0], train[1])
+    return float((classifier.predict(features[1]) == np.array(validation[1])).mean())
+
+
+def _features(embedder: _Embedder, examples: list[Example], what: str) -> np.ndarray:
+    """Embeddings, and of pairs both, their distance in each dimension and their product."""
+    first = embedder.embed([(example.text, None) for example in examples], what)
+    if examples[0].text_pair is None:
+        return first
+    second = embedder.embed([(str(example.text_pair), None) for example in examples], what)
+    return np.concatenate([first, second, np.abs(first - second), first * second], axis=1)
+
+
+def _task(settings: EmbeddingsSettings, name: str) -> tuple[Side, Side]:
+    """Texts and classes of a task, to learn from and to measure on."""
+    limits = {"max_train_samples": settings.max_train_samples, "max_eval_samples": settings.max_eval_samples}
+    texts = load_labelled(FinetuneSettings(model="", task=name, data_dir=settings.data_dir, **limits))  # type: ignore[arg-type]
+    train, validation = (
+        (examples, [texts.labels.target(example, column=texts.columns.label) for example in examples])
+        for examples in (texts.train, texts.validation)
+    )
+    return train, validation
+
+
+def _passages(settings: EmbeddingsSettings) -> list[str]:
+    """Long texts, evenly from all files."""
+    if settings.text is None:
+        return []
+    paths = find_files(settings.text, field="text")
+    least = max(settings.cosine_lengths) * _CHARACTERS
+    texts = read_documents(paths, document="auto", column=settings.text_column)
+    long = [text[:_MOST_CHARACTERS] for text in texts if len(text) >= least]
+    enough = f"at most {len(long)}, the texts of {least} characters"
+    require(len(long) >= settings.samples, "samples", enough, settings.samples)
+    return [long[place] for place in np.linspace(0, len(long) - 1, settings.samples).astype(int)]
+
+
+def _times(embedders: dict[str, _Embedder], length: int, settings: EmbeddingsSettings) -> dict[str, list[float]]:
+    """Seconds of each run of each model, in turns, over one batch of so many tokens."""
+    cases = {name: _pass(embedder, length, settings) for name, embedder in embedders.items()}
+    return interleaved(cases, device=best_device(), repetitions=settings.repetitions, seconds=_SECONDS)
+
+
+def _pass(embedder: _Embedder, length: int, settings: EmbeddingsSettings) -> Callable[[], object]:
+    """A forward pass of a model, made longer where it has to be, over random tokens."""
+    model, device = embedder.model, embedder.device
+    if (longest_input(model) or length) < length:
+        model = copy.deepcopy(model)
+        if isinstance(model, (LinearizedModel, LinformerPreTrainedModel)):
+            model.resize_sequence_length(length, mode="interpolate")  # which is always possible
+        else:
+            set_positions(model, length, "interpolate")
+    ids = torch.randint(model.config.vocab_size, (max(1, settings.tokens // length), length)).to(device)
+
+    @torch.inference_mode()
+    def run() -> object:
+        with torch.autocast(device.type, torch.bfloat16, enabled=embedder.bf16):
+            return model(input_ids=ids)
+
+    return run
+
+
+def _peak(name: str, length: int, settings: EmbeddingsSettings, threads: int) -> int:
+    """Memory of such a pass over what the model takes itself, bytes; in a process of its own."""
+    torch.set_num_threads(threads)
+    run = _pass(_Embedder(name, settings), length, settings)
+    run()
+    return peak_bytes(run, best_device())
+
+
+def _check(settings: EmbeddingsSettings) -> dict[str, str]:
+    """The models by the names that they have in results."""
+    for name in ("batch_size", "samples", "repetitions", "tokens", "max_train_samples", "max_eval_samples"):
+        require(getattr(settings, name) >= 1, name, "1 or more", getattr(settings, name))
+    require(bool(settings.models), "models", "one or more", "none")
+    for name in ("lengths", "cosine_lengths"):
+        lengths = getattr(settings, name)
+        fits = all(1 <= length <= LONGEST for length in lengths)
+        require(fits, name, f"1 to {LONGEST:,} each", lengths)
+    names = settings.names or [Path(model).name for model in settings.models]
+    different = len(names) == len(set(names)) == len(settings.models)
+    require(different, "names", f"{len(settings.models)} different ones", names)
+    require(not settings.text or bool(settings.cosine_lengths), "cosine_lengths", "one or more with text", "none")
+    require(not settings.tasks or settings.data_dir is not None, "data_dir", "the folder of the tasks", "none")
+    check_output(settings.output_dir)
+    return dict(zip(names, settings.models, strict=True))

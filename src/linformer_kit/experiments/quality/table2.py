@@ -1,0 +1,252 @@
+"""Table 2: accuracy of several encoders after fine-tuning on the tasks of section 5.2, and what it costs."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from linformer_kit.data.labelled import load_labelled
+from linformer_kit.data.tasks import TASKS
+from linformer_kit.environment import best_device
+from linformer_kit.errors import DivergedError, InputError
+from linformer_kit.experiments import paper
+from linformer_kit.experiments.experiment import Experiment, check_output, earlier_file, portable
+from linformer_kit.experiments.measure import in_fresh_process, peak_bytes
+from linformer_kit.files.manifest import file_fingerprint, read_json
+from linformer_kit.interop.loading import check_model_folder
+from linformer_kit.report.base import file_name
+from linformer_kit.report.table2 import write_table2_report
+from linformer_kit.settings import FinetuneSettings, names_folder, names_only
+from linformer_kit.settings.bench import Table2Settings
+from linformer_kit.training import finetune
+from linformer_kit.training.memory import keep_freed_memory
+
+# Settings that are those of `linformer finetune`.
+_PASSED = (
+    "data_dir",
+    "projection_learning_rate_factor",
+    "max_train_samples",
+    "max_eval_samples",
+    "max_length",
+    "resize_to",
+    "resize_mode",
+    "num_train_epochs",
+    "per_device_train_batch_size",
+    "per_device_eval_batch_size",
+    "gradient_accumulation_steps",
+    "warmup_steps",
+    "bf16",
+)
+_KEPT = ("seed", "metrics", "updates", "best_updates", "seconds", "texts_per_second")
+
+
+def main(settings: Table2Settings) -> None:
+    """Fine-tune all models on all tasks and print the table."""
+    table2(settings).show()
+
+
+def table2(settings: Table2Settings) -> Experiment:
+    """Fine-tune each model on each task, each in a process of its own, one after the other.
+
+    Of several learning rates each model takes, for each task, the one with the best metric for the first seed, and is
+    trained with the other seeds at that one. A rate at which a training diverges is noted and left.
+
+    Returns:
+        The results, as in `table2.json`, in the folder that holds all classifiers too.
+
+    Raises:
+        InputError: for models, tasks and settings that do not fit, before anything is trained.
+    """
+    names = _check(settings)
+    fields: dict[str, Any] = {
+        "models": {name: _place(model) for name, model in names.items()},
+        "fingerprints": {name: _fingerprint(model) for name, model in names.items()},
+        "tasks": list(settings.tasks),
+        "paper": [
+            {"seq_len": seq_len, "model": model, "scores": dict(zip(TASKS, scores, strict=True))}
+            for (seq_len, model), scores in paper.SCORES.items()
+        ],
+        "cells": [],
+        "complete": False,
+    }
+    recorded = _portable(settings)
+    earlier = earlier_file(settings.output_dir, "table2", resume=settings.resume)
+    if earlier is not None:
+        fields["cells"] = _earlier_cells(read_json(earlier), fields | {"settings": recorded}, earlier)
+    experiment = Experiment(
+        "bench table2",
+        settings.output_dir,
+        device=best_device(),
+        settings=recorded,
+        write=_write,
+        fields=fields,
+    )
+    experiment.save()  # a folder with results is one to continue in
+    with experiment, tqdm(total=len(names) * len(settings.tasks), unit=" cells", dynamic_ncols=True) as bar:
+        for task in settings.tasks:
+            seeds = settings.seeds[:1] if task in settings.one_seed else settings.seeds
+            for name in names:
+                for rate in settings.learning_rates:
+                    _run(settings, experiment, (name, task, rate), seeds[:1])
+                best = chosen_cells(experiment.results).get((name, task))
+                if best is not None:
+                    _run(settings, experiment, (name, task, best["learning_rate"]), seeds)
+                bar.update()
+        experiment.finish()
+    return experiment
+
+
+def chosen_cells(results: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+    """For each model and task the cell of the chosen learning rate: the best metric for the first seed.
+
+    Returns:
+        By (model, task), where a training has ended without diverging.
+    """
+    chosen: dict[tuple[str, str], dict[str, Any]] = {}
+    for cell in results["cells"]:
+        place = (cell["model"], cell["task"])
+        if cell["runs"] and (place not in chosen or _first_metric(cell) > _first_metric(chosen[place])):
+            chosen[place] = cell
+    return chosen
+
+
+def _first_metric(cell: dict[str, Any]) -> float:
+    return cell["runs"][0]["metrics"][cell["metrics"][0]]
+
+
+def _write(results: dict[str, Any], folder: Path) -> str:
+    return write_table2_report(results, folder, chosen_cells(results))
+
+
+def _run(settings: Table2Settings, experiment: Experiment, what: tuple[str, str, float], seeds: list[int]) -> None:
+    """One model on one task at one rate, unless it is done with these seeds; results are written after it."""
+    name, task, rate = what
+    results, folder = experiment.results, experiment.folder.resolve()
+    known = [cell for cell in results["cells"] if (cell["model"], cell["task"], cell["learning_rate"]) == what]
+    cell: dict[str, Any]
+    cell = known[0] if known else {"model": name, "task": task, "learning_rate": rate, "diverged": False, "runs": []}
+    if cell["diverged"] or {run["seed"] for run in cell["runs"]} >= set(seeds):
+        return
+    own = _finetune_settings(settings, what, seeds, str(folder / name / f"{task}-{rate:g}"))
+    try:
+        found, memory = in_fresh_process(_finetune, own, torch.get_num_threads())
+    except DivergedError:
+        cell["diverged"] = True
+    else:
+        cell |= {
+            "parameters": found["model"]["parameters"],
+            "texts": found["texts"],
+            "metrics": found["metrics"],
+            "peak_bytes": max(memory, cell.get("peak_bytes", 0)),
+            "runs": [{kept: run[kept] for kept in _KEPT} for run in found["runs"]],
+        }
+    if not known:
+        results["cells"].append(cell)
+    experiment.save()
+
+
+def _finetune(settings: FinetuneSettings, threads: int) -> tuple[dict[str, Any], int]:
+    """Runs in the fresh process: the results, and the peak of memory over what was there before."""
+    keep_freed_memory()
+    torch.set_num_threads(threads)
+    found: list[dict[str, Any]] = []
+    memory = peak_bytes(lambda: found.append(finetune.finetune(settings)[0]), best_device())
+    return found[0], memory
+
+
+def _finetune_settings(
+    settings: Table2Settings, what: tuple[str, str, float], seeds: list[int], output_dir: str | None = None
+) -> FinetuneSettings:
+    name, task, rate = what
+    return FinetuneSettings(
+        model=_names(settings)[name],
+        task=task,  # type: ignore[arg-type]
+        seeds=seeds,
+        learning_rate=rate,
+        output_dir=output_dir,
+        cache_dir=settings.cache_dir,
+        resume=output_dir is not None,
+        report_to="none",
+        **{field: getattr(settings, field) for field in _PASSED},
+    )
+
+
+def _names(settings: Table2Settings) -> dict[str, str]:
+    """The models by name."""
+    return dict(zip(_given_names(settings), settings.models, strict=True))
+
+
+def _given_names(settings: Table2Settings) -> list[str]:
+    return settings.names or [Path(model).name for model in settings.models]
+
+
+def _earlier_cells(before: dict[str, Any], now: dict[str, Any], path: Path) -> list[dict[str, Any]]:
+    """What a bench to be resumed has measured; more models, tasks, rates and seeds may join."""
+    for name in (*_PASSED, "one_seed"):
+        if before["settings"].get(name) != now["settings"][name]:
+            raise InputError(
+                f"resume: expected {name} as in {path}, {before['settings'].get(name)!r}, got {now['settings'][name]!r}"
+            )
+    if before["settings"]["seeds"][0] != now["settings"]["seeds"][0]:
+        raise InputError(f"resume: expected the first seed of {path}, got {now['settings']['seeds'][0]}")
+    for name, model in now["models"].items():
+        same = (before["models"].get(name), before["fingerprints"].get(name)) == (model, now["fingerprints"][name])
+        if name in before["models"] and not same:
+            raise InputError(f"resume: expected the model {name} of {path}, {before['models'][name]}, got another one")
+    return before["cells"]
+
+
+def _portable(settings: Table2Settings) -> dict[str, Any]:
+    """The settings as they stand in the results, without the paths of this machine."""
+    recorded = portable(settings, files=("data_dir",), emptied=("cache_dir", "output_dir"), without=())
+    return recorded | {"models": list(map(_place, settings.models))}
+
+
+def _place(model: str) -> str:
+    """The name of a model's folder, or its hub id."""
+    return names_only(model) if names_folder(model) else model
+
+
+def _fingerprint(model: str) -> str | None:
+    """Hexadecimal hash of the weights in a folder; the hub has its own."""
+    if not names_folder(model):
+        return None
+    content = hashlib.sha256()
+    for path in sorted(Path(model).glob("*.safetensors")):
+        content.update(bytes.fromhex(file_fingerprint(path)))
+    return content.hexdigest()
+
+
+def _check(settings: Table2Settings) -> dict[str, str]:
+    """The models by name, after everything that would fail later was tried."""
+    if settings.names is not None and len(settings.names) != len(settings.models):
+        raise InputError(f"names: expected {len(settings.models)}, one for each model, got {len(settings.names)}")
+    names = _given_names(settings)
+    if len({file_name(name) for name in names}) < len(names):
+        raise InputError(f"names: expected a different one for each model, got {', '.join(names)}; give --names")
+    for name in names:
+        if not name or name != Path(name).name:
+            raise InputError(f"names: expected names that can be folders, got {name!r}")
+    for setting in ("models", "tasks", "seeds", "learning_rates"):
+        values = getattr(settings, setting)
+        if not values or len(set(values)) < len(values):
+            raise InputError(f"{setting}: expected one or more, each once, got {values}")
+    for setting, tasks in (("tasks", settings.tasks), ("one_seed", settings.one_seed)):
+        if not set(tasks) <= set(TASKS):
+            raise InputError(f"{setting}: expected some of {', '.join(TASKS)}, got {', '.join(tasks)}")
+    earlier = earlier_file(settings.output_dir, "table2", resume=settings.resume)
+    check_output(settings.output_dir, resume=earlier is not None)
+    for model in filter(names_folder, settings.models):
+        check_model_folder(Path(model))
+    for rate in settings.learning_rates:
+        finetune.check(_finetune_settings(settings, (names[0], settings.tasks[0], rate), settings.seeds))
+    for task in settings.tasks:
+        texts = load_labelled(_finetune_settings(settings, (names[0], task, rate), settings.seeds))
+    for name in names:
+        own = _finetune_settings(settings, (name, task, rate), settings.seeds)
+        finetune.load_encoder(own, texts.labels, seed=0)
+    return _names(settings)

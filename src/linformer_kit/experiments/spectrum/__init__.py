@@ -1,0 +1,1 @@
+"""Singular values of attention: Figure 1 of the paper, and k chosen by them."""

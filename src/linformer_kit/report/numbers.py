@@ -1,0 +1,50 @@
+"""How numbers are written in all reports, units included in the names."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+
+ABSENT = "–"  # where nothing was measured
+
+
+def listed(numbers: Iterable[int]) -> str:
+    """Numbers with commas between them."""
+    return ", ".join(map(str, numbers))
+
+
+def mean_and_deviation(numbers: Sequence[float], decimals: int, *, sign: str = "") -> str:
+    """The mean and, of several numbers, the sample's standard deviation.
+
+    Args:
+        numbers: At least one.
+        decimals: Digits after the point.
+        sign: "+" to write the sign of a positive mean too.
+    """
+    deviation = f" ± {statistics.stdev(numbers):.{decimals}f}" if len(numbers) > 1 else ""
+    return f"{statistics.fmean(numbers):{sign}.{decimals}f}{deviation}"
+
+
+def milliseconds(seconds: float, form: str = ",.0f") -> str:
+    """Seconds as milliseconds, without the unit."""
+    return f"{seconds * 1e3:{form}}"
+
+
+def microseconds(seconds: float, form: str = ",.3g") -> str:
+    """Seconds as microseconds, without the unit."""
+    return f"{seconds * 1e6:{form}}"
+
+
+def mebibytes(count: float, form: str = ",.0f") -> str:
+    """Bytes as MiB, without the unit."""
+    return f"{count / 2**20:{form}}"
+
+
+def gibibytes(count: float, form: str = ",.3f") -> str:
+    """Bytes as GiB, with the unit."""
+    return f"{count / 2**30:{form}} GiB"
+
+
+def billions(count: float, form: str = ",.0f") -> str:
+    """Operations or bytes as G, without the unit."""
+    return f"{count / 1e9:{form}}"

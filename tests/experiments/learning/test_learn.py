@@ -1,0 +1,527 @@
+"""`linformer bench learning`: which trainings a study has, what is resumed, what is refused; a small study whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+import linformer_kit as lk
+from linformer_kit.commands.cli import RECIPES, main, parse
+from linformer_kit.errors import InputError
+from linformer_kit.experiments.learning import checks, learn, running, trials
+from linformer_kit.operator.projections.starts import STARTS
+from linformer_kit.settings.study import LearningSettings
+from tests.conftest import PRETRAIN_SIZES, write_corpus
+
+pytestmark = pytest.mark.e2e
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+BASE = {
+    "model": PRETRAIN_SIZES,
+    "mlm_probability": 0.4,
+    "max_steps": 4,
+    "per_device_train_batch_size": 3,
+    "per_device_eval_batch_size": 5,
+    "learning_rate": 1e-3,
+    "warmup_steps": 1,
+    "eval_steps": 2,
+    "save_steps": 2,
+    "split_seed": 0,
+    "report_to": "none",
+}
+STUDY = {
+    "title": "Of a test",
+    "baseline": "full",
+    "learning_rates": [1e-3, 1e-2],
+    "seeds": [1, 2],
+    "cells": {"short": {}, "lo/ng": {"model.max_position_embeddings": 29, "english": True}},
+    "variants": {
+        "full": {"model.attention": "full"},
+        "E, F": {},
+        "grown": {"after": "E, F", "learning_rates": [5e-3], "resize_to": 58, "max_steps": 2},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Path:
+    folder = write_corpus(tmp_path_factory.mktemp("text"))
+    (folder / "sentences.tsv").write_text("sentence\tlabel\n" + "first function and second\t1\n" * 3 + "no\t0\n")
+    return folder
+
+
+def study(corpus: Path, **changes) -> LearningSettings:
+    base = {**BASE, "train_file": [str(corpus / "*.txt")], "cache_dir": str(corpus.parent / "cache")}
+    fields = {**STUDY, "english_file": [str(corpus / "1*.txt")], **changes, "base": base | changes.get("base", {})}
+    path = corpus / "study.yaml"
+    path.write_text(yaml.safe_dump(fields, sort_keys=False))
+    return parse(["bench", "learning", "--recipe", str(path)])[1]
+
+
+def whole_study(corpus: Path) -> LearningSettings:
+    return study(corpus, projected_dims=[3], sentence_file=[str(corpus / "sentences.tsv")])
+
+
+class InThisProcess:
+    """A pool of processes that is none."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def submit(self, function, *arguments):
+        future = Future()
+        future.set_result(function(*arguments))
+        return future
+
+    def shutdown(self, **_):
+        pass
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Trainings run in this process, one after the other; their names, in order."""
+    ran: list[str] = []
+
+    def run(trial, *rest):
+        ran.append(trial.name)
+        return running.run_trial(trial, *rest)
+
+    monkeypatch.setattr(learn, "fresh_processes", InThisProcess)
+    monkeypatch.setattr(learn, "in_fresh_process", lambda function, *arguments: function(*arguments))
+    monkeypatch.setattr(learn, "run_trial", run)
+    return ran
+
+
+@pytest.fixture
+def untrained(here, monkeypatch):
+    """Nothing is trained: what a trial would have been."""
+
+    def run(trial, *_):
+        here.append(trial.name)
+        said = ("name", "kind", "cell", "variant", "learning_rate", "seed", "minutes", "before")
+        updates = trial.settings.max_steps
+        corpus = {"fingerprint": "f", "seq_len": 23, "vocab_size": 277, "train_sequences": 5, "validation_sequences": 3}
+        made = {"updates": updates, "validation_loss": 4.0, "curve": [[0, 5.0], [updates, 4.0]], "corpus": corpus}
+        return {**{name: getattr(trial, name) for name in said}, **made, "unigram_entropy": 4.5}
+
+    monkeypatch.setattr(learn, "run_trial", run)
+    return here
+
+
+@pytest.fixture(scope="module")
+def finished(corpus, tmp_path_factory) -> Path:
+    """A study that is done, as a user runs one."""
+    folder = tmp_path_factory.mktemp("study") / "out"
+    whole_study(corpus)
+    recipe = str(corpus / "study.yaml")
+    main(["bench", "learning", "--recipe", recipe, "--output_dir", str(folder), "--processes", "2"])
+    return folder
+
+
+def results_of(folder: Path) -> dict:
+    return json.loads((folder / "learning.json").read_text())
+
+
+def test_a_study_tunes_and_compares(finished):
+    results = results_of(finished)
+    assert results["complete"] and results["learning_rates"].keys() == STUDY["variants"].keys()
+    keys = [tuple(entry[name] for name in ("cell", "variant", "learning_rate", "seed")) for entry in results["trials"]]
+    names = {entry["name"] for entry in results["trials"]}
+    assert len(keys) == len(set(keys)) == len(names)
+    rates = {"grown": 5e-3}
+    for variant in ("full", "E, F"):
+        tuned = {
+            entry["learning_rate"]: entry["validation_loss"]
+            for entry in results["trials"]
+            if (entry["variant"], entry["cell"], entry["seed"]) == (variant, "short", 1)
+        }
+        rates[variant] = min(tuned, key=tuned.get)
+        assert tuned.keys() == {1e-3, 1e-2}
+    assert results["learning_rates"] == rates
+    wanted = {(cell, variant, rates[variant], seed) for cell in STUDY["cells"] for variant in rates for seed in (1, 2)}
+    tuning = {("short", variant, rate, 1) for variant in ("full", "E, F") for rate in (1e-3, 1e-2)}
+    assert wanted | tuning == set(keys)
+
+
+def test_what_is_measured(finished):
+    results = results_of(finished)
+    for entry in results["trials"]:
+        updates = 2 if entry["variant"] == "grown" else 4
+        assert entry["updates"] == updates and [step for step, _ in entry["curve"]] == list(range(0, updates + 1, 2))
+        assert entry["validation_loss"] == entry["curve"][-1][1]
+        forms = {""} if entry["variant"] == "full" else {"prefix", "stretch", "masked prefix"}
+        assert set(entry["sentences"]) == forms
+        assert entry.get("by_projected_dim", {}).keys() == (set() if entry["variant"] == "full" else {"3"})
+        assert entry["corpus"]["seq_len"] == 58 if entry["variant"] == "grown" else 29 if "/" in entry["cell"] else 23
+    assert not results["seconds_per_update"]
+
+
+def test_models_go_on_from_those_before(finished):
+    """From the same cell and seed, at the rate that was chosen for it, and with less loss than a new model."""
+    results = results_of(finished)
+    by_name = {entry["name"]: entry for entry in results["trials"]}
+    for entry in results["trials"]:
+        if entry["variant"] == "grown":
+            before = by_name[entry["before"]]
+            assert (before["cell"], before["seed"], before["variant"]) == (entry["cell"], entry["seed"], "E, F")
+            assert before["learning_rate"] == results["learning_rates"]["E, F"]
+            assert entry["curve"][0][1] < before["curve"][0][1] - 0.01
+            assert lk.LinformerConfig.from_pretrained(finished / "trials" / entry["name"]).max_position_embeddings == 58
+        else:
+            assert entry["before"] is None
+
+
+def test_the_report(finished):
+    text = (finished / "learning.md").read_text()
+    assert "# Of a test" in text and "## short" in text and "## lo/ng" in text
+    assert "| variant | 0.001 | 0.01 |" in text and text.count("**") == 4
+    for name in ("curves-short.png", "curves-lo_ng.png"):
+        assert (finished / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_results_name_no_place_on_this_machine(finished, corpus):
+    text = (finished / "learning.md").read_text() + (finished / "learning.json").read_text()
+    assert str(finished) not in text and str(corpus) not in text
+    assert '"*.txt"' in text and '"sentences.tsv"' in text
+
+
+def test_going_on_trains_only_what_is_missing(finished, corpus, here, tmp_path):
+    """What was finished but not yet written down is not trained again."""
+    folder = tmp_path / "out"
+    shutil.copytree(finished, folder)
+    results = results_of(folder)
+    kept, last = results["trials"][:-1], results["trials"][-1]
+    (folder / "learning.json").write_text(json.dumps(results | {"trials": kept, "complete": False}))
+    before = (folder / "trials" / last["name"] / "checkpoint-2" / "model.safetensors").stat().st_mtime_ns
+    again = learn.learn(dataclasses.replace(whole_study(corpus), output_dir=str(folder), resume=True)).results
+    assert here == [last["name"]]
+    repeated = again["trials"][-1]
+    assert {**repeated, "seconds": 0, "tokens_per_second": 0} == {**last, "seconds": 0, "tokens_per_second": 0}
+    assert (folder / "trials" / last["name"] / "checkpoint-2" / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_a_study_may_grow_and_what_has_changed_is_trained_anew(corpus, untrained, tmp_path):
+    """One more seed, one variant that is another now, and one whose name is as good as the same."""
+    settings = dataclasses.replace(study(corpus), output_dir=str(tmp_path / "out"))
+    before = {entry["name"] for entry in learn.learn(settings).results["trials"]}
+    untrained.clear()
+    variants = {
+        **settings.variants,
+        "full": {"model.attention": "full", "max_steps": 6},
+        "E  F": {"learning_rates": [1e-2]},
+    }
+    changed = dataclasses.replace(settings, resume=True, seeds=[1, 2, 3], variants=variants)
+    results = learn.learn(changed).results
+    ran = [entry for entry in results["trials"] if entry["name"] in untrained]
+    count = {variant: sum(entry["variant"] == variant for entry in ran) for variant in variants}
+    assert count == {"full": 1 + 2 * 3, "E, F": 2, "grown": 2, "E  F": 2 * 3} and not before & set(untrained)
+    assert {entry["updates"] for entry in results["trials"] if entry["variant"] == "full"} == {6}
+    assert len({entry["name"] for entry in results["trials"]}) == len(results["trials"])
+
+
+def test_a_variant_may_have_fewer_seeds(corpus, untrained, tmp_path):
+    """And what goes on from it has the same."""
+    variants = {"full": {}, "ours": {"seeds": [2]}, "more": {"after": "ours"}}
+    settings = study(corpus, variants=variants, learning_rates=[1e-3], cells={"short": {}})
+    experiment = learn.learn(dataclasses.replace(settings, output_dir=str(tmp_path / "out")))
+    results, folder = experiment.results, experiment.folder
+    ran = [(entry["variant"], entry["seed"]) for entry in results["trials"]]
+    assert sorted(ran) == [("full", 1), ("full", 2), ("more", 2), ("ours", 2)]
+    rows = [line.split(" | ") for line in (folder / "learning.md").read_text().splitlines() if line.startswith("| ")]
+    assert {row[0]: row[4] for row in rows[2:]} == {
+        "| full": "4.000, 4.000",
+        "| ours": "4.000 (seed 2)",
+        "| more": "4.000 (seed 2)",
+    }
+
+
+@pytest.mark.parametrize(
+    ("variants", "message"),
+    [
+        (
+            {"full": {}, "more": {"after": "one"}, "one": {"seeds": [2]}, "most": {"after": "one", "seeds": [1]}},
+            "variants.most.seeds: expected some of [2], those of one, got [1]",
+        ),
+        ({"full": {"seeds": [1]}}, "variants.full.seeds: expected all of [1, 2] for the baseline, got [1]"),
+    ],
+)
+def test_seeds_that_are_missing(corpus, tmp_path, variants, message):
+    refused(study(corpus, variants=variants, learning_rates=[1e-3]), tmp_path, message)
+
+
+@pytest.mark.parametrize("name", [path.stem for path in (RECIPES / "learning").glob("[!_]*.yaml")])
+def test_variants_start_as_their_names_say(name):
+    """Whatever the default is; a recipe may say it for all of its variants."""
+    settings = parse(["bench", "learning", "--recipe", name])[1]
+    own = yaml.safe_load((RECIPES / "learning" / f"{name}.yaml").read_text()).get("base", {}).get("model", {})
+    for trial in checks.one_of_each_kind(dataclasses.replace(settings, english_file=["x"])):
+        said = [start for start in STARTS if start in trial.variant.replace(",", "").split()]
+        default = "shifted_pooling" if "tiny" in trial.variant else own.get("projection_initializer", "pooling")
+        assert trial.settings.model.projection_initializer == (said or [default])[0]
+
+
+def test_a_study_that_was_killed_before_its_first_result_goes_on(corpus, untrained, tmp_path, monkeypatch):
+    settings = dataclasses.replace(study(corpus, variants={"full": {}}, learning_rates=[1e-3]), seeds=[1])
+    settings = dataclasses.replace(settings, output_dir=str(tmp_path / "out"))
+    with monkeypatch.context() as patched:
+        patched.setattr(learn, "run_trial", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            learn.learn(settings)
+    with pytest.raises(InputError, match="output_dir: expected a new or empty folder"):
+        learn.learn(settings)
+    assert learn.learn(dataclasses.replace(settings, resume=True))[0]["complete"]
+
+
+class Killed(InThisProcess):
+    """A pool whose second process is killed; what the others do ends well, some of it later."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.work = []
+
+    def submit(self, *work):
+        future = Future()
+        self.work.append((future, *work))
+        if len(self.work) == 2:
+            future.set_exception(BrokenProcessPool("terminated abruptly"))
+        return super().submit(*work) if len(self.work) == 1 else future
+
+    def shutdown(self, **_):
+        for future, function, *arguments in self.work[2:]:
+            future.set_result(function(*arguments))
+
+
+def test_nothing_finished_is_lost_where_a_process_is_killed(corpus, untrained, tmp_path, monkeypatch, capsys):
+    whole_study(corpus)
+    recipe, folder = str(corpus / "study.yaml"), tmp_path / "out"
+    command = ["bench", "learning", "--recipe", recipe, "--output_dir", str(folder), "--processes", "1"]
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as exit_:
+        patch.setattr(learn, "fresh_processes", Killed)
+        main(command)
+    assert exit_.value.code == 1
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "linformer: error: a process was killed, most likely because memory ran out; lower processes (1) or "
+        "base.per_device_train_batch_size (3); --resume goes on from what is saved"
+    )
+    assert len(results_of(folder)["trials"]) == len(untrained) == 3
+    main([*command, "--resume"])
+    assert results_of(folder)["complete"] and len(set(untrained)) == len(untrained)
+
+
+def test_a_study_goes_on_where_it_began(finished, corpus):
+    """Times of two machines do not compare."""
+    results = results_of(finished)
+    path = finished / "learning.json"
+    there = path.read_text()
+    results["environment"]["device"] = "another machine"
+    path.write_text(json.dumps(results))
+    try:
+        with pytest.raises(InputError, match=r"resume: expected device another machine, as in .*learning\.json, got "):
+            learn.learn(dataclasses.replace(whole_study(corpus), output_dir=str(finished), resume=True))
+    finally:
+        path.write_text(there)
+
+
+def test_equal_time(corpus, untrained, tmp_path, monkeypatch):
+    """Updates are timed once for all seeds and rates, alone, and as many are made as fit."""
+    monkeypatch.setattr(learn, "seconds_per_update", lambda trial, *_: 0.5 if trial.variant == "full" else 0.25)
+    variants = {"full": {"model.attention": "full"}, "ours": {}, "more": {"after": "ours", "minutes": 0.025}}
+    settings = study(corpus, minutes=0.05, variants=variants, learning_rates=[1e-3], cells={"short": {}})
+    experiment = learn.learn(dataclasses.replace(settings, output_dir=str(tmp_path / "out")))
+    results, folder = experiment.results, experiment.folder
+    assert sorted(results["seconds_per_update"].values()) == [0.25, 0.25, 0.5]
+    updates = {entry["variant"]: entry["updates"] for entry in results["trials"]}
+    assert updates == {"full": 6, "ours": 12, "more": 6}
+    text = (folder / "learning.md").read_text()
+    row = next(line for line in text.splitlines() if line.startswith("| more |"))
+    assert row.endswith("| 0.075 | 250.000 |")
+    fewer = {name: variants[name] for name in ("full", "ours")}
+    results = learn.learn(dataclasses.replace(settings, output_dir=str(folder), resume=True, variants=fewer)).results
+    assert sorted(results["seconds_per_update"].values()) == [0.25, 0.5], "nothing of what is not studied any more"
+
+
+def test_a_study_killed_while_it_is_timed_keeps_the_times(corpus, untrained, tmp_path, monkeypatch):
+    monkeypatch.setattr(learn, "seconds_per_update", lambda *_: 0.5)
+    settings = study(corpus, minutes=0.05, variants={"full": {}}, learning_rates=[1e-3], cells={"short": {}})
+    settings = dataclasses.replace(settings, output_dir=str(tmp_path / "out"))
+    with monkeypatch.context() as patched:
+        patched.setattr(learn, "run_trial", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            learn.learn(settings)
+    monkeypatch.setattr(learn, "seconds_per_update", None)  # calling it would fail
+    results = learn.learn(dataclasses.replace(settings, resume=True)).results
+    assert {entry["updates"] for entry in results["trials"]} == {6}
+
+
+def test_what_diverges_is_said_and_ends_nothing(corpus, here, tmp_path):
+    settings = study(corpus, learning_rates=[1e30, 1e31], variants={"full": {}, "ours": {"learning_rates": [1e-3]}})
+    settings = dataclasses.replace(
+        settings, base=dataclasses.replace(settings.base, warmup_steps=0, max_grad_norm=1e30)
+    )
+    settings = dataclasses.replace(settings, output_dir=str(tmp_path / "out"), cells={"short": {}}, seeds=[1])
+    experiment = learn.learn(settings)
+    results, folder = experiment.results, experiment.folder
+    losses = {(entry["variant"], entry["learning_rate"]): entry["validation_loss"] for entry in results["trials"]}
+    assert losses["full", 1e30] is None and losses["full", 1e31] is None and losses["ours", 1e-3] is not None
+    text = (folder / "learning.md").read_text()
+    assert "| full | **diverged** | diverged |" in text and "| full | 1e+30 | 1 | diverged | diverged |  |" in text
+
+
+def trial_of(settings: LearningSettings, cell: str, variant: str, rate: float = 1e-3, seed: int = 1) -> trials.Trial:
+    return trials.make_trial(settings, cell, variant, rate, seed, {"E, F": 1e-2})
+
+
+def test_a_trial_is_base_then_cell_then_variant(corpus):
+    settings = study(corpus, variants={"x": {"model.projected_dim": 5, "adam_beta2": 0.9}}, baseline="x")
+    trial = trial_of(settings, "lo/ng", "x", 3e-4, 7)
+    assert trial.name.startswith("lo_ng-x-lr0.0003-seed7-")
+    assert (trial.settings.model.max_position_embeddings, trial.settings.model.projected_dim) == (29, 5)
+    assert (trial.settings.learning_rate, trial.settings.seed) == (3e-4, 7)
+    assert trial.settings.train_file == [str(corpus / "1*.txt")]
+    assert (trial.settings.adam_beta2, settings.base.adam_beta2) == (0.9, 0.98)
+
+
+def test_names_of_trials(corpus, tmp_path):
+    """They say what is trained, and nothing of where."""
+    settings = study(corpus)
+    settings.variants["E  F"] = {}
+    names = {trial_of(settings, cell, variant).name for cell in settings.cells for variant in settings.variants}
+    assert len(names) == 8
+    moved = dataclasses.replace(settings, english_file=["/elsewhere/1*.txt"], processes=3, title="Another")
+    moved.base.cache_dir = str(tmp_path)
+    assert {trial_of(moved, cell, variant).name for cell in moved.cells for variant in moved.variants} == names
+    one, other = trial_of(settings, "short", "E, F"), trial_of(settings, "short", "E, F", 1e-2, 5)
+    assert one.kind == other.kind and one.name != other.name
+
+
+def test_equal_time_makes_the_number_of_updates(corpus):
+    base = {"max_steps": 100, "warmup_steps": 10, "eval_steps": 50, "save_steps": 25}
+    trial = trials.timed(trial_of(study(corpus, minutes=2.0, base=base), "short", "full"), 0.5)
+    assert (trial.settings.max_steps, trial.settings.warmup_steps) == (240, 24)
+    assert (trial.settings.eval_steps, trial.settings.save_steps) == (120, 60)
+
+
+def test_the_time_of_an_update_is_a_median(corpus, tmp_path, monkeypatch):
+    """Of 20 updates after the first ones; one that took long does not count for more."""
+    clock = iter([*range(10), 1000, *range(1001, 1100)])
+    monkeypatch.setattr(running, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    assert running.seconds_per_update(trial_of(study(corpus), "short", "full"), tmp_path, 1) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"baseline": "half"}, "baseline: expected one of full, E, F, grown, got half"),
+        ({"seeds": []}, "seeds: expected at least one, got none"),
+        ({"seeds": [1, 1]}, "seeds: expected a list of different numbers from 0 to 4294967295, got [1, 1]"),
+        ({"seeds": [-1]}, "seeds: expected a list of different numbers from 0 to 4294967295, got [-1]"),
+        ({"learning_rates": [1e-3, 1e-3]}, "learning_rates: expected a list of different numbers over 0"),
+        ({"learning_rates": [0.0]}, "learning_rates: expected a list of different numbers over 0, got [0.0]"),
+        ({"projected_dims": [0]}, "projected_dims: expected 1 or more, got [0]"),
+        ({"minutes": -3}, "minutes: expected more than 0, got -3"),
+        ({"processes": 0}, "processes: expected 1 or more, got 0"),
+        ({"tune": {"cell": "none"}}, "tune.cell: expected one of short, lo/ng, got none"),
+        ({"tune": {"cell": ["none"]}}, "tune.cell: expected one of short, lo/ng, got ['none']"),
+        ({"tune": {"cel": "short"}}, "tune: expected cell and seed, got cel"),
+        ({"tune": {"seed": -1}}, "tune.seed: expected 0 to 4294967295, got -1"),
+        ({"english_file": None}, "english_file: expected files of English text for the cells, got none"),
+        ({"english_file": ["nowhere.txt"]}, "english_file"),
+        ({"sentence_file": ["nowhere.tsv"]}, "sentence_file"),
+        ({"cells": {"short": {"english": 1}}}, "cells.short.english: expected true or false, got 1"),
+        ({"cells": {"short": {"x.y": 3}}}, "cells.short.x.y: expected a setting of linformer pretrain"),
+        ({"cells": {"short": {"seed": 3}}}, "cells.short.seed: expected a setting that is not the study's, got seed"),
+        ({"base": {"mlm_probability": 2.0}}, "mlm_probability: expected more than 0 and less than 1, got 2.0"),
+        (
+            {"base": {"compare_full": True}},
+            "base.compare_full: expected False, which is the study's to decide, got True",
+        ),
+    ],
+)
+def test_studies_refused(corpus, tmp_path, changes, message):
+    refused(study(corpus, **changes), tmp_path, message)
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ({"model.atention": "full"}, "variants.full.model.atention: expected a setting of linformer pretrain"),
+        ({"model.attention": "half"}, "half"),
+        (
+            {"model": {"hidden_size": 3}},
+            "variants.full.model: expected a setting of linformer pretrain, got an unknown",
+        ),
+        ({"model": 3}, "variants.full.model: expected a setting of linformer pretrain, got an unknown"),
+        ({"max_steps": "many"}, "max_steps"),
+        ({"learning_rate": 0.5}, "variants.full.learning_rate: expected a setting that is not the study's"),
+        ({"from_model": "x"}, "variants.full.from_model: expected a setting that is not the study's"),
+        (
+            {"learning_rates": 4e-3},
+            "variants.full.learning_rates: expected a list of different numbers over 0, got 0.004",
+        ),
+        ({"learning_rates": []}, "variants.full.learning_rates: expected a list of different numbers over 0, got []"),
+        ({"seeds": 1}, "variants.full.seeds: expected a list of different numbers from 0 to 4294967295, got 1"),
+        ({"seeds": [3]}, "variants.full.seeds: expected some of [1, 2], got [3]"),
+        ({"minutes": "3x"}, "variants.full.minutes: expected more than 0, got 3x"),
+        ({"minutes": float("inf")}, "variants.full.minutes: expected more than 0, got inf"),
+        ({"after": "b", "learning_rates": [1e-3]}, "variants.full.after: expected another variant, got b"),
+        ({"after": ["b"]}, "variants.full.after: expected another variant, got ['b']"),
+        ({"after": "full", "learning_rates": [1e-3]}, "variants: expected none that goes on from itself, got a circle"),
+        ({"after": "c"}, "variants.full.learning_rates: expected one, with `after`, got [0.001, 0.01]"),
+        (
+            {"after": "c", "learning_rates": [1e-3], "model.hidden_size": 66},
+            "variants.full: expected no setting of the model, which is that of `after`, got model.hidden_size",
+        ),
+        ({"resize_to": 46}, "resize_to: expected `after` beside it, got none"),
+        ({"elastic_projected_dims": [8]}, "elastic_projected_dims: expected one or more, each 1 to 7"),
+    ],
+)
+def test_variants_refused(corpus, tmp_path, what, message):
+    refused(study(corpus, variants={"full": what, "c": {}}), tmp_path, message)
+
+
+def refused(settings: LearningSettings, tmp_path: Path, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        learn.learn(dataclasses.replace(settings, output_dir=str(tmp_path / "out")))
+    assert message in str(error.value) and "\n" not in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_resuming_needs_a_folder(corpus):
+    with pytest.raises(InputError, match="resume: expected an output_dir to resume in, got none"):
+        learn.learn(dataclasses.replace(study(corpus), resume=True))
+
+
+@pytest.mark.parametrize("path", sorted((RECIPES / "learning").glob("[a-z]*.yaml")), ids=lambda path: path.stem)
+def test_recipes_are_whole(path, tmp_path):
+    """Each parses, and every training of it could start; the header says what one must know."""
+    (tmp_path / "text.txt").write_text("English")
+    settings = parse(["bench", "learning", "--recipe", path.stem, "--english_file", str(tmp_path)])[1]
+    learn._check(settings)
+    header = path.read_text().split("\ntitle:")[0]
+    for word in (path.stem, "Paper:", "Hardware:", "Time:", f"linformer bench learning --recipe {path.stem}"):
+        assert word in header
+
+
+@pytest.mark.parametrize("path", sorted(BENCHMARKS.glob("learning-*/learning.json")), ids=lambda path: path.parent.name)
+def test_committed_trainings_are_those_that_the_recipes_ask_for(path, tmp_path):
+    """So that whoever resumes a study with the recipe of today keeps them: no default has changed their meaning."""
+    recipe = path.parent.name.removeprefix("learning-").partition("_")[0]
+    (tmp_path / "books").mkdir()
+    (tmp_path / "books" / "one.txt").write_text("English")
+    arguments = ["--recipe", recipe, "--english_file", str(tmp_path / "books"), "--base.cache_dir", str(tmp_path)]
+    kinds = {trial.kind for trial in checks.one_of_each_kind(parse(["bench", "learning", *arguments])[1])}
+    assert {entry["kind"] for entry in json.loads(path.read_text())["trials"]} <= kinds

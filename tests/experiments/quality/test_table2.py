@@ -1,0 +1,160 @@
+"""`linformer bench table2` on a few texts: the grid, its spread, costs, and what is refused before anything is trained."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from linformer_kit.commands.cli import main
+from linformer_kit.errors import OutOfMemoryError
+from linformer_kit.experiments.paper import SCORES
+from linformer_kit.experiments.quality import table2
+from tests.conftest import fail, write_model, write_tasks
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture
+def models(tmp_path):
+    kinds = ("linformer", "full")
+    return [str(write_model(tmp_path / kind, "what train.tsv dev.tsv 0 1 2 3", attention=kind)) for kind in kinds]
+
+
+@pytest.fixture
+def here(monkeypatch, tmp_path):
+    """No fresh processes, which take seconds to start, and a cache of the test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(table2, "in_fresh_process", lambda function, *arguments: function(*arguments))
+
+
+def test_the_grid(models, here, tmp_path, capsys):
+    (tmp_path / "tasks").mkdir()
+    options = ["--data_dir", str(write_tasks(tmp_path / "tasks")), "--tasks", "imdb", "qqp", "--one_seed", "imdb"]
+    options += [
+        "--seeds",
+        "1",
+        "2",
+        "--learning_rates",
+        "1e-3",
+        "1e-2",
+        "--num_train_epochs",
+        "1",
+        "--output_dir",
+        str(tmp_path / "out"),
+    ]
+    main(["bench", "table2", "--models", *models, *options])
+    shown = capsys.readouterr().out
+    assert "| model | IMDB | QQP | average |" in shown and "F1 of duplicates on QQP" in shown and "| full |" in shown
+    results = json.loads((tmp_path / "out" / "table2.json").read_text())
+    for model in ("linformer", "full"):
+        for task in results["tasks"]:
+            cells = [cell for cell in results["cells"] if (cell["model"], cell["task"]) == (model, task)]
+            assert [cell["learning_rate"] for cell in cells] == [1e-3, 1e-2]
+            seeds = sorted([run["seed"] for run in cell["runs"]] for cell in cells)
+            assert seeds == ([[1], [1]] if task == "imdb" else [[1], [1, 2]])
+    assert all(cell["peak_bytes"] < 2**31 and cell["parameters"] > 1000 for cell in results["cells"])
+    before = (tmp_path / "out" / "table2.md").read_text()
+    main(["bench", "table2", "--models", *models, *options, "--resume"])
+    assert (tmp_path / "out" / "table2.md").read_text() == before
+
+
+def options(tmp_path) -> list[str]:
+    (tmp_path / "tasks").mkdir()
+    usual = ["--data_dir", str(write_tasks(tmp_path / "tasks")), "--num_train_epochs", "1", "--tasks", "sst2"]
+    return [*usual, "--output_dir", str(tmp_path / "out")]
+
+
+def test_a_rate_that_diverges_is_noted_and_left(models, here, tmp_path, capsys):
+    rates = ["--learning_rates", "1e30", "1e-3", "--bf16", "false", "--warmup_steps", "0"]
+    main(["bench", "table2", "--models", models[0], *options(tmp_path), *rates])
+    assert "Diverged: linformer, SST-2, 1e+30." in capsys.readouterr().out
+    cells = json.loads((tmp_path / "out" / "table2.json").read_text())["cells"]
+    assert [(cell["learning_rate"], cell["diverged"], len(cell["runs"])) for cell in cells] == [
+        (1e30, True, 0),
+        (1e-3, False, 1),
+    ]
+
+
+def test_the_rate_of_e_and_f_reaches_the_trainings(models, here, tmp_path, monkeypatch, capsys):
+    seen, own = [], table2._finetune
+    monkeypatch.setattr(table2, "_finetune", lambda settings, threads: seen.append(settings) or own(settings, threads))
+    main(["bench", "table2", "--models", models[0], *options(tmp_path), "--projection_learning_rate_factor", "0.25"])
+    assert [settings.projection_learning_rate_factor for settings in seen] == [0.25]
+    assert "1 pass, batch 16, E and F at 0.25 of the learning rate; seed 0." in capsys.readouterr().out
+
+
+def test_it_goes_on_after_an_interruption_of_the_first_cell_but_not_as_another(
+    models, here, tmp_path, monkeypatch, capsys
+):
+    command = ["bench", "table2", "--models", models[0], *options(tmp_path)]
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises((KeyboardInterrupt, SystemExit)):
+        patch.setattr(table2, "_finetune", interrupted)
+        main(command)
+    main([*command, "--resume"])
+    capsys.readouterr()
+    assert "resume: expected num_train_epochs as in" in fail(capsys, *command, "--resume", "--num_train_epochs", "2")
+    named = [*command, "--models", models[1], "--names", "linformer", "--resume"]
+    assert "resume: expected the model linformer of" in fail(capsys, *named)
+    main([*command, "--resume", "--models", *models])
+    assert len(json.loads((tmp_path / "out" / "table2.json").read_text())["cells"]) == 2
+
+
+def test_what_is_done_is_kept_where_a_process_is_killed(models, here, tmp_path, monkeypatch, capsys):
+    command = ["bench", "table2", "--models", *models, *options(tmp_path)]
+    own = table2._finetune
+
+    def killed(settings, threads):
+        if "full" in settings.model:
+            raise OutOfMemoryError("a process was killed")
+        return own(settings, threads)
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as exit_:
+        patch.setattr(table2, "_finetune", killed)
+        main(command)
+    assert exit_.value.code == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("linformer: error: a process was killed; lower per_device_train_batch_size (16) or ")
+    assert error.endswith("; --resume goes on from what is saved")
+    done = json.loads((tmp_path / "out" / "table2.json").read_text())["cells"]
+    assert [cell["model"] for cell in done] == ["linformer"]
+    main([*command, "--resume"])
+    assert json.loads((tmp_path / "out" / "table2.json").read_text())["cells"][:1] == done
+
+
+def test_the_cache_is_where_it_is_asked_for_and_not_among_the_results(models, here, tmp_path):
+    main(["bench", "table2", "--models", models[0], *options(tmp_path), "--cache_dir", str(tmp_path / "own")])
+    assert any((tmp_path / "own" / "labelled").iterdir()) and not (tmp_path / "cache").exists()
+    assert json.loads((tmp_path / "out" / "table2.json").read_text())["settings"]["cache_dir"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--models", "{0}", "{0}"], "names: expected a different one for each model, got linformer, linformer"),
+        (["--models", "{0}", "--names", "a", "b"], "names: expected 1, one for each model, got 2"),
+        (["--models", "{0}", "--names", "a/../../x"], "names: expected names that can be folders, got 'a/../../x'"),
+        (["--models", "{0}", "--learning_rates", "-1"], "learning_rate: expected 0 or more, got -1.0"),
+        (["--models", "{0}", "--data_dir", "/none/there"], "data_dir: no such file or folder: /none/there"),
+        (["--models", "{0}", "--tasks", "cola"], "tasks: expected some of sst2, imdb, qnli, qqp, got cola"),
+        (["--models", "{0}", "/none/there"], "model: expected a folder, got /none/there, which does not exist"),
+        (["--models", "{0}", "--seeds", "1", "1"], "seeds: expected one or more, each once, got [1, 1]"),
+    ],
+)
+def test_bad_input_is_one_line(models, options, message, tmp_path, capsys):
+    folder = tmp_path / "out"
+    with pytest.raises(SystemExit) as exit_:
+        main(["bench", "table2", *(option.format(*models) for option in options), "--output_dir", str(folder)])
+    assert exit_.value.code == 2 and message in capsys.readouterr().err
+    assert not folder.exists()
+
+
+def test_the_papers_averages():
+    """As printed there, which guards against a slip of the hand."""
+    printed = (92.25, 91.75, 91.85, 91.83, 92.08, 92.03, 92.30, 91.90, 90.45, 91.90, 91.83, 92.18)
+    for scores, average in zip(SCORES.values(), printed, strict=True):
+        assert sum(scores) / 4 == pytest.approx(average, abs=0.0051)

@@ -1,0 +1,216 @@
+"""The context mappings of any encoder, as the model itself would return them."""
+
+from __future__ import annotations
+
+import weakref
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from linformer_kit import InputError, LinformerModel
+from linformer_kit.experiments.spectrum import capture
+from linformer_kit.experiments.spectrum.capture import LayerAttention, visit_attention
+from tests.conftest import KINDS, fields, randomise, tokens
+
+SIZES = {
+    "vocab_size": 101,
+    "hidden_size": 33,
+    "num_attention_heads": 3,
+    "num_hidden_layers": 2,
+    "intermediate_size": 29,
+    "max_position_embeddings": 41,
+}
+INTERFACE = ("bert", "roberta", "electra", "albert", "xlm-roberta", "camembert", "distilbert", "modernbert", "ernie")
+THEIR_OWN = ("mpnet", "roformer", "deberta-v2", "megatron-bert", "rembert")
+
+
+def encoder(kind: str) -> transformers.PreTrainedModel:
+    changes: dict[str, object] = dict(SIZES)
+    if kind == "distilbert":
+        changes = {"vocab_size": 101, "dim": 33, "n_layers": 2, "n_heads": 3, "hidden_dim": 29}
+    if kind in ("modernbert", "roformer"):  # rotations need pairs of dimensions
+        changes |= {"hidden_size": 36, "pad_token_id": 0}
+    if kind == "modernbert":
+        changes |= {"bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2, "local_attention": 8}
+    if kind == "roformer":
+        changes |= {"embedding_size": 36}
+    config = transformers.AutoConfig.for_model(kind, **changes)
+    return randomise(transformers.AutoModel.from_config(config)).eval()
+
+
+def visited(model: nn.Module, inputs: dict[str, torch.Tensor]) -> list[LayerAttention]:
+    found: list[LayerAttention] = []
+    visit_attention(model, inputs, lambda layer, attention: found.insert(layer, attention))
+    return found
+
+
+def inputs_with_padding() -> dict[str, torch.Tensor]:
+    mask = torch.ones(3, 23, dtype=torch.long)
+    mask[1, 17:] = 0
+    mask[2, :5] = 0
+    return {"input_ids": tokens(3, 23), "attention_mask": mask}
+
+
+@pytest.mark.parametrize("kind", (*INTERFACE, *THEIR_OWN))
+def test_it_is_what_the_model_returns(kind):
+    model, inputs = encoder(kind), inputs_with_padding()
+    before = model.config._attn_implementation
+    output = model(**inputs).last_hidden_state
+    found = visited(model, inputs)
+    assert model.config._attn_implementation == before and torch.equal(model(**inputs).last_hidden_state, output)
+    model.set_attn_implementation("eager")
+    expected = model(**inputs, output_attentions=True).attentions
+    real = inputs["attention_mask"].bool()
+    assert len(found) == len(expected) == 2
+    for attention, weights in zip(found, expected, strict=True):
+        assert torch.equal(attention.real, real)
+        assert not attention.mapping[~real[:, None, :].expand(-1, 3, -1)].any()
+        assert not attention.mapping.mT[~real[:, None, :].expand(-1, 3, -1)].any()
+        torch.testing.assert_close(attention.mapping, weights * real[:, None, :, None], atol=1e-6, rtol=1e-4)
+        if kind in INTERFACE and kind != "modernbert":  # of which the second layer sees a window only
+            first = (attention.query[0] @ attention.key[0].mT).softmax(dim=-1)
+            torch.testing.assert_close(first, attention.mapping[0], atol=1e-6, rtol=1e-4)
+
+
+def test_images_have_attention_too():
+    config = transformers.ViTConfig(
+        hidden_size=33, num_attention_heads=3, num_hidden_layers=2, intermediate_size=29, image_size=32, patch_size=8
+    )
+    model = randomise(transformers.ViTModel(config, add_pooling_layer=False)).eval()
+    inputs = {"pixel_values": torch.randn(2, 3, 32, 32)}
+    assert [attention.mapping.shape for attention in visited(model, inputs)] == [(2, 3, 17, 17)] * 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_our_own_models(config, kind):
+    model, inputs = randomise(LinformerModel(config(**fields(kind)))).eval(), inputs_with_padding()
+    output = model(**inputs).last_hidden_state
+    found = visited(model, inputs)
+    assert torch.equal(model(**inputs).last_hidden_state, output)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    expected = model(**inputs, output_attentions=True).attentions
+    for attention, weights in zip(found, expected, strict=True):
+        for sample in range(3):
+            real = inputs["attention_mask"][sample].bool()
+            rows = attention.mapping[sample][:, attention.real[sample]]
+            theirs = weights[sample][:, real]
+            if model.config.attention == "full":  # the keys too may stand in another order, which changes nothing else
+                rows, theirs = rows[..., attention.real[sample]], theirs[..., real]
+                states = (attention.query[sample] @ attention.key[sample].mT)[:, attention.real[sample]]
+                states = states[..., attention.real[sample]].softmax(dim=-1)
+                torch.testing.assert_close(states, rows, atol=1e-6, rtol=1e-4)
+            torch.testing.assert_close(rows, theirs, atol=1e-6, rtol=1e-4)
+        padded = attention.mapping[~attention.real[:, None, :].expand(-1, 3, -1)]
+        assert padded.numel() and not padded.any()
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_one_layer_is_held_at_a_time(config, ours):
+    model = LinformerModel(config(num_hidden_layers=4)).eval() if ours else encoder("bert")
+    seen: list[weakref.ref] = []
+
+    def visit(layer: int, attention: LayerAttention) -> None:
+        assert layer == len(seen) and not any(reference() is not None for reference in seen)
+        seen.append(weakref.ref(attention.mapping))
+
+    visit_attention(model, {"input_ids": tokens(2, 23)}, visit)
+    assert len(seen) == model.config.num_hidden_layers
+
+
+def small(kind: str, **fields: object) -> transformers.PreTrainedModel:
+    return transformers.AutoModel.from_config(transformers.AutoConfig.for_model(kind, **fields)).eval()
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (lambda: small("fnet", **SIZES), "tells its attention weights, got a fnet"),
+        (lambda: small("gpt2", vocab_size=101, n_embd=33, n_layer=2, n_head=3), "see only what is before them \\(gpt2\\)"),
+        (lambda: small("bart", vocab_size=101, d_model=33, encoder_layers=1, decoder_layers=1, encoder_attention_heads=3, decoder_attention_heads=3, encoder_ffn_dim=29, decoder_ffn_dim=29), "an encoder with a decoder \\(bart\\)"),
+        (lambda: small("longformer", **{**SIZES, "attention_window": 4}), "weights of all pairs of tokens, got .* of a longformer"),
+    ],
+)  # fmt: skip
+def test_what_has_no_such_weights_is_refused(model, message):
+    with pytest.raises(InputError, match=message):
+        visited(model(), {"input_ids": tokens(1, 23)})
+
+
+def test_a_single_token_does_not_make_a_decoder():
+    mask = torch.tensor([[1, 0, 0]])
+    found = visited(encoder("bert"), {"input_ids": tokens(1, 3), "attention_mask": mask})
+    assert found[0].mapping[0, 0].tolist() == [[1, 0, 0], [0, 0, 0], [0, 0, 0]]
+
+
+def test_numbers_that_are_none_are_refused():
+    model = encoder("bert")
+    model.encoder.layer[1].attention.self.query.weight.data[0] = torch.nan
+    with pytest.raises(InputError, match="expected finite numbers, got a NaN or infinity in the attention of layer 1"):
+        visited(model, {"input_ids": tokens(1, 5)})
+    assert model.config._attn_implementation != capture._NAME
+
+
+def test_attention_that_is_more_than_softmax_is_refused():
+    states = torch.randn(1, 3, 5, 7)
+    with pytest.raises(InputError, match="expected attention without softcap, got Identity with it"):
+        capture._attend(nn.Identity(), states, states, states, None, softcap=50.0)
+
+
+def test_grouped_queries_have_the_keys_of_their_group():
+    torch.manual_seed(0)
+    query, key = torch.randn(1, 6, 5, 7), torch.randn(1, 2, 5, 7)
+    seen: list[LayerAttention] = []
+    reset = capture._visit.set(seen.append), capture._real.set(None)
+    capture._attend(nn.Identity(), query, key, key, None)
+    capture._visit.reset(reset[0])
+    capture._real.reset(reset[1])
+    expected = (query[:, 4] @ key[:, 1].mT / 7**0.5).softmax(dim=-1)
+    torch.testing.assert_close(seen[0].mapping[:, 4], expected)
+
+
+def shown(**arguments: object) -> tuple[LayerAttention, torch.Tensor]:
+    """What `_attend` shows, and what it returns."""
+    seen: list[LayerAttention] = []
+    reset = capture._visit.set(seen.append), capture._real.set(None)
+    output, _ = capture._attend(nn.Identity(), attention_mask=None, **arguments)
+    capture._visit.reset(reset[0])
+    capture._real.reset(reset[1])
+    return seen[0], output
+
+
+def test_scores_are_scaled_as_the_model_says():
+    query, key = torch.randn(1, 3, 5, 7), torch.randn(1, 3, 5, 7)
+    attention, output = shown(query=query, key=key, value=key, scaling=0.3)
+    expected = (0.3 * query @ key.mT).softmax(dim=-1)
+    torch.testing.assert_close(attention.mapping, expected)
+    torch.testing.assert_close(output, (expected @ key).transpose(1, 2))
+
+
+def test_weights_are_not_rounded_to_the_number_format_of_the_model():
+    states = torch.randn(1, 3, 5, 7, dtype=torch.bfloat16)
+    attention, output = shown(query=states, key=states, value=states)
+    assert attention.mapping.dtype == torch.float32 and output.dtype == torch.bfloat16
+    torch.testing.assert_close(attention.mapping.sum(dim=-1), torch.ones(1, 3, 5), atol=1e-6, rtol=0)
+
+
+def test_foreign_weights_that_are_no_shares_are_refused():
+    class Stub:
+        config = transformers.BertConfig()
+
+        def __call__(self, **inputs: object) -> object:
+            return type("Output", (), {"attentions": (torch.rand(1, 3, 5, 5) + 1,)})
+
+    with pytest.raises(InputError, match=r"weights of all pairs of tokens, got .* of a bert"):
+        capture._visit_outputs(Stub(), {"input_ids": tokens(1, 5)}, lambda attention: None)
+
+
+def test_a_model_in_training_is_refused():
+    with pytest.raises(InputError, match="expected one in evaluation mode"):
+        visited(encoder("bert").train(), {"input_ids": tokens(1, 5)})
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (2, 0)])
+def test_no_tokens_are_refused(shape):
+    with pytest.raises(InputError, match="input_ids: expected at least one token, got"):
+        visited(encoder("bert"), {"input_ids": torch.zeros(shape, dtype=torch.long)})

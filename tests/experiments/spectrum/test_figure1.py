@@ -1,0 +1,374 @@
+"""`linformer spectrum`: what it writes, what it chooses, what it refuses, what Ctrl-C leaves."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from transformers import AutoModel, AutoTokenizer, BertConfig, BertForMaskedLM
+
+from linformer_kit import LinformerConfig, attention_spectrum
+from linformer_kit.commands.cli import main
+from linformer_kit.environment import environment
+from linformer_kit.experiments.spectrum import figure1
+from linformer_kit.experiments.spectrum.meter import SpectrumMeter
+from linformer_kit.report.spectrum import spectrum_markdown
+from tests.conftest import fail, fail_last_line, randomise, write_corpus, write_model
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    (tmp_path / "texts").mkdir()
+    return write_corpus(tmp_path / "texts")
+
+
+@pytest.fixture
+def model(tmp_path, corpus):
+    return write_model(tmp_path / "model", (corpus / "0.txt").read_text(), attention="full")
+
+
+def run(model, corpus, out, *options: str) -> dict:
+    main(["spectrum", str(model), "--text", str(corpus), "--output_dir", str(out), "--samples", "7", *options])
+    return json.loads((out / "spectrum.json").read_text())
+
+
+def test_the_figure_and_its_numbers(model, corpus, tmp_path, capsys):
+    results = run(model, corpus, tmp_path / "out")
+    out = capsys.readouterr().out
+    assert "| layer | share of the 5 largest |" in out and "All heads of all layers" in out
+    assert (tmp_path / "out" / "spectrum.md").read_text() in out
+    assert (tmp_path / "out" / "spectrum.png").stat().st_size > 20_000
+    assert not (tmp_path / "out" / "projected_dims.yaml").exists()
+    assert (results["samples"], results["tokens"], results["seq_len"], results["at"]) == (7, 7 * 23, 23, 5)
+    assert np.shape(results["cumulative"]) == np.shape(results["spread"]) == (2, 3, 23)
+    # The first sequence of each file: start, tokens, end.
+    tokenizer, encoder = AutoTokenizer.from_pretrained(model), AutoModel.from_pretrained(model).eval()
+    files = [corpus / f"{number}.txt" for number in (0, 1, 10, 11, 12, 2, 3)]
+    ids = [tokenizer(path.read_text(), add_special_tokens=False)["input_ids"][:21] for path in files]
+    batches = [{"input_ids": torch.tensor([[0, *each, 2]])} for each in ids]
+    assert tokenizer.convert_ids_to_tokens([0, 2]) == ["<s>", "</s>"]
+    np.testing.assert_allclose(results["cumulative"], attention_spectrum(encoder, batches).cumulative, atol=1e-6)
+
+
+def test_texts_for_themselves(model, corpus, tmp_path):
+    (corpus / "short.txt").write_text("def function")
+    results = run(model, corpus, tmp_path / "out", "--packing", "false", "--samples", "14")
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    assert results["tokens"] == 13 * 23 + len(tokenizer("def function")["input_ids"])
+
+
+def test_fewer_sequences_than_asked_for_are_said(model, corpus, tmp_path, caplog):
+    results = run(model, corpus, tmp_path / "out", "--document", "file", "--samples", "100000")
+    assert results["samples"] < 100000
+    assert f"{results['samples']:,} of the 100,000 sequences asked for" in caplog.text
+
+
+def test_it_is_drawn_again_from_its_numbers(model, corpus, tmp_path):
+    first = run(model, corpus, tmp_path / "out")
+    main(
+        [
+            "spectrum",
+            str(tmp_path / "out" / "spectrum.json"),
+            "--output_dir",
+            str(tmp_path / "again"),
+            "--at",
+            "9",
+            "--choose",
+        ]
+    )
+    again = json.loads((tmp_path / "again" / "spectrum.json").read_text())
+    assert again.pop("chosen")["energy"] == 0.9
+    assert again == {**first, "at": 9}
+
+
+@pytest.mark.parametrize(
+    "options", [["--energy", "0.5"], ["--budget", "31", "--choose_by", "layer", "--multiple_of", "2"]]
+)
+def test_what_is_chosen_trains(model, corpus, tmp_path, options, capsys):
+    results = run(model, corpus, tmp_path / "out", "--choose", *options)
+    chosen = results["chosen"]
+    written = yaml.safe_load((tmp_path / "out" / "projected_dims.yaml").read_text())["model"]
+    assert written["projected_dim"] == chosen["projected_dim"] and np.shape(chosen["projected_dim"]) == (2, 3)
+    assert "## Chosen k" in capsys.readouterr().out
+    if "--budget" in options:
+        assert np.sum(chosen["projected_dim"]) <= 31 and all(len(set(row)) == 1 for row in chosen["projected_dim"])
+    LinformerConfig(hidden_size=33, **written)
+    main(
+        [
+            "pretrain", "--config", str(tmp_path / "out" / "projected_dims.yaml"), "--train_file", str(corpus),
+            "--output_dir", str(tmp_path / "trained"), "--cache_dir", str(tmp_path / "cache"), "--max_steps", "1",
+            "--model.hidden_size", "33", "--model.vocab_size", "277", "--report_to", "none",
+        ]
+    )  # fmt: skip
+    assert AutoModel.from_pretrained(tmp_path / "trained").config.projected_dim == chosen["projected_dim"]
+
+
+def test_untrained_weights_are_drawn_anew(model, corpus, tmp_path):
+    trained = run(model, corpus, tmp_path / "trained")
+    untrained, again = (run(model, corpus, tmp_path / name, "--untrained", "--seed", "3") for name in ("one", "two"))
+    other = run(model, corpus, tmp_path / "other", "--untrained", "--seed", "1")
+    assert untrained["cumulative"] == again["cumulative"] != trained["cumulative"]
+    assert other["cumulative"] != untrained["cumulative"] and untrained["untrained"]
+
+
+def test_only_leading_values(model, corpus, tmp_path, capsys):
+    results = run(model, corpus, tmp_path / "out", "--leading", "3", "--at", "2")
+    assert np.shape(results["cumulative"]) == (2, 3, 3) and np.shape(results["error"]) == (2, 3)
+    assert "Only the 3 largest singular values were sought" in capsys.readouterr().out
+
+
+def test_masked_language_models_of_others_need_no_pooler(model, corpus, tmp_path):
+    config = BertConfig(
+        vocab_size=277,
+        hidden_size=33,
+        num_hidden_layers=1,
+        num_attention_heads=3,
+        intermediate_size=29,
+        max_position_embeddings=31,
+    )
+    randomise(BertForMaskedLM(config)).save_pretrained(tmp_path / "bert")
+    AutoTokenizer.from_pretrained(model).save_pretrained(tmp_path / "bert")
+    results = run(tmp_path / "bert", corpus, tmp_path / "out")
+    assert results["model_type"] == "bert" and np.shape(results["cumulative"]) == (1, 3, 23)
+
+
+def test_ctrl_c_keeps_what_is_done(model, corpus, tmp_path, monkeypatch, capsys):
+    add = SpectrumMeter.add
+
+    def interrupted(self, inputs):
+        if self.samples == 3:
+            raise KeyboardInterrupt
+        add(self, inputs)
+
+    monkeypatch.setattr(SpectrumMeter, "add", interrupted)
+    with pytest.raises(SystemExit) as exit_:
+        run(model, corpus, tmp_path / "out")
+    assert exit_.value.code == 130
+    results = json.loads((tmp_path / "out" / "spectrum.json").read_text())
+    assert results["samples"] == 3 and results["complete"] is False
+    assert (
+        "Interrupted" in (tmp_path / "out" / "spectrum.md").read_text() and (tmp_path / "out" / "spectrum.png").exists()
+    )
+
+
+def test_ctrl_c_while_results_are_written_loses_nothing(model, corpus, tmp_path, monkeypatch):
+    write = figure1.write_spectrum_report
+
+    def disturbed(results, folder):
+        os.kill(os.getpid(), signal.SIGINT)
+        return write(results, folder)
+
+    monkeypatch.setattr(figure1, "write_spectrum_report", disturbed)
+    assert run(model, corpus, tmp_path / "out")["samples"] == 7
+
+
+def test_an_energy_out_of_reach_loses_nothing(model, corpus, tmp_path, capsys):
+    error = fail_last_line(
+        capsys,
+        "spectrum",
+        model,
+        "--text",
+        corpus,
+        "--output_dir",
+        tmp_path / "out",
+        "--samples",
+        2,
+        "--leading",
+        1,
+        "--at",
+        1,
+        "--choose",
+        "--energy",
+        0.999,
+    )
+    assert "energy: expected at most" in error
+    assert json.loads((tmp_path / "out" / "spectrum.json").read_text())["samples"] == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--samples", "0"], "samples: expected 1 to 1,000,000,000, got 0"),
+        (["--seq_len", "99"], "seq_len: expected at most 23, which the model takes, got 99"),
+        (["--seq_len", "3"], "seq_len: expected 4 or more, got 3"),
+        (["--at", "24"], "at: expected at most 23, the number of singular values, got 24"),
+        (["--at", "0"], "at: expected 1 or more, got 0"),
+        (["--leading", "0"], "leading: expected 1 or more, got 0"),
+        (["--energy", "0.5"], "energy: expected --choose with it, got 0.5 without"),
+        (["--choose", "--energy", "2"], "energy: expected more than 0 and at most 1, got 2.0"),
+        (["--choose", "--energy", "0.5", "--budget", "9"], "energy, budget: expected at most one of them, got both"),
+        (["--choose", "--budget", "5"], "budget: expected 6 to 138 slots for 6 heads of 1 to 23, got 5"),
+        (["--text", "nowhere"], "text: no such file or folder: nowhere"),
+        (["--samples", "1" + "0" * 30], "samples: expected 1 to 1,000,000,000, got 1"),
+        (["--untrained", "--seed", "-1"], "seed: expected 0 to 4294967295, got -1"),
+        (["--choose", "--choose_for", "least"], "choose_for: expected a budget with it, got least without"),
+    ],
+)
+def test_bad_input_is_one_line_and_writes_nothing(model, corpus, tmp_path, capsys, options, message):
+    error = fail(capsys, "spectrum", model, "--text", corpus, "--output_dir", tmp_path / "out", *options)
+    assert message in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_too_little_text(model, tmp_path, capsys):
+    (tmp_path / "few.txt").write_text("def")
+    error = fail(capsys, "spectrum", model, "--text", tmp_path / "few.txt", "--output_dir", tmp_path / "out")
+    assert "text: expected enough for a sequence of 23 tokens, got less in few.txt" in error
+
+
+def test_a_folder_that_is_taken(model, corpus, tmp_path, capsys):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").touch()
+    error = fail(capsys, "spectrum", model, "--text", corpus, "--output_dir", tmp_path / "out")
+    assert "output_dir: expected a new or empty folder" in error
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory) -> dict:
+    """A spectrum.json."""
+    folder = tmp_path_factory.mktemp("good")
+    (folder / "texts").mkdir()
+    corpus = write_corpus(folder / "texts")
+    write_model(folder / "model", (corpus / "0.txt").read_text(), attention="full")
+    return run(folder / "model", corpus, folder / "out")
+
+
+ABSENT = object()
+DAMAGES = [
+    *((field, ABSENT) for field in (*figure1._FIELDS,)),
+    *((field, {"x": 1}) for field in (*figure1._FIELDS,)),
+    ("samples", 0),
+    ("seq_len", -1),
+    ("environment", {}),
+    ("cumulative", []),
+    ("cumulative", [[[]]]),
+    ("cumulative", [[["0.5", None]]]),
+    ("cumulative", [[[10**400]]]),
+    ("cumulative", 2.0),
+    ("cumulative", -1.0),
+    ("spread", -1.0),
+    ("error", -1.0),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), DAMAGES)
+def test_a_damaged_spectrum_is_refused(good, tmp_path, capsys, field, value):
+    results = json.loads(json.dumps(good))
+    if value is ABSENT:
+        del results[field]
+    elif isinstance(value, float):  # of one number
+        place = results[field][1]
+        while isinstance(place[2], list):
+            place = place[2]
+        place[2] = value
+    else:
+        results[field] = value
+    (tmp_path / "spectrum.json").write_text(json.dumps(results))
+    error = fail(capsys, "spectrum", tmp_path / "spectrum.json", "--output_dir", tmp_path / "out")
+    assert "spectrum.json: expected" in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_json_that_is_none(tmp_path, capsys):
+    (tmp_path / "spectrum.json").write_text("no JSON")
+    assert "expected JSON" in fail(capsys, "spectrum", tmp_path / "spectrum.json")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--at", "24"], "at: expected at most 23, the number of singular values, got 24"),
+        (["--choose", "--budget", "1"], "budget: expected 6 to 138 slots"),
+        (["--samples", "5"], "samples: expected a model to measure with it, got 5 for a spectrum.json"),
+        (["--text", "nowhere"], "text: expected a model to measure with it"),
+        (["--untrained"], "untrained: expected a model to measure with it"),
+        (["--packing", "false"], "packing: expected a model to measure with it"),
+    ],
+)
+def test_what_a_spectrum_that_is_there_does_not_have_is_refused(good, tmp_path, capsys, options, message):
+    (tmp_path / "spectrum.json").write_text(json.dumps(good))
+    out = tmp_path / "out"
+    assert message in fail(capsys, "spectrum", tmp_path / "spectrum.json", "--output_dir", out, *options)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("option", [["--multiple_of", "2"], ["--choose_by", "layer"], ["--choose_for", "least"]])
+def test_how_to_choose_without_choosing(good, tmp_path, capsys, option):
+    (tmp_path / "spectrum.json").write_text(json.dumps(good))
+    error = fail(capsys, "spectrum", tmp_path / "spectrum.json", *option)
+    assert f"{option[0][2:]}: expected --choose with it, got {option[1]} without" in error
+
+
+def test_a_name_with_dollars_is_drawn(good, tmp_path):
+    (tmp_path / "spectrum.json").write_text(json.dumps({**good, "model": "m$\\frac$"}))
+    main(["spectrum", str(tmp_path / "spectrum.json"), "--output_dir", str(tmp_path / "out")])
+    assert (tmp_path / "out" / "spectrum.png").exists()
+
+
+def test_a_bad_file_among_good_ones_loses_nothing(model, corpus, tmp_path, capsys):
+    (corpus / "5.txt").write_bytes(b"\xff\xfe" * 100)
+    error = fail_last_line(capsys, "spectrum", model, "--text", corpus, "--output_dir", tmp_path / "out")
+    assert "5.txt" in error
+    results = json.loads((tmp_path / "out" / "spectrum.json").read_text())
+    assert 1 < results["samples"] < 13 and results["complete"] is False
+
+
+def test_a_file_that_cannot_be_read_is_no_ctrl_c(model, corpus, tmp_path, monkeypatch, capsys):
+    add = SpectrumMeter.add
+
+    def broken(self, inputs):
+        if self.samples == 3:
+            raise PermissionError(errno.EACCES, "Permission denied", "3.txt")
+        add(self, inputs)
+
+    monkeypatch.setattr(SpectrumMeter, "add", broken)
+    error = fail_last_line(capsys, "spectrum", model, "--text", corpus, "--output_dir", tmp_path / "out")
+    assert "3.txt: Permission denied" in error
+    assert json.loads((tmp_path / "out" / "spectrum.json").read_text())["samples"] == 3
+
+
+def test_shares_of_texts_for_themselves_go_by_the_longest(model, corpus, tmp_path):
+    (corpus / "-first.txt").write_text("def function")
+    results = run(model, corpus, tmp_path / "out", "--packing", "false", "--at", "20", "--choose", "--budget", "100")
+    assert results["at"] == 20 and np.sum(results["chosen"]["projected_dim"]) == 100
+
+
+def test_a_place_beyond_loses_nothing(model, tmp_path, capsys):
+    (tmp_path / "short.txt").write_text("def function\ndef function")
+    error = fail_last_line(
+        capsys, "spectrum", model, "--text", tmp_path / "short.txt", "--document", "line", "--packing", "false",
+        "--at", "20", "--output_dir", tmp_path / "out",
+    )  # fmt: skip
+    assert "at: expected at most" in error
+    assert json.loads((tmp_path / "out" / "spectrum.json").read_text())["samples"] == 2
+
+
+def test_a_tokenizer_of_another_model_is_refused(model, corpus, tmp_path, capsys):
+    write_model(tmp_path / "small", "a b c")
+    AutoTokenizer.from_pretrained(model).save_pretrained(tmp_path / "small")
+    error = fail(capsys, "spectrum", tmp_path / "small", "--text", corpus, "--output_dir", tmp_path / "out")
+    assert "model: expected a tokenizer of at most" in error
+
+
+def test_half_of_a_linear_models_slots_say_something(tmp_path, corpus):
+    linear = write_model(tmp_path / "linear", (corpus / "0.txt").read_text(), projected_dim=5)
+    results = run(linear, corpus, tmp_path / "out")
+    assert np.shape(results["cumulative"]) == (2, 3, 5) and results["at"] == 1
+
+
+def test_the_paper_stands_beside_it_where_it_has_a_figure():
+    flat = np.linspace(0, 1, 512)[None, None].repeat(2, axis=1)
+    results = {
+        "model": "m", "model_type": "bert", "untrained": False, "text": "t", "samples": 1, "packing": True, "tokens": 512,
+        "seconds": 1.0, "leading": None, "complete": True, "cumulative": flat.tolist(), "spread": (0 * flat).tolist(),
+        "environment": environment(torch.device("cpu")),
+    }  # fmt: skip
+    paper = "The paper's Figure 1"
+    assert paper in spectrum_markdown({**results, "seq_len": 512, "at": 128})
+    assert paper not in spectrum_markdown({**results, "seq_len": 512, "at": 64})
