@@ -1,0 +1,233 @@
+"""Checkpoints: what comes back is what was there, and files of another model are refused."""
+
+from __future__ import annotations
+
+import errno
+import json
+import re
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from linformer_kit import InputError, LinformerForMaskedLM
+from linformer_kit.errors import MachineError, OutOfMemoryError, machine_failure
+from linformer_kit.files.manifest import damage, write_manifest
+from linformer_kit.training.checkpoint import (
+    OPTIMIZER,
+    load_moments,
+    load_weights,
+    save_checkpoint,
+    save_model,
+    whole_weights,
+)
+from linformer_kit.training.optimizer import adamw
+from linformer_kit.training.state import Position, TrainingState, read_state
+from tests.conftest import randomise, tokens
+from tests.training.conftest import same_parameters, small_settings
+
+
+def learn(model: LinformerForMaskedLM, optimizer: torch.optim.Optimizer, times: int) -> None:
+    for time in range(times):
+        torch.manual_seed(time)
+        ids = tokens(3, 37)
+        model(ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.fixture
+def trained(config):
+    """A model that has learnt a little, and its optimizer."""
+    torch.manual_seed(0)
+    model = LinformerForMaskedLM(config())
+    optimizer = adamw(model, small_settings(projection_learning_rate_factor=0.5))
+    learn(model, optimizer, 3)
+    return model, optimizer
+
+
+@pytest.fixture
+def checkpoint(trained, words, tmp_path) -> Path:
+    state = TrainingState(3, Position(0, 3), 0.6, [1.5], [{"step": 3, "epoch": 0.6, "loss": 2.0}])
+    save_checkpoint(tmp_path / "checkpoint-3", trained[0], words, trained[1], state)
+    return tmp_path / "checkpoint-3"
+
+
+def test_a_checkpoint_is_a_model_and_where_training_stands(checkpoint, trained):
+    names = {path.name for path in checkpoint.iterdir()}
+    assert names >= {"config.json", "model.safetensors", "tokenizer.json", OPTIMIZER, "trainer_state.json"}
+    assert not [name for name in names if name.endswith((".bin", ".pt", ".pth"))], "nothing that is unpickled"
+    assert damage(checkpoint) is None
+    assert same_parameters(LinformerForMaskedLM.from_pretrained(checkpoint), trained[0])
+    assert read_state(checkpoint).update == 3
+
+
+def test_moments_stand_under_the_names_of_the_parameters(checkpoint, trained):
+    model, optimizer = trained
+    found = load_file(checkpoint / OPTIMIZER)
+    for name, parameter in model.named_parameters():
+        for moment, tensor in optimizer.state[parameter].items():
+            assert torch.equal(found.pop(f"{name}.{moment}"), tensor)
+    assert not found
+
+
+def test_training_goes_on_as_it_would_have(checkpoint, trained, config):
+    """Bit for bit, with another order of the groups and learning rates that are the optimizer's own."""
+    model, optimizer = trained
+    again = randomise(LinformerForMaskedLM(config()))
+    settings = small_settings(projection_learning_rate_factor=0.5)
+    other = adamw(again, settings)
+    learn(again, other, 1)
+    load_weights(again, checkpoint)
+    assert same_parameters(again, model)
+    load_moments(again, other, checkpoint)
+    learn(model, optimizer, 2), learn(again, other, 2)
+    assert same_parameters(again, model)
+    assert again.get_output_embeddings().weight is again.get_input_embeddings().weight
+
+
+def test_a_parameter_without_a_gradient_has_no_moments(config, words, tmp_path):
+    model = LinformerForMaskedLM(config())
+    optimizer = adamw(model, small_settings())
+    model.lm_head.dense.weight.grad = torch.ones_like(model.lm_head.dense.weight)
+    optimizer.step()
+    save_checkpoint(tmp_path / "checkpoint-1", model, words, optimizer, TrainingState(1))
+    assert {name.rpartition(".")[0] for name in load_file(tmp_path / "checkpoint-1" / OPTIMIZER)} == {
+        "lm_head.dense.weight"
+    }
+    other = adamw(model, small_settings())
+    learn(model, other, 1)
+    load_moments(model, other, tmp_path / "checkpoint-1")
+    assert list(other.state) == [model.lm_head.dense.weight], "and none of what it had learnt before"
+
+
+def test_what_was_there_is_replaced(checkpoint, trained, words):
+    (checkpoint / "left.txt").write_text("over")
+    save_checkpoint(checkpoint, trained[0], words, trained[1], TrainingState(5))
+    assert read_state(checkpoint).update == 5 and not (checkpoint / "left.txt").exists()
+    assert [path.name for path in checkpoint.parent.iterdir()] == ["checkpoint-3"]
+
+
+# Files that do not fit -----------------------------------------------------------------------------------------------
+
+
+def rewrite(path: Path, change) -> None:
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+    write_manifest(path.parent)
+
+
+DENSE = "lm_head.dense.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop(f"{DENSE}.exp_avg"), f"expected [33, 33] as {DENSE}.exp_avg, got none"),
+        (lambda t: t.pop(f"{DENSE}.step"), f"expected [] as {DENSE}.step, got none"),
+        (lambda t: t.update({f"{DENSE}.exp_avg_sq": torch.ones(3, 33)}), f"expected [33, 33] as {DENSE}.exp_avg_sq, got [3, 33] of torch.float32"),
+        (lambda t: t.update({f"{DENSE}.step": torch.ones(1)}), f"expected [] as {DENSE}.step, got [1] of torch.float32"),
+        (lambda t: t.update({f"{DENSE}.exp_avg": torch.ones(33, 33, dtype=torch.int64)}), f"expected [33, 33] as {DENSE}.exp_avg, got [33, 33] of torch.int64"),
+        (lambda t: t.update({"other.exp_avg": torch.ones(3)}), "expected moments of this model's parameters, got other.exp_avg"),
+    ],
+)  # fmt: skip
+def test_moments_of_other_parameters_are_refused(checkpoint, trained, change, message):
+    rewrite(checkpoint / OPTIMIZER, change)
+    with pytest.raises(InputError, match=f"^{re.escape(f'{checkpoint / OPTIMIZER}: {message}')}$"):
+        load_moments(*trained, checkpoint)
+
+
+def test_moments_that_are_no_safetensors_are_refused(checkpoint, trained):
+    (checkpoint / OPTIMIZER).write_bytes(b"no")
+    with pytest.raises(InputError, match=f"^{re.escape(f'{checkpoint / OPTIMIZER}')}: expected AdamW's moments: "):
+        load_moments(*trained, checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop(DENSE), f"expected the weights of this model, got none for {DENSE}"),
+        (lambda t: t.update({"other.weight": torch.ones(3)}), "expected the weights of this model, got no place for other.weight"),
+        (lambda t: t.update({DENSE: torch.ones(3, 33)}), f"expected [33, 33] as {DENSE}, got [3, 33]"),
+    ],
+)  # fmt: skip
+def test_weights_of_another_model_are_refused(checkpoint, trained, change, message):
+    rewrite(checkpoint / "model.safetensors", change)
+    with pytest.raises(InputError, match=f"^{re.escape(f'{checkpoint}: {message}')}$"):
+        load_weights(trained[0], checkpoint)
+
+
+def test_files_beside_those_of_the_manifest_are_not_read(checkpoint, trained, config):
+    save_file({"other.weight": torch.ones(3)}, checkpoint / "model-00002-of-00002.safetensors")
+    again = randomise(LinformerForMaskedLM(config()))
+    load_weights(again, checkpoint)
+    assert same_parameters(again, trained[0])
+
+
+def test_weights_may_be_in_several_files(checkpoint, trained, config):
+    whole = load_file(checkpoint / "model.safetensors")
+    (checkpoint / "model.safetensors").unlink()
+    for number, part in enumerate((dict(list(whole.items())[:5]), dict(list(whole.items())[5:]))):
+        save_file(part, checkpoint / f"model-0000{number + 1}-of-00002.safetensors")
+    write_manifest(checkpoint)
+    again = randomise(LinformerForMaskedLM(config()))
+    load_weights(again, checkpoint)
+    assert same_parameters(again, trained[0])
+
+
+def test_a_whole_model_gives_its_own_weights(trained):
+    found = whole_weights(trained[0])
+    assert found.keys() == trained[0].state_dict().keys()
+    assert all(torch.equal(tensor, found[name]) for name, tensor in trained[0].state_dict().items())
+
+
+# Failures ------------------------------------------------------------------------------------------------------------
+
+FAILURES = [
+    (OSError(errno.ENOSPC, "No space left on device"), MachineError, "No space left on device"),
+    (RuntimeError("I/O error: full (os error 28)"), MachineError, "I/O error: full (os error 28)"),
+    (MemoryError(), OutOfMemoryError, "memory ran out"),
+    (ValueError("odd"), InputError, "odd"),
+]
+
+
+@pytest.mark.parametrize(("error", "kind", "got"), FAILURES)
+def test_a_model_that_cannot_be_saved_says_whose_fault_it_is(error, kind, got, tmp_path):
+    """On the command line, 1 for the machine's and 2 for that of the input."""
+    model, tokenizer = Mock(), Mock()
+    model.parameters.return_value = []
+    model.save_pretrained.side_effect = error
+    message = f"{tmp_path}: expected to be able to write the model, got: {got}; checkpoints are as they were"
+    with pytest.raises(kind, match=f"^{re.escape(message)}$") as raised:
+        save_model(model, tokenizer, tmp_path)
+    assert machine_failure(raised.value) == (None if kind is InputError else message)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("error", "kind", "got"), FAILURES)
+def test_of_a_checkpoint_that_cannot_be_written_nothing_is_left(error, kind, got, checkpoint, trained, monkeypatch):
+    """What stood there is as it was."""
+    before = {path: path.read_bytes() for path in checkpoint.iterdir()}
+    tokenizer = Mock()
+    tokenizer.save_pretrained.side_effect = error
+    message = (
+        f"{checkpoint}: expected to be able to write it, got: {got}; "
+        "nothing is left of it, and older checkpoints are as they were"
+    )
+    with pytest.raises(kind, match=f"^{re.escape(message)}$"):
+        save_checkpoint(checkpoint, trained[0], tokenizer, trained[1], TrainingState(5))
+    assert {path: path.read_bytes() for path in checkpoint.iterdir()} == before
+    assert [path.name for path in checkpoint.parent.iterdir()] == ["checkpoint-3"]
+
+
+def test_a_model_goes_beside_other_files_with_a_manifest(trained, words, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    save_model(*trained[:1], words, tmp_path, beside=lambda folder: (folder / "more.json").write_text("{}"))
+    assert {"notes.txt", "more.json", "model.safetensors", "tokenizer.json"} <= {
+        path.name for path in tmp_path.iterdir()
+    }
+    listed = json.loads((tmp_path / "manifest.json").read_text())["files"]
+    assert "more.json" in listed and "notes.txt" not in listed and damage(tmp_path) is None
