@@ -11,7 +11,7 @@ import torch
 from transformers import TrainingArguments
 
 from linformer_kit import InputError
-from linformer_kit.commands.cli import parse
+from linformer_kit.commands.parser import parse
 from linformer_kit.training.arguments import training_arguments
 from linformer_kit.training.pretraining import PRETRAINING
 
@@ -92,6 +92,7 @@ def test_trainer_fields_arrive(processor, tmp_path):
 
 @pytest.mark.parametrize("fields", [{"fsdp": "full_shard"}, {"fsdp": True}, {"fsdp_config": {"version": 2}}])
 @pytest.mark.parametrize("where", ["without an accelerator", "use_cpu", "with one"])
+@pytest.mark.e2e
 def test_fsdp_says_why_not(fields, where, monkeypatch, tmp_path):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda *_: where != "without an accelerator")
     reason = "expected an accelerator: on CPU accelerate trains with DDP and shards nothing"

@@ -24,14 +24,13 @@ from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.linearized.depth import keep_layers, layers_to_keep
 from linformer_kit.linearized.layers import attention_layers
 from linformer_kit.linearized.linearize import linearize
-from linformer_kit.report.distillation import distill_markdown, write_distill_report
+from linformer_kit.report.distillation import write_distill_report
 from linformer_kit.settings import DistillSettings, LinearizeSettings, names_only, recorded_name
 from linformer_kit.training.answers import kind_of
 from linformer_kit.training.arguments import training_arguments
 from linformer_kit.training.checkpoint import save_model
 from linformer_kit.training.distillation import DistillationTrainer, Weights
 from linformer_kit.training.identity import all_but, check_same_settings, check_same_source, save_run
-from linformer_kit.training.memory import keep_freed_memory
 from linformer_kit.training.randomness import callers_random_state
 from linformer_kit.training.resume import checkpoint_to_resume
 from linformer_kit.training.trainer import check_trainer
@@ -74,15 +73,6 @@ class _Pair:
     attention_names: tuple[list[str], list[str]]
     stands_for: list[int] | None
     longest: int
-
-
-def main(settings: DistillSettings) -> None:
-    """Distil and print the results."""
-    keep_freed_memory()
-    results, folder = distill(settings)
-    if PartialState().is_main_process:
-        print(distill_markdown(results))
-        print(f"Everything is in {folder}; AutoModel loads it after `import linformer_kit`.")
 
 
 @callers_random_state()

@@ -37,13 +37,12 @@ from linformer_kit.inference.scores import (
     summary,
 )
 from linformer_kit.interop.loading import fingerprint, input_length, load_model, random_weights, resize
-from linformer_kit.report.classification import best_run, finetune_markdown, write_finetune_report, write_mistakes
+from linformer_kit.report.classification import best_run, write_finetune_report, write_mistakes
 from linformer_kit.settings import FinetuneSettings, names_folder
 from linformer_kit.training.arguments import training_arguments
 from linformer_kit.training.checkpoint import save_model
 from linformer_kit.training.classification import ClassificationTrainer, balanced_weights, curves
 from linformer_kit.training.identity import all_but, check_same_settings, check_same_source, save_run
-from linformer_kit.training.memory import keep_freed_memory
 from linformer_kit.training.randomness import callers_random_state
 from linformer_kit.training.resume import checkpoint_to_resume
 from linformer_kit.training.state import is_count
@@ -71,15 +70,6 @@ class _Task:
     tokenizer: PreTrainedTokenizerBase
     train: LabelledInputs
     validation: LabelledInputs
-
-
-def main(settings: FinetuneSettings) -> None:
-    """Fine-tune and print the results."""
-    keep_freed_memory()
-    results, folder = finetune(settings)
-    if PartialState().is_main_process:
-        print(finetune_markdown(results))
-        print(f"Everything is in {folder}. Use it:\n  linformer predict {folder} FILE")
 
 
 @callers_random_state()

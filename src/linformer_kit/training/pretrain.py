@@ -36,12 +36,11 @@ from linformer_kit.interop.loading import fingerprint, resize
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.heads import LinformerForMaskedLM
 from linformer_kit.operator.projections import PROJECTIONS
-from linformer_kit.report.pretraining import pretrain_markdown, write_pretrain_report
+from linformer_kit.report.pretraining import write_pretrain_report
 from linformer_kit.settings import IGNORED_LABEL, ModelSettings, PretrainSettings
 from linformer_kit.training.arguments import training_arguments
 from linformer_kit.training.checkpoint import save_model
 from linformer_kit.training.identity import check_same_run, check_same_source, has_twin, save_run
-from linformer_kit.training.memory import keep_freed_memory
 from linformer_kit.training.metrics import unigram_entropy
 from linformer_kit.training.pretraining import PRETRAINING, PretrainTrainer, check_training
 from linformer_kit.training.randomness import callers_random_state
@@ -70,18 +69,6 @@ class Data:
     train: MaskedBlocks | StreamedBlocks
     validation: MaskedBlocks
     validation_blocks: Dataset
-
-
-def main(settings: PretrainSettings) -> None:
-    """Pretrain and print the results."""
-    keep_freed_memory()
-    results, folder = pretrain(settings)
-    for attention, result in results["models"].items():
-        if result["diverged"] is not None:
-            raise DivergedError(f"{attention} attention: {result['diverged']}")
-    if PartialState().is_main_process:
-        print(pretrain_markdown(results))
-        print(f"Everything is in {folder}. Try it:\n  linformer fill-mask {folder} 'import <mask>'")
 
 
 @callers_random_state()
