@@ -22,7 +22,7 @@ from linformer_kit import LinformerAttention
 from linformer_kit.operator.functional import AttentionWeights, linformer_attention_reference, merge_heads
 from linformer_kit.operator.projections import PROJECTIONS, HeadMap
 from linformer_kit.operator.projections.maps import is_affine
-from tests.conftest import KINDS, SHARINGS, fields, randomise, tokens
+from tests.conftest import KINDS, SHARINGS, fields, pairs_of, randomise, tokens
 from tests.reference.attention import plain_projections
 
 EMBED, HEADS, N, K = 33, 3, 31, 7
@@ -149,9 +149,7 @@ def compare(layer: LinformerAttention, inputs: Tensor, mask: Tensor | None) -> N
         )
 
 
-@pytest.mark.parametrize("projection", PROJECTIONS)
-@pytest.mark.parametrize("attached", ATTACHED)
-@pytest.mark.parametrize("sharing", SHARINGS)
+@pytest.mark.parametrize(("sharing", "attached", "projection"), pairs_of(SHARINGS, ATTACHED, PROJECTIONS))
 def test_what_is_attached_is_obeyed(sharing, attached, projection):
     layer = build(projection=projection, sharing=sharing)
     before = copy.deepcopy(layer).eval()

@@ -57,6 +57,7 @@ def losses(trainer: PretrainTrainer) -> list[float]:
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
+@pytest.mark.e2e
 def test_the_head_runs_on_masked_tokens_only(build):
     trainer, seen = build(max_steps=2), []
     trainer.model.lm_head.register_forward_pre_hook(lambda _, given: seen.append(given[0].shape))
@@ -75,6 +76,7 @@ def test_validation_loss_is_the_mean_over_all_tokens(build):
     assert trainer.evaluate()["eval_loss"] == pytest.approx((sums.sum() / counts.sum()).item(), rel=1e-6)
 
 
+@pytest.mark.e2e
 def test_accumulated_updates_equal_those_of_the_large_batch(build):
     quiet = {"fields": {"hidden_dropout_prob": 0.0}}
     large, small = (
@@ -88,6 +90,7 @@ def test_accumulated_updates_equal_those_of_the_large_batch(build):
 
 
 @pytest.mark.parametrize("sharing", ["none", "headwise", "layerwise"])
+@pytest.mark.e2e
 def test_e_and_f_can_learn_at_a_rate_of_their_own(build, sharing):
     """With a factor of 0 and decay they stand still; all else learns as it does without."""
     usual = build("usual", weight_decay=0.1, fields={"sharing": sharing})
@@ -128,6 +131,7 @@ def test_groups_of_full_attention(build):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.e2e
 def test_resumed_equals_uninterrupted(build, tmp_path, workers):
     """In mid-epoch (update 3 of 5) and in the second epoch (update 6), dropout and masks included."""
     whole = build("whole", dataloader_num_workers=workers)
@@ -140,6 +144,7 @@ def test_resumed_equals_uninterrupted(build, tmp_path, workers):
             assert torch.equal(ours, theirs)
 
 
+@pytest.mark.e2e
 def test_a_resumed_run_evaluates_saves_and_logs_as_often_as_it_is_told(build, tmp_path):
     build("whole", eval_strategy="steps", eval_steps=3).train()
     resumed = build("whole", eval_strategy="steps", eval_steps=2, save_steps=5, logging_steps=4)
@@ -150,6 +155,7 @@ def test_a_resumed_run_evaluates_saves_and_logs_as_often_as_it_is_told(build, tm
     assert (tmp_path / "whole" / "checkpoint-5").exists()
 
 
+@pytest.mark.e2e
 def test_every_epoch_has_its_own_order_and_masks(build):
     trainer = build(max_steps=10)
     seen: list[torch.Tensor] = []
@@ -164,6 +170,7 @@ def test_every_epoch_has_its_own_order_and_masks(build):
     assert second == expected
 
 
+@pytest.mark.e2e
 def test_tokens_per_second_counts_this_run(build):
     trainer = build(gradient_accumulation_steps=2, max_steps=2)
     trainer.train()
@@ -174,6 +181,7 @@ def test_tokens_per_second_counts_this_run(build):
 @pytest.mark.parametrize(
     "arguments", [{}, {"gradient_accumulation_steps": 2}, {"gradient_accumulation_steps": 3, "dataloader_drop_last": True}]
 )  # fmt: skip
+@pytest.mark.e2e
 def test_what_is_counted_is_what_the_model_has_seen(build, arguments):
     """19 sequences in batches of 4: the last of an epoch has 3, and its update may have fewer batches."""
     trainer = build(max_steps=7, **arguments)
@@ -190,6 +198,7 @@ def test_what_is_counted_is_what_the_model_has_seen(build, arguments):
     assert trainer.progress.rate == sum(seen) / trainer.progress.seconds
 
 
+@pytest.mark.e2e
 def test_a_line_of_the_log_says_how_fast_how_long_and_how_large(build):
     trainer = build()
     trainer.train()
@@ -202,6 +211,7 @@ def test_a_line_of_the_log_says_how_fast_how_long_and_how_large(build):
     )
 
 
+@pytest.mark.e2e
 def test_checkpoints_hold_the_tokenizer(build, tmp_path):
     build().train()
     assert (Path(tmp_path) / "run" / "checkpoint-3" / "tokenizer.json").exists()

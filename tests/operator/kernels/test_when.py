@@ -120,7 +120,7 @@ def test_blocks_of_bfloat16_where_they_were_measured(monkeypatch, capabilities, 
 @pytest.mark.skipif(not when.has_onednn(), reason="torch without oneDNN")
 def test_onednn_with_fewer_instructions_than_the_processor_has():
     script = (
-        "import torch; from linformer_kit import kernels; from linformer_kit.operator.kernels import when\n"
+        "import torch; from linformer_kit.operator import kernels; from linformer_kit.operator.kernels import when\n"
         "x, linear = torch.ones(1024, 64).bfloat16(), torch.nn.Linear(64, 64).bfloat16()\n"
         "with torch.no_grad(): print(kernels.apply_linear(linear, x).shape, when.onednn_has_bfloat16())"
     )

@@ -59,7 +59,7 @@ def has_hooks(module: nn.Module) -> bool:
 
 def is_replaced(module: nn.Module) -> bool:
     """Whether a module must be called to run what was attached to it: hooks, those for all modules included."""
-    return has_hooks(module) or torch_modules._has_any_global_hook()
+    return bool(has_hooks(module) or torch_modules._has_any_global_hook())
 
 
 _KNOWN = ("torch.nn.modules.", "transformers.", "linformer_kit.")
