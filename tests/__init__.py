@@ -1,0 +1,3 @@
+"""A package, so that jaxtyping finds its type checker by name."""
+
+from tests import shapes as shapes

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import base64
+import itertools
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
+import hypothesis
 import pytest
 import torch
 import transformers
+from jaxtyping import config as jaxtyping_config
+from matplotlib.figure import Figure
 
 from linformer_kit import LinformerConfig, LinformerForMaskedLM
 from linformer_kit.commands.cli import main
@@ -22,6 +27,9 @@ from linformer_kit.operator.kernels import softmax
 from linformer_kit.operator.kernels import tokens as token_blocks
 from linformer_kit.operator.projections import PROJECTIONS
 
+hypothesis.settings.register_profile("quick", max_examples=50, deadline=None, derandomize=True)
+hypothesis.settings.register_profile("thorough", max_examples=1000, deadline=None, derandomize=True)
+hypothesis.settings.load_profile("quick")  # --hypothesis-profile=thorough comes later and wins
 torch.set_num_threads(1)  # the tensors are tiny: threads would only wait for each other
 
 SHARINGS = ("none", "headwise", "key_value", "layerwise")
@@ -121,6 +129,38 @@ def slow_but(quick: Iterable[Any], values: Iterable[Any]) -> list[Any]:
     return [value if value in quick else pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
+def pairs_of(*axes: Iterable[Any]) -> list[Any]:
+    """Every combination of values; enough of them for every pair of values in the default tier, the others slow."""
+    every = list(itertools.product(*map(list, axes)))
+    pairs = [
+        {(a, b, combination[a], combination[b]) for a, b in itertools.combinations(range(len(axes)), 2)}
+        for combination in map(_hashable, every)
+    ]
+    return _slow_but_those_that_cover(pairs, every)
+
+
+def values_of(*axes: Iterable[Any]) -> list[Any]:
+    """Every combination of values; enough of them for every single value in the default tier, the others slow."""
+    every = list(itertools.product(*map(list, axes)))
+    return _slow_but_those_that_cover([set(enumerate(_hashable(combination))) for combination in every], every)
+
+
+def _hashable(combination: Sequence[Any]) -> list[str]:
+    return [repr(value) for value in combination]
+
+
+def _slow_but_those_that_cover(covered: list[set[Any]], every: list[Any]) -> list[Any]:
+    """Greedily: again and again the combination that covers most of what is left."""
+    left = set().union(*covered)
+    quick: set[int] = set()
+    while left:
+        best = max(range(len(every)), key=lambda index: len(covered[index] & left))
+        quick.add(best)
+        left -= covered[best]
+    marks = (() if index in quick else (pytest.mark.slow,) for index in range(len(every)))
+    return [pytest.param(*combination, marks=mark) for combination, mark in zip(every, marks, strict=True)]
+
+
 def fail(capsys, *command: str) -> str:
     """The one line on stderr; anything else fails."""
     error = fail_last_line(capsys, *command)
@@ -142,6 +182,30 @@ def fail_last_line(capsys, *command: str, code: int = 2) -> str:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _shapes(request, monkeypatch) -> None:
+    """Shapes are checked in all tests but those that are marked."""
+    if request.node.get_closest_marker("unchecked"):
+        monkeypatch.setattr(jaxtyping_config, "jaxtyping_disable", True)
+
+
+_PICTURE = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
+)
+
+
+_drawn = Figure.savefig
+Figure.savefig = lambda figure, path, **_: Path(path).write_bytes(
+    _PICTURE
+)  # drawing takes longer than a small training
+
+
+@pytest.fixture
+def drawn(monkeypatch) -> None:
+    """Figures as they are: without this, files of figures hold one pixel."""
+    monkeypatch.setattr(Figure, "savefig", _drawn)
 
 
 @pytest.fixture

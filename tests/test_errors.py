@@ -15,11 +15,12 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from linformer_kit.commands.cli import COMMANDS, main
-from linformer_kit.commands.predict import _opened
+from linformer_kit.commands import finetune
+from linformer_kit.commands.cli import main
+from linformer_kit.commands.table import COMMANDS
 from linformer_kit.errors import InputError, input_errors, machine_failure
+from linformer_kit.inference.predict import _opened
 from linformer_kit.settings import PredictSettings
-from linformer_kit.training import finetune
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 OF_THE_MACHINE = [

@@ -87,7 +87,7 @@ def test_trainings_change_nothing(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["pretrain", "finetune", "distill"])
 def test_a_command_that_trains_keeps_freed_memory(name, monkeypatch):
     """Its process is its own."""
-    module, order = importlib.import_module(f"linformer_kit.training.{name}"), []
+    module, order = importlib.import_module(f"linformer_kit.commands.{name}"), []
 
     def train(settings):
         order.append(settings)

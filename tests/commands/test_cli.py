@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from linformer_kit.commands.cli import RECIPES, main, parse
+from linformer_kit.commands.cli import main
+from linformer_kit.commands.parser import parse
+from linformer_kit.commands.table import RECIPES
 from linformer_kit.settings import ModelSettings
 
 
@@ -103,6 +105,7 @@ NAMES = ["my model, v2", "2024", "true", "1e3", "a: b", "{0}", "[", "-x", 'a"b\\
     [("bench table2", "models"), ("bench table2", "names"), ("bench embeddings", "models"), ("pretrain", "train_file"),
      ("spectrum m", "text"), ("bench systems", "systems"), ("bench learning", "english_file")],
 )  # fmt: skip
+@pytest.mark.e2e
 def test_names_in_a_list_stay_as_they_are(command, option):
     needed = ["--models", "m"] if option == "names" else []
     for names in ([name for name in NAMES if name != "null"], NAMES, ["null", "b"], ["", "b"]):

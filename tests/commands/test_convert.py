@@ -23,8 +23,8 @@ from transformers import (
 
 from linformer_kit import LinformerModel
 from linformer_kit.commands.cli import main
-from linformer_kit.commands.convert import convert
 from linformer_kit.files.manifest import damage
+from linformer_kit.interop.convert import convert
 from linformer_kit.settings import ConvertSettings
 from tests.conftest import fail
 from tests.interop.checkpoints.test_encoders import source

@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 
 from linformer_kit import LinformerConfig
-from linformer_kit.commands.cli import RECIPES, parse
+from linformer_kit.commands.parser import parse
+from linformer_kit.commands.table import RECIPES
 
 NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
 

@@ -120,6 +120,7 @@ def test_tokens_are_made_once_for_what_they_depend_on(tokenizer, with_types, tmp
             pytest.fail(f"{name}: taken for another's tokens")
 
 
+@pytest.mark.e2e
 def test_a_tokenizer_without_a_fast_form(tmp_path):
     tokenizer = CanineTokenizer()
     assert not tokenizer.is_fast

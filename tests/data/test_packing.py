@@ -117,6 +117,7 @@ def test_stream_has_new_masks_in_each_epoch_and_the_same_ones_again(tokenizer):
 
 
 @pytest.mark.parametrize("shards", [3, 1])
+@pytest.mark.e2e
 def test_workers_share_out_the_stream(tokenizer, shards):
     parts = [TEXTS[part::shards] for part in range(shards)]
     blocks = StreamedBlocks(stream_of(parts), tokenizer, seq_len=SEQ_LEN, seed=3, probability=0.15)
@@ -134,6 +135,7 @@ def test_workers_use_different_masks(tokenizer):
     assert len({tuple(label) for label in labels}) == len(labels) >= 2
 
 
+@pytest.mark.e2e
 def test_epoch_reaches_workers_that_live_on(tokenizer):
     blocks = StreamedBlocks(stream_of([TEXTS]), tokenizer, seq_len=SEQ_LEN, seed=3, probability=0.15)
     loader = DataLoader(blocks, batch_size=None, num_workers=1, persistent_workers=True)

@@ -113,6 +113,7 @@ def test_missing_tokens_are_named(tokenizer, tmp_path):
         load_tokenizer(str(tmp_path), max_length=67)
 
 
+@pytest.mark.e2e
 def test_slow_tokenizer_is_refused(tmp_path):
     CanineTokenizer().save_pretrained(tmp_path)
     message = f"tokenizer {tmp_path}: expected a fast one (tokenizer.json), got CanineTokenizer"
@@ -152,6 +153,7 @@ def test_fingerprint_is_of_the_rules_and_not_of_the_latest_call(tokenizer):
     assert tokenizer_fingerprint(other) != before
 
 
+@pytest.mark.e2e
 def test_fingerprint_of_a_tokenizer_without_a_fast_form(tmp_path):
     """Wherever it was loaded from, and whatever the longest input; other special tokens are other rules."""
     tokenizer = CanineTokenizer()

@@ -36,7 +36,7 @@ from linformer_kit.training.tasks.classification import classification_loss
 from linformer_kit.training.tasks.distillation import _real as real_tokens
 from linformer_kit.training.tasks.distillation import relative_error
 from linformer_kit.training.tasks.tracing import traced
-from tests.conftest import KINDS, SHARINGS, fields, randomise, tokens
+from tests.conftest import KINDS, SHARINGS, fields, randomise, tokens, values_of
 from tests.devices.one_device import OneDevice
 
 META = torch.device("meta")
@@ -82,9 +82,7 @@ def test_the_check_refuses_what_an_accelerator_does():
     assert (hidden + torch.tensor(2.0)).device == META
 
 
-@pytest.mark.parametrize("shorter_input", SHORTER_INPUTS)
-@pytest.mark.parametrize("sharing", SHARINGS)
-@pytest.mark.parametrize("projection", PROJECTIONS)
+@pytest.mark.parametrize(("projection", "sharing", "shorter_input"), values_of(PROJECTIONS, SHARINGS, SHORTER_INPUTS))
 def test_models(config, projection, sharing, shorter_input):
     settings = {"projection": projection, "sharing": sharing, "shorter_input": shorter_input, "num_hidden_layers": 1}
     ids, mask = ids_and_mask()

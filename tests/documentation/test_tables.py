@@ -10,7 +10,8 @@ import shlex
 import pytest
 from torch.distributed.run import parse_args
 
-from linformer_kit.commands.cli import COMMANDS, parse
+from linformer_kit.commands.parser import parse
+from linformer_kit.commands.table import COMMANDS
 from tests.documentation import pages
 from tests.documentation.pages import PAGES, Step, steps
 from tests.documentation.tables import GIVEN, IN_PYTHON, NOT_RUN, OPTIONS, PRESUMED
@@ -43,6 +44,7 @@ def test_what_is_given_and_changed_is_there():
     assert PRESUMED.keys() <= ALL.keys()
 
 
+@pytest.mark.e2e
 def test_commands_are_whole_without_what_is_added():
     for step in itertools.chain(*ALL.values()):
         if step.text.startswith("linformer "):
@@ -112,6 +114,7 @@ def test_how_a_page_is_read(tmp_path, monkeypatch):
         ("python\nimport math\n\nmath.no", 2),
     ],
 )
+@pytest.mark.e2e
 def test_what_fails_is_named(block, line, read, tmp_path, monkeypatch):
     page = tmp_path / "page.md"
     page.write_text(f"```{block}\n```\n" if block.startswith("python") else f"```\n{block}\n```\n")

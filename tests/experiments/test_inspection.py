@@ -19,7 +19,7 @@ from linformer_kit.experiments.inspection import (
     slot_order,
 )
 from tests.commands.test_convert import save_tokenizer
-from tests.conftest import KINDS, fields, randomise, tokens
+from tests.conftest import KINDS, fields, randomise, slow_but, tokens
 
 
 @pytest.fixture
@@ -34,8 +34,9 @@ def saved(config, tmp_path):
     return build
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_pictures_and_numbers(saved, kind, tmp_path, capsys):
+@pytest.mark.parametrize("kind", slow_but(("none", "headwise", "layerwise", "mean_pool", "random", "full"), KINDS))
+@pytest.mark.e2e
+def test_pictures_and_numbers(saved, kind, drawn, tmp_path, capsys):
     out = tmp_path / "out"
     main(["inspect", saved(**fields(kind)), str(out), "--text", "w5 w6 w7 w8 w9 w10 w11", "--heads", "0", "2"])
     assert "| layer 1 |" in capsys.readouterr().out
@@ -64,6 +65,7 @@ def test_pictures_and_numbers(saved, kind, tmp_path, capsys):
     assert (out / "projections.png").exists() == bool(images)
 
 
+@pytest.mark.e2e
 def test_the_default_text_is_real(saved, tmp_path):
     main(["inspect", saved(), str(tmp_path / "out"), "--max_tokens", "29"])
     results = json.loads((tmp_path / "out" / "inspection.json").read_text())
@@ -98,6 +100,7 @@ def test_slots_that_a_head_lacks_are_no_zeros(config, changes, slots):
         torch.testing.assert_close(mappings[:, head, :, :count].sum(dim=-1), torch.ones(2, 23))
 
 
+@pytest.mark.e2e
 def test_saved_arrays_match_each_other_and_the_model(saved, tmp_path):
     """Row s of E and of F belong to slot s of P̄, as in the model: attention can be computed from what is saved."""
     model = saved(projected_dim=[[7, 3, 5]] * 2)
@@ -136,6 +139,7 @@ def test_a_model_that_gives_nan_is_refused(saved, where, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.e2e
 def test_half_precision_a_pooler_left_out_and_a_layer_named_twice(config, tmp_path, capsys):
     model = LinformerForMaskedLM(config(pooler=True)).to(torch.bfloat16)
     model.save_pretrained(tmp_path / "model")
@@ -144,6 +148,7 @@ def test_half_precision_a_pooler_left_out_and_a_layer_named_twice(config, tmp_pa
     assert json.loads((tmp_path / "out" / "inspection.json").read_text())["layers"] == [1]
 
 
+@pytest.mark.e2e
 def test_nothing_is_left_after_an_interruption(saved, tmp_path, monkeypatch):
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

@@ -54,6 +54,7 @@ def test_summary():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the resident set is read from /proc")
+@pytest.mark.e2e
 def test_what_was_freed_before_counts_again():
     assert 75_000_000 < measure.in_fresh_process(_taken_again) < 160_000_000
 

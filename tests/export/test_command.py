@@ -22,6 +22,7 @@ from tests.export.conftest import LENGTH, TEXTS, linformer, save
 FILES = {"config.json", "export.json", "manifest.json", "model.onnx", "tokenizer.json", "tokenizer_config.json"}
 
 
+@pytest.mark.e2e
 def test_a_folder_that_runs_without_pytorch(tmp_path, capsys):
     linformer("LinformerForMaskedLM", tmp_path / "model", num_hidden_layers=1)
     main(["export", str(tmp_path / "model"), str(tmp_path / "out"), "--benchmark"])
@@ -50,6 +51,7 @@ def test_a_folder_that_runs_without_pytorch(tmp_path, capsys):
     assert logits.shape == (4, LENGTH, 53)
 
 
+@pytest.mark.e2e
 def test_int8_says_what_it_loses(tmp_path, capsys):
     linformer("LinformerForMaskedLM", tmp_path / "model", num_hidden_layers=1, hidden_size=129, intermediate_size=257)
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS) + "\n")
@@ -145,6 +147,7 @@ def unwritten(tmp_path, monkeypatch):
         (0, "model: expected ONNX Runtime to name the limit for 2 x 38 tokens, got sequence length: expected at most"),
     ],
 )
+@pytest.mark.e2e
 def test_what_fails_a_check_leaves_nothing(error, message, there, unwritten, tmp_path, capsys):
     unwritten(error)
     if there:

@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from linformer_kit.commands.evaluate import evaluate
 from linformer_kit.data.masking import BlockMasker
 from linformer_kit.data.tasks import TASKS
 from linformer_kit.export.exportable import load
 from linformer_kit.export.quality import quality_of
+from linformer_kit.inference.evaluate import evaluate
 from linformer_kit.settings import EvaluateSettings, ExportSettings
 from tests.export.conftest import TEXTS, linformer
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from linformer_kit.commands.predict import predict
 from linformer_kit.errors import InputError
+from linformer_kit.inference.predict import predict
 from linformer_kit.settings import PredictSettings
 from tests.export.conftest import linformer
 

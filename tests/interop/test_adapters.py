@@ -13,7 +13,7 @@ from transformers import BertConfig, BertForMaskedLM
 import linformer_kit as lk
 from linformer_kit import InputError
 from linformer_kit.operator.kernels import runs_in_blocks
-from tests.conftest import KINDS, SIZES, fields, randomise, tokens
+from tests.conftest import KINDS, SIZES, fields, randomise, tokens, values_of
 
 ATTENTION = ["q_proj", "k_proj", "v_proj"]
 ADAPTERS = {
@@ -46,8 +46,7 @@ def linearised() -> nn.Module:
     return randomise(model)
 
 
-@pytest.mark.parametrize("adapter", ADAPTERS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "adapter"), values_of(KINDS, ADAPTERS))
 def test_adapters_act_learn_and_merge(config, small_blocks, tmp_path, kind, adapter):
     model = randomise(lk.LinformerForSequenceClassification(config(**fields(kind)))).double().eval()
     ids, mask = tokens(3, 31), masked(3, 31)

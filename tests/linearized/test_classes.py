@@ -64,6 +64,7 @@ def test_saved_and_loaded_with_and_without_the_head(model, tmp_path):
     assert AutoConfig.from_pretrained(tmp_path).linformer["projected_dim"] == 7
 
 
+@pytest.mark.e2e
 def test_a_new_process_that_only_imports_the_package_knows_it(model, tmp_path):
     model.save_pretrained(tmp_path)
     code = (
@@ -74,6 +75,7 @@ def test_a_new_process_that_only_imports_the_package_knows_it(model, tmp_path):
     assert run.stdout.split()[-1] == "LinearBertForMaskedLM"
 
 
+@pytest.mark.e2e
 def test_the_stock_class_refuses_it(model, tmp_path):
     """Else it would attend fully with weights that have learnt otherwise."""
     model.save_pretrained(tmp_path)

@@ -84,6 +84,8 @@ def test_heads_and_their_base_models_refuse_longer_texts(model):
             call(**inputs)
 
 
+@pytest.mark.e2e
+@pytest.mark.unchecked
 def test_compiled_once_for_every_length():
     """As one graph, with everything that is recorded."""
     model = linearize(BertForMaskedLM(BertConfig(**SIZES | {"num_hidden_layers": 2})).eval(), 7)
@@ -99,6 +101,7 @@ def test_compiled_once_for_every_length():
             torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.unchecked
 def test_compiled_it_refuses_longer_texts(model):
     torch.compiler.reset()
     compiled = torch.compile(model, backend="eager")
@@ -106,6 +109,8 @@ def test_compiled_it_refuses_longer_texts(model):
         compiled(**example(model, LENGTH + 1))
 
 
+@pytest.mark.e2e
+@pytest.mark.unchecked
 def test_exported_with_attentions_for_every_length(model):
     length = torch.export.Dim("length", min=2, max=LENGTH)
     inputs = example(model, 31, padded=True)
@@ -200,6 +205,8 @@ def test_what_stands_for_the_projection_is_called(sharing):
 
 @pytest.mark.parametrize("by", ["call", "configuration"])
 @torch.no_grad()
+@pytest.mark.e2e
+@pytest.mark.unchecked
 def test_layers_that_are_compiled_alone(model, by):
     inputs = example(model, 31)
     expected = model(**inputs, output_attentions=True).attentions

@@ -104,6 +104,8 @@ def test_right_padding_is_not_sorted(config, kind, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["headwise", "conv", "local"])
+@pytest.mark.e2e
+@pytest.mark.unchecked
 def test_compiled_for_padding_anywhere(config, kind):
     """No graph depends on where padding stands."""
     model = randomise(LinformerForMaskedLM(config(**fields(kind)))).eval()

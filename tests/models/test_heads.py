@@ -28,6 +28,8 @@ IDS = torch.full((2, 31), 5)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.e2e
+@pytest.mark.unchecked
 def test_logits_are_of_all_tokens_or_of_those_that_are_asked_for(config, compiled):
     """In training as in evaluation, compiled or not; the loss and its gradients do not change."""
     model = randomise(LinformerForMaskedLM(config()))
@@ -60,6 +62,7 @@ def test_logits_are_of_all_tokens_or_of_those_that_are_asked_for(config, compile
         (torch.zeros(2, 31).long(), "predicted_positions: expected [2] of torch.int64 or torch.int32, got [2, 31]"),
     ],
 )
+@pytest.mark.unchecked
 def test_positions_that_are_none_are_refused(config, positions, message):
     with pytest.raises(InputError, match=re.escape(message)):
         LinformerForMaskedLM(config())(tokens(2, 31), predicted_positions=positions)
@@ -250,6 +253,7 @@ def test_auto_classes_load_the_heads(config, auto, model_class, sharing, tmp_pat
         ),
     ],
 )
+@pytest.mark.unchecked
 def test_calls_refused(config, model_class, arguments, message):
     with pytest.raises(InputError, match=re.escape(message)):
         model_class(config())(IDS, **arguments)
@@ -258,6 +262,8 @@ def test_calls_refused(config, model_class, arguments, message):
 @pytest.mark.parametrize(
     "kind", [LinformerForSequenceClassification, LinformerForTokenClassification, LinformerForQuestionAnswering]
 )
+@pytest.mark.e2e
+@pytest.mark.unchecked
 def test_compiled_and_exported_heads_give_what_the_model_gives(config, kind):
     model = randomise(kind(config(num_hidden_layers=1))).eval()
     ids, mask = tokens(3, 29), torch.ones(3, 29, dtype=torch.long)

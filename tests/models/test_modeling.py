@@ -25,7 +25,7 @@ from linformer_kit import (
     LinformerModel,
 )
 from linformer_kit.operator.projections import PROJECTIONS, SHORTER_INPUTS
-from tests.conftest import KINDS, SHARINGS, SIZES, fields, randomise, slow_but, tokens
+from tests.conftest import KINDS, SHARINGS, SIZES, fields, randomise, slow_but, tokens, values_of
 
 # Published with the official code: linformer_roberta_base, vocabulary 50,000, n 512, k 128, tied head.
 OFFICIAL_PARAMETERS = {
@@ -198,9 +198,7 @@ def test_width_of_the_convolution(config, width):
         config(local_convolution=width)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shorter_input", SHORTER_INPUTS)
-@pytest.mark.parametrize("layers", [2, 12])
+@pytest.mark.parametrize(("kind", "shorter_input", "layers"), values_of(KINDS, SHORTER_INPUTS, [2, 12]))
 def test_padding_changes_nothing(config, kind, shorter_input, layers):
     """1 to 64 pads of random content: right, left, and everywhere; the tolerance is rounding in float32."""
     sizes = {"max_position_embeddings": 97, "projected_dim": 11, "num_hidden_layers": layers}
@@ -340,6 +338,8 @@ TRACED = ("none", "layerwise", "mean_pool", "conv", "local_norm_first", "full")
 
 
 @pytest.mark.parametrize("kind", slow_but(TRACED, KINDS))
+@pytest.mark.e2e
+@pytest.mark.unchecked
 def test_compiles_as_one_graph(config, kind):
     model = randomise(LinformerForMaskedLM(config(**fields(kind)))).train()
     ids, mask = tokens(2, 31), torch.ones(2, 31, dtype=torch.long)
@@ -353,8 +353,10 @@ def test_compiles_as_one_graph(config, kind):
     assert out.logits.shape == (2, 31, 101)
 
 
-@pytest.mark.parametrize("kind", slow_but(TRACED, KINDS))
+@pytest.mark.parametrize("kind", slow_but(TRACED[::2], KINDS))
 @pytest.mark.parametrize("shorter_input", SHORTER_INPUTS)
+@pytest.mark.e2e
+@pytest.mark.unchecked
 def test_exported_once_for_every_size(config, kind, shorter_input):
     model = randomise(LinformerModel(config(shorter_input=shorter_input, **fields(kind)))).eval()
     ids = tokens(2, 23)
@@ -404,6 +406,7 @@ def test_two_models_in_one_process_are_independent(config):
     assert torch.equal(two(ids).last_hidden_state, before)
 
 
+@pytest.mark.unchecked
 def test_types_of_tokens_that_say_nothing_change_nothing(config):
     """As tokenizers of BERT's kind write them for a single text."""
     model, ids = LinformerModel(config()).eval(), tokens(2, 31)
@@ -416,6 +419,7 @@ def test_types_of_tokens_that_say_nothing_change_nothing(config):
         compiled(ids, token_type_ids=types + 1)
 
 
+@pytest.mark.unchecked
 def test_compiled_masks_of_floating_point_are_checked_when_they_come(config):
     """One that is added to scores would be read the wrong way round."""
     model, ids = LinformerModel(config()).eval(), tokens(2, 31)
@@ -457,6 +461,7 @@ IDS = torch.full((2, 31), 5)
         ({"labels": IDS - 6}, "labels: expected ids from 0 to 100, got -1"),
     ],
 )  # fmt: skip
+@pytest.mark.unchecked
 def test_calls_refused(config, arguments, message):
     model = LinformerForMaskedLM(config())
     with pytest.raises(InputError, match=re.escape(message)):

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from linformer_kit import InputError, LinformerForMaskedLM, LinformerModel
 from linformer_kit.operator.projections import PROJECTIONS
-from tests.conftest import SHARINGS, randomise, tokens
+from tests.conftest import SHARINGS, pairs_of, randomise, tokens
 
 NESTED = [name for name, kind in PROJECTIONS.items() if kind.nested]
 WINDOWED = [name for name, kind in PROJECTIONS.items() if kind.windowed]
@@ -112,9 +112,9 @@ def resizable(config, projection: str, **fields: object) -> LinformerForMaskedLM
     return randomise(LinformerForMaskedLM(config(**{**sizes, **kind, **fields}))).eval()
 
 
-@pytest.mark.parametrize("projection", [*PROJECTIONS, "full"])
-@pytest.mark.parametrize("sharing", SHARINGS)
-@pytest.mark.parametrize("seq_len", [36, 42, 72, 108])
+@pytest.mark.parametrize(
+    ("projection", "sharing", "seq_len"), pairs_of([*PROJECTIONS, "full"], SHARINGS, [36, 42, 72, 108])
+)
 def test_extended_models_give_the_same_for_texts_of_the_old_length(config, projection, sharing, seq_len, tmp_path):
     model = resizable(config, projection, sharing=sharing)
     ids, mask = tokens(3, 36), torch.ones(3, 36, dtype=torch.long)

@@ -238,6 +238,7 @@ SHARED = LinearProjection(N, K, num_heads=HEADS, sharing="layerwise")
         ),
     ],
 )
+@pytest.mark.unchecked
 def test_calls_refused(arguments, message):
     layer = LinformerAttention(EMBED, HEADS, N, K)
     with pytest.raises(InputError, match=re.escape(message)):

@@ -23,7 +23,7 @@ from linformer_kit.operator.projections import PROJECTIONS, HeadMap, Inputs
 from linformer_kit.operator.projections.head_maps import is_affine
 from linformer_kit.operator.reference import AttentionWeights, linformer_attention_reference
 from linformer_kit.operator.slots import merge_heads
-from tests.conftest import KINDS, SHARINGS, fields, randomise, tokens
+from tests.conftest import KINDS, SHARINGS, fields, pairs_of, randomise, tokens
 from tests.reference.attention import plain_projections
 
 EMBED, HEADS, N, K = 33, 3, 31, 7
@@ -150,9 +150,7 @@ def compare(layer: LinformerAttention, inputs: Tensor, mask: Tensor | None) -> N
         )
 
 
-@pytest.mark.parametrize("projection", PROJECTIONS)
-@pytest.mark.parametrize("attached", ATTACHED)
-@pytest.mark.parametrize("sharing", SHARINGS)
+@pytest.mark.parametrize(("sharing", "attached", "projection"), pairs_of(SHARINGS, ATTACHED, PROJECTIONS))
 def test_what_is_attached_is_obeyed(sharing, attached, projection):
     layer = build(projection=projection, sharing=sharing)
     before = copy.deepcopy(layer).eval()

@@ -6,8 +6,13 @@ import pytest
 from matplotlib.figure import Figure
 
 
+@pytest.fixture(autouse=True)
+def _drawn(drawn) -> None:
+    """All figures."""
+
+
 @pytest.fixture
-def figures(monkeypatch) -> list[Figure]:
+def figures(drawn, monkeypatch) -> list[Figure]:
     """The figures that the code under test has written, in their order."""
     written, write = [], Figure.savefig
 

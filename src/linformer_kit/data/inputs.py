@@ -62,7 +62,7 @@ class LabelledItems(TorchDataset[Item]):
     def __len__(self) -> int:
         return len(self.windows)
 
-    def __getitem__(self, index: int | np.integer[Any]) -> Item:
+    def __getitem__(self, index: int | np.integer) -> Item:
         return {**self.windows[int(index)], "labels": self.labels[index].tolist()}
 
     def select(self, order: Int[np.ndarray, " selected"]) -> LabelledItems:

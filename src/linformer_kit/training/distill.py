@@ -22,10 +22,9 @@ from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.linearized.depth import keep_layers, layers_to_keep
 from linformer_kit.linearized.layers import attention_layers
 from linformer_kit.linearized.linearize import linearize
-from linformer_kit.report.distillation import distill_markdown, write_distill_report
+from linformer_kit.report.distillation import write_distill_report
 from linformer_kit.settings import DistillSettings, LinearizeSettings, check_training, portable, recorded_name
 from linformer_kit.training.loop import Training
-from linformer_kit.training.memory import keep_freed_memory
 from linformer_kit.training.plan import Plan
 from linformer_kit.training.randomness import callers_random_state
 from linformer_kit.training.run import Run, measurements
@@ -59,15 +58,6 @@ class _Pair:
     attention_names: tuple[list[str], list[str]]
     stands_for: list[int] | None
     longest: int
-
-
-def main(settings: DistillSettings) -> None:
-    """Distil and print the results."""
-    keep_freed_memory()
-    results, folder = distill(settings)
-    if PartialState().is_main_process:
-        print(distill_markdown(results))
-        print(f"Everything is in {folder}; AutoModel loads it after `import linformer_kit`.")
 
 
 @callers_random_state()

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate import PartialState
 from transformers import (
     AutoModelForSequenceClassification,
     PreTrainedModel,
@@ -37,11 +36,10 @@ from linformer_kit.inference.scores import (
     summary,
 )
 from linformer_kit.interop.loading import fingerprint, input_length, load_model, random_weights, resize
-from linformer_kit.report.classification import best_run, finetune_markdown, write_finetune_report, write_mistakes
+from linformer_kit.report.classification import best_run, write_finetune_report, write_mistakes
 from linformer_kit.settings import FinetuneSettings, check_training, names_folder, portable, recorded_name
 from linformer_kit.training.batches import Batches
 from linformer_kit.training.loop import Training
-from linformer_kit.training.memory import keep_freed_memory
 from linformer_kit.training.optimizer import learning_rate_schedule
 from linformer_kit.training.plan import Plan
 from linformer_kit.training.randomness import callers_random_state
@@ -71,15 +69,6 @@ class _Task:
     tokenizer: PreTrainedTokenizerBase
     train: LabelledInputs
     validation: LabelledInputs
-
-
-def main(settings: FinetuneSettings) -> None:
-    """Fine-tune and print the results."""
-    keep_freed_memory()
-    results, folder = finetune(settings)
-    if PartialState().is_main_process:
-        print(finetune_markdown(results))
-        print(f"Everything is in {folder}. Use it:\n  linformer predict {folder} FILE")
 
 
 @callers_random_state()

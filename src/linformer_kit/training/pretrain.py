@@ -8,7 +8,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-from accelerate import PartialState
 from transformers import PreTrainedTokenizerFast, set_seed
 
 from linformer_kit.data.masked_text import MaskedText, load_masked_text
@@ -19,16 +18,15 @@ from linformer_kit.data.tokenizer import (
     tokenizer_fingerprint,
 )
 from linformer_kit.environment import versions
-from linformer_kit.errors import DivergedError, InputError, renamed
+from linformer_kit.errors import InputError, renamed
 from linformer_kit.files.runs import TWIN_FOLDER
 from linformer_kit.inference.fill_mask import guess_held_out, load_masked_language_model
 from linformer_kit.interop.loading import fingerprint, resize
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.heads import LinformerForMaskedLM
 from linformer_kit.operator.projections import PROJECTIONS
-from linformer_kit.report.pretraining import pretrain_markdown, write_pretrain_report
+from linformer_kit.report.pretraining import write_pretrain_report
 from linformer_kit.settings import ModelSettings, PretrainSettings, check_training, portable
-from linformer_kit.training.memory import keep_freed_memory
 from linformer_kit.training.metrics import unigram_entropy
 from linformer_kit.training.optimizer import learning_rate_schedule
 from linformer_kit.training.plan import Plan
@@ -40,18 +38,6 @@ logger = logging.getLogger(__name__)
 
 # In what a run that is resumed may differ from its beginning.
 _MAY_CHANGE = ("max_steps", "eval_steps", "save_steps", "activation_checkpointing", "from_model")
-
-
-def main(settings: PretrainSettings) -> None:
-    """Pretrain and print the results."""
-    keep_freed_memory()
-    results, folder = pretrain(settings)
-    for attention, result in results["models"].items():
-        if result["diverged"] is not None:
-            raise DivergedError(f"{attention} attention: {result['diverged']}")
-    if PartialState().is_main_process:
-        print(pretrain_markdown(results))
-        print(f"Everything is in {folder}. Try it:\n  linformer fill-mask {folder} 'import <mask>'")
 
 
 @callers_random_state()

@@ -27,6 +27,7 @@ def run(folder, *arguments):
 
 
 @pytest.mark.parametrize("mode", ["forward", "train"])
+@pytest.mark.e2e
 def test_json_of_a_tiny_run(tmp_path, capsys, mode):
     results = run(tmp_path, "--mode", mode, "--memory=false", "--lengths", "64", "32", "--projected_dims", "8", "32")
     assert results["complete"] and results["settings"]["mode"] == mode
@@ -68,6 +69,7 @@ def test_memory_of_a_tiny_run(tmp_path, mode):
     assert (tmp_path / "memory_saved.png").exists()
 
 
+@pytest.mark.e2e
 def test_ctrl_c_keeps_what_is_done(tmp_path, monkeypatch, capsys):
     real = efficiency.build
 
@@ -102,6 +104,7 @@ def test_ctrl_c_between_time_and_memory_keeps_the_times(tmp_path, monkeypatch):
     )
 
 
+@pytest.mark.e2e
 def test_memory_that_fails_is_told_and_extrapolated(tmp_path, monkeypatch):
     """Half of what is measured is made up: a process that is killed at the longest sequence."""
 
@@ -156,6 +159,7 @@ def test_slow_and_large_baselines_are_left_to_be_extrapolated(monkeypatch):
     assert length._memory(Encoder(kind="eager", seq_len=37, layers=2), slow) is None
 
 
+@pytest.mark.e2e
 def test_results_are_written_over_only_when_asked(tmp_path, capsys):
     arguments = ["--memory=false", "--lengths", "16", "--projected_dims", "8", "--baselines", "full"]
     run(tmp_path, *arguments)

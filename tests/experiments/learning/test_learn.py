@@ -14,7 +14,9 @@ import pytest
 import yaml
 
 import linformer_kit as lk
-from linformer_kit.commands.cli import RECIPES, main, parse
+from linformer_kit.commands.cli import main
+from linformer_kit.commands.parser import parse
+from linformer_kit.commands.table import RECIPES
 from linformer_kit.errors import InputError
 from linformer_kit.experiments.learning import checks, learn, running, trials
 from linformer_kit.operator.projections.starts import STARTS

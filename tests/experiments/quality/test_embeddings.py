@@ -29,6 +29,7 @@ def models(tmp_path_factory) -> tuple[Path, Path]:
     return teacher, student
 
 
+@pytest.mark.e2e
 def test_command(models, tmp_path, capsys):
     texts = tmp_path / "texts"
     texts.mkdir()
@@ -138,6 +139,7 @@ def test_times_are_kept_where_memory_runs_out(models, tmp_path, monkeypatch, cap
         (["--repetitions", "0"], "repetitions: expected 1 or more, got 0"),
     ],
 )
+@pytest.mark.e2e
 def test_refused(options, message, models, tmp_path, capsys):
     out = tmp_path / "out"
     if "--cosine_lengths" in options:

@@ -38,7 +38,7 @@ def run(model, corpus, out, *options: str) -> dict:
     return json.loads((out / "spectrum.json").read_text())
 
 
-def test_the_figure_and_its_numbers(model, corpus, tmp_path, capsys):
+def test_the_figure_and_its_numbers(model, corpus, drawn, tmp_path, capsys):
     results = run(model, corpus, tmp_path / "out")
     out = capsys.readouterr().out
     assert "| layer | share of the 5 largest |" in out and "All heads of all layers" in out
@@ -63,12 +63,14 @@ def test_texts_for_themselves(model, corpus, tmp_path):
     assert results["tokens"] == 13 * 23 + len(tokenizer("def function")["input_ids"])
 
 
+@pytest.mark.e2e
 def test_fewer_sequences_than_asked_for_are_said(model, corpus, tmp_path, caplog):
     results = run(model, corpus, tmp_path / "out", "--document", "file", "--samples", "100000")
     assert results["samples"] < 100000
     assert f"{results['samples']:,} of the 100,000 sequences asked for" in caplog.text
 
 
+@pytest.mark.e2e
 def test_it_is_drawn_again_from_its_numbers(model, corpus, tmp_path):
     first = run(model, corpus, tmp_path / "out")
     main(
@@ -90,6 +92,7 @@ def test_it_is_drawn_again_from_its_numbers(model, corpus, tmp_path):
 @pytest.mark.parametrize(
     "options", [["--energy", "0.5"], ["--budget", "31", "--choose_by", "layer", "--multiple_of", "2"]]
 )
+@pytest.mark.e2e
 def test_what_is_chosen_trains(model, corpus, tmp_path, options, capsys):
     results = run(model, corpus, tmp_path / "out", "--choose", *options)
     chosen = results["chosen"]
@@ -109,6 +112,7 @@ def test_what_is_chosen_trains(model, corpus, tmp_path, options, capsys):
     assert AutoModel.from_pretrained(tmp_path / "trained").config.projected_dim == chosen["projected_dim"]
 
 
+@pytest.mark.e2e
 def test_untrained_weights_are_drawn_anew(model, corpus, tmp_path):
     trained = run(model, corpus, tmp_path / "trained")
     untrained, again = (run(model, corpus, tmp_path / name, "--untrained", "--seed", "3") for name in ("one", "two"))
@@ -258,6 +262,7 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize(("field", "value"), DAMAGES)
+@pytest.mark.e2e
 def test_a_damaged_spectrum_is_refused(good, tmp_path, capsys, field, value):
     results = json.loads(json.dumps(good))
     if value is ABSENT:

@@ -180,6 +180,7 @@ def model(tmp_path):
     ]
 
 
+@pytest.mark.e2e
 def test_the_experiments(tmp_path, model, capsys):
     results = run(tmp_path / "out", *model, "--samples", "2", "--fit_samples", "3", "--fit_steps", "3", "--layers", "1")
     out = capsys.readouterr().out
@@ -206,6 +207,7 @@ def test_the_experiments(tmp_path, model, capsys):
     assert appendix["largest_deviation_from_uniform"] < 1e-6 and appendix["delta"] == 2.0**-32
 
 
+@pytest.mark.e2e
 def test_it_can_be_repeated(tmp_path):
     first, second = (run(tmp_path / name) for name in ("one", "two"))
     assert first["cases"] == second["cases"]
@@ -371,6 +373,7 @@ def test_a_fit_is_never_worse_than_its_start_on_what_it_is_judged_by(generator):
     assert errors[0] <= errors[1]
 
 
+@pytest.mark.e2e
 def test_ctrl_c_keeps_the_kinds_that_are_done(tmp_path, monkeypatch, capsys):
     try_ = trials._try
 

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import BertConfig, RobertaConfig
 
 from linformer_kit import InputError, LinformerForMaskedLM, load_bert_checkpoint, load_roberta_checkpoint
-from tests.conftest import SHARINGS, randomise
+from tests.conftest import SHARINGS, randomise, values_of
 
 SIZES = {
     "vocab_size": 101,
@@ -61,8 +61,7 @@ def test_with_full_attention_it_is_the_source(class_name, tmp_path):
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("class_name", CLASSES)
-@pytest.mark.parametrize("sharing", SHARINGS)
+@pytest.mark.parametrize(("class_name", "sharing"), values_of(CLASSES, SHARINGS))
 def test_every_weight_is_kept_and_only_e_and_f_are_new(class_name, sharing, tmp_path):
     theirs, load = source(class_name, tmp_path)
     ours = load(tmp_path, projected_dim=7, sharing=sharing)

@@ -15,7 +15,7 @@ import linformer_kit as lk
 from linformer_kit.models.encoder import LinformerLayer
 from linformer_kit.operator import kernels
 from linformer_kit.operator.kernels import products, softmax
-from tests.conftest import SIZES
+from tests.conftest import SIZES, slow_but
 
 
 @given(st.integers(0, 9), st.integers(0, 40), st.integers(1, 50))
@@ -60,7 +60,7 @@ def padded(batch, length):
 
 
 @pytest.mark.parametrize("mask", [None, padded(4, 31)], ids=["whole", "padded"])
-@pytest.mark.parametrize("fields", KINDS, ids=str)
+@pytest.mark.parametrize("fields", slow_but(KINDS[::2], KINDS), ids=str)
 def test_blocks_of_tokens_give_what_the_whole_gives(monkeypatch, small_blocks, fields, mask):
     model = model_of(**fields)
     ids = torch.randint(5, 101, (4, 31))

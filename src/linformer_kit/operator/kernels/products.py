@@ -23,7 +23,7 @@ _ONEDNN_LEAST = 1 << 20  # multiplications; below, the call itself takes longer 
 def linear(
     inputs: Float[Tensor, "*rows columns"],
     weight: Float[Tensor, "out columns"],
-    bias: Float[Tensor, " out"] | None = None,
+    bias: Float[Tensor, "#out"] | None = None,
 ) -> Float[Tensor, "*rows out"]:
     """X·Wᵀ + 1·b.
 

@@ -42,12 +42,6 @@ _PYTORCH = "PyTorch"
 _SHORT = 512  # tokens of the shorter of two inputs that are timed
 
 
-def main(settings: ExportSettings) -> None:
-    """Export and print what came of it."""
-    print("\n".join(_lines(export(settings))))
-    print(f"Saved in {settings.out}")
-
-
 def export(settings: ExportSettings) -> dict[str, Any]:
     """Write a model as an ONNX file, or with int8 weights, beside its tokenizer.
 

@@ -1,0 +1,19 @@
+"""`linformer distill`."""
+
+from __future__ import annotations
+
+from accelerate import PartialState
+
+from linformer_kit.report.distillation import distill_markdown
+from linformer_kit.settings import DistillSettings
+from linformer_kit.training.distill import distill
+from linformer_kit.training.memory import keep_freed_memory
+
+
+def main(settings: DistillSettings) -> None:
+    """Distil and print the results."""
+    keep_freed_memory()
+    results, folder = distill(settings)
+    if PartialState().is_main_process:
+        print(distill_markdown(results))
+        print(f"Everything is in {folder}; AutoModel loads it after `import linformer_kit`.")

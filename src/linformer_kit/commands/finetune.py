@@ -1,0 +1,19 @@
+"""`linformer finetune`."""
+
+from __future__ import annotations
+
+from accelerate import PartialState
+
+from linformer_kit.report.classification import finetune_markdown
+from linformer_kit.settings import FinetuneSettings
+from linformer_kit.training.finetune import finetune
+from linformer_kit.training.memory import keep_freed_memory
+
+
+def main(settings: FinetuneSettings) -> None:
+    """Fine-tune and print the results."""
+    keep_freed_memory()
+    results, folder = finetune(settings)
+    if PartialState().is_main_process:
+        print(finetune_markdown(results))
+        print(f"Everything is in {folder}. Use it:\n  linformer predict {folder} FILE")

@@ -1,0 +1,23 @@
+"""`linformer pretrain`."""
+
+from __future__ import annotations
+
+from accelerate import PartialState
+
+from linformer_kit.errors import DivergedError
+from linformer_kit.report.pretraining import pretrain_markdown
+from linformer_kit.settings import PretrainSettings
+from linformer_kit.training.memory import keep_freed_memory
+from linformer_kit.training.pretrain import pretrain
+
+
+def main(settings: PretrainSettings) -> None:
+    """Pretrain and print the results."""
+    keep_freed_memory()
+    results, folder = pretrain(settings)
+    for attention, result in results["models"].items():
+        if result["diverged"] is not None:
+            raise DivergedError(f"{attention} attention: {result['diverged']}")
+    if PartialState().is_main_process:
+        print(pretrain_markdown(results))
+        print(f"Everything is in {folder}. Try it:\n  linformer fill-mask {folder} 'import <mask>'")

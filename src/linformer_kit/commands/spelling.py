@@ -1,0 +1,105 @@
+"""Arguments as the parser of settings wants them, and its messages as users read them."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import string
+from collections import deque
+from collections.abc import Sequence
+from types import NoneType, UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+_YES_OR_NO = ("true", "false", "yes", "no")
+
+
+def normalise(arguments: Sequence[str], settings: type) -> list[str]:
+    """Spell arguments as the parser wants them.
+
+    Hyphens in names become underscores, a lone --flag of a yes-or-no field means yes, and a field that takes a list
+    takes all that follows it: --train_file a.txt b.txt. Where the field has a default list, it is replaced.
+    """
+    hints = {f"--{name}": hint for name, hint in get_type_hints(settings).items()}
+    queue = deque(arguments)
+    normalised: list[str] = []
+    while queue:
+        argument = queue.popleft()
+        if not argument.startswith("--"):
+            normalised.append(argument)
+            continue
+        name, equals, value = argument.partition("=")
+        name = "--" + name[2:].replace("-", "_")
+        item = _item_of_list(hints.get(name))
+        if item is not None:
+            values = [value] if equals else []
+            while queue and not equals and not queue[0].startswith("--"):
+                values.append(queue.popleft())
+            replaces = get_origin(hints[name]) is list
+            if replaces and values == [""]:
+                values = ["[]"]
+            elif values and (replaces or len(values) > 1 or _is_text(item)):
+                values = [_spelled_list(values, item)]
+            normalised.append(f"{name}{'=' if replaces else '+='}{values[0]}" if values else name)
+        elif hints.get(name) is bool and not equals and (not queue or queue[0].lower() not in _YES_OR_NO):
+            normalised.append(f"{name}=true")
+        else:
+            normalised.append(f"{name}{equals}{value}")
+    return normalised
+
+
+def values_of(name: str, arguments: Sequence[str]) -> list[str]:
+    """What --name VALUE and --name=VALUE say, in their order; the parser refuses a name without a value."""
+    values = []
+    for argument, following in itertools.pairwise([*arguments, "--"]):
+        if argument == name and not following.startswith("--"):
+            values.append(following)
+        elif argument.startswith(f"{name}="):
+            values.append(argument.partition("=")[2])
+    return values
+
+
+def readable(message: str) -> str:
+    """The parser's message as: field, what was expected, what was got."""
+    message = re.sub(r"^argument --(\w+)/--\w+\+:", r"argument --\1:", message)
+    message = re.sub(r'^Parser key "([^"]+)": ', r"\1: ", message)
+    message = re.sub(
+        r"Does not validate .* Subtypes: \[(.*?)\] Errors: .* Given value: ?(.*)",
+        lambda match: f"expected {match[1]}, got {match[2] or 'none'}",
+        message,
+    )
+    message = re.sub(
+        r"Expected an? (.*)\. Got value: ?(.*)", lambda match: f"expected {match[1]}, got {match[2] or 'none'}", message
+    )
+    message = re.sub(r"Unable to load config '(.*?)' - .*", r"expected settings by name, got \1", message)
+    message = re.sub(
+        r"Subcommand '([^']+)' does not accept option '([^']+)'",
+        r"\2: expected a setting of \1, got an unknown one",
+        message,
+    )
+    message = re.sub(r"typing\.Literal\[(.*?)\]", lambda match: "one of " + match[1].replace("'", ""), message)
+    return re.sub(r"<class '(\w+)'>", lambda match: match[1].replace("NoneType", "null"), message)
+
+
+def _item_of_list(hint: Any) -> Any:
+    """The type of the items, where a field takes a list or, beside it, null; None where it takes something else."""
+    kinds = [kind for kind in (get_args(hint) if get_origin(hint) is UnionType else [hint]) if kind is not NoneType]
+    return get_args(kinds[0])[0] if len(kinds) == 1 and get_origin(kinds[0]) is list else None
+
+
+def _spelled_list(values: list[str], item: Any) -> str:
+    """The list in YAML; text in quotes, so that commas, numbers and the like in names stay what they are."""
+    if len(values) == 1 and (values[0] == "null" or (values[0].startswith("[") and values[0].endswith("]"))):
+        return values[0]  # null or a list, said as such
+    return f"[{', '.join(map(_quoted, values) if _is_text(item) else values)}]"
+
+
+def _is_text(item: Any) -> bool:
+    return item is str or get_origin(item) is Literal
+
+
+def _quoted(text: str) -> str:
+    """The text as YAML has it in double quotes."""
+    plain = string.ascii_letters + string.digits + " .,:;/~_-+=*?!()[]{}<>@#%&|$^'`"
+    # The parser refuses lone surrogates, which stand for bytes that are not UTF-8, and says so where it sees them.
+    escaped = (each if each in plain or "\ud800" <= each <= "\udfff" else f"\\U{ord(each):08x}" for each in text)
+    return f'"{"".join(escaped)}"'

@@ -1,0 +1,170 @@
+"""The commands, one entry each; importing this imports nothing heavy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from linformer_kit.settings import (
+    ConvertSettings,
+    DistillSettings,
+    EvaluateSettings,
+    ExportSettings,
+    FillMaskSettings,
+    FinetuneSettings,
+    InspectSettings,
+    PredictSettings,
+    PretrainSettings,
+    SpectrumSettings,
+    TheoremsSettings,
+)
+from linformer_kit.settings.bench import (
+    CeilingSettings,
+    EfficiencySettings,
+    EmbeddingsSettings,
+    FamiliesSettings,
+    LongSettings,
+    SystemsSettings,
+    Table2Settings,
+)
+from linformer_kit.settings.study import LearningSettings
+
+RECIPES = Path(__file__).parent.parent / "recipes"
+_BATCHES = ("per_device_train_batch_size", "per_device_eval_batch_size")
+
+
+class Command(NamedTuple):
+    """A subcommand: one line of help, the dataclass of its settings, `module:function`, default recipe, positionals,
+    the folder of its recipes below `RECIPES`, and the settings to lower where memory runs out, by names with dots."""
+
+    summary: str
+    settings: type
+    function: str
+    recipe: str | None = None
+    positionals: tuple[str, ...] = ()
+    recipes: str = ""
+    memory: tuple[str, ...] = ()
+
+
+COMMANDS = {
+    "pretrain": Command(
+        "Pretrain a masked language model on text",
+        PretrainSettings,
+        "linformer_kit.commands.pretrain:main",
+        "tiny",
+        memory=(*_BATCHES, "model.max_position_embeddings"),
+    ),
+    "finetune": Command(
+        "Fine-tune an encoder to classify texts (Table 2)",
+        FinetuneSettings,
+        "linformer_kit.commands.finetune:main",
+        memory=(*_BATCHES, "max_length"),
+    ),
+    "evaluate": Command(
+        "Measure a classifier on labelled texts",
+        EvaluateSettings,
+        "linformer_kit.commands.evaluate:main",
+        positionals=("model",),
+        memory=("batch_size", "max_length"),
+    ),
+    "predict": Command(
+        "Classify the texts of a file",
+        PredictSettings,
+        "linformer_kit.commands.predict:main",
+        positionals=("model", "file"),
+        memory=("batch_size", "max_length"),
+    ),
+    "fill-mask": Command(
+        "Guess the <mask> tokens of a text",
+        FillMaskSettings,
+        "linformer_kit.commands.fill_mask:main",
+        positionals=("model", "text"),
+    ),
+    "convert": Command(
+        "Make a Linformer of a RoBERTa, a BERT or a fairseq checkpoint",
+        ConvertSettings,
+        "linformer_kit.commands.convert:main",
+        positionals=("source", "out"),
+    ),
+    "distill": Command(
+        "Make an encoder linear, and teach it what it did before",
+        DistillSettings,
+        "linformer_kit.commands.distill:main",
+        positionals=("teacher", "output_dir"),
+        memory=(*_BATCHES, "max_position_embeddings"),
+    ),
+    "export": Command(
+        "Make an ONNX file, or int8 weights, of a model, and check them against PyTorch",
+        ExportSettings,
+        "linformer_kit.commands.export:main",
+        positionals=("model", "out"),
+    ),
+    "inspect": Command(
+        "Draw which slots the heads of a model attend to, and its E and F",
+        InspectSettings,
+        "linformer_kit.experiments.inspection:main",
+        positionals=("model", "output_dir"),
+        memory=("max_tokens",),
+    ),
+    "spectrum": Command(
+        "Show how fast the singular values of a model's attention fall (Fig 1), and choose k by them",
+        SpectrumSettings,
+        "linformer_kit.experiments.spectrum.figure1:main",
+        positionals=("model",),
+        memory=("seq_len", "samples"),
+    ),
+    "theorems": Command(
+        "Try Theorems 1 and 2 on random attention and on a model's",
+        TheoremsSettings,
+        "linformer_kit.experiments.theorems.trials:main",
+        memory=("lengths", "samples"),
+    ),
+    "bench efficiency": Command(
+        "Time and memory that Linformers save against Transformers of equal size (Table 3, Fig 2)",
+        EfficiencySettings,
+        "linformer_kit.experiments.cost.efficiency:main",
+        memory=("tokens", "lengths"),
+    ),
+    "bench ceiling": Command(
+        "The machine's limits for these encoders",
+        CeilingSettings,
+        "linformer_kit.experiments.cost.ceiling:main",
+        memory=("tokens", "square", "copy_mib"),
+    ),
+    "bench systems": Command(
+        "Time of a layer of each kind of encoder against the length of the sequence (Table 1)",
+        SystemsSettings,
+        "linformer_kit.experiments.cost.systems:main",
+        memory=("tokens", "lengths"),
+    ),
+    "bench learning": Command(
+        "Which of several encoders learns best: many small trainings from one recipe",
+        LearningSettings,
+        "linformer_kit.experiments.learning.learn:main",
+        "start",
+        recipes="learning",
+        memory=("processes", "base.per_device_train_batch_size"),
+    ),
+    "bench table2": Command(
+        "Accuracy of several encoders on the paper's four tasks, and what it costs (Table 2)",
+        Table2Settings,
+        "linformer_kit.experiments.quality.table2:main",
+        memory=(*_BATCHES, "max_length"),
+    ),
+    "bench embeddings": Command(
+        "What linear sentence embedders are worth beside their teacher: cosine, tasks, time and memory",
+        EmbeddingsSettings,
+        "linformer_kit.experiments.quality.embeddings:main",
+        memory=("batch_size", "tokens", "lengths"),
+    ),
+    "bench families": Command(
+        "Make encoders of each kind linear, and look whether anything changes with as many slots as tokens",
+        FamiliesSettings,
+        "linformer_kit.experiments.quality.families:main",
+    ),
+    "bench long": Command(
+        "Encode a million tokens in one pass", LongSettings, "linformer_kit.experiments.cost.long:main", memory=("n",)
+    ),
+}
+# What stands before the second word of a command.
+GROUPS = {"bench": "Measure speed and memory on this machine"}

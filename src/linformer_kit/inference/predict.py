@@ -1,0 +1,181 @@
+"""Classify texts with a classifier: any number of them, in their order, in constant memory."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from linformer_kit.data.examples import Labels, TextColumns, read_texts
+from linformer_kit.data.tables import READERS, warn_of_ragged
+from linformer_kit.data.validate import check_exists, check_not_empty, check_suffix
+from linformer_kit.errors import InputError, errors_named
+from linformer_kit.files.manifest import file_fingerprint, read_json
+from linformer_kit.files.writing import write_whole
+from linformer_kit.inference.classifier import Classifier, Prediction, trained_columns
+from linformer_kit.inference.scores import check_threshold, predicted
+from linformer_kit.settings import PredictSettings
+
+_DIGITS = 6
+
+
+def predict(settings: PredictSettings) -> dict[str | None, int]:
+    """Classify the texts of a file, a line of JSON for each.
+
+    A line has `row` (from 1, counted over all rows of the file), `label` (or a list, where a text may have several),
+    `probabilities` by class and, where a text was cut, `lost_tokens`. Written as they come: after an interruption
+    `resume` goes on behind the last whole line. Rows of other fields than the header are left out where the model's
+    task is known for them.
+
+    Returns:
+        The number of texts of each class, and of all by None; those of this call alone.
+
+    Raises:
+        InputError: for a file that cannot be read (nothing is written), a model that is no classifier, an output that
+            is there, or one of another file or model to be resumed.
+    """
+    if settings.resume and settings.overwrite:
+        raise InputError("resume, overwrite: expected at most one of them, got both")
+    check_threshold(settings.threshold)
+    path = _file(settings)
+    columns = _columns(settings, path)
+    total, left_out = _rows(path, columns)  # refused before a model is built
+    classifier = Classifier(settings)
+    identity = {
+        "model_fingerprint": classifier.fingerprint(),
+        "file_sha256": file_fingerprint(path),
+        "text_column": columns.text,
+        "text_pair_column": columns.text_pair,
+        "max_length": settings.max_length,
+        "stride": settings.stride,
+        "threshold": settings.threshold,
+    }
+    counts: dict[str | None, int] = {None: 0, **dict.fromkeys(classifier.labels.names, 0)}
+    with _opened(settings, identity) as (done, write):
+        bar = tqdm(total=total, initial=done, unit=" texts", dynamic_ncols=True, delay=2)
+        with bar:
+            rows = itertools.islice((row for row in itertools.count(1) if row not in left_out), done, None)
+            predictions = classifier(read_texts(path, columns), skip=done)
+            for prediction, row in zip(predictions, rows, strict=False):  # there is no last row number
+                line = _line(row, prediction, classifier.labels, settings.threshold)
+                write(json.dumps(line, ensure_ascii=False) + "\n")
+                names = line["label"] if classifier.labels.multi_label else [line["label"]]
+                for name in (None, *names):
+                    counts[name] += 1
+                bar.update()
+    return counts
+
+
+def _file(settings: PredictSettings) -> Path:
+    """The file with the texts, which must not be written over."""
+    path = Path(settings.file).expanduser()
+    check_exists(path, field="file")
+    if not path.is_file():
+        raise InputError(f"file: expected a file, got the folder {path}")
+    check_suffix(path, field="file")
+    check_not_empty(path, field="file")
+    for place in _places(settings) if settings.output else ():
+        if place.exists() and place.samefile(path):
+            raise InputError(f"output: expected another file than that of the texts, got {settings.output}")
+    return path
+
+
+def _columns(settings: PredictSettings, path: Path) -> TextColumns:
+    """Where texts stand, and second texts where the model was trained on pairs."""
+    trained = trained_columns(settings.model)
+    columns = TextColumns(settings.text_column or trained.text, settings.text_pair_column or trained.text_pair)
+    columns = replace(columns, ragged=trained.ragged and columns == TextColumns(trained.text, trained.text_pair))
+    if path.suffix.lower() not in READERS:
+        if columns.text_pair is not None:
+            raise InputError(f"file: expected a table with a column {columns.text_pair!r} for pairs, got {path}")
+        if settings.text_column is not None:
+            raise InputError(f"text_column: expected none for lines of text, got {settings.text_column!r}")
+    return columns
+
+
+def _rows(path: Path, columns: TextColumns) -> tuple[int, set[int]]:
+    """How many texts there are, and the numbers of the rows before the last of them that are left out."""
+    ragged: list[str] = []
+    left_out: list[int] = []
+    total = 0
+    for total, _ in enumerate(read_texts(path, columns, ragged=ragged), start=1):
+        left_out.extend(total + earlier for earlier in range(len(left_out), len(ragged)))
+    warn_of_ragged(ragged)
+    return total, set(left_out)
+
+
+def _line(row: int, prediction: Prediction, labels: Labels, threshold: float) -> dict[str, Any]:
+    found = predicted(prediction.probabilities[None], multi_label=labels.multi_label, threshold=threshold)[0]
+    label: Any
+    if labels.multi_label:
+        label = [name for name, yes in zip(labels.names, found, strict=True) if yes]
+    else:
+        label = labels.names[int(found)]
+    probabilities = {
+        name: round(float(chance), _DIGITS) for name, chance in zip(labels.names, prediction.probabilities, strict=True)
+    }
+    return {"row": row, "label": label, "probabilities": probabilities} | (
+        {"lost_tokens": prediction.lost} if prediction.lost else {}
+    )
+
+
+@contextmanager
+def _opened(settings: PredictSettings, identity: dict[str, Any]) -> Iterator[tuple[int, Callable[[str], object]]]:
+    """How many answers there are, and what writes the next; where that fails, the error names the output."""
+    if settings.output is None:
+        if settings.resume:
+            raise InputError("resume: expected an output to resume, got none")
+        yield 0, sys.stdout.write
+        return
+    path, mark = _places(settings)
+    done = 0
+    if path.exists() and settings.resume:
+        done = _whole_lines(path, mark, identity)
+    elif path.exists() and not settings.overwrite:
+        raise InputError(
+            f"output: expected a new file, got {path}; go on with --resume, or start anew with --overwrite"
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(mark, json.dumps(identity, indent=2) + "\n")
+    file = path.open("a" if done else "w", encoding="utf-8")
+
+    def write(text: str) -> None:
+        with errors_named(path):
+            file.write(text)
+
+    try:
+        yield done, write
+    finally:
+        with errors_named(path):
+            file.close()
+
+
+def _places(settings: PredictSettings) -> tuple[Path, Path]:
+    """The output, and what tells of which file and model it is."""
+    path = Path(settings.output or "").expanduser()
+    return path, path.with_name(f"{path.name}.run.json")
+
+
+def _whole_lines(path: Path, mark: Path, identity: dict[str, Any]) -> int:
+    """The number of whole lines of an output, whose last, half-written one is removed."""
+    if not mark.exists():
+        raise InputError(f"resume: expected {mark} beside {path}, got none")
+    before = read_json(mark)
+    for name, value in identity.items():
+        if before.get(name) != value:
+            raise InputError(f"resume: expected the {name} of {mark}, {before.get(name)!r}, got {value!r}")
+    lines, end = 0, 0
+    with path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                lines, end = lines + 1, end + len(line)
+    os.truncate(path, end)
+    return lines

@@ -1,0 +1,147 @@
+"""Make a Linformer of a checkpoint that somebody else has trained."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import Any
+
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import cached_file
+
+from linformer_kit.errors import InputError, input_errors, renamed
+from linformer_kit.files.folders import check_new_folder
+from linformer_kit.files.manifest import write_manifest
+from linformer_kit.files.writing import whole_folder
+from linformer_kit.interop.checkpoints import bert, roberta
+from linformer_kit.interop.checkpoints.build import Converted, resize
+from linformer_kit.interop.checkpoints.fairseq import convert_fairseq
+from linformer_kit.interop.checkpoints.sentences import sentence_files, write_files
+from linformer_kit.interop.loading import TOKENIZER_FILES, auto_class_of, load_pretrained
+from linformer_kit.linearized.classes import MODEL_TYPE, LinearizedModel
+from linformer_kit.linearized.linearize import linearize
+from linformer_kit.linearized.positions import longest_input
+from linformer_kit.models.configuration import LinformerConfig
+from linformer_kit.settings import ConvertSettings
+
+_OF_NEW_PROJECTIONS = ("projected_dim", "sharing", "projection", "shorter_input", "attention")
+_OF_FAIRSEQ = ("num_attention_heads", "classification_head")
+_IN_PLACE = ("projected_dim", "sharing", "projection", "shorter_input", "max_position_embeddings")
+_ENCODER = "a pretrained encoder"
+_IF_THERE: dict[str, Any] = {
+    "_raise_exceptions_for_missing_entries": False,
+    "_raise_exceptions_for_connection_errors": False,
+}
+_IMAGE_PROCESSOR = "preprocessor_config.json"
+
+
+def convert(settings: ConvertSettings) -> tuple[Converted, PreTrainedTokenizerBase | None]:
+    """Read `settings.source`, and save the Linformer, and the tokenizer if there is one, in `settings.out`.
+
+    Returns:
+        What was saved, and what of the source was not.
+
+    Raises:
+        InputError: for a source that is no such checkpoint, settings that do not fit it, or an `out` that holds
+            anything. Nothing is written then.
+    """
+    out = check_new_folder("out", settings.out)
+    converted = _load(settings)
+    tokenizer = _tokenizer(settings, converted.model)
+    longer = settings.max_position_embeddings
+    beside = sentence_files(settings.source, longer=longer) if settings.in_place else {}
+    with whole_folder(out) as folder:
+        converted.model.save_pretrained(folder)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
+        write_files(beside, folder)
+        if settings.in_place and (images := cached_file(settings.source, _IMAGE_PROCESSOR, **_IF_THERE)):
+            shutil.copy(images, folder)
+        write_manifest(folder)
+    return converted, tokenizer
+
+
+def _load(settings: ConvertSettings) -> Converted:
+    if settings.in_place:
+        return _linearized(settings)
+    fairseq = _is_fairseq(settings.source)
+    for name in _OF_NEW_PROJECTIONS if fairseq else _OF_FAIRSEQ:
+        if getattr(settings, name) is not None:
+            kind = "a fairseq file, which decides it" if fairseq else "a model that is no fairseq file"
+            raise InputError(f"{name}: expected none for {kind}, got {getattr(settings, name)!r}")
+    if fairseq:
+        converted = convert_fairseq(settings.source, settings.num_attention_heads, settings.classification_head)
+        if settings.max_position_embeddings is not None:
+            resize(converted.model, settings.max_position_embeddings, settings.resize_mode)
+        return converted
+    names = (*_OF_NEW_PROJECTIONS, "max_position_embeddings")
+    fields: dict[str, Any] = {name: value for name in names if (value := getattr(settings, name)) is not None}
+    if _model_type(settings.source) == MODEL_TYPE:
+        for name in _OF_NEW_PROJECTIONS:
+            if name in fields:
+                raise InputError(f"{name}: expected none for a model that is linear already, got {fields[name]!r}")
+    if roberta.base_model_type(settings.source) in bert.MODEL_TYPES:
+        return bert.convert_bert(settings.source, fields, settings.resize_mode)
+    return roberta.convert_roberta(settings.source, fields, settings.resize_mode)
+
+
+def _linearized(settings: ConvertSettings) -> Converted:
+    """The source, linear in place."""
+    for name in ("attention", *_OF_FAIRSEQ):
+        if getattr(settings, name) is not None:
+            raise InputError(f"{name}: expected none with in_place, got {getattr(settings, name)!r}")
+    if _is_fairseq(settings.source):
+        raise InputError(f"source: expected an encoder of transformers with in_place, got {settings.source}")
+    given = {name: value for name in _IN_PLACE if (value := getattr(settings, name)) is not None}
+    with renamed("model", "source"):
+        model = load_pretrained(settings.source, auto_class_of(settings.source, _ENCODER), _ENCODER)
+        learned = isinstance(model, LinearizedModel)
+        if not learned or given.keys() != {"max_position_embeddings"}:
+            model = linearize(model, **given, resize_mode=settings.resize_mode)
+        else:
+            with renamed("seq_len", "max_position_embeddings"):
+                model.resize_sequence_length(given["max_position_embeddings"], mode=settings.resize_mode)
+        return Converted(model, [], learned)
+
+
+def _is_fairseq(source: str) -> bool:
+    return os.path.isfile(source) or (source.endswith((".pt", ".pth", ".bin")) and not os.path.isdir(source))
+
+
+def _model_type(source: str) -> str:
+    known = (*roberta.MODEL_TYPES, *bert.MODEL_TYPES)
+    found = roberta.base_model_type(source)
+    if found not in known:
+        hint = "; --in_place takes others too" if found != LinformerConfig.model_type else ""
+        raise InputError(f"{source}: expected a model of type {', '.join(known)}, got {found}{hint}")
+    return roberta.model_type(source)
+
+
+def _tokenizer(settings: ConvertSettings, model: PreTrainedModel) -> PreTrainedTokenizerBase | None:
+    """The tokenizer of the source, or that of the settings, for sequences of the model's length."""
+    longest = longest_input(model)
+    if longest is None:
+        if settings.tokenizer is not None:
+            raise InputError(f"tokenizer: expected none for a model of images, got {settings.tokenizer}")
+        return None
+    source = settings.tokenizer or settings.source
+    if settings.tokenizer is None and (_is_fairseq(source) or not _has_tokenizer(source)):
+        return None
+    with input_errors(f"tokenizer: expected a tokenizer, got {source}"):
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    if len(tokenizer) == len(set(tokenizer.all_special_ids)):  # transformers makes such a one of no files at all
+        raise InputError(f"tokenizer: expected a tokenizer, got {source}, which has no vocabulary")
+    if len(tokenizer) > model.config.vocab_size:
+        raise InputError(f"tokenizer: expected at most {model.config.vocab_size} tokens, got {len(tokenizer)}")
+    tokenizer.model_max_length = longest
+    return tokenizer
+
+
+def _has_tokenizer(source: str) -> bool:
+    for name in TOKENIZER_FILES:
+        try:
+            cached_file(source, name)
+        except OSError:
+            continue
+        return True
+    return False
