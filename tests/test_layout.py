@@ -12,6 +12,7 @@ import torch
 from jaxtyping import TypeCheckError
 
 import linformer_kit
+from linformer_kit.operator import slots
 from tests.conftest import slow_but
 
 PACKAGE = Path(linformer_kit.__file__).parent
