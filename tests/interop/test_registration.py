@@ -46,7 +46,7 @@ import {first}transformers
 print(sorted(name for name in sys.modules if not name.startswith("linformer_kit")))
 from transformers import AutoConfig, AutoTokenizer, AutoModelForMaskedLM
 assert {{name for name in sys.modules if name.startswith("linformer_kit.")}} <= {{
-    "linformer_kit.interop.registration", "linformer_kit._version", "linformer_kit.errors"}}
+    "linformer_kit.interop", "linformer_kit.interop.registration", "linformer_kit._version", "linformer_kit.errors"}}
 """
     alone, after_us = (run(code.format(first=first)).stdout for first in ("", "linformer_kit, "))
     ours = set(eval(after_us)) - set(eval(alone))
