@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,31 @@ def test_kernels_are_called_through_one_interface():
     for path in modules():
         if inside not in path.parents:
             assert not any(name.startswith("linformer_kit.operator.kernels.") for name in imports(path)), path
+
+
+def module_name(path: Path) -> str:
+    return ".".join(("linformer_kit", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
+
+
+def imported_files(path: Path, names: set[str]) -> set[str]:
+    """The files among the named ones that a file imports, also inside functions."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            whole = (f"{node.module}.{alias.name}" for alias in node.names)
+            found |= {name if name in names else str(node.module) for name in whole}
+    return found & names
+
+
+def test_no_file_imports_itself_by_way_of_others():
+    files = {module_name(path): path for path in PACKAGE.rglob("*.py")}
+    graph = {name: imported_files(path, set(files)) for name, path in files.items()}
+    try:
+        tuple(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
 
 
 def loaded_after(code: str) -> set[str]:

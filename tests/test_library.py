@@ -74,7 +74,7 @@ def trainings(folder: Path) -> dict:
 
 
 @pytest.mark.e2e
-def test_trainings_change_nothing(tmp_path, monkeypatch):
+def test_trainings_change_nothing(drawn, tmp_path, monkeypatch):
     """Signals, generators, threads, loggers, malloc: the next lines of the program go on as if nothing had been."""
     monkeypatch.setattr(memory, "ctypes", None)  # telling the C library anything would fail
     for train, settings in trainings(tmp_path).items():

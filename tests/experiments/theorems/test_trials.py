@@ -181,7 +181,7 @@ def model(tmp_path):
 
 
 @pytest.mark.e2e
-def test_the_experiments(tmp_path, model, capsys):
+def test_the_experiments(tmp_path, model, drawn, capsys):
     results = run(tmp_path / "out", *model, "--samples", "2", "--fit_samples", "3", "--fit_steps", "3", "--layers", "1")
     out = capsys.readouterr().out
     assert (tmp_path / "out" / "theorems.md").read_text() in out
