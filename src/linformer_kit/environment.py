@@ -1,4 +1,4 @@
-"""This machine and its software: device, number format, versions, commit."""
+"""Hardware and software of this machine: device, bf16 support, versions, commit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FIELDS = frozenset(
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """The machine, the versions and the commit that results were made with."""
+    """Machine, versions and commit, to record with results."""
     return {
         "date": datetime.date.today().isoformat(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
@@ -50,7 +50,7 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of everything that a result may depend on."""
+    """Versions of Python and of the packages that results depend on."""
     packages = ("torch", "transformers", "accelerate", "datasets", "tokenizers")
     return {"linformer-kit": __version__, "python": platform.python_version()} | {
         name: importlib.metadata.version(name) for name in packages
@@ -58,13 +58,13 @@ def versions() -> dict[str, str]:
 
 
 def best_device() -> torch.device:
-    """The accelerator, or else the CPU."""
+    """The accelerator if there is one, else the CPU."""
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return device or torch.device("cpu")
 
 
 def use_bf16(asked: str, *, on_cpu: bool, fp16: bool = False) -> bool:
-    """Whether to compute in bf16 mixed precision: as asked, or with `auto` where the processor has it."""
+    """Whether to use bf16 mixed precision: as set, or with `auto` if the processor has bf16 instructions."""
     if asked != "auto":
         return asked == "true"
     if fp16:
@@ -75,7 +75,7 @@ def use_bf16(asked: str, *, on_cpu: bool, fp16: bool = False) -> bool:
 
 
 def _processor() -> str:
-    """The processor by its model and, where Linux tells, its family, which tells generations of one name apart."""
+    """Model name of the processor and, on Linux, its family, since generations may share a name."""
     information = Path("/proc/cpuinfo")
     if not information.exists():
         return platform.processor() or platform.machine()
@@ -85,7 +85,7 @@ def _processor() -> str:
 
 
 def _commit() -> str | None:
-    """The commit that the package is run from, `+` behind it where files differ; None if it was installed."""
+    """The git commit of the package, with `+` appended if files differ; None if it is not in a git checkout."""
     folder = Path(__file__).parent
     try:
         commit = _git("rev-parse", "--short=12", "HEAD", cwd=folder)

@@ -1,4 +1,4 @@
-"""Kinds of errors: `InputError` is bad input, and a failure of the machine is never turned into one."""
+"""Exceptions: `InputError` for bad input, and others for failures of the machine, which are never an `InputError`."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ _OUT_OF_MEMORY = re.compile(
 )
 _ALLOCATION = re.compile(r"tried to allocate ([\d.]+) ?(\w+)", re.IGNORECASE)
 _KILLED = re.compile(r"terminated abruptly|DataLoader worker \(pid.* (?:killed by signal|exited unexpectedly)")
-# Full or broken disks, and limits of the system.
+# Full or failing disks, and limits of the operating system.
 _OF_THE_SYSTEM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE)
-_OF_RUST = re.compile(r"\(os error (\d+)\)")  # safetensors and tokenizers raise no OSError
+_OF_RUST = re.compile(r"\(os error (\d+)\)")  # safetensors and tokenizers raise other types than OSError
 
 
 class InputError(ValueError):
-    """Bad input: the message is one line that says what, what was expected and what was got.
+    """Bad input: the message is one line with the name of the input, what was expected and what was given.
 
-    It is a `ValueError`, so library users catch it as such; the command line prints the message alone and exits 2.
+    The command line prints the message without a traceback and exits with status 2.
     """
 
 
 class DivergedError(InputError):
-    """A training that came to what is no number, at the learning rate that was given."""
+    """Training diverged: the loss or the gradient is NaN or infinite."""
 
 
 class Stopped(KeyboardInterrupt):
-    """A training that was asked to end, by Ctrl-C or SIGTERM, and has saved where it stands.
+    """Training was stopped by Ctrl-C or SIGTERM, after a checkpoint was saved.
 
     Attributes:
-        exit_code: 128 and the number of the signal, as a shell has it.
+        exit_code: 128 plus the number of the signal, as in a shell.
     """
 
     def __init__(self, message: str, *, signal: int) -> None:
@@ -45,24 +45,24 @@ class Stopped(KeyboardInterrupt):
         self.exit_code = 128 + signal
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """From a process of its own it arrives as it is."""
+        """Support pickling, which passes exceptions between processes."""
         return functools.partial(Stopped, signal=self.exit_code - 128), self.args
 
 
 class OutOfMemoryError(MemoryError):
-    """Memory ran out: the message is one line that says so, whatever raised it."""
+    """Memory ran out; the message is one line, whichever library raised the original error."""
 
 
 class MachineError(OSError):
-    """The machine failed at something: the message is one line that says at what."""
+    """A failure of the machine, such as a full disk; the message is one line."""
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, on a CPU or an accelerator, where torch and libraries have no exception in common.
+    """Whether an error means that CPU or accelerator memory ran out; torch and other libraries raise different types.
 
-    A process that was killed counts: so the system does when memory runs out.
+    A killed process counts as well, since the operating system kills processes when memory runs out.
     """
-    torch = sys.modules.get("torch")  # the command line does not wait for it
+    torch = sys.modules.get("torch")  # not imported, because the command line must start fast
     if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
         return True
     message = str(error) if isinstance(error, RuntimeError) else ""
@@ -70,7 +70,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def machine_failure(error: BaseException) -> str | None:
-    """What the machine failed at, in one line: memory, disk or a process that was killed; None for any other error."""
+    """Describe a failure of the machine (memory, disk, a killed process) in one line; None for any other error."""
     if isinstance(error, (OutOfMemoryError, MachineError)):
         return str(error)
     if out_of_memory(error):
@@ -88,17 +88,17 @@ def machine_failure(error: BaseException) -> str | None:
 
 
 def failure_kind(error: BaseException) -> type[Exception]:
-    """As what to raise, with a line of its own, that something failed: what the machine failed at is no bad input."""
+    """The exception type to raise for an error: `InputError`, or that of the machine's failure."""
     if machine_failure(error) is None:
         return InputError
     return OutOfMemoryError if out_of_memory(error) else MachineError
 
 
 def error_text(error: BaseException) -> str:
-    """What an error says, in one line."""
+    """The message of an error, in one line."""
     kind = f"{type(error).__name__}: " if isinstance(error, KeyError) else ""  # a key alone says nothing
     first_line, *others = str(error).splitlines() or [type(error).__name__]
-    if first_line.endswith(":") and others:  # and what is wrong stands below
+    if first_line.endswith(":") and others:  # the cause is on the next line
         first_line += f" {others[0].strip()}"
     return kind + first_line
 
@@ -116,23 +116,26 @@ def _readable_size(number: str, unit: str) -> str:
 
 @contextmanager
 def input_errors(what: str) -> Iterator[None]:
-    """Around calls of a library with nothing of ours but what a person gave: what it raises is an `InputError`.
+    """Turn errors of third-party calls on user input into `InputError`.
 
-    What the machine failed at, as when memory or disk space runs out, is raised as it is.
+    Failures of the machine, such as memory or disk space that runs out, are raised unchanged.
+
+    Args:
+        what: Start of the message.
     """
     try:
         yield
     except BaseException as error:
         if machine_failure(error) is not None:
             raise
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # of a library in Rust
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # raised by Rust libraries
             raise
         raise InputError(f"{what}: {error_text(error)}") from error
 
 
 @contextmanager
 def errors_named(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Around writing to a path: an `OSError` without a file name, as a full disk gives, gets this one."""
+    """Add the path to an `OSError` without a file name, as a full disk raises."""
     try:
         yield
     except OSError as error:
@@ -143,7 +146,7 @@ def errors_named(path: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextmanager
 def renamed(name: str, own: str) -> Iterator[None]:
-    """Around a call that knows a setting by another name: its `InputError` about `name` is one about `own`."""
+    """Rename the setting at the start of an `InputError` from `name` to `own`."""
     try:
         yield
     except InputError as error:

@@ -1,1 +1,1 @@
-"""Text to training blocks: corpus, tokenizer, packing, masking."""
+"""Data: corpora, labelled texts, tokenizers, packing, masking and caches."""

@@ -1,4 +1,4 @@
-"""Arrow files that are made once, are whole or not there, and are memory-mapped by every process."""
+"""The cache: Arrow files that are written once, atomically, and memory-mapped by every process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from linformer_kit.files.writing import whole_file
 
 
 def cache_folder(cache_dir: str | None) -> Path:
-    """Return the folder for whatever can be made again: `cache_dir`, or the user's own cache."""
+    """The folder of the cache: `cache_dir`, or linformer_kit in the user's cache folder."""
     if cache_dir:
         return Path(cache_dir).expanduser()
     user_cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -22,10 +22,10 @@ def cache_folder(cache_dir: str | None) -> Path:
 
 
 def make_cache_folder(folder: Path) -> None:
-    """Make a folder of the cache, whose user can give another one if this may not be written to.
+    """Create a folder of the cache.
 
     Raises:
-        InputError: if it may not.
+        InputError: if it is not writable; the message names the setting `cache_dir`.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -43,20 +43,20 @@ def make_cache_folder(folder: Path) -> None:
 def cached_dataset(
     path: Path, schema: pyarrow.Schema, batches: Callable[[], Iterable[pyarrow.RecordBatch]], *, rows: int | None = None
 ) -> Dataset:
-    """Read an Arrow file, or make it.
+    """Read an Arrow file, or write it first.
 
     Args:
-        path: The file, with a hash in its name of everything that its content depends on.
-        schema: Of the file.
-        batches: Called to make the content where the file is missing or damaged.
-        rows: Number of rows of a whole file; None: unknown.
+        path: The file; its name contains a hash of everything that its content depends on.
+        schema: Schema of the file.
+        batches: Called to make the content if the file is missing or damaged.
+        rows: Number of rows of an intact file; None: unknown.
 
     Returns:
         The memory-mapped data set.
 
     Raises:
-        InputError: The folder may not be written to.
-        OSError: The file cannot be written; it has the file's name.
+        InputError: The folder is not writable.
+        OSError: The file cannot be written; the error has the file's name.
     """
     if path.exists():
         try:
@@ -65,7 +65,7 @@ def cached_dataset(
             found = None
         if found is not None and rows in (None, len(found)):
             return found
-        # Cut off or damaged: made again, in its place. Not removed: another process may just have replaced it.
+        # Truncated or damaged: write it again. Do not remove it: another process may just have replaced it.
     make_cache_folder(path.parent)
     _write(batches(), schema, path)
     return Dataset.from_file(str(path))

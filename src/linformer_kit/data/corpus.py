@@ -1,4 +1,4 @@
-"""The text to learn from: documents for training and validation, from files, the hub or Python's own source."""
+"""Corpora: documents for training and validation, from files, the hub or the Python standard library."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from linformer_kit.data.split import hold_out, hold_out_of_stream
 from linformer_kit.errors import InputError, errors_named
 from linformer_kit.settings import CorpusSettings, names_only
 
-# Enough for a steady loss, few enough to read again at each evaluation of an endless stream.
+# Enough for a stable validation loss, and few enough to keep in memory.
 STREAM_VALIDATION_DOCUMENTS = 1000
-# Documents of a stream that wait in memory to be drawn from; whole books must fit too.
+# Size of the shuffle buffer of a stream, in documents; small, since a document may be a whole book.
 STREAM_SHUFFLE_DOCUMENTS = 256
 
-_FEATURES = Features({"text": Value("large_string")})  # `string` ends at 2 GiB per batch
+_FEATURES = Features({"text": Value("large_string")})  # `string` is limited to 2 GiB per batch
 _WRITTEN_TOGETHER = 200
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents to learn from and to measure on.
+    """Documents for training and validation.
 
     Attributes:
-        train: Training documents; one column, `text`, and one row for each document.
-        validation: Documents that are not trained on, alike.
-        description: What it is and how many documents, in one line for people.
-        fingerprint: Hexadecimal hash of what made it: the contents of files, rules, the choice of validation.
-        streaming: Whether the documents are read while training.
+        train: Training documents; one column, `text`, and one row per document.
+        validation: Validation documents, with the same column.
+        description: Source and numbers of documents in one line, for logs and reports.
+        fingerprint: Hexadecimal hash of the contents of the files, the document rule and the validation split.
+        streaming: Whether the documents are read during training.
     """
 
     train: Documents
@@ -54,21 +54,21 @@ class Corpus:
 
 
 def load_corpus(settings: CorpusSettings, *, seed: int) -> Corpus:
-    """Find, check, read and split the text to learn from.
+    """Find, check, read and split the text of a corpus.
 
-    Files are read once into a memory-mapped cache. A stream is read through once to check it (files only), and then
-    while training, shuffled within `STREAM_SHUFFLE_DOCUMENTS`; at most `STREAM_VALIDATION_DOCUMENTS` of it are
-    validation documents.
+    Files are read once into a memory-mapped cache. With `streaming`, files are read once to check them, and documents
+    are read again during training, with a shuffle buffer of `STREAM_SHUFFLE_DOCUMENTS`; at most
+    `STREAM_VALIDATION_DOCUMENTS` are used for validation.
 
     Args:
-        settings: Where the text is and what a document is.
-        seed: Decides which documents are held out, and the order of a stream.
+        settings: Source of the text and document rule.
+        seed: Seed of the validation split and of the order of a stream.
 
     Returns:
-        The corpus; never without training or validation documents.
+        The corpus, with at least one training and one validation document.
 
     Raises:
-        InputError: The settings contradict each other, or name text that is not there or not readable.
+        InputError: The settings contradict each other, or the text is missing or not readable.
     """
     _check_settings(settings)
     streaming = settings.dataset_name is not None if settings.streaming is None else settings.streaming
@@ -108,7 +108,7 @@ def _check_settings(settings: CorpusSettings) -> None:
 
 
 def _load_source(settings: CorpusSettings, streaming: bool) -> tuple[str, Documents, Documents | None, list]:
-    """Return name, training documents, validation documents if the source has its own, and what identifies it."""
+    """Return name, training documents, validation documents (None if the source has none), and a fingerprint."""
     if settings.dataset_name:
         train, validation = load_hub(settings, streaming=streaming)
         version = None if streaming else train._fingerprint
@@ -134,9 +134,9 @@ def _text_files(patterns: list[str], settings: CorpusSettings, *, field: str) ->
 def _load_files(files: TextFiles, fingerprint: str, settings: CorpusSettings, streaming: bool) -> Documents:
     if streaming:
         for _ in _read_all(files):
-            pass  # to find what cannot be read now, and not after hours of training
+            pass  # find unreadable text now, not after hours of training
         arguments = {"paths": list(files.paths), "document": files.document, "column": files.column}
-        # A list is what datasets shares out among data loader workers, file by file.
+        # `datasets` splits arguments that are lists among data loader workers, here file by file.
         return IterableDataset.from_generator(_rows, features=_FEATURES, gen_kwargs=arguments)
     folder = cache_folder(settings.cache_dir) / "documents" / fingerprint
     make_cache_folder(folder)
@@ -144,7 +144,7 @@ def _load_files(files: TextFiles, fingerprint: str, settings: CorpusSettings, st
         try:
             return _cache_documents(files, folder)
         except pyarrow.ArrowException:
-            shutil.rmtree(folder)  # cut off or damaged: make it again
+            shutil.rmtree(folder)  # truncated or damaged: make it again
             return _cache_documents(files, folder)
 
 

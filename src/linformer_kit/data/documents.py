@@ -1,17 +1,17 @@
-"""Files to documents: one string each, read lazily, checked on the way.
+"""Reader of documents: one string each, read lazily and checked.
 
 | file                | one document is                                                                      |
 |---------------------|--------------------------------------------------------------------------------------|
 | .txt .py .md        | by the rule `document`:                                                              |
 | ... `file`          | the whole file                                                                       |
-| ... `line`          | a line that is not blank                                                             |
+| ... `line`          | a non-blank line                                                                     |
 | ... `blank_line`    | a block of lines between blank lines                                                 |
-| ... `wikitext`      | an article: from a heading ` = Title = ` alone between blank lines up to the next    |
-| ... `auto`          | `wikitext` if the first line that is not blank is such a heading, else `file`        |
+| ... `wikitext`      | an article: from a heading ` = Title = ` between blank lines to the next heading     |
+| ... `auto`          | `wikitext` if the first non-blank line is such a heading, else `file`                |
 | .jsonl .json        | the text column of one row (`tables`)                                                |
 | .csv .tsv .parquet  | the same                                                                             |
 
-All text is UTF-8, with or without a byte order mark. Documents without a visible character are dropped.
+All text is UTF-8, with or without a byte order mark. Blank documents are dropped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from linformer_kit.data.tables import READERS, open_text, read_table
 from linformer_kit.data.validate import check_text
 
-# One `=` each side; ` = = Section = = ` is a deeper heading.
+# One `=` on each side; ` = = Section = = ` is the heading of a section.
 _HEADING = re.compile(r"\s*= [^=\s](?:.*[^=\s])? =\s*")
 
 
@@ -33,16 +33,16 @@ def read_documents(paths: Iterable[Path], *, document: str, column: str, setting
     """Read all documents of some files, in the order of the files.
 
     Args:
-        paths: Files whose suffixes are known.
+        paths: Files with supported suffixes.
         document: Rule for text files, a key of `RULES`.
         column: Text column of the other files.
-        setting: Where a person can say which column, for errors.
+        setting: Name of the setting of the column, for errors.
 
     Yields:
-        The documents that are not blank.
+        The non-blank documents.
 
     Raises:
-        InputError: At the first thing that cannot be read, with its file and line.
+        InputError: At the first part that cannot be read, with file and line.
     """
     for path in paths:
         documents = _texts(path, column, setting) if path.suffix.lower() in READERS else RULES[document](path)
@@ -74,7 +74,7 @@ def _articles(path: Path) -> Iterator[str]:
     next(after, None)
     neighbours = zip(chain([""], before), here, chain(after, [""]), strict=False)  # `before` has one more, unused
     article: list[str] = []
-    # The blank lines around it tell a heading from a line of a formula or legend such as ` = Played , W = `.
+    # Blank lines around it distinguish a heading from a line of a formula or legend such as ` = Played , W = `.
     for previous, line, following in neighbours:
         if not previous.strip() and not following.strip() and _HEADING.fullmatch(line):
             yield "\n".join(article).strip("\n")
@@ -92,7 +92,7 @@ def _python_source(path: Path) -> Iterator[str]:
     try:
         with tokenize.open(path) as file:
             yield file.read()
-    except (SyntaxError, UnicodeDecodeError):  # SyntaxError: a coding that Python does not know
+    except (SyntaxError, UnicodeDecodeError):  # SyntaxError: an encoding that Python does not know
         return
 
 
@@ -107,6 +107,6 @@ RULES: dict[str, Callable[[Path], Iterator[str]]] = {
     "line": _lines,
     "blank_line": _blocks,
     "wikitext": _articles,
-    # Only for the built-in corpus: the coding that the file declares, and no document if that fails.
+    # Only for the built-in corpus: reads the encoding that the file declares; skips the file if that fails.
     "python_source": _python_source,
 }

@@ -1,4 +1,4 @@
-"""Texts as the tokens of one input each, or of several windows where they are longer than a model takes."""
+"""Tokenisation of texts into one input each, or into several windows where a text exceeds the maximum length."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from transformers import PreTrainedTokenizerBase
 
 from linformer_kit.errors import InputError
 
-Window = dict[str, list[int]]  # what a model is called with: input_ids, and token_type_ids where it has them
+Window = dict[str, list[int]]  # arguments of a model: input_ids, and token_type_ids if the tokenizer has them
 
 _TOGETHER = 256  # texts in one call of a tokenizer
 
 
 @dataclass(frozen=True)
 class EncodedText:
-    """One text.
+    """One tokenised text.
 
     Attributes:
-        windows: Its tokens, special ones included; more than one only where a stride is given.
+        windows: Its inputs, with special tokens; more than one only with a stride.
         tokens: Tokens of the whole text, special ones included.
         lost: Tokens of the text that are in no window.
     """
@@ -31,15 +31,16 @@ class EncodedText:
 
 @dataclass(frozen=True)
 class Encoder:
-    """Makes inputs of texts.
+    """Tokenises texts into inputs of a model.
 
     Args:
-        tokenizer: Any that pads.
-        max_length: Longest input in tokens.
-        stride: Tokens that successive windows share; None: longer texts are cut, of two the longer one first.
+        tokenizer: Any with a padding token.
+        max_length: Maximum input length in tokens.
+        stride: Overlap of successive windows in tokens; None: longer texts are truncated, of a pair the longer one
+            first.
 
     Raises:
-        InputError: for a length without room for text, and a stride that does not fit it or the tokenizer.
+        InputError: if `max_length` leaves no room for text, or for a stride that does not fit it or the tokenizer.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -59,7 +60,7 @@ class Encoder:
                 raise InputError(f"stride: expected 0 to {self.max_length - special - 1}, got {self.stride}")
 
     def __call__(self, texts: Sequence[tuple[str, str | None]]) -> list[EncodedText]:
-        """Encode texts, each alone or with a second one; all of them alike."""
+        """Encode texts, either all single or all pairs."""
         return [
             encoded
             for start in range(0, len(texts), _TOGETHER)

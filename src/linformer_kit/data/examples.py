@@ -1,4 +1,4 @@
-"""Labelled texts: rows of tables as texts and classes, each known by its place, and checked."""
+"""Labelled texts: checked rows of tables, with their source file and line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from linformer_kit.data.tables import READERS, Row, open_text, read_table
 from linformer_kit.data.validate import check_text
 from linformer_kit.errors import InputError
 
-_SHOWN = 10  # classes that an error names
+_SHOWN = 10  # maximum number of classes that an error lists
 _INTEGER = re.compile(r"(0|-?[1-9]\d*)(\.0+)?", re.ASCII)
 
 
@@ -23,8 +23,8 @@ class TextColumns:
 
     Attributes:
         text: The text.
-        text_pair: The second text, where there are two.
-        ragged: Whether records with other fields than the header's are left out, and not refused.
+        text_pair: The second text of a pair; None: single texts.
+        ragged: Whether to skip records with more or fewer fields than the header, instead of raising an error.
     """
 
     text: str
@@ -32,15 +32,15 @@ class TextColumns:
     ragged: bool = field(default=False, kw_only=True)
 
     def names(self) -> dict[str, str]:
-        """Names of columns by the settings that hold them."""
+        """Names of the columns by the names of their settings."""
         pair = {} if self.text_pair is None else {"text_pair_column": self.text_pair}
         return {"text_column": self.text, **pair}
 
     def texts(self, source: str, row: dict[str, Any]) -> tuple[str, str | None]:
-        """The text of a row, and the second one.
+        """The text of a row, and the second text or None.
 
         Raises:
-            InputError: if one is no text.
+            InputError: if one is not a valid string.
         """
         text = check_text(row[self.text], source=source, column=self.text)
         if self.text_pair is None:
@@ -54,8 +54,8 @@ class Columns(TextColumns):
 
     Attributes:
         label: The class, or a list of classes.
-        label_separator: What stands between the classes of one text in a string; None: the string is one class.
-        numbered: Names of the classes by the numbers that these files may have in their place.
+        label_separator: Separator of several classes in one string; None: the string is one class.
+        numbered: Names of the classes, by the number that a file may use instead.
     """
 
     label: str = "label"
@@ -71,10 +71,10 @@ class Example:
     """One labelled text.
 
     Attributes:
-        source: File and line or row where it stands.
+        source: File and line or row.
         text: The text.
-        text_pair: The second text.
-        values: Its classes as they stand there; one, unless texts have several.
+        text_pair: The second text of a pair.
+        values: Its classes as in the file; exactly one unless `multi_label`.
         multi_label: Whether it may have any number of classes.
     """
 
@@ -92,7 +92,7 @@ class Labels:
     Attributes:
         names: Names, by number.
         multi_label: Whether a text may have any number of them instead of one.
-        numbered: Names by the numbers that a file may have in their place, as those of the paper's tasks do.
+        numbered: Names by the number that a file may use instead, as in the paper's tasks.
     """
 
     names: tuple[str, ...]
@@ -100,10 +100,10 @@ class Labels:
     numbered: tuple[str, ...] = ()
 
     def number(self, value: str, *, source: str, column: str) -> int:
-        """The number of a class as it stands in a file.
+        """The index of a class that is given as in a file, by name or number.
 
         Raises:
-            InputError: for one that is none of these.
+            InputError: for an unknown class.
         """
         candidates = [value, _as_integer(value)]
         if value.isdecimal() and int(value) < len(self.numbered):
@@ -116,7 +116,7 @@ class Labels:
         raise InputError(f"{source}: {column!r} is {value!r}; expected one of {known}{numbers}")
 
     def target(self, example: Example, *, column: str) -> int | list[float]:
-        """What a model is to answer: the number of the class, or 0 or 1 for each class.
+        """The training target: the index of the class, or, if multi-label, 0.0 or 1.0 for each class.
 
         Raises:
             InputError: for a class that is none of these, or several where there is one.
@@ -130,12 +130,12 @@ class Labels:
 def read_texts(
     path: Path, columns: TextColumns, *, ragged: list[str] | None = None
 ) -> Iterator[tuple[str, str | None]]:
-    """The texts of a file: every row of a table, every line of other files, blank ones too.
+    """Read the texts of a file: each row of a table, or each line of other files, including blank ones.
 
     Args:
         path: The file.
-        columns: Where the texts of a table stand.
-        ragged: Where rows are left out, as the columns say, their places are put here.
+        columns: Text columns of a table.
+        ragged: Gets the sources of the rows that are skipped, if `columns.ragged`.
     """
     if path.suffix.lower() in READERS:
         left_out = ([] if ragged is None else ragged) if columns.ragged else None
@@ -148,11 +148,11 @@ def read_texts(
 
 
 def as_examples(rows: Iterable[Row], columns: Columns) -> list[Example]:
-    """Rows of tables as labelled texts.
+    """Convert rows of tables to labelled texts.
 
     Raises:
-        InputError: at the first that is not whole, with its file and line: what is no text, no class, one class where
-            the rows before have lists.
+        InputError: at the first invalid row, with file and line: a missing text or class, or a mixture of single
+            classes and lists of classes.
     """
     examples: list[Example] = []
     for source, row in rows:
@@ -165,15 +165,15 @@ def as_examples(rows: Iterable[Row], columns: Columns) -> list[Example]:
 
 
 def listed_classes(names: Sequence[str]) -> str:
-    """The first of some classes, for people."""
+    """The names of the first classes, for messages."""
     return ", ".join(map(repr, names[:_SHOWN])) + (", …" if len(names) > _SHOWN else "")
 
 
 def labels_of(examples: Sequence[Example], column: str) -> Labels:
-    """The classes that occur: whole numbers in their order (1.0, which pandas makes of 1, is 1), else by the alphabet.
+    """The classes that occur, integers in numerical order (1.0, as pandas writes 1, is 1), others alphabetically.
 
     Raises:
-        InputError: if there is nothing to tell apart, or another class in each text.
+        InputError: for fewer than two classes (one, if multi-label), or a different class in each text.
     """
     found = {value for example in examples for value in example.values}
     multi_label = examples[0].multi_label
@@ -202,7 +202,7 @@ def _example(source: str, row: dict[str, Any], columns: Columns) -> Example:
 
 
 def _class(value: Any, source: str, column: str) -> str:
-    """A class as text: Parquet and JSON have numbers, and floats where some were missing."""
+    """A class as a string: Parquet and JSON contain numbers, and floats in columns with missing values."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     missing = value is None or (isinstance(value, float) and math.isnan(value))
@@ -214,6 +214,6 @@ def _class(value: Any, source: str, column: str) -> str:
 
 
 def _as_integer(value: str) -> str | None:
-    """A whole number in its usual form, and None for all else: 01 is a name."""
+    """An integer in canonical form, else None: 01 is a name."""
     match = _INTEGER.fullmatch(value)
     return match[1] if match else None

@@ -1,4 +1,4 @@
-"""Which files a corpus is made of."""
+"""Search for the files of a corpus, and fingerprints of their contents."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from linformer_kit.data.validate import SUFFIXES, check_exists, check_found, che
 from linformer_kit.errors import InputError
 from linformer_kit.files.writing import whole_file
 
-# Not written by the library's authors, or tests, which are most of the files and little like other text.
+# Third-party packages, and tests, which are most of the files and unlike the other source.
 _NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
-# Part of every fingerprint: raise it when a rule in documents.py changes what it makes of the same file.
+# Part of every fingerprint: increase it when a rule in documents.py gives other documents for the same file.
 _RULES_VERSION = 1
 
 
@@ -31,7 +31,7 @@ class TextFiles:
     """Files and how to read them.
 
     Attributes:
-        name: What a person calls them.
+        name: Name for messages.
         paths: The files, sorted, each once.
         document: Rule for text files, a key of `documents.RULES`.
         column: Text column of the other files.
@@ -43,13 +43,13 @@ class TextFiles:
     column: str
 
     def fingerprint(self, cache: Path) -> str:
-        """Return a hash of what the documents depend on: contents of the files, their order, how they are read.
+        """Return a hash of what the documents depend on: contents and order of the files, and how they are read.
 
-        Where the files are and how old they are does not count, so that the same text fetched again is the same text.
-        All files are read for it, but once only: the hash stays in `cache`, under their paths, sizes and times.
+        Paths and times of the files have no influence, so a second copy of the same text has the same hash. The hash
+        of the contents is cached by paths, sizes and times, so unchanged files are read only once.
 
         Args:
-            cache: Folder for hashes of contents.
+            cache: Folder of the cached hashes.
 
         Raises:
             InputError: A file cannot be read.
@@ -60,15 +60,15 @@ class TextFiles:
 
 def _known_contents(paths: Iterable[Path], cache: Path) -> str | None:
     try:
-        known = _place(paths, cache).read_text(encoding="ascii")
+        known = _cache_entry(paths, cache).read_text(encoding="ascii")
     except (OSError, ValueError):
         return None
     return known if re.fullmatch("[0-9a-f]{64}", known) else None
 
 
 def _contents(paths: Iterable[Path], cache: Path) -> str:
-    """Hash of the contents of files in their order, and of what their suffixes say about reading them."""
-    place = _place(paths, cache)  # before they are read: what changes meanwhile is another file the next time
+    """Hash the contents of files in their order, and their suffixes, and cache the result."""
+    entry = _cache_entry(paths, cache)  # before reading: a file that changes meanwhile gets another entry next time
     hashes = []
     for path in tqdm(paths, desc="Hashing text", unit=" files", delay=2):
         try:
@@ -77,17 +77,17 @@ def _contents(paths: Iterable[Path], cache: Path) -> str:
         except OSError as error:
             raise InputError(f"{path}: expected a file that can be read, got {error.strerror}") from None
     contents = _hash_of(hashes)
-    with suppress(OSError):  # a cache that cannot be written to costs time only
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(place) as staged:
+    with suppress(OSError):  # without a writable cache, files are hashed again the next time
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(entry) as staged:
             staged.write_text(contents, encoding="ascii")
     return contents
 
 
-def _place(paths: Iterable[Path], cache: Path) -> Path:
-    """Where the hash of their contents stands while their sizes and times stay as they are."""
+def _cache_entry(paths: Iterable[Path], cache: Path) -> Path:
+    """The cache file for the hash of some files, named by their paths, sizes and times."""
     stats = [(str(path.resolve()), path.stat()) for path in paths]
-    # Copies may bring the times of their originals; the time of the last change of the file itself cannot be set.
+    # Copies may keep the modification time of the original, but the ctime of a file cannot be set.
     known = [(name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino) for name, stat in stats]
     return cache / _hash_of(known)
 
@@ -97,19 +97,19 @@ def _hash_of(content: Any) -> str:
 
 
 def find_files(patterns: list[str], *, field: str, suffixes: tuple[str, ...] = SUFFIXES) -> tuple[Path, ...]:
-    """Find the files that a person named.
+    """Find the files that patterns match.
 
     Args:
-        patterns: Files, folders (searched to any depth) and globs (`**` is any depth). Hidden files, and files with
-            other suffixes, count only where they are named in full.
-        field: Setting that holds the patterns, for errors.
-        suffixes: Those of files that can be used.
+        patterns: Files, folders (searched recursively) and globs (`**` is any depth). Hidden files are only used if
+            they are named explicitly.
+        field: Name of the setting of the patterns, for errors.
+        suffixes: Supported suffixes.
 
     Returns:
         The files, sorted, each once.
 
     Raises:
-        InputError: A pattern gives no file, or a file that cannot be text.
+        InputError: A pattern matches no file, or names a file that is empty or has another suffix.
     """
     found = [path for pattern in patterns for path in _match(pattern, field, suffixes)]
     return tuple(sorted({path.resolve(): path for path in found}.values()))
@@ -133,7 +133,7 @@ def _match(pattern: str, field: str, suffixes: tuple[str, ...]) -> list[Path]:
 
 
 def standard_library() -> TextFiles:
-    """Return the built-in corpus: the source of Python's own standard library, one file one document."""
+    """Return the built-in corpus: the source of the Python standard library, one document per file."""
     root = Path(sysconfig.get_path("stdlib"))
     paths = (path for path in root.rglob("*.py") if _NOT_LIBRARY.isdisjoint(path.relative_to(root).parts))
     return TextFiles(

@@ -1,4 +1,4 @@
-"""Documents and labelled texts of a data set on the Hugging Face hub, or of a folder that is laid out like one."""
+"""Documents and labelled texts of a data set on the Hugging Face hub, or of a local folder with the same layout."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Documents: TypeAlias = Dataset | IterableDataset
 
 
 def load_hub(settings: CorpusSettings, *, streaming: bool) -> tuple[Documents, Documents | None]:
-    """Load the `train` and, where there is one, the `validation` split.
+    """Load the `train` split and, if there is one, the `validation` split.
 
     Args:
         settings: `dataset_name`, `dataset_config_name` and `text_column` are used.
-        streaming: Read while training; otherwise the data set is downloaded into the hub's own cache.
+        streaming: Read during training; otherwise the data set is downloaded into the hub's cache.
 
     Returns:
-        Documents of the two splits, each with the one column `text`; None where there is no validation split.
+        Documents of the two splits, each with the single column `text`; None if there is no validation split.
 
     Raises:
         InputError: No such data set, configuration, split or column.
@@ -43,15 +43,15 @@ def load_hub(settings: CorpusSettings, *, streaming: bool) -> tuple[Documents, D
 def labelled_rows(
     name: str, config: str | None, split: str, columns: Mapping[str, str], *, numbered: bool, optional: bool
 ) -> Iterator[Row]:
-    """Rows of one split, each with its place.
+    """Rows of one split, each with its source for errors.
 
     Args:
         name: The data set.
         config: Its configuration.
         split: Split.
-        columns: Names of the columns that are wanted, by the settings that hold the names.
-        numbered: Whether classes are given by number, and not by name where the data set names them.
-        optional: Whether a split that is not there has no rows instead of being an error.
+        columns: Names of the columns to read, by the names of their settings.
+        numbered: Whether to give classes by number, even if the data set has names for them.
+        optional: Whether a missing split yields no rows instead of raising an error.
 
     Raises:
         InputError: No such data set, configuration, split or column.
@@ -64,14 +64,14 @@ def labelled_rows(
     rows = splits[split]
     check_columns(f"dataset_name {name} {split}", columns, rows.column_names)
     rows = rows.select_columns(list(columns.values()))
-    # A class, or a list of classes, that the data set has names for.
+    # Columns of classes, or of lists of classes, for which the data set has names.
     named = {column: getattr(feature, "feature", feature) for column, feature in rows.features.items()}
     named = {column: feature for column, feature in named.items() if isinstance(feature, ClassLabel)}
     for number, row in enumerate(rows, start=1):
         source = f"{name} {split} row {number}"
         for column, feature in named.items():
             value = row[column]
-            if value is None or (isinstance(value, int) and value < 0):  # a test split, whose classes are kept back
+            if value is None or (isinstance(value, int) and value < 0):  # a test split without published classes
                 raise InputError(f"{source}: no class in {column!r}; expected one")
             row[column] = value if numbered else feature.int2str(value)
         yield source, row
@@ -87,7 +87,7 @@ def _load(name: str | None, config: str | None, *, streaming: bool) -> dict[str,
 
 
 def _text_rows(rows: Documents, column: str, *, source: str) -> Documents:
-    # A stream without a declared schema shows its columns only in its rows.
+    # A stream without a declared schema has column names only in its rows.
     columns = rows.column_names or list(next(iter(rows), {}))
     check_columns(source, {"text_column": column}, columns)
     declared = rows.features[column] if rows.features else None

@@ -1,6 +1,6 @@
-"""Labelled texts as inputs of a model: tokens in a memory-mapped file, classes beside them, and what texts lost.
+"""Labelled texts as inputs of a model: tokens in a memory-mapped file, labels, and counts of truncated tokens.
 
-A token takes 4 bytes of disk, once for all processes of a machine, and memory only while it is read.
+A token takes 4 bytes on disk, in one file for all processes of a machine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 Item = dict[str, Any]  # a window, and its `labels`
 
-# Part of the name of each cached file: raise it when the same texts would give other tokens.
+# Part of the name of each cached file: increase it when the same texts give other tokens.
 _FORMAT_VERSION = 1
 _TOKENS = "tokens"  # column of the number of tokens of the whole text
 _TOGETHER = 256  # texts in a batch of the file
@@ -41,12 +41,12 @@ _BATCHES_TOGETHER = 50  # whose texts are sorted by length
 
 @dataclass(frozen=True)
 class LabelledItems(TorchDataset[Item]):
-    """Windows of texts, read when asked for, and their labels.
+    """Windows of texts, read on access, and their labels.
 
     Attributes:
         windows: Data set of lists of int32: `input_ids`, and `token_type_ids` where the tokenizer has them.
         lengths: Tokens of each window.
-        labels: Numbers of the classes, or 0 and 1 for each class.
+        labels: Indices of the classes, or 0 and 1 for each class if multi-label.
     """
 
     windows: Dataset
@@ -55,7 +55,7 @@ class LabelledItems(TorchDataset[Item]):
 
     @classmethod
     def of(cls, windows: Dataset, labels: Sequence[int] | Sequence[list[float]]) -> LabelledItems:
-        """Windows with the labels of their texts, in the same order."""
+        """Combine windows with the labels of their texts, in the same order."""
         lengths = pyarrow.compute.list_value_length(windows.data.column("input_ids")).to_numpy()
         return cls(windows, lengths, np.array(labels))
 
@@ -66,12 +66,12 @@ class LabelledItems(TorchDataset[Item]):
         return {**self.windows[int(index)], "labels": self.labels[index].tolist()}
 
     def select(self, order: Int[np.ndarray, " selected"]) -> LabelledItems:
-        """Some of them, or all in another order."""
+        """A selection of the items, in a given order."""
         return LabelledItems(self.windows.select(order), self.lengths[order], self.labels[order])
 
 
 class FilledItems(TorchDataset[Item]):
-    """Items, and under the index `FILLER` one without a label, which has no part in the loss."""
+    """Items, plus one at index `FILLER` whose label the loss ignores."""
 
     def __init__(self, items: LabelledItems) -> None:
         self.items = items
@@ -90,15 +90,15 @@ class FilledItems(TorchDataset[Item]):
 def grouped_by_length(
     lengths: Sequence[int] | Int[np.ndarray, " texts"], *, batch_size: int, seed: int, epoch: int, multiple: int = 1
 ) -> list[int | None]:
-    """Random order in which texts of similar length stand together: a pure function of seed and epoch.
+    """Random order that groups texts of similar length: a pure function of seed and epoch.
 
-    The longest text of all comes first, so that memory runs out at once or never.
+    The longest text comes first, so that out-of-memory errors occur at the start.
 
     Args:
-        lengths: Of the texts.
-        batch_size: Texts in an update.
-        seed: Seed of all orders.
-        epoch: How often the texts were seen before.
+        lengths: Lengths of the texts in tokens.
+        batch_size: Texts per update.
+        seed: Seed of the order.
+        epoch: Number of the epoch, from 0.
         multiple: As for `shuffled_blocks`.
     """
     lengths = np.asarray(lengths)
@@ -113,11 +113,11 @@ def grouped_by_length(
 
 @dataclass(frozen=True)
 class LabelledInputs:
-    """Inputs with their classes.
+    """Inputs with their labels.
 
     Attributes:
-        items: What a trainer takes, in the order of the texts.
-        cut: `texts` that were longer than an input, the `tokens` that they lost, `of_tokens` of all texts.
+        items: Inputs and labels in the order of the texts.
+        cut: Counts of truncated `texts`, of their removed `tokens`, and of all tokens before truncation (`of_tokens`).
     """
 
     items: LabelledItems
@@ -127,14 +127,14 @@ class LabelledInputs:
 def labelled_inputs(
     examples: Sequence[Example], labels: Labels, columns: Columns, encoder: Encoder, *, cache: Path, name: str
 ) -> LabelledInputs:
-    """Tokens and classes of texts; what is cut is logged.
+    """Tokenise labelled texts, and log how many are truncated.
 
     Args:
         examples: The texts.
         labels: Their classes.
-        columns: Where the classes stand, for errors.
-        encoder: Makes one window of each.
-        cache: Folder for the tokens, which stay there for the next run and the other processes.
+        columns: Names of the columns, for errors.
+        encoder: Tokenises each text into one window.
+        cache: Folder of the cached tokens, shared by all processes and later runs.
         name: What the texts are, for the log.
     """
     first = encoder([(examples[0].text, examples[0].text_pair)])[0].windows[0]
@@ -173,7 +173,7 @@ def _batches(
 
 
 def _identity(examples: Sequence[Example], encoder: Encoder) -> str:
-    """Hexadecimal hash of all that the tokens depend on."""
+    """Hexadecimal hash of everything that the tokens depend on."""
     tokenizer = encoder.tokenizer
     how = [encoder.max_length, tokenizer.truncation_side, tokenizer.split_special_tokens, tokenizer.model_input_names]
     content = hashlib.sha256(json.dumps([_FORMAT_VERSION, tokenizer_fingerprint(tokenizer), *how]).encode())

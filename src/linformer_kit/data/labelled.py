@@ -1,4 +1,4 @@
-"""Labelled texts to learn from and to measure on: from a task, files or the hub, checked as a whole."""
+"""Labelled texts for training and evaluation: from a task, files or the hub, with all checks."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LabelledTexts:
-    """Labelled texts.
+    """Labelled texts for training and validation.
 
     Attributes:
-        train: To learn from.
-        validation: To measure on.
+        train: Training texts.
+        validation: Validation texts.
         labels: Their classes.
-        columns: Where texts and classes stand.
-        metrics: What to measure, the first to choose a model by.
-        description: What they are and how many, in one line for people.
+        columns: Columns of texts and classes.
+        metrics: Names of the metrics; the first one selects the best model.
+        description: Source and numbers of texts in one line, for logs and reports.
     """
 
     train: list[Example]
@@ -55,11 +55,11 @@ class LabelledTexts:
 
 
 def load_labelled(settings: FinetuneSettings) -> LabelledTexts:
-    """Find, read and check all labelled texts; what is odd but usable is a warning.
+    """Find, read and check all labelled texts; suspicious but usable data is logged as a warning.
 
     Raises:
-        InputError: The settings contradict each other or name what is not there, a row cannot be used (with file and
-            line), or there is one class only.
+        InputError: The settings contradict each other, texts are missing, a row is invalid (with file and line), or
+            there is only one class.
     """
     _check_source(settings, settings.train_file, "train_file")
     task, columns = task_of(settings), columns_of(settings)
@@ -72,7 +72,7 @@ def load_labelled(settings: FinetuneSettings) -> LabelledTexts:
     _check_some(validation, settings, "validation")
     for examples in (train, validation):
         for example in examples:
-            labels.target(example, column=columns.label)  # refused now, and not after the work on the texts
+            labels.target(example, column=columns.label)  # raises an error now, not after tokenisation
     train = sample(train, settings.max_train_samples, name="max_train_samples", seed=settings.split_seed)
     validation = sample(validation, settings.max_eval_samples, name="max_eval_samples", seed=settings.split_seed)
     if len({str(labels.target(example, column=columns.label)) for example in train}) < 2:
@@ -88,19 +88,19 @@ def load_labelled(settings: FinetuneSettings) -> LabelledTexts:
 def load_measured(
     settings: EvaluateSettings, labels: Labels, defaults: Columns
 ) -> tuple[list[Example], Labels, Columns]:
-    """The labelled texts to measure a classifier on, their classes and where they stand.
+    """The labelled texts to evaluate a classifier on, their classes and columns.
 
     Args:
-        settings: Where the texts are.
+        settings: Source of the texts.
         labels: The classifier's classes.
-        defaults: Columns where the settings name none, and what numbers in the column of classes mean.
+        defaults: Columns that the settings do not name, and the meaning of numbers in the label column.
 
     Raises:
-        InputError: as for `load_labelled`, and for a class that the model does not know.
+        InputError: as for `load_labelled`, and for a class that the model does not have.
     """
     _check_source(settings, settings.validation_file, "validation_file")
     task, columns = task_of(settings), columns_of(settings, defaults)
-    # Class names alone do not say what numbers mean: other files may have 1 for negative.
+    # Class names alone do not define numbers: in other files 1 may mean negative.
     if set(columns.numbered) <= set(labels.names):
         labels = replace(labels, numbered=columns.numbered)
     elif task:
@@ -115,15 +115,15 @@ def load_measured(
 
 
 def task_of(settings: LabelledSettings) -> Task | None:
-    """The task, if there is one."""
+    """The task of the settings, or None."""
     return TASKS[settings.task] if settings.task else None
 
 
 def columns_of(settings: LabelledSettings, defaults: Columns | None = None) -> Columns:
-    """Where texts and classes stand: as the task says, or the settings, or else the defaults.
+    """Columns of texts and classes: those of the task, else of the settings, else of the defaults.
 
     Raises:
-        InputError: for a column that is named beside a task.
+        InputError: for a column that is named together with a task.
     """
     task = task_of(settings)
     named = {
@@ -156,7 +156,7 @@ def columns_of(settings: LabelledSettings, defaults: Columns | None = None) -> C
 
 
 def columns_of_task(task: Task, *, in_files: bool) -> Columns:
-    """Where texts and classes of a task stand, in the files that it is distributed as or on the hub."""
+    """Columns of texts and classes of a task, in its original files or on the hub."""
     label = task.file_label_column if in_files else task.label_column
     return Columns(
         task.text_column,
@@ -175,7 +175,7 @@ def metrics_of(labels: Labels, task: Task | None = None) -> tuple[str, ...]:
 
 
 def sample(examples: list[Example], count: int | None, *, name: str, seed: int) -> list[Example]:
-    """At most so many of them, drawn at random, in their order.
+    """At most `count` examples, drawn at random, in their original order.
 
     Raises:
         InputError: for a count below 1.
@@ -189,7 +189,7 @@ def sample(examples: list[Example], count: int | None, *, name: str, seed: int) 
 
 
 def warn_of_oddities(train: Sequence[Example], validation: Sequence[Example]) -> None:
-    """Say what is usable but seldom meant: empty texts, validation texts that were learnt, one class to measure on."""
+    """Warn of empty texts, of validation texts that are also training texts, and of a single validation class."""
     for examples in (train, validation):
         empty = [example.source for example in examples if not all(part.strip() for part in _key(example))]
         if empty:
@@ -209,7 +209,7 @@ def warn_of_oddities(train: Sequence[Example], validation: Sequence[Example]) ->
 
 
 def warn_of_classes(train: Sequence[Example], validation: Sequence[Example], labels: Labels, columns: Columns) -> None:
-    """Say which classes are nowhere on one side, and which names differ only in case."""
+    """Warn of classes without training or validation texts, and of names that differ only in case."""
     for side, examples in (("training", train), ("validation", validation)):
         there = {
             labels.number(value, source=example.source, column=columns.label)
@@ -226,7 +226,7 @@ def warn_of_classes(train: Sequence[Example], validation: Sequence[Example], lab
 
 
 def _read(settings: LabelledSettings, columns: Columns, task: Task | None, side: str) -> list[Example]:
-    """The training or validation texts; none where no files or no split for validation are there."""
+    """The training or validation texts; empty if there are no validation files or split."""
     if _on_hub(settings):
         name, config = (settings.dataset_name, settings.dataset_config_name) if task is None else task.hub
         split = _split(settings, task) if side == "validation" else side
@@ -246,13 +246,13 @@ def _read(settings: LabelledSettings, columns: Columns, task: Task | None, side:
 
 
 def _split(settings: LabelledSettings, task: Task | None) -> str:
-    """The split to measure on."""
+    """The split to evaluate on."""
     named = settings.split if isinstance(settings, EvaluateSettings) else None
     return named or (task.hub_validation if task else "validation")
 
 
 def _task_file(settings: LabelledSettings, name: str) -> Path:
-    """A file of the local copy of a task, which may stand in a folder of the task's name."""
+    """A file of the local copy of a task, in data_dir or in its subfolder named after the task."""
     folder = Path(settings.data_dir or "").expanduser()
     check_exists(folder, field="data_dir")
     places = (folder / name, folder / str(settings.task) / name)
@@ -263,7 +263,7 @@ def _task_file(settings: LabelledSettings, name: str) -> Path:
 
 
 def _check_source(settings: LabelledSettings, files: list[str] | None, field: str) -> None:
-    """Refuse settings that name no texts, or two kinds of them."""
+    """Raise an error unless the settings name exactly one source of texts."""
     given = {"task": settings.task, field: files, "dataset_name": settings.dataset_name}
     named = [name for name, value in given.items() if value]
     if len(named) != 1:

@@ -1,4 +1,4 @@
-"""What a masked language model learns from: documents, a tokenizer, masked sequences."""
+"""Data of masked-language-model pretraining: documents, a tokenizer, masked sequences."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STREAM_TOKENIZER_DOCUMENTS = 10_000
 
 @dataclasses.dataclass(frozen=True)
 class MaskedText:
-    """What both models of a comparison see.
+    """Data of masked-language-model pretraining, the same for all models of a run.
 
     Attributes:
         corpus: The documents.
@@ -48,10 +48,10 @@ class MaskedText:
 
 
 def load_masked_text(settings: PretrainSettings) -> MaskedText:
-    """Documents, tokenizer and masked sequences; tokenised text comes from the cache where it is there."""
+    """Load documents and tokenizer and make masked sequences; tokenised text is cached."""
     seq_len = settings.model.max_position_embeddings
     if existing := _existing_tokenizer(settings):
-        load_tokenizer(existing, max_length=seq_len)  # refused before the work on the text
+        load_tokenizer(existing, max_length=seq_len)  # raises an error before the text is read
     corpus = load_corpus(settings, seed=settings.seed if settings.split_seed is None else settings.split_seed)
     logger.info("%s", corpus.description)
     tokenizer = _load_or_train_tokenizer(settings, corpus)
@@ -80,7 +80,7 @@ def load_masked_text(settings: PretrainSettings) -> MaskedText:
 
 
 def _existing_tokenizer(settings: PretrainSettings) -> str | None:
-    """Folder or hub id of the tokenizer, where there is one to use."""
+    """Folder or hub id of an existing tokenizer, or None to train one."""
     return settings.from_model or settings.tokenizer
 
 
@@ -105,6 +105,6 @@ def _load_or_train_tokenizer(settings: PretrainSettings, corpus: Corpus) -> PreT
         with whole_folder(folder) as part:
             tokenizer.save_pretrained(part)
     except OSError:
-        if not folder.exists():  # else another process was first with the same
+        if not folder.exists():  # otherwise another process has written the same tokenizer first
             raise
     return load_tokenizer(str(folder), max_length=max_length)

@@ -1,6 +1,6 @@
-"""Masked-language-model targets that depend on the seed, the epoch and the block alone.
+"""Masked-language-model targets as pure functions of seed, epoch and block.
 
-So a run that is interrupted anywhere goes on with the very masks that it would have seen, in any number of processes.
+So a resumed run sees the same masks as an uninterrupted one, with any number of processes.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerFast
 
 from linformer_kit.settings import IGNORED_LABEL
 
-FILLER = None  # index of a block that only makes batches equal
-_MASKED, _REPLACED = 0.8, 0.1  # of the selected tokens, as in BERT and RoBERTa; the others stay
+FILLER = None  # index of a block without labels, which fills up batches
+_MASKED, _REPLACED = 0.8, 0.1  # shares of the selected tokens, as in BERT and RoBERTa; the others are unchanged
 
 
 def mask_tokens(
@@ -29,19 +29,19 @@ def mask_tokens(
     special_ids: Sequence[int] | np.ndarray,
     replacement_ids: Sequence[int] | np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Hide some tokens of one block, as BERT and RoBERTa do.
+    """Mask some tokens of one block, as BERT and RoBERTa do.
 
     A pure function: equal arguments give equal results.
 
     Args:
         input_ids: Token ids, `[seq]`; not changed.
-        seed: Not negative, as epoch and index.
-        epoch: How often the blocks were seen before.
-        index: Number of the block.
-        probability: Chance of each token that is not special to be selected.
-        mask_token_id: Stands in for 80 % of the selected tokens.
+        seed: Seed; not negative, like epoch and index.
+        epoch: Number of the epoch, from 0.
+        index: Index of the block.
+        probability: Probability of each non-special token to be selected.
+        mask_token_id: Replaces 80 % of the selected tokens.
         special_ids: Tokens that are never selected.
-        replacement_ids: Tokens of which one, at random, stands in for 10 % of the selected tokens.
+        replacement_ids: Tokens, of which random ones replace 10 % of the selected tokens.
 
     Returns:
         `(masked_ids, labels)`, int64 `[seq]`: labels are the original ids where selected, `IGNORED_LABEL` elsewhere.
@@ -49,7 +49,7 @@ def mask_tokens(
     Source:
         Devlin et al. 2019, section 3.1; Liu et al. 2019 (RoBERTa), section 4.1, for new masks in each epoch.
     """
-    # Counter-based: each (seed, epoch) is a key, and each index owns 2^192 draws of it.
+    # Counter-based generator: (seed, epoch) is the key, and each index has its own range of 2^192 draws.
     generator = np.random.Generator(np.random.Philox(key=[seed, epoch], counter=[0, 0, 0, index]))
     select, act = generator.random((2, len(input_ids)))
     replacements = np.asarray(replacement_ids)[generator.integers(len(replacement_ids), size=len(input_ids))]
@@ -90,8 +90,8 @@ class BlockMasker:
 class MaskedBlocks(torch.utils.data.Dataset):
     """Packed blocks with new masks in each epoch.
 
-    Indexed by `(epoch, index)`, as `shuffled_blocks` gives them, or by an index alone for epoch 0; the index `FILLER`
-    gives a block without labels, which has no part in the loss.
+    Indexed by `(epoch, index)`, as `shuffled_blocks` gives them, or by `index` for epoch 0. The index `FILLER` gives a
+    block without labels, which the loss ignores.
 
     Args:
         blocks: Result of `packing.pack`.
@@ -112,7 +112,7 @@ class MaskedBlocks(torch.utils.data.Dataset):
         if index is FILLER:
             block = self[epoch, 0]
             return {**block, "labels": torch.full_like(block["labels"], IGNORED_LABEL)}
-        if not 0 <= index < len(self):  # an index below 0 would give a block under a second number, so other masks
+        if not 0 <= index < len(self):  # a negative index would give the same block with other masks
             raise IndexError(f"block {index}: expected 0 to {len(self) - 1}")
         return self._mask(self._blocks[index]["input_ids"], epoch=epoch, index=index)
 
@@ -122,10 +122,9 @@ def shuffled_blocks(length: int, *, seed: int, epoch: int, multiple: int = 1) ->
 
     Args:
         length: Number of blocks.
-        seed: Seed of all orders.
-        epoch: How often the blocks were seen before.
-        multiple: The keys are filled up with `FILLER` to a multiple of this, so that several processes have equally
-            many.
+        seed: Seed of the order.
+        epoch: Number of the epoch, from 0.
+        multiple: Keys with `FILLER` are appended up to a multiple of this, so that all processes have the same number.
     """
     order = np.random.default_rng([seed, epoch]).permutation(length)
     return [(epoch, index) for index in (*map(int, order), *[FILLER] * (-length % multiple))]

@@ -1,7 +1,7 @@
-"""Documents to blocks of equal length, without padding.
+"""Packing of documents into blocks of equal length, without padding.
 
-All documents become one stream, `tokens of a document, end, tokens of the next, end, ...`. It is cut into pieces of
-seq_len - 1 tokens, and each is put behind a start token. What is left over at the end is dropped.
+The documents are concatenated to `tokens of a document, end token, tokens of the next, end token, ...` and cut into
+chunks of seq_len - 1 tokens, each preceded by a start token. A shorter last chunk is dropped.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from linformer_kit.data.masking import BlockMasker
 from linformer_kit.data.tokenizer import end_token_id, start_token_id, tokenizer_fingerprint
 from linformer_kit.errors import InputError
 
-# Part of the name of each cached file: raise it when the same documents would give other blocks.
+# Part of the name of each cached file: increase it when the same documents give other blocks.
 _FORMAT_VERSION = 1
 _ITERATION_DOCUMENTS = 64
-# Enough for all cores of a tokenizer to have work; bounds memory where documents are short.
+# Characters per call of the tokenizer: enough to use all cores, with bounded memory.
 _TOKENISED_CHARACTERS = 1 << 22
 
 
@@ -47,11 +47,11 @@ def pack(
         tokenizer: Has a start and an end token.
         seq_len: Length of a block in tokens, start token included.
         cache: Folder for the blocks, which are then memory-mapped; None keeps them in memory.
-        key: Stands for the documents: equal keys mean equal documents.
-        description: What a person calls the documents, for the progress bar and errors.
+        key: Identifies the documents: equal keys mean equal documents.
+        description: Name of the documents, for the progress bar and errors.
 
     Returns:
-        Data set with the one column `input_ids`, int32 `[seq_len]`.
+        Data set with the single column `input_ids`, int32 `[seq_len]`.
 
     Raises:
         InputError: The documents have too few tokens for one block.
@@ -64,10 +64,10 @@ def pack(
 
 
 class StreamedBlocks(torch.utils.data.IterableDataset):
-    """The blocks of a stream of documents, made and masked while they are read.
+    """The blocks of a stream of documents, packed and masked while they are read.
 
-    Data loader workers share out the files of the stream; each packs its own. Workers beyond the number of files
-    get nothing.
+    The files of the stream are split among the data loader workers, each of which packs its own. Workers beyond the
+    number of files get none.
 
     Args:
         documents: Stream with a column `text`.
@@ -92,7 +92,7 @@ class StreamedBlocks(torch.utils.data.IterableDataset):
         self._mask = BlockMasker(tokenizer, seed=seed, probability=probability)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the masks, and the order of a shuffled stream; reaches workers that are already running."""
+        """Set the epoch, which decides masks and shuffling, also in workers that are already running."""
         self._documents.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
@@ -100,9 +100,9 @@ class StreamedBlocks(torch.utils.data.IterableDataset):
         worker = torch.utils.data.get_worker_info()
         first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
         if worker is not None:
-            # Threads of a forked tokenizer can deadlock, and the workers already are the parallelism.
+            # Threads of a forked tokenizer can deadlock, and the workers already run in parallel.
             os.environ["TOKENIZERS_PARALLELISM"] = "false"
-        # Only iteration row by row shares out the stream among workers.
+        # `datasets` splits the stream among workers only when it is iterated row by row.
         texts = (row["text"] for row in self._documents)
         packed = (block for group in blocks(texts, self._tokenizer, self._seq_len) for block in group)
         for count, block in enumerate(packed):
@@ -110,7 +110,7 @@ class StreamedBlocks(torch.utils.data.IterableDataset):
 
 
 def blocks(texts: Iterable[str], tokenizer: PreTrainedTokenizerFast, seq_len: int) -> Iterator[np.ndarray]:
-    """Pack texts: yield blocks in groups, int32 `[blocks, seq_len]`."""
+    """Pack texts and yield blocks in groups, int32 `[blocks, seq_len]`."""
     width = seq_len - 1
     rest = np.empty(0, dtype=np.int32)
     for tokens in _token_stream(texts, tokenizer):
@@ -121,10 +121,10 @@ def blocks(texts: Iterable[str], tokenizer: PreTrainedTokenizerFast, seq_len: in
 
 
 def _token_stream(texts: Iterable[str], tokenizer: PreTrainedTokenizerFast) -> Iterator[np.ndarray]:
-    """Yield the tokens of all texts in pieces, each text followed by the end token."""
+    """Yield the tokens of all texts in chunks, each text followed by the end token."""
     end = [end_token_id(tokenizer)]
     for batch in _batched_by_size(texts):
-        # Not verbose: that texts are longer than the model's input is what packing is for.
+        # Not verbose: texts longer than the model's maximum length are expected here.
         encoded = tokenizer(batch, add_special_tokens=False, return_attention_mask=False, verbose=False)
         yield np.concatenate([np.array(ids + end, dtype=np.int32) for ids in encoded["input_ids"]])
 
@@ -153,7 +153,7 @@ def _batches(
             [pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(group.reshape(-1)), seq_len)], _schema(seq_len)
         )
     if count == 0:
-        # So few that counting them again is quick.
+        # There are so few that counting them again is fast.
         tokens = sum(len(piece) for piece in _token_stream(_texts(documents), tokenizer))
         raise InputError(
             f"{description}: {tokens} tokens; expected at least {seq_len - 1} for one block of seq_len {seq_len}"

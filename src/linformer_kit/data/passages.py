@@ -1,7 +1,6 @@
-"""Texts as inputs of all lengths: passages of whole sentences out of documents, or each text as it is.
+"""Inputs of different lengths: passages of whole sentences of documents, or each text as one input.
 
-What a passage is depends on the seed, the epoch and its number alone, so that a run that is interrupted goes on with
-the very inputs that it would have seen.
+Passages are pure functions of seed, epoch and index, so a resumed run sees the same inputs as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -18,24 +17,24 @@ from linformer_kit.data.encoding import Encoder, Window
 from linformer_kit.data.masking import BlockMasker
 
 SHORTEST = 8  # tokens of the shortest passages
-_FULL_LENGTH = 0.5  # share of the updates whose passages are as long as may be
-_CHARACTERS = 5  # of a token, about
-_MOST_CHARACTERS = 10  # of a token, nearly always fewer
+_FULL_LENGTH = 0.5  # share of the forward passes with passages of the maximum length
+_CHARACTERS = 5  # mean number of characters per token, about
+_MOST_CHARACTERS = 10  # upper estimate of the characters per token
 _BETWEEN_SENTENCES = re.compile(r"(?<=[.!?])(?=\s)|(?<=\n)(?=\n)")
 
-Key = tuple[int, int, int]  # epoch, number of the passage, tokens
+Key = tuple[int, int, int]  # epoch, index of the passage, length in tokens
 
 
 class Passages(TorchDataset):
-    """Passages of documents, of as many tokens as the key says: at most so many, and whole sentences where one fits.
+    """Passages of documents, with at most the number of tokens in the key; whole sentences where at least one fits.
 
     Indexed by `(epoch, index, tokens)`, as `passage_keys` gives them.
 
     Args:
         documents: Data set with a column `text`.
-        encoder: Makes inputs of texts, at most n tokens long.
-        seed: Of the choice of sentences.
-        mask: Hides tokens; None: all stay.
+        encoder: Tokenises texts into inputs of at most n tokens.
+        seed: Seed of the choice of sentences.
+        mask: Masks tokens; None: no masking.
     """
 
     def __init__(self, documents: Dataset, encoder: Encoder, *, seed: int, mask: BlockMasker | None = None) -> None:
@@ -44,18 +43,18 @@ class Passages(TorchDataset):
         self._mask = mask
         self._seed = seed
         step = encoder.max_length * _CHARACTERS
-        self._places = [
+        self._starts = [
             (number, start)
             for number, text in enumerate(text for batch in documents.iter(64) for text in batch["text"])
             for start in range(0, max(1, len(text) - step // 2), step)
         ]
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._starts)
 
     def __getitem__(self, key: Key) -> Window:
         epoch, index, tokens = key
-        document, start = self._places[index]
+        document, start = self._starts[index]
         text = self._documents[document]["text"]
         if tokens < self._encoder.max_length:
             random = np.random.default_rng([self._seed, epoch, index])
@@ -67,7 +66,7 @@ class Passages(TorchDataset):
 
 
 def _sentences(text: str, tokens: int, random: np.random.Generator) -> str:
-    """Whole sentences from a random one on, about as many as fit, but at least one."""
+    """Whole sentences from a random start, about as many as fit in `tokens`, at least one."""
     sentences = [sentence for sentence in _BETWEEN_SENTENCES.split(text) if sentence.strip()] or [text]
     first = int(random.integers(len(sentences)))
     taken = sentences[first]
@@ -79,9 +78,9 @@ def _sentences(text: str, tokens: int, random: np.random.Generator) -> str:
 
 
 class Texts(TorchDataset):
-    """Each text, or pair of texts, as an input of its own, cut where it is too long.
+    """Each text, or pair of texts, as one input, truncated to the maximum length.
 
-    Indexed by `(epoch, index, tokens)` of which only the index counts.
+    Indexed by `(epoch, index, tokens)`, where `tokens` is ignored and `epoch` only decides masks.
     """
 
     def __init__(
@@ -107,17 +106,17 @@ def _masked(window: Window, mask: BlockMasker | None, epoch: int, index: int) ->
 
 
 def passage_keys(inputs: int, *, longest: int, together: int, seed: int, epoch: int) -> list[Key]:
-    """Random order of keys in which the inputs of one forward pass of all processes have one length.
+    """Random order of keys in which all inputs of one forward pass, over all processes, have the same length.
 
-    Half of the passes have full length. The logarithms of the other lengths are uniform, so that a model meets single
-    sentences as well. A pure function of seed and epoch; a last pass that would not be whole is left out.
+    About half of the passes have full length. The other lengths are log-uniform, so that a model also sees single
+    sentences. A pure function of seed and epoch; an incomplete last pass is dropped.
 
     Args:
-        inputs: How many there are.
-        longest: n.
-        together: Inputs of one pass in all processes.
-        seed: Seed of all orders.
-        epoch: How often the inputs were seen before.
+        inputs: Number of inputs.
+        longest: n, the maximum length in tokens.
+        together: Inputs of one forward pass over all processes.
+        seed: Seed of the order.
+        epoch: Number of the epoch, from 0.
     """
     random = np.random.default_rng([seed, epoch])
     whole = inputs // together * together
@@ -127,7 +126,7 @@ def passage_keys(inputs: int, *, longest: int, together: int, seed: int, epoch: 
 
 
 def drawn_lengths(count: int, longest: int, random: np.random.Generator) -> np.ndarray:
-    """Lengths in tokens, int `[count]`."""
+    """Random lengths in tokens, int `[count]`: half of them `longest`, the others log-uniform."""
     low, high = math.log(min(SHORTEST, longest)), math.log(longest)
     lengths = np.exp(random.uniform(low, high, count)).round().astype(int)
     return np.where(random.random(count) < _FULL_LENGTH, longest, lengths)

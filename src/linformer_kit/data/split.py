@@ -1,6 +1,6 @@
-"""Which documents are held out for validation: decided by a hash of their text, so in any order and on any machine.
+"""Validation splits by a hash of the text, so independent of the order of documents and of the machine.
 
-Equal documents always fall on the same side, so that no validation document has been learnt by heart.
+Equal documents are always in the same part, so that no validation document is also a training document.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def hold_out(documents: Dataset, *, fraction: float, seed: int, name: str) -> tu
     Args:
         documents: Data set with a column `text`.
         fraction: Share of the documents to hold out, at least one document.
-        seed: Another seed, another split.
-        name: What a person calls the documents, for errors.
+        seed: Seed of the split.
+        name: Name of the documents, for errors.
 
     Returns:
         Training and validation documents, each in the order of `documents`.
 
     Raises:
-        InputError: All documents are the same one.
+        InputError: All documents are equal.
     """
     bar = tqdm(total=len(documents), desc="Splitting", unit=" documents", delay=2)
     ranks = np.empty(len(documents), dtype=np.uint64)
@@ -62,16 +62,19 @@ def hold_out(documents: Dataset, *, fraction: float, seed: int, name: str) -> tu
 def hold_out_texts(
     items: Sequence[Item], texts: Callable[[Item], Iterable[str]], *, fraction: float, seed: int
 ) -> tuple[list[Item], list[Item]]:
-    """Split off the items whose texts have the lowest rank, so that equal texts fall on one side.
+    """Split off the items whose texts have the lowest rank; items with equal texts are in the same part.
 
     Args:
-        items: What has texts.
-        texts: Those of an item.
+        items: Items with texts.
+        texts: Returns the texts of an item.
         fraction: Share to hold out.
-        seed: Another seed, another split.
+        seed: Seed of the split.
+
+    Returns:
+        Training and validation items.
 
     Raises:
-        InputError: for a fraction that is not between 0 and 1, or if all texts are the same one.
+        InputError: for a fraction that is not between 0 and 1, or if all texts are equal.
     """
     if not 0 < fraction < 1:
         raise InputError(f"validation_fraction: expected more than 0 and less than 1, got {fraction}")
@@ -85,11 +88,11 @@ def hold_out_texts(
 
 
 def lowest(ranks: Shaped[np.ndarray, " items"], fraction: float) -> Bool[np.ndarray, " items"]:
-    """Which ranks are among the lowest of a share, at least one of them and never all, equal ones together.
+    """Which ranks are among the lowest `fraction`; at least one and never all, and equal ranks alike.
 
     Args:
-        ranks: Two different ones or more.
-        fraction: The share.
+        ranks: At least two different ones.
+        fraction: Share of the ranks.
     """
     count = max(1, round(fraction * len(ranks)))
     return ranks <= min(np.sort(ranks)[count - 1], np.unique(ranks)[-2])
@@ -98,12 +101,12 @@ def lowest(ranks: Shaped[np.ndarray, " items"], fraction: float) -> Bool[np.ndar
 def hold_out_of_stream(
     documents: IterableDataset, *, fraction: float, seed: int
 ) -> tuple[IterableDataset, IterableDataset]:
-    """Split a stream of documents: held out is what ranks below a threshold, about `fraction` of them.
+    """Split a stream of documents: those with a rank below a threshold, about `fraction` of them, are held out.
 
     Args:
         documents: Stream with a column `text`.
         fraction: Share of the documents to hold out.
-        seed: Another seed, another split.
+        seed: Seed of the split.
 
     Returns:
         Training and validation documents.

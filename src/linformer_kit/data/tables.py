@@ -1,13 +1,13 @@
-"""Rows of tables, read lazily, each with the place where it stands.
+"""Reader of tables: rows are read lazily, each with its file and line.
 
 | file         | one row is                                            |
 |--------------|-------------------------------------------------------|
 | .jsonl .json | a line that holds one JSON object                     |
 | .csv         | a record, fields quoted with " where needed           |
-| .tsv         | a line; quotes mean nothing, as in GLUE               |
+| .tsv         | a line; quotes have no special meaning, as in GLUE    |
 | .parquet     | a row                                                 |
 
-Blank lines count for none.
+Blank lines are skipped.
 All text is UTF-8, with or without a byte order mark.
 """
 
@@ -26,12 +26,12 @@ import pyarrow.parquet
 from linformer_kit.data.validate import check_columns, check_field_count, check_utf8, parse_json_row
 from linformer_kit.errors import InputError
 
-Row = tuple[str, dict[str, Any]]  # file with line or row, and what its columns hold
+Row = tuple[str, dict[str, Any]]  # source (file with line or row), and values by column
 
 logger = logging.getLogger(__name__)
 
 _PARQUET_ROWS = 256
-# The csv module's own limit, 128 KiB, is shorter than many documents. The largest that every platform takes:
+# The csv module's default, 128 KiB, is shorter than many documents. This is the largest that every platform accepts.
 _LONGEST_FIELD = 2**31 - 1
 
 
@@ -40,34 +40,34 @@ def read_table(path: Path, columns: Mapping[str, str], *, ragged: list[str] | No
 
     Args:
         path: File whose suffix is a key of `READERS`.
-        columns: Names of the columns that are wanted, by the settings that hold the names.
-        ragged: Where given, records of .csv and .tsv with more or fewer fields than the header are left out, and their
-            places are put here.
+        columns: Names of the columns to read, by the names of their settings.
+        ragged: If given, records of .csv and .tsv with more or fewer fields than the header are skipped, and their
+            sources are added here.
 
     Yields:
-        Where a row stands, and its wanted columns: strings from .csv and .tsv, else any value.
+        Source of a row, and the values of its columns: strings from .csv and .tsv, else any value.
 
     Raises:
-        InputError: At the first thing that cannot be read, with its file and line.
+        InputError: At the first part that cannot be read, with file and line.
     """
     reader = READERS[path.suffix.lower()]
     return reader(path, columns) if reader is not _delimited_rows else _delimited_rows(path, columns, ragged)
 
 
 def warn_of_ragged(ragged: Sequence[str]) -> None:
-    """Say which rows were left out, if any."""
+    """Warn of skipped rows, if any."""
     if ragged:
         logger.warning("rows of other fields than the header, left out: %s, the first %s", len(ragged), ragged[0])
 
 
 @contextmanager
 def open_text(path: Path, newline: str | None = None) -> Iterator[TextIO]:
-    """Open a file of UTF-8 text; what is not is an `InputError` that names the byte."""
+    """Open a UTF-8 text file; other bytes raise an `InputError` with their offset."""
     try:
         with path.open(encoding="utf-8-sig", newline=newline) as file:
             yield file
     except UnicodeDecodeError:
-        check_utf8(path)  # knows the offset in the file; the error at hand only that in a buffer
+        check_utf8(path)  # reports the offset in the file; this error only has that in a buffer
         raise
 
 
@@ -92,7 +92,7 @@ def _delimited_rows(path: Path, columns: Mapping[str, str], ragged: list[str] | 
             places = {column: header.index(column) for column in columns.values()}
             last_line = rows.line_num
             for row in rows:
-                # A quoted field may hold line breaks: name the line where the row starts.
+                # A quoted field may contain line breaks: report the line where the row starts.
                 source, last_line = f"{path} line {last_line + 1}", rows.line_num
                 if ragged is not None and row and len(row) != len(header):
                     ragged.append(source)

@@ -1,4 +1,4 @@
-"""The tasks of section 5.2 of the paper: what their examples are, where they are found and what is measured.
+"""The tasks of section 5.2 of the paper: their data sets, columns, classes and metrics.
 
 | task | one or two texts       | classes                    | measured      |
 |------|------------------------|----------------------------|---------------|
@@ -7,8 +7,8 @@
 | qnli | a question, a sentence | entailment, not_entailment | accuracy      |
 | qqp  | two questions          | not_duplicate, duplicate   | accuracy, F1  |
 
-A local copy is a folder with the files as they are distributed: GLUE's TSV with a header, or aclImdb as JSON Lines.
-A new task is a new entry of `TASKS`.
+A local copy is a folder with the original files: GLUE's TSV with a header, or aclImdb as JSON Lines.
+To add a task, add an entry to `TASKS`.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ class Task:
     """One task.
 
     Attributes:
-        title: What it is called.
+        title: Name for reports.
         text_column: Column of the text.
-        text_pair_column: Column of the second text, where there are two.
+        text_pair_column: Column of the second text of a pair; None: single texts.
         label_column: Column of the class on the hub.
-        labels: Names of the classes, by their numbers.
-        metrics: What is measured, the first to choose a model by.
+        labels: Names of the classes, by number.
+        metrics: Names of the metrics; the first one selects the best model.
         hub: Data set and configuration on the Hugging Face hub.
-        hub_validation: The split there that is measured on, which has labels.
-        train_file: File of a local copy.
-        validation_file: The one to measure on.
-        file_label_column: Column of the class in these files, if it has another name there.
-        ragged: Whether the files are known to have records with other fields than the header's, which are left out.
+        hub_validation: Split on the hub to evaluate on; it has labels.
+        train_file: Training file of a local copy.
+        validation_file: Validation file of a local copy.
+        file_label_column: Column of the class in these files.
+        ragged: Whether to skip records with more or fewer fields than the header, which the files are known to have.
     """
 
     title: str

@@ -1,4 +1,4 @@
-"""Tokenizers: a byte-level BPE trained on the corpus, or any existing fast tokenizer that can mask."""
+"""Tokenizers: a byte-level BPE trained on the corpus, or any existing fast tokenizer with a mask token."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from linformer_kit.errors import InputError, machine_failure
 
-# `lstrip` (the space before a mask belongs to it) counts only if the trainer gets the token so.
+# `lstrip` (the mask includes the space before it) only works if the trainer gets this `AddedToken`.
 _MASK = AddedToken("<mask>", lstrip=True, special=True)
 # In the order of RoBERTa's ids.
 _SPECIAL_TOKENS = ["<s>", "<pad>", "</s>", "<unk>", _MASK]
 _CONFIGURATION = "tokenizer_config.json"
-# What stands there about the place that a tokenizer was loaded from, and about lengths.
+# Entries about where a tokenizer was loaded from, and about lengths; they do not change its ids.
 _NO_RULES = ("is_local", "local_files_only", "name_or_path", "model_max_length")
 _SMALLEST_VOCABULARY = len(_SPECIAL_TOKENS) + 256  # every byte is a token, so no text is unknown
 
@@ -29,15 +29,15 @@ def train_tokenizer(documents: Iterable[str], *, vocab_size: int, max_length: in
     """Train a byte-level BPE with RoBERTa's special tokens and their ids.
 
     Args:
-        documents: Text to learn from.
-        vocab_size: Most tokens to have; a small corpus gives fewer, so ask the result for its `len`.
-        max_length: Longest input of the model, in tokens.
+        documents: Training text.
+        vocab_size: Maximum size of the vocabulary; a small corpus gives a smaller one, see `len` of the result.
+        max_length: Maximum input length of the model, in tokens.
 
     Returns:
-        A tokenizer that `AutoTokenizer` loads after `save_pretrained`. Decoding gives back any text exactly.
+        A tokenizer that `AutoTokenizer` loads after `save_pretrained`. Decoding restores any text exactly.
 
     Raises:
-        InputError: The vocabulary has no room for the special tokens and all bytes.
+        InputError: `vocab_size` is too small for the special tokens and all bytes.
     """
     if vocab_size < _SMALLEST_VOCABULARY:
         raise InputError(
@@ -77,17 +77,17 @@ def load_tokenizer(name_or_path: str, *, max_length: int) -> PreTrainedTokenizer
 
     Args:
         name_or_path: Folder, or id on the Hugging Face hub.
-        max_length: Longest input of the model, in tokens.
+        max_length: Maximum input length of the model, in tokens.
 
     Returns:
         The tokenizer, without token types among its outputs.
 
     Raises:
-        InputError: It is not there, is not a fast one, or has no mask, padding, start or end token.
+        InputError: It does not exist, is not a fast one, or has no mask, padding, start or end token.
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False)
-    except Exception as error:  # a damaged file makes the libraries raise whatever comes
+    except Exception as error:  # for damaged files the libraries raise errors of any type
         if machine_failure(error) is not None:
             raise
         if Path(name_or_path).exists():
@@ -123,10 +123,10 @@ def end_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return a hash that is equal for tokenizers that give equal ids for all text."""
+    """Return a hash of everything that the ids of a tokenizer depend on; equal tokenizers have equal hashes."""
     if tokenizer.is_fast:
         rules = json.loads(tokenizer.backend_tokenizer.to_str())
-        # What the latest call asked for, not what the tokenizer is.
+        # Arguments of the latest call, not properties of the tokenizer.
         del rules["truncation"], rules["padding"]
     else:
         rules = _saved(tokenizer)
@@ -135,7 +135,7 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _saved(tokenizer: PreTrainedTokenizerBase) -> list[Any]:
-    """What a tokenizer without tokenizer.json is: its class, settings and a hash of each file."""
+    """Identity of a tokenizer without tokenizer.json: its class, settings and a hash of each file."""
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
         files = {path.name: path.read_bytes() for path in Path(folder).iterdir()}

@@ -1,4 +1,4 @@
-"""The texts of a distillation as inputs to learn from and to measure on."""
+"""Unlabelled texts of a distillation, as training and validation inputs."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ Text = tuple[str, str | None]
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a student learns from.
+    """Inputs of a distillation.
 
     Attributes:
-        train: Indexed by the keys of `passage_keys`.
-        validation: Inputs to measure on, the longest first.
-        description: What they are, for people.
-        fingerprint: Hexadecimal hash of what made them.
+        train: Training inputs, indexed by the keys of `passage_keys`.
+        validation: Validation inputs, the longest first.
+        description: Source and numbers of texts in one line, for logs and reports.
+        fingerprint: Hexadecimal hash of the texts and of how they are split.
     """
 
     train: Passages | Texts
@@ -46,13 +46,13 @@ def load_inputs(settings: DistillSettings, encoder: Encoder, *, packing: bool, m
     """Read the texts, and hold some of them out.
 
     Args:
-        settings: Where they are.
-        encoder: Makes inputs of them.
-        packing: Whether documents are cut to passages.
-        masked: Whether some tokens are hidden.
+        settings: Source of the texts.
+        encoder: Tokenises them.
+        packing: Whether to cut documents into passages.
+        masked: Whether to mask some tokens.
 
     Raises:
-        InputError: for text that is not there or cannot be read.
+        InputError: for text that is missing or cannot be read.
     """
     mask = None
     if masked:
@@ -73,7 +73,7 @@ def load_inputs(settings: DistillSettings, encoder: Encoder, *, packing: bool, m
         source, kind, fingerprint = "", "texts", hashlib.sha256(json.dumps(sides).encode()).hexdigest()
     name = " ".join(names_only(settings.text)) if settings.text else source
     description = f"{name}: {len(sides[0]):,} {kind} to learn from, {len(sides[1]):,} for validation"
-    return Inputs(train, _to_measure_on(held_out, settings, encoder.max_length), description, fingerprint)
+    return Inputs(train, _validation_inputs(held_out, settings, encoder.max_length), description, fingerprint)
 
 
 def _corpus(settings: DistillSettings) -> Corpus:
@@ -94,7 +94,7 @@ def _corpus(settings: DistillSettings) -> Corpus:
 
 
 def _split(settings: DistillSettings) -> tuple[list[Text], list[Text]]:
-    """Texts to learn from and held-out ones; equal texts fall on one side."""
+    """Training and validation texts; equal texts are in the same part."""
     if settings.text is None:
         raise InputError("text: expected files of texts that are inputs of their own, got none")
     texts = list(_read(settings.text, settings, "text"))
@@ -116,8 +116,8 @@ def _read(patterns: list[str], settings: DistillSettings, field: str) -> Iterato
             yield from ((text, None) for text in read_documents([path], document=settings.document, column=""))
 
 
-def _to_measure_on(held_out: Passages | Texts, settings: DistillSettings, longest: int) -> list[Window]:
-    """Inputs from all of the held-out texts, lengths as in training."""
+def _validation_inputs(held_out: Passages | Texts, settings: DistillSettings, longest: int) -> list[Window]:
+    """Validation inputs at even intervals over the held-out texts, with lengths as in training."""
     count = min(settings.max_eval_samples, len(held_out))
     lengths = drawn_lengths(count, longest, np.random.default_rng(settings.seed))
     places = np.linspace(0, len(held_out) - 1, count).astype(int)

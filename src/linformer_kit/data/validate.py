@@ -1,4 +1,4 @@
-"""Checks of what a person gave as text: each raises `InputError` that names the place, what was expected and got."""
+"""Checks of text given by the user; each raises an `InputError` with the source, what was expected and what was got."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ _CHUNK_BYTES = 1 << 20
 
 
 def check_exists(path: Path, *, field: str) -> None:
-    """Raise unless `path` is there.
+    """Raise an error unless `path` exists.
 
     Args:
-        path: File or folder as the person named it.
-        field: Setting that holds the name.
+        path: File or folder as given.
+        field: Name of its setting.
     """
     if not path.exists():
         raise InputError(f"{field}: no such file or folder: {path}")
 
 
 def check_suffix(path: Path, *, field: str, suffixes: Sequence[str] = SUFFIXES) -> None:
-    """Raise unless the suffix of a file says how to read it."""
+    """Raise an error unless the suffix of a file is supported."""
     if path.suffix.lower() not in suffixes:
         raise InputError(f"{field}: {path} has suffix {path.suffix!r}; expected one of {' '.join(suffixes)}")
 
 
 def check_not_empty(path: Path, *, field: str) -> None:
-    """Raise if a file has no bytes."""
+    """Raise an error if a file is empty."""
     if path.stat().st_size == 0:
         raise InputError(f"{field}: {path} is empty; expected text")
 
 
 def check_found(paths: Sequence[Path], pattern: str, *, field: str, suffixes: Sequence[str] = SUFFIXES) -> None:
-    """Raise if a folder or glob gave no file."""
+    """Raise an error if a folder or glob matches no file."""
     if not paths:
         raise InputError(f"{field}: {pattern} matches no file; expected files that end in {' '.join(suffixes)}")
 
 
 def check_utf8(path: Path) -> None:
-    """Raise at the first byte of a file that is not UTF-8, in constant memory.
+    """Raise an error at the first byte of a file that is not UTF-8, with constant memory.
 
     Args:
-        path: File to read through.
+        path: File to check.
 
     Raises:
         InputError: Names the offset in bytes from the start of the file, and the byte there.
@@ -61,7 +61,7 @@ def check_utf8(path: Path) -> None:
     with path.open("rb") as file:
         while True:
             chunk = file.read(_CHUNK_BYTES)
-            # A character cut by the border of two chunks waits in the decoder and is reported from its own start.
+            # The decoder keeps the start of a character that two chunks share; errors are reported from that start.
             waiting = len(decoder.getstate()[0])
             try:
                 decoder.decode(chunk, final=not chunk)
@@ -76,12 +76,12 @@ def check_utf8(path: Path) -> None:
 
 
 def check_columns(source: Path | str, wanted: Mapping[str, str], columns: Sequence[str]) -> None:
-    """Raise unless every wanted column is there once.
+    """Raise an error unless every wanted column exists once.
 
     Args:
-        source: File (with its line, if it has one) or data set that holds the columns.
-        wanted: Names of the columns that are expected, by the settings that hold the names.
-        columns: Names that exist.
+        source: File (and line, if there is one) or data set.
+        wanted: Names of the expected columns, by the names of their settings.
+        columns: Names of the existing columns.
     """
     for setting, column in wanted.items():
         if column not in columns:
@@ -94,10 +94,10 @@ def check_columns(source: Path | str, wanted: Mapping[str, str], columns: Sequen
 
 
 def check_text(value: Any, *, source: str, column: str) -> str:
-    """Return `value` if it is text that can be written as UTF-8.
+    """Return `value` if it is a string that can be encoded as UTF-8, else raise an error.
 
     Args:
-        value: What the text column holds.
+        value: Value of the text column.
         source: File and line or row.
         column: Name of the column.
     """
@@ -137,7 +137,7 @@ def parse_json_row(text: str, *, source: str) -> dict[str, Any]:
     except InputError:
         raise
     except (ValueError, RecursionError) as error:
-        # The rest of the parser's message counts lines within this one line, which would mislead.
+        # The rest of the parser's message has a line number within this line, which would be misleading.
         problem = str(error).split(": line ")[0]
         raise InputError(f"{source}: not JSON ({problem}); expected one object per line") from None
     if not isinstance(row, dict):
@@ -146,6 +146,6 @@ def parse_json_row(text: str, *, source: str) -> dict[str, Any]:
 
 
 def check_field_count(row: Sequence[str], header: Sequence[str], *, source: str) -> None:
-    """Raise if a row of a table has more or fewer fields than its header."""
+    """Raise an error if a row of a table has more or fewer fields than its header."""
     if len(row) != len(header):
         raise InputError(f"{source}: expected {len(header)} fields as in the header, got {len(row)}")

@@ -1,1 +1,1 @@
-"""The only modules that write or check folders: whole-or-not-there writes, manifests, output folders."""
+"""Files and folders: atomic writes, manifests, output folders. No other module writes or checks folders."""

@@ -1,4 +1,4 @@
-"""Output folders: whether results may go there."""
+"""Checks of output folders, and new folders with unique names."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from linformer_kit.errors import InputError
 
 
 def check_new_folder(name: str, folder: str) -> Path:
-    """The folder, which must be new or empty; `name` is that of the setting.
+    """Check that an output folder is new or empty, and return its path.
+
+    Args:
+        name: Name of the setting, for errors.
+        folder: The folder.
 
     Raises:
-        InputError: if it holds anything, is no folder or may not be written to.
+        InputError: if it is not empty, is a file or is not writable.
     """
     path = Path(folder)
     if path.is_file() or (path.is_dir() and any(path.iterdir())):
@@ -22,7 +26,7 @@ def check_new_folder(name: str, folder: str) -> Path:
 
 
 def check_writable(folder: Path, name: str = "output_dir") -> None:
-    """Refuse a folder that could not be made or written to, after all the work on the text."""
+    """Raise an error if a folder cannot be created or written to; called before any long work."""
     nearest = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     if not nearest.is_dir():
         raise InputError(f"{name}: expected a folder, got the file {nearest}")
@@ -31,7 +35,7 @@ def check_writable(folder: Path, name: str = "output_dir") -> None:
 
 
 def new_folder(parent: Path, name: str) -> Path:
-    """A folder that was not there before, also when two runs start within a second."""
+    """Create a folder with an unused name; concurrent runs get different ones."""
     parent.mkdir(parents=True, exist_ok=True)
     for number in range(1, 1000):
         folder = parent / (name if number == 1 else f"{name}-{number}")

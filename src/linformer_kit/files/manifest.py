@@ -1,4 +1,4 @@
-"""What a folder holds, by the SHA-256 of every file, so that damage is seen."""
+"""Manifests: size and SHA-256 of every file of a folder, to detect damage; and atomic writes of whole folders."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ def file_fingerprint(path: Path) -> str:
 
 
 def write_manifest(folder: Path) -> None:
-    """Write down size and SHA-256 of all files of a folder and below, in `manifest.json`, once they are on the disk."""
+    """Flush all files of a folder tree to disk and record their sizes and SHA-256 in `manifest.json`."""
     files = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST):
         flush(path)
         name = path.relative_to(folder).as_posix()
         files[name] = {"bytes": path.stat().st_size, "sha256": file_fingerprint(path)}
-    # Without a line break at the end: not even that can be cut off unseen.
+    # No final line break: a truncated one would go unnoticed.
     write_whole(folder / MANIFEST, json.dumps({"files": files, "sha256": _digest(files)}, indent=2))
     flush(folder)
 
 
 def damage(folder: Path, *, only: str = "*") -> str | None:
-    """What is wrong with a folder that has a manifest, in words that name the file; None if it is whole.
+    """Describe the first difference between a folder and its manifest, with the name of the file; None if intact.
 
-    Files that the manifest does not list are not looked at: nobody reads them.
+    Files that the manifest does not list are ignored.
 
     Args:
         folder: The folder.
-        only: Pattern of the names of the files to look at.
+        only: Pattern of the names of the files to check.
     """
     files = _listed_or_wrong(folder / MANIFEST)
     if isinstance(files, str):
@@ -55,19 +55,19 @@ def damage(folder: Path, *, only: str = "*") -> str | None:
 
 
 def listed(folder: Path) -> list[str]:
-    """The files of a folder that has a manifest, by their names in it."""
+    """Names of the files that the manifest of a folder lists."""
     return list(read_json(folder / MANIFEST)["files"])
 
 
 def listed_files(folder: Path) -> list[Path]:
-    """What the manifest of a folder lists and is there, nothing behind a link; none where it is no whole manifest."""
+    """Existing files that the manifest of a folder lists, except below symbolic links; none without a valid one."""
     files = _listed_or_wrong(folder / MANIFEST)
     paths = [] if isinstance(files, str) else [folder / name for name in files]
     return [path for path in paths if path.is_file() and not any(map(Path.is_symlink, _between(path, folder)))]
 
 
 def remove_listed(folder: Path) -> None:
-    """Remove the files that a manifest lists, and folders below that are left empty."""
+    """Remove the files that a manifest lists, and subfolders that become empty."""
     for path in listed_files(folder):
         path.unlink()
         for parent in _between(path, folder):
@@ -76,15 +76,15 @@ def remove_listed(folder: Path) -> None:
 
 
 def _between(path: Path, folder: Path) -> list[Path]:
-    """The folders that a file stands in, below another one, the deepest first."""
+    """The folders between a file and `folder`, the deepest first."""
     return [parent for parent in path.parents if folder in parent.parents]
 
 
 @contextmanager
 def checked_folder(folder: Path) -> Iterator[Path]:
-    """Somewhere to write what is to stand in `folder` at once, with a manifest, in place of what is there.
+    """Yield a temporary folder; it gets a manifest and then replaces `folder` by renaming.
 
-    After a failure nothing is left of it, and what was there still is. What a killed process leaves is for `recover`.
+    After an error the temporary folder is removed and `folder` is unchanged. `recover` cleans up after killed processes.
     """
     part, old = _beside(folder, PART), _beside(folder, OLD)
     remove_tree(part)
@@ -106,9 +106,9 @@ def checked_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def whole_contents(folder: Path, name: str) -> Iterator[Path]:
-    """Somewhere to write files that are to stand in `folder` beside others, with a manifest, which goes there last.
+    """Yield a temporary folder, whose files are then moved into `folder` beside its other files, the manifest last.
 
-    After a failure nothing is left of them, and what was there still is.
+    After an error while writing, the temporary folder is removed and `folder` is unchanged.
     """
     part = folder / f".{name}{PART}"
     remove_tree(part)
@@ -129,7 +129,12 @@ def whole_contents(folder: Path, name: str) -> Iterator[Path]:
 
 
 def recover(parent: Path, names: re.Pattern[str]) -> None:
-    """Clear up behind processes killed in a `checked_folder` of such a name, and put back what they had moved."""
+    """Clean up after processes that were killed in `checked_folder`, and restore folders that they had moved.
+
+    Args:
+        parent: Folder that contains them.
+        names: Pattern of the names of the folders.
+    """
     for path in parent.glob(".*"):
         name, end = path.stem.removeprefix("."), path.suffix
         if end not in (PART, OLD) or not names.fullmatch(name) or not path.is_dir():
@@ -141,7 +146,11 @@ def recover(parent: Path, names: re.Pattern[str]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file of names and values, refused in one line if it is none."""
+    """Read a JSON object from a file.
+
+    Raises:
+        InputError: if the file is not a JSON object.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -156,12 +165,12 @@ def _beside(folder: Path, end: str) -> Path:
 
 
 def _digest(files: dict[str, Any]) -> str:
-    """Of the list itself, so that a damaged manifest is not taken for a damaged file."""
+    """Hash of the list itself, to tell a damaged manifest from a damaged file."""
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
 
 def _listed_or_wrong(path: Path) -> dict[str, Any] | str:
-    """What a manifest says of each file by name, or what is wrong with it."""
+    """Entries of a manifest by file name, or a description of what is wrong with it."""
     if not path.is_file():
         return f"{path}: expected one, got none"
     try:

@@ -1,4 +1,4 @@
-"""The folder of a training, and the checkpoints in it."""
+"""Run folders: the files of a training run, and its checkpoints."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from linformer_kit.files.folders import check_writable, new_folder
 from linformer_kit.files.manifest import MANIFEST, damage, listed_files, recover, remove_listed
 from linformer_kit.files.writing import remove_tree
 
-_NEW_FOLDERS = "runs"  # where folders go that nobody has named
+_NEW_FOLDERS = "runs"  # parent of new run folders, when no output_dir is given
 
 
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 
 
-TRAINER_STATE = "trainer_state.json"  # of transformers: where a training stands
+TRAINER_STATE = "trainer_state.json"  # the training state; transformers' file name
 
 
 TWIN_FOLDER = "full"  # the full-attention twin
@@ -27,14 +27,14 @@ TWIN_FOLDER = "full"  # the full-attention twin
 SEED_FOLDER = re.compile(r"seed-(\d+)")  # the checkpoints of one seed
 
 
-# What proves that a folder is a run of ours, or its twin: without it, files that stand where ours would are another's.
+# Files that mark a folder as a run of this package, or as its twin; without them, `overwrite` must not delete anything.
 RUN_MARK = "run.json"
 
 
 TWIN_MARK = "twin.json"
 
 
-# What a run leaves at the top of its folder; `overwrite` removes it and what the manifest lists, the marks last.
+# Files of a run at the top of its folder; `overwrite` removes them and those that the manifest lists, the marks last.
 RUN_FILES = (
     MANIFEST,
     "config.json",
@@ -53,9 +53,9 @@ RUN_FILES = (
 )
 
 
-# Where any of these stands beside an encoder, sentence-transformers reads its set-up there.
+# If any of these exists beside an encoder, sentence-transformers reads its configuration there.
 SENTENCE_FILES = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
-# What libraries would load with a model beside which it stands: another one's must not be there.
+# Files that libraries load together with a model in the same folder: those of another model must not be there.
 _LOADED_BESIDE = (
     *SENTENCE_FILES,
     "adapter_config.json",
@@ -67,17 +67,17 @@ _LOADED_BESIDE = (
 
 
 def check_output_dir(output_dir: str | None, *, resume: bool, overwrite: bool, twin: bool = False) -> None:
-    """Refuse an output folder that another run would be lost in.
+    """Raise an error for an output folder in which files of another run or model would be overwritten.
 
     Args:
         output_dir: The folder, or None for a new one.
-        resume: Whether a run that is there goes on.
-        overwrite: Whether a run that is there is removed.
+        resume: Whether to resume an existing run.
+        overwrite: Whether to remove an existing run.
         twin: Whether a full-attention twin is trained as well.
 
     Raises:
-        InputError: if the folder holds a run and neither is given, or both are, or no such folder can be made, or it
-            holds a model that is not ours, or files of one.
+        InputError: if both `resume` and `overwrite` are given, if the folder contains a run and neither is given, if
+            the folder cannot be created, or if it contains a model, or files of one, from outside this package.
     """
     if resume and overwrite:
         raise InputError("resume, overwrite: expected at most one of them, got both")
@@ -102,7 +102,7 @@ def check_output_dir(output_dir: str | None, *, resume: bool, overwrite: bool, t
 
 
 def open_output_dir(output_dir: str | None, *, command: str, overwrite: bool) -> Path:
-    """Make the folder, or a new one, `runs/<command>-<date>-<time>`; with `overwrite` remove the run that is there."""
+    """Create the folder, by default `runs/<command>-<date>-<time>`; `overwrite` removes an existing run."""
     if output_dir is None:
         return new_folder(Path(_NEW_FOLDERS), f"{command}-{datetime.datetime.now():%Y%m%d-%H%M%S}")
     folder = Path(output_dir)
@@ -113,23 +113,23 @@ def open_output_dir(output_dir: str | None, *, command: str, overwrite: bool) ->
 
 
 def holds_run(folder: Path) -> bool:
-    """Whether the folder holds a run or the files of a model, which a run would write over."""
+    """Whether the folder contains a run, or files of a model that a run would overwrite."""
     places = [folder, *_seeds(folder)]
     return any(map(checkpoints, places)) or any((folder / name).exists() for name in RUN_FILES)
 
 
 def checkpoint_path(folder: Path, updates: int | None) -> Path:
-    """Where the checkpoint after so many updates is."""
+    """Path of the checkpoint after a number of updates."""
     return folder / f"checkpoint-{updates}"
 
 
 def newest_whole_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint with the most updates of which every file is what its manifest says, or None."""
+    """The newest checkpoint whose files all match its manifest, or None."""
     return find_checkpoint(folder)[0]
 
 
 def find_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
-    """The newest whole checkpoint, or None, and what is wrong with each newer one, in words that name the file."""
+    """The newest intact checkpoint, or None, and a description of the damage of each newer one."""
     wrong: list[str] = []
     for path in checkpoints(folder):
         found = damage(path)
@@ -140,12 +140,12 @@ def find_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
 
 
 def rotate_checkpoints(folder: Path, limit: int | None, *, keep: int | None) -> None:
-    """Remove the oldest checkpoints, once the newest one is known to be whole.
+    """Remove the oldest checkpoints, if the newest one is intact.
 
     Args:
-        folder: Where they are.
-        limit: How many stay; None: all.
-        keep: Updates of one that stays whatever its age, and counts.
+        folder: Folder of the checkpoints.
+        limit: Number of checkpoints to keep; None: all.
+        keep: Updates of a checkpoint to keep regardless of age; it counts towards `limit`.
     """
     found = checkpoints(folder)
     if limit is None or len(found) <= limit or damage(found[0]) is not None:
@@ -160,7 +160,7 @@ def rotate_checkpoints(folder: Path, limit: int | None, *, keep: int | None) -> 
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder that nobody must find half removed: its manifest goes first. Of a link only the link goes."""
+    """Remove a folder, its manifest first, so that a partly removed one is never valid; of a link only the link."""
     if not folder.is_symlink():
         (folder / MANIFEST).unlink(missing_ok=True)
     remove_tree(folder)
@@ -175,12 +175,12 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def _seeds(folder: Path) -> list[Path]:
-    """The folders of a run of several seeds."""
+    """The folders of the seeds of a fine-tuning run."""
     return sorted(path for path in folder.glob("seed-*") if SEED_FOLDER.fullmatch(path.name) and path.is_dir())
 
 
 def _check_nothing_beside(folder: Path) -> None:
-    """Refuse what would be loaded with a new model and is not of the run there, which `overwrite` would remove."""
+    """Raise an error for files that libraries would load with a new model, unless the manifest of the run has them."""
     ours = listed_files(folder)
     for path in (folder / name for name in _LOADED_BESIDE):
         if os.path.lexists(path) and path not in ours:
@@ -191,7 +191,7 @@ def _check_nothing_beside(folder: Path) -> None:
 
 
 def _remove_run(folder: Path) -> None:
-    """Remove what a run has written, and no folder that holds anything else; nothing behind a link."""
+    """Remove the files of a run and folders that become empty; symbolic links are not followed."""
     recover(folder, CHECKPOINT)
     twin = folder / TWIN_FOLDER
     if (twin / TWIN_MARK).exists() or (twin.is_dir() and not any(twin.iterdir())):
@@ -213,7 +213,7 @@ def _remove_run(folder: Path) -> None:
 
 
 def _remove_part(folder: Path) -> None:
-    """Remove a run within another, and its folder once nothing is left in it; of a link only the link."""
+    """Remove a run in a subfolder, and the subfolder if it is then empty; of a link only the link."""
     if folder.is_symlink():
         folder.unlink()
         return

@@ -1,4 +1,4 @@
-"""Files and folders that are whole or not there: written beside their place, flushed to the disk, renamed."""
+"""Atomic writes: files and folders are written under a temporary name, flushed to disk and renamed."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from pathlib import Path
 
 from linformer_kit.errors import errors_named
 
-PART, OLD = ".part", ".old"  # behind the name of a folder, a dot before it: in the making, and about to be replaced
+PART, OLD = ".part", ".old"  # suffixes of hidden temporary names: being written, and about to be replaced
 _STAGING = "writing-"
-# Seconds after which a file in the making that has not grown belongs to a process that was killed.
+# Seconds without a write after which a temporary file is taken for that of a killed process.
 _ABANDONED = 24 * 60 * 60
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text at once: a reader, even after a crash, finds all of the new one or all of the old.
+    """Write a text file atomically: after a crash the file has either the new content or the old one.
 
-    After a failure nothing is left of the new one; an `OSError` names the path.
+    After an error the temporary file is removed; an `OSError` names the path.
     """
     part = path.with_name(f".{path.name}{PART}")
-    part.unlink(missing_ok=True)  # a link there would be written through
+    part.unlink(missing_ok=True)  # writing would follow a symbolic link
     try:
         with errors_named(path):
             part.write_text(text, encoding="utf-8")
@@ -39,8 +39,8 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def flush(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk and not only in memory."""
-    if path.is_dir() and os.name == "nt":  # folders cannot be opened there
+    """Flush a file, or the entries of a folder, to disk (fsync)."""
+    if path.is_dir() and os.name == "nt":  # Windows cannot open folders
         return
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -51,10 +51,10 @@ def flush(path: Path) -> None:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Somewhere to write what is to be a file at once, also if other processes write the same.
+    """Yield a temporary path, whose file then replaces `path` atomically; safe with concurrent writers.
 
-    After a failure nothing is left of it; an `OSError` names the path. What killed processes left half-written beside
-    it is removed once it is a day old.
+    After an error the temporary file is removed; an `OSError` names the path. Temporary files of killed processes in
+    the same folder are removed once they are a day old.
     """
     _remove_abandoned(path.parent)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=_STAGING) as staging:
@@ -67,9 +67,9 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """Somewhere to write what is to stand in `folder`, new or empty, in the end; after a failure nothing is left of it.
+    """Yield a temporary folder, whose content then becomes that of `folder`, new or empty; removed after an error.
 
-    A folder that is there already stays the same one, since somebody may stand in it: what was written moves in.
+    An existing folder is kept, not replaced, since it may be the working directory of a process.
     """
     folder = folder.resolve()
     there = folder.exists()
@@ -89,7 +89,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove what is there, if anything; of a link the link, and nothing of what it leads to."""
+    """Remove a file or folder if it exists; of a symbolic link only the link."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -98,7 +98,7 @@ def remove_tree(path: Path) -> None:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """While results are written, Ctrl-C does nothing: a second one would lose what the first has kept."""
+    """Ignore Ctrl-C while results are written, since a second one would lose what the first has saved."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -110,11 +110,11 @@ def uninterrupted() -> Iterator[None]:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove what killed processes left half-written."""
+    """Remove temporary files of killed processes."""
     for staging in folder.glob(f"{_STAGING}*"):
         try:
             written = max(path.stat().st_mtime for path in (staging, *staging.iterdir()))
-        except OSError:  # its process has just finished
+        except OSError:  # its process has just finished and removed it
             continue
         if time.time() - written > _ABANDONED:
             shutil.rmtree(staging, ignore_errors=True)

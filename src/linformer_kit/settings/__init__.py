@@ -1,6 +1,6 @@
-"""The typed settings of the commands: names, types, defaults, one line each, and how a YAML file of them is read.
+"""Typed settings of the commands (names, types, defaults, help texts) and the reader of YAML settings files.
 
-Imports nothing heavy, so that `linformer --help` stays instant. A field without a default comes from the recipe.
+Imports no torch or transformers, so that `linformer --help` starts fast. The recipe gives fields without a default.
 """
 
 from linformer_kit.settings.classification import (

@@ -1,4 +1,4 @@
-"""Which texts to classify, how to learn it, and how to use what was learnt."""
+"""Settings of text classification: fine-tuning, evaluation and prediction."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -10,18 +10,17 @@ TaskName = Literal["sst2", "imdb", "qnli", "qqp"]
 
 @dataclass(kw_only=True)
 class LabelledSettings:
-    """Texts with classes: one of the paper's tasks, files, or a data set of the hub.
+    """Labelled texts: one of the paper's tasks, files, or a data set of the hub.
 
     Attributes:
-        task: A task of section 5.2 of the paper, from the hub or from data_dir; it knows its columns and classes.
-        data_dir: Folder with a local copy of the task, files as they are distributed, or with a folder of its name.
+        task: A task of section 5.2 of the paper, from the hub or from data_dir; it sets columns and classes.
+        data_dir: Folder with the task's original files, in it or in a subfolder named after the task.
         dataset_name: Data set on the Hugging Face hub, instead of files.
         dataset_config_name: Configuration of that data set.
         text_column: Column of the text; default: the task's, else `text`.
-        text_pair_column: Column of a second text, where a class belongs to two; default: the task's.
-        label_column: Column of the class, or of a list of classes where a text may have several; default: the task's,
-            else `label`.
-        label_separator: What stands between several classes in a column of strings.
+        text_pair_column: Column of the second text, where inputs are pairs; default: the task's.
+        label_column: Column of the class, or of a list of classes (multi-label); default: the task's, else `label`.
+        label_separator: Separator of several classes in one string (multi-label); default: the string is one class.
     """
 
     task: TaskName | None = None
@@ -40,24 +39,24 @@ class FinetuneSettings(LabelledSettings, OneModelTrainingSettings):
 
     Attributes:
         model: Folder or hub id of an encoder: of this package, or any of transformers that can classify sequences.
-        train_file: Files, folders or globs (.csv .tsv .jsonl .parquet) to learn from.
-        validation_file: The same to measure on; without any, a part of the training texts is held out.
-        validation_fraction: Share of the training texts held out.
-        split_seed: Seed of the choice of these texts.
-        max_train_samples: Most texts to learn from, drawn at random; default: all.
-        max_eval_samples: The same to measure on.
-        max_length: Longest input in tokens, longer ones are cut; default: the longest that the model takes.
-        cache_dir: Where tokenised text is kept; default: linformer_kit in $XDG_CACHE_HOME or ~/.cache.
-        class_weight: `balanced` weighs each class by how rare it is in the training texts.
+        train_file: Training files, folders or globs (.csv .tsv .jsonl .parquet).
+        validation_file: Validation files, folders or globs; default: a part of the training texts is held out.
+        validation_fraction: Share of the training texts held out for validation.
+        split_seed: Seed of the validation split.
+        max_train_samples: Maximum number of training texts, drawn at random; default: all.
+        max_eval_samples: Maximum number of validation texts, drawn at random; default: all.
+        max_length: Maximum input length in tokens, longer texts are truncated; default: the model's maximum.
+        cache_dir: Folder of the cache of tokenised text; default: linformer_kit in $XDG_CACHE_HOME or ~/.cache.
+        class_weight: `balanced` weights each class by its inverse frequency in the training texts.
         label_smoothing_factor: Share of each target that is spread evenly over all classes.
-        num_train_epochs: Passes over the training texts.
-        max_steps: Updates instead of passes; default: by num_train_epochs.
-        warmup_steps: Updates of linear warm-up, or, below 1, their share of all.
-        eval_steps: Updates between evaluations, and checkpoints; default: after each pass.
-        early_stopping_patience: Evaluations without a better metric after which training ends; default: it does not.
-        metric_for_best_model: What the best checkpoint is best at; default: the task's, or accuracy, or micro_f1 where
-            a text may have several classes.
-        seeds: Seeds of heads, order and dropout, one training each.
+        num_train_epochs: Epochs: passes over the training texts.
+        max_steps: Number of updates; overrides num_train_epochs.
+        warmup_steps: Updates of linear warm-up; below 1: a share of all updates.
+        eval_steps: Updates between evaluations and checkpoints; default: once per epoch.
+        early_stopping_patience: Stop after this many evaluations without a better metric; default: no early stopping.
+        metric_for_best_model: Metric that selects the best checkpoint; default: the task's, else accuracy, or micro_f1
+            for multi-label texts.
+        seeds: Seeds of the head's weights, the order and dropout; one training for each.
     """
 
     model: str
@@ -86,13 +85,13 @@ class FinetuneSettings(LabelledSettings, OneModelTrainingSettings):
 
 @dataclass(kw_only=True)
 class ClassifierSettings:
-    """A classifier, and how it reads.
+    """A classifier and its inputs.
 
     Attributes:
         model: Folder or hub id of a classifier.
-        max_length: Longest input in tokens; default: that of the fine-tuning.
-        stride: Tokens that successive windows over a longer text share; default: longer texts are cut.
-        threshold: Least probability of a class that is answered, where a text may have several.
+        max_length: Maximum input length in tokens; default: that of the fine-tuning.
+        stride: Overlap in tokens of successive windows over longer texts; default: longer texts are truncated.
+        threshold: Minimum probability to predict a class (multi-label only).
         batch_size: Windows per forward pass.
         bf16: Mixed precision; `auto` where the processor has bf16 instructions.
     """
@@ -107,12 +106,12 @@ class ClassifierSettings:
 
 @dataclass(kw_only=True)
 class EvaluateSettings(LabelledSettings, ClassifierSettings):
-    """What a classifier gets right.
+    """Evaluation of a classifier on labelled texts.
 
     Attributes:
-        validation_file: Files, folders or globs of texts with classes.
-        split: Split of a data set of the hub; default: validation, or the task's.
-        max_eval_samples: Most texts to measure on, drawn at random; default: all.
+        validation_file: Files, folders or globs of labelled texts (.csv .tsv .jsonl .parquet).
+        split: Split of a data set of the hub; default: the task's, else validation.
+        max_eval_samples: Maximum number of texts to evaluate, drawn at random; default: all.
         output_dir: New folder for metrics, confusion matrix and the worst mistakes; default: only print.
     """
 
@@ -124,15 +123,15 @@ class EvaluateSettings(LabelledSettings, ClassifierSettings):
 
 @dataclass(kw_only=True)
 class PredictSettings(ClassifierSettings):
-    """The classes of new texts.
+    """Prediction of the classes of new texts.
 
     Attributes:
-        file: File with texts: a table (.csv .tsv .jsonl .parquet), or .txt with one on each line.
-        output: File for the answers, JSON Lines; default: standard output.
+        file: File with texts: a table (.csv .tsv .jsonl .parquet), or .txt with one text per line.
+        output: File for the predictions, JSON Lines; default: standard output.
         text_column: Column of the text; default: that of the fine-tuning, else `text`.
-        text_pair_column: Column of a second text; default: that of the fine-tuning.
-        resume: Go on after the last whole line of output.
-        overwrite: Start anew in an output that is there.
+        text_pair_column: Column of the second text; default: that of the fine-tuning.
+        resume: Resume after the last complete line of output.
+        overwrite: Overwrite an existing output.
     """
 
     file: str

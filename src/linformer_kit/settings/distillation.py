@@ -1,4 +1,4 @@
-"""What a linear student learns from its full-attention teacher, and how."""
+"""Settings of linearisation and of the distillation of a full-attention teacher into a linear student."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,18 +9,18 @@ from linformer_kit.settings.training import TrainingSettings
 
 @dataclass(kw_only=True)
 class LinearizeSettings:
-    """How an encoder of transformers becomes linear.
+    """Linearisation: how the attention of an encoder of transformers is replaced.
 
     Attributes:
-        projected_dim: k; or one for each layer, or a list of one for each head for each layer; default: 128, or the
-            longest sequence if that is less.
-        sharing: Which E and F are one and the same.
-        projection: The map of n positions to k slots.
-        projection_initializer: Start of E and F where `projection` is `linear`.
-        shorter_input: What texts shorter than n use: E and windows resampled to their length (`stretch`), so that texts
-            of up to k tokens change little, or the first columns and windows (`prefix`).
-        max_position_embeddings: Longest sequence; default: that of the model.
-        resize_mode: How positions for another one come about: repeated (`extend`) or stretched (`interpolate`).
+        projected_dim: k; or a list with one k per layer, or with a list of one k per head for each layer; default: 128,
+            at most n.
+        sharing: Which of the matrices E and F are shared.
+        projection: Kind of projection of n positions to k slots.
+        projection_initializer: Initialisation of E and F where `projection` is `linear`.
+        shorter_input: Inputs shorter than n use E and pooling windows resampled to their length (`stretch`; inputs of
+            up to k tokens then change little), or the first columns and windows (`prefix`).
+        max_position_embeddings: n, the maximum sequence length in tokens; default: that of the model.
+        resize_mode: How position embeddings are resized to n: repeated (`extend`) or interpolated (`interpolate`).
     """
 
     projected_dim: int | list[int] | list[list[int]] | None = None
@@ -34,40 +34,40 @@ class LinearizeSettings:
 
 @dataclass(kw_only=True)
 class DistillSettings(LinearizeSettings, TrainingSettings):
-    """Teach a linear student what its full-attention teacher does.
+    """Distillation of a full-attention teacher into a linear student.
 
     Attributes:
-        teacher: Folder or hub id of an encoder: a masked language model, a classifier of texts or tokens, one that
-            answers questions, or a bare one.
-        student: Folder of a linear student to go on with; default: the teacher, linearised.
-        student_layers: Layers of the student, fewer than the teacher's, taken from it at even distances; default: all.
-        text: Files, folders or globs (.txt .py .md .jsonl .csv .tsv .parquet); without any, the Python standard
-            library's own source.
-        validation_text: The same for validation; without any, a part of the texts is held out.
-        text_column: Column that holds the text of .jsonl, .csv, .tsv and .parquet.
-        text_pair_column: Column of a second text, where inputs are pairs.
-        document: What one text is in a .txt file; `auto` is `wikitext` where the file starts with such a heading, else
-            the whole `file`.
-        packing: Cut texts to inputs of whole sentences, half of them n tokens long, the others of all lengths, or take
-            each text as an input of its own; default: cut, but not for classifiers of texts and for pairs.
+        teacher: Folder or hub id of an encoder: a masked language model, a text or token classifier, a question
+            answering model, or an encoder without a head.
+        student: Folder of an existing linear student to train further; default: the teacher, linearised.
+        student_layers: Number of layers of the student, taken from the teacher at even intervals; default: all.
+        text: Training files, folders or globs (.txt .py .md .jsonl .csv .tsv .parquet); default: the source of the
+            Python standard library.
+        validation_text: Validation files, folders or globs; default: a part of the texts is held out.
+        text_column: Text column of .jsonl, .csv, .tsv and .parquet files.
+        text_pair_column: Column of the second text, where inputs are pairs.
+        document: How .txt files are split into documents; `auto`: `wikitext` if the file starts with a WikiText
+            heading, else `file`.
+        packing: Cut documents into passages of whole sentences, half of the batches with n tokens, the others with
+            random lengths; false: each text is one input; default: false for text classifiers and pairs, else true.
         validation_fraction: Share of the texts held out for validation.
-        max_eval_samples: Inputs to measure on.
-        cache_dir: Where read text is kept; default: linformer_kit in $XDG_CACHE_HOME or ~/.cache.
-        max_steps: Updates.
-        layerwise_steps: Updates at the start in which each layer learns on its own, from what its teacher takes in;
-            default: a quarter of all.
-        joint_learning_rate_factor: Learning rate once all learn together, as a multiple of learning_rate; either part
-            has a warm-up and falls to 0.
-        hidden_weight: What the error of the hidden states after each layer counts.
-        attention_weight: What the error of what attention gives out counts.
-        output_weight: What the error at the end counts: Kullback-Leibler divergence of the answers where there is a
-            head, else cosine distance of mean embeddings.
-        temperature: Of the answers.
-        mlm_probability: Share of the tokens that are hidden where the teacher is a masked language model.
+        max_eval_samples: Maximum number of validation inputs.
+        cache_dir: Folder of the cache of text; default: linformer_kit in $XDG_CACHE_HOME or ~/.cache.
+        max_steps: Number of updates.
+        layerwise_steps: Updates at the start in which each layer is trained separately, on the inputs of the teacher's
+            layer; default: a quarter of max_steps.
+        joint_learning_rate_factor: Learning rate of the joint phase after layerwise_steps, as a multiple of
+            learning_rate; each phase has its own warm-up and decay to 0.
+        hidden_weight: Weight of the loss on the hidden states after each layer.
+        attention_weight: Weight of the loss on the attention outputs.
+        output_weight: Weight of the loss on the outputs: Kullback-Leibler divergence of the predictions, or, without a
+            head, cosine distance of the mean embeddings.
+        temperature: Softmax temperature of the output loss.
+        mlm_probability: Share of the tokens to mask where the teacher is a masked language model.
         warmup_steps: Updates of linear warm-up.
         eval_steps: Updates between evaluations.
         save_steps: Updates between checkpoints.
-        seed: Seed of everything that is drawn.
+        seed: Seed of all random numbers.
     """
 
     teacher: str

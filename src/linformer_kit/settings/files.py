@@ -1,4 +1,4 @@
-"""How a YAML file of settings is read, and whether a name means a folder."""
+"""YAML files of settings, and the names of files and models that results record."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ import yaml
 
 from linformer_kit.errors import InputError
 
-# More than any settings have; anchors make billions of a few lines.
+# More than any settings have; YAML anchors can expand a few lines to billions of values.
 _MOST_VALUES = 100_000
-# Settings that name files, models, and places for results and caches.
+# Settings that name files, models, and folders for results and caches.
 _FILES = ("train_file", "validation_file", "text", "validation_text")
 _MODELS = ("model", "from_model", "tokenizer", "teacher", "student")
 _PLACES = ("output_dir", "cache_dir", "data_dir")
 
 
 def names_folder(name: str) -> bool:
-    """Whether what stands for a model means a folder, there or not, and not an id of the hub."""
+    """Whether the name of a model is a local path, existing or not, rather than an id of the hub."""
     return os.path.isdir(name) or name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1
 
 
 def recorded_name(model: str) -> str:
-    """A model as it stands in results: a folder without those above it, which mean nothing on another machine."""
+    """The name of a model for results: of a local path only the last component, since paths differ by machine."""
     return Path(model).name if Path(model).exists() else model
 
 
 def names_only(files: Any) -> Any:
-    """Files without their folders, which mean nothing on another machine; all else as it is."""
+    """File names without their folders, since paths differ by machine; other values unchanged."""
     if isinstance(files, str):
         return Path(files).name
     return [names_only(each) for each in files] if isinstance(files, list) else files
 
 
 def portable(settings: Any) -> dict[str, Any]:
-    """Settings as they stand in results: files and models by their names alone, and no places of this machine."""
+    """Settings for results: files and models by name only, without output, cache and data folders."""
     named = dataclasses.asdict(settings)
     for name in _FILES:
         if name in named:
@@ -51,10 +51,10 @@ def portable(settings: Any) -> dict[str, Any]:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The content of a file of settings, checked: the parser's own messages name no file.
+    """Read and check a YAML file of settings. Errors name the file, which the parser's own messages do not.
 
     Raises:
-        InputError: in one line, for a file that is missing or is no YAML of names and values.
+        InputError: if the file is missing or is not a YAML mapping of setting names to values.
     """
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -63,7 +63,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise InputError(f"config: expected a YAML file, got {path}, which does not exist") from None
     except RecursionError:
         raise InputError(f"{path}: expected YAML, got lists or names that nest too deeply") from None
-    except Exception as error:  # the parser raises whatever comes for dates and numbers that are none
+    except Exception as error:  # for invalid dates and numbers the parser raises errors of any type
         mark = getattr(error, "problem_mark", None)
         place = f" line {mark.line + 1}:" if mark else ""
         problem = " ".join(str(getattr(error, "problem", None) or error).split())
@@ -73,13 +73,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if len(values) > _MOST_VALUES:
         raise InputError(f"{path}: expected at most {_MOST_VALUES:,} values, got more, by anchors perhaps")
     for name in itertools.chain.from_iterable(value for value in values if isinstance(value, dict)):
-        if not isinstance(name, str) or name.startswith("__"):  # the parser takes `__path__` as a note to itself
+        if not isinstance(name, str) or name.startswith("__"):  # the argument parser reserves `__path__`
             raise InputError(f"{path}: expected names of settings, got {name!r}")
     return content
 
 
 def _values(content: Any) -> Iterator[Any]:
-    """Every value at every depth; without end where an anchor holds itself."""
+    """Every value at every depth; infinite where an anchor contains itself."""
     yield content
     for item in content.values() if isinstance(content, dict) else content if isinstance(content, list) else ():
         yield from _values(item)

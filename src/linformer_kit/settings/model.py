@@ -1,4 +1,4 @@
-"""The architecture: the fields of `LinformerConfig`, and the words that they take."""
+"""The architecture: the fields of `LinformerConfig` and their allowed values."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -22,7 +22,7 @@ ProjectionInitializer = Literal[
 ]
 
 
-IGNORED_LABEL = -100  # a position without a target, in data and models alike; what losses of torch skip
+IGNORED_LABEL = -100  # a position without a target, in data and models; torch's losses ignore it
 
 
 @dataclass(kw_only=True)
@@ -31,39 +31,39 @@ class ModelSettings:
 
     Attributes:
         vocab_size: Number of tokens in the vocabulary; `pretrain` trains a tokenizer of this size.
-        max_position_embeddings: n, the longest sequence in tokens.
-        projected_dim: k, the length of the projected keys and values; or a list of one for each layer, or of a list
-            of one for each head for each layer.
-        sharing: Which matrices E and F are one and the same (section 4 of the paper).
-        projection: The map of n positions to k slots.
-        projection_initializer: Start of E and F where `projection` is `linear` (`projection.starts`, docs/learning.md).
-        shorter_input: What texts shorter than n use: the first columns of E and the first windows (`prefix`), or E and
-            windows resampled to their length (`stretch`).
-        attention: `full` is the Transformer of equal size, the baseline of every comparison.
+        max_position_embeddings: n, the maximum sequence length in tokens.
+        projected_dim: k, the length of the projected keys and values; or a list with one k per layer, or with a list
+            of one k per head for each layer.
+        sharing: Which of the matrices E and F are shared (section 4 of the paper).
+        projection: Kind of projection of n positions to k slots.
+        projection_initializer: Initialisation of E and F where `projection` is `linear` (docs/learning.md).
+        shorter_input: Inputs shorter than n use the first columns of E and the first pooling windows (`prefix`), or E
+            and windows resampled to their length (`stretch`).
+        attention: `linformer`, or `full`: the Transformer of equal size, the baseline of every comparison.
         bias_order: Whether the biases of keys and values are added before E and F or, as fairseq does, after.
         hidden_size: d_m, the width of the model.
         num_hidden_layers: Number of layers.
-        num_attention_heads: h, heads in a layer; divides hidden_size.
+        num_attention_heads: h, the number of heads per layer; must divide hidden_size.
         intermediate_size: Width of the feed-forward layer.
         hidden_act: Activation of the feed-forward layer.
         hidden_dropout_prob: Dropout after embeddings, attention and feed-forward.
         attention_probs_dropout_prob: Dropout on the context mapping.
-        classifier_dropout: Dropout in the classification heads; hidden_dropout_prob if not given.
-        type_vocab_size: Number of token types; 0 means that there are none.
+        classifier_dropout: Dropout in the classification heads; default: hidden_dropout_prob.
+        type_vocab_size: Number of token types; 0: no token types.
         position_offset: Unused rows at the start of the position table (2 in RoBERTa and fairseq checkpoints).
-        initializer_range: Standard deviation of the start of embeddings and linear maps, but not of E and F.
-        linear_initializer: Start of the linear maps: `normal` with initializer_range, as in BERT and RoBERTa, or
-            `lecun_normal` with 1/√inputs, without which narrow models hardly learn (docs/log.md). Never of the decoder.
-        local_convolution: Tokens that a depthwise convolution beside each attention sees, an odd number; 0: there is
-            none, as in the paper. Slots mix their tokens, so this is how a token tells its neighbours apart, at little
-            cost (docs/learning.md).
-        norm_first: Whether LayerNorm stands before attention and feed-forward (pre-norm) and once more at the end,
-            instead of after each residual (post-norm, as in BERT and RoBERTa); learns earlier (docs/learning.md).
+        initializer_range: Standard deviation of the initial embeddings and linear layers, except E and F.
+        linear_initializer: Initialisation of the linear layers except the decoder: `normal` with standard deviation
+            initializer_range, as in BERT and RoBERTa, or `lecun_normal` with 1/√inputs, which narrow models need
+            (docs/log.md).
+        local_convolution: Kernel size, an odd number, of a depthwise convolution parallel to each attention; 0: no
+            convolution, as in the paper. It adds the local order of tokens, which slots mix (docs/learning.md).
+        norm_first: Apply LayerNorm before attention and feed-forward, and once at the end (pre-norm), instead of after
+            each residual connection (post-norm, as in BERT and RoBERTa). Pre-norm learns faster (docs/learning.md).
         layer_norm_eps: Epsilon of the layer norms.
-        pad_token_id: Token that fills up short sequences.
-        bos_token_id: Token at the start of a sequence.
-        eos_token_id: Token at the end of a document.
-        tie_word_embeddings: Whether the masked-language-model head uses the word embeddings.
+        pad_token_id: Id of the padding token.
+        bos_token_id: Id of the token at the start of a sequence.
+        eos_token_id: Id of the token at the end of a document.
+        tie_word_embeddings: Tie the weights of the masked-language-model head to the word embeddings.
     """
 
     vocab_size: int = 50265

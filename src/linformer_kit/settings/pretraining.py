@@ -1,4 +1,4 @@
-"""What to pretrain on, and how."""
+"""Settings of the training text and of masked-language-model pretraining."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,21 +9,21 @@ from linformer_kit.settings.training import OneModelTrainingSettings
 
 @dataclass(kw_only=True)
 class CorpusSettings:
-    """The text to learn from.
+    """Text for training and validation.
 
     Attributes:
-        train_file: Files, folders or globs (.txt .py .md .jsonl .csv .tsv .parquet); without any, the Python
-            standard library's own source.
-        validation_file: The same for validation; without any, a part of the training documents is held out.
-        dataset_name: Data set on the Hugging Face hub, streamed, instead of train_file.
+        train_file: Training files, folders or globs (.txt .py .md .jsonl .csv .tsv .parquet); default: the source of
+            the Python standard library.
+        validation_file: Validation files, folders or globs; default: a part of the training documents is held out.
+        dataset_name: Data set on the Hugging Face hub, instead of train_file.
         dataset_config_name: Configuration of that data set.
-        text_column: Column that holds the text of .jsonl, .csv, .tsv, .parquet and hub data.
-        document: What one document is in a .txt file; `auto` is `wikitext` where the file starts with such a
-            heading, else the whole `file`.
+        text_column: Text column of .jsonl, .csv, .tsv, .parquet and hub data.
+        document: How .txt files are split into documents; `auto`: `wikitext` if the file starts with a WikiText
+            heading, else `file`.
         validation_fraction: Share of the documents held out for validation.
-        split_seed: Seed of the choice of these documents; default: seed.
-        streaming: Read and tokenise while training and cache nothing; default: only for hub data.
-        cache_dir: Where tokenised text is kept; default: linformer_kit in $XDG_CACHE_HOME or ~/.cache.
+        split_seed: Seed of the validation split; default: seed.
+        streaming: Read and tokenise text during training, without a cache; default: only for hub data.
+        cache_dir: Folder of the cache of tokenised text; default: linformer_kit in $XDG_CACHE_HOME or ~/.cache.
     """
 
     train_file: list[str] | None = None
@@ -44,20 +44,20 @@ class PretrainSettings(CorpusSettings, OneModelTrainingSettings):
 
     Attributes:
         model: The architecture.
-        from_model: Folder or hub id of a masked language model of this package to go on from, with its architecture
-            and tokenizer; `model` and `tokenizer` do not count then.
-        tokenizer: Folder or hub id of an existing tokenizer; without one, a byte-level BPE is trained on the corpus.
-        mlm_probability: Share of the tokens to predict; of these 80 % become <mask>, 10 % another token, 10 % stay.
-        max_steps: Updates.
+        from_model: Folder or hub id of a masked language model of this package to train further, with its architecture
+            and tokenizer (`model` and `tokenizer` are ignored); default: a new model.
+        tokenizer: Folder or hub id of an existing tokenizer; default: a byte-level BPE trained on the corpus.
+        mlm_probability: Share of the tokens to predict; of these 80 % become <mask>, 10 % a random token, 10 % stay.
+        max_steps: Number of updates.
         warmup_steps: Updates of linear warm-up.
-        elastic_projected_dims: Numbers of slots of which each update draws one, so that the model can be run with any
-            of them (`set_projected_dim`); default: projected_dim alone.
+        elastic_projected_dims: Values of k of which each update draws one, so that the model runs with any of them
+            (`set_projected_dim`); default: projected_dim only.
         eval_steps: Updates between evaluations.
         save_steps: Updates between checkpoints.
-        load_best_model_at_end: Keep the checkpoint of the lowest validation loss, and end with its weights; needs
+        load_best_model_at_end: Keep the checkpoint with the lowest validation loss and load it at the end; needs
             save_steps equal to eval_steps.
-        seed: Seed of everything that is drawn.
-        compare_full: Train an equal model with full attention too and put its results beside.
+        seed: Seed of all random numbers.
+        compare_full: Also train an equal model with full attention, and compare the results.
     """
 
     model: ModelSettings

@@ -1,4 +1,4 @@
-"""How to train, whatever it is."""
+"""Settings that all trainings share, and their checks."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -37,15 +37,15 @@ _BELOW_ONE = ("adam_beta1", "adam_beta2", "label_smoothing_factor")
 
 @dataclass(kw_only=True)
 class TrainingSettings:
-    """A training; names as in transformers' TrainingArguments where it has the setting too.
+    """Settings of any training; named as in transformers' TrainingArguments where it has the setting too.
 
     Attributes:
-        output_dir: Where the model and all results go; default: a new folder below runs/.
+        output_dir: Folder for the model, checkpoints and results; default: a new folder below runs/.
         per_device_train_batch_size: Sequences per device and forward pass.
-        per_device_eval_batch_size: The same in evaluation.
+        per_device_eval_batch_size: Sequences per device and forward pass in evaluation.
         gradient_accumulation_steps: Forward passes per update.
         learning_rate: Highest learning rate, reached at the end of the warm-up.
-        weight_decay: AdamW's weight decay; biases and LayerNorms have none.
+        weight_decay: AdamW's weight decay; not applied to biases and LayerNorms.
         adam_beta1: AdamW's decay of the first moment.
         adam_beta2: AdamW's decay of the second moment.
         adam_epsilon: AdamW's epsilon.
@@ -53,20 +53,20 @@ class TrainingSettings:
         projection_weight_decay: Weight decay of E and F; default: weight_decay.
         max_grad_norm: Clip the gradient norm to this value; 0: no clipping.
         max_skipped_updates: Number of non-finite updates to skip before stopping.
-        save_total_limit: Checkpoints kept.
-        logging_steps: Updates between lines of the log.
+        save_total_limit: Maximum number of checkpoints to keep; older ones are removed.
+        logging_steps: Updates between log lines.
         bf16: Mixed precision with bfloat16; `auto` where the processor has bf16 instructions.
         fp16: Mixed precision with float16 and loss scaling, instead of bf16.
         torch_compile: Compile the model with torch.compile.
         fully_shard: Shard parameters, gradients and AdamW's moments over the processes (FSDP2); needs torchrun.
         full_determinism: Use deterministic kernels only; slower.
         use_cpu: Train on the CPU even where there is an accelerator.
-        dataloader_num_workers: Processes that prepare batches beside the training.
-        ddp_timeout: Seconds after which a process that waits for another one gives up.
+        dataloader_num_workers: Number of worker processes that prepare batches.
+        ddp_timeout: Timeout in seconds of communication between processes.
         report_to: Experiment trackers of accelerate, separated by commas: tensorboard, wandb, mlflow, comet_ml, …, or
             none.
-        resume: Continue in output_dir from its newest whole checkpoint, from the start if there is none.
-        overwrite: Start anew in an output_dir that already holds a run.
+        resume: Resume from the newest intact checkpoint in output_dir, or start from the beginning if there is none.
+        overwrite: Delete the run in output_dir and start again.
     """
 
     output_dir: str | None = None
@@ -102,10 +102,11 @@ class OneModelTrainingSettings(TrainingSettings):
     """A training of one model, without a teacher.
 
     Attributes:
-        lr_scheduler_type: Learning rate after the warm-up: falling to 0 along a line or a cosine, or constant.
-        resize_to: Longest sequence that a model of this package is resized to before, in tokens; default: its own.
-        resize_mode: How it is resized: E, F and positions stretched (`interpolate`) or repeated (`extend`; texts of the
-            old length then give the same outputs). Stretched ones train better (docs/learning.md).
+        lr_scheduler_type: Learning rate after the warm-up: linear or cosine decay to 0, or constant.
+        resize_to: Resize a model of this package to this maximum sequence length before training, in tokens; default:
+            no resizing.
+        resize_mode: How E, F and position embeddings are resized: interpolated (`interpolate`), which trains better
+            (docs/learning.md), or repeated (`extend`), which keeps the outputs of texts of the old length.
         activation_checkpointing: Recompute activations in the backward pass, to save memory.
     """
 
@@ -116,10 +117,10 @@ class OneModelTrainingSettings(TrainingSettings):
 
 
 def check_training(settings: TrainingSettings) -> None:
-    """Raise an error for numbers that no training can have.
+    """Raise an error for settings out of range.
 
     Raises:
-        InputError: that names the setting, what was expected and what was got.
+        InputError: with the name of the setting, the expected range and the value.
     """
     for names, least in ((_AT_LEAST_ONE, 1), (_AT_LEAST_ZERO, 0)):
         for name in names:

@@ -1,4 +1,4 @@
-"""The settings of commands that use a model or make one of another."""
+"""Settings of the commands that use, convert, export or analyse a model."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -8,12 +8,12 @@ from linformer_kit.settings.model import Attention, Projection, ResizeMode, Shar
 
 @dataclass(kw_only=True)
 class FillMaskSettings:
-    """Guesses for the <mask> tokens of a text.
+    """Predictions for the <mask> tokens of a text.
 
     Attributes:
         model: Folder or hub id of a masked language model.
         text: Text with one or more <mask> tokens.
-        top_k: Guesses for each.
+        top_k: Number of predictions per <mask> token.
         json: Print JSON instead of a table.
     """
 
@@ -25,24 +25,26 @@ class FillMaskSettings:
 
 @dataclass(kw_only=True)
 class ConvertSettings:
-    """A foreign checkpoint as a Linformer.
+    """Conversion of a checkpoint to a Linformer.
 
     Attributes:
-        source: Folder or hub id of a RoBERTa or BERT, also one that was made linear in place, or file of a fairseq
-            Linformer or RoBERTa (.pt); in place, of any encoder that goes through transformers' attention interface.
+        source: Folder or hub id of a RoBERTa or BERT (or of one linearised with in_place), or a fairseq Linformer or
+            RoBERTa file (.pt); with in_place: any encoder that uses transformers' attention interface.
         out: New folder for the Linformer and its tokenizer.
-        in_place: Keep the model's own class and change its attention alone, instead of a model of this package, which
-            multiplies in a cheaper order.
-        projected_dim: k of new E and F; default: 128, or the longest sequence if that is less. Not for fairseq.
-        sharing: Which new E and F are one and the same; default: headwise. Not for fairseq.
-        projection: The map of n positions to k slots; default: linear. Not for fairseq.
-        shorter_input: What texts shorter than n use; default: prefix, in place stretch. Not for fairseq.
-        attention: `full` converts to the Transformer that the source is; default: linformer. Not for fairseq.
-        max_position_embeddings: Longest sequence of the result; default: that of the source.
-        resize_mode: How a longer or shorter n comes about: positions repeated (`extend`) or stretched (`interpolate`).
-        num_attention_heads: Heads in a layer, where a fairseq file does not say.
-        classification_head: Name of the head of a fairseq file to take instead of the masked language model's.
-        tokenizer: Folder or hub id of the tokenizer, where the source has none.
+        in_place: Keep the model's class and replace only its attention; false: make a model of this package, which is
+            faster.
+        projected_dim: k of the new E and F; default: 128, at most n. Not for fairseq.
+        sharing: Which of the new matrices E and F are shared; default: headwise. Not for fairseq.
+        projection: Kind of projection of n positions to k slots; default: linear. Not for fairseq.
+        shorter_input: Which columns and windows inputs shorter than n use, the first (`prefix`) or resampled ones
+            (`stretch`); default: prefix, with in_place stretch. Not for fairseq.
+        attention: `full` keeps full attention; default: linformer. Not for fairseq.
+        max_position_embeddings: n, the maximum sequence length of the result; default: that of the source.
+        resize_mode: How position embeddings are resized to n: repeated (`extend`) or interpolated (`interpolate`).
+        num_attention_heads: Heads per layer, if the fairseq file does not contain their number.
+        classification_head: Name of a classification head of the fairseq file to convert, instead of the masked
+            language model's.
+        tokenizer: Folder or hub id of the tokenizer, if the source has none.
     """
 
     source: str
@@ -62,20 +64,20 @@ class ConvertSettings:
 
 @dataclass(kw_only=True)
 class ExportSettings:
-    """A model for where it is served.
+    """Export of a model for deployment.
 
     Attributes:
-        model: Folder or hub id of an encoder: of this package or any of transformers, bare or with a head.
+        model: Folder or hub id of an encoder of this package or of transformers, with or without a head.
         out: New folder for the exported model and its tokenizer.
-        format: `onnx` for ONNX Runtime, one file; `torch` for transformers, with int8 weights only.
-        int8: Make weights of linear layers 8-bit integers, and their inputs as they come.
-        validation_file: File of texts (.txt .csv .tsv .jsonl .parquet) on which to measure what int8 loses; with
-            classes for a classifier.
+        format: `onnx`: one file for ONNX Runtime; `torch`: a model for transformers, only with int8.
+        int8: Quantise linear layers to int8: weights statically, activations dynamically.
+        validation_file: File of texts (.txt .csv .tsv .jsonl .parquet), labelled for a classifier, on which the loss
+            of accuracy by int8 is measured.
         text_column: Column of the text; default: that of the fine-tuning, else `text`.
-        text_pair_column: Column of a second text; default: that of the fine-tuning.
+        text_pair_column: Column of the second text; default: that of the fine-tuning.
         label_column: Column of the class; default: that of the fine-tuning, else `label`.
-        max_eval_samples: Most texts to measure on; default: all.
-        benchmark: Measure the time of PyTorch and of what was exported, at 512 tokens and at the longest.
+        max_eval_samples: Maximum number of texts to measure on; default: all.
+        benchmark: Measure the time of PyTorch and of the exported model, at 512 tokens and at the maximum length.
     """
 
     model: str
@@ -92,16 +94,16 @@ class ExportSettings:
 
 @dataclass(kw_only=True)
 class InspectSettings:
-    """A look inside a model.
+    """Figures and numbers of a model's attention and projections.
 
     Attributes:
         model: Folder or hub id of a Linformer.
-        output_dir: New folder for pictures and numbers.
+        output_dir: New folder for figures and numbers.
         text: Text to run the model on; default: the source of Python's argparse.
         text_file: File with the text, UTF-8.
-        max_tokens: Tokens of the text to use; default: as many as the model takes.
-        layers: Layers to draw, from 0; default: up to four, evenly spread.
-        heads: Heads to draw, from 0; default: up to four, evenly spread.
+        max_tokens: Maximum number of tokens of the text to use; default: the model's maximum.
+        layers: Layers to plot, counted from 0; default: up to four, evenly spaced.
+        heads: Heads to plot, counted from 0; default: up to four, evenly spaced.
     """
 
     model: str
@@ -118,13 +120,13 @@ class SequenceSettings:
     """The text that an analysis runs a model on.
 
     Attributes:
-        text: Files, folders or globs (.txt .py .md .jsonl .csv .tsv .parquet); without any, the Python standard
-            library's own source.
-        text_column: Column that holds the text of .jsonl, .csv, .tsv and .parquet.
-        document: What one text is in a .txt file; `auto` is `wikitext` where the file starts with such a heading, else
-            the whole `file`.
-        seq_len: n, tokens in a sequence; default: 512, or as many as the model takes.
-        samples: How many sequences, taken from all files in turn.
+        text: Files, folders or globs (.txt .py .md .jsonl .csv .tsv .parquet); default: the source of the Python
+            standard library.
+        text_column: Text column of .jsonl, .csv, .tsv and .parquet files.
+        document: How .txt files are split into documents; `auto`: `wikitext` if the file starts with a WikiText
+            heading, else `file`.
+        seq_len: n, tokens per sequence; default: 512, or the model's maximum.
+        samples: Number of sequences, taken from all files in turn.
         output_dir: New folder for the results; default: a new folder below runs/.
     """
 
@@ -138,22 +140,25 @@ class SequenceSettings:
 
 @dataclass(kw_only=True)
 class SpectrumSettings(SequenceSettings):
-    """How fast the singular values of attention fall.
+    """Singular values of the attention matrices (figure 1 of the paper).
 
     Attributes:
-        model: Folder or hub id of an encoder, or a spectrum.json, which is drawn again instead.
-        packing: Join texts and cut them to sequences of n tokens; without it each text is a sequence of its own.
-        at: Singular values whose share the heat map shows; default: a quarter of all, 128 of 512 as in the paper.
-        leading: Seek only so many of the largest singular values, by a randomised decomposition; default: all, exactly.
-        untrained: Draw the weights of the model anew, to see what training has changed.
-        seed: Seed of these weights.
+        model: Folder or hub id of an encoder, or an existing spectrum.json to plot again.
+        packing: Join texts and cut them into sequences of n tokens; false: each text is one sequence.
+        at: Number of singular values whose cumulative share the heat map shows; default: a quarter of n, 128 of 512 as
+            in the paper.
+        leading: Compute only this many of the largest singular values, by a randomised decomposition; default: all,
+            exactly.
+        untrained: Initialise the weights at random, to compare with the trained ones.
+        seed: Seed of the random weights.
         choose: Write `projected_dims.yaml`, k for each layer and head, for `linformer pretrain --config`.
-        energy: The least k that keeps this share of the singular values in each head; default: 0.9, without a budget.
-        budget: The slots of all heads of all layers together, instead of energy.
-        choose_for: What a budget is spent on: the most energy in `total` (default), or for the head that has the
-            `least`.
-        choose_by: k for each `head`, or the same for all heads of a `layer`; default: head.
-        multiple_of: What each k is a multiple of; default: 1.
+        energy: Choose the smallest k that keeps this share of the sum of the singular values in each head; default:
+            0.9, without a budget.
+        budget: Total number of slots of all heads and layers, instead of energy.
+        choose_for: What a budget maximises: the energy of all heads in `total`, or that of the head with the `least`;
+            default: total.
+        choose_by: Choose k for each `head`, or one for all heads of a `layer`; default: head.
+        multiple_of: Round each k to a multiple of this; default: 1.
     """
 
     model: str
@@ -172,20 +177,20 @@ class SpectrumSettings(SequenceSettings):
 
 @dataclass(kw_only=True)
 class TheoremsSettings(SequenceSettings):
-    """Theorems 1 and 2 as experiments.
+    """Numerical experiments on theorems 1 and 2 of the paper.
 
     Attributes:
-        model: Folder or hub id of an encoder with full attention, to try them on its attention too.
-        samples: Sequences that everything is tried on, with a model.
-        fit_samples: Further sequences that E and F are fitted to before.
-        layers: Layers of the model, from 0; default: the first, the middle and the last.
-        lengths: n of random attention.
+        model: Folder or hub id of an encoder with full attention, whose attention is measured too; default: only
+            random attention.
+        samples: Number of sequences to measure, with a model.
+        fit_samples: Number of other sequences to which E and F are fitted.
+        layers: Layers of the model, counted from 0; default: the first, the middle and the last.
+        lengths: Values of n for random attention.
         head_dim: d of random attention.
-        epsilons: ε, the relative errors that the theorems promise.
-        draws: How often R is drawn for each random matrix; a quarter of it for each of the model's, and where k is
-            above n.
-        fit_steps: Updates of this fit; 0: none, and no such curve.
-        seed: Seed of all that is drawn.
+        epsilons: Values of ε, the relative error bound of the theorems.
+        draws: Number of draws of R per random matrix; a quarter of it per matrix of the model, and where k > n.
+        fit_steps: Updates of the fit of E and F; 0: no fit.
+        seed: Seed of all random numbers.
     """
 
     model: str | None = None
