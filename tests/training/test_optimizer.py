@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
-from linformer_kit.experiments.families import FAMILIES
-from linformer_kit.experiments.families import build as build_family
 from transformers import Trainer, TrainingArguments
 
 from linformer_kit import LinformerForMaskedLM, LinformerForSequenceClassification
+from linformer_kit.experiments.quality.families import FAMILIES
+from linformer_kit.experiments.quality.families import build as build_family
 from linformer_kit.training.optimizer import adamw, learning_rate_schedule, set_learning_rate
 from tests.training.conftest import small_settings
 

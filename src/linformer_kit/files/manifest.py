@@ -84,7 +84,7 @@ def _between(path: Path, folder: Path) -> list[Path]:
 def checked_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder; it gets a manifest and then replaces `folder` by renaming.
 
-    After an error the temporary folder is removed and `folder` is unchanged. `recover` cleans up after killed processes.
+    After an error the temporary folder is removed and `folder` is unchanged. After a kill, `recover` cleans up.
     """
     part, old = _beside(folder, PART), _beside(folder, OLD)
     remove_tree(part)

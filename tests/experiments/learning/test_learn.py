@@ -285,7 +285,7 @@ def test_a_study_that_was_killed_before_its_first_result_goes_on(corpus, untrain
             learn.learn(settings)
     with pytest.raises(InputError, match="output_dir: expected a new or empty folder"):
         learn.learn(settings)
-    assert learn.learn(dataclasses.replace(settings, resume=True))[0]["complete"]
+    assert learn.learn(dataclasses.replace(settings, resume=True)).results["complete"]
 
 
 class Killed(InThisProcess):
@@ -512,7 +512,7 @@ def test_recipes_are_whole(path, tmp_path):
     """Each parses, and every training of it could start; the header says what one must know."""
     (tmp_path / "text.txt").write_text("English")
     settings = parse(["bench", "learning", "--recipe", path.stem, "--english_file", str(tmp_path)])[1]
-    learn._check(settings)
+    checks.check(settings)
     header = path.read_text().split("\ntitle:")[0]
     for word in (path.stem, "Paper:", "Hardware:", "Time:", f"linformer bench learning --recipe {path.stem}"):
         assert word in header

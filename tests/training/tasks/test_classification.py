@@ -22,6 +22,7 @@ from linformer_kit.data.inputs import FilledItems, LabelledItems, grouped_by_len
 from linformer_kit.data.tokenizer import train_tokenizer
 from linformer_kit.training.loop import Training
 from linformer_kit.training.tasks.classification import Classification, balanced_weights, classification_loss
+from tests.conftest import slow_but
 from tests.training.conftest import small_plan, small_settings
 
 HF = {

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from linformer_kit import linearize
-from linformer_kit.experiments.families import FAMILIES, build, example
+from linformer_kit.experiments.quality.families import FAMILIES, build, example
 from linformer_kit.linearized.layers import attention_layers
 from linformer_kit.training.tasks.tracing import layer_names, traced
 
