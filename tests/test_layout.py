@@ -81,6 +81,31 @@ def test_imports_point_down(path):
         assert not any(name.split(".")[0] == "transformers" for name in imports(path)), "the operator is pure torch"
 
 
+@pytest.mark.parametrize(
+    "path", [path for path, layer in modules().items() if layer == "training"], ids=lambda p: p.stem
+)
+def test_training_depends_on_no_private_name(path):
+    """Neither transformers' trainer nor a private name of a library: a later version cannot take a promise away."""
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    borrowed = [node for node in nodes if isinstance(node, ast.ImportFrom) and not node.module.startswith("linformer")]
+    for node in borrowed:
+        names = [*node.module.split("."), *(alias.name for alias in node.names)]
+        assert node.module == "__future__" or not any(name.startswith("_") for name in names), names
+        assert names[0] != "transformers" or not any(name.lower().startswith("train") for name in names), names
+    own = {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    own |= {
+        node.attr
+        for node in nodes
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    }
+    used = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    private = {name for name in used if name.startswith("_") and not name.endswith("__")}
+    assert private <= own, private - own
+
+
 def test_kernels_are_called_through_one_interface():
     """Nothing outside the folder imports a module of it."""
     inside = PACKAGE / "operator" / "kernels"
