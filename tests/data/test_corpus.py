@@ -107,6 +107,7 @@ def test_validation_file_leaves_all_training_documents(tmp_path, settings):
     assert (texts(corpus.train), texts(corpus.validation)) == (["one document\n"], ["another\n"])
 
 
+@pytest.mark.e2e
 def test_built_in_corpus(settings):
     corpus = load_corpus(settings(), seed=0)
     count = len(corpus.train) + len(corpus.validation)

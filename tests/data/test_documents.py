@@ -106,6 +106,7 @@ def test_files_folders_and_globs_together_give_each_file_once(tmp_path):
     assert [path.name for path in found] == ["[e].txt", "f.py", "b.txt", "c.jsonl", "a.MD"]
 
 
+@pytest.mark.e2e
 def test_standard_library_is_source_without_tests():
     paths = standard_library().paths
     names = {path.name for path in paths}

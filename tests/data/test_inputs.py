@@ -84,6 +84,7 @@ def test_what_texts_lose_is_counted(tokenizer, tmp_path, caplog):
     assert [record.message for record in caplog.records] == [said] * 2
 
 
+@pytest.mark.e2e
 def test_tokens_are_four_bytes_in_a_file_that_is_mapped(tokenizer, tmp_path):
     """Whoever gets the items, as data workers do, gets the file's name and no tokens."""
     items = made(examples(), tokenizer, tmp_path).items

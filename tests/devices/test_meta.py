@@ -135,6 +135,7 @@ def test_models_that_return_all_and_change_their_length(config, kind):
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("kind", ["headwise", "full"])
+@pytest.mark.e2e
 def test_heads_with_labels(config, kind, training):
     """While training, the masked language model selects no tokens here: which they are is not known."""
     ids, mask = ids_and_mask()

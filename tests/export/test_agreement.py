@@ -53,6 +53,7 @@ def test_padded_positions_do_not_count_for_tokens_and_every_number_does_for_text
     assert difference(source.exportable, inputs, ours, theirs) == pytest.approx(3)
 
 
+@pytest.mark.e2e
 def test_what_agrees_passes_with_its_figures(source):
     found = check_agreement(source, source.exportable.run)
     assert found["largest_difference"] == 0 and len(found["shapes"]) == 20
@@ -60,6 +61,7 @@ def test_what_agrees_passes_with_its_figures(source):
 
 
 @pytest.mark.parametrize("wrong", [1e-3, np.nan])
+@pytest.mark.e2e
 def test_one_wrong_number_in_one_shape_is_seen(source, wrong):
     def run(inputs):
         outputs = source.exportable.run(inputs)

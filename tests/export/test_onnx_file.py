@@ -175,6 +175,7 @@ def test_a_longer_input_names_the_limit_even_where_the_rest_is_padding(exported,
         exported[1]({"input_ids": np.full((1, LENGTH + 1), 7), "attention_mask": mask})
 
 
+@pytest.mark.e2e
 def test_files_that_take_longer_inputs_or_do_not_say_why_not_are_refused(exported):
     source = exported[0]
     with pytest.raises(InputError, match=r"^model: expected ONNX Runtime to refuse 2 x 38 tokens, got an answer$"):

@@ -49,6 +49,7 @@ def test_bad_text_for_fill_mask(model, options, message, capsys):
 
 
 @pytest.mark.parametrize("linear", [False, True])
+@pytest.mark.e2e
 def test_the_longest_text_of_a_model_whose_positions_begin_after_an_offset(linear, tmp_path, capsys):
     """RoBERTa's tables have rows that no token stands at: up to n tokens are answered, more are refused."""
     teacher = write_teacher(tmp_path / "teacher", "it 's good bad")
@@ -72,6 +73,7 @@ def test_a_reader_that_has_had_enough_is_no_error(model):
     assert (result.returncode, result.stderr) == (141, "")
 
 
+@pytest.mark.e2e
 def test_half_written_and_foreign_model_folders(model, capsys, tmp_path):
     def broken(name: str, change) -> Path:
         folder = tmp_path / name

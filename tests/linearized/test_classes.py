@@ -52,6 +52,7 @@ def test_the_class_is_one_of_transformers_too(model):
 
 
 @torch.no_grad()
+@pytest.mark.e2e
 def test_saved_and_loaded_with_and_without_the_head(model, tmp_path):
     model.save_pretrained(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["LinearBertForMaskedLM"]
@@ -87,6 +88,7 @@ def test_the_stock_class_refuses_it(model, tmp_path):
     assert run.returncode and 'attn_implementation="linformer"` is not supported' in run.stderr
 
 
+@pytest.mark.e2e
 def test_generators_are_not_made_of_it(model, tmp_path):
     model.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="Unrecognized configuration class"):

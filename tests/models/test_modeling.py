@@ -420,6 +420,7 @@ def test_types_of_tokens_that_say_nothing_change_nothing(config):
 
 
 @pytest.mark.unchecked
+@pytest.mark.e2e
 def test_compiled_masks_of_floating_point_are_checked_when_they_come(config):
     """One that is added to scores would be read the wrong way round."""
     model, ids = LinformerModel(config()).eval(), tokens(2, 31)

@@ -91,6 +91,7 @@ def test_batches_found_on_an_accelerator_have_a_column():
 
 
 @pytest.mark.parametrize("baselines", [["eager", "full", "roberta"], ["full"], []])
+@pytest.mark.e2e
 def test_report_is_made_from_the_json_alone(tmp_path, baselines):
     results = json.loads(json.dumps(efficiency_results(baselines=baselines)))
     text = write_efficiency_report(results, tmp_path)
@@ -100,6 +101,7 @@ def test_report_is_made_from_the_json_alone(tmp_path, baselines):
     assert (tmp_path / "time_saved.png").exists() == (tmp_path / "memory_saved.png").exists() == bool(baselines)
 
 
+@pytest.mark.e2e
 def test_pictures_name_what_they_show(tmp_path, figures):
     write_efficiency_report(efficiency_results(), tmp_path)
     saved, _, per_token = figures

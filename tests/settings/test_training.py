@@ -70,6 +70,7 @@ def test_what_may_be_unset(name):
     check_training(settings("pretrain", **{name: None}))
 
 
+@pytest.mark.e2e
 def test_who_has_which_settings():
     """What a command cannot do it does not offer."""
     has = {name: {command for command in NEEDED if hasattr(settings(command), name)} for name in

@@ -134,6 +134,7 @@ def test_the_rest_is_the_same_from_any_place_on(process, accumulation, processes
         assert take(echo(), 13 - done, start, gradient_accumulation_steps=accumulation) == whole[done:]
 
 
+@pytest.mark.e2e
 def test_workers_change_nothing(process):
     process(0, 1)
     whole = take(echo(), 12)
@@ -232,6 +233,7 @@ def stream(words, folder, files: int = 3) -> Task:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.e2e
 def test_a_stream_goes_on_from_any_place(process, words, tmp_path, workers):
     process(0, 1)
     fields = {"gradient_accumulation_steps": 2, "dataloader_num_workers": workers, "per_device_train_batch_size": 3}

@@ -34,6 +34,7 @@ class Numbers(Task):
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(("count", "processes"), [(7, 1), (7, 2), (7, 3), (2, 5), (12, 2)])
+@pytest.mark.e2e
 def test_each_validation_item_counts_once(monkeypatch, count, processes, workers):
     """In all processes together, in their order; each has equally many batches."""
     task, settings = Numbers(count), small_settings(per_device_eval_batch_size=3, dataloader_num_workers=workers)

@@ -22,6 +22,8 @@ from linformer_kit.training.randomness import seed_generators
 from linformer_kit.training.tasks.classification import Classification, classification_loss
 from tests.training.conftest import losses, same_parameters, small_plan, small_settings
 
+pytestmark = pytest.mark.e2e
+
 QUIET = {"hidden_dropout_prob": 0.0}
 
 

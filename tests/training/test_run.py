@@ -93,6 +93,7 @@ def test_a_training_is_measured(masked, tmp_path):
     assert len(losses(training)) == 3 and (tmp_path / "out" / "checkpoint-3").is_dir()
 
 
+@pytest.mark.e2e
 def test_a_resumed_run_goes_on_from_the_newest_whole_checkpoint(masked, tmp_path, caplog):
     whole = opened(tmp_path / "whole").train(masked(), small_plan(4, save_every=1))
     opened(tmp_path / "out").train(masked(), small_plan(4, save_every=1))

@@ -15,6 +15,7 @@ SIZES = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64, "
 LENGTHS = {"n": 521, "reference_length": 37, "projected_dim": 7}
 
 
+@pytest.mark.e2e
 def test_results():
     results = measure_long(LongSettings(**SIZES, **LENGTHS), "cpu", torch.get_num_threads())
     assert results["hidden_bytes"] == 521 * 32 * 2

@@ -67,6 +67,7 @@ def test_memory_is_measured_in_processes_of_their_own(models, tmp_path):
     assert found["cost"][str(LENGTH)]["peak_bytes"] >= 0
 
 
+@pytest.mark.e2e
 def test_everything_runs_on_the_device_that_the_results_name(models, monkeypatch):
     """On a device that computes nothing, instead of an accelerator: a pass with anything elsewhere fails there too."""
     device = torch.device("meta")

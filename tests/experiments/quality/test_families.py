@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from linformer_kit.commands.cli import main
 from linformer_kit.experiments.quality import families
 from tests.conftest import fail
 
 
+@pytest.mark.e2e
 def test_command(tmp_path, monkeypatch, capsys):
     few = {name: families.FAMILIES[name] for name in ("bert", "modernbert", "vit")}
     monkeypatch.setattr(families, "FAMILIES", few)

@@ -38,6 +38,7 @@ def run(model, corpus, out, *options: str) -> dict:
     return json.loads((out / "spectrum.json").read_text())
 
 
+@pytest.mark.e2e
 def test_the_figure_and_its_numbers(model, corpus, drawn, tmp_path, capsys):
     results = run(model, corpus, tmp_path / "out")
     out = capsys.readouterr().out

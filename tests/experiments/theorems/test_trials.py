@@ -78,6 +78,7 @@ def test_attention_with_identities_is_full_attention(generator):
     torch.testing.assert_close(heads.projected(identity, identity), heads.mapping() @ heads.value)
 
 
+@pytest.mark.e2e
 def test_rtr_is_the_identity_on_average_with_the_stated_variance(generator):
     """E[x·RᵀR·w] = x·w, and its variance is (‖x‖²‖w‖² + (x·w)²)/k."""
     n, k = 31, 17
@@ -125,6 +126,7 @@ def test_the_construction_of_theorem_2_does_not_see_the_scores(generator):
     assert e.item() == 0.5 and theorem2_matrices(torch.ones(1, 1), 0.5)[1].item() == pytest.approx(math.exp(-0.5))
 
 
+@pytest.mark.e2e
 def test_fitted_projections_are_nearer_than_pooling(generator):
     """Attention that keeps to three positions, one in each window: E and F can pick them, means cannot."""
     texts, n, d = 40, 24, 5

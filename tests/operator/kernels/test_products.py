@@ -89,6 +89,7 @@ def test_what_onednn_is_not_asked_for(monkeypatch, change):
         kernels.linear(torch.randn(1031, 31), torch.randn(37, 31))
 
 
+@pytest.mark.e2e
 def test_compressing_keeps_no_copy(monkeypatch):
     """The hidden states are kept as they are, and the gradient of E sums all sequences before it is rounded."""
     monkeypatch.setattr(products, "onednn_is_faster", lambda: False)

@@ -19,6 +19,7 @@ from tests.conftest import SIZES, slow_but
 
 
 @given(st.integers(0, 9), st.integers(0, 40), st.integers(1, 50))
+@pytest.mark.e2e
 def test_blocks_cover_a_batch_once(batch, length, tokens):
     seen = torch.zeros(batch, length, dtype=torch.int)
     sizes = set()
@@ -61,6 +62,7 @@ def padded(batch, length):
 
 @pytest.mark.parametrize("mask", [None, padded(4, 31)], ids=["whole", "padded"])
 @pytest.mark.parametrize("fields", slow_but(KINDS[::2], KINDS), ids=str)
+@pytest.mark.e2e
 def test_blocks_of_tokens_give_what_the_whole_gives(monkeypatch, small_blocks, fields, mask):
     model = model_of(**fields)
     ids = torch.randint(5, 101, (4, 31))
@@ -116,6 +118,7 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
+@pytest.mark.e2e
 def test_inference_holds_the_hidden_states_once(small_blocks):
     """Of everything that grows with the text only the hidden states themselves are as large as they are."""
     model = model_of(max_position_embeddings=997, projected_dim=3, intermediate_size=131)
@@ -135,6 +138,7 @@ def runs_in_blocks(monkeypatch, model, ids, **arguments):
     return bool(seen)
 
 
+@pytest.mark.e2e
 def test_hooks_see_the_whole(small_blocks):
     """Whatever listens to a part sees all tokens at once, and what it keeps is not overwritten."""
     model = model_of()
