@@ -31,7 +31,6 @@ from linformer_kit.operator.projections import PROJECTIONS
 hypothesis.settings.register_profile("quick", max_examples=50, deadline=None, derandomize=True)
 hypothesis.settings.register_profile("thorough", max_examples=1000, deadline=None, derandomize=True)
 hypothesis.settings.load_profile("quick")  # --hypothesis-profile=thorough comes later and wins
-gc.freeze()  # what was imported stays: without looking at it each time, tests take a tenth less
 torch.set_num_threads(1)  # the tensors are tiny: threads would only wait for each other
 
 SHARINGS = ("none", "headwise", "key_value", "layerwise")
@@ -57,6 +56,19 @@ SIZES = {
 
 # Of models with a tokenizer of their own.
 PRETRAIN_SIZES = {**SIZES, "vocab_size": 277, "max_position_embeddings": 23}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tiers that an expression of markers (`-m`) does not name."""
+    left_out = [tier for tier in ("slow", "gpu", "network") if tier not in config.option.markexpr]
+    deselected = [item for item in items if any(map(item.get_closest_marker, left_out))]
+    config.hook.pytest_deselected(items=deselected)
+    items[:] = [item for item in items if item not in set(deselected)]
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported, which stays to the end, out of garbage collection."""
+    gc.freeze()
 
 
 def write_corpus(folder: Path) -> Path:
