@@ -91,7 +91,7 @@ def test_layers_learn_alone_in_the_first_updates(pair, words):
         task.begin(update)
         return task(batch, None).item()
 
-    alone, together = task._lesson(batch, alone=True).loss.item(), task._lesson(batch, alone=False).loss.item()
+    alone, together = task._compare(batch, alone=True).loss.item(), task._compare(batch, alone=False).loss.item()
     assert alone != together
     assert [loss(update) for update in (0, 4, 5, None)] == [alone, alone, together, together]
     task.begin(0)
