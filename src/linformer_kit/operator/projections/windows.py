@@ -113,7 +113,7 @@ class MappedWindowProjection(WindowProjection):
     """Projections whose window reduction does not commute with W_K and W_V, so it runs after them."""
 
     def _reduce(self, windows: Windows, mapped: Tensor, name: str) -> Tensor:
-        """Reduce X·W, `[batch, seq_len, heads, head_dim]`, to `[batch, heads, slots, head_dim]`; `name` is a parameter."""
+        """Reduce X·W, `[batch, seq_len, heads, head_dim]`, to `[batch, heads, slots, head_dim]`, with a parameter."""
         raise NotImplementedError
 
     def forward(self, inputs: Inputs, groups: HeadGroups | None = None) -> list[Slots]:
