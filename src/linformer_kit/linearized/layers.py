@@ -76,7 +76,7 @@ def _check_configuration(model: PreTrainedModel) -> None:
     if getattr(config, "is_encoder_decoder", False):
         raise InputError(f"model: expected an encoder, got {kind}, an encoder with a decoder")
     if getattr(config, "is_decoder", False) or getattr(config, "add_cross_attention", False):
-        raise InputError(f"model: expected an encoder, got {kind}, a decoder (its configuration says so)")
+        raise InputError(f"model: expected an encoder, got {kind}, a decoder by its configuration")
     if len(config.sub_configs) > 1:
         parts = ", ".join(sorted(config.sub_configs))
         raise InputError(f"model: expected an encoder, got {kind}, which has several: {parts}")

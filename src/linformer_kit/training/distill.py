@@ -32,7 +32,7 @@ from linformer_kit.training.state import TrainingState
 from linformer_kit.training.tasks.answers import kind_of
 from linformer_kit.training.tasks.distillation import MEASURES, Distillation, Weights, learning_rate_share
 
-_OF_NEW_STUDENTS = [field.name for field in dataclasses.fields(LinearizeSettings)]
+_LINEARIZE_FIELDS = [field.name for field in dataclasses.fields(LinearizeSettings)]
 _TEACHER, _STUDENT = "a pretrained encoder", "a linear student"
 # Endings of the class names that can be teachers, and of those whose inputs are whole texts.
 _TEACHERS = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "Model")
@@ -120,10 +120,10 @@ def check(settings: DistillSettings) -> None:
         raise InputError(f"mlm_probability: expected more than 0 and less than 1, got {settings.mlm_probability}")
     if settings.max_eval_samples < 1:
         raise InputError(f"max_eval_samples: expected 1 or more, got {settings.max_eval_samples}")
-    alone = _layerwise_steps(settings)
-    if alone and not settings.hidden_weight + settings.attention_weight:
-        raise InputError(f"layerwise_steps: expected 0 without hidden_weight and attention_weight, got {alone}")
-    if not 0 <= alone <= settings.max_steps:
+    layerwise = _layerwise_steps(settings)
+    if layerwise and not settings.hidden_weight + settings.attention_weight:
+        raise InputError(f"layerwise_steps: expected 0 without hidden_weight and attention_weight, got {layerwise}")
+    if not 0 <= layerwise <= settings.max_steps:
         raise InputError(f"layerwise_steps: expected 0 to {settings.max_steps}, got {settings.layerwise_steps}")
     if settings.packing and settings.text_pair_column is not None:
         raise InputError("packing: expected false for pairs of texts, got true")
@@ -151,7 +151,7 @@ def load_pair(settings: DistillSettings) -> _Pair:
             if settings.student_layers is not None:
                 stands_for = layers_to_keep(teacher, settings.student_layers)
                 keep_layers(student, stands_for)
-            student = linearize(student, **{name: getattr(settings, name) for name in _OF_NEW_STUDENTS})
+            student = linearize(student, **{name: getattr(settings, name) for name in _LINEARIZE_FIELDS})
     if settings.student is not None:
         student = _earlier_student(settings, teacher, tokenizer)
         made = student.config.num_hidden_layers
@@ -168,8 +168,8 @@ def _earlier_student(
         student, own_tokenizer = load_model(
             str(settings.student), auto_class_of(str(settings.student), _STUDENT), _STUDENT
         )
-    given = LinearizeSettings(**{name: getattr(settings, name) for name in _OF_NEW_STUDENTS})
-    for name in _OF_NEW_STUDENTS:
+    given = LinearizeSettings(**{name: getattr(settings, name) for name in _LINEARIZE_FIELDS})
+    for name in _LINEARIZE_FIELDS:
         if getattr(given, name) != getattr(LinearizeSettings(), name):
             raise InputError(f"{name}: expected none with student, which has its own, got {getattr(given, name)!r}")
     if settings.student_layers is not None:
@@ -198,7 +198,7 @@ def _load_inputs(settings: DistillSettings, pair: _Pair) -> Inputs:
     inputs = load_inputs(settings, encoder, packing=packing, masked=kind_of(pair.teacher) == "words")
     together = settings.per_device_train_batch_size * PartialState().num_processes
     if len(inputs.train) < together:
-        there = f"the {len(inputs.train)} inputs to learn from"
+        there = f"the {len(inputs.train)} training inputs"
         raise InputError(f"per_device_train_batch_size: expected at most {there} in all processes, got {together}")
     return inputs
 
@@ -223,10 +223,10 @@ def _distillation(settings: DistillSettings, pair: _Pair, inputs: Inputs) -> Dis
 
 def _plan(settings: DistillSettings) -> Plan:
     """The plan: warm-up and linear decay twice, first for layerwise training, then for joint training."""
-    alone = _layerwise_steps(settings)
+    layerwise = _layerwise_steps(settings)
     schedule = functools.partial(
         learning_rate_share,
-        alone=alone,
+        layerwise=layerwise,
         updates=settings.max_steps,
         warmup=settings.warmup_steps,
         joint=settings.joint_learning_rate_factor,
@@ -240,7 +240,7 @@ def _plan(settings: DistillSettings) -> Plan:
         evaluate_first=True,
         # Gradients are much larger in joint training; with the old moments, AdamW's steps would be too large and undo
         # the layerwise training (docs/log.md).
-        restart=alone,
+        restart=layerwise,
     )
 
 

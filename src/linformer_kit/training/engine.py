@@ -21,7 +21,7 @@ from linformer_kit.training.batches import to_device
 from linformer_kit.training.optimizer import adamw, set_learning_rate
 from linformer_kit.training.tasks.base import Batch, Task
 
-_OF_SCALER = ("scale", "_growth_tracker")
+_SCALER_KEYS = ("scale", "_growth_tracker")
 
 
 class NonFinite(NamedTuple):
@@ -141,7 +141,7 @@ class Engine:
     def scaler_state(self) -> dict[str, float]:
         """State of float16's loss scaling, for checkpoints."""
         state = {} if self._scaler is None else self._scaler.state_dict()
-        return {name: state[name] for name in _OF_SCALER if name in state}
+        return {name: state[name] for name in _SCALER_KEYS if name in state}
 
     def load_scaler(self, state: dict[str, float]) -> None:
         """Restore the loss scaling of a checkpoint, if it has any."""

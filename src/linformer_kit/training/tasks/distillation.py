@@ -51,17 +51,17 @@ def relative_error(
     return distance, spread
 
 
-def learning_rate_share(update: int, *, alone: int, updates: int, warmup: int, joint: float) -> float:
+def learning_rate_share(update: int, *, layerwise: int, updates: int, warmup: int, joint: float) -> float:
     """The learning rate of an update as a fraction of the peak.
 
     Args:
         update: Number of the update, from 0.
-        alone: Number of updates of layerwise training.
+        layerwise: Number of updates of layerwise training.
         updates: Total number of updates.
         warmup: Updates of linear warm-up of each part, at most half of the part.
         joint: Peak fraction in joint training.
     """
-    first, last, highest = (0, alone, 1.0) if update < alone else (alone, updates, joint)
+    first, last, highest = (0, layerwise, 1.0) if update < layerwise else (layerwise, updates, joint)
     warmup = min(warmup, (last - first) // 2)
     rise, fall = (update - first + 1) / (warmup + 1), (last - update) / max(1, last - first - warmup)
     return highest * max(0.0, min(rise, fall, 1.0))
@@ -116,7 +116,7 @@ class Distillation(Task):
         self.kind = kind_of(teacher)
         self.mask_token_id = tokenizer.mask_token_id
         self._longest, self._seed = longest, seed
-        self._alone = False
+        self._layerwise = False
 
     def train(self, mode: bool = True) -> Distillation:
         """Stay in evaluation mode, so that there is no dropout."""
@@ -128,22 +128,22 @@ class Distillation(Task):
 
     def begin(self, update: int | None) -> None:
         """Choose between layerwise and joint training."""
-        self._alone = update is not None and update < self.layerwise_steps
+        self._layerwise = update is not None and update < self.layerwise_steps
 
     def forward(self, batch: Batch, labels: Tensor | None) -> Tensor:
-        return self._compare(batch, alone=self._alone).loss
+        return self._compare(batch, layerwise=self._layerwise).loss
 
-    def _compare(self, inputs: Batch, *, alone: bool) -> _Comparison:
+    def _compare(self, inputs: Batch, *, layerwise: bool) -> _Comparison:
         """Run teacher and student on a batch, and compute the loss."""
         with torch.no_grad(), traced(self.teacher, self.teacher_attention) as theirs:
             target = self.teacher(**inputs)
         theirs = _of_layers(theirs, self.stands_for)
-        with traced(self.model, self.student_attention, theirs.inputs if alone else None) as ours:
+        with traced(self.model, self.student_attention, theirs.inputs if layerwise else None) as ours:
             outputs = self.model(**inputs)
         real = _real(inputs, theirs.outputs[-1])
         loss = self._layer_loss(ours, theirs, real)
         answers = (self.kind, outputs, target, real, inputs["input_ids"] == self.mask_token_id)
-        if self.weights.output and not alone:
+        if self.weights.output and not layerwise:
             loss = loss + self.weights.output * output_loss(*answers, self.temperature)
         return _Comparison(loss, ours, theirs, real, answers)
 
@@ -160,7 +160,7 @@ class Distillation(Task):
 
     def measure(self, batch: Batch) -> tuple[Tensor, ...]:
         """The loss of the batch, and for each text the values that `metrics` sums or averages."""
-        compared = self._compare(batch, alone=False)
+        compared = self._compare(batch, layerwise=False)
         ours, theirs = compared.ours.outputs[-1], compared.theirs.outputs[-1]
         distance, spread = relative_error(ours, theirs, compared.real)
         student, teacher = (mean_embedding(hidden, compared.real) for hidden in (ours, theirs))
