@@ -18,8 +18,8 @@ _OUT_OF_MEMORY = re.compile(
 _ALLOCATION = re.compile(r"tried to allocate ([\d.]+) ?(\w+)", re.IGNORECASE)
 _KILLED = re.compile(r"terminated abruptly|DataLoader worker \(pid.* (?:killed by signal|exited unexpectedly)")
 # Full or failing disks, and limits of the operating system.
-_OF_THE_SYSTEM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE)
-_OF_RUST = re.compile(r"\(os error (\d+)\)")  # safetensors and tokenizers raise other types than OSError
+_SYSTEM_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE)
+_RUST_OS = re.compile(r"\(os error (\d+)\)")  # safetensors and tokenizers raise other types than OSError
 
 
 class InputError(ValueError):
@@ -81,14 +81,14 @@ def machine_failure(error: BaseException) -> str | None:
         if found:
             return f"memory ran out: {_readable_size(*found.groups())} could not be allocated"
         return "memory ran out" + (f": {error_text(error)}" if message else "")
-    if _error_number(error) not in _OF_THE_SYSTEM:
+    if _error_number(error) not in _SYSTEM_ERRORS:
         return None
     name = getattr(error, "filename", None)
     return (f"{name}: " if name else "") + (getattr(error, "strerror", None) or error_text(error))
 
 
 def failure_kind(error: BaseException) -> type[Exception]:
-    """The exception type to raise for an error: `InputError`, or that of the machine's failure."""
+    """The exception type to raise for an error: `OutOfMemoryError`, `MachineError`, or else `InputError`."""
     if machine_failure(error) is None:
         return InputError
     return OutOfMemoryError if out_of_memory(error) else MachineError
@@ -96,7 +96,7 @@ def failure_kind(error: BaseException) -> type[Exception]:
 
 def error_text(error: BaseException) -> str:
     """The message of an error, in one line."""
-    kind = f"{type(error).__name__}: " if isinstance(error, KeyError) else ""  # a key alone says nothing
+    kind = f"{type(error).__name__}: " if isinstance(error, KeyError) else ""  # the message is only the key
     first_line, *others = str(error).splitlines() or [type(error).__name__]
     if first_line.endswith(":") and others:  # the cause is on the next line
         first_line += f" {others[0].strip()}"
@@ -106,7 +106,7 @@ def error_text(error: BaseException) -> str:
 def _error_number(error: BaseException) -> int | None:
     if isinstance(error, OSError):
         return error.errno
-    found = _OF_RUST.search(str(error)) if isinstance(error, Exception) and not isinstance(error, ValueError) else None
+    found = _RUST_OS.search(str(error)) if isinstance(error, Exception) and not isinstance(error, ValueError) else None
     return int(found[1]) if found else None
 
 
@@ -135,7 +135,7 @@ def input_errors(what: str) -> Iterator[None]:
 
 @contextmanager
 def errors_named(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Add the path to an `OSError` without a file name, as a full disk raises."""
+    """Add the path to an `OSError` without a file name, such as that of a full disk."""
     try:
         yield
     except OSError as error:

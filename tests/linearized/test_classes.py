@@ -81,7 +81,9 @@ def test_the_stock_class_refuses_it(model, tmp_path):
     """Else it would attend fully with weights that have learnt otherwise."""
     model.save_pretrained(tmp_path)
     stock = BertModel.from_pretrained(tmp_path)
-    with pytest.raises(InputError, match="model: expected the linear one that AutoModel loads, got BertSelfAttention"):
+    with pytest.raises(
+        InputError, match="model: expected the linearised one that AutoModel loads, got BertSelfAttention"
+    ):
         stock(input_ids=torch.full((1, 5), 3))
     code = f"import transformers; transformers.BertModel.from_pretrained({str(tmp_path)!r})"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -219,7 +221,7 @@ def test_tuples_are_lists(tmp_path):
 
 
 def test_no_model_of_a_bare_configuration(model):
-    with pytest.raises(InputError, match="config: expected that of a linear model"):
+    with pytest.raises(InputError, match="config: expected that of a linearised model"):
         type(model)(type(model.config)(**SIZES))
 
 
@@ -393,7 +395,7 @@ def test_windows_become_more_in_a_longer_model(tmp_path):
 
 def test_images_have_one_size():
     model = linearize(build(FAMILIES["vit"]), 7)
-    with pytest.raises(InputError, match="seq_len: expected none for LinearViTModel, whose inputs have one size"):
+    with pytest.raises(InputError, match="seq_len: expected none for LinearViTModel, whose inputs have a fixed size"):
         model.resize_sequence_length(99)
 
 

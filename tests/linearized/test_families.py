@@ -102,7 +102,11 @@ def test_projections(projection, tmp_path):
 
 
 REFUSED = {
-    "GPT2Model": ("GPT2Config", {"n_embd": 24, "n_layer": 1, "n_head": 2, "vocab_size": 31}, "see only what is before"),
+    "GPT2Model": (
+        "GPT2Config",
+        {"n_embd": 24, "n_layer": 1, "n_head": 2, "vocab_size": 31},
+        "attend only to earlier ones",
+    ),
     "T5Model": (
         "T5Config",
         {"d_model": 24, "d_ff": 24, "num_layers": 1, "num_heads": 2, "vocab_size": 31},

@@ -55,7 +55,7 @@ def test_a_model_that_was_made_longer(kind, config, tmp_path, caplog):
     AutoModel.from_pretrained(tmp_path)
     type(model).from_pretrained(tmp_path, output_loading_info=True)
     assert said(caplog) == [
-        f"{tmp_path}: the model takes {2 * N} tokens and texts are cut shorter, until these are set to as many: "
+        f"{tmp_path}: the model takes {2 * N} tokens, but these limits truncate texts to fewer: "
         f"model_max_length in tokenizer_config.json: {N}, max_seq_length in sentence_bert_config.json: {N}"
     ]
 

@@ -92,7 +92,7 @@ def test_a_saved_model_keeps_all_its_slots(config, tmp_path):
             [5, 5],
             "projected_dim: expected at most [3, 3, 3] by head in layer 1, got [5, 5, 5]",
         ),
-        ({"projection": "conv"}, 5, "the kernel of a convolution is tied to it, got [5, 7]"),
+        ({"projection": "conv"}, 5, "the kernel of a convolution depends on it, got [5, 7]"),
         ({"attention": "full"}, 5, "set_projected_dim: expected a model with attention linformer, got full"),
     ],
 )

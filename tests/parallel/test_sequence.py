@@ -340,7 +340,7 @@ def check_errors() -> None:
 
 def check_input_errors(model: torch.nn.Module, parallel: lk.SequenceParallel) -> None:
     batch = make_batch(29)
-    with pytest.raises(lk.InputError, match="batch: expected the same on every process of the sequence"):
+    with pytest.raises(lk.InputError, match="batch: expected the same on every process of the group"):
         parallel.shard(make_batch(29, seed=dist.get_rank()))
     masks = {"attention_mask": batch["attention_mask"].bfloat16()}
     for name, tensor in parallel.shard({**batch, **masks}).items():
@@ -348,7 +348,7 @@ def check_input_errors(model: torch.nn.Module, parallel: lk.SequenceParallel) ->
     with pytest.raises(lk.InputError, match=r"attention_mask: expected 1 on real .*, got -inf"):
         parallel.shard({**batch, "attention_mask": torch.zeros(6, 29).masked_fill(batch["labels"] < 0, -torch.inf)})
     masks["attention_mask"][0, : dist.get_rank()] = 0
-    with pytest.raises(lk.InputError, match="batch: expected the same on every process of the sequence"):
+    with pytest.raises(lk.InputError, match="batch: expected the same on every process of the group"):
         parallel.shard({**batch, **masks})
     with pytest.raises(lk.InputError, match="batch: expected input_ids or inputs_embeds, got neither"):
         parallel.shard({"labels": batch["labels"]})
@@ -356,7 +356,7 @@ def check_input_errors(model: torch.nn.Module, parallel: lk.SequenceParallel) ->
         parallel.shard({**batch, "position_ids": batch["input_ids"] % 5})
     with pytest.raises(lk.InputError, match="sequence length: expected at most 37, got 41"):
         parallel.shard(make_batch(41))
-    with pytest.raises(lk.InputError, match=r"attention_mask: expected that of this process's piece, .*, got None"):
+    with pytest.raises(lk.InputError, match=r"attention_mask: expected the mask of this process's piece, .*, got None"):
         model(batch["input_ids"][:, :5])
     with pytest.raises(lk.InputError, match="position_ids: expected None"):
         model(batch["input_ids"], batch["attention_mask"], position_ids=batch["input_ids"])
@@ -369,7 +369,7 @@ def check_input_errors(model: torch.nn.Module, parallel: lk.SequenceParallel) ->
         [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]],  # the second has tokens beyond the padding of the first
         [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]],  # five tokens and three, not four and four
     ):
-        with pytest.raises(lk.InputError, match=r"attention_mask: expected pieces .*, got other ones"):
+        with pytest.raises(lk.InputError, match=r"attention_mask: expected pieces .*, got padding before a token"):
             model(ids, torch.tensor([masks[dist.get_rank()]]))
 
 

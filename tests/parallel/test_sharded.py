@@ -185,7 +185,7 @@ def two_train(rank: int, processes: int, folder: Path, results: Path) -> None:
     found = gradients(low, rank, processes, exact=False)
     write(results / "bf16", {**found, "logits": logits_of_long_text(low)})
 
-    with pytest.raises(InputError, match=r"^model: expected one that is whole, got one in pieces$"):
+    with pytest.raises(InputError, match=r"^model: expected one that is not sharded, got a sharded one$"):
         shard(low, mesh)
     with pytest.raises(InputError, match=r"^mesh: expected one dimension, or two with mesh_dim_names, got "):
         shard(build(), nameless)

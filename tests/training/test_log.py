@@ -126,6 +126,6 @@ def test_unknown_trackers_are_refused():
 
 def test_trackers_that_are_not_installed_are_refused(monkeypatch):
     monkeypatch.setattr(training_log, "get_available_trackers", lambda: ["tensorboard"])
-    message = "report_to: expected a tracker that is installed, got wandb, whose package is not"
+    message = "report_to: expected a tracker whose package is installed, got wandb"
     with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
         check_report_to("wandb")

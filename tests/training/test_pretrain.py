@@ -342,7 +342,7 @@ def test_a_run_is_not_resumed_on_other_text(corpus, capsys, tmp_path):
     del made["fingerprints_of"]
     (folder / "run.json").write_text(json.dumps(made))
     error = fail_last_line(capsys, *arguments(text, folder, "--resume", "--max_steps=6"))
-    assert "got another one; an earlier version wrote it, which took equal files" in error
+    assert "got another one; an earlier version wrote it, which compared paths and times of files" in error
     assert (folder / "tokenizer.json").read_bytes() == before
 
 

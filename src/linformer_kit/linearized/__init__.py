@@ -1,10 +1,10 @@
-"""Encoders of transformers whose attention is made linear, in place, all other weights kept.
+"""Linearisation of transformers' encoders: attention becomes linear, in-place, and all other weights are kept.
 
-linearize   the function of that name
-layers      which layers attend, and why a model is refused
-attention   what they do instead, through transformers' attention interface
-classes     the configuration and the models with E and F, which save and load like any other
-fields      the field of their configuration that describes E and F
-positions   another longest input
-depth       fewer layers
+linearize   the function `linearize`
+layers      find the attention layers, and check that a model is supported
+attention   linear attention, through transformers' attention interface
+classes     configuration and model classes with E and F, which save and load like any other
+fields      the configuration field that describes E and F
+positions   resizing of the maximum input length
+depth       removal of layers
 """

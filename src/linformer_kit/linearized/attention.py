@@ -24,10 +24,11 @@ from linformer_kit.operator.slots import attend_slots, merge_heads
 from linformer_kit.operator.values import has_values
 
 IMPLEMENTATION = "linformer"
-GROUPS = "linformer_groups"  # of an attention module: its heads by numbers of slots, where it shares E and F
+# Attributes of attention modules:
+GROUPS = "linformer_groups"  # heads by number of slots, if E and F are shared over layers
 RECORDED = "linformer_recorded"  # whether the last forward pass recorded its weights
-ATTRIBUTE = "linformer"  # of each attention module: its E and F, or None where it keeps the attention that it has
-OWNER = "linformer_owner"  # of an attention module: which module has the E and F that all layers share
+ATTRIBUTE = "linformer"  # E and F, or None for a layer that keeps its own attention
+OWNER = "linformer_owner"  # the module that holds the E and F shared by all layers
 
 
 def linear_attention(
@@ -42,25 +43,25 @@ def linear_attention(
     need_weights: bool = False,
     **arguments: Any,
 ) -> tuple[Float[Tensor, "batch seq_len heads head_dim"], Float[Tensor, "batch heads seq_len slots"] | None]:
-    """softmax(Q·(E·K)ᵀ·scaling)·(F·V), E and F being those of the module (equation 7).
+    """softmax(Q·(E·K)ᵀ·scaling)·(F·V), with E and F of the module (equation 7).
 
     Args:
-        module: The attention layer that calls.
+        module: The attention layer that calls this function.
         query: Q·W_Q by heads.
         key: K·W_K by heads.
         value: V·W_V by heads.
-        attention_mask: As `mask` makes it, or 0 at real tokens and below at padding, `[batch, 1, 1, seq_len]`.
-        scaling: Of the scores; None: 1/√head_dim.
-        dropout: On the context mapping.
-        need_weights: Whether to return P̄; it is returned too where transformers records the attentions of the model.
-        arguments: All other arguments of the layer; of local layers `sliding_window` among them.
+        attention_mask: A mask from `mask`, or 0 at real tokens and negative at padding, `[batch, 1, 1, seq_len]`.
+        scaling: Scale of the scores; None: 1/√head_dim.
+        dropout: Dropout on the context mapping.
+        need_weights: Whether to return P̄; it is also returned if transformers records the attentions of the model.
+        arguments: All other arguments of the layer, such as `sliding_window` of local layers.
 
     Returns:
-        The output, heads last but one, and P̄ or None; of a local layer, P.
+        The output, with heads as the second-to-last axis, and P̄ or None; for a local layer, P.
 
     Raises:
-        InputError: for a mask over pairs of positions, attention weights with a term not supported here, a module
-            without E and F, and a sequence that is too long for them.
+        InputError: for a mask over pairs of positions, attention weights with an unsupported term, a module without E
+            and F, and a sequence that is too long for them.
     """
     projection = projection_of(module)
     need_weights = need_weights or _is_recorded(module, arguments)
@@ -83,15 +84,15 @@ def linear_attention(
 
 
 def projection_of(module: nn.Module) -> SequenceProjection | None:
-    """E and F of an attention layer, looked up at every call so that a replacement is used; None: it has none.
+    """E and F of an attention layer, looked up at every call so that a replacement is used; None for local layers.
 
     Raises:
-        InputError: for a layer of a model that is not linear.
+        InputError: for a layer of a model that is not linearised.
     """
     owner = _owner(module)
     if not hasattr(owner, ATTRIBUTE):
         kind = type(module).__name__
-        raise InputError(f"model: expected the linear one that AutoModel loads, got {kind} without E and F")
+        raise InputError(f"model: expected the linearised one that AutoModel loads, got {kind} without E and F")
     return getattr(owner, ATTRIBUTE)
 
 
@@ -107,12 +108,12 @@ def _owner(module: nn.Module) -> nn.Module:
 def _is_recorded(module: nn.Module, arguments: dict[str, Any]) -> bool:
     """Whether transformers records attention weights in this forward pass.
 
-    It tells the layers (`output_attentions`) in most models, not in all, and always its collector. Activation
-    checkpointing runs a layer again in the backward pass, when nothing is recorded: then as the first time.
+    Most models pass `output_attentions` to their layers; all of them use the collector. In the backward pass,
+    activation checkpointing runs a layer again without a collector: then the first answer is used again.
     """
     told = bool(arguments.get("output_attentions"))
     collector = output_capturing._active_collector
-    if torch.compiler.is_compiling():  # a layer that is compiled alone cannot read a context variable
+    if torch.compiler.is_compiling():  # a separately compiled layer cannot read a context variable
         return told or (collector.compiling and "attentions" in (collector.get() or ()))
     if (collected := collector.get()) is None:
         return told or module.__dict__.get(RECORDED, False)
@@ -125,7 +126,7 @@ def _is_recorded(module: nn.Module, arguments: dict[str, Any]) -> bool:
 def _attend_pairs(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None, dropout: float
 ) -> tuple[Tensor, Tensor]:
-    """Attention over pairs of tokens, as a layer with a window has it, with its weights P."""
+    """Full attention with its weights P, for layers with a sliding window."""
     key, value = (one_for_each_query(heads, query) for heads in (key, value))
     query = query * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     weights = pair_mapping(query, key, mask).to(value.dtype)
@@ -137,7 +138,7 @@ def pair_mapping(
     key: Float[Tensor, "batch heads seq_len head_dim"],
     mask: Tensor | None,
 ) -> Float[Tensor, "batch heads query_len seq_len"]:
-    """P in float32, softmax(query·keyᵀ), of scaled queries and a mask over pairs: True where seen, or added."""
+    """P in float32, softmax(query·keyᵀ), of scaled queries; the mask over pairs is bool (True: visible) or additive."""
     scores = query @ key.mT
     if mask is not None:
         mask = mask[..., : key.shape[2]]
@@ -149,7 +150,7 @@ def pair_mapping(
 def one_for_each_query(
     heads: Float[Tensor, "batch key_heads seq_len head_dim"], query: Float[Tensor, "batch heads query_len head_dim"]
 ) -> Float[Tensor, "batch heads seq_len head_dim"]:
-    """Keys or values of grouped queries, repeated; others as they are, for a repetition of one is a copy."""
+    """Repeat keys or values of grouped-query attention for each query head; others are returned without a copy."""
     repeats = query.shape[1] // heads.shape[1]
     return heads if repeats == 1 else heads.repeat_interleave(repeats, dim=1)
 
@@ -157,10 +158,10 @@ def one_for_each_query(
 def padding_of(
     attention_mask: Tensor | None, key: Float[Tensor, "batch key_heads seq_len head_dim"]
 ) -> Bool[Tensor, "batch seq_len"] | None:
-    """The padding mask, True where padded, of what layers get as a mask, one row for each text.
+    """The padding mask, True where padded, from the mask that layers receive; one row for each text.
 
     Raises:
-        InputError: for a mask over pairs of positions or of other texts, and one that hides a little.
+        InputError: for a mask over pairs of positions, a mask of another shape, and one that hides tokens partly.
     """
     if attention_mask is None:
         return None
@@ -172,7 +173,7 @@ def padding_of(
             f"attention_mask: expected [batch, seq_len], 1 on real tokens, got {list(attention_mask.shape)}: each slot "
             "mixes all positions, so a mask over pairs of them would leak what it hides"
         )
-    if not torch.compiler.is_compiling():  # in a trace nothing may depend on sizes
+    if not torch.compiler.is_compiling():  # traced code must not depend on sizes
         batch, seq_len = key.shape[0], key.shape[2]
         if mask.shape[0] not in (1, batch) or mask.shape[1] != seq_len:
             raise InputError(f"attention_mask: expected [{batch}, {seq_len}], got {list(attention_mask.shape)}")
@@ -181,7 +182,7 @@ def padding_of(
 
 
 def mask(*, attention_mask: Tensor | None = None, mask_function: Any = None, **arguments: Any) -> Tensor | None:
-    """What layers get: `[batch, seq_len]`, True on real tokens, None if all are; with a window, what sdpa gets."""
+    """The mask for layers: `[batch, seq_len]`, True on real tokens, None if all are; with a window, sdpa's mask."""
     if mask_function is not bidirectional_mask_function:
         return sdpa_mask(attention_mask=attention_mask, mask_function=mask_function, **arguments)
     if attention_mask is not None and has_values(attention_mask) and attention_mask.all():

@@ -1,7 +1,7 @@
-"""The classes of linearised models: those of transformers with E and F, and with a model type of their own.
+"""Classes of linearised models: those of transformers with E and F, and with their own model type.
 
-`LinearBertForMaskedLM` is `BertForMaskedLM` whose attention is linear, `LinearBertConfig` its configuration. They are
-made on first use, for any encoder of transformers, and registered with its Auto classes then.
+`LinearBertForMaskedLM` is `BertForMaskedLM` with linear attention, `LinearBertConfig` its configuration. They are
+created on first use, for any encoder of transformers, and registered with the Auto classes.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from linformer_kit.settings import ResizeMode
 
 MODEL_TYPE = "linearized"
 _PREFIX = "Linear"
-# A cache alone lets two threads make one class twice, and neither is an instance of the other.
+# With a cache only, two threads could create the same class twice, and the two would not be compatible.
 _making = threading.RLock()
-# Whose models see only what is before each token, or have a decoder.
+# Auto classes of causal models and of models with a decoder.
 _GENERATORS = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM")
 
 
 class LinearizedConfig(PreTrainedConfig):
-    """What the configuration of a linearised model has beside that of the model it was.
+    """Configuration of a linearised model: that of the original model and the field `linformer`.
 
     Attributes:
-        linformer: The model type that it was, the names of its layers, n and k, and how E and F are made of them.
+        linformer: The original model type, the names of the layers, n and k, and how E and F are built.
     """
 
     model_type = MODEL_TYPE
@@ -51,12 +51,12 @@ class LinearizedConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """As of transformers; of this class itself, the configuration of the model that it was.
+        """As in transformers; called on this class itself, returns the subclass for the original model type.
 
         Fields of `linformer` that this version does not know are kept, with a warning.
 
         Raises:
-            InputError: where `linformer` is not what `linearize` has written.
+            InputError: if `linformer` was not written by `linearize`.
         """
         fields = check_fields(config_dict.get("linformer"))
         if cls is not LinearizedConfig:
@@ -76,20 +76,20 @@ class LinearizedConfig(PreTrainedConfig):
         self._output_attentions = value
 
     def validate_output_attentions(self) -> None:
-        """Nothing to refuse: transformers takes it of `eager` attention only, ours gives P̄ as well."""
+        """Accept any value: transformers allows it with `eager` attention only, but linear attention returns P̄ too."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As in transformers, with our attention implementation, so that a class without E and F refuses to load it."""
+        """As in transformers, with `attn_implementation`, so that loading it in a class without E and F fails."""
         return {**super().to_dict(), "attn_implementation": IMPLEMENTATION}
 
 
 class LinearizedModel(LengthCheckedModel):
-    """What all linearised models have beside what they were."""
+    """Base class of linearised models: E and F, length checks and resizing."""
 
     def __init__(self, config: Any, *arguments: Any, **named: Any) -> None:
         if not config.linformer:
             raise InputError(
-                f"config: expected that of a linear model (`linearize` makes one), got {type(config).__name__}"
+                f"config: expected that of a linearised model (see `linearize`), got {type(config).__name__}"
             )
         if (asked := config._attn_implementation) is not None:
             _check_implementation(asked)
@@ -109,10 +109,10 @@ class LinearizedModel(LengthCheckedModel):
             super()._init_weights(module)
 
     def set_attn_implementation(self, attn_implementation: Any, *arguments: Any, **named: Any) -> None:
-        """Attention is linear, and stays so.
+        """Accept linear attention only.
 
         Raises:
-            InputError: for any other, which would ignore E and F.
+            InputError: for any other implementation, which would ignore E and F.
         """
         _check_implementation(attn_implementation)
         super().set_attn_implementation(attn_implementation, *arguments, **named)
@@ -122,7 +122,7 @@ class LinearizedModel(LengthCheckedModel):
         return [module for module in self.modules() if isinstance(module, SequenceProjection)]
 
     def attention_names(self) -> list[str]:
-        """The modules that attend, within the base model, those with a window too."""
+        """Names of all attention modules within the base model, including those with a window."""
         fields = self.config.linformer
         known = {*fields["layers"], *fields["local_layers"]}
         return [name for name, _ in self.base_model.named_modules() if name in known]
@@ -133,20 +133,20 @@ class LinearizedModel(LengthCheckedModel):
 
     @torch.no_grad()
     def resize_sequence_length(self, seq_len: int, *, mode: ResizeMode = "extend") -> None:
-        """Change the longest sequence, in place; the configuration follows.
+        """Change the maximum sequence length in-place; the configuration is updated.
 
         Args:
             seq_len: The new n in tokens.
-            mode: How new positions are made: repeated (`extend`) or stretched (`interpolate`). E, F and windows follow
-                as of `LinformerPreTrainedModel.resize_sequence_length`; where shorter inputs are stretched, E and F are
-                stretched in either mode, which for a multiple of n changes nothing but rounding for texts of up to n.
+            mode: How position embeddings are resized: repeated (`extend`) or interpolated (`interpolate`). E, F and
+                windows follow as in `LinformerPreTrainedModel.resize_sequence_length`. With shorter_input `stretch`, E
+                and F are stretched in either mode; for a multiple of n, this changes texts of up to n by rounding only.
 
-        The `model_max_length` of a tokenizer beside the model, and `max_seq_length` of sentence-transformers, are their
-        owner's to set: until then they cut texts as before, which loading the model says.
+        The tokenizer's `model_max_length` and sentence-transformers' `max_seq_length` are not changed: until you set
+        them, texts are truncated as before, and loading the model warns about it.
 
         Raises:
-            InputError: for a length that the mode or the number of slots does not allow, and a model without positions
-                of tokens. Nothing is changed then.
+            InputError: for a length that the mode or the number of slots does not allow, and for a model without
+                positions of tokens. Nothing is changed then.
         """
         check_positions(self, seq_len, mode)
         projections = self.projections()
@@ -180,10 +180,10 @@ def _check_implementation(asked: Any) -> None:
 
 
 def attach(model: PreTrainedModel) -> None:
-    """Give the layers of a model the E and F that its configuration asks for, newly made.
+    """Add new E and F to the layers of a model, as its configuration describes.
 
     Raises:
-        InputError: for a configuration that is not that of this model.
+        InputError: for the configuration of another model.
     """
     fields = model.config.linformer
     base = model.base_model
@@ -210,12 +210,12 @@ def attach(model: PreTrainedModel) -> None:
     for name in fields["local_layers"]:
         modules[name].__dict__[ATTRIBUTE] = None
     PreTrainedModel.set_attn_implementation(model, IMPLEMENTATION)
-    for changed in (model, base):  # transformers asks by class what can be recorded, and learns it from constructors
+    for changed in (model, base):  # transformers fills this registry in constructors, under the original class
         output_capturing._CAN_RECORD_REGISTRY[changed] = changed._can_record_outputs
 
 
 def linear_config_class(base: Any) -> Any:
-    """The configuration of linearised models of a kind; with it transformers' Auto classes know the models too."""
+    """The linearised class of a configuration class; it and its models are registered with the Auto classes."""
     with _making:
         return _linear_config_class(base)
 
@@ -224,7 +224,7 @@ def linear_config_class(base: Any) -> Any:
 def _linear_config_class(base: Any) -> Any:
     namespace = {"model_type": MODEL_TYPE, "__module__": __name__, "__doc__": f"`{base.__name__}` with E and F."}
     made: Any = type(f"{_PREFIX}{base.__name__}", (LinearizedConfig, base), namespace)
-    made = strict(made)  # as of transformers' own; it collects the validators, which are not inherited
+    made = strict(made)  # as for transformers' own classes; it collects the validators, which are not inherited
     auto_classes: list[tuple[str, Any]] = inspect.getmembers(modeling_auto, inspect.isclass)
     for name, auto_class in auto_classes:
         mapping = getattr(auto_class, "_model_mapping", None)
@@ -236,7 +236,7 @@ def _linear_config_class(base: Any) -> Any:
 
 
 def linear_model_class(base: Any, config_class: Any) -> Any:
-    """The linearised kind of a model."""
+    """The linearised class of a model class."""
     with _making:
         return _linear_model_class(base, config_class)
 
@@ -253,9 +253,9 @@ def _linear_model_class(base: Any, config_class: Any) -> Any:
 
 
 def _checked_forward(base_forward: Callable[..., Any]) -> Callable[..., Any]:
-    """A model's own `forward`, which refuses longer texts first and obeys `config.output_attentions` at every depth.
+    """Wrap a model's `forward`: check the length first, and apply `config.output_attentions` at every depth.
 
-    It has the signature of the model's own, which transformers' Trainer and exporters read.
+    The wrapper keeps the signature, which transformers' Trainer and exporters read.
     """
     names = list(inspect.signature(base_forward).parameters)[1:]
 
@@ -277,17 +277,17 @@ def _checked_forward(base_forward: Callable[..., Any]) -> Callable[..., Any]:
 
 @torch.compiler.assume_constant_result
 def _prepare_to_record(model: PreTrainedModel) -> None:
-    """Install transformers' recording hooks while compiling, outside of the graph: their lock would break it."""
+    """Install transformers' recording hooks outside of the graph when compiling: their lock would break the graph."""
     output_capturing.maybe_install_capturing_hooks(model)
 
 
 def stock_name(name: str) -> str:
-    """The class that a linearised one was made of, by its name."""
+    """The name of the original class of a linearised one."""
     return name.removeprefix(_PREFIX)
 
 
 def __getattr__(name: str) -> Any:
-    """The classes by their names, which is how pickle asks for them in another process."""
+    """Look up classes by name, as pickle does in another process."""
     base = getattr(transformers, stock_name(name), None) if name.startswith(_PREFIX) else None
     if base is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

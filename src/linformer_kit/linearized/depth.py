@@ -1,4 +1,4 @@
-"""An encoder with fewer layers."""
+"""Removal of encoder layers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from linformer_kit.linearized.layers import attention_layers
 
 
 def layers_to_keep(model: PreTrainedModel, count: int) -> list[int]:
-    """Numbers of `count` layers at even distances, the last one among them.
+    """Indices of `count` layers at even distances, including the last one.
 
     Raises:
-        InputError: for more layers than there are, or a model whose layers cannot be taken out.
+        InputError: for more layers than the model has, or a model whose layers cannot be removed.
     """
     layers = attention_layers(model)
     containers = {_container(layer.name) for layer in layers}
@@ -29,7 +29,7 @@ def layers_to_keep(model: PreTrainedModel, count: int) -> list[int]:
 
 
 def keep_layers(model: PreTrainedModel, numbers: Sequence[int]) -> None:
-    """Take out all layers of a model but these, in place."""
+    """Remove all other layers of a model, in-place."""
     name = _container(attention_layers(model)[0].name)
     layers = model.base_model.get_submodule(name)
     model.base_model.set_submodule(name, nn.ModuleList([layers[number] for number in numbers]))
@@ -37,7 +37,7 @@ def keep_layers(model: PreTrainedModel, numbers: Sequence[int]) -> None:
 
 
 def _container(attention_name: str) -> str:
-    """The list that holds the layer that holds an attention module."""
+    """Name of the module list with the layer of an attention module."""
     parts = attention_name.split(".")
     innermost = max(place for place, part in enumerate(parts) if part.isdigit())
     return ".".join(parts[:innermost])

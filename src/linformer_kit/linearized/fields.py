@@ -1,4 +1,4 @@
-"""The field `linformer` of the configuration of a linearised model: what `linearize` writes, and E and F made of it."""
+"""The configuration field `linformer` of linearised models: its checks, and the E and F built from it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _are_names(value: Any) -> bool:
     return isinstance(value, list) and all(map(_is_word, value)) and len(set(value)) == len(value)
 
 
-# What `linearize` writes, and a check of each value.
+# The entries that `linearize` writes, and a check of each value.
 _FIELDS: dict[str, Callable[[Any], bool]] = {
     "base_model_type": _is_word,
     "layers": _are_names,
@@ -38,7 +38,7 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     "num_heads": _is_size,
     "head_dim": _is_size,
     "seq_len": _is_size,
-    "projected_dim": lambda value: isinstance(value, (int, list)),  # the projection has more to say
+    "projected_dim": lambda value: isinstance(value, (int, list)),  # the projection checks the values
     "sharing": _is_word,
     "projection": _is_word,
     "projection_initializer": _is_word,
@@ -47,10 +47,10 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
 
 
 def check_fields(fields: Any) -> dict[str, Any]:
-    """The fields, checked; unknown ones (of a later version) are kept, with a warning.
+    """Check the fields; unknown ones (of a later version) are kept, with a warning.
 
     Raises:
-        InputError: where they are not what `linearize` writes.
+        InputError: if they were not written by `linearize`.
     """
     if not isinstance(fields, dict) or not fields.keys() >= _FIELDS.keys():
         raise InputError(f"linformer: expected {', '.join(sorted(_FIELDS))} in config.json, got {fields!r}")
@@ -63,10 +63,10 @@ def check_fields(fields: Any) -> dict[str, Any]:
 
 
 def new_projections(fields: dict[str, Any]) -> list[SequenceProjection]:
-    """E and F of each layer, or the one of all, as a configuration says.
+    """Build E and F of each layer, or the shared one of all layers, from the fields.
 
     Raises:
-        InputError: for what does not fit.
+        InputError: for invalid values.
     """
     layers, dims = len(fields["layers"]), fields["projected_dim"]
     if isinstance(dims, list) and len(dims) != layers:
@@ -97,5 +97,5 @@ def slots_of_layer(fields: dict[str, Any], layer: int) -> int | list[int]:
 
 
 def groups_of_layer(fields: dict[str, Any], layer: int) -> HeadGroups:
-    """The heads of a layer by their numbers of slots."""
+    """The heads of a layer, grouped by number of slots."""
     return HeadGroups.of(slots_by_head(slots_of_layer(fields, layer), fields["num_heads"]))

@@ -1,4 +1,4 @@
-"""Which layers of an encoder attend through transformers' interface, found by running it once on a short input."""
+"""Find the layers of an encoder that use transformers' attention interface, by one run on a short input."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _TOKENS = 4
 
 
 class AttentionLayer(NamedTuple):
-    """One module that attends.
+    """One attention module.
 
     Attributes:
-        name: Within the base model, as `named_modules` has it.
+        name: Name within the base model, as in `named_modules`.
         module: The module.
         num_heads: h.
         head_dim: d.
-        keys: How many there were.
-        local: Whether a window limits what each token sees.
+        keys: Number of keys in the run.
+        local: Whether attention is limited to a sliding window.
     """
 
     name: str
@@ -44,12 +44,12 @@ _seen: ContextVar[dict[nn.Module, dict[str, Any]]] = ContextVar("seen")
 
 @torch.no_grad()
 def attention_layers(model: PreTrainedModel) -> list[AttentionLayer]:
-    """The layers that attend, in the order in which they do; a module that does so repeatedly is one layer.
+    """The attention layers in the order of their calls; a module that is called repeatedly is one layer.
 
     Raises:
-        InputError: with the reason why the model cannot be made linear.
+        InputError: with the reason why the model cannot be linearised.
     """
-    _refuse_by_configuration(model)
+    _check_configuration(model)
     seen: dict[nn.Module, dict[str, Any]] = {}
     token = _seen.set(seen)
     try:
@@ -64,19 +64,19 @@ def attention_layers(model: PreTrainedModel) -> list[AttentionLayer]:
             f"model: expected attention through transformers' attention interface, got {kind}, which has its own"
         )
     if torch.equal(before, after):
-        raise InputError(f"model: expected an encoder, got {kind}, whose tokens see only what is before them")
+        raise InputError(f"model: expected an encoder, got {kind}, whose tokens attend only to earlier ones")
     names = {module: name for name, module in model.base_model.named_modules()}
     return [AttentionLayer(names[module], module, **found) for module, found in seen.items()]
 
 
-def _refuse_by_configuration(model: PreTrainedModel) -> None:
+def _check_configuration(model: PreTrainedModel) -> None:
     if not isinstance(model, PreTrainedModel):
         raise InputError(f"model: expected one of transformers, got {type(model).__name__}")
     config, kind = model.config, type(model).__name__
     if getattr(config, "is_encoder_decoder", False):
         raise InputError(f"model: expected an encoder, got {kind}, an encoder with a decoder")
     if getattr(config, "is_decoder", False) or getattr(config, "add_cross_attention", False):
-        raise InputError(f"model: expected an encoder, got {kind}, a decoder (its configuration says so)")
+        raise InputError(f"model: expected an encoder, got {kind}, a decoder by its configuration")
     if len(config.sub_configs) > 1:
         parts = ", ".join(sorted(config.sub_configs))
         raise InputError(f"model: expected an encoder, got {kind}, which has several: {parts}")
@@ -91,10 +91,10 @@ def _refuse_by_configuration(model: PreTrainedModel) -> None:
 
 
 def _two_inputs(model: PreTrainedModel) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """An input, and one that differs at its end only."""
+    """An input, and one that differs only at its end."""
     config, name, device = model.config, model.main_input_name, model.device
     if name == "input_ids":
-        first = torch.arange(1, _TOKENS + 1, device=device)[None]  # none of them is padding twice
+        first = torch.arange(1, _TOKENS + 1, device=device)[None]  # distinct ids other than padding
         first = first + (config.pad_token_id or 0)
         first = first % config.vocab_size
         second = first.clone()
@@ -116,7 +116,7 @@ def _first_position(outputs: Any) -> Tensor:
 
 @contextmanager
 def _probing(model: PreTrainedModel) -> Iterator[None]:
-    """In evaluation mode and with an attention that records its calls; afterwards the model is as before."""
+    """Run in evaluation mode with an attention function that records its calls; the model is restored afterwards."""
     before, training = model.config._attn_implementation, [module for module in model.modules() if module.training]
     model.eval()
     model.set_attn_implementation(_NAME)
@@ -129,10 +129,10 @@ def _probing(model: PreTrainedModel) -> Iterator[None]:
 
 
 def check_weights(module: nn.Module, arguments: Mapping[str, Any]) -> None:
-    """Refuse attention with terms that linear attention does not compute.
+    """Raise an error for attention with terms that linear attention does not compute.
 
     Raises:
-        InputError: that names the argument of the attention function.
+        InputError: with the name of the argument of the attention function.
     """
     for name in ("softcap", "s_aux", "position_bias"):
         if arguments.get(name) is not None:

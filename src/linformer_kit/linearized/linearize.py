@@ -1,4 +1,4 @@
-"""Make an encoder of transformers linear, in place."""
+"""Linearise an encoder of transformers, in-place."""
 
 from __future__ import annotations
 
@@ -33,33 +33,34 @@ def linearize(
     max_position_embeddings: int | None = None,
     resize_mode: ResizeMode = "extend",
 ) -> LinearizedModel:
-    """Make a pretrained encoder linear: its attention goes over k slots, all its weights stay.
+    """Linearise a pretrained encoder: attention goes over k slots, and all weights are kept.
 
-    It works for encoders of transformers that attend through its attention interface; the model is changed in place,
-    becomes a subclass of what it was (`LinearBertForMaskedLM`) with a configuration of its own, and saves and loads
-    like any other, with a model type of its own. Layers with a sliding window keep it. Keys arrive with W_K applied, so
-    the cheaper order of multiplications is left to the models of this package (`linformer convert`). E and F are
-    untrained: distil (`linformer distill`) or train on before use. With as many slots as tokens nothing changes but
-    rounding.
+    This supports encoders that use transformers' attention interface. The model is changed in-place and becomes a
+    subclass of its class (such as `LinearBertForMaskedLM`) with its own configuration and model type; it saves and
+    loads like any other. Layers with a sliding window are unchanged. W_K is applied to the keys before E, so the
+    cheaper order of multiplications is available only in the models of this package (`linformer convert`). E and F are
+    untrained: distil (`linformer distill`) or fine-tune the model before use. With as many slots as tokens, outputs
+    change by rounding only.
 
     Args:
         model: Any encoder, with or without a head.
-        projected_dim: k, at most n; or one for each layer, or a list of one for each head for each layer; default: 128,
-            or n if that is less.
+        projected_dim: k, at most n; or a list with one k per layer, or with a list of one k per head for each layer;
+            default: 128, or n if that is less.
         sharing: `none`, `headwise`, `key_value` or `layerwise` (section 4 of the paper).
-        projection: Name of a projection (`projection.PROJECTIONS`).
-        shorter_input: What texts shorter than n use: E and windows resampled to their length (`stretch`), which leaves
-            short texts nearly as they were, or the first columns and windows (`prefix`).
-        projection_initializer: How E and F of projection `linear` start (`projection.starts`).
-        max_position_embeddings: Another n in tokens; default: the longest input of the model.
-        resize_mode: How positions for it are made: repeated (`extend`) or stretched (`interpolate`).
+        projection: Name of a projection (`operator.projections.PROJECTIONS`).
+        shorter_input: What texts shorter than n use: E and windows resampled to their length (`stretch`), which changes
+            the outputs of short texts little, or the first columns and windows (`prefix`).
+        projection_initializer: Initialisation of E and F of projection `linear` (`operator.projections.starts`).
+        max_position_embeddings: n, the new maximum length in tokens; default: that of the model.
+        resize_mode: How position embeddings are resized to n: repeated (`extend`) or interpolated (`interpolate`).
 
     Returns:
-        The model. Each E and F is a parameter `[projected_dim, n]`, for sharing `none` with the heads in front, at
+        The model. Each E and F is a parameter `[projected_dim, n]`, for sharing `none` with a first axis of heads, at
         `<attention layer>.linformer`, for `layerwise` at the base model's `linformer`.
 
     Raises:
-        InputError: for a decoder, a model outside the interface, and settings that do not fit. Nothing is changed then.
+        InputError: for a decoder, a model that does not use the interface, and invalid settings. Nothing is changed
+            then.
 
     Example:
         >>> model = lk.linearize(AutoModel.from_pretrained("FacebookAI/roberta-base"), projected_dim=128)
@@ -68,7 +69,7 @@ def linearize(
         ("projection_initializer", projection_initializer, get_args(ProjectionInitializer)),
         ("resize_mode", resize_mode, get_args(ResizeMode)),
     ):
-        if value not in known:  # whatever of them is used
+        if value not in known:  # checked even if unused
             raise InputError(f"{field}: expected one of {', '.join(known)}, got {value!r}")
     layers = attention_layers(model)
     if max_position_embeddings is not None:
@@ -84,7 +85,7 @@ def linearize(
     }
     default = min(DEFAULT_PROJECTED_DIM, fields["seq_len"])
     fields["projected_dim"] = default if projected_dim is None else _lists(projected_dim)
-    new_projections(fields)  # refused before anything is changed
+    new_projections(fields)  # raises errors before anything is changed
     _own_configuration(model)
     stock: tuple[Any, Any] = type(model), type(model.config)
     config_class = linear_config_class(stock[1])
@@ -99,7 +100,7 @@ def linearize(
 
 
 def _of_layers(layers: list[AttentionLayer], model: PreTrainedModel) -> dict[str, Any]:
-    """The fields of a configuration that describe the layers."""
+    """Configuration fields that describe the layers."""
     kind = type(model).__name__
     linear = [layer for layer in layers if not layer.local]
     if not linear:
@@ -125,12 +126,12 @@ def _longest(model: PreTrainedModel, layers: list[AttentionLayer]) -> int:
 
 
 def _lists(projected_dim: Any) -> Any:
-    """As JSON will have it."""
+    """Convert tuples to lists, as JSON does."""
     return [_lists(dim) for dim in projected_dim] if isinstance(projected_dim, (list, tuple)) else projected_dim
 
 
 def _own_configuration(model: PreTrainedModel) -> None:
-    """A configuration of its own: other models may have been made of the same object."""
+    """Give the model its own copy of the configuration, since other models may share the object."""
     shared, own = model.config, copy.deepcopy(model.config)
     for module in model.modules():
         if getattr(module, "config", None) is shared:

@@ -1,4 +1,4 @@
-"""The longest input of transformers' encoders, and another one."""
+"""The maximum input length of transformers' encoders, and resizing it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from linformer_kit.operator.projections import check_resize, is_integer
 from linformer_kit.operator.projections.resampling import resize_positions
 
 _TABLE = "position_embeddings"
-LONGEST = 1 << 24  # tokens; a larger number is taken for a mistake: no machine has the memory for it
-_OF_POSITIONS = ("position_ids", "token_type_ids")  # buffers as long as the table
+LONGEST = 1 << 24  # tokens; larger numbers are treated as a mistake, since no machine has the memory for them
+_OF_POSITIONS = ("position_ids", "token_type_ids")  # buffers of the same length as the table
 
 
 class Table(NamedTuple):
-    """A table of positions: the module that has it, and its unused first rows (RoBERTa's)."""
+    """A table of position embeddings: its owner, the embedding, and the number of unused first rows (as in RoBERTa)."""
 
     owner: nn.Module
     embedding: nn.Embedding
@@ -30,7 +30,7 @@ class Table(NamedTuple):
 
 
 def position_tables(model: nn.Module) -> list[Table]:
-    """All tables of positions of tokens."""
+    """All tables of token positions in a model."""
     found = []
     for owner in model.modules():
         embedding = getattr(owner, _TABLE, None)
@@ -42,36 +42,36 @@ def position_tables(model: nn.Module) -> list[Table]:
 
 
 def longest_input(model: PreTrainedModel) -> int | None:
-    """n in tokens: what the tables hold, else what the configuration says; None if nothing limits it."""
+    """n in tokens: the size of the tables, else the configuration's value; None if there is no limit."""
     tables = [table.positions for table in position_tables(model)]
     return min(tables, default=getattr(model.config, "max_position_embeddings", None))
 
 
 def check_positions(model: PreTrainedModel, seq_len: int, mode: str) -> None:
-    """Refuse what `set_positions` cannot do.
+    """Check that `set_positions` can resize a model.
 
     Raises:
-        InputError: for a model whose inputs have one length, and a length that the mode does not allow.
+        InputError: for a model with inputs of a fixed length, and a length that the mode does not allow.
     """
     now = longest_input(model)
     tables = bool(position_tables(model))
     if now is not None and not tables and not any("Rotary" in type(module).__name__ for module in model.modules()):
         kind = type(model).__name__
-        raise InputError(f"seq_len: expected none for {kind}, whose positions are not known here, got {seq_len}")
+        raise InputError(f"seq_len: expected none for {kind}, whose positions are not supported, got {seq_len}")
     if not is_integer(seq_len):
         raise InputError(f"seq_len: expected a number of tokens, got {seq_len!r}")
     if seq_len > LONGEST:
         raise InputError(f"seq_len: expected at most {LONGEST:,}, got {seq_len:,}")
     if now is None:
         raise InputError(
-            f"seq_len: expected none for {type(model).__name__}, whose inputs have one size, got {seq_len}"
+            f"seq_len: expected none for {type(model).__name__}, whose inputs have a fixed size, got {seq_len}"
         )
     check_resize(now, seq_len, mode)
 
 
 @torch.no_grad()
 def set_positions(model: PreTrainedModel, seq_len: int, mode: str) -> None:
-    """Make tables (`position_embeddings`) and configuration of a model fit sequences of seq_len tokens."""
+    """Resize the tables (`position_embeddings`) and the configuration of a model to seq_len tokens, in-place."""
     now = longest_input(model)
     assert now is not None
     for owner, old, unused in position_tables(model):

@@ -1,1 +1,1 @@
-"""The Linformer encoder and its heads, as models of transformers."""
+"""The Linformer encoder and its heads, as transformers models."""

@@ -1,4 +1,4 @@
-"""`LinformerConfig`: the architecture of a Linformer as Hugging Face saves it."""
+"""`LinformerConfig`: the architecture of a Linformer as a transformers configuration."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from linformer_kit.settings import (
 
 logger = logging.getLogger(__name__)
 
-# What transformers itself passes to or stores in a configuration beside its dataclass fields.
+# Names other than dataclass fields that transformers passes to a configuration or stores in it.
 _TRANSFORMERS_FIELDS = frozenset(
     (
         "_attn_implementation",
@@ -44,7 +44,7 @@ _TRANSFORMERS_FIELDS = frozenset(
         "output_attentions",
         "quantization_config",  # of a model with int8 weights
         "torch_dtype",
-        "use_cache",  # Trainer writes it into every configuration
+        "use_cache",  # transformers' Trainer writes it into every configuration
     )
 )
 _POSITIVE = (
@@ -72,17 +72,17 @@ class LinformerConfig(ModelSettings, PreTrainedConfig):
 
     In the paper's letters: `max_position_embeddings` n, `projected_dim` k, `hidden_size` d_m, `num_attention_heads` h.
 
-    One field more is for encoders that come from elsewhere: with `pooler`, `LinformerModel` has BERT's pooler, a linear
-    map and tanh over the first token. Models with a head never do.
+    An additional field is for converted encoders: with `pooler`, `LinformerModel` has BERT's pooler, a linear map and
+    tanh over the first token. Models with a head have no pooler.
 
     Example:
         >>> config = LinformerConfig(max_position_embeddings=4096, projected_dim=256, sharing="layerwise")
 
-    The constructor refuses unknown fields; what reads a file (`from_pretrained`, `from_json_file`, `from_dict`) keeps
-    those of the file, since a later version or a user may have written them.
+    The constructor raises an error for unknown fields. `from_pretrained`, `from_json_file` and `from_dict` keep unknown
+    fields of the file, since a later version or a user may have written them.
 
     Raises:
-        InputError: a ValueError that names the field, what was expected and what was got; for unknown fields too.
+        InputError: a ValueError with the name of the field, the expected and the given value; for unknown fields too.
     """
 
     model_type = "linformer"
@@ -96,33 +96,33 @@ class LinformerConfig(ModelSettings, PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Read what a file has; fields that this version does not know are kept, with a warning, and saved again.
+        """Build a configuration from the content of a file; unknown fields are kept, with a warning, and saved again.
 
         Raises:
-            InputError: for a value that a field does not take, in the file or among the keywords, and for a keyword
-                that is a misspelt field.
+            InputError: for an invalid value of a field, in the file or among the keywords, and for a keyword that is a
+                misspelt field.
         """
         fields = {field.name for field in dataclasses.fields(cls)}
         unknown = {name: config_dict[name] for name in config_dict.keys() - fields - _TRANSFORMERS_FIELDS}
         if unknown:
             warn_of_unknown(frozenset(unknown))
         known = {name: value for name, value in config_dict.items() if name not in unknown}
-        unknown = {name: value for name, value in unknown.items() if not hasattr(cls, name)}  # replaces no method
+        unknown = {name: value for name, value in unknown.items() if not hasattr(cls, name)}  # must not replace methods
         returns_unused = kwargs.pop("return_unused_kwargs", False)
         config, unused = super().from_dict(
             {**known, "_from_file": unknown} if unknown else known, return_unused_kwargs=True, **kwargs
         )
-        _check_fields(config)  # with the keywords, which are set one by one
-        # Callers pass on what is for tokenizers and models; only a field with a wrong letter is surely for this one.
+        _check_fields(config)  # again, since the keywords are set one by one
+        # Callers may pass keywords for tokenizers and models; only a near match of a field is treated as misspelt.
         _refuse_unknown(name for name in unused if difflib.get_close_matches(name, fields, 1, 0.9))
         return (config, unused) if returns_unused else config
 
     @classmethod
     def from_pretrained(cls, *arguments: Any, **kwargs: Any) -> Any:
-        """As of transformers, except that unknown keywords raise an error where they would be ignored.
+        """As in transformers, except that unknown keywords raise an error instead of being ignored.
 
         Raises:
-            InputError: as `from_dict`, and for unknown keywords unless `return_unused_kwargs` gives them back.
+            InputError: as `from_dict`, and for unknown keywords unless `return_unused_kwargs` is true.
         """
         returns_unused = kwargs.pop("return_unused_kwargs", False)
         config, unused = super().from_pretrained(*arguments, return_unused_kwargs=True, **kwargs)
@@ -133,7 +133,7 @@ class LinformerConfig(ModelSettings, PreTrainedConfig):
 
     @classmethod
     def from_json_file(cls, json_file: str | os.PathLike[str]) -> Any:
-        """As of transformers, by `from_dict`."""
+        """As in transformers, through `from_dict`."""
         return cls.from_dict(cls._dict_from_json_file(json_file))
 
     def projected_dim_of(self, layer: int) -> int | list[int]:
@@ -147,7 +147,7 @@ class LinformerConfig(ModelSettings, PreTrainedConfig):
 
 
 def _refuse_unknown(fields: Iterable[str]) -> None:
-    """A misspelt field is an error and not an attribute that nothing reads."""
+    """Raise an error for unknown fields, such as misspelt ones."""
     for name in fields:
         if name not in _TRANSFORMERS_FIELDS:
             raise InputError(f"{name}: expected a field of LinformerConfig, got an unknown one{_suggestion(name)}")
@@ -158,9 +158,9 @@ def _suggestion(name: str) -> str:
     return f" (did you mean {close[0]}?)" if close else ""
 
 
-@functools.cache  # once for the same fields: a model and its tokenizer read the same file several times
+@functools.cache  # warn once for the same fields: a model and its tokenizer read the same file several times
 def warn_of_unknown(names: frozenset[str]) -> None:
-    """Say which fields of a file are kept and not used."""
+    """Log a warning with the fields of a file that are kept and not used."""
     listed = ", ".join(f"{name}{_suggestion(name)}" for name in sorted(names))
     logger.warning("config.json: kept fields that this version does not know and does not use: %s", listed)
 
@@ -202,10 +202,10 @@ def _check_fields(config: LinformerConfig) -> None:
 
 
 def check_projected_dim(config: ModelSettings, projected_dim: Any) -> None:
-    """Check a k: an integer, one for each layer, or one for each head of each layer, by the other fields.
+    """Check k against the other fields: an integer, one for each layer, or one for each head of each layer.
 
     Raises:
-        InputError: if it has another form, is out of range, or differs where the projection cannot.
+        InputError: if it has another form, is out of range, or differs between heads or layers that must have one k.
     """
     layers, heads = config.num_hidden_layers, config.num_attention_heads
     by_layer = projected_dim if isinstance(projected_dim, list) else [projected_dim]

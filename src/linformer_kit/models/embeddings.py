@@ -17,7 +17,7 @@ from linformer_kit.operator.projections.resampling import resize_positions
 
 
 class LinformerEmbeddings(nn.Module):
-    """Words, positions and, where the configuration has them, token types; then LayerNorm and dropout."""
+    """Embeddings of words, positions and (if configured) token types, summed; then LayerNorm and dropout."""
 
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class LinformerEmbeddings(nn.Module):
         return self.dropout(self.layer_norm(embeddings))
 
     def resize_positions(self, seq_len: int, mode: str) -> None:
-        """Repeat the positions periodically up to seq_len (`extend`), or stretch them over it (`interpolate`)."""
+        """Repeat the positions periodically up to seq_len (`extend`), or interpolate them to it (`interpolate`)."""
         old = self.position_embeddings.weight
         unused, positions = old[: self.position_offset], old[self.position_offset :]
         resized = resize_positions(positions, seq_len, mode)
@@ -69,7 +69,7 @@ class LinformerEmbeddings(nn.Module):
 
 
 def check_position_table(model: PreTrainedModel) -> None:
-    """Refuse a table of positions that is not a plain embedding (an adapter, for example): its rows are not accessible.
+    """Raise an error for a position table that is no plain embedding (such as an adapter): its rows are not accessible.
 
     Raises:
         InputError: for anything but a plain embedding.

@@ -35,7 +35,7 @@ class LocalConvolution(nn.Module):
 
     Args:
         embed_dim: Width of inputs and output.
-        width: w, tokens that an output sees, an odd number.
+        width: w, the kernel size in tokens, an odd number.
     """
 
     def __init__(self, embed_dim: int, width: int) -> None:
@@ -44,7 +44,7 @@ class LocalConvolution(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Uniform with variance 1/(3w), as torch's convolutions."""
+        """Initialise uniformly with variance 1/(3w), as torch's convolutions."""
         init.uniform_(self.weight, -(self.weight.shape[1] ** -0.5), self.weight.shape[1] ** -0.5)
 
     def extra_repr(self) -> str:
@@ -56,12 +56,12 @@ class LocalConvolution(nn.Module):
         padding: Padding | None,
         rows: slice | None = None,
     ) -> Float[Tensor, "batch rows embed"]:
-        """Convolve over the real tokens, wherever padding stands.
+        """Convolve over the real tokens; padding may be anywhere.
 
         Args:
             hidden: Inputs.
-            padding: Which of them are real; None: all.
-            rows: Positions that are wanted, of inputs that are padded on the right only; None: all.
+            padding: Padding of the inputs; None: all tokens are real.
+            rows: Positions to compute, only for right-padded inputs; None: all.
         """
         if padding is not None and padding.order is not None:
             return padding.put_back(self(padding.real_first(hidden), padding.reordered()))
@@ -73,7 +73,7 @@ class LocalConvolution(nn.Module):
             hidden = hidden[:, first : rows.stop + reach]
         if padding is not None:
             hidden = zero_padding(hidden, padding.mask[:, first : first + hidden.shape[1]])
-        # As an image of one row with channels last, the one layout that is fast on CPUs.
+        # As an image of one row with channels last, the only layout that is fast on CPUs.
         image = hidden.transpose(1, 2)[:, :, None]
         convolved = F.conv2d(image, self.weight[:, None, None], padding=(0, reach), groups=embed)[:, :, 0].transpose(
             1, 2
@@ -124,7 +124,7 @@ class LinformerLayer(GradientCheckpointingLayer):
         *,
         overwrite: bool = False,
     ) -> tuple[Float[Tensor, "batch seq_len embed"], Float[Tensor, "batch heads seq_len slots"] | None]:
-        """One layer; with `overwrite` its result may take the place of `hidden`."""
+        """Run the layer; with `overwrite` the result may be written into `hidden`."""
         inputs = self.self_attn_layer_norm(hidden) if self.norm_first else hidden
         if not output_attentions and self._runs_in_blocks(hidden, padding):
             slots = self.self_attn.project(inputs, inputs, padding, projection=projection)
@@ -137,7 +137,7 @@ class LinformerLayer(GradientCheckpointingLayer):
         return self._feed_forward(hidden, attended), weights
 
     def _runs_in_blocks(self, hidden: Tensor, padding: Padding | None) -> bool:
-        """Whether queries go block by block: not where a convolution has neighbours that are not so in memory."""
+        """Whether queries run block by block: not if a convolution needs tokens that must be reordered first."""
         in_place = padding is None or padding.order is None or self.local_convolution is None
         own = type(self.self_attn) is LinformerAttention
         return own and in_place and kernels.runs_in_blocks(self, hidden, self.widest)
@@ -145,9 +145,9 @@ class LinformerLayer(GradientCheckpointingLayer):
     def _attend_in_blocks(
         self, hidden: Tensor, inputs: Tensor, padding: Padding | None, slots: list[Slots], overwrite: bool
     ) -> Tensor:
-        """What follows the projection, block by block: once the slots are there, no token needs another one."""
+        """Run everything after the projection block by block: given the slots, tokens are independent."""
         slots = [group.arranged() for group in slots]
-        # A convolution looks back at inputs of the block before.
+        # A convolution reads inputs of the previous block.
         keeps = inputs is hidden and self.local_convolution is not None
         output = hidden if overwrite and not keeps else torch.empty_like(hidden)
         batch, seq_len, _ = hidden.shape
@@ -160,7 +160,7 @@ class LinformerLayer(GradientCheckpointingLayer):
         return output
 
     def _feed_forward(self, hidden: Tensor, attended: Tensor) -> Tensor:
-        """What follows attention, token by token."""
+        """Run everything after attention; tokens are independent here."""
         hidden = hidden + self.dropout(attended)
         if not self.norm_first:
             hidden = self.self_attn_layer_norm(hidden)
@@ -174,15 +174,15 @@ class LinformerLayer(GradientCheckpointingLayer):
 
 
 class LinformerEncoder(nn.Module):
-    """The layers, with layerwise sharing the one projection that they all use, with `norm_first` a last LayerNorm."""
+    """The layers; with layerwise sharing also their shared projection, with `norm_first` also a final LayerNorm."""
 
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__()
         self.linear = config.attention == "linformer"
-        self.needs_order = self.linear or config.local_convolution > 0  # whether it matters where padding stands
+        self.needs_order = self.linear or config.local_convolution > 0  # whether real tokens must come first
         layerwise = self.linear and config.sharing == "layerwise"
         dims = [config.projected_dim_of(layer) if self.linear else None for layer in range(config.num_hidden_layers)]
-        # Owned here and passed down, so that the one matrix is saved, counted and trained once.
+        # Owned here and passed to the layers, so that the shared matrix is saved, counted and trained once.
         self.projection: SequenceProjection | None = (
             build_projection(
                 config.projection,
@@ -209,7 +209,7 @@ class LinformerEncoder(nn.Module):
 
     @property
     def projections(self) -> list[SequenceProjection | None]:
-        """What each layer projects with: its own, or the one of all."""
+        """The projection of each layer: its own, or the shared one."""
         return [_first(SequenceProjection, self.projection or attention) for attention in self.attentions]
 
     def forward(
@@ -221,12 +221,12 @@ class LinformerEncoder(nn.Module):
         output_hidden_states: bool,
         overwrite: bool = False,
     ) -> BaseModelOutput:
-        """All layers; with `overwrite` the memory of `hidden` is reused for their outputs, and its values are lost.
+        """Run all layers; with `overwrite` the memory of `hidden` is reused for their outputs, and its values are lost.
 
-        The hidden states and weights returned are those that the layers pass on, so that gradients can be retained.
+        Returned hidden states and weights are the tensors passed between layers, so their gradients can be retained.
         """
-        # Real tokens first, once for all layers, and back at the end. With hooks or foreign modules in the layers, or
-        # where their outputs are returned, each layer does it for itself, so that all of them see the original order.
+        # Move real tokens first once for all layers, and back at the end. If layers have hooks or foreign modules, or
+        # their outputs are returned, each layer reorders for itself, so that these see the original order.
         reorders = padding is not None and padding.order is not None and not (output_hidden_states or output_attentions)
         moved = padding if reorders and not any(map(may_need_whole, self.layers.modules())) else None
         if moved is not None:
@@ -234,7 +234,7 @@ class LinformerEncoder(nn.Module):
         hidden_states, attentions = [hidden] if output_hidden_states else [], []
         own = all(isinstance(layer, LinformerLayer) for layer in self.layers)
         overwrite = overwrite and not output_hidden_states and own
-        in_place = {"overwrite": True} if overwrite else {}  # foreign layers need not have the argument
+        in_place = {"overwrite": True} if overwrite else {}  # foreign layers may lack this argument
         # A function, because hooks that place a layer on a device (accelerate's) move every module among its arguments.
         projection = None if self.projection is None else functools.partial(self.projection)
         for layer in self.layers:
@@ -256,7 +256,7 @@ class LinformerEncoder(nn.Module):
         )
 
     def _normalise(self, hidden: Tensor, overwrite: bool) -> Tensor:
-        """The last LayerNorm, in place where its input is not needed any more."""
+        """Apply the final LayerNorm, in-place if its input is not needed any more."""
         assert self.layer_norm is not None
         batch, seq_len, embed = hidden.shape
         if not overwrite:
@@ -267,5 +267,5 @@ class LinformerEncoder(nn.Module):
 
 
 def _first(kind: type[Part], module: nn.Module) -> Part | None:
-    """The module itself or the first such one within: adapters and compilation wrap it."""
+    """The module itself or the first of this class inside it: adapters and compilation wrap modules."""
     return next((part for part in module.modules() if isinstance(part, kind)), None)

@@ -1,9 +1,9 @@
-"""The models for tasks: a head on top of the encoder.
+"""Models for tasks: the encoder with a head.
 
     LinformerForMaskedLM                the tied head of pretraining
     LinformerForSequenceClassification  classification and regression over the first token
     LinformerForTokenClassification     a label for each token
-    LinformerForQuestionAnswering       start and end of the answer in the text
+    LinformerForQuestionAnswering       start and end position of the answer
 
 Axes: batch, seq_len (n), embed (hidden_size), vocab, labels.
 """
@@ -32,7 +32,7 @@ from linformer_kit.settings import IGNORED_LABEL
 
 
 class LinformerLMHead(nn.Module):
-    """Hidden states to logits over the vocabulary, as in RoBERTa; the decoder is tied to the word embeddings."""
+    """Map hidden states to logits over the vocabulary, as in RoBERTa; the decoder is tied to the word embeddings."""
 
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__()
@@ -48,8 +48,8 @@ class LinformerLMHead(nn.Module):
 class LinformerForMaskedLM(LinformerPreTrainedModel):
     """Masked language model.
 
-    `logits` are `[batch, seq_len, vocab]`, in training as in evaluation, compiled or not. With `predicted_positions`
-    the head runs on some tokens only, and they are `[predicted, vocab]`: training needs no others than labelled ones.
+    `logits` are `[batch, seq_len, vocab]` in training and evaluation, compiled or not. With `predicted_positions` the
+    head runs on these tokens only, and logits are `[predicted, vocab]`: training needs the labelled tokens only.
     """
 
     _tied_weights_keys = {"lm_head.decoder.weight": "linformer.embeddings.word_embeddings.weight"}
@@ -80,15 +80,15 @@ class LinformerForMaskedLM(LinformerPreTrainedModel):
         num_items_in_batch: Tensor | int | None = None,
         predicted_positions: Int[Tensor, " predicted"] | None = None,
     ) -> MaskedLMOutput:
-        """Predict tokens. The arguments of `LinformerModel.forward`, and:
+        """Predict tokens. Takes the arguments of `LinformerModel.forward`, and:
 
         Args:
-            labels: The right tokens, -100 where there is nothing to predict.
-            num_items_in_batch: Labelled tokens in all forward passes of one update; the loss is their mean, so that
-                accumulated gradients equal those of the large batch. Default: those of this batch.
-            predicted_positions: Tokens to run the head on, counted through the whole batch: token t of sequence s is
-                s·seq_len + t. The loss is over their labels. `labelled_positions` returns those that have one. Default:
-                all tokens.
+            labels: Target tokens; -100 is ignored.
+            num_items_in_batch: Number of labelled tokens in all forward passes of one update; the loss is a mean over
+                them, so that accumulated gradients equal those of the large batch. Default: those of this batch.
+            predicted_positions: Tokens to run the head on, as indices into the flattened batch: token t of sequence s
+                is s·seq_len + t. The loss is over their labels. `labelled_positions` returns all labelled ones.
+                Default: all tokens.
         """
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs = self.linformer(*inputs, output_attentions, output_hidden_states, return_dict=True)
@@ -112,12 +112,12 @@ class LinformerForMaskedLM(LinformerPreTrainedModel):
 
 
 def labelled_positions(labels: Int[Tensor, "batch seq_len"]) -> Int[Tensor, " labelled"]:
-    """The tokens that have a label, as `LinformerForMaskedLM` takes its `predicted_positions`."""
+    """Indices of the labelled tokens in the flattened batch, for `predicted_positions` of `LinformerForMaskedLM`."""
     return (labels != IGNORED_LABEL).flatten().nonzero()[:, 0]
 
 
 class LinformerClassificationHead(nn.Module):
-    """The hidden state of the first real token to logits over the labels, as in RoBERTa."""
+    """Map the hidden state of the first real token to logits over the labels, as in RoBERTa."""
 
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__()
@@ -133,10 +133,10 @@ class LinformerClassificationHead(nn.Module):
 
 
 class LinformerForSequenceClassification(LinformerPreTrainedModel):
-    """Classification (one label or several) or regression of whole sequences, by `config.problem_type`.
+    """Classification (single-label or multi-label) or regression of whole sequences, by `config.problem_type`.
 
-    Without a problem_type it follows from the labels, as everywhere in transformers: one output is regression, integer
-    labels are classes, anything else is several labels at once.
+    Without a problem_type it is inferred from the labels, as in transformers: one output is regression, integer labels
+    are single-label, anything else is multi-label classification.
     """
 
     def __init__(self, config: LinformerConfig) -> None:
@@ -159,7 +159,7 @@ class LinformerForSequenceClassification(LinformerPreTrainedModel):
         output_hidden_states: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
     ) -> SequenceClassifierOutput:
-        """Classify. The arguments of `LinformerModel.forward`, and:
+        """Classify sequences. Takes the arguments of `LinformerModel.forward`, and:
 
         Args:
             labels: Class ids `[batch]`, or targets `[batch, num_labels]` (`[batch]` for one regression output).
@@ -179,7 +179,7 @@ class LinformerForSequenceClassification(LinformerPreTrainedModel):
 
 
 class LinformerForTokenClassification(LinformerPreTrainedModel):
-    """A label for each token, as for named entities."""
+    """Classification of each token, as for named entities."""
 
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__(config)
@@ -202,10 +202,10 @@ class LinformerForTokenClassification(LinformerPreTrainedModel):
         output_hidden_states: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
     ) -> TokenClassifierOutput:
-        """Label tokens. The arguments of `LinformerModel.forward`, and:
+        """Classify tokens. Takes the arguments of `LinformerModel.forward`, and:
 
         Args:
-            labels: Class of each token, -100 where there is none.
+            labels: Class of each token; -100 is ignored.
             num_items_in_batch: Labels in all forward passes of one update; see `LinformerForMaskedLM`.
         """
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
@@ -222,7 +222,7 @@ class LinformerForTokenClassification(LinformerPreTrainedModel):
 
 
 class LinformerForQuestionAnswering(LinformerPreTrainedModel):
-    """Extractive question answering: where in the text the answer starts and ends."""
+    """Extractive question answering: predicts the start and end position of the answer in the text."""
 
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__(config)
@@ -244,11 +244,11 @@ class LinformerForQuestionAnswering(LinformerPreTrainedModel):
         output_hidden_states: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
     ) -> QuestionAnsweringModelOutput:
-        """Find answers. The arguments of `LinformerModel.forward`, and:
+        """Find answers. Takes the arguments of `LinformerModel.forward`, and:
 
         Args:
-            start_positions: First token of each answer; one outside the sequence counts for nothing, as everywhere
-                in transformers, because long texts are cut.
+            start_positions: First token of each answer; positions outside the sequence are ignored, as in transformers,
+                because long texts are truncated.
             end_positions: Last token of each answer, likewise.
             num_items_in_batch: Answers in all forward passes of one update; see `LinformerForMaskedLM`.
         """

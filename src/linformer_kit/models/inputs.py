@@ -1,4 +1,4 @@
-"""What the models refuse among their inputs: shapes, types, and ids out of range.
+"""Checks of the models' inputs: shapes, types and ranges of ids.
 
 Axes: batch, seq_len (n).
 """
@@ -57,10 +57,10 @@ def check_inputs(
 
 
 def _check_token_types(token_type_ids: Tensor, type_vocab_size: int) -> None:
-    """Refuse token types out of range; a model without a table of them accepts only 0, as tokenizers write it."""
+    """Check the range of token types; a model without token types accepts only 0, which tokenizers may return."""
     if type_vocab_size:
         check_ids("token_type_ids", token_type_ids, type_vocab_size)
-    # Also on an accelerator: there nothing else would fail, and a second text would count as part of the first.
+    # Also on an accelerator: nothing else would raise an error, and a second text would count as part of the first.
     elif not has_values(token_type_ids):
         require_in_trace((token_type_ids == 0).all(), "token_type_ids: expected only 0 because type_vocab_size is 0")
     elif (token_type_ids != 0).any():
@@ -68,13 +68,13 @@ def _check_token_types(token_type_ids: Tensor, type_vocab_size: int) -> None:
 
 
 def check_mask(attention_mask: Tensor, shape: Sequence[int]) -> None:
-    """Refuse another shape, and in floating point a mask that is added to scores, which has 0 on real tokens."""
+    """Check the shape; a float mask must not be an additive one (0 on real tokens)."""
     if attention_mask.shape != tuple(shape):
         raise InputError(
             f"attention_mask: expected {list(shape)}, 1 on real tokens and 0 on padding, "
             f"got {list(attention_mask.shape)}"
         )
-    # Also on an accelerator: floating point is rare, and a mask that is read the wrong way round gives no error later.
+    # Also on an accelerator: float masks are rare, and an inverted mask raises no error later.
     if not attention_mask.is_floating_point() or not attention_mask.numel():
         return
     if not has_values(attention_mask):
@@ -82,7 +82,7 @@ def check_mask(attention_mask: Tensor, shape: Sequence[int]) -> None:
         require_in_trace(fits, "attention_mask: expected 1 on real tokens and 0 on padding in floating point")
     else:
         others = attention_mask[(attention_mask != 0) & (attention_mask != 1)]
-        if len(others) or not attention_mask.any():  # added to scores, a mask of zeros hides nothing
+        if len(others) or not attention_mask.any():  # only zeros: an additive mask without padding
             raise InputError(
                 "attention_mask: expected 1 on real tokens and 0 on padding in floating point, "
                 f"got {f'{others[0].item():g}' if len(others) else 'only 0'}"
@@ -97,7 +97,7 @@ def check_integers(name: str, ids: Tensor, shape: Sequence[int]) -> None:
 
 
 def check_ids(name: str, ids: Tensor | None, limit: int, *, ignored: int | None = None) -> None:
-    """Range of ids, where looking costs nothing; an accelerator has a check of its own."""
+    """Check the range of ids if reading their values is cheap; accelerators have their own check."""
     if ids is None or not values_are_cheap(ids):
         return
     ids = ids if ignored is None else ids[ids != ignored]

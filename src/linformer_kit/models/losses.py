@@ -1,4 +1,4 @@
-"""The losses of the heads: sums over the labels of a batch, divided by the labels of the whole update.
+"""Losses of the heads: sums over the labels of a batch, divided by the number of labels of the whole update.
 
 Axes: batch, seq_len (n), labels.
 """
@@ -38,11 +38,11 @@ def label_loss(
     labels: Tensor,
     num_items_in_batch: Tensor | int | None = None,
 ) -> Float[Tensor, ""]:
-    """The loss of whole sequences: cross-entropy, squared error, or binary cross-entropy of each label.
+    """Loss of whole sequences: cross-entropy, squared error, or binary cross-entropy of each label.
 
     Args:
         problem: `problem_type`.
-        logits: Of each sequence.
+        logits: Logits of each sequence.
         labels: Class ids `[batch]`, or targets of the shape of logits (`[batch]` for one regression output).
         num_items_in_batch: Labels in all forward passes of one update; default: those of this batch.
 
@@ -71,10 +71,10 @@ def position_loss(
     positions: Tensor,
     num_items_in_batch: Tensor | int | None = None,
 ) -> Float[Tensor, ""]:
-    """Cross-entropy over positions; one outside the sequence counts for nothing.
+    """Cross-entropy over positions; positions outside the sequence are ignored.
 
     Raises:
-        InputError: that names the argument, for positions of another shape or type.
+        InputError: with the name of the argument, for positions of another shape or type.
     """
     if positions.dim() == 2 and positions.shape[1] == 1:
         positions = positions[:, 0]
@@ -86,6 +86,6 @@ def position_loss(
 
 
 def _mean(losses: Tensor, count: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
-    """Sum over the items of this forward pass, divided by the number of those of the whole update."""
+    """Sum over the items of this forward pass, divided by the number of items in the whole update."""
     total = torch.as_tensor(count if num_items_in_batch is None else num_items_in_batch, device=losses.device)
     return losses.sum() / total.clamp(min=1)

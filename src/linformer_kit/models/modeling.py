@@ -1,7 +1,7 @@
-"""RoBERTa's architecture with Linformer attention, as transformers expects models to be.
+"""RoBERTa's architecture with Linformer attention, as transformers models.
 
-`LinformerModel` is `embeddings` and `encoder`; `heads` has the models for tasks, `inputs` what all of them refuse.
-With `attention="full"` in the configuration the same classes are the Transformer that Linformer is compared with.
+`LinformerModel` is `embeddings` and `encoder`; `heads` has the models for tasks, `inputs` the checks of their inputs.
+With `attention="full"` in the configuration, the same classes are the Transformer baseline.
 
 Axes: batch, seq_len (n), embed (hidden_size), heads, slots (projected_dim, or seq_len with full attention), vocab.
 """
@@ -44,7 +44,7 @@ def start_projection(projection: SequenceProjection) -> None:
 
 
 class LinformerPreTrainedModel(LengthCheckedModel):
-    """Initialisation, saving and loading, and what all Linformer models can do."""
+    """Base class of all Linformer models: initialisation, saving and loading, resizing."""
 
     config: LinformerConfig
     config_class = LinformerConfig
@@ -66,10 +66,10 @@ class LinformerPreTrainedModel(LengthCheckedModel):
             init.normal_(module.weight, std=module.in_features**-0.5)
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *arguments: Any, **named: Any) -> None:
-        """As of transformers.
+        """As in transformers.
 
         Raises:
-            InputError: for a model that `SequenceParallel` has split, without the whole one's `state_dict`.
+            InputError: for a model split by `SequenceParallel`, without the `state_dict` of the whole model.
         """
         given = arguments[1] if len(arguments) > 1 else named.get("state_dict")
         for name, module in self.named_modules():
@@ -88,17 +88,17 @@ class LinformerPreTrainedModel(LengthCheckedModel):
         return sum(module.matrix_count() for module in self.modules() if isinstance(module, SequenceProjection))
 
     def set_projected_dim(self, projected_dim: int | list[int] | list[list[int]] | None = None) -> None:
-        """Run with fewer slots than the model was made with; a call then costs what the smaller number costs.
+        """Run with fewer slots than the model was built with, at the cost of the smaller number.
 
-        Learned and random projections use the first rows of their matrices, pooling makes new windows. The weights
-        stay whole: they are saved as they were, and setting the number back gives the same outputs bit for bit.
+        Learned and random projections use the first rows of their matrices, pooling uses fewer and larger windows. The
+        weights are unchanged: they are saved as before, and resetting the number gives the same outputs bit for bit.
 
         Args:
-            projected_dim: k for all layers, for each, or for each head of each; None: as the model was made. A single
-                number is for the layers and heads that have more; those that have fewer keep what they have.
+            projected_dim: k for all layers, for each, or for each head of each; None: the model's own k. A single
+                number applies to layers and heads with a larger k; those with a smaller one keep it.
 
         Raises:
-            InputError: for more slots than the model was made with, for convolutions, whose kernel is tied to k, or
+            InputError: for more slots than the model was built with, for convolutions, whose kernel is tied to k, or
                 with full attention.
         """
         encoder = self._linear_encoder("set_projected_dim")
@@ -121,24 +121,24 @@ class LinformerPreTrainedModel(LengthCheckedModel):
 
     @torch.no_grad()
     def resize_sequence_length(self, seq_len: int, *, mode: ResizeMode = "extend") -> None:
-        """Change the longest sequence, in place; `config.max_position_embeddings` follows.
+        """Change the maximum sequence length in-place; `config.max_position_embeddings` is updated.
 
         Args:
             seq_len: The new n in tokens.
-            mode: `extend` keeps the columns of E and F and the positions, and repeats them periodically beyond: texts
-                of up to the old length give the same outputs bit for bit. Windows of pooling and convolution keep
-                their size and become more, and `config.projected_dim` follows; a random matrix gets new columns.
-                `interpolate` stretches E and F, whose row sums stay, kernels and positions over the new length, longer
-                or shorter; windows grow or shrink. Texts of the old length give other outputs.
+            mode: `extend` keeps the columns of E and F and the positions, and repeats them periodically: outputs of
+                texts up to the old length are unchanged, bit for bit. Windows of pooling and convolution keep their
+                size and their number grows, with `config.projected_dim`; a random matrix gets new columns.
+                `interpolate` stretches E and F (keeping their row sums), kernels and positions to the new length,
+                longer or shorter; windows grow or shrink. Outputs of texts of the old length change.
 
-        A number of slots set by `set_projected_dim` is forgotten. E, F and the positions become new parameters, so make
-        an optimizer afterwards; and models that share this model's configuration object are not resized with it. The
-        `model_max_length` of a tokenizer beside the model is its owner's to set: until then it cuts texts as before,
-        which loading the two says.
+        This resets `set_projected_dim`. E, F and the positions are replaced by new parameters, so create the optimizer
+        afterwards. Other models that share this model's configuration object are not resized. The tokenizer's
+        `model_max_length` is not changed: until you set it, texts are truncated as before, and loading the model warns
+        about it.
 
         Raises:
-            InputError: for a length under the old one with `extend`, or under the number of slots with `interpolate`;
-                where whole windows do not tile it; for `extend` with shorter_input `stretch`. Nothing is changed then.
+            InputError: for a length below the old one with `extend`, or below the number of slots with `interpolate`;
+                if whole windows do not tile it; for `extend` with shorter_input `stretch`. Nothing is changed then.
         """
         config = self.config
         projections = [module for module in self.modules() if isinstance(module, SequenceProjection)]
@@ -164,14 +164,14 @@ class LinformerPreTrainedModel(LengthCheckedModel):
 
 
 class LinformerModel(LinformerPreTrainedModel):
-    """Embeddings and encoder: token ids to hidden states.
+    """Embeddings and encoder: maps token ids to hidden states.
 
     Args:
         config: The architecture.
-        add_pooling_layer: Whether to make the pooler that `config.pooler` asks for; models with a head do not.
+        add_pooling_layer: Whether to add the pooler if `config.pooler` is true; models with a head do not.
 
     Raises (all models):
-        InputError: a ValueError that names the argument, what was expected and what was got.
+        InputError: a ValueError with the name of the argument, the expected and the given value.
     """
 
     def __init__(self, config: LinformerConfig, add_pooling_layer: bool = True) -> None:
@@ -198,19 +198,19 @@ class LinformerModel(LinformerPreTrainedModel):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
     ) -> BaseModelOutputWithPooling:
-        """Encode.
+        """Encode sequences.
 
         Args:
-            input_ids: Tokens; or give inputs_embeds.
+            input_ids: Token ids; exactly one of input_ids and inputs_embeds is needed.
             attention_mask: 1 on real tokens, 0 on padding; None if all are real.
-            token_type_ids: From 0 to type_vocab_size - 1; with a type_vocab_size of 0 only zeros, which change nothing.
-            position_ids: From 0; default: the count of real tokens before, so padding does not shift positions.
+            token_type_ids: From 0 to type_vocab_size - 1; with type_vocab_size 0 only zeros, which have no effect.
+            position_ids: From 0; default: the number of preceding real tokens, so padding does not shift positions.
             inputs_embeds: Word embeddings instead of input_ids.
             output_attentions: Also return the context mappings P̄ of all layers, `[batch, heads, seq_len, slots]`.
             output_hidden_states: Also return the embeddings and the output of each layer.
 
         Returns:
-            `last_hidden_state`, `[batch, seq_len, hidden_size]`, and what was asked for; with a pooler,
+            `last_hidden_state`, `[batch, seq_len, hidden_size]`, and the requested outputs; with a pooler,
             `pooler_output`, `[batch, hidden_size]`. Values at padded positions are undefined.
         """
         check_inputs(self.config, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
@@ -221,14 +221,14 @@ class LinformerModel(LinformerPreTrainedModel):
         padding_mask = None if attention_mask is None else attention_mask == 0
         if position_ids is None:
             position_ids = default_position_ids(padding_mask, inputs_embeds)
-        # A NaN in padding would pass through residuals into the gradients of shared weights.
+        # A NaN in padding would reach the gradients of shared weights through residuals.
         inputs_embeds = zero_padding(inputs_embeds, padding_mask)
         padding = None if padding_mask is None else Padding.of(padding_mask, ordered=self.encoder.needs_order)
         in_place = {"overwrite": True} if own and overwrite else {}
         if not self.config.type_vocab_size:
             token_type_ids = None
         hidden = self.embeddings(inputs_embeds, position_ids, token_type_ids, **in_place)
-        del inputs_embeds  # a name would keep its memory during the encoder's call
+        del inputs_embeds  # a reference would keep its memory during the encoder's call
         encoded = self.encoder(
             hidden,
             padding,

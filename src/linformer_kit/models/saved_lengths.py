@@ -1,6 +1,6 @@
-"""Length limits in files beside a saved model: those of its tokenizer and of sentence-transformers, which cut texts.
+"""Length limits in the files of a saved model: its tokenizer and sentence-transformers truncate texts to them.
 
-Resizing a model does not change them, so texts are cut at the old length until these files are updated.
+Resizing a model does not change them, so texts are truncated to the old length until these files are updated.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from linformer_kit.errors import InputError
 from linformer_kit.settings import read_yaml
 
-# Files and the field in each that cuts; without the first, nothing does.
+# The files and their field with the limit; without the first one, texts are not truncated.
 TOKENIZER_LIMIT = ("tokenizer_config.json", "model_max_length")
 SENTENCE_LIMIT = ("sentence_bert_config.json", "max_seq_length")
 
@@ -24,9 +24,9 @@ logger = logging.getLogger(__name__)
 
 
 def shorter_limits(folder: Path, longest: int) -> dict[str, float]:
-    """Limits under the longest input of a model, by what they are and where; none unless the tokenizer has one.
+    """Limits below the longest input of a model, by field and file; empty unless the tokenizer has such a limit.
 
-    A limit of sentence-transformers alone is a choice of the model's author.
+    A limit of sentence-transformers only is a choice of the model's author.
     """
     found = {place: _read(folder / place[0]).get(place[1]) for place in (TOKENIZER_LIMIT, SENTENCE_LIMIT)}
     shorter = {place: limit for place, limit in found.items() if isinstance(limit, (int, float)) and limit < longest}
@@ -34,11 +34,11 @@ def shorter_limits(folder: Path, longest: int) -> dict[str, float]:
 
 
 class LengthCheckedModel(PreTrainedModel):
-    """A model that warns on loading if files beside it cut texts that it would accept."""
+    """A model that warns on loading if saved length limits truncate texts that it would accept."""
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *arguments: Any, **named: Any) -> Any:
-        """As of transformers."""
+        """As in transformers."""
         loaded = super().from_pretrained(pretrained_model_name_or_path, *arguments, **named)
         config = (loaded[0] if isinstance(loaded, tuple) else loaded).config
         longest = config.linformer["seq_len"] if hasattr(config, "linformer") else config.max_position_embeddings
@@ -46,13 +46,13 @@ class LengthCheckedModel(PreTrainedModel):
         return loaded
 
 
-@functools.cache  # once for each folder: a model may be loaded several times
+@functools.cache  # warn once for each folder: a model may be loaded several times
 def _warn(name: str, subfolder: str, longest: int) -> None:
     folder = Path(name) / subfolder
     if folder.is_dir() and (limits := shorter_limits(folder, longest)) and not _asked_for(folder):
         listed = ", ".join(f"{what}: {limit}" for what, limit in limits.items())
         logger.warning(
-            "%s: the model takes %s tokens and texts are cut shorter, until these are set to as many: %s",
+            "%s: the model takes %s tokens, but these limits truncate texts to fewer: %s",
             *(folder, longest, listed),
         )
 

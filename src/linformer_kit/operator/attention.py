@@ -41,29 +41,29 @@ class LinformerAttention(nn.Module):
     Args:
         embed_dim: Width of inputs and output.
         num_heads: Number of heads; divides embed_dim.
-        max_seq_len: Longest sequence of keys. Needed where `projection` is a name.
-        projected_dim: Number of slots, at most max_seq_len, or a list of one for each head; a head then attends to its
-            own number only. Needed where `projection` is a name; with a module, fewer slots than it has.
-        sharing: `none`, `headwise` (the default), `key_value` or `layerwise`. For `layerwise` build one projection
-            module and pass it to every layer; beside a module, this, projection_initializer and shorter_input must be
-            as the module has them, if given.
-        projection: Name of a projection (`projection.PROJECTIONS`), or a module, which may be shared with other layers,
-            or None: full attention (equation 2), unless `forward` is given a projection.
-        projection_initializer: How E and F of projection `linear` start (`projection.starts`), `shifted_pooling` by
-            default.
+        max_seq_len: Longest sequence of keys. Required if `projection` is a name.
+        projected_dim: Number of slots, at most max_seq_len, or a list with one number per head. Required if
+            `projection` is a name; with a module, at most its number of slots.
+        sharing: `none`, `headwise` (the default), `key_value` or `layerwise`. For `layerwise`, build one projection
+            module and pass it to every layer. With a module, sharing, projection_initializer and shorter_input must
+            equal those of the module, if given.
+        projection: Name of a projection (`operator.projections.PROJECTIONS`), or a module, which may be shared with
+            other layers, or None: full attention (equation 2), unless a projection is passed to `forward`.
+        projection_initializer: Initialisation of E and F of projection `linear` (`operator.projections.starts`),
+            `shifted_pooling` by default.
         shorter_input: What keys shorter than max_seq_len use: the first columns of E and the first windows (`prefix`,
             the default), or E and windows resampled to their length (`stretch`).
-        dropout: Dropout on the context mapping while training.
+        dropout: Dropout on the context mapping during training.
         bias: Whether the four linear maps have biases.
         bias_order: `before_projection`, E·(X·W + 1·b), or `after_projection`, E·(X·W) + 1·b, as fairseq does.
         batch_first: Whether inputs and output are `[batch, length, embed_dim]` and not `[length, batch, embed_dim]`.
-            Unlike torch's, True by default. Put in the place of a `torch.nn.MultiheadAttention` it must be as that has
-            it; torch's Transformer layers have False by default.
+            True by default, unlike torch's. As a replacement of a `torch.nn.MultiheadAttention` it must have the same
+            value; torch's Transformer layers have False by default.
 
-    `load_state_dict` takes that of a `torch.nn.MultiheadAttention` too; E and F stay as they are.
+    `load_state_dict` also accepts the state dict of a `torch.nn.MultiheadAttention`; E and F then stay unchanged.
 
     Raises:
-        InputError: a ValueError that names the argument, what was expected and what was got.
+        InputError: a ValueError with the name of the argument, the expected and the given value.
     """
 
     # Attributes that torch's Transformer layers check before they use their fused path, which would skip this module.
@@ -120,9 +120,9 @@ class LinformerAttention(nn.Module):
 
     @property
     def projected_dim(self) -> int | Sequence[int] | None:
-        """k, or a list of that of each head where they differ; None with full attention.
+        """k, or a list with the k of each head if they differ; None with full attention.
 
-        Setting it to fewer slots than the projection has makes them do; None gives all of them back.
+        Set it to run with fewer slots than the projection has; set None to use all of them again.
         """
         if self._fewer_slots is not None or self.projection is None:
             return self._fewer_slots
@@ -131,7 +131,7 @@ class LinformerAttention(nn.Module):
     @projected_dim.setter
     def projected_dim(self, projected_dim: int | Sequence[int] | None) -> None:
         self._fewer_slots = projected_dim
-        # Here and not at each call; None: as the projection has them.
+        # Computed here and not at each call; None: those of the projection.
         self._groups: HeadGroups | None = None
         if projected_dim is not None:
             self._groups = HeadGroups.of(slots_by_head(projected_dim, self.num_heads))
@@ -157,36 +157,36 @@ class LinformerAttention(nn.Module):
         key_lengths: Int[Tensor, " batch"] | None = None,
         projection: Projects | None = None,
     ) -> tuple[Float[Tensor, "*queries embed"], Float[Tensor, "*weights query_len slots"] | None]:
-        """Attend.
+        """Compute attention.
 
         Args:
             query: Input of the queries, `[batch, query_len, embed_dim]`, with batch_first False
                 `[query_len, batch, embed_dim]`, or one sequence, `[query_len, embed_dim]`.
             key: Input of the keys, likewise.
-            value: Input of the values, of the shape of key.
-            key_padding_mask: `[batch, seq_len]`, or `[seq_len]` of one sequence: True where key and value are padding,
-                or of floating point, 0 at real tokens and -inf (or at most -1000) at padding, as in
-                `torch.nn.MultiheadAttention`. Values at padding, NaN too, reach no slot and no gradient, and the
-                output is that of the real keys alone, wherever padding stands. Or the `Padding` that a model has made
-                of its mask once for all layers, which is not checked again.
+            value: Input of the values, with the shape of key.
+            key_padding_mask: `[batch, seq_len]`, or `[seq_len]` for one sequence: bool, True where key and value are
+                padding, or float, 0 at real tokens and -inf (or at most -1000) at padding, as in
+                `torch.nn.MultiheadAttention`. Values at padding, including NaN, reach no slot and no gradient, and the
+                output depends on the real keys only, wherever padding is. Also accepts the `Padding` that a model
+                creates once for all layers, which is not checked again.
             need_weights: Whether to return the context mapping P̄; False by default, unlike torch's.
             attn_mask: Must be None; an argument so that callers that pass one get a clear error.
             average_attn_weights: Whether P̄ is the mean over heads; False by default, unlike torch's.
-            is_causal: Must be False, as attn_mask.
-            key_lengths: Real tokens at the start of each sequence of keys, instead of key_padding_mask where all
-                padding is on the right.
-            projection: E and F for this call instead of the module's own, or a function that calls them: how an
-                encoder shares one over all layers.
+            is_causal: Must be False, for the same reason as attn_mask.
+            key_lengths: Number of real tokens at the start of each sequence of keys, instead of key_padding_mask if
+                all padding is on the right.
+            projection: E and F for this call instead of the module's own, or a function that calls them: an encoder
+                uses it to share one projection over all layers.
 
         Returns:
-            The output, of the shape of query, and P̄, `[batch, heads, query_len, projected_dim]` (`[…, seq_len]` with
-            full attention; of one sequence without the first axis, averaged without that of heads), or None. Where
-            heads differ in k, P̄ is filled up with zeros to the largest; where a short text fills fewer windows, there
-            are fewer slots.
+            The output, with the shape of query, and P̄, `[batch, heads, query_len, projected_dim]` (`[…, seq_len]` with
+            full attention; without the batch axis for one sequence, without the heads axis if averaged), or None. If
+            heads differ in k, P̄ is padded with zeros to the largest; if a short text fills fewer windows, there are
+            fewer slots.
 
         Raises:
-            InputError: for shapes that do not fit, a sequence longer than max_seq_len, and any mask over pairs of
-                positions: each slot mixes all positions, so such a mask over slots would leak what it should hide.
+            InputError: for wrong shapes, a sequence longer than max_seq_len, and any mask over pairs of positions: each
+                slot mixes all positions, so such a mask over slots would leak what it should hide.
         """
         checks.refuse_masks_over_pairs(attn_mask, is_causal)
         layout = Layout.of(query, key, value, batch_first=self.batch_first)
@@ -211,10 +211,10 @@ class LinformerAttention(nn.Module):
     ) -> list[Slots]:
         """The first half of `forward`: the projected keys E·K·W_K and values F·V·W_V that all queries share.
 
-        Args and errors as there, but the batch always comes first.
+        Args and errors as for `forward`, but the batch always comes first.
 
         Returns:
-            One entry for each group of heads with one number of slots, for `attend`.
+            One entry for each group of heads with the same number of slots, for `attend`.
         """
         projects = self._projects(projection)
         return projects(self._inputs(key, value, key_padding_mask, key_lengths, projects), self._groups)
@@ -222,11 +222,11 @@ class LinformerAttention(nn.Module):
     def attend(
         self, query: Float[Tensor, "batch query_len embed"], slots: list[Slots], need_weights: bool = False
     ) -> tuple[Float[Tensor, "batch query_len embed"], Float[Tensor, "batch heads query_len slots"] | None]:
-        """The second half of `forward`: softmax(Q·W_Q·slotsᵀ/√d) over the slots, for each query alone, and W_O.
+        """The second half of `forward`: softmax(Q·W_Q·slotsᵀ/√d) over the slots for each query, and W_O.
 
         Args:
             query: Input of the queries, the batch first.
-            slots: What `project` returned for the same sequences.
+            slots: Return value of `project` for the same sequences.
             need_weights: Whether to return the context mapping P̄.
 
         Returns:
@@ -238,7 +238,7 @@ class LinformerAttention(nn.Module):
         return kernels.apply_linear(self.out_proj, merge_heads(context)), weights
 
     def _projects(self, projection: Projects | None) -> Projects:
-        """What makes slots of tokens: the E and F of this call, the module's own, or none (full attention)."""
+        """The projection to use: that of this call, the module's own, or `tokens_as_slots` (full attention)."""
         projection = self.projection if projection is None else projection
         return tokens_as_slots if projection is None else projection
 
@@ -250,9 +250,9 @@ class LinformerAttention(nn.Module):
         lengths: Tensor | None,
         projects: Projects,
     ) -> Inputs:
-        """What a projection is called with: the arguments of a call, checked, and zero at padding.
+        """Check the arguments of a call and build the inputs of the projection, with zeros at padding.
 
-        Selected once, since the backward pass of what reads them needs it too: there zero times NaN would be NaN.
+        Padding is zeroed before anything reads it: otherwise the backward pass would compute zero times NaN.
         """
         if isinstance(mask, Tensor) and mask.is_floating_point():
             mask = padding_from_scores("key_padding_mask", mask)
@@ -275,7 +275,7 @@ class LinformerAttention(nn.Module):
 
 
 def tokens_as_slots(inputs: Inputs, _: HeadGroups | None = None) -> list[Slots]:
-    """Full attention (equation 2) as a projection: each token is a slot of its own, E = F = 1."""
+    """Full attention (equation 2) as a projection: each token is its own slot, E = F = identity."""
     pairs = ((inputs.key, inputs.key_map), (inputs.value, inputs.value_map))
     key, value = (split_heads(head_map.mapped_tokens(hidden), head_map.num_heads) for hidden, head_map in pairs)
     return [Slots(key, value, inputs.mask, None, projected=False)]

@@ -1,4 +1,4 @@
-"""What `LinformerAttention` refuses: arguments of its constructor and of a call.
+"""Checks of `LinformerAttention`: arguments of its constructor and of a call.
 
 Axes as in `slots`.
 """
@@ -16,7 +16,7 @@ from linformer_kit.operator.values import values_are_cheap
 
 
 def check_sizes(embed_dim: Any, num_heads: Any, dropout: Any, bias_order: Any) -> None:
-    """Refuse sizes that are no positive integers, heads that do not divide the width, and unknown words."""
+    """Refuse sizes that are not positive integers, heads that do not divide the width, and unknown names."""
     if not isinstance(embed_dim, int) or embed_dim < 1:
         raise InputError(f"embed_dim: expected a positive integer, got {embed_dim!r}")
     if not isinstance(num_heads, int) or num_heads < 1 or embed_dim % num_heads:
@@ -57,7 +57,7 @@ def refuse_masks_over_pairs(attn_mask: Any, is_causal: Any) -> None:
 
 
 def check_keys(key: Tensor, value: Tensor, embed_dim: int) -> None:
-    """Refuse keys and values of another width, of two lengths, or without a position."""
+    """Refuse keys and values of another width, of different lengths, or without positions."""
     check_width("key", key, embed_dim)
     check_width("value", value, embed_dim)
     if key.shape != value.shape:
@@ -76,7 +76,7 @@ def check_query(query: Tensor, key: Tensor, embed_dim: int) -> None:
 
 
 def check_width(name: str, tensor: Tensor, embed_dim: int) -> None:
-    """Refuse what is not a batch of sequences of that width."""
+    """Refuse a tensor that is not a batch of sequences of this width."""
     if tensor.dim() != 3 or tensor.shape[-1] != embed_dim:
         raise InputError(f"{name}: expected [batch, length, {embed_dim}], got {list(tensor.shape)}")
 
@@ -91,7 +91,7 @@ def check_padding_mask(mask: Tensor, key: Tensor) -> None:
 
 
 def check_lengths(lengths: Any, key: Tensor, mask: Any) -> None:
-    """Refuse lengths beside a mask, and those that are not integers, one for each sequence, within the keys."""
+    """Refuse lengths together with a mask, and lengths that are not one integer per sequence, from 0 to seq_len."""
     if mask is not None:
         raise InputError("key_padding_mask, key_lengths: expected at most one of them, got both")
     batch, seq_len, _ = key.shape

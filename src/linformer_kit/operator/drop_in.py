@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from linformer_kit.errors import InputError
 from linformer_kit.operator.values import has_values, require_in_trace
 
-# What is added to scores at padding is this or less: -1e4, -1e9, the least that the format has, or -inf.
+# Values of an additive mask up to this one mean padding: -1e4, -1e9, the minimum of the dtype, or -inf.
 _HIDES = -1e3
 _FUSED = ("in_proj_weight", "in_proj_bias", "q_proj_weight", "k_proj_weight", "v_proj_weight")
 
@@ -25,10 +25,10 @@ class NotFused:
 
 
 def padding_from_scores(name: str, mask: Float[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
-    """The padding mask, True where padded, of one that is added to scores: 0 at real tokens, -1000 or less at padding.
+    """Convert an additive mask, 0 at real tokens and -1000 or less at padding, to a padding mask, True where padded.
 
     Raises:
-        InputError: for other numbers, which would hide a token in part.
+        InputError: for other numbers, which would hide tokens partly.
     """
     message = (
         f"{name}: expected bool, or floating point of 0 at real tokens and -inf (or at most -1000) at padding, "
@@ -43,14 +43,14 @@ def padding_from_scores(name: str, mask: Float[Tensor, "*shape"]) -> Bool[Tensor
 
 
 def split_fused_weights(state_dict: dict[str, Any], prefix: str, attention: nn.Module) -> None:
-    """Rename the entries of an `nn.MultiheadAttention` in a state dict, in place, to those of `LinformerAttention`.
+    """Rename the entries of an `nn.MultiheadAttention` in a state dict, in-place, to those of `LinformerAttention`.
 
-    It has no E and F, so those of the module stay as they are.
+    It has no E and F, so those of the module are kept.
 
     Args:
-        state_dict: What is to be loaded.
-        prefix: Of the attention in it.
-        attention: What it is loaded into.
+        state_dict: The state dict to load.
+        prefix: Prefix of the attention's entries.
+        attention: The module to load into.
     """
     given = {name: state_dict.pop(prefix + name) for name in _FUSED if prefix + name in state_dict}
     if not given:
@@ -69,27 +69,27 @@ def split_fused_weights(state_dict: dict[str, Any], prefix: str, attention: nn.M
 
 
 def refuse_other_layout(container: nn.Module, name: str, attention: Any) -> None:
-    """Refuse an attention that takes the place of torch's but reads the axes of its inputs in another order.
+    """Refuse an attention that replaces torch's but has another `batch_first`.
 
-    No other check would find it: the shapes fit, and samples would be mixed as if they were positions.
+    No other check would find this error: the shapes fit, and samples would be mixed as if they were positions.
 
     Raises:
-        InputError: with the layout that is needed.
+        InputError: with the required layout.
     """
     replaced = container._modules.get(name)
     if getattr(replaced, "batch_first", attention.batch_first) != attention.batch_first:
         raise InputError(
             f"{name}: expected batch_first={not attention.batch_first}, as the attention that it replaces in "
-            f"{type(container).__name__}, got {attention.batch_first}: make either with the other's batch_first"
+            f"{type(container).__name__}, got {attention.batch_first}: create both with the same batch_first"
         )
 
 
 class Layout:
-    """The order of axes in which a caller gives sequences, and the way to batch first and back.
+    """The axis order of the caller's sequences, and the conversion to batch first and back.
 
     Args:
         batch_first: Whether batches are `[batch, length, embed]` and not `[length, batch, embed]`.
-        batched: Whether there is an axis of the batch at all.
+        batched: Whether there is a batch axis.
     """
 
     def __init__(self, *, batch_first: bool, batched: bool) -> None:
@@ -101,7 +101,7 @@ class Layout:
         """The layout of the arguments of a call.
 
         Raises:
-            InputError: if some have a batch and others have none.
+            InputError: if some have a batch axis and others have none.
         """
         if len({tensor.dim() for tensor in (query, key, value)}) > 1:
             got = ", ".join(str(list(tensor.shape)) for tensor in (query, key, value))
@@ -109,11 +109,11 @@ class Layout:
         return cls(batch_first=batch_first, batched=query.dim() != 2)
 
     def to_batch(self, mask: Any) -> Any:
-        """A padding mask, which has the batch first in either layout, with a batch."""
+        """Add a batch axis to a padding mask if there is none; masks have the batch first in both layouts."""
         return mask[None] if isinstance(mask, Tensor) and not self.batched else mask
 
     def to_batch_first(self, *sequences: Tensor) -> list[Tensor]:
-        """Batch first; what is one tensor stays one, since projections save work there."""
+        """Convert to batch first; identical tensors stay identical, so that projections can save work."""
         made: dict[int, Tensor] = {}
         for sequence in sequences:
             if id(sequence) not in made:
@@ -122,21 +122,21 @@ class Layout:
         return [made[id(sequence)] for sequence in sequences]
 
     def of_output(self, output: Tensor) -> Tensor:
-        """The output as the caller has sequences."""
+        """Convert the output to the caller's layout."""
         if self.transposed:
             return output.transpose(0, 1)
         return output if self.batched else output[0]
 
     def of_batch(self, tensor: Tensor | None) -> Tensor | None:
-        """What has the batch first in either layout: weights."""
+        """Remove the batch axis if the caller has none; for weights, which have the batch first in both layouts."""
         return tensor if tensor is None or self.batched else tensor[0]
 
 
 def register_layout_check(kind: type[nn.Module]) -> None:
-    """Check every assignment of a module of a kind to an attribute of another module (`refuse_other_layout`)."""
+    """Run `refuse_other_layout` on every assignment of a module of this class to an attribute of another module."""
 
     def check(container: nn.Module, name: str, submodule: nn.Module | None) -> None:
-        submodule = getattr(submodule, "_orig_mod", submodule)  # of `torch.compile`
+        submodule = getattr(submodule, "_orig_mod", submodule)  # the module wrapped by `torch.compile`
         if isinstance(submodule, kind):
             refuse_other_layout(container, name, submodule)
 

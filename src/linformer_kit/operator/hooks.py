@@ -1,4 +1,4 @@
-"""Hooks, replaced `forward` methods and foreign classes: when a module has to be called as a whole."""
+"""Hooks, replaced `forward` methods and foreign classes: conditions for calling a module as a whole."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch.nn.modules import module as torch_modules
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether a module has hooks of its own, or another `forward` in the place of its class's."""
+    """Whether a module has its own hooks, or a `forward` that replaces that of its class."""
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks
@@ -18,7 +18,7 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def is_replaced(module: nn.Module) -> bool:
-    """Whether a module must be called to run what was attached to it: hooks, those for all modules included."""
+    """Whether a module must be called so that hooks or a replaced `forward` run; global hooks count too."""
     return has_hooks(module) or torch_modules._has_any_global_hook()
 
 

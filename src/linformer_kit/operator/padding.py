@@ -15,9 +15,9 @@ from linformer_kit.operator.values import values_are_cheap
 
 
 class Padding(NamedTuple):
-    """Which tokens of a batch are real; None stands for a batch in which all are.
+    """Which tokens of a batch are real; None is used if all are.
 
-    Made once for a forward pass, from a mask that was checked, and passed as it is through all layers. A tuple of
+    Created once per forward pass, from a checked mask, and passed unchanged through all layers. It is a tuple of
     tensors, so that tools that move the arguments of layers to devices move these too.
     """
 
@@ -27,42 +27,42 @@ class Padding(NamedTuple):
 
     @classmethod
     def of(cls, mask: Bool[Tensor, "batch seq_len"], *, ordered: bool = True) -> Padding:
-        """The padding of a mask that is True where padded: left, right, or in holes.
+        """The padding of a mask: on the left, on the right, or in the middle.
 
         Args:
             mask: True where padded.
-            ordered: Whether real tokens have to come first. Full attention does not need it.
+            ordered: Whether real tokens must come first. Full attention does not need it.
         """
         sort = ordered and not _is_right_padded(mask)
         return cls(mask, (~mask).sum(dim=1), real_tokens_first(mask) if sort else None)
 
     @classmethod
     def sorted(cls, mask: Bool[Tensor, "batch seq_len"]) -> Padding:
-        """As `of`, but with an order also where real tokens stand first already.
+        """As `of`, but always with an order, even if real tokens are first already.
 
-        The values of the mask are not read then, and gradients are summed in the same order for every mask.
+        So the values of the mask are not read, and gradients are summed in the same order for every mask.
         """
         return cls(mask, (~mask).sum(dim=1), real_tokens_first(mask))
 
     @classmethod
     def after(cls, lengths: Int[Tensor, " batch"], seq_len: int) -> Padding:
-        """The padding of sequences that begin with `lengths` real tokens, each from 0 to seq_len."""
+        """The padding of sequences that start with `lengths` real tokens, each from 0 to seq_len."""
         return cls(padding_after(lengths, seq_len), lengths, None)
 
     def zero(self, hidden: Float[Tensor, "batch seq_len embed"]) -> Float[Tensor, "batch seq_len embed"]:
-        """Zero at padding, by selection: a NaN there reaches neither outputs nor gradients."""
+        """Set padding to zero, by selection: a NaN there reaches neither outputs nor gradients."""
         return zero_padding(hidden, self.mask)
 
     def real_first(self, hidden: Shaped[Tensor, "batch seq_len embed"]) -> Shaped[Tensor, "batch seq_len embed"]:
-        """The tokens in the order of `reordered`: real ones first."""
+        """Move real tokens to the front; `reordered` is the padding of the result."""
         return hidden if self.order is None else take_positions(hidden, self.order)
 
     def put_back(self, hidden: Shaped[Tensor, "batch seq_len embed"]) -> Shaped[Tensor, "batch seq_len embed"]:
-        """The inverse of `real_first`."""
+        """Undo `real_first`."""
         return hidden if self.order is None else take_positions(hidden, self.order.argsort(dim=1))
 
     def reordered(self) -> Padding:
-        """The padding of what `real_first` returns: on the right."""
+        """The padding after `real_first`, on the right."""
         return self if self.order is None else Padding.after(self.lengths, self.mask.shape[1])
 
     def of_samples(self, samples: slice) -> Padding:
@@ -74,14 +74,14 @@ class Padding(NamedTuple):
 def zero_padding(
     hidden: Float[Tensor, "batch seq_len embed"], mask: Bool[Tensor, "batch seq_len"] | None
 ) -> Float[Tensor, "batch seq_len embed"]:
-    """Set padded positions (True in the mask) to zero, by selection: a NaN in padding does not get through."""
+    """Set padded positions (True in the mask) to zero, by selection: a NaN in padding has no effect."""
     return hidden if mask is None else hidden.masked_fill(mask[..., None], 0.0)
 
 
 def real_tokens_first(mask: Bool[Tensor, "batch seq_len"]) -> Int[Tensor, "batch seq_len"]:
     """The positions of the real tokens in their order, then those of padding (True in the mask).
 
-    Taken in this order every sequence is padded on its right only, so left padding and holes need no code of their own.
+    In this order every sequence is right-padded, so left padding and padding in the middle need no extra code.
     """
     return mask.int().argsort(dim=1, stable=True)
 
@@ -94,10 +94,10 @@ def take_positions(
 
 
 def padding_after(lengths: Int[Tensor, " batch"], seq_len: int) -> Bool[Tensor, "batch seq_len"]:
-    """The mask, True where padded, of sequences that begin with `lengths` real tokens."""
+    """The mask, True where padded, of sequences that start with `lengths` real tokens."""
     return torch.arange(seq_len, device=lengths.device) >= lengths[:, None]
 
 
 def _is_right_padded(mask: Bool[Tensor, "batch seq_len"]) -> bool:
-    """Whether no real token follows padding; False where reading values costs: on accelerators and in traces."""
+    """Whether no real token follows padding; False if reading values is expensive: on accelerators and in traces."""
     return values_are_cheap(mask) and bool((mask[:, 1:] >= mask[:, :-1]).all())

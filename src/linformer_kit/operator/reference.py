@@ -1,6 +1,6 @@
-"""The paper's equations as it writes them: one head and one sequence at a time, with nothing reordered.
+"""The paper's equations as written there: one head and one sequence at a time, without reordering.
 
-Slow on purpose: the tests compare the fast implementation with these functions, and a reader may start here.
+Slow on purpose: tests compare the fast implementation with these functions. Start here to read the code.
 
     full_attention_reference        equations 1 and 2
     svd_attention                   equation 6, the best low-rank approximation of the context mapping
@@ -33,10 +33,10 @@ def svd_attention(
     *,
     query_padding_mask: Bool[Tensor, "batch query_len"] | None = None,
 ) -> tuple[Float[Tensor, "batch heads query_len head_dim"], Float[Tensor, "batch heads query_len seq_len"]]:
-    """Attention by the best approximation of P of a given rank: P_low = Σ_{i≤k} σ_i·u_i·v_iᵀ, and P_low·V.
+    """Attention with the best approximation of P of a given rank: P_low = Σ_{i≤k} σ_i·u_i·v_iᵀ, and P_low·V.
 
-    A reference for analysis and no faster attention: it forms the n×n matrix P and its singular value decomposition,
-    O(n²) memory and O(n³) time. By Eckart and Young no matrix of that rank is closer to P.
+    A reference for analysis, not a faster attention: it computes the n×n matrix P and its singular value decomposition,
+    O(n²) memory and O(n³) time. By the Eckart–Young theorem, no matrix of this rank is closer to P.
 
     Args:
         query: Q·W_Q, split into heads.
@@ -68,7 +68,7 @@ def svd_attention(
 
 
 class AttentionWeights(NamedTuple):
-    """The parameters of one attention layer, as the references take them; biases may be None."""
+    """The parameters of one attention layer, for the references; biases may be None."""
 
     query: Float[Tensor, "embed embed"]
     key: Float[Tensor, "embed embed"]
@@ -98,12 +98,12 @@ def full_attention_reference(
     return F.linear(torch.cat(heads, dim=-1), weights.output, weights.output_bias)
 
 
-# The n → k map of one head as the references take it: [real tokens, head_dim] of one sequence to [slots, head_dim].
+# The n → k map of one head, for the references: [real tokens, head_dim] of one sequence to [slots, head_dim].
 PlainProjection = Callable[[Tensor], Tensor]
 
 
 def matrix_projection_reference(matrix: Float[Tensor, "projected max_seq_len"]) -> PlainProjection:
-    """The linear projection X → E·X by its first columns."""
+    """The linear projection X → E·X with the first columns of E."""
     return lambda rows: matrix[:, : len(rows)] @ rows
 
 

@@ -33,16 +33,16 @@ def merge_heads(hidden: Float[Tensor, "batch heads seq_len d"]) -> Float[Tensor,
 
 
 class Slots(NamedTuple):
-    """Projected keys and values of the heads that have one number of slots."""
+    """Projected keys and values of heads with the same number of slots."""
 
     key: Float[Tensor, "batch heads slots head_dim"]
     value: Float[Tensor, "batch heads slots head_dim"]
-    empty: Bool[Tensor, "batch_or_1 slots"] | None  # True for a slot without any real token; None: there is none
-    heads: list[int] | None  # None: all of them
-    projected: bool = True  # False with full attention, where each token has a slot of its own
+    empty: Bool[Tensor, "batch_or_1 slots"] | None  # True for a slot without any real token; None: no empty slots
+    heads: list[int] | None  # None: all heads
+    projected: bool = True  # False with full attention, where each token is its own slot
 
     def arranged(self) -> Slots:
-        """The same, laid out in memory for queries that come block by block."""
+        """The same slots, with the memory layout for queries that run block by block."""
         key, value = kernels.arranged(self.key, self.value) if self.projected else (self.key, self.value)
         return self._replace(key=key, value=value)
 
@@ -59,9 +59,9 @@ def attend_slots(
     dropout: float = 0.0,
     need_weights: bool = False,
 ) -> tuple[Float[Tensor, "batch heads query_len head_dim"], Float[Tensor, "batch heads query_len slots"] | None]:
-    """Attention of each group of heads over its slots, heads back in their order, and P̄ where it is asked for.
+    """Attention of each group of heads over its slots, with heads in their original order, and P̄ if requested.
 
-    P̄ is without dropout, and the output is computed from the tensor that is returned, so that it has gradients.
+    P̄ has no dropout applied; the output is computed from the returned tensor, so P̄ can receive gradients.
     """
     if need_weights and len(groups) > 1:
         return _attend_with_weights(query, groups, dropout)
@@ -83,7 +83,7 @@ def attend_slots(
 
 
 def _attend_with_weights(query: Tensor, groups: list[Slots], dropout: float) -> tuple[Tensor, Tensor]:
-    """The same for heads with unequal numbers of slots: one P̄, filled up with zeros, and then its products."""
+    """As `attend_slots`, for heads with different numbers of slots: one P̄, padded with zeros, and its products."""
     most = groups[0].key.shape[2]
     mappings = [context_mapping(query[:, group.heads], group.key, group.empty) for group in groups]
     padded = [F.pad(mapping, (0, most - mapping.shape[-1])) for mapping in mappings]
@@ -105,9 +105,9 @@ def context_mapping(
     key: Float[Tensor, "batch heads keys head_dim"],
     key_padding_mask: Bool[Tensor, "batch_or_1 keys"] | None = None,
 ) -> Float[Tensor, "batch heads query_len keys"]:
-    """The context mapping P of equation 2, or P̄ of equation 7 where the keys are slots: softmax(Q·Kᵀ/√d).
+    """The context mapping P of equation 2, or P̄ of equation 7 if the keys are slots: softmax(Q·Kᵀ/√d).
 
-    `key_padding_mask` is True where a key is padding; where all are, the mask is ignored, so that the row stays finite.
+    `key_padding_mask` is True where a key is padding; if all keys are, the mask is ignored, so rows stay finite.
     """
     scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
     if key_padding_mask is not None:
@@ -116,7 +116,7 @@ def context_mapping(
 
 
 def _some_key(padding_mask: Bool[Tensor, "batch keys"]) -> Bool[Tensor, "batch keys"]:
-    """The mask, but without effect where it would leave no key at all."""
+    """The mask, cleared for sequences in which it would hide all keys."""
     return padding_mask & ~padding_mask.all(dim=1, keepdim=True)
 
 
@@ -130,10 +130,10 @@ def scaled_dot_product_attention(
     need_weights: bool = False,
     slots: bool = False,
 ) -> tuple[Float[Tensor, "batch heads query_len head_dim"], Float[Tensor, "batch heads query_len keys"] | None]:
-    """Attention of queries over keys (equation 2) or, with `slots`, over slots (equation 7); weights where asked for.
+    """Attention of queries over keys (equation 2) or, with `slots`, over slots (equation 7); weights if requested.
 
-    Without `need_weights` the query_len × keys matrix is never materialised by our code. The kernel for slots serves
-    full attention too where gradients are wanted: flash attention's backward pass is slower on CPUs (docs/speed.md).
+    Without `need_weights` this package never materialises the query_len × keys matrix. With gradients, the kernel for
+    slots is used for full attention too: flash attention's backward pass is slower on CPUs (docs/speed.md).
     """
     if need_weights:
         weights = context_mapping(query, key, key_padding_mask)

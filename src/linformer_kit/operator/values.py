@@ -1,4 +1,4 @@
-"""Conditions for reading the values of a tensor, not only its shape: every check of values asks them first."""
+"""Conditions for reading the values of a tensor, not only its shape; every check of values uses them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def is_transformed() -> bool:
 
 
 def has_values(tensor: Tensor) -> bool:
-    """Whether code may depend on the values of a tensor: not within a transformation, nor where there are none.
+    """Whether code may depend on the values of a tensor: not in a transformation, nor for tensors without values.
 
-    On an accelerator, reading them waits for everything that is queued there.
+    On an accelerator, reading values waits for all queued work.
     """
     return not (
         is_transformed()
@@ -32,7 +32,7 @@ def has_values(tensor: Tensor) -> bool:
 
 
 def require_in_trace(condition: Tensor, message: str) -> None:
-    """Check a condition on values when what is compiled runs: a RuntimeError then. Elsewhere nothing is checked."""
+    """Check a condition when compiled code runs, with a RuntimeError if it fails; outside compilation do nothing."""
     if torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active():
         torch._assert_async(condition, message)
 

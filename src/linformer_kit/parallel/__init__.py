@@ -1,1 +1,1 @@
-"""Several devices: a sequence or a model in pieces."""
+"""Several devices: sequence parallelism and sharded models."""

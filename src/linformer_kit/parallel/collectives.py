@@ -1,4 +1,4 @@
-"""What processes send each other, with gradients (pure torch). Every process of the group must make the same calls."""
+"""Collectives with gradients (pure torch). Every process of the group must make the same calls."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 
 
 def add(parts: list[Tensor], *, group: dist.ProcessGroup) -> list[Tensor]:
-    """Each tensor summed over the processes, all in one message.
+    """Sum each tensor over the processes, all in one message.
 
-    Each process is taken to use the sums in a loss of its own, and the losses to be added: gradients are summed too.
+    Assumes that each process uses the sums in its own loss, and that the losses are added: gradients are summed too.
     """
     wide = functools.reduce(torch.promote_types, [part.dtype for part in parts])
     summed = _Sum.apply(torch.cat([part.flatten().to(wide) for part in parts]), group)
@@ -25,16 +25,16 @@ def add(parts: list[Tensor], *, group: dist.ProcessGroup) -> list[Tensor]:
 def exchange(
     first: Shaped[Tensor, "batch reach embed"], last: Shaped[Tensor, "batch reach embed"], *, group: dist.ProcessGroup
 ) -> tuple[Shaped[Tensor, "batch reach embed"], Shaped[Tensor, "batch reach embed"]]:
-    """`first` to the process before this one and `last` to the one after.
+    """Send `first` to the previous process and `last` to the next one.
 
     Returns:
-        The last of the process before and the first of the one after; zeros beyond the ends.
+        `last` of the previous process and `first` of the next one; zeros beyond the ends.
     """
     return _Exchange.apply(first, last, group)
 
 
 def of_all(tensor: Tensor, *, group: dist.ProcessGroup) -> list[Tensor]:
-    """The tensor of each process, which all have one shape; without gradients."""
+    """Gather the tensors of all processes, which have the same shape; without gradients."""
     everywhere = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
     dist.all_gather(everywhere, tensor.contiguous(), group=group)
     return everywhere
@@ -56,7 +56,7 @@ class _Sum(torch.autograd.Function):
 
 
 class _Exchange(torch.autograd.Function):
-    """Ends to the neighbours and theirs back; its transpose is the same exchange."""
+    """Exchange ends with the neighbours; its transpose is the same exchange."""
 
     @staticmethod
     def forward(ctx: Any, first: Tensor, last: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:

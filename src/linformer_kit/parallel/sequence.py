@@ -1,11 +1,11 @@
-"""Sequence parallelism: several processes hold a piece of each sequence, and the columns of E and F that belong to it.
+"""Sequence parallelism: each process holds a piece of each sequence, and the columns of E and F of its positions.
 
-A slot is a sum over positions, E·X = Σ_r E_r·X_r, so each process computes its part and one sum over the processes, of
-k rows whatever n is, gives all of them every slot. Queries and all else need only the tokens that are here.
+A slot is a sum over positions, E·X = Σ_r E_r·X_r. Each process computes its part, and one all-reduce of k rows,
+independent of n, gives every process all slots. Queries and everything else need only the local tokens.
 
-The pieces are stripes, process r of R has positions r, r + R, r + 2R, …, so that texts of every length are spread
-evenly: attention over slots does not ask where a token stands. With `local_convolution`, which does, they are blocks,
-and the tokens at their edges go to the neighbours.
+The pieces are stripes: process r of R has positions r, r + R, r + 2R, …, so that texts of every length are spread
+evenly. This is possible because attention over slots does not depend on the order of tokens. `local_convolution` does,
+so with it the pieces are blocks, and the tokens at their edges are sent to the neighbours.
 
 Axes: batch, seq_len (n of the whole sequence), piece (positions here), embed.
 """
@@ -50,27 +50,27 @@ _FORWARD = tuple(inspect.signature(LinformerModel.forward).parameters)[1:]
 
 
 class SequenceParallel:
-    """A model split over the processes of a device mesh, in place: outputs and gradients are those of one process.
+    """Split a model over the processes of a device mesh, in-place; outputs and gradients equal those of one process.
 
-    Every process makes the same call with a whole model. The first one's parameters go to the others, then each keeps
-    its columns of E and F and its rows of the position embeddings; everything else stays whole. A step of training is
+    Every process makes the same call with a whole model. The first one broadcasts its parameters, then each keeps its
+    columns of E and F and its rows of the position embeddings; everything else is replicated. A training step is
 
         piece = parallel.shard(batch)                      # the whole batch in, on every process
         loss = model(**piece, num_items_in_batch=parallel.count_labels(piece["labels"])).loss
         loss.backward()
         parallel.reduce_gradients()
 
-    The losses of the processes add up to the loss of one process. For DistributedDataParallel the mesh has a dimension
-    more, and the wrapped model its process group (docs/parallel.md).
+    The losses of the processes add up to the loss of one process. For DistributedDataParallel, add a dimension to the
+    mesh and pass its process group to the wrapped model (docs/parallel.md).
 
     Args:
         model: A LinformerModel, or one for masked language modelling, sequence or token classification.
         mesh: A mesh of one dimension, or one with a dimension named `sequence`.
 
     Raises:
-        InputError: for a model whose attention is no sum over positions or needs to know the length of the text:
+        InputError: for a model whose slots are not sums over positions or depend on the length of the text:
             `attention="full"`, projections `max_pool`, `conv` and `dense_conv`, `shorter_input="stretch"`; for question
-            answering, whose loss is over all positions; for more processes than positions; for a model that is split.
+            answering, whose loss is over all positions; for more processes than positions; for a model split already.
     """
 
     def __init__(self, model: LinformerPreTrainedModel, mesh: DeviceMesh) -> None:
@@ -93,18 +93,17 @@ class SequenceParallel:
     def shard(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """This process's piece of a batch.
 
-        Real tokens come first, wherever padding stands. Integer tensors `[batch, seq_len]`, the mask and
-        inputs_embeds are split, labels of whole sequences are not. Where there are fewer positions than processes, some
-        get one padded position.
+        Real tokens are moved to the front. Integer tensors `[batch, seq_len]`, the mask and inputs_embeds are split,
+        labels of whole sequences are not. If there are fewer positions than processes, some get one padded position.
 
         Args:
-            batch: Arguments of the model by name, the same on every process of the sequence.
+            batch: Arguments of the model by name, the same on every process of the group.
 
         Returns:
             The arguments for this process's model, always with an attention_mask.
 
         Raises:
-            InputError: for position_ids, which follow from the mask, for a sequence that is too long, and where the
+            InputError: for position_ids, which follow from the mask, for a sequence that is too long, and if the
                 processes have different batches.
         """
         whole = dict(batch)
@@ -114,7 +113,7 @@ class SequenceParallel:
         refuse_position_ids(whole.get("position_ids"))
         shape = tokens.shape[:2]
         mask = whole.setdefault("attention_mask", tokens.new_ones(shape, dtype=torch.long))
-        # First: a process that refuses alone leaves the others waiting.
+        # Check this first: if only one process raised an error, the others would wait for it.
         check_same_batch(whole, self.model.device, self.group)
         if shape[1] > self.seq_len:
             raise InputError(f"sequence length: expected at most {self.seq_len}, got {shape[1]}")
@@ -128,13 +127,13 @@ class SequenceParallel:
         }
 
     def count_labels(self, labels: Shaped[Tensor, "*shape"]) -> Float[Tensor, ""]:
-        """`num_items_in_batch` for one update: what to divide each process's sum of losses by.
+        """`num_items_in_batch` of one update: the divisor of each process's sum of losses.
 
-        The labels on all processes of the mesh, divided by the processes of its other dimensions, because
-        DistributedDataParallel takes a mean there. With accumulated gradients, give all labels of the update.
+        This is the number of labels on all processes of the mesh, divided by the size of its other dimensions, because
+        DistributedDataParallel takes a mean there. With gradient accumulation, pass all labels of the update.
 
         Args:
-            labels: Those of this process's piece, -100 where there is none.
+            labels: Labels of this process's piece; -100 is ignored.
         """
         count = (labels != IGNORED_LABEL).sum().to(self.model.device)
         for dim in range(self.mesh.ndim):
@@ -142,17 +141,17 @@ class SequenceParallel:
         return count / (self.mesh.size() // self.ranks)
 
     def reduce_gradients(self) -> None:
-        """Sum the gradients of what every process has whole; once for each update, after the last backward pass."""
+        """Sum the gradients of replicated parameters; call once per update, after the last backward pass."""
         sliced = {id(tensor) for tensor, _, _ in self._sliced().values()}
         whole = [p.grad for p in self.model.parameters() if p.grad is not None and id(p) not in sliced]
         for work in [dist.all_reduce(gradient, group=self.group, async_op=True) for gradient in whole]:
             work.wait()
 
     def clip_grad_norm_(self, max_norm: float) -> Float[Tensor, ""]:
-        """Scale all gradients so that their norm over the whole model is at most max_norm; after `reduce_gradients`.
+        """Clip the gradient norm of the whole model to max_norm; call after `reduce_gradients`.
 
         Returns:
-            The norm before, as `torch.nn.utils.clip_grad_norm_`.
+            The norm before clipping, as `torch.nn.utils.clip_grad_norm_`.
         """
         here = {id(tensor) for tensor, _, _ in self._sliced().values()}
         parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
@@ -166,10 +165,10 @@ class SequenceParallel:
 
     @torch.no_grad()
     def full_state_dict(self) -> dict[str, Tensor]:
-        """The whole model's parameters on the CPU, for `save_pretrained(path, state_dict=…)` of the first process.
+        """Gather the whole model's parameters on the CPU, for `save_pretrained(path, state_dict=…)` of rank 0.
 
         Returns:
-            By name as in an ordinary model on the first process of the sequence; empty on the others.
+            The state dict of the whole model on the first process of the group; empty on the others.
         """
         sliced, state = self._sliced(), {}
         for name, tensor in self.model.state_dict().items():
@@ -185,11 +184,11 @@ class SequenceParallel:
     def gather(
         self, tensor: Shaped[Tensor, "batch piece *rest"], seq_len: int
     ) -> Shaped[Tensor, "batch {seq_len} *rest"]:
-        """The pieces of all processes as one sequence, real tokens first, on every process; without gradients.
+        """Gather the pieces of all processes into one sequence, real tokens first, on every process; no gradients.
 
         Args:
             tensor: An output of this process's model, such as hidden states or logits of tokens.
-            seq_len: Length of the whole batch that `shard` was given.
+            seq_len: Sequence length of the batch passed to `shard`.
         """
         counts = [len(range(seq_len)[self._positions_of(rank)]) for rank in range(self.ranks)]
         padded = tensor.new_zeros(tensor.shape[0], max(counts), *tensor.shape[2:])
@@ -206,7 +205,7 @@ class SequenceParallel:
         return slice(rank * self.seq_len // self.ranks, (rank + 1) * self.seq_len // self.ranks)
 
     def _sliced(self) -> dict[str, tuple[Tensor, int, int]]:
-        """What is split, by name: the tensor, its axis of positions, and how many entries of no position come first."""
+        """Split tensors by name: the tensor, its position axis, and the number of unused entries at its start."""
         found: dict[str, tuple[Tensor, int, int]] = {}
         base = self.model.base_model
         for name, module in self.model.named_modules():
@@ -233,8 +232,8 @@ class SequenceParallel:
                 module.register_forward_pre_hook(self._with_neighbours)
 
     def _of_first(self, hidden: Float[Tensor, "batch embed"]) -> Float[Tensor, "batch embed"]:
-        """The first process's on all of them: it has the first token."""
-        # Masked instead of replaced, so that every process has a backward pass here.
+        """Broadcast the first process's tensor, since it has the first token."""
+        # Masked instead of replaced, so that every process takes part in the backward pass.
         elsewhere = torch.tensor(self.rank > 0, device=hidden.device)
         return add([hidden.masked_fill(elsewhere, 0.0)], group=self.group)[0]
 
@@ -244,19 +243,19 @@ class SequenceParallel:
         reach, length = module.weight.shape[1] // 2, hidden.shape[1]
         if padding is not None:
             hidden = padding.zero(hidden)
-        # A piece that is not full is the last with tokens: what it sends on as its end does not matter.
+        # Only the last piece with tokens can be partly filled, so what it sends to the next process has no effect.
         ends = F.pad(hidden, (0, 0, 0, max(0, reach - length)))
         before, after = exchange(ends[:, :reach], ends[:, -reach:], group=self.group)
         return torch.cat([before, hidden, after], dim=1), None, slice(reach, reach + length)
 
     @torch.no_grad()
     def _check_piece(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Refuse pieces whose results would differ from one process: padding before a token, on any process."""
+        """Raise an error for pieces that would give other results than one process: padding before a token."""
         arguments = dict(zip(_FORWARD, args, strict=False)) | kwargs
         refuse_position_ids(arguments.get("position_ids"))
         mask, most = arguments.get("attention_mask"), len(range(self.seq_len)[self.positions])
         if mask is None:
-            raise InputError("attention_mask: expected that of this process's piece, as `shard` returns it, got None")
+            raise InputError("attention_mask: expected the mask of this process's piece, as from `shard`, got None")
         if mask.shape[1] > most:
             raise InputError(f"sequence length: expected at most {most}, as this process has, got {mask.shape[1]}")
         check_lengths_of_pieces(
@@ -269,7 +268,7 @@ class SequenceParallel:
         piece = ordered[:, self.positions]
         if piece.shape[1]:
             return piece.contiguous()
-        # Every layer needs a token; a padded one does nothing.
+        # Every layer needs at least one token; a padded one has no effect.
         fill = {"attention_mask": 0, "labels": IGNORED_LABEL}
         return torch.full_like(ordered[:, :1], fill[name]) if name in fill else ordered[:, :1].contiguous()
 
@@ -282,11 +281,11 @@ def _sequence_group(mesh: DeviceMesh) -> dist.ProcessGroup:
 
 
 def _is_of_tokens(name: str, tensor: Tensor, shape: torch.Size) -> bool:
-    """Whether there is an entry for each token, and not for each sequence or label of it."""
+    """Whether a tensor has an entry for each token, and not for each sequence or each of its labels."""
     return tensor.shape[:2] == shape and (name == "inputs_embeds" or not tensor.is_floating_point())
 
 
 def _split(tensor: Tensor, dim: int, before: int) -> tuple[Tensor, Tensor]:
-    """The entries of no position, and the others, positions on axis 1."""
+    """The unused entries at the start and the entries of positions, with positions on axis 1."""
     moved = tensor.movedim(dim, 1)
     return moved[:, :before], moved[:, before:]

@@ -1,4 +1,4 @@
-"""What `SequenceParallel` refuses: models that cannot be split, and batches that are not split the same everywhere."""
+"""Checks of `SequenceParallel`: whether a model can be split, and whether all processes have the same batch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MODELS = (
 
 
 def check_model(model: nn.Module, ranks: int) -> None:
-    """Refuse a model that so many processes cannot split.
+    """Raise an error for a model that cannot be split over this number of processes.
 
     Raises:
         InputError: as `SequenceParallel`.
@@ -42,18 +42,18 @@ def check_model(model: nn.Module, ranks: int) -> None:
     config: LinformerConfig = model.config
     projections = [module for module in model.modules() if isinstance(module, SequenceProjection)]
     if config.attention == "full":
-        raise InputError("attention: expected linformer, where a process can add its part of the slots, got full")
+        raise InputError("attention: expected linformer, whose slots are sums over positions, got full")
     for projection in projections:
         if projection.piece is not None:
             raise InputError("model: expected a whole one, got one that is split already")
         if not projection.supports_sequence_parallel:
             raise InputError(
-                "projection: expected linear, mean_pool or random, whose parts processes can add up, "
+                "projection: expected linear, mean_pool or random, whose slots are sums over positions, "
                 f"got {config.projection}"
             )
         if projection.stretches and projection.shorter_input == "stretch":
-            raise InputError("shorter_input: expected prefix, where a position has its own column, got stretch")
-    least = max(1, config.local_convolution // 2)  # positions of a piece: a convolution sees the next piece, not two
+            raise InputError("shorter_input: expected prefix, where each position has its own column, got stretch")
+    least = max(1, config.local_convolution // 2)  # positions of a piece: a convolution reaches one piece further only
     if config.max_position_embeddings < ranks * least:
         raise InputError(
             f"mesh: expected at most {config.max_position_embeddings // least} processes for a longest sequence of "
@@ -62,13 +62,13 @@ def check_model(model: nn.Module, ranks: int) -> None:
 
 
 def refuse_position_ids(position_ids: Tensor | None) -> None:
-    """Refuse positions: they follow from the mask, and say which process has a token."""
+    """Raise an error for position_ids: positions follow from the mask, and decide which process has a token."""
     if position_ids is not None:
-        raise InputError("position_ids: expected None, because they say which process has a token, got a tensor")
+        raise InputError("position_ids: expected None, because they decide which process has a token, got a tensor")
 
 
 def check_same_batch(batch: dict[str, Tensor], device: torch.device, group: dist.ProcessGroup) -> None:
-    """Refuse other batches on other processes; of floating point only shapes are compared, but for the mask.
+    """Raise an error if processes have different batches; of float tensors other than the mask, only shapes count.
 
     Raises:
         InputError: on every process.
@@ -81,16 +81,16 @@ def check_same_batch(batch: dict[str, Tensor], device: torch.device, group: dist
             check = zlib.crc32(content.cpu().numpy().tobytes(), check)
     everywhere = of_all(torch.tensor([check], device=device), group=group)
     if len(set(torch.cat(everywhere).tolist())) > 1:
-        raise InputError("batch: expected the same on every process of the sequence, got different ones")
+        raise InputError("batch: expected the same on every process of the group, got different ones")
 
 
 def check_lengths_of_pieces(mask: Tensor, positions: list[tuple[int, int, int]], group: dist.ProcessGroup) -> None:
-    """Refuse masks of pieces that cannot come from a batch padded on the right: padding before a token, on any process.
+    """Raise an error for masks of pieces that cannot come from a right-padded batch: padding before a token.
 
     Args:
-        mask: Of this process's piece, not 0 on real tokens.
-        positions: Of each process, as (start, stop, step).
-        group: The processes.
+        mask: Mask of this process's piece, not 0 on real tokens.
+        positions: Positions of each process, as (start, stop, step).
+        group: The process group.
 
     Raises:
         InputError: on every process.
@@ -103,6 +103,5 @@ def check_lengths_of_pieces(mask: Tensor, positions: list[tuple[int, int, int]],
         expected = ((whole.clamp(max=stop) - start + step - 1) // step).clamp(min=0)
         if not torch.equal(here, expected):
             raise InputError(
-                "attention_mask: expected pieces of sequences padded on the right, as `shard` returns them, got "
-                "other ones"
+                "attention_mask: expected pieces of right-padded sequences, as from `shard`, got padding before a token"
             )

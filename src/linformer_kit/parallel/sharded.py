@@ -1,13 +1,13 @@
-"""Models that do not fit one device: parameters, gradients and optimizer state in pieces, one for each process.
+"""Sharded models: parameters, gradients and optimizer state are split over the processes.
 
-Torch's own `fully_shard` (FSDP2), and checkpoints of which each process writes its piece and any number of processes
-reads it. A checkpoint is safetensors and JSON: nothing in it is ever unpickled.
+Uses torch's `fully_shard` (FSDP2). Each process writes its shard of a checkpoint, and any number of processes can load
+it. A checkpoint is safetensors and JSON: nothing in it is ever unpickled.
 
     <folder>/shard-00001-model-00001-of-00001.safetensors    the tensors that one process wrote, and where they belong
-    <folder>/state.json                                      numbers of the optimizer, and what the caller adds
-    <folder>/manifest.json                                   size and SHA-256 of the others
+    <folder>/state.json                                      the optimizer's numbers, and the caller's `extra`
+    <folder>/manifest.json                                   size and SHA-256 of the other files
 
-All functions are called by all processes. Without a process group they work for the one process that there is.
+All processes must call all functions. Without a process group they work for a single process.
 """
 
 from __future__ import annotations
@@ -41,30 +41,30 @@ _FORMAT = 1
 _STATE = "state.json"
 _MODEL = "model."
 _OPTIMIZER = "optimizer."
-_FAILURES = (InputError, MachineError, OutOfMemoryError)  # how a save can fail; processes tell by number, from 1
+_FAILURES = (InputError, MachineError, OutOfMemoryError)  # errors of a save; processes exchange their number, from 1
 
 
 def shard(model: nn.Module, mesh: DeviceMesh, *, compute_dtype: torch.dtype | None = None) -> None:
-    """Split the parameters of a model over the processes, in place: each keeps about 1/N of every one.
+    """Shard the parameters of a model over the processes, in-place: each keeps about 1/N of every parameter.
 
-    Each layer gathers its own before it runs and lets them go afterwards. Embeddings, head and, with layerwise sharing,
-    the one E that all layers use belong to the whole model and stay gathered from its forward to its backward pass.
+    Each layer gathers its parameters before it runs and frees them afterwards. Embeddings, head and, with layerwise
+    sharing, the shared E belong to the whole model and stay gathered from its forward to its backward pass.
 
     Args:
-        model: A model of this package or of transformers. Its parameters become new ones, so make the optimizer
+        model: A model of this package or of transformers. Its parameters are replaced, so create the optimizer
             afterwards.
-        mesh: The processes, in one dimension, or in two that have names: replicas, and what each is split over.
-        compute_dtype: Number format of the passes (bfloat16, say); parameters, optimizer and the sums of gradients keep
-            that of the parameters. None: everything in that one.
+        mesh: The processes: one dimension, or two named dimensions (replicas, shards).
+        compute_dtype: Number format of forward and backward (such as bfloat16); parameters, optimizer and sums of
+            gradients keep that of the parameters. None: the parameters' format everywhere.
 
     Raises:
-        InputError: for a model without such layers or in pieces already, and for another mesh.
+        InputError: for a model without layers of transformers, a sharded model, and an unsupported mesh.
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
         raise InputError(f"model: expected one with layers of transformers, got {type(model).__name__} without")
     if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
-        raise InputError("model: expected one that is whole, got one in pieces")
+        raise InputError("model: expected one that is not sharded, got a sharded one")
     if mesh.ndim > 2 or (mesh.ndim == 2 and mesh.mesh_dim_names is None):
         raise InputError(f"mesh: expected one dimension, or two with mesh_dim_names, got {mesh}")
     reduced = None if compute_dtype is None else next(model.parameters()).dtype
@@ -81,19 +81,19 @@ def save_sharded(
     *,
     extra: dict[str, Any] | None = None,
 ) -> None:
-    """Write a checkpoint that any number of processes can load, each process its own piece.
+    """Write a checkpoint that any number of processes can load; each process writes its own shard.
 
-    It is written beside its place and moved there in one step at the end: after a crash there is no half of one.
+    It is written to a temporary folder and moved in one step at the end, so a crash leaves no incomplete checkpoint.
 
     Args:
-        folder: A new folder, which all processes see.
-        model: From `shard`, or whole.
-        optimizer: Of this model.
-        extra: What else goes on: the update, a learning rate schedule; anything that JSON can hold.
+        folder: A new folder, visible to all processes.
+        model: A model from `shard`, or one that is not sharded.
+        optimizer: The optimizer of this model.
+        extra: Other values to save, such as the update or a learning rate schedule; anything that JSON can hold.
 
     Raises:
         InputError: if the folder exists, or `extra` or a number of the optimizer cannot be written as JSON.
-        MachineError: if it is the machine that failed, as when the disk is full.
+        MachineError: if the machine failed, for example because the disk is full.
         OutOfMemoryError: if memory ran out.
     """
     folder = _new_folder(folder)
@@ -115,25 +115,25 @@ def save_sharded(
 def load_sharded(
     folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None
 ) -> dict[str, Any]:
-    """Go on from a checkpoint, on as many processes as there are now, with a model that is whole or in pieces.
+    """Load a checkpoint, on any number of processes, into a model that is sharded or not.
 
     Every file is compared with the manifest before anything is changed.
 
     Args:
-        folder: From `save_sharded`.
-        model: Of the same architecture; its values are replaced.
-        optimizer: Of the same kind and with the same groups; None: the model alone.
+        folder: A folder of `save_sharded`.
+        model: A model of the same architecture; its values are replaced.
+        optimizer: An optimizer of the same class with the same parameter groups; None: load the model only.
 
     Returns:
-        What was saved as `extra`.
+        The saved `extra`.
 
     Raises:
-        InputError: for a file that is missing, broken or unknown, and for another model or optimizer than was saved.
+        InputError: for a file that is missing, damaged or unknown, and for another model or optimizer than was saved.
     """
     folder = Path(folder)
     if any(parameter.is_meta for parameter in model.parameters()):
         raise InputError("model: expected one with memory for its values, got one on meta; call its to_empty first")
-    _refuse_broken(folder, next(model.parameters()).device)
+    _check_files(folder, next(model.parameters()).device)
     state = read_json(folder / _STATE)
     if state.get("format") != _FORMAT:
         raise InputError(f"{folder / _STATE}: expected format {_FORMAT}, got {state.get('format')!r}")
@@ -160,7 +160,7 @@ def load_sharded(
 def save_full(folder: str | Path, model: PreTrainedModel) -> None:
     """Write the whole model as `save_pretrained` does, for `from_pretrained` on one process.
 
-    The first process needs memory for all of it.
+    The first process needs memory for the whole model.
 
     Raises:
         InputError: if the folder exists.
@@ -174,14 +174,14 @@ def save_full(folder: str | Path, model: PreTrainedModel) -> None:
 
 
 def _write_at_once(folder: Path, tensors: dict[str, Tensor], state: str) -> None:
-    """Write all files beside the folder's place, flushed to the disk, then give it its name."""
+    """Write all files to a temporary folder, flush them to the disk, then rename the folder."""
     part = folder.with_name(f".{folder.name}.part")
-    _barrier()  # nobody writes before all have looked
+    _barrier()  # no process writes before all have checked that the folder is new
     if _rank() == 0:
         remove_tree(part)
         part.mkdir(parents=True)
     _barrier()
-    with _alone_is_fine():
+    with _no_single_process_warning():
         dcp.save(tensors, storage_writer=HuggingFaceStorageWriter(str(part), save_distributed=True))
     _barrier()
     error: Exception | None = None
@@ -194,7 +194,7 @@ def _write_at_once(folder: Path, tensors: dict[str, Tensor], state: str) -> None
         except Exception as raised:
             remove_tree(part)
             error = raised
-    # All of them know before one of them goes.
+    # All processes learn of a failure before any of them raises.
     number = 0 if error is None else 1 + _FAILURES.index(failure_kind(error))
     failed = torch.tensor(number, dtype=torch.int32, device=next(iter(tensors.values())).device)
     if dist.is_initialized():
@@ -212,15 +212,15 @@ def _new_folder(folder: str | Path) -> Path:
 
 
 def _model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """What a model is made of, by name, tied weights once; the tensors themselves, so that reading fills them."""
-    # First of all: it also lets go of what a forward pass without a backward one has left gathered.
+    """Parameters and saved buffers by name, tied weights once; not copies, so that loading fills them in-place."""
+    # Call this first: it also frees parameters left gathered by a forward pass without a backward pass.
     kept = model.state_dict().keys()
     own = [*model.named_parameters(), *((name, buffer) for name, buffer in model.named_buffers() if name in kept)]
     return {name: tensor.detach() for name, tensor in own}
 
 
 def _parameter_names(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[Tensor, str]:
-    """The name of each parameter that the optimizer has."""
+    """The name of each parameter of the optimizer."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if any(parameter not in names for parameter in held):
@@ -229,7 +229,7 @@ def _parameter_names(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
 
 
 def _optimizer_tensors(optimizer: torch.optim.Optimizer, names: dict[Tensor, str]) -> dict[str, Tensor]:
-    """The optimizer's tensors; a parameter that never had a gradient has none."""
+    """The optimizer's tensors by name; a parameter that never had a gradient has none."""
     tensors = {}
     for parameter, name in names.items():
         for field, value in optimizer.state.get(parameter, {}).items():
@@ -242,7 +242,7 @@ def _optimizer_tensors(optimizer: torch.optim.Optimizer, names: dict[Tensor, str
 
 
 def _named_group(group: dict[str, Any], names: dict[Tensor, str]) -> dict[str, Any]:
-    """A group of parameters as JSON."""
+    """A parameter group in a form that JSON can hold."""
     numbers = {name: value.item() if isinstance(value, Tensor) else value for name, value in group.items()}
     return numbers | {"params": [names[parameter] for parameter in group["params"]]}
 
@@ -250,7 +250,7 @@ def _named_group(group: dict[str, Any], names: dict[Tensor, str]) -> dict[str, A
 def _indexed_groups(
     folder: Path, saved: list[dict[str, Any]], optimizer: torch.optim.Optimizer, names: dict[Tensor, str]
 ) -> list[dict[str, Any]]:
-    """The saved groups as `load_state_dict` wants them: parameters by index, tuples where JSON has lists."""
+    """Convert the saved groups for `load_state_dict`: parameters by index, tuples instead of JSON's lists."""
     groups, index = [], 0
     now = [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
     if [set(group["params"]) for group in saved] != [set(group) for group in now]:
@@ -265,7 +265,7 @@ def _indexed_groups(
 
 
 def _empty_states(names: dict[Tensor, str], saved: dict[str, TensorStorageMetadata]) -> dict[str, dict[str, Tensor]]:
-    """Places for the saved state of each parameter: in pieces as the parameter itself, or a single number."""
+    """Empty tensors for the saved state of each parameter: sharded as the parameter itself, or a scalar."""
     parameters = {name: parameter for parameter, name in names.items()}
     states: dict[str, dict[str, Tensor]] = {name: {} for name in parameters}
     for key, metadata in saved.items():
@@ -278,7 +278,7 @@ def _empty_states(names: dict[Tensor, str], saved: dict[str, TensorStorageMetada
 
 
 def _check_model(folder: Path, saved: dict[str, TensorStorageMetadata], wanted: dict[str, Tensor]) -> None:
-    """Refuse the checkpoint of another model: reading would convert formats and leave out what it does not know."""
+    """Raise an error for the checkpoint of another model; the reader would convert dtypes and skip unknown tensors."""
     found = {key for key in saved if key.startswith(_MODEL)}
     for key in sorted(found ^ wanted.keys()):
         had, lacks = (folder, "the model") if key in found else ("the model", folder)
@@ -291,31 +291,31 @@ def _check_model(folder: Path, saved: dict[str, TensorStorageMetadata], wanted: 
 
 
 def _saved_tensors(folder: Path) -> dict[str, TensorStorageMetadata]:
-    """Shapes and formats of what is in a checkpoint."""
+    """Shapes and dtypes of the tensors in a checkpoint."""
     found = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
     return {key: metadata for key, metadata in found.items() if isinstance(metadata, TensorStorageMetadata)}
 
 
 def _read(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """Fill the tensors. Each process reads for itself (`no_dist`): no objects travel, so nothing is unpickled."""
-    with _alone_is_fine():
+    """Fill the tensors. Each process reads on its own (`no_dist`): no objects are sent, so nothing is unpickled."""
+    with _no_single_process_warning():
         dcp.load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
 
 
 @contextmanager
-def _alone_is_fine() -> Iterator[None]:
-    """Without the warning that one process saves or loads for itself: that is what is meant."""
+def _no_single_process_warning() -> Iterator[None]:
+    """Suppress the warning that a single process saves or loads, which is intended."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*assuming the intent is to (save|load) in a single process")
         yield
 
 
-def _refuse_broken(folder: Path, device: torch.device) -> None:
-    """Compare the files with the manifest, each process its share of them, and refuse in all if one differs."""
+def _check_files(folder: Path, device: torch.device) -> None:
+    """Compare the files with the manifest, each process a part of them; all raise an error if any file differs."""
     if found := damage(folder, only=MANIFEST):
         raise InputError(found)
     known = listed(folder)
-    names = sorted({*known, *(path.name for path in folder.glob("*.safetensors"))})  # the reader takes all of them
+    names = sorted({*known, *(path.name for path in folder.glob("*.safetensors"))})  # the reader reads all of these
     processes = dist.get_world_size() if dist.is_initialized() else 1
     mine = range(_rank(), len(names), processes)
     broken = [index for index in mine if names[index] not in known or damage(folder, only=names[index])]

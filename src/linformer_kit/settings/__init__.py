@@ -1,6 +1,6 @@
 """Typed settings of the commands (names, types, defaults, help texts) and the reader of YAML settings files.
 
-Imports no torch or transformers, so that `linformer --help` starts fast. The recipe gives fields without a default.
+Imports no torch or transformers, so that `linformer --help` starts fast. Fields without a default come from the recipe.
 """
 
 from linformer_kit.settings.classification import (

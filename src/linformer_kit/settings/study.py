@@ -1,4 +1,4 @@
-"""The typed settings of `linformer bench learning`, and what they say of each variant. Imports nothing heavy."""
+"""Settings of `linformer bench learning`, and functions of them. Imports no torch or transformers."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from linformer_kit.settings import PretrainSettings
 
 @dataclass(kw_only=True)
 class LearningSettings:
-    """Many small pretrainings that differ in a few settings: which learns best?
+    """A comparison of many small pretrainings that differ in a few settings.
 
     Settings of `cells` and `variants` are those of `linformer pretrain`, with dots: `model.projected_dim: 32`.
 
     Attributes:
-        title: What is studied, for people.
-        base: What all trainings have in common: settings of `linformer pretrain`.
-        cells: Where it is studied, by name: the settings that differ from base; `english: true` for english_file.
-        variants: What is compared, by name: the settings that differ. `after: NAME` goes on from the model of another
-            variant, `minutes`, `learning_rates` and `seeds` (some of those below) are as below for this one.
+        title: Title of the study.
+        base: Settings of `linformer pretrain` for all trainings.
+        cells: Conditions of the study, by name: settings that differ from base; `english: true` uses english_file.
+        variants: Variants to compare, by name: settings that differ. `after: NAME` continues from the model of another
+            variant; `minutes`, `learning_rates` and `seeds` (some of those below) override those below.
         baseline: The variant that the others are compared with.
-        learning_rates: Of several each variant takes the one with the least loss in the trainings of `tune`.
+        learning_rates: Learning rates; each variant uses the one with the lowest loss in the trainings of `tune`.
         tune: Cell and seed in which learning rates are chosen; default: the first of each.
         seeds: Seeds of all trainings in all cells.
-        minutes: Time of each training alone on this machine, instead of base.max_steps updates; warm-up and evaluations
-            keep their share.
-        projected_dims: Numbers of slots with which models that have more are measured as well.
-        sentence_file: Files of short texts to measure all models on as well: a text a line, in .tsv in the column
-            `sentence`.
-        english_file: Files of English text for the cells that ask for it.
-        processes: Trainings at a time, each on its share of the processor's cores.
+        minutes: Time of each training, if run alone on this machine, instead of base.max_steps updates; warm-up and
+            evaluations keep their share.
+        projected_dims: Smaller numbers of slots with which models are measured too.
+        sentence_file: Files of short texts on which all models are measured too: one text per line, in .tsv in the
+            column `sentence`.
+        english_file: Files of English text for cells with `english: true`.
+        processes: Number of parallel trainings, each on its share of the processor's cores.
         output_dir: New folder for the results; default: a new folder below runs/.
-        resume: Continue in output_dir: trainings that are done are kept, and one that was cut off goes on.
+        resume: Resume the study in output_dir; finished trainings are kept and interrupted ones are resumed.
     """
 
     title: str
@@ -56,7 +56,7 @@ def rates_of(settings: dict[str, Any], variant: str) -> list[float]:
     """The learning rates that a variant tries.
 
     Args:
-        settings: A study's, as recorded in its results or by `dataclasses.asdict`.
+        settings: Settings of a study, from its results or `dataclasses.asdict`.
         variant: Name of the variant.
     """
     return settings["variants"][variant].get("learning_rates", settings["learning_rates"])

@@ -1,1 +1,1 @@
-"""Training: the trainer, checkpoints, callbacks and metrics. Knows models and batches, and no experiment."""
+"""Training: loop, checkpoints, metrics and tasks. Imports models and data, but no experiments."""

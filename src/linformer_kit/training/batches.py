@@ -1,4 +1,4 @@
-"""The batches of a training, from any place on, for one of its processes."""
+"""Training batches of one process, from any position in the data."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from linformer_kit.training.tasks.base import Batch, Task
 
 @dataclass(frozen=True)
 class UpdateBatches:
-    """What one update learns from.
+    """The data of one update.
 
     Attributes:
         batches: One for each forward pass of this process.
-        sequences: How many these are in all processes.
-        position: Where the training stands after it.
+        sequences: Number of sequences in the update, over all processes.
+        position: Position in the data after the update.
     """
 
     batches: list[Batch]
@@ -37,11 +37,11 @@ class UpdateBatches:
 class Batches:
     """Batches for updates, in an order that is a pure function of the task's seed and the position.
 
-    A batch of all processes is cut into equal parts, so that several processes learn from what one learns from.
+    Each global batch is split evenly over the processes, so its content does not depend on their number.
 
     Args:
-        task: Gives items and their order.
-        settings: Gives the sizes.
+        task: Provides items and their order.
+        settings: Batch sizes and accumulation steps.
     """
 
     def __init__(self, task: Task, settings: TrainingSettings) -> None:
@@ -57,31 +57,31 @@ class Batches:
             "pin_memory": process.device.type == "cuda",
         }
         self.streaming = isinstance(task.train_items, IterableDataset)
-        # accelerate would repeat sequences to fill up a last batch; ours are without labels.
+        # accelerate would pad the last batch with repeated sequences; here it is padded with items without labels.
         self._multiple = self._together if self._processes > 1 else 1
 
     @functools.cached_property
     def in_epoch(self) -> int:
-        """Forward passes of an epoch; not for streams."""
+        """Forward passes in an epoch; not for streams."""
         return -(-len(self._keys(0)) // self._together)
 
     @property
     def updates_in_epoch(self) -> int:
-        """Updates of an epoch, of which the last may have fewer forward passes; not for streams."""
+        """Updates in an epoch, of which the last may have fewer forward passes; not for streams."""
         return -(-self.in_epoch // self._accumulation)
 
     def updates(self, start: Position) -> Generator[UpdateBatches, None, None]:
-        """Batches of one update after the other, without end.
+        """Yield the batches of each update, without end.
 
         Raises:
-            InputError: for a place that is not in these data.
+            InputError: for a position outside the data.
         """
         if not self.streaming and start.batches >= self.in_epoch:
             raise InputError(f"position: expected fewer than {self.in_epoch} batches in an epoch, got {start.batches}")
         return self._of_stream(start) if self.streaming else self._of_items(start)
 
     def epochs(self, position: Position) -> float:
-        """Epochs that are done, as a number; of streams only whole ones are known."""
+        """Epochs done, with a fraction; for streams whole epochs only."""
         return position.epoch + (0 if self.streaming else position.batches / self.in_epoch)
 
     def _keys(self, epoch: int) -> list[Any]:
@@ -102,7 +102,7 @@ class Batches:
     def _of_stream(self, start: Position) -> Generator[UpdateBatches, None, None]:
         stream: Any = self._task.train_items
         loader: Any = DataLoader(stream, batch_size=self._size, **self._loader)
-        if self._processes > 1:  # one process reads, and gives each its part
+        if self._processes > 1:  # one process reads and sends each process its part
             loader = prepare_data_loader(
                 loader, num_processes=self._processes, process_index=self._rank, dispatch_batches=True
             )
@@ -120,7 +120,7 @@ class Batches:
 
 
 class _Keys:
-    """Batch sampler: the keys of one process's part of each batch, epoch after epoch."""
+    """Batch sampler: the keys of this process's part of each global batch, over all epochs."""
 
     def __init__(self, keys: Callable[[int], list[Any]], size: int, rank: int, processes: int, start: Position) -> None:
         self._keys, self._size, self._start = keys, size, start
@@ -135,5 +135,5 @@ class _Keys:
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """A batch on the device of the model."""
+    """Move a batch to a device."""
     return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}

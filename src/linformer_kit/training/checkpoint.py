@@ -1,11 +1,11 @@
-"""Checkpoints: weights, AdamW's moments, and where the training stands, in a folder that is whole or not there.
+"""Checkpoints: weights, AdamW's moments and the training state, in a folder that is written completely or not at all.
 
     config.json, model.safetensors, tokenizer files    the model, for `from_pretrained`
     optimizer.safetensors                              AdamW's moments, by the names of the parameters
-    trainer_state.json                                 update, place in the data, log
-    manifest.json                                      size and SHA-256 of the others
+    trainer_state.json                                 update, position in the data, log
+    manifest.json                                      size and SHA-256 of the other files
 
-A model in pieces is written whole, so any number of processes, sharded or not, goes on from it.
+Sharded models are gathered before saving, so any number of processes, sharded or not, can resume from a checkpoint.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     state: TrainingState,
 ) -> None:
-    """Write a checkpoint, in place of what is there; called by all processes, of which one writes.
+    """Write a checkpoint, replacing an existing one; all processes call this, and one writes.
 
     Raises:
-        InputError: if it cannot be written; nothing is left of it then, and older ones are as they were.
+        InputError: if it cannot be written; no part of it is left then, and older checkpoints are unchanged.
         MachineError: likewise, if the machine failed, for example because the disk is full.
         OutOfMemoryError: likewise, if memory ran out.
     """
@@ -67,16 +67,16 @@ def save_model(
     *,
     beside: Callable[[Path], None] = lambda folder: None,
 ) -> None:
-    """Put a model and its tokenizer into a folder, with a manifest; called by all processes, of which one writes.
+    """Save a model and its tokenizer to a folder, with a manifest; all processes call this, and one writes.
 
     Args:
         model: The model.
         tokenizer: The tokenizer.
-        folder: Where they go.
-        beside: Writes what else belongs to the model.
+        folder: The output folder.
+        beside: Writes additional files of the model into the folder it is given.
 
     Raises:
-        As `save_checkpoint`; checkpoints are as they were.
+        As `save_checkpoint`; checkpoints are unchanged.
     """
     weights = _weights_if_sharded(model)
 
@@ -90,7 +90,7 @@ def save_model(
 
 
 def load_weights(model: nn.Module, checkpoint: Path) -> None:
-    """Put the weights of a checkpoint into its model; only files of its manifest are read.
+    """Load the weights of a checkpoint into a model; only files listed in its manifest are read.
 
     Raises:
         InputError: for the weights of another model.
@@ -115,10 +115,10 @@ def load_weights(model: nn.Module, checkpoint: Path) -> None:
 
 
 def load_moments(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Path) -> None:
-    """Put AdamW's moments of a checkpoint into the optimizer.
+    """Load AdamW's moments of a checkpoint into the optimizer.
 
     Raises:
-        InputError: for a file that is none, and moments of other parameters.
+        InputError: for a file that cannot be read, and for moments of other parameters.
     """
     path = checkpoint / OPTIMIZER
     with input_errors(f"{path}: expected AdamW's moments"):
@@ -142,7 +142,7 @@ def load_moments(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint:
 
 
 def whole_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The state of a model, whole and on the CPU if it is in pieces; a call of all processes."""
+    """The state dict of a model; sharded tensors are gathered to the CPU, so all processes must call this."""
     wholes: dict[int, Tensor] = {}  # tied weights stay one tensor
 
     def whole(tensor: Tensor) -> Tensor:
@@ -154,21 +154,21 @@ def whole_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _weights_if_sharded(model: nn.Module) -> dict[str, Tensor] | None:
-    """What `save_pretrained` has to be given; None: nothing, it takes them itself."""
+    """State dict for `save_pretrained`; None for a model that is not sharded."""
     sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
     return whole_weights(model) if sharded else None
 
 
-def write_by_one(write: Callable[[], None], what: str, and_then: str) -> None:
+def write_by_one(write: Callable[[], None], what: str, kept: str) -> None:
     """Let one process write; if that fails, all processes raise the same kind of error.
 
     Args:
-        write: Writes.
-        what: What is written, and that this was expected to work.
-        and_then: What is as it was.
+        write: The function that writes; called in the main process only.
+        what: Start of the message: the path and what was expected.
+        kept: End of the message, before "as they were": what is left and what is unchanged.
 
     Raises:
-        InputError, MachineError or OutOfMemoryError: by what failed.
+        InputError, MachineError or OutOfMemoryError: depending on the cause.
     """
     error: BaseException | None = None
     told: list[Any] = [None]
@@ -181,11 +181,11 @@ def write_by_one(write: Callable[[], None], what: str, and_then: str) -> None:
     broadcast_object_list(told)
     if told[0] is not None:
         kind, got = told[0]
-        raise kind(f"{what}, got: {got}; {and_then} as they were") from error
+        raise kind(f"{what}, got: {got}; {kept} as they were") from error
 
 
 def _moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """AdamW's moments by the names of the parameters; a parameter without a gradient so far has none."""
+    """AdamW's moments by parameter name; a parameter that has had no gradient yet has none."""
     return {
         f"{name}.{moment}": _whole(optimizer.state[parameter][moment]).cpu()
         for name, parameter in model.named_parameters()
@@ -200,7 +200,7 @@ def _whole(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _fill(place: Tensor, whole: Tensor) -> None:
-    """Put values into a tensor, or into its pieces."""
+    """Copy values into a tensor in-place, or into its shards."""
     if isinstance(place, DTensor):
         whole = distribute_tensor(whole.to(place.device, place.dtype), place.device_mesh, place.placements)
     place.copy_(whole)

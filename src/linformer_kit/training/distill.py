@@ -1,4 +1,4 @@
-"""Distillation: a pretrained encoder → a linear student → what its teacher does → checkpoint → results."""
+"""Distillation: pretrained encoder → linear student → training on the teacher's outputs → checkpoint → results."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from linformer_kit.training.state import TrainingState
 from linformer_kit.training.tasks.answers import kind_of
 from linformer_kit.training.tasks.distillation import MEASURES, Distillation, Weights, learning_rate_share
 
-_OF_NEW_STUDENTS = [field.name for field in dataclasses.fields(LinearizeSettings)]
+_LINEARIZE_FIELDS = [field.name for field in dataclasses.fields(LinearizeSettings)]
 _TEACHER, _STUDENT = "a pretrained encoder", "a linear student"
-# Ends of the classes that can teach, and of those whose inputs are whole texts.
+# Endings of the class names that can be teachers, and of those whose inputs are whole texts.
 _TEACHERS = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "Model")
 _CLASSIFIERS = ("ForSequenceClassification", "ForQuestionAnswering")
 
@@ -44,12 +44,12 @@ class _Pair:
     """Teacher and student.
 
     Attributes:
-        teacher: With full attention.
-        student: Linear.
-        tokenizer: Of both; its longest input is the student's.
-        attention_names: The attention modules of student and teacher.
+        teacher: The model with full attention.
+        student: The model with linear attention.
+        tokenizer: The tokenizer of both; its `model_max_length` is the student's.
+        attention_names: Names of the attention modules of student and teacher.
         stands_for: As for `Distillation`.
-        longest: Longest input that both take.
+        longest: Length of the longest input that both accept.
     """
 
     teacher: PreTrainedModel
@@ -62,18 +62,17 @@ class _Pair:
 
 @callers_random_state()
 def distill(settings: DistillSettings) -> tuple[dict[str, Any], Path]:
-    """Make a linear student of a pretrained encoder, and teach it what the encoder does.
+    """Linearise a pretrained encoder and distil the original into it.
 
     Args:
-        settings: Which encoder, which texts and how.
+        settings: The encoder, the texts and the training.
 
     Returns:
         The results, as in `metrics.json`, and the folder that holds them, the student, its tokenizer and checkpoints.
 
     Raises:
-        InputError: for anything in the settings, the encoder or the texts that does not fit. Nothing that was there is
-            lost.
-        DivergedError: if training diverged, which the results say.
+        InputError: for invalid settings, an unsuitable encoder or unsuitable texts. Existing files are kept.
+        DivergedError: if training diverged; the results record it.
     """
     settings = dataclasses.replace(settings, layerwise_steps=_layerwise_steps(settings))
     check(settings)
@@ -104,10 +103,10 @@ def distill(settings: DistillSettings) -> tuple[dict[str, Any], Path]:
 
 
 def check(settings: DistillSettings) -> None:
-    """Refuse what will not fit, before the work on the texts.
+    """Check the settings before the texts are processed.
 
     Raises:
-        InputError: for settings that no training can be made of.
+        InputError: for invalid settings.
     """
     check_training(settings)
     for name in ("hidden_weight", "attention_weight", "output_weight"):
@@ -121,10 +120,10 @@ def check(settings: DistillSettings) -> None:
         raise InputError(f"mlm_probability: expected more than 0 and less than 1, got {settings.mlm_probability}")
     if settings.max_eval_samples < 1:
         raise InputError(f"max_eval_samples: expected 1 or more, got {settings.max_eval_samples}")
-    alone = _layerwise_steps(settings)
-    if alone and not settings.hidden_weight + settings.attention_weight:
-        raise InputError(f"layerwise_steps: expected 0 without hidden_weight and attention_weight, got {alone}")
-    if not 0 <= alone <= settings.max_steps:
+    layerwise = _layerwise_steps(settings)
+    if layerwise and not settings.hidden_weight + settings.attention_weight:
+        raise InputError(f"layerwise_steps: expected 0 without hidden_weight and attention_weight, got {layerwise}")
+    if not 0 <= layerwise <= settings.max_steps:
         raise InputError(f"layerwise_steps: expected 0 to {settings.max_steps}, got {settings.layerwise_steps}")
     if settings.packing and settings.text_pair_column is not None:
         raise InputError("packing: expected false for pairs of texts, got true")
@@ -133,10 +132,10 @@ def check(settings: DistillSettings) -> None:
 
 
 def load_pair(settings: DistillSettings) -> _Pair:
-    """The teacher and its student, which is itself, linear, or one that was made before.
+    """Load the teacher and its student: a linearised copy of the teacher, or an earlier student.
 
     Raises:
-        InputError: for a teacher that cannot be made linear, and a student that is not its own.
+        InputError: for a teacher that cannot be linearised, and for a student that does not match its teacher.
     """
     set_seed(settings.seed)
     with renamed("model", "teacher"):
@@ -152,7 +151,7 @@ def load_pair(settings: DistillSettings) -> _Pair:
             if settings.student_layers is not None:
                 stands_for = layers_to_keep(teacher, settings.student_layers)
                 keep_layers(student, stands_for)
-            student = linearize(student, **{name: getattr(settings, name) for name in _OF_NEW_STUDENTS})
+            student = linearize(student, **{name: getattr(settings, name) for name in _LINEARIZE_FIELDS})
     if settings.student is not None:
         student = _earlier_student(settings, teacher, tokenizer)
         made = student.config.num_hidden_layers
@@ -169,8 +168,8 @@ def _earlier_student(
         student, own_tokenizer = load_model(
             str(settings.student), auto_class_of(str(settings.student), _STUDENT), _STUDENT
         )
-    given = LinearizeSettings(**{name: getattr(settings, name) for name in _OF_NEW_STUDENTS})
-    for name in _OF_NEW_STUDENTS:
+    given = LinearizeSettings(**{name: getattr(settings, name) for name in _LINEARIZE_FIELDS})
+    for name in _LINEARIZE_FIELDS:
         if getattr(given, name) != getattr(LinearizeSettings(), name):
             raise InputError(f"{name}: expected none with student, which has its own, got {getattr(given, name)!r}")
     if settings.student_layers is not None:
@@ -199,13 +198,13 @@ def _load_inputs(settings: DistillSettings, pair: _Pair) -> Inputs:
     inputs = load_inputs(settings, encoder, packing=packing, masked=kind_of(pair.teacher) == "words")
     together = settings.per_device_train_batch_size * PartialState().num_processes
     if len(inputs.train) < together:
-        there = f"the {len(inputs.train)} inputs to learn from"
+        there = f"the {len(inputs.train)} training inputs"
         raise InputError(f"per_device_train_batch_size: expected at most {there} in all processes, got {together}")
     return inputs
 
 
 def _distillation(settings: DistillSettings, pair: _Pair, inputs: Inputs) -> Distillation:
-    """What to train."""
+    """The training task."""
     return Distillation(
         pair.student,
         pair.tokenizer,
@@ -223,11 +222,11 @@ def _distillation(settings: DistillSettings, pair: _Pair, inputs: Inputs) -> Dis
 
 
 def _plan(settings: DistillSettings) -> Plan:
-    """What falls due when: warm-up and linear fall twice, for the layers alone, and then for all together."""
-    alone = _layerwise_steps(settings)
+    """The plan: warm-up and linear decay twice, first for layerwise training, then for joint training."""
+    layerwise = _layerwise_steps(settings)
     schedule = functools.partial(
         learning_rate_share,
-        alone=alone,
+        layerwise=layerwise,
         updates=settings.max_steps,
         warmup=settings.warmup_steps,
         joint=settings.joint_learning_rate_factor,
@@ -239,9 +238,9 @@ def _plan(settings: DistillSettings) -> Plan:
         evaluate_every=settings.eval_steps,
         save_every=settings.save_steps,
         evaluate_first=True,
-        # Gradients are much larger then than those that AdamW has seen, and steps by their measure would undo what was
-        # learned (docs/log.md).
-        restart=alone,
+        # Gradients are much larger in joint training; with the old moments, AdamW's steps would be too large and undo
+        # the layerwise training (docs/log.md).
+        restart=layerwise,
     )
 
 
@@ -279,7 +278,7 @@ def _results(settings: DistillSettings, pair: _Pair, inputs: Inputs, training: T
 
 
 def _curves(state: TrainingState) -> dict[str, list[list[float]]]:
-    """Updates with each measure on held-out text."""
+    """Pairs of update and value for each metric on held-out text."""
     return {name: [[update, value] for update, value in state.logged(f"eval_{name}").items()] for name in MEASURES}
 
 

@@ -1,4 +1,4 @@
-"""Forward, backward and step on the devices there are: mixed precision, data parallel or sharded."""
+"""Forward, backward and optimizer step on the available devices: mixed precision, data parallel or sharded."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from linformer_kit.training.batches import to_device
 from linformer_kit.training.optimizer import adamw, set_learning_rate
 from linformer_kit.training.tasks.base import Batch, Task
 
-_OF_SCALER = ("scale", "_growth_tracker")
+_SCALER_KEYS = ("scale", "_growth_tracker")
 
 
 class NonFinite(NamedTuple):
-    """What was not finite in an update: in which process, and what was got."""
+    """A non-finite loss or gradient: the rank of the process, and a description."""
 
     rank: int
     got: str
 
 
 class Engine:
-    """A task on its device, spread over the processes, with its optimizer.
+    """A task on its device, distributed over the processes, with its optimizer.
 
     Args:
-        task: What is trained; it is moved to the device of this process.
-        settings: How.
+        task: The task to train; it is moved to the device of this process.
+        settings: The training settings.
 
     Raises:
         InputError: for sharding in a single process.
@@ -65,15 +65,15 @@ class Engine:
 
     @property
     def precision(self) -> str:
-        """The number format in words."""
+        """The number format, for the log."""
         return "float32" if self._dtype is None else f"{str(self._dtype).removeprefix('torch.')} mixed precision"
 
     def autocast(self) -> Any:
-        """Mixed precision, where it is asked for."""
+        """Context of mixed precision; disabled for float32."""
         return torch.autocast(self.device.type, self._dtype or torch.bfloat16, enabled=self._dtype is not None)
 
     def total_labels(self, batches: list[Batch]) -> Tensor | None:
-        """Labels of an update in all processes, of the loss of an average process; None if losses are means."""
+        """Number of labels of an update over all processes; None if losses are means."""
         counts = [self._task.labels(batch) for batch in batches]
         if any(count is None for count in counts):
             return None
@@ -83,10 +83,10 @@ class Engine:
         return total
 
     def backward(self, batch: Batch, total: Tensor | None, number: int, count: int) -> Tensor:
-        """Add the gradient of one of an update's batches; processes exchange them with the last one.
+        """Accumulate the gradient of one batch of an update; processes synchronise gradients in the last one.
 
         Returns:
-            The batch's part of the loss of the update in all processes.
+            The batch's contribution to the update's loss over all processes.
         """
         last = number == count - 1
         if self._sharded:
@@ -95,13 +95,13 @@ class Engine:
         with self._parallel.no_sync() if waits else contextlib.nullcontext():  # type: ignore[operator]
             with self.autocast():
                 loss = self._parallel(to_device(batch, self.device), total)
-            # Gradients are averaged over the processes; a sum over all labels wants their sum.
+            # Gradients are averaged over the processes; a loss divided by all labels needs their sum.
             scaled = loss / count if total is None else loss * self.processes
             (scaled if self._scaler is None else self._scaler.scale(scaled)).backward()
         return scaled.detach() / self.processes
 
     def clip(self, longest: float) -> float:
-        """Clip the gradient norm and return what it was; with float16 a norm that is not finite is no error."""
+        """Clip the gradient norm and return the norm before clipping; it may be non-finite with float16."""
         if self._scaler is not None:
             self._scaler.unscale_(self.optimizer)
         limit = longest if longest > 0 else torch.inf
@@ -109,11 +109,11 @@ class Engine:
         return (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
 
     def checked_loss(self, parts: list[Tensor], norm: float) -> tuple[float, NonFinite | None]:
-        """The loss of an update in all processes, and where it or its gradient is not finite.
+        """The loss of an update over all processes, and the first process with a non-finite loss or gradient.
 
         Args:
-            parts: What `backward` returned.
-            norm: What `clip` returned.
+            parts: Return values of `backward`.
+            norm: Return value of `clip`.
         """
         losses, wrong = torch.stack(parts).double(), ""
         if not torch.isfinite(losses).all():
@@ -130,26 +130,26 @@ class Engine:
         return loss, next(NonFinite(rank, found) for rank, found in enumerate(gather_object([wrong])) if found)
 
     def step(self, share: float) -> None:
-        """Update the parameters, with a share of the highest learning rate."""
+        """Update the parameters, with a fraction of the peak learning rate."""
         set_learning_rate(self.optimizer, share)
         if self._scaler is None:
             self.optimizer.step()
-        else:  # leaves the update out and lowers the scale where float16 has overflowed
+        else:  # skips the update and lowers the scale if float16 has overflowed
             self._scaler.step(self.optimizer)
             self._scaler.update()
 
     def scaler_state(self) -> dict[str, float]:
-        """What float16's loss scaling goes on from."""
+        """State of float16's loss scaling, for checkpoints."""
         state = {} if self._scaler is None else self._scaler.state_dict()
-        return {name: state[name] for name in _OF_SCALER if name in state}
+        return {name: state[name] for name in _SCALER_KEYS if name in state}
 
     def load_scaler(self, state: dict[str, float]) -> None:
-        """Go on with the loss scaling of a checkpoint, if it has any."""
+        """Restore the loss scaling of a checkpoint, if it has any."""
         if self._scaler is not None and state:
             self._scaler.load_state_dict(self._scaler.state_dict() | state)
 
     def largest(self, number: int) -> int:
-        """The largest that any process says."""
+        """The largest value over all processes."""
         if self.processes == 1:
             return number
         said = torch.tensor(number, device=self.device)

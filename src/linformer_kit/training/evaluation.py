@@ -1,4 +1,4 @@
-"""Evaluation: what a task measures of each validation sequence, by all processes."""
+"""Evaluation: run a task's measurements on the validation sequences, split over all processes."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from linformer_kit.training.tasks.base import Batch, Task
 def measure(
     task: Task, settings: TrainingSettings, engine: Engine, stop: Callable[[], int] = lambda: 0
 ) -> tuple[np.ndarray, ...] | None:
-    """What the task measures of each validation sequence, in their order.
+    """Measure each validation sequence, in their order.
 
     Args:
-        task: What is measured.
-        settings: Give the size of batches.
-        engine: The devices.
-        stop: Asked before each batch, in all processes; they give up where it is not 0.
+        task: The task to evaluate.
+        settings: Batch size and data workers.
+        engine: Device and precision.
+        stop: Called before each batch, in all processes; a value other than 0 aborts the evaluation.
 
     Returns:
-        One array of `[sequences, ...]` for each tensor of `Task.measure`; None if it was given up.
+        One array of `[sequences, ...]` for each tensor of `Task.measure`; None if aborted.
     """
     task.eval()
     task.begin(None)
@@ -45,9 +45,9 @@ def measure(
 
 
 def _batches(task: Task, settings: TrainingSettings) -> Iterator[tuple[Batch, int]]:
-    """This process's part of the validation items, batch by batch, and how many rows of each count.
+    """This process's batches of validation items, and how many rows of each are counted.
 
-    All processes have equally many batches, as models in pieces need; what only fills up counts for nothing.
+    All processes have the same number of batches, which sharded models need; filler batches have 0 counted rows.
     """
     process = PartialState()
     size, items = settings.per_device_eval_batch_size, range(len(task.validation_items))
@@ -66,5 +66,5 @@ def _batches(task: Task, settings: TrainingSettings) -> Iterator[tuple[Batch, in
 
 
 def _array(tensor: Tensor) -> np.ndarray:
-    """A tensor as numpy has it, which knows no bfloat16."""
+    """Convert a tensor to numpy; floats become float32, since numpy has no bfloat16."""
     return (tensor.float() if tensor.is_floating_point() else tensor).cpu().numpy()

@@ -1,4 +1,4 @@
-"""Fine-tuning of any encoder to classify texts: labelled texts → tokens → batches → classifier → metrics."""
+"""Fine-tuning of an encoder for text classification: labelled texts → tokens → batches → classifier → metrics."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ class _Task:
     """What all seeds have in common.
 
     Attributes:
-        settings: Of the run.
-        texts: The labelled texts, of which those to learn from are no longer in memory.
-        metric: What the best checkpoint is best at.
-        tokenizer: The model's.
-        train: Inputs to learn from.
-        validation: Inputs to measure on.
+        settings: Settings of the run.
+        texts: The labelled texts, without the training texts, to save memory.
+        metric: The metric that selects the best checkpoint.
+        tokenizer: The model's tokenizer.
+        train: Training inputs.
+        validation: Validation inputs.
     """
 
     settings: FinetuneSettings
@@ -76,17 +76,17 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
     """Fine-tune an encoder to classify texts, once for each seed.
 
     Args:
-        settings: Which encoder, which texts and how.
+        settings: The encoder, the texts and the training.
 
     Returns:
         The results, as in `metrics.json`, and the folder that holds them and the classifier of the best seed.
 
     Raises:
-        InputError: for anything in the settings or the texts that does not fit. Nothing that was there is lost.
-        DivergedError: if the training of a seed diverged; the results of seeds before are kept.
+        InputError: for invalid settings or unsuitable texts. Existing files are kept.
+        DivergedError: if the training of a seed diverged; the results of earlier seeds are kept.
     """
     check(settings)
-    run = Run("finetune", settings, may_change=("seeds",))  # more seeds may join
+    run = Run("finetune", settings, may_change=("seeds",))  # a resumed run may add seeds
     texts = load_labelled(settings)
     check_metric(settings.metric_for_best_model, texts.metrics)
     model, tokenizer = load_encoder(settings, texts.labels, seed=settings.seeds[0])
@@ -97,11 +97,11 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
         "model_fingerprint": fingerprint(model.base_model, without=random_weights(model)),
     }
     metric = settings.metric_for_best_model or texts.metrics[0]
-    texts = dataclasses.replace(texts, train=[])  # from here on they are tokens
+    texts = dataclasses.replace(texts, train=[])  # free memory: only their tokens are needed from here on
     task = _Task(settings, texts, metric, tokenizer, train, validation)
     results = _results(task, model, runs=_earlier_runs(settings))
     _check_earlier_runs(results, settings)
-    del model  # each seed has its own
+    del model  # each seed loads its own
     seeds = dict.fromkeys([*(earlier["seed"] for earlier in results["runs"]), *settings.seeds])
     run.settings = dataclasses.replace(settings, seeds=list(seeds))
     run.open({"texts": texts.description}, fingerprints)
@@ -116,15 +116,15 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
         if run.is_main:
             _write(results, run.folder)
     if run.is_main:
-        _write(results, run.folder)  # also where all had been done, and the last process ended before its pictures
+        _write(results, run.folder)  # also if all seeds were done before: the figures may be missing
     return results, run.folder
 
 
 def check(settings: FinetuneSettings) -> None:
-    """Raise an error for settings that do not fit, before the work on the texts.
+    """Check the settings before the texts are processed.
 
     Raises:
-        InputError: that names the setting.
+        InputError: with the name of the invalid setting.
     """
     check_training(settings)
     if not settings.seeds or len(set(settings.seeds)) < len(settings.seeds):
@@ -142,12 +142,12 @@ def check(settings: FinetuneSettings) -> None:
 def load_encoder(
     settings: FinetuneSettings, labels: Labels, *, seed: int
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The encoder with a head for these classes, which starts anew unless it is there, and its tokenizer.
+    """Load the encoder with a head for these classes, and its tokenizer; a missing head is initialised at random.
 
-    The tokenizer's `model_max_length` is that of the inputs, and will be saved with the classifier.
+    The tokenizer's `model_max_length` is set to the length of the inputs, and is saved with the classifier.
 
     Raises:
-        InputError: for a model that is not whole or cannot classify, and a length that it does not take.
+        InputError: for a damaged model, a model that cannot classify, and an unsupported length.
     """
     set_seed(seed)
     head = {
@@ -168,7 +168,7 @@ def load_encoder(
 def _inputs(
     settings: FinetuneSettings, texts: LabelledTexts, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[LabelledInputs, LabelledInputs]:
-    """Inputs to learn from and to measure on."""
+    """Training and validation inputs."""
     encoder = Encoder(tokenizer, tokenizer.model_max_length)
     cache = cache_folder(settings.cache_dir) / "labelled"
     train, validation = (
@@ -179,14 +179,14 @@ def _inputs(
 
 
 def _train(run: Run, task: _Task, seed: int) -> tuple[Training, np.ndarray, dict[str, Any]]:
-    """Train with one seed, or go on.
+    """Train with one seed, or resume.
 
     Returns:
-        The training, with the best classifier, its probabilities for the validation texts in their order, and what was
-        measured.
+        The training, with the best classifier, its probabilities for the validation texts in their order, and the
+        results of this seed.
     """
     settings, labels, metrics = task.settings, task.texts.labels, task.texts.metrics
-    # From short to long, so that batches are padded little.
+    # From short to long, so that batches need little padding.
     order = np.argsort(task.validation.items.lengths, kind="stable")
     classification = _classification(task, task.validation.items.select(order), seed, run.process.num_processes)
     batches = Batches(classification, settings)
@@ -195,7 +195,7 @@ def _train(run: Run, task: _Task, seed: int) -> tuple[Training, np.ndarray, dict
     if training.diverged is not None:
         raise DivergedError(f"seed {seed}: {training.diverged}")
     measured = training.measure()
-    assert measured is not None, "nobody asks to stop here"
+    assert measured is not None, "no signal is handled here"
     logits, sorted_targets = measured
     found = classification.metrics(logits, sorted_targets)
     of_sorted = class_probabilities(logits, multi_label=labels.multi_label)
@@ -217,7 +217,7 @@ def _train(run: Run, task: _Task, seed: int) -> tuple[Training, np.ndarray, dict
 
 
 def _classification(task: _Task, validation: LabelledItems, seed: int, processes: int) -> Classification:
-    """What to train with one seed."""
+    """The training task of one seed."""
     settings, labels = task.settings, task.texts.labels
     weights = None
     if settings.class_weight == "balanced":
@@ -236,7 +236,7 @@ def _classification(task: _Task, validation: LabelledItems, seed: int, processes
 
 
 def _plan(task: _Task, updates: int, seed: int) -> Plan:
-    """What falls due when."""
+    """The training plan of one seed."""
     settings = task.settings
     return Plan(
         updates=updates,
@@ -252,7 +252,7 @@ def _plan(task: _Task, updates: int, seed: int) -> Plan:
 
 
 def _results(task: _Task, model: PreTrainedModel, *, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """What there is to say before anything is trained."""
+    """The results before training: model, texts, settings and earlier runs."""
     texts, settings = task.texts, task.settings
     return {
         "command": "finetune",
@@ -292,7 +292,7 @@ def _mistakes(task: _Task, probabilities: np.ndarray) -> list[dict[str, Any]]:
 
 
 def _earlier_runs(settings: FinetuneSettings) -> list[dict[str, Any]]:
-    """The seeds that a run to be resumed has finished."""
+    """Results of the seeds that a resumed run has finished."""
     path = Path(settings.output_dir or "") / "metrics.json"
     if not (settings.resume and path.exists()):
         return []
@@ -303,7 +303,7 @@ def _earlier_runs(settings: FinetuneSettings) -> list[dict[str, Any]]:
 
 
 def _check_earlier_runs(results: dict[str, Any], settings: FinetuneSettings) -> None:
-    """Refuse earlier results that no report can be made of, before further ones would be lost beside them."""
+    """Raise an error for earlier results that cannot be reported, before more seeds are trained."""
     if results["runs"]:
         path = Path(settings.output_dir or "") / "metrics.json"
         with input_errors(str(path)), tempfile.TemporaryDirectory() as folder:

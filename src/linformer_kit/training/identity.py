@@ -1,4 +1,4 @@
-"""What makes a run the same run: settings, text and tokenizer, saved with it and compared when it is resumed."""
+"""Identity of a run: settings, text and tokenizer, saved with the run and compared on resume."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from linformer_kit.files.writing import write_whole
 from linformer_kit.settings import ModelSettings, TrainingSettings, read_yaml
 from linformer_kit.training.state import read_state
 
-# In what any run that is resumed may differ from its beginning: speed, and what it says and keeps. The number of
-# processes may change as well, and whether the model is sharded.
+# Settings that may change on resume: they affect speed, logging and which checkpoints are kept. The number of
+# processes may change as well.
 _MAY_CHANGE = (
     "max_skipped_updates",
     "save_total_limit",
@@ -34,20 +34,20 @@ _MAY_CHANGE = (
     "ddp_timeout",
     "cache_dir",
 )
-# Where, and what to do with what was there, are not what the run is: repeating it must not touch this one.
+# Not saved, so that repeating a run from its settings does not overwrite it.
 _NOT_SAVED = ("output_dir", "resume", "overwrite")
 _SETTINGS = "settings.yaml"
 _FINGERPRINT = "_fingerprint"
-# What fingerprints of text are made of; runs of earlier versions do not say it, and had paths and times of files.
+# Fingerprints of text are hashes of its content; in runs of earlier versions, which lack this key, of paths and times.
 _FINGERPRINTS_OF, _CONTENT = "fingerprints_of", "content"
 _BATCH = "per_device_train_batch_size"
 
 
 def check_enough_updates(settings: TrainingSettings) -> None:
-    """Raise an error if a run that is resumed has made more updates than it is to make.
+    """Raise an error if a resumed run has already made more than `max_steps` updates.
 
     Raises:
-        InputError: that names the checkpoint.
+        InputError: with the name of the checkpoint.
     """
     wanted, folder = getattr(settings, "max_steps", None), Path(settings.output_dir or "")
     if not settings.resume or wanted is None:
@@ -59,14 +59,14 @@ def check_enough_updates(settings: TrainingSettings) -> None:
 
 
 def check_same_settings(settings: TrainingSettings, may_change: Collection[str]) -> None:
-    """Raise an error if a run that is resumed has other settings than at its beginning.
+    """Raise an error if a resumed run has other settings than at its start.
 
     Args:
-        settings: Of the run.
-        may_change: Names of those that may be others.
+        settings: Settings of the run.
+        may_change: Names of additional settings that may change.
 
     Raises:
-        InputError: that names the first one that differs.
+        InputError: with the name of the first setting that differs.
     """
     path = Path(settings.output_dir or "") / _SETTINGS
     if not settings.resume or not path.exists():
@@ -77,9 +77,9 @@ def check_same_settings(settings: TrainingSettings, may_change: Collection[str])
     _check_same_batch(settings, before)
     free = {*_NOT_SAVED, *_MAY_CHANGE, *may_change, _BATCH}
     if now.get("streaming") or now.get("dataset_name"):
-        free.discard("dataloader_num_workers")  # who share out the files of a stream
+        free.discard("dataloader_num_workers")  # workers share the files of a stream, so their number changes the order
     if now.get("resize_to", 0) is None:
-        free.add("resize_mode")  # means nothing
+        free.add("resize_mode")  # unused
     for name in (name for name in now if name not in free):
         old, new, place = before.get(name), now[name], name
         if isinstance(old, dict) and isinstance(new, dict) and old != new:
@@ -93,7 +93,7 @@ def check_same_settings(settings: TrainingSettings, may_change: Collection[str])
 
 
 def _check_same_batch(settings: TrainingSettings, before: dict[str, Any]) -> None:
-    """Refuse other batches of all processes together: theirs may be others, if there are others."""
+    """Raise an error if the global batch size differs; the size per process may change with their number."""
     starts = _earlier_starts(settings, Path(settings.output_dir or ""))
     last = starts[-1] if starts and isinstance(starts[-1], dict) else {}
     counts = last.get("processes", 1), PartialState().num_processes
@@ -104,11 +104,11 @@ def _check_same_batch(settings: TrainingSettings, before: dict[str, Any]) -> Non
 
 
 def check_same_source(settings: TrainingSettings, fingerprints: dict[str, str]) -> None:
-    """Refuse to continue on other text, with a tokenizer whose ids mean something else, or from another model.
+    """Raise an error if a resumed run has other text, another tokenizer or another model.
 
     Args:
-        settings: Of the run.
-        fingerprints: Those of what the run is made of, by name, each ending in _fingerprint.
+        settings: Settings of the run.
+        fingerprints: Hashes of the inputs of the run, by names that end in `_fingerprint`.
     """
     path = Path(settings.output_dir or "") / RUN_MARK
     if not settings.resume or not path.exists():
@@ -116,13 +116,13 @@ def check_same_source(settings: TrainingSettings, fingerprints: dict[str, str]) 
     before = read_json(path)
     for name in dict.fromkeys([*fingerprints, *filter(lambda name: name.endswith(_FINGERPRINT), before)]):
         if before.get(name) != fingerprints.get(name):
-            told = before.get(_FINGERPRINTS_OF) == _CONTENT
-            doubt = (
-                "; an earlier version wrote it, which took equal files with other paths or times for others: "
-                "start anew, or go on with that version"
+            by_content = before.get(_FINGERPRINTS_OF) == _CONTENT
+            hint = (
+                "; an earlier version wrote it, which compared paths and times of files: "
+                "start a new run, or resume with that version"
             )
             what = name.removesuffix(_FINGERPRINT)
-            raise InputError(f"resume: expected the {what} of {path}, got another one{'' if told else doubt}")
+            raise InputError(f"resume: expected the {what} of {path}, got another one{'' if by_content else hint}")
 
 
 def save_run(
@@ -134,15 +134,15 @@ def save_run(
     fingerprints: dict[str, str],
     twin: bool = False,
 ) -> None:
-    """The resolved settings, and what else is needed to do the same again; each start of the run, with its machine.
+    """Save the resolved settings, the inputs of the run, and each of its starts with versions and machine.
 
     Args:
-        settings: Of the run.
-        folder: Where it is.
-        command: Which one it is.
-        source: What it learns from, for people, under its name.
+        settings: Settings of the run.
+        folder: Folder of the run.
+        command: Name of the command.
+        source: Description of the training data, under its name.
         fingerprints: As for `check_same_source`.
-        twin: Whether a second model is trained below the folder.
+        twin: Whether a second model is trained in a subfolder.
     """
     resolved = {name: value for name, value in dataclasses.asdict(settings).items() if name not in _NOT_SAVED}
     run = {
@@ -155,7 +155,7 @@ def save_run(
         "starts": [*_earlier_starts(settings, folder), _this_start()],
     }
     text = json.dumps(run, indent=2) + "\n"
-    write_whole(folder / RUN_MARK, text)  # first: without it the rest is not known as ours
+    write_whole(folder / RUN_MARK, text)  # first: this file marks the folder as an output folder of this package
     write_whole(folder / _SETTINGS, yaml.safe_dump(resolved, sort_keys=False))
     if twin:
         (folder / TWIN_FOLDER).mkdir(exist_ok=True)
@@ -190,7 +190,7 @@ def record_divergence(folder: Path, message: str) -> None:
 
 
 def defaults(kind: type) -> dict[str, Any]:
-    """The defaults of a dataclass by name: what a run from before a setting was there had of it."""
+    """The defaults of a dataclass by name, for settings that did not exist when a run was saved."""
     return {
         field.name: field.default_factory() if callable(field.default_factory) else field.default
         for field in dataclasses.fields(kind)

@@ -1,4 +1,4 @@
-"""What a person sees while a model trains: a bar, lines of the log, and experiment trackers."""
+"""Training output: progress bar, log lines and experiment trackers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from linformer_kit.errors import InputError, input_errors
 from linformer_kit.training.memory import most_bytes
 from linformer_kit.training.state import TrainingState
 
-# Beside the measurements of each line: the time of all updates so far, which counts on after a resume, and their number
-# and size.
+# Totals in each line, besides its measurements: time, number and items of all updates so far, continued after a resume.
 _SECONDS, _UPDATES, _ITEMS = "training_seconds", "timed_updates", "timed_items"
 NO_TRACKER = "none"
 
@@ -26,14 +25,14 @@ class TrainingLog:
     """The log of a training.
 
     Args:
-        state: Where the training stands; lines are added to its log.
-        updates: How many there will be.
-        unit: What speed is counted in.
-        folder: Where trackers put files.
+        state: The training state; lines are added to its log.
+        updates: Total number of updates.
+        unit: Unit of speed: tokens or texts.
+        folder: Output folder of trackers.
         report_to: Names of trackers, separated by commas.
 
     Attributes:
-        seconds: Time of data and updates so far; evaluation and saving do not count.
+        seconds: Time of data loading and updates so far; evaluation and saving do not count.
     """
 
     def __init__(self, state: TrainingState, *, updates: int, unit: str, folder: Path, report_to: str) -> None:
@@ -54,15 +53,15 @@ class TrainingLog:
 
     @property
     def rate(self) -> float:
-        """Tokens or texts in a second, in the mean."""
+        """Mean tokens or texts per second."""
         return self._items / self.seconds if self.seconds else 0.0
 
     def start_clock(self) -> None:
-        """Time counts from here on."""
+        """Start to count time."""
         self._started = time.perf_counter()
 
     def updated(self, items: int) -> None:
-        """An update is done, of so many tokens or texts."""
+        """Count an update, with its number of tokens or texts."""
         now = time.perf_counter()
         self.seconds, self._started = self.seconds + now - self._started, now
         self._timed, self._items = self._timed + 1, self._items + items
@@ -70,7 +69,7 @@ class TrainingLog:
             self._bar.update(self._state.update - self._bar.n)
 
     def add_losses(self, *, learning_rate: float, grad_norm: float) -> None:
-        """A line with the mean loss of the updates since the last one, speed, time left and memory."""
+        """Add a line with the mean loss of the updates since the last such line, speed, time left and memory."""
         state = self._state
         loss = sum(state.losses) / len(state.losses)
         seconds, items = self.seconds - self._logged[0], self._items - self._logged[1]
@@ -86,7 +85,7 @@ class TrainingLog:
             self._bar.set_postfix_str(f"loss {loss:.3f}, {self.rate:,.0f} {self._unit}/s", refresh=False)
 
     def add(self, values: dict[str, float], said: str = "") -> None:
-        """A line of any values, and words for people."""
+        """Add a line of values, and print `said` above the progress bar."""
         line = self._state.add(**values, **{_SECONDS: self.seconds, _UPDATES: self._timed, _ITEMS: self._items})
         for tracker in self._trackers:
             tracker.log({_grouped(name): value for name, value in line.items()}, step=self._state.update)
@@ -94,7 +93,7 @@ class TrainingLog:
             self._bar.write(f"update {self._state.update}: {said}", file=self._bar.fp)
 
     def close(self) -> None:
-        """Leave the bar as it stands and finish the trackers."""
+        """Close the progress bar and finish the trackers."""
         if self._bar is not None:
             self._bar.close()
         for tracker in self._trackers:
@@ -105,7 +104,7 @@ def check_report_to(report_to: str) -> None:
     """Raise an error for trackers that are unknown or not installed.
 
     Raises:
-        InputError: that says which are known.
+        InputError: with the names of known trackers.
     """
     with input_errors("report_to"):
         for name in _names(report_to):
@@ -122,11 +121,11 @@ def _names(report_to: str) -> list[str]:
 
 def _package_of(name: str) -> None:
     if name not in [str(getattr(found, "value", found)) for found in get_available_trackers()]:
-        raise InputError(f"expected a tracker that is installed, got {name}, whose package is not")
+        raise InputError(f"expected a tracker whose package is installed, got {name}")
 
 
 def _trackers(report_to: str, folder: Path) -> list[GeneralTracker]:
-    """The trackers, started; a run is named by its folder."""
+    """Start the trackers; the name of the run is that of its folder."""
     started = []
     for name in _names(report_to):
         kind: Any = LOGGER_TYPE_TO_CLASS[name]
@@ -144,5 +143,5 @@ def _trackers(report_to: str, folder: Path) -> list[GeneralTracker]:
 
 
 def _grouped(name: str) -> str:
-    """TensorBoard and others show what stands before a slash as a group."""
+    """Name for trackers: TensorBoard and others group values by the part before a slash."""
     return f"eval/{name.removeprefix('eval_')}" if name.startswith("eval_") else f"train/{name}"

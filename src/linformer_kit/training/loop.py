@@ -1,8 +1,8 @@
 """The training loop: evaluate, save, update.
 
-What comes next is a function of the update's number, the place in the data, the rank and the log, and these stand in
-each checkpoint: the order of the data, masks, learning rate and the seed of dropout depend on nothing else. So a
-training that was interrupted and goes on equals one that was not.
+Each step is a function of the update number, the position in the data, the rank and the log. All but the rank are
+saved in each checkpoint; data order, masks, learning rate and dropout seeds depend on nothing else. So a resumed
+training equals an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ class Training:
 
     Args:
         task: Model, batches, loss and metrics.
-        settings: How to train.
-        plan: What falls due when.
-        folder: Where checkpoints go.
-        checkpoint: To go on from; None: from the start.
+        settings: The training settings.
+        plan: Number of updates, learning rates, and when to evaluate and save.
+        folder: Folder of the checkpoints.
+        checkpoint: Checkpoint to resume from; None: start from the beginning.
         after_update: Called after each update.
 
     Attributes:
-        state: Where the training stands.
-        log: What it has shown.
-        diverged: Where and why it diverged, if it did.
+        state: The training state.
+        log: Progress bar, log and trackers.
+        diverged: Where and why training diverged, or None.
 
     Raises:
         InputError: for a checkpoint of another training.
@@ -85,7 +85,7 @@ class Training:
 
         Raises:
             DivergedError: before a non-finite update, if no more of them may be skipped.
-            Stopped: after a signal, once the update under way is done and a checkpoint holds it.
+            Stopped: after a signal, once the current update is done and saved in a checkpoint.
         """
         state, plan = self.state, self.plan
         updates = self._batches.updates(state.position)
@@ -115,7 +115,7 @@ class Training:
             self.log.close()
 
     def _update(self, data: UpdateBatches) -> None:
-        """One update, unless it would be made with a loss or a gradient that is not finite."""
+        """Make one update, or skip it if its loss or gradient is not finite."""
         task, state, engine = self.task, self.state, self.engine
         if state.update == self.plan.restart:
             engine.optimizer.state.clear()
@@ -130,7 +130,7 @@ class Training:
         norm = engine.clip(self.settings.max_grad_norm)
         loss, wrong = engine.checked_loss(losses, norm)
         if wrong:
-            self._refuse(wrong)
+            self._skip_or_raise(wrong)
         else:
             engine.step(share)
             state.losses.append(loss)
@@ -149,7 +149,7 @@ class Training:
         """Updates that were skipped because their loss or gradient was not finite."""
         return len(self.state.logged("skipped_updates"))
 
-    def _refuse(self, wrong: NonFinite) -> None:
+    def _skip_or_raise(self, wrong: NonFinite) -> None:
         update, settings = self.state.update + 1, self.settings
         if self.skipped_updates >= settings.max_skipped_updates:
             raise DivergedError(
@@ -165,11 +165,11 @@ class Training:
         return self.plan.result_update(self.state)
 
     def measure(self) -> tuple[np.ndarray, ...] | None:
-        """What the task measures of each validation sequence, in their order; None after a signal to stop."""
+        """Measure each validation sequence, in their order; None after a signal to stop."""
         return measure(self.task, self.settings, self.engine, self._asked_to_stop)
 
     def _evaluate(self) -> int:
-        """Evaluate, unless a signal asks to stop, which is returned."""
+        """Evaluate and return 0, or return the number of a signal to stop."""
         if (measured := self.measure()) is None:
             return self._asked_to_stop()
         metrics = self.task.metrics(*measured)
@@ -190,7 +190,7 @@ class Training:
             rotate_checkpoints(self.folder, self.settings.save_total_limit, keep=keep)
 
     def _load_best(self) -> None:
-        """Where a metric decides which checkpoint is the result, its weights."""
+        """Load the weights of the best checkpoint, if a metric selects the result and it is not the last update."""
         if (best := self.result_update) == self.state.update:
             return
         checkpoint = checkpoint_path(self.folder, best)
@@ -199,7 +199,7 @@ class Training:
         load_weights(self.task.model, checkpoint)
 
     def _asked_to_stop(self) -> int:
-        """The number of the signal that asked any process to stop, the same in all; 0: none did."""
+        """Number of the signal to stop that any process received, the same in all processes; 0: none."""
         return self.engine.largest(self._request.signal)
 
     def _stopped(self, signal: int) -> Stopped:

@@ -1,4 +1,4 @@
-"""Memory of a process that trains."""
+"""Memory of a training process."""
 
 from __future__ import annotations
 
@@ -12,31 +12,30 @@ import torch
 # Parameters of mallopt, of the GNU C library (malloc.h).
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4
 
-
 _STATUS = Path("/proc/self/status")
 
 
 def most_bytes(device: torch.device) -> int | None:
-    """The most that this process has held so far: resident on a CPU, given out on an accelerator; None if unknown."""
+    """Peak memory of this process: resident memory on a CPU, allocated memory on an accelerator; None if unknown."""
     if device.type != "cpu":
         return torch.accelerator.max_memory_allocated(device)
     return status_bytes("VmHWM")
 
 
 def status_bytes(name: str) -> int | None:
-    """What Linux says of this process's memory, under one of the names of proc(5); None elsewhere."""
+    """A memory value of this process from /proc/self/status, by its name in proc(5), in bytes; None if not on Linux."""
     found = re.search(rf"^{name}:\s+(\d+) kB$", _STATUS.read_text() if _STATUS.exists() else "", flags=re.MULTILINE)
     return int(found[1]) * 1024 if found else None
 
 
 def keep_freed_memory() -> None:
-    """Let freed memory stay with this process, for the next tensor of its size, until the process ends.
+    """Keep freed memory in this process for later tensors, instead of returning it to the operating system.
 
-    Otherwise each large activation of each update is a new mapping, whose pages the system hands out one by one, filled
-    with zeros: a third of the time of a small update (docs/speed.md). Does nothing without the GNU C library.
+    Otherwise each large activation of each update is a new mapping, whose pages the system allocates one by one and
+    fills with zeros: a third of the time of a small update (docs/speed.md). Does nothing without the GNU C library.
 
-    It changes malloc for the whole process, so only commands call it, and processes that are started for one training:
-    a library function leaves the process of its caller as it was.
+    It changes malloc for the whole process, so only commands and processes started for one training call it; library
+    functions do not.
     """
     if platform.libc_ver()[0] != "glibc":
         return

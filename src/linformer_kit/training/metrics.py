@@ -1,8 +1,8 @@
-"""What is measured in pretraining, in nats.
+"""Metrics of pretraining, in nats.
 
-Masked-language-model loss is the mean negative log-likelihood of the masked tokens, over all of them together: a mean
-of batch means would weigh tokens by the company they keep. Perplexity is its exponential. The unigram entropy is over
-the tokens that can be masked, so without special tokens.
+Masked-language-model loss is the mean negative log-likelihood over all masked tokens; a mean of batch means would give
+more weight to tokens of batches with fewer masked tokens. Perplexity is its exponential. The unigram entropy covers
+the tokens that can be masked, so no special tokens.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def masked_token_losses(
 
 @torch.inference_mode()
 def mean_token_loss(model: LinformerForMaskedLM, batches: Iterable[dict[str, Tensor]], *, bf16: bool) -> float:
-    """The loss over all labelled tokens of some batches of `masked_token_losses`'s arguments, in mixed precision."""
+    """Mean loss over all labelled tokens of batches of `masked_token_losses`'s arguments; in bfloat16 if `bf16`."""
     model.eval()
     total, count = 0.0, 0
     for batch in batches:
@@ -51,12 +51,12 @@ def mean_token_loss(model: LinformerForMaskedLM, batches: Iterable[dict[str, Ten
 
 
 def unigram_entropy(blocks: Iterable[np.ndarray], *, vocab_size: int, special_ids: Iterable[int]) -> float:
-    """Entropy in nats of the tokens' own frequencies: the loss of the best guess that ignores all context.
+    """Entropy of the token frequencies, in nats: the loss of the best prediction that ignores all context.
 
     Args:
         blocks: Arrays of token ids.
         vocab_size: Number of tokens in the vocabulary.
-        special_ids: Tokens that do not count.
+        special_ids: Tokens to exclude.
     """
     counts = np.zeros(vocab_size, dtype=np.int64)
     for block in blocks:

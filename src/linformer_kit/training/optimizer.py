@@ -1,4 +1,4 @@
-"""AdamW's groups of parameters, and learning rates as functions of the update."""
+"""AdamW's parameter groups, and learning rate schedules."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from linformer_kit.settings import TrainingSettings
 
 # Names of parameters without weight decay, as in transformers.
 _WITHOUT_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)", re.IGNORECASE)
-_HIGHEST = "highest_lr"  # of a group: what its learning rate is a share of
+_HIGHEST = "highest_lr"  # key of a group's peak learning rate
 
 
 def adamw(model: nn.Module, settings: TrainingSettings) -> torch.optim.AdamW:
-    """AdamW for a model: weight decay for all but biases and norms, E and F with rate and decay of their own.
+    """AdamW for a model: weight decay for all but biases and norms; E and F may have their own rate and decay.
 
     Args:
-        model: The model; sharded ones after sharding.
+        model: The model; shard it first, if it is to be sharded.
         settings: Learning rates, decays, betas and epsilon.
     """
     rate, decay = settings.learning_rate, settings.weight_decay
@@ -59,18 +59,18 @@ def adamw(model: nn.Module, settings: TrainingSettings) -> torch.optim.AdamW:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, share: float) -> None:
-    """Set each group's learning rate to a share of its highest."""
+    """Set each group's learning rate to a fraction of its peak."""
     for group in optimizer.param_groups:
         group["lr"] = group[_HIGHEST] * share
 
 
 def learning_rate_schedule(kind: str, *, updates: int, warmup_steps: float) -> Callable[[int], float]:
-    """The learning rate of an update, by its number from 0, as a share of the highest.
+    """The schedule: maps the number of an update, from 0, to its learning rate as a fraction of the peak.
 
     Args:
-        kind: What follows the warm-up: `linear` or `cosine` to 0, or `constant`.
-        updates: All updates.
-        warmup_steps: Updates of linear warm-up, or, below 1, their share of all.
+        kind: Decay after the warm-up: `linear` or `cosine` to 0, or `constant`.
+        updates: Total number of updates.
+        warmup_steps: Updates of linear warm-up; a value below 1 is a fraction of all updates.
     """
     warmup = int(warmup_steps) if warmup_steps >= 1 else math.ceil(updates * warmup_steps)
 

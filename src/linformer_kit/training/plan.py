@@ -1,4 +1,4 @@
-"""What falls due when: functions of the update and the log alone, so the same after a resume."""
+"""The training plan: when to evaluate, save and stop. It depends on the update and the log only, so resume is exact."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from linformer_kit.training.state import TrainingState
 
 @dataclass(frozen=True)
 class Plan:
-    """What falls due when.
+    """When to evaluate, save and stop.
 
     Attributes:
-        updates: All of them.
-        schedule: Learning rate of an update, by its number from 0, as a share of the highest.
-        seed: Of dropout.
+        updates: Total number of updates.
+        schedule: Learning rate of an update, by its number from 0, as a fraction of the peak.
+        seed: Seed of dropout.
         evaluate_every: Updates between evaluations; None: evaluate at the end of each epoch.
         save_every: Updates between checkpoints; None: after each evaluation.
         evaluate_first: Whether to evaluate before the first update.
-        metric: What the best evaluation is best at, whose checkpoint is kept and loaded at the end; None: the last one.
-        patience: Evaluations without a better metric after which training ends; None: it does not.
+        metric: Metric that selects the best checkpoint, which is kept and loaded at the end; None: use the last one.
+        patience: Stop after this many evaluations without a better metric; None: no early stopping.
         restart: Update before which AdamW's moments are reset; None: none.
     """
 
@@ -35,8 +35,8 @@ class Plan:
     restart: int | None = None
 
     def is_finished(self, state: TrainingState) -> bool:
-        """Whether there is nothing left to learn."""
-        return state.update >= self.updates or self._patience_is_lost(state)
+        """Whether training ends: all updates are done, or early stopping applies."""
+        return state.update >= self.updates or self._stops_early(state)
 
     def evaluation_is_due(self, state: TrainingState) -> bool:
         """Whether to evaluate now."""
@@ -54,11 +54,11 @@ class Plan:
         return state.update if best is None else best
 
     def _falls_due(self, every: int | None, state: TrainingState) -> bool:
-        """Whether something falls due that does so after so many updates, or, with None, after each epoch."""
-        in_turn = float(state.epoch).is_integer() if every is None else state.update % every == 0
-        return in_turn or state.update == self.updates
+        """Whether the update is a multiple of `every`, or with None the end of an epoch, or the last update."""
+        regular = float(state.epoch).is_integer() if every is None else state.update % every == 0
+        return regular or state.update == self.updates
 
-    def _patience_is_lost(self, state: TrainingState) -> bool:
+    def _stops_early(self, state: TrainingState) -> bool:
         if self.patience is None or self.metric is None:
             return False
         best = state.best(self.metric) or 0

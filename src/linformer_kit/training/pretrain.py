@@ -36,32 +36,32 @@ from linformer_kit.training.tasks.masked_language_model import MaskedLanguageMod
 
 logger = logging.getLogger(__name__)
 
-# In what a run that is resumed may differ from its beginning.
+# Settings that may change on resume, besides those that may change in all commands.
 _MAY_CHANGE = ("max_steps", "eval_steps", "save_steps", "activation_checkpointing", "from_model")
 
 
 @callers_random_state()
 def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
-    """Pretrain a masked language model, and an equal one with full attention where `compare_full` asks for it.
+    """Pretrain a masked language model, and with `compare_full` also the same model with full attention.
 
     Args:
-        settings: What to train on, what to train and how.
+        settings: The data, the model and the training.
 
     Returns:
         The results, as in `metrics.json`, and the folder that holds them, the model, the tokenizer and the checkpoints.
 
     Raises:
-        InputError: for anything in the settings or the data that does not fit. Nothing that was there is lost.
+        InputError: for invalid settings or unsuitable data. Existing files are kept.
     """
     settings, start = starting_from(settings)
     check(settings)
     twin = settings.compare_full and settings.model.attention != "full"
-    # A twin may join a run, but its results would be lost without it.
+    # A resumed run may add the full-attention twin, but not drop it: its results would be lost.
     may_change = (*_MAY_CHANGE, "compare_full") if settings.compare_full else _MAY_CHANGE
     run = Run("pretrain", settings, may_change=may_change, twin=twin)
     with run.one_process_first():
         data = load_masked_text(settings)
-    model_config(settings, data.tokenizer, attention=settings.model.attention)  # an error while nothing is removed yet
+    model_config(settings, data.tokenizer, attention=settings.model.attention)  # check before any file is removed
     fingerprints = {
         "corpus_fingerprint": data.corpus.fingerprint,
         "tokenizer_fingerprint": tokenizer_fingerprint(data.tokenizer),
@@ -92,10 +92,10 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
 
 
 def check(settings: PretrainSettings) -> None:
-    """Raise an error for settings that do not fit, before the work on the text.
+    """Check the settings before the text is processed.
 
     Raises:
-        InputError: that names the setting.
+        InputError: with the name of the invalid setting.
     """
     check_training(settings)
     if settings.load_best_model_at_end and settings.save_steps != settings.eval_steps:
@@ -115,19 +115,19 @@ def train_model(
     attention: str,
     start: LinformerForMaskedLM | None = None,
 ) -> dict[str, Any]:
-    """Train one model, save it and measure it.
+    """Train, save and measure one model.
 
     Args:
-        run: Of the command.
+        run: The run of the command.
         settings: As for `pretrain`.
-        data: What to train on.
-        folder: Where model and checkpoints go.
+        data: The training and validation data.
+        folder: Folder of the model and its checkpoints.
         attention: `linformer` or `full`.
-        start: The model to go on from, which is changed; None: a new one.
+        start: The pretrained model to continue, which is changed in-place; None: a new model.
 
     Returns:
-        Validation loss in nats and its curve, time, size and guesses in held-out text. Where training diverged,
-        `diverged` says where, the loss is NaN, and no model is saved but in the checkpoints before.
+        Validation loss in nats and its curve, time, size and predictions in held-out text. If training diverged,
+        `diverged` says where, the loss is NaN, and no model is saved except in earlier checkpoints.
     """
     set_seed(settings.seed)
     model = start or LinformerForMaskedLM(model_config(settings, data.tokenizer, attention=attention))
@@ -156,7 +156,7 @@ def train_model(
 def masked_language_model(
     settings: PretrainSettings, data: MaskedText, model: LinformerForMaskedLM
 ) -> MaskedLanguageModel:
-    """What to train."""
+    """The training task."""
     return MaskedLanguageModel(
         model,
         data.tokenizer,
@@ -169,7 +169,7 @@ def masked_language_model(
 
 
 def plan(settings: PretrainSettings) -> Plan:
-    """What falls due when."""
+    """The training plan of the settings."""
     return Plan(
         updates=settings.max_steps,
         schedule=learning_rate_schedule(
@@ -184,7 +184,7 @@ def plan(settings: PretrainSettings) -> Plan:
 
 
 def model_config(settings: PretrainSettings, tokenizer: PreTrainedTokenizerFast, *, attention: str) -> LinformerConfig:
-    """The architecture of the settings with the vocabulary and special tokens of the tokenizer."""
+    """Configuration from the settings' architecture and the tokenizer's vocabulary and special tokens."""
     fields: dict[str, Any] = dataclasses.asdict(settings.model) | {
         "attention": attention,
         "vocab_size": len(tokenizer),
@@ -196,10 +196,10 @@ def model_config(settings: PretrainSettings, tokenizer: PreTrainedTokenizerFast,
 
 
 def starting_from(settings: PretrainSettings) -> tuple[PretrainSettings, LinformerForMaskedLM | None]:
-    """The settings, with the architecture of the model to go on from, and that model, resized; None for a new one.
+    """The settings with the architecture of `from_model`, and that model, resized; None for a new model.
 
     Raises:
-        InputError: for a model that is not ours or cannot be resized so.
+        InputError: for a model that is not a Linformer or cannot be resized to this length.
     """
     if settings.from_model is None:
         if settings.resize_to is not None:
@@ -219,7 +219,7 @@ def starting_from(settings: PretrainSettings) -> tuple[PretrainSettings, Linform
 
 
 def _check_elastic(settings: PretrainSettings, config: LinformerConfig) -> None:
-    """Refuse numbers of slots that the model cannot be run with."""
+    """Raise an error for numbers of slots that the model cannot run with."""
     dims = settings.elastic_projected_dims
     if dims is None:
         return

@@ -1,4 +1,4 @@
-"""Processes that train together, as torchrun starts them, and what they leave behind."""
+"""Distributed processes, as torchrun starts them: set-up and clean-up."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ logger = logging.getLogger(__name__)
 
 
 def start_processes(*, cpu: bool, timeout: float) -> PartialState:
-    """Make the process group, if there are several processes and none is there; it is ended with the process.
+    """Initialise the process group, if there are several processes and no group yet; it is destroyed at exit.
 
     Args:
-        cpu: Whether to compute on the CPU although there may be an accelerator.
-        timeout: Seconds after which a process that waits for another one gives up.
+        cpu: Whether to use the CPU even if there is an accelerator.
+        timeout: Seconds that a process waits for another one before it fails.
 
     Returns:
-        This process: its device, its rank and how many there are.
+        This process: its device, its rank and the number of processes.
     """
     cpu = cpu or not torch.accelerator.is_available()
     process = PartialState(cpu=cpu, timeout=timedelta(seconds=timeout))
@@ -41,9 +41,9 @@ def _end_with_process() -> None:
 
 
 def _end() -> None:
-    """Before Python waits for daemons: data workers take no SIGTERM (`stopping`), and a forked one may hang in a lock.
+    """Kill data workers and destroy the process group, before Python waits for daemon processes at exit.
 
-    Threads of a process group that is still there may abort the process.
+    Workers block SIGTERM (`stopping`), and a forked one may hang in a lock. Threads of a live group may abort Python.
     """
     for child in multiprocessing.active_children():
         if child.daemon:

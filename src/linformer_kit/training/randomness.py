@@ -1,4 +1,4 @@
-"""The random generators of a process that a training shares with its caller."""
+"""The global random generators, which a training shares with its caller."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 
 def seed_generators(*numbers: int) -> None:
-    """Seed the generators of Python, numpy and torch by numbers, of which other ones give independent streams."""
+    """Seed the generators of Python, numpy and torch; different numbers give independent streams."""
     seed = int(np.random.SeedSequence(numbers).generate_state(1)[0])
     random.seed(seed)
     np.random.seed(seed)
@@ -21,9 +21,9 @@ def seed_generators(*numbers: int) -> None:
 
 @contextmanager
 def deterministic_kernels(wanted: bool) -> Iterator[None]:
-    """Use kernels that sum in a fixed order only, where that is wanted; afterwards the settings are as they were.
+    """Use deterministic kernels only, if wanted; the earlier settings are restored afterwards.
 
-    cuBLAS reads its own when it is first used, so what a process computes on a GPU before counts.
+    cuBLAS reads CUBLAS_WORKSPACE_CONFIG at its first use, so it has no effect if the process used the GPU before.
     """
     if not wanted:
         yield
@@ -41,10 +41,10 @@ def deterministic_kernels(wanted: bool) -> Iterator[None]:
 
 @contextmanager
 def callers_random_state() -> Iterator[None]:
-    """Give the global generators of Python, numpy and torch back as they were, whatever was seeded and drawn inside.
+    """Restore the state of the global generators of Python, numpy and torch afterwards.
 
-    Otherwise a program that trains twice with one seed would draw the same numbers after each training. Of CUDA devices
-    the current one counts, if it is in use already.
+    Otherwise a program that trains twice with one seed would draw the same numbers after each training. Of the CUDA
+    devices, the current one is restored, if CUDA is initialised already.
     """
     of_python, of_numpy, of_torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
     device = torch.cuda.current_device() if torch.cuda.is_initialized() else None

@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from, the same for all its processes."""
+"""Choose the checkpoint to resume from, the same in all processes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ logger = logging.getLogger(__name__)
 
 
 def checkpoint_to_resume(folder: Path) -> Path | None:
-    """The newest whole checkpoint, or None; the log says which one, and what is wrong with each newer one.
+    """The newest whole checkpoint, or None; the log names it, and the damage of each newer one.
 
-    One process looks for it and tells the others. What a killed process left half written is removed.
+    The main process looks for it and sends the path to the others. Incomplete files of a killed process are removed.
     """
     found: list[Path | None] = [None]
     if PartialState().is_main_process:

@@ -1,4 +1,4 @@
-"""What surrounds a training: its folder, what makes it the same run, its records, and how it ends."""
+"""A run around one or more trainings: output folder, identity, records, and how trainings end."""
 
 from __future__ import annotations
 
@@ -34,23 +34,22 @@ logger = logging.getLogger(__name__)
 
 
 class Run:
-    """A run of a command that trains. All processes make one, and the same calls of it.
+    """A run of a training command. All processes create one, and call the same methods.
 
     Args:
-        command: Which command it is.
+        command: Name of the command.
         settings: Its settings.
-        may_change: Names of settings in which a resumed run may differ from its beginning, beside those in which all
-            may.
-        twin: Whether a second model is trained below the folder.
+        may_change: Names of settings that may change on resume, besides those that may change in all commands.
+        twin: Whether a second model is trained in a subfolder.
 
     Attributes:
         settings: The settings.
         process: This process.
-        folder: Where everything goes; known once the run is open.
+        folder: The output folder; final after `open`.
 
     Raises:
-        InputError: for settings that no training can have, and a folder in which another run would be lost. Nothing was
-            read, written or removed.
+        InputError: for invalid settings, and for a folder where another run would be overwritten. No data was read, and
+            nothing was written or removed.
     """
 
     def __init__(
@@ -73,22 +72,22 @@ class Run:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process is the one that writes and speaks."""
+        """Whether this is the main process, which writes files."""
         return self.process.is_main_process
 
     def one_process_first(self) -> AbstractContextManager[None]:
-        """Around work whose results go to the cache: one process of each machine does it, the others read them."""
+        """Context for work with cached results: one process per machine does it first, the others read the cache."""
         return self.process.local_main_process_first()
 
     def open(self, source: dict[str, str], fingerprints: dict[str, str]) -> None:
-        """Open the folder and record what the run is made of.
+        """Open the output folder and record settings and inputs of the run.
 
         Args:
-            source: What it learns from, in words, under its name.
-            fingerprints: Hashes of what it is made of, under names that end in `_fingerprint`.
+            source: Description of the training data, under its name.
+            fingerprints: Hashes of the inputs, under names that end in `_fingerprint`.
 
         Raises:
-            InputError: if the run that is resumed was made of something else.
+            InputError: if a resumed run had other inputs.
         """
         if self.is_main:
             check_same_source(self.settings, fingerprints)
@@ -106,16 +105,16 @@ class Run:
         self.process.wait_for_everyone()
 
     def train(self, task: Task, plan: Plan, folder: Path | None = None, *, said: str = "") -> Training:
-        """Train a task, or go on with it.
+        """Train a task, or resume it.
 
         Args:
-            task: What to train.
-            plan: What falls due when.
-            folder: Where checkpoints go; None: the folder of the run.
-            said: What the log says of it.
+            task: The task to train.
+            plan: Number of updates, learning rates, and when to evaluate and save.
+            folder: Folder of the checkpoints; None: the folder of the run.
+            said: Description for the log.
 
         Returns:
-            The training, at its end; where it diverged, its `diverged` says so, and checkpoints before are finite.
+            The finished training; if it diverged, `diverged` says where, and earlier checkpoints are finite.
         """
         folder = self.folder if folder is None else folder
         checkpoint = checkpoint_to_resume(folder) if self.settings.resume else None
@@ -144,12 +143,12 @@ class Run:
         *,
         beside: Callable[[Path], None] = lambda folder: None,
     ) -> None:
-        """Put a model and its tokenizer into the folder of the run, or another; as `checkpoint.save_model`."""
+        """Save a model and its tokenizer to `folder`, by default that of the run; see `checkpoint.save_model`."""
         save_model(model, tokenizer, self.folder if folder is None else folder, beside=beside)
 
 
 def measurements(training: Training) -> dict[str, Any]:
-    """What all results say of a training: updates, time and number format."""
+    """Entries common to the results of all trainings: updates, divergence, time, speed and number format."""
     return {
         "updates": training.state.update,
         "diverged": training.diverged,

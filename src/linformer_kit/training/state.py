@@ -1,4 +1,4 @@
-"""Where a training stands: its update, its place in the data, and its log. Everything else follows from these."""
+"""Training state: update, position in the data, and log. Everything else follows from these."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LARGEST = 2**63 - 1
 
 
 class Position(NamedTuple):
-    """Where in the data a training stands: the epoch, from 0, and how many of its batches are done."""
+    """Position in the data: the epoch, from 0, and the number of its batches that are done."""
 
     epoch: int = 0
     batches: int = 0
@@ -23,15 +23,15 @@ class Position(NamedTuple):
 
 @dataclass
 class TrainingState:
-    """Where a training stands.
+    """The state of a training.
 
     Attributes:
-        update: Updates that are done.
-        position: Place in the data.
-        epoch: The same as a number; it follows from the position.
-        losses: Of the updates since the last line of the log.
+        update: Number of updates done.
+        position: Position in the data.
+        epoch: Epochs done, with a fraction; derived from the position.
+        losses: Losses of the updates since the last line of losses in the log.
         log: Lines of the log: each a dict of names and numbers, with its `step`.
-        scaler: Of float16's loss scaling: the scale, and updates since it changed.
+        scaler: State of float16's loss scaling: the scale, and the updates since it changed.
     """
 
     update: int = 0
@@ -42,19 +42,19 @@ class TrainingState:
     scaler: dict[str, float] = field(default_factory=dict)
 
     def add(self, **values: float) -> dict[str, Any]:
-        """A new line of the log."""
+        """Add a line to the log."""
         line = {"step": self.update, "epoch": self.epoch, **values}
         self.log.append(line)
         return line
 
     def logged(self, name: str) -> dict[int, float]:
-        """What the log has under a name, by update."""
+        """Logged values of a name, by update."""
         return {line["step"]: line[name] for line in self.log if name in line}
 
     def best(self, metric: str) -> int | None:
-        """Update of the best evaluation by a metric so far, the first of equals; a loss is best if lowest.
+        """Update of the best evaluation so far, the first of equals: lowest for `loss`, highest for other metrics.
 
-        The start, of which there is no checkpoint, does not count.
+        Update 0 does not count, since it has no checkpoint.
         """
         values = self.logged(f"eval_{metric}")
         found = {update: value for update, value in values.items() if update > 0 and not math.isnan(value)}
@@ -62,7 +62,7 @@ class TrainingState:
         return min(found, key=lambda update: sign * found[update], default=None)
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in a checkpoint, under transformers' names where it has them."""
+        """Content of the file in a checkpoint, with transformers' names where they exist."""
         return {
             "global_step": self.update,
             "epoch": self.epoch,
@@ -74,10 +74,10 @@ class TrainingState:
 
 
 def read_state(checkpoint: Path) -> TrainingState:
-    """Where the training of a checkpoint stands.
+    """Read the training state of a checkpoint.
 
     Raises:
-        InputError: for a file that is no state, naming the first value that cannot be one.
+        InputError: for a file that is not a training state, with the name of the first invalid value.
     """
     path = checkpoint / TRAINER_STATE
     content = read_json(path)
@@ -95,12 +95,12 @@ def read_state(checkpoint: Path) -> TrainingState:
 
 
 def is_count(value: Any, least: int = 0) -> bool:
-    """Whether a value is a plausible whole number of something."""
+    """Whether a value is an int from `least` to 2⁶³ - 1; bool does not count."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= _LARGEST
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a number that fits in a float; NaN is one."""
+    """Whether a value is a float, NaN included, or an int of at most 63 bits."""
     return isinstance(value, float) or is_count(value, -_LARGEST)
 
 

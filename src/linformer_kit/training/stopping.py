@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while a model trains: a wish that the trainer grants after the update under way."""
+"""Ctrl-C and SIGTERM during training: recorded as a request to stop after the current update."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _AGAIN_SECONDS = 1.0
 
 
 class StopRequest:
-    """Whether somebody has asked to stop.
+    """A request to stop.
 
     Attributes:
-        signal: The number of the signal, 0 while there was none.
+        signal: Number of the signal; 0: none was received.
     """
 
     signal = 0
 
 
 _listening: list[StopRequest] = []
-_mask: set[Any] = set()  # what this process blocks anyway, while it forks
+_mask: set[Any] = set()  # signal mask of this process before the fork
 
 
 def _before_fork() -> None:
-    """Block the signals, which the child inherits; whatever handlers torch gives its workers come too late then."""
+    """Block the signals; the child inherits this mask, so handlers that torch installs in its workers do not run."""
     global _mask
     if _listening:
         _mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
@@ -47,21 +47,21 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """Take the signals down as a wish instead of dying of them; a second Ctrl-C ends the process as usual.
+    """Record the signals as a request to stop instead of ending the process; a second Ctrl-C ends it as usual.
 
-    A launcher passes on what its processes have had already, so what comes again within a second, and every other
-    SIGTERM, says nothing new. Processes that are forked meanwhile, data workers above all, never hear of either: the
-    death of one would end the training at once. They end with their loader, and the last ones with this process.
+    Launchers forward signals that their processes have received already, so repetitions within a second, and every
+    further SIGTERM, are ignored. Processes forked meanwhile, such as data workers, block both signals: the end of one
+    would end the training at once. They end with their data loader, at the latest with this process.
 
-    What a process ignores, one in the background say, it goes on ignoring. Outside the main thread, where Python hears
-    no signals, nobody can ask.
+    Signals that the process ignores, as background processes do, stay ignored. Outside the main thread Python receives
+    no signals, so the request is never set.
     """
     request, asked = StopRequest(), 0.0
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
 
-    def take_down(number: int, frame: FrameType | None) -> None:
+    def record(number: int, frame: FrameType | None) -> None:
         nonlocal asked
         if not request.signal:
             request.signal, asked = number, time.monotonic()
@@ -69,8 +69,8 @@ def stop_requests() -> Iterator[StopRequest]:
             signal.signal(number, before[number])
             signal.raise_signal(number)
 
-    heard = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    before: dict[int, Any] = {number: signal.signal(number, take_down) for number in heard}
+    handled = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before: dict[int, Any] = {number: signal.signal(number, record) for number in handled}
     _listening.append(request)
     try:
         yield request

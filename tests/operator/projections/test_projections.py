@@ -91,7 +91,7 @@ def test_frozen_projections_stay_frozen(name, mode):
         ({"shorter_input": "crop"}, "shorter_input: expected one of prefix, stretch, got 'crop'"),
         ({"projected_dim": [7, 5]}, "projected_dim: expected one number for each of 3 heads, got 2"),
         ({"projected_dim": [7, 5, 0]}, "projected_dim: expected 1 to 31 (the longest sequence), got 0"),
-        ({"projected_dim": [7, 5, 7], "name": "conv"}, "projected_dim: expected the same for all heads"),
+        ({"projected_dim": [7, 5, 7], "name": "conv"}, "projected_dim: expected one constant number for all heads"),
     ],
 )
 def test_refusals(arguments, message):

@@ -43,12 +43,12 @@ def test_a_teacher_stands_for_several_layers():
 
 
 def test_each_part_has_a_warm_up_and_falls_to_zero():
-    shares = [learning_rate_share(update, alone=8, updates=20, warmup=3, joint=0.5) for update in range(21)]
+    shares = [learning_rate_share(update, layerwise=8, updates=20, warmup=3, joint=0.5) for update in range(21)]
     assert shares[:4] == pytest.approx([0.25, 0.5, 0.75, 1.0]) and shares[7] == pytest.approx(0.2)
     assert shares[8:12] == pytest.approx([0.125, 0.25, 0.375, 0.5]) and shares[19] == pytest.approx(0.5 / 9)
     assert shares[20] == 0
     assert max(shares[:8]) == 1 and max(shares[8:]) == 0.5
-    whole = [learning_rate_share(update, alone=0, updates=4, warmup=9, joint=1.0) for update in range(4)]
+    whole = [learning_rate_share(update, layerwise=0, updates=4, warmup=9, joint=1.0) for update in range(4)]
     assert whole == pytest.approx([1 / 3, 2 / 3, 1.0, 0.5])  # a warm-up of half of it at most
 
 
@@ -91,7 +91,10 @@ def test_layers_learn_alone_in_the_first_updates(pair, words):
         task.begin(update)
         return task(batch, None).item()
 
-    alone, together = task._lesson(batch, alone=True).loss.item(), task._lesson(batch, alone=False).loss.item()
+    alone, together = (
+        task._compare(batch, layerwise=True).loss.item(),
+        task._compare(batch, layerwise=False).loss.item(),
+    )
     assert alone != together
     assert [loss(update) for update in (0, 4, 5, None)] == [alone, alone, together, together]
     task.begin(0)

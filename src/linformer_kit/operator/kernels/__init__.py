@@ -1,15 +1,14 @@
-"""Optional: the products of the operator by faster kernels that give the same numbers.
+"""Optional faster kernels for the products of the operator, with the same results.
 
-The rest of the package calls the functions listed here and nothing else of this folder. Which kernel runs is decided
-inside, by device, number format and shape alone, each for a measured reason (docs/speed.md). A trace, an export, a
-compiled or a transformed function (`torch.func`) always gets the plain operations, and so does what runs within
-`plain()`.
+The rest of the package uses only the functions listed here. The kernel is chosen by device, number format and shape
+only, each for a measured reason (docs/speed.md). Traced, exported, compiled and transformed (`torch.func`) code always
+uses the plain operations, and so does code within `plain()`.
 
-    linear, apply_linear, compress    X·Wᵀ + b by tensors, by a module, and E·X
-    attention, arranged               attention over few keys, and their layout in memory for it
-    runs_in_blocks, is_large          whether inference goes over blocks of tokens, one after the other
-    blocks, block_tokens              these blocks
-    plain                             a context without any of it
+    linear, apply_linear, compress    X·Wᵀ + b for tensors, for a module, and E·X
+    attention, arranged               attention over few keys, and the memory layout of keys and values for it
+    runs_in_blocks, is_large          whether inference runs block by block over tokens
+    blocks, block_tokens              the blocks and their size
+    plain                             a context that disables these kernels
 
 Axes as in `slots`.
 """

@@ -20,9 +20,9 @@ _PLAIN = contextvars.ContextVar("plain", default=False)
 
 @contextlib.contextmanager
 def plain() -> Iterator[None]:
-    """Within it no optimised kernel runs, only the operations of the equations: to compare results, or to debug.
+    """Disable the optimised kernels and use plain operations only: to compare results, or to debug.
 
-    For the thread that it is entered in. A backward pass through checkpoints belongs inside as well.
+    Applies to the current thread. With activation checkpointing, run the backward pass inside this context too.
     """
     token = _PLAIN.set(True)
     try:
@@ -47,9 +47,9 @@ def is_ordinary(tensor: Tensor) -> bool:
 
 @functools.cache
 def bfloat16_in_blocks() -> bool:
-    """Whether products of bfloat16 have instructions here, and flash attention does not use them.
+    """Whether the processor has bfloat16 instructions that torch's flash attention does not use.
 
-    Measured with AVX-512's. With matrix tiles (AMX) torch's flash attention uses those.
+    Measured with AVX-512. On processors with AMX, flash attention uses the AMX tiles.
     """
     capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     return bool(capabilities.get("avx512_bf16")) and not capabilities.get("amx_bf16") and onednn_has_bfloat16()
@@ -57,7 +57,7 @@ def bfloat16_in_blocks() -> bool:
 
 @functools.cache
 def onednn_is_faster() -> bool:
-    """Whether MKL takes its slow path in float32: it uses AVX-512 on Intel's processors only."""
+    """Whether MKL is slow in float32: it uses AVX-512 on Intel's processors only."""
     return (
         torch.backends.cpu.get_cpu_capability() == "AVX512"
         and torch.backends.mkl.is_available()
@@ -67,12 +67,12 @@ def onednn_is_faster() -> bool:
 
 
 def has_onednn() -> bool:
-    """Whether torch was built with oneDNN and lets it be asked directly."""
+    """Whether torch was built with oneDNN and its operator can be called directly."""
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def onednn_has_bfloat16() -> bool:
-    """Whether oneDNN multiplies bfloat16; ONEDNN_MAX_CPU_ISA may forbid what the processor has."""
+    """Whether oneDNN supports bfloat16; ONEDNN_MAX_CPU_ISA may disable instructions of the processor."""
     return has_onednn() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 

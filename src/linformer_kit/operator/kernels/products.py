@@ -1,4 +1,4 @@
-"""Products by a weight and by E: in float32 through oneDNN where torch's own choice is slow."""
+"""Products with a weight and with E, through oneDNN where torch's default is slow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from linformer_kit.operator.kernels.conditions import (
     onednn_is_faster,
 )
 
-_ONEDNN_LEAST = 1 << 20  # multiplications; below, the call itself takes longer than it saves
+_ONEDNN_LEAST = 1 << 20  # multiplications; below, the overhead of the call exceeds the time it saves
 
 
 def linear(
@@ -27,8 +27,8 @@ def linear(
 ) -> Float[Tensor, "*rows out"]:
     """X·Wᵀ + 1·b.
 
-    In float32 through oneDNN where torch's default, MKL, leaves AVX-512 unused. In bfloat16 torch uses oneDNN itself,
-    but writes the bias into the result first and adds it from there; without gradients oneDNN is asked directly.
+    In float32, uses oneDNN if torch's default, MKL, does not use AVX-512. In bfloat16, torch uses oneDNN itself, but
+    writes the bias into the result first and adds it from there; without gradients this calls oneDNN directly.
     """
     if not _suits_onednn(inputs, weight, bias):
         return F.linear(inputs, weight, bias)
@@ -42,7 +42,7 @@ def linear_gelu(
     weight: Float[Tensor, "out columns"],
     bias: Float[Tensor, " out"] | None = None,
 ) -> Float[Tensor, "*rows out"]:
-    """GELU(X·Wᵀ + 1·b), exact; without gradients inside the product, where `linear` asks oneDNN."""
+    """GELU(X·Wᵀ + 1·b), exact; without gradients it is fused into the product if `linear` would use oneDNN."""
     if not _suits_onednn(inputs, weight, bias) or _needs_gradients(inputs, weight, bias):
         return F.gelu(linear(inputs, weight, bias))
     return _onednn_linear(inputs, weight, bias, "gelu", "none")
@@ -51,9 +51,9 @@ def linear_gelu(
 def apply_linear(
     module: nn.Module, inputs: Float[Tensor, "*rows columns"], *, gelu: bool = False
 ) -> Float[Tensor, "*rows out"]:
-    """A linear map by its module, then GELU if asked for.
+    """Apply a linear module, and GELU if requested.
 
-    By `linear` or `linear_gelu` if it is a plain one; whatever replaces or watches it, runs.
+    Uses `linear` or `linear_gelu` for a plain `nn.Linear`; other modules, and those with hooks, are called.
     """
     if must_be_plain() or type(module) is not nn.Linear or is_replaced(module):
         return F.gelu(module(inputs)) if gelu else module(inputs)
@@ -63,9 +63,9 @@ def apply_linear(
 def compress(
     matrix: Float[Tensor, "*batch projected seq_len"], hidden: Float[Tensor, "batch seq_len embed"]
 ) -> Float[Tensor, "batch projected embed"]:
-    """E·X of each sequence, with one E for all of them or one for each.
+    """E·X of each sequence, with one E for all sequences or one for each.
 
-    By `torch.bmm`, not `matrix @ hidden`, which copies hidden, transposed, to make one product of all sequences.
+    Uses `torch.bmm`, not `matrix @ hidden`, which copies hidden, transposed, to compute one product of all sequences.
     """
     if must_be_plain() or matrix.dim() > 2 or len(hidden) == 0:
         return matrix @ hidden
@@ -77,7 +77,7 @@ def compress(
 
 
 def _is_one_format(matrix: Tensor, hidden: Tensor) -> bool:
-    """Whether autocast has nothing to convert."""
+    """Whether matrix and hidden are plain tensors of one dtype, without autocast."""
     return (
         matrix.dtype == hidden.dtype
         and is_ordinary(matrix)
@@ -87,7 +87,7 @@ def _is_one_format(matrix: Tensor, hidden: Tensor) -> bool:
 
 
 class _Compress(torch.autograd.Function):
-    """E·X which keeps X itself for the backward pass, and rounds the gradient of E once for all sequences."""
+    """E·X that saves X itself for the backward pass, and rounds the gradient of E once for all sequences."""
 
     @staticmethod
     def forward(ctx: Any, matrix: Tensor, hidden: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ def _onednn_linear(
 
 
 class _OneDNNLinear(torch.autograd.Function):
-    """`linear` with gradients through the same library."""
+    """`linear` through oneDNN, with gradients through oneDNN too."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

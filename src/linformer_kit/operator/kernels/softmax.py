@@ -1,4 +1,4 @@
-"""Attention over few keys: two batched products with a softmax between, over blocks that stay in the cache."""
+"""Attention over few keys: two batched products with a softmax between them, over blocks that fit in the cache."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def attention(
     *,
     dropout: float = 0.0,
 ) -> Float[Tensor, "batch heads query_len head_dim"]:
-    """softmax(Q·Kᵀ/√d)·V over slots; never the whole query_len × keys matrix at once.
+    """softmax(Q·Kᵀ/√d)·V over slots, without the whole query_len × keys matrix in memory.
 
-    On CPUs with bfloat16 instructions torch's flash attention does not use them for the products, and batched products
-    do. Slots are few, so a block of queries has room for all of its scores. These are rounded to bfloat16 before the
-    softmax, as in eager attention; flash attention keeps them in float32.
+    On CPUs with bfloat16 instructions, torch's flash attention does not use them for the products, but batched products
+    do. There are few slots, so all scores of a block of queries fit in the cache. They are rounded to bfloat16 before
+    the softmax, as in eager attention; flash attention keeps them in float32.
 
     Args:
         query: Queries.
-        key: Keys, few; read fastest as `arranged` leaves them.
+        key: Keys, few; fastest in the layout of `arranged`.
         value: Values, likewise.
         mask: True where a key may be attended to; at least one in each sequence.
         dropout: Dropout on the weights.
@@ -49,7 +49,7 @@ def attention(
 def arranged(
     key: Float[Tensor, "batch heads keys head_dim"], value: Float[Tensor, "batch heads keys head_dim"]
 ) -> tuple[Float[Tensor, "batch heads keys head_dim"], Float[Tensor, "batch heads keys head_dim"]]:
-    """Keys and values laid out in memory for many calls of `attention` with them."""
+    """Copy keys and values to the memory layout that is fastest for repeated calls of `attention`."""
     if _attends_in_blocks(key, key, value):
         return key.transpose(2, 3).contiguous().transpose(2, 3), value.contiguous()
     return key.contiguous(), value.contiguous()
@@ -67,10 +67,10 @@ def _attends_in_blocks(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 
 class _Dropout:
-    """Which weights are dropped, block after block, and the same again for the same seed.
+    """Dropout masks block by block, reproducible from a seed.
 
-    torch draws a number for every weight, on one core. Here one 64-bit number serves four, so that the probability is a
-    multiple of 2⁻¹⁶.
+    torch draws a number for every weight, on one core. Here one 64-bit number is used for four weights, so the
+    probability is a multiple of 2⁻¹⁶.
     """
 
     def __init__(self, probability: float, seed: int) -> None:
@@ -80,11 +80,11 @@ class _Dropout:
         self.generator = torch.Generator("cpu")
 
     def start(self) -> None:
-        """Begin with the first block."""
+        """Restart at the first block."""
         self.generator.manual_seed(self.seed)
 
     def next(self, weights: Tensor) -> Tensor:
-        """True for the weights of the next block that are dropped."""
+        """The mask of the next block, True for weights to drop."""
         words = torch.empty(-(-weights.numel() // 4), dtype=torch.int64, device="cpu")
         numbers = words.random_(-(2**63), None, generator=self.generator).view(torch.int16)
         return (numbers[: weights.numel()] < self.dropped - 2**15).view(weights.shape)
@@ -93,7 +93,7 @@ class _Dropout:
 def _block_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, drop: _Dropout | None = None
 ) -> Tensor:
-    """The context, `[batch, heads, query_len, head_dim]`, with the positions before the heads in memory."""
+    """The context, `[batch, heads, query_len, head_dim]`; in memory, positions come before heads."""
     batch, heads, length, _ = query.shape
     context = query.new_empty(batch, length, heads, value.shape[-1]).transpose(1, 2)
     key, value = key.transpose(2, 3).contiguous(), value.contiguous()
@@ -108,7 +108,7 @@ def _block_attention(
 
 
 class _BlockAttention(torch.autograd.Function):
-    """`_block_attention` with gradients; the weights, and which are dropped, are computed again instead of kept."""
+    """`_block_attention` with gradients; weights and dropout masks are recomputed in the backward pass."""
 
     @staticmethod
     def forward(
@@ -124,7 +124,7 @@ class _BlockAttention(torch.autograd.Function):
         query, key, value, mask = ctx.saved_tensors
         heads, scale, drop = query.shape[1], query.shape[-1] ** -0.5, ctx.drop
         of_query = torch.empty_like(query)
-        # Sums over blocks in full precision.
+        # Sum over blocks in full precision.
         full = torch.promote_types(query.dtype, torch.float32)
         of_key, of_value = (torch.zeros_like(part, dtype=full) for part in (key, value))
         key_rows, key_columns = (key * scale).contiguous(), key.transpose(2, 3).contiguous()

@@ -1,4 +1,4 @@
-"""Blocks of tokens: functions of single tokens run on a part of them at a time, so that activations stay in cache."""
+"""Blocks of tokens: token-wise functions run on one block at a time, so that activations stay in the cache."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from torch import Tensor, nn
 from linformer_kit.operator.hooks import may_need_whole
 from linformer_kit.operator.kernels.conditions import must_be_plain
 
-_BLOCK_TOKENS = 512  # for each thread; with fewer, reading the weights costs more than the products
-_BLOCK_ELEMENTS = 3 << 19  # of the widest activation of a block: with its neighbours it stays in the cache
+_BLOCK_TOKENS = 512  # per thread; with fewer, reading the weights takes longer than the products
+_BLOCK_ELEMENTS = 3 << 19  # elements of the widest activation of a block that fit in the cache with the others
 
 
 def runs_in_blocks(module: nn.Module, hidden: Float[Tensor, "batch seq_len embed"], width: int) -> bool:
-    """Whether a function of single tokens runs faster over blocks of them, one after the other.
+    """Whether a token-wise module should run block by block.
 
-    In inference on a CPU: there the activations of a block stay in the cache, and only one block's take memory. Not
-    with dropout, where a part has hooks or a foreign class, or where dtypes are mixed.
+    True for large inputs in inference on a CPU: there the activations of a block stay in the cache, and only one block
+    needs memory. False in training mode, with hooks or foreign classes in the module, or with mixed dtypes.
 
     Args:
-        module: What runs.
+        module: The module.
         hidden: Its input.
-        width: Of its widest activation.
+        width: Width of its widest activation.
     """
     return (
         is_large(hidden, width)
@@ -34,7 +34,7 @@ def runs_in_blocks(module: nn.Module, hidden: Float[Tensor, "batch seq_len embed
 
 
 def is_large(hidden: Float[Tensor, "batch seq_len embed"], width: int) -> bool:
-    """Whether there is more than one block of tokens, in inference on a CPU."""
+    """Whether an input has more than one block of tokens, in inference on a CPU."""
     return (
         not must_be_plain()
         and hidden.device.type == "cpu"
@@ -49,7 +49,7 @@ def block_tokens(width: int) -> int:
 
 
 def blocks(batch: int, length: int, tokens: int) -> Iterator[tuple[slice, slice]]:
-    """Samples and positions of blocks that cover a batch, each of at most `tokens` tokens and about equally many.
+    """Samples and positions of blocks that cover a batch, with at most `tokens` tokens each and about equal sizes.
 
     A block is a part of one sequence, or several whole ones.
     """

@@ -1,20 +1,20 @@
-"""The maps of n positions to k slots, and how layers and heads share them (section 4 of the paper).
+"""Projections of n positions to k slots, and their sharing over layers and heads (section 4 of the paper).
 
-A projection is a module called with the *inputs* of keys and values and with W_K and W_V (`Inputs`), because it chooses
-the order of the multiplications: E·(X·W) and (E·X)·W are the same number at very different cost.
-A new projection is a new class, a new line in `PROJECTIONS`, and a new name in `settings.Projection`.
+A projection is called with the *inputs* of keys and values and with W_K and W_V (`Inputs`), because it chooses the
+order of the multiplications: E·(X·W) and (E·X)·W are equal, but their cost is very different.
+To add a projection, add a class, a line in `PROJECTIONS`, and a name in `settings.Projection`.
 
     LinearProjection       E and F are learned                      E·(X·W) is computed as (E·X)·W
     RandomProjection       E = F = R, Gaussian and fixed            likewise
     MeanPoolProjection     means over k windows                     likewise
     MaxPoolProjection      maxima over k windows, after W
-    ConvProjection         k windows under a learned kernel for each dimension of a head, after W
+    ConvProjection         k windows with a learned kernel for each dimension of a head, after W
     DenseConvProjection    likewise, with a kernel that mixes the dimensions of a head
 
-    base         what all have in common          sizes        numbers of slots, for heads and layers
+    base         base classes                     sizes        numbers of slots, for heads and layers
     matrices     linear, random                   windows      windows that tile a sequence
     pooling      means, maxima                    convolution  learned kernels
-    head_maps    W_K and W_V, and when they run   starts       how E and F are initialised
+    head_maps    W_K and W_V, before or after E   starts       initialisation of E and F
     resampling   E, F and tokens for another length
 
 Axes as in `slots`.
@@ -86,12 +86,12 @@ def build_projection(
     shorter_input: str | None = None,
     initializer: str | None = None,
 ) -> SequenceProjection:
-    """The projection of that name; head_dim is the width of a head, initializer the start of a linear one.
+    """Build a projection by name; head_dim is for convolutions only, initializer for linear projections only.
 
     None stands for the default of the projection.
 
     Raises:
-        InputError: for an unknown name, and what the projection itself refuses.
+        InputError: for an unknown name, and for invalid arguments of the projection.
     """
     if name not in list(PROJECTIONS):
         raise InputError(f"projection: expected one of {', '.join(PROJECTIONS)}, got {name!r}")

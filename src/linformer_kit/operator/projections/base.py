@@ -1,4 +1,4 @@
-"""What all projections have in common: sizes, sharing, heads in groups of equal k, and the linear maps of heads.
+"""Base classes of projections: inputs, sizes, sharing, and heads in groups of equal k.
 
 Axes as in `slots`.
 """
@@ -25,26 +25,26 @@ SHORTER_INPUTS = get_args(ShorterInput)
 
 
 class Inputs(NamedTuple):
-    """What a projection is called with: tokens, the linear maps W_K and W_V, and which tokens are real."""
+    """Inputs of a projection: tokens, the linear maps W_K and W_V, and the padding."""
 
     key: Float[Tensor, "batch seq_len embed"]  # zero at padding
-    value: Float[Tensor, "batch seq_len embed"]  # likewise; the tensor of `key` itself where they are the same
+    value: Float[Tensor, "batch seq_len embed"]  # likewise; the same tensor object as `key` if they are equal
     key_map: HeadMap
     value_map: HeadMap
     padding: Padding | None = None  # None: all tokens are real
 
     @property
     def mask(self) -> Bool[Tensor, "batch seq_len"] | None:
-        """True where padded; None: nowhere."""
+        """True where padded; None: no padding."""
         return None if self.padding is None else self.padding.mask
 
     @property
     def lengths(self) -> Int[Tensor, " batch"] | None:
-        """Real tokens of each sequence; None: all."""
+        """Number of real tokens of each sequence; None: all."""
         return None if self.padding is None else self.padding.lengths
 
     def in_order(self) -> Inputs:
-        """Padded on the right only; before that, maps that need every token have run on tokens where they stand."""
+        """Move real tokens first; maps that must run on every token run before, on tokens in their original order."""
         key, key_map = self.key_map.in_order(self.key, self.mask)
         value, value_map = self.value_map.in_order(self.value, self.mask)
         if self.padding is None:
@@ -55,34 +55,34 @@ class Inputs(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """What one process holds of a sequence that is split over several (`parallel`)."""
+    """The piece of one process, of a sequence split over several (`parallel`)."""
 
-    positions: slice  # of the n positions
-    add: Callable[[list[Tensor]], list[Tensor]]  # each tensor summed over the processes, all in one message
+    positions: slice  # this process's part of the n positions
+    add: Callable[[list[Tensor]], list[Tensor]]  # sums each tensor over the processes, all in one message
 
 
 class SequenceProjection(nn.Module):
-    """What all projections have in common: sizes, sharing, and heads in groups of equal k.
+    """Base class of projections: sizes, sharing, and heads in groups of equal k.
 
     Args:
         seq_len: n, the longest sequence.
         projected_dim: k, the number of slots, from 1 to seq_len; or one for each head.
         num_heads: h.
         sharing: `none`: E and F for each head; `headwise`: E and F for all heads; `key_value` and `layerwise`: one
-            for both, E = F. With `layerwise` the same module serves every layer; its owner passes it on. Where a
-            projection has no parameters, sharing changes nothing.
-        shorter_input: What becomes of m < n real tokens. `prefix`: the first m columns of E, the first windows.
+            matrix for both, E = F. With `layerwise` all layers use the same module; its owner passes it to them. For
+            projections without parameters, sharing has no effect.
+        shorter_input: How m < n real tokens are projected. `prefix`: the first m columns of E, the first windows.
             `stretch`: E is resampled to m columns (`resampling.stretch_matrix`), min(k, m) windows tile the m tokens.
 
     Raises:
         InputError: for a projected_dim outside 1 … seq_len, an unknown sharing or shorter_input.
     """
 
-    nested = True  # whether heads may have fewer slots than others and than there are
-    stretches = True  # whether shorter_input makes a difference
-    windowed = False  # whether slots are windows, which become more when a model is extended
+    nested = True  # whether heads may use different numbers of slots, and fewer than the projection has
+    stretches = True  # whether shorter_input has an effect
+    windowed = False  # whether slots are windows, whose number grows when a model is extended
     supports_sequence_parallel = False  # whether slots are sums over positions, which processes can split
-    piece: Piece | None = None  # None: the whole sequence is here
+    piece: Piece | None = None  # None: this process has the whole sequence
 
     def __init__(
         self,
@@ -131,11 +131,11 @@ class SequenceProjection(nn.Module):
 
     @property
     def uniform(self) -> bool:
-        """Whether all heads have one k."""
+        """Whether all heads have the same k."""
         return len(self._groups.groups) == 1
 
     def initial_values(self) -> dict[str, Tensor]:
-        """The start of every parameter and buffer, by name."""
+        """Initial values of all parameters and buffers, by name."""
         return {}
 
     @torch.no_grad()
@@ -145,7 +145,7 @@ class SequenceProjection(nn.Module):
             getattr(self, name).copy_(value)
 
     def matrix_count(self) -> int:
-        """Number of learned n → k maps in here, as section 4 of the paper counts them."""
+        """Number of learned n → k maps of this projection, as counted in section 4 of the paper."""
         if next(self.parameters(), None) is None:
             return 0
         return (self.num_heads if self.sharing == "none" else 1) * (1 if self.tied else 2)
@@ -155,12 +155,12 @@ class SequenceProjection(nn.Module):
         return f"{self.seq_len} -> {slots}, sharing={self.sharing}, shorter_input={self.shorter_input}"
 
     def forward(self, inputs: Inputs, groups: HeadGroups | None = None) -> list[Slots]:
-        """Projected keys E·(K·W_K) and values F·(V·W_V), heads split, for each group of heads with one k.
+        """Projected keys E·(K·W_K) and values F·(V·W_V), heads split, for each group of heads with the same k.
 
         Args:
-            inputs: Keys and values, W_K and W_V, and the padding. The maps are called on the k rows of E·K and F·V
-                where they commute with the projection, else on all tokens.
-            groups: Heads by their numbers of slots, at most those that the projection was made with; default: those.
+            inputs: Keys and values, W_K and W_V, and the padding. The maps are called on the k rows of E·K and F·V if
+                they commute with the projection, else on all tokens.
+            groups: Heads by number of slots, at most those of the projection; default: those of the projection.
 
         Raises:
             InputError: if the sequence is longer than seq_len, or for more heads or slots than there are.
@@ -168,9 +168,9 @@ class SequenceProjection(nn.Module):
         raise NotImplementedError
 
     def _prepared(self, inputs: Inputs, groups: HeadGroups | None) -> tuple[Inputs, HeadGroups]:
-        """What `forward` is called with, checked, and padded on the right only."""
+        """Check the arguments of `forward`, and move real tokens first."""
         length = inputs.key.shape[1]
-        # An exported program serves many lengths, so nothing in it may depend on the one that it was traced with.
+        # An exported program runs with many lengths, so it must not depend on the length of the traced input.
         if not torch.compiler.is_exporting() and length > self.seq_len:
             raise InputError(f"sequence length: expected at most {self.seq_len}, got {length}")
         if groups is None and inputs.key_map.num_heads == self.num_heads:
@@ -181,11 +181,11 @@ class SequenceProjection(nn.Module):
         return inputs.in_order(), groups
 
     def fewer_slots(self, projected_dim: int | Sequence[int] | None, num_heads: int) -> tuple[int, ...]:
-        """The number of slots of each head, checked against those that the projection was made for.
+        """The number of slots of each head, checked against those of the projection.
 
         Raises:
-            InputError: for more slots than there are, for fewer where the projection cannot have them, or if it was
-                made for another number of heads.
+            InputError: for more slots than the projection has, for fewer if it does not support them, or for another
+                number of heads.
         """
         if num_heads != self.num_heads:
             raise InputError(f"num_heads: expected {self.num_heads}, as the projection has, got {num_heads}")
@@ -199,11 +199,11 @@ class SequenceProjection(nn.Module):
         return dims
 
     def resize(self, seq_len: int, mode: str) -> None:
-        """Change the longest sequence in place, and with `extend` the number of slots where windows keep their size.
+        """Change the maximum sequence length in-place, and for windows with `extend` also the number of slots.
 
         Args:
             seq_len: The new n.
-            mode: `extend`: texts of up to the old length give what they gave, and columns repeat periodically beyond.
+            mode: `extend`: columns are repeated periodically; outputs of texts up to the old length are unchanged.
                 `interpolate`: E and F are stretched.
 
         Raises:
@@ -214,36 +214,36 @@ class SequenceProjection(nn.Module):
         self.seq_len = seq_len
 
     def check_resize(self, seq_len: int, mode: str) -> None:
-        """Raise what `resize` would."""
+        """Raise the errors of `resize`."""
         if self.piece is not None:
-            raise InputError("projection: expected a whole one to resize, got the piece of one of several processes")
+            raise InputError("projection: expected a whole one to resize, got one split over several processes")
         check_resize(self.seq_len, seq_len, mode, least=self.projected_dim)
         if mode == "extend" and self.stretches and self.shorter_input == "stretch":
-            raise InputError("mode: expected interpolate with shorter_input stretch, where every length is stretched")
+            raise InputError("mode: expected interpolate with shorter_input stretch, which stretches every length")
 
     def _resize(self, seq_len: int, mode: str) -> None:
         raise NotImplementedError
 
     def _added(self, parts: list[Tensor]) -> list[Tensor]:
-        """Sums over the positions that are here to sums over the whole sequence."""
+        """Turn sums over this process's positions into sums over the whole sequence."""
         return parts if self.piece is None else self.piece.add(parts)
 
     def _require_uniform(self, dims: Sequence[int] | set[int]) -> None:
         if len(set(dims)) > 1:
             raise InputError(
-                "projected_dim: expected the same for all heads and at all times, because the kernel of a convolution "
-                f"is tied to it, got {sorted(set(dims))}"
+                "projected_dim: expected one constant number for all heads, because the kernel of a convolution "
+                f"depends on it, got {sorted(set(dims))}"
             )
 
 
 class LearnedProjection(SequenceProjection):
-    """E and, unless E = F, F are parameters of one form and one start."""
+    """E and, unless E = F, F are parameters with the same shape and initialisation."""
 
     key_projection: nn.Parameter
     value_projection: nn.Parameter | None
 
     def _start(self) -> Tensor:
-        """The start of E or of F; what is random is drawn at each call."""
+        """Initial value of E or F; random values are drawn anew at each call."""
         raise NotImplementedError
 
     def _make_parameters(self) -> None:

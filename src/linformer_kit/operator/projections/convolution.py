@@ -1,4 +1,4 @@
-"""Projections by a learned convolution with stride n/k (section 4, "general projections").
+"""Projections with a learned convolution of stride n/k (section 4, "general projections").
 
 Axes as in `slots`.
 """
@@ -21,9 +21,9 @@ from linformer_kit.operator.projections.windows import MappedWindowProjection, W
 class ConvProjection(LearnedProjection, MappedWindowProjection):
     """A learned convolution with stride n/k over K·W_K and V·W_V: slot i weighs the tokens of window i (section 4).
 
-    The kernel is ⌈n/k⌉ wide; a shorter window drops its last taps. It has no bias. The parameters are
-    `key_projection` and, unless E = F, `value_projection`, each `[head_dim, width]`, for sharing `none` with the heads
-    in front. They start as the scaled mean of the window. The kernel is tied to k, so k is one for all heads.
+    The kernel has width ⌈n/k⌉; shorter windows drop its last taps. There is no bias. The parameters are
+    `key_projection` and, unless E = F, `value_projection`, each `[head_dim, width]`, for sharing `none` with a first
+    axis of heads. They are initialised to the scaled mean of the window. The kernel needs the same k for all heads.
     """
 
     nested = False

@@ -1,8 +1,8 @@
-"""W_K and W_V as a projection uses them: called, and read only where they are plain `nn.Linear` maps.
+"""W_K and W_V for projections: called as modules; weights are read only from plain `nn.Linear` modules.
 
 A module that replaces them (an adapter, a pruned, quantised or offloaded map, one with hooks) is called on every token,
-because the cheap order of multiplications needs a map that is known to be affine; with `bias_order`
-`after_projection`, fairseq's order, it is called on E·X.
+because the cheap order of multiplications needs a map known to be affine; with `bias_order` `after_projection`,
+fairseq's order, it is called on E·X.
 
 Axes as in `slots`.
 """
@@ -21,19 +21,19 @@ from linformer_kit.operator.slots import split_heads
 
 
 def is_affine(module: nn.Module) -> TypeGuard[nn.Linear]:
-    """Whether a module is known to compute X·W + 1·b: with `nn.Linear`'s own forward, and nothing attached to it.
+    """Whether a module is known to compute X·W + 1·b: it has `nn.Linear`'s own forward and no hooks.
 
-    Hooks for all modules at once do not count: torch has them for debugging and profiling, which should see the
-    order that runs without them.
+    Global hooks do not count: torch has them for debugging and profiling, which should see the order that runs without
+    them.
     """
     return type(module).forward is nn.Linear.forward and not has_hooks(module)
 
 
 class HeadMap:
-    """W_K or W_V, f(X) = X·W + 1·b, and its place beside the projection.
+    """W_K or W_V, f(X) = X·W + 1·b, and its order relative to the projection.
 
     Args:
-        module: f; None where keys or values have been mapped already, f(X) = X.
+        module: f; None if keys or values are mapped already, f(X) = X.
         num_heads: h.
         bias_order: `before_projection`, E·(X·W + m·b), or `after_projection`, E·(X·W) + 1·b; m is 1 on real tokens and
             0 on padding.
@@ -45,23 +45,23 @@ class HeadMap:
         self.bias_first = bias_order == "before_projection"
 
     def mapped_tokens(self, inputs: Float[Tensor, "batch seq_len embed"]) -> Float[Tensor, "batch seq_len embed"]:
-        """f(X), the bias included in either order: what full attention takes."""
+        """f(X) for full attention; includes the bias with either bias_order."""
         return inputs if self.module is None else kernels.apply_linear(self.module, inputs)
 
     @property
     def commutes(self) -> bool:
-        """Whether f and E may change places: if f is affine."""
+        """Whether f and E may be exchanged, which needs an affine f."""
         return self.module is None or is_affine(self.module)
 
     @property
     def runs_first(self) -> bool:
-        """Whether f has to run on every token, before E."""
+        """Whether f must run on every token, before E."""
         return self.bias_first and not self.commutes
 
     def in_order(
         self, inputs: Float[Tensor, "batch seq_len embed"], padding_mask: Bool[Tensor, "batch seq_len"] | None
     ) -> tuple[Float[Tensor, "batch seq_len embed"], HeadMap]:
-        """Tokens, and the map that is left to do: none if it `runs_first`, as is done here."""
+        """Run the map now if it `runs_first`; returns the tokens and the map that remains to be applied."""
         if not self.runs_first:
             return inputs, self
         return self.mapped(inputs, padding_mask), HeadMap(None, self.num_heads)
@@ -69,7 +69,7 @@ class HeadMap:
     def mapped(
         self, inputs: Float[Tensor, "batch seq_len embed"], padding_mask: Bool[Tensor, "batch seq_len"] | None
     ) -> Float[Tensor, "batch seq_len embed"]:
-        """X·W + m·b, or X·W where the bias comes later; zero where padded."""
+        """X·W + m·b, or X·W if the bias is added after the projection; zero where padded."""
         if self.module is None:
             return inputs
         mapped = kernels.apply_linear(self.module, inputs)
@@ -79,13 +79,13 @@ class HeadMap:
     def __call__(
         self, inputs: Float[Tensor, "batch seq_len embed"], padding_mask: Bool[Tensor, "batch seq_len"] | None
     ) -> Float[Tensor, "batch seq_len heads head_dim"]:
-        """`mapped` with the heads apart."""
+        """`mapped`, split into heads."""
         return self.mapped(inputs, padding_mask).unflatten(2, (self.num_heads, -1))
 
     def add_bias(
         self, slots: Float[Tensor, "batch group slots head_dim"], heads: list[int] | None
     ) -> Float[Tensor, "batch group slots head_dim"]:
-        """Slots of some heads, made of `mapped` tokens, + 1·b where the bias comes after the projection."""
+        """Add 1·b to slots of some heads, computed from `mapped` tokens, if the bias comes after the projection."""
         bias = None if self.bias_first or self.module is None else self._at_zero(slots, slots.shape[3] * self.num_heads)
         if bias is None:
             return slots
@@ -95,7 +95,7 @@ class HeadMap:
     def of_compressed(
         self, compressed: Float[Tensor, "batch rows embed"], row_sums: Float[Tensor, "*batch rows"] | None = None
     ) -> Float[Tensor, "batch heads rows head_dim"]:
-        """The same number from E·X, with W on k rows instead of n: (E·X)·W + (E·m)⊗b, or f(E·X) = (E·X)·W + 1⊗b.
+        """The same result from E·X, with W on k rows instead of n: (E·X)·W + (E·m)⊗b, or f(E·X) = (E·X)·W + 1⊗b.
 
         `row_sums` is E·m; None: 1.
         """
@@ -111,10 +111,10 @@ class HeadMap:
         """(E·X)·W + (E·m)⊗b of an affine map."""
         assert isinstance(self.module, nn.Linear)
         weight, bias = self.module.weight, self.module.bias
-        if is_replaced(self.module):  # hooks for all modules, of a profiler, should see the call
+        if is_replaced(self.module):  # global hooks, such as a profiler's, should see the call
             mapped = self.module(compressed)
             return mapped + ((row_sums - 1)[..., None] * bias).to(mapped.dtype)
-        # Not f(E·X) + (E·m - 1)⊗b: where E·m is small, b would be rounded with the product and then taken off again.
+        # Not f(E·X) + (E·m - 1)⊗b: if E·m is small, b would be added with rounding errors and then subtracted again.
         mapped = kernels.linear(compressed, weight)
         return mapped + (row_sums[..., None] * bias).to(mapped.dtype)
 
@@ -127,5 +127,5 @@ class HeadMap:
 
 
 def of_heads(tensor: Tensor, heads: list[int] | None, dim: int) -> Tensor:
-    """Some heads of a tensor that has them all on axis `dim`; None: all."""
+    """Select heads of a tensor on axis `dim`; None: all heads."""
     return tensor if heads is None else tensor[(slice(None),) * dim + (heads,)]

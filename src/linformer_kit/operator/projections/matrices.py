@@ -1,4 +1,4 @@
-"""Projections by a matrix: learned E and F, or a fixed Gaussian R.
+"""Projections with a matrix: learned E and F, or a fixed Gaussian R.
 
 Axes as in `slots`.
 """
@@ -29,15 +29,15 @@ class _MatrixProjection(SequenceProjection):
 
     @property
     def by_head(self) -> bool:
-        """Whether each head has matrices of its own."""
+        """Whether each head has its own matrices."""
         return False
 
     def _matrices(self) -> tuple[Tensor, Tensor]:
-        """E and F; one and the same tensor where E = F."""
+        """E and F; the same tensor object if E = F."""
         raise NotImplementedError
 
     def _scale(self, slots: int) -> float:
-        """What the first rows are multiplied by where a head has fewer slots than there are rows."""
+        """Factor of the first rows if a head has fewer slots than the matrix has rows."""
         return 1.0
 
     def forward(self, inputs: Inputs, groups: HeadGroups | None = None) -> list[Slots]:
@@ -45,7 +45,7 @@ class _MatrixProjection(SequenceProjection):
         key_matrix, value_matrix, inputs = self._for_length(inputs)
         if self._maps_first(inputs, groups):
             return self._project_mapped(key_matrix, value_matrix, inputs, groups)
-        # (E·X)·W + (E·m)⊗b, the number of E·(X·W + m⊗b) with W on k rows instead of n; E·X once where E·X = F·X.
+        # (E·X)·W + (E·m)⊗b equals E·(X·W + m⊗b), with W on k rows instead of n; E·X is computed once if E·X = F·X.
         key, value, key_map, value_map, _ = inputs
         tied = value_matrix is key_matrix and value is key
         key_matrix = key_matrix[..., : groups.most, :]
@@ -63,8 +63,8 @@ class _MatrixProjection(SequenceProjection):
         ]
 
     def _maps_first(self, inputs: Inputs, groups: HeadGroups) -> bool:
-        """Whether W is applied to tokens: each head has its own E, or the tokens are no more than the slots."""
-        # Processes with a piece each must agree on an order, whatever their lengths.
+        """Whether W runs before E: if each head has its own E, or there are not more tokens than slots."""
+        # With sequence parallelism, all processes must use the same order, whatever the lengths of their pieces.
         whole = self.piece is None and not torch.compiler.is_exporting()
         few = whole and inputs.key.shape[1] <= groups.most
         return self.by_head or (few and inputs.key_map.commutes and inputs.value_map.commutes)
@@ -72,7 +72,7 @@ class _MatrixProjection(SequenceProjection):
     def _project_mapped(
         self, key_matrix: Tensor, value_matrix: Tensor, inputs: Inputs, groups: HeadGroups
     ) -> list[Slots]:
-        """E·(X·W + m⊗b), as the paper writes it."""
+        """E·(X·W + m⊗b), as in the paper."""
         key_map, value_map = inputs.key_map, inputs.value_map
         maps = (
             (key_matrix, key_map(inputs.key, inputs.mask).transpose(1, 2)),
@@ -91,7 +91,7 @@ class _MatrixProjection(SequenceProjection):
         ]
 
     def _for_length(self, inputs: Inputs) -> tuple[Tensor, Tensor, Inputs]:
-        """E and F with a column for each token: the first ones, or stretched; or all, and the tokens stretched."""
+        """E and F with a column for each token: the first columns, stretched ones, or all with spread tokens."""
         key_matrix, value_matrix = self._matrices()
         tied = value_matrix is key_matrix
         if self.stretches and self.shorter_input == "stretch":
@@ -106,7 +106,7 @@ class _MatrixProjection(SequenceProjection):
         return key_matrix, key_matrix if tied else _first_columns(value_matrix, length), inputs
 
     def _by_group(self, head_map: HeadMap, compressed: Tensor, row_sums: Tensor, groups: HeadGroups) -> list[Tensor]:
-        """Mapped slots of each group of heads: the first rows of one product, unless fewer rows have another scale."""
+        """Mapped slots of each group of heads: the first rows of one product, or with a scale one product per group."""
         scales = [self._scale(k) for k, _ in groups.groups]
         if set(scales) == {1}:
             slots = head_map.of_compressed(compressed, row_sums)
@@ -117,14 +117,14 @@ class _MatrixProjection(SequenceProjection):
         ]
 
     def _stretched(self, matrix: Tensor, inputs: Inputs) -> Tensor:
-        """E resampled to the length of the texts; a batch of such where it is not the same for all."""
+        """E resampled to the length of the texts; one matrix per sequence if the lengths may differ."""
         length = inputs.key.shape[1]
         if inputs.lengths is not None:
             return stretch_to_lengths(matrix, inputs.lengths, length)
         return matrix if length == self.seq_len else stretch_matrix(matrix, length)
 
     def _spread(self, inputs: Inputs) -> Inputs:
-        """Texts spread over as many positions as E has columns, so that none is shorter any more."""
+        """Spread all texts over n positions, the number of columns of E."""
         key, value, lengths = inputs.key, inputs.value, inputs.lengths
         if lengths is None:
             lengths = torch.full((1,), key.shape[1], device=key.device)
@@ -133,7 +133,7 @@ class _MatrixProjection(SequenceProjection):
         return inputs._replace(key=spread, value=other, padding=None)
 
     def _rows(self, matrix: Tensor, slots: int, heads: list[int] | None) -> Tensor:
-        """The matrices of some heads, `[*batch, heads, slots, length]`; of all, where they share one, heads is 1."""
+        """The matrices of some heads, `[*batch, heads, slots, length]`; heads is 1 if they share one matrix."""
         if not self.by_head:
             rows = matrix[..., None, :slots, :]
             return rows if self._scale(slots) == 1 else rows * self._scale(slots)
@@ -147,12 +147,12 @@ class _MatrixProjection(SequenceProjection):
 class LinearProjection(LearnedProjection, _MatrixProjection):
     """Learned E and F: each slot is a weighted sum of all positions (equation 7).
 
-    The parameters are `key_projection` (E) and, where it is not E itself, `value_projection` (F), each
-    `[projected_dim, seq_len]`. For sharing `none` the heads stand in front or, if they differ in k, their matrices one
-    below the other, `[sum of k, seq_len]`. For any other sharing a head with a smaller k uses the first rows.
+    The parameters are `key_projection` (E) and, unless E = F, `value_projection` (F), each `[projected_dim, seq_len]`.
+    For sharing `none` there is a first axis of heads or, if they differ in k, the matrices are concatenated along the
+    slots, `[sum of k, seq_len]`. For any other sharing, a head with a smaller k uses the first rows.
 
     Args:
-        initializer: How E and F start (`starts`).
+        initializer: Initialisation of E and F (`starts`).
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class LinearProjection(LearnedProjection, _MatrixProjection):
             return start(1, self.projected_dim, self.seq_len)[0]
         if self.uniform:
             return start(self.num_heads, self.projected_dim, self.seq_len)
-        # Each head's own place among its peers counts, whatever k the others have.
+        # The start of a head depends on its index and its own k, not on the k of the others.
         return torch.cat([start(self.num_heads, k, self.seq_len)[head] for head, k in enumerate(self.head_dims)])
 
     def _matrices(self) -> tuple[Tensor, Tensor]:
@@ -196,9 +196,9 @@ class LinearProjection(LearnedProjection, _MatrixProjection):
 class RandomProjection(_MatrixProjection):
     """E = F = R with independent entries N(0, 1/k), fixed: the matrix of Theorems 1 and 2.
 
-    R is the buffer `matrix`, `[projected_dim, seq_len]`, saved with the model. All heads share it whatever the sharing
-    is; `layerwise` shares it among layers too. Fewer slots are the first rows times √(k/k'), again N(0, 1/k'). Its
-    columns are alike, so there is nothing to stretch, and a longer R gets new columns.
+    R is the buffer `matrix`, `[projected_dim, seq_len]`, saved with the model. All heads share it with any sharing;
+    `layerwise` shares it over layers too. Fewer slots k' are the first rows times √(k/k'), again N(0, 1/k'). Its
+    columns are independent, so R is never stretched, and a longer R gets new columns.
     """
 
     stretches = False
@@ -232,10 +232,10 @@ def _first_columns(matrix: Tensor, length: int) -> Tensor:
 
 
 def _spreads_tokens(matrix: Tensor, inputs: Inputs) -> bool:
-    """Whether texts are spread over n positions, which is one way to stretch, rather than E resampled to each of them.
+    """How to stretch: True to spread texts over n positions, False to resample E to the length of each text.
 
-    An exported program does, since it serves all lengths and int8 wants E as it is. Else it is a matter of size: n
-    tokens of each text, or its length in columns of E, of which a number costs about twice as much (docs/log.md).
+    An exported program spreads texts, since it runs with all lengths and int8 needs a constant E. Else the sizes of
+    the spread texts and of the resampled E decide; a number of E costs about twice as much (docs/log.md).
     """
     if torch.compiler.is_exporting():
         return True

@@ -1,4 +1,4 @@
-"""Projections by pooling over windows: means and maxima (section 4, "general projections").
+"""Projections with pooling over windows: means and maxima (section 4, "general projections").
 
 Axes as in `slots`.
 """
@@ -40,14 +40,14 @@ class MeanPoolProjection(WindowProjection):
         ]
 
     def _means(self, slots: int, tokens: list[Tensor], lengths: Tensor | None) -> tuple[list[Tensor], Tensor | None]:
-        """Means of each of the tokens, and which slots are empty."""
+        """Window means of each tensor of tokens, and the mask of empty slots."""
         windows, empty = self._windows(slots, tokens[0], lengths)
         return [self._mean(windows, hidden) for hidden in tokens], empty
 
     def _means_of_pieces(
         self, slots: list[int], tokens: list[Tensor], padding_mask: Tensor | None, piece: Piece
     ) -> list[tuple[list[Tensor], Tensor | None]]:
-        """The same for several numbers of slots, from sums over the positions that are here, and their counts."""
+        """As `_means` for several numbers of slots, from sums and counts over this process's positions."""
         hidden = tokens[0]
         wide = torch.promote_types(hidden.dtype, torch.float32)
         here = torch.arange(self.seq_len, device=hidden.device)[piece.positions][: hidden.shape[1]]
@@ -75,7 +75,7 @@ class MeanPoolProjection(WindowProjection):
 
 
 class MaxPoolProjection(MappedWindowProjection):
-    """Slot i is, in each dimension of K·W_K or V·W_V, the largest of the real tokens in window i (section 4)."""
+    """Slot i is the maximum of the real tokens in window i, in each dimension of K·W_K or V·W_V (section 4)."""
 
     def _reduce(self, windows: Windows, mapped: Tensor, name: str) -> Tensor:
         largest = windows.of(mapped.flatten(2), fill=-math.inf).amax(dim=2)

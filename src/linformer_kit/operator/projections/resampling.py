@@ -1,4 +1,4 @@
-"""E, F, tokens and positions for another length of the sequence.
+"""Resampling of E, F, tokens and positions to another sequence length.
 
 Axes as in `slots`; rows are slots, or heads and slots.
 """
@@ -14,10 +14,10 @@ from linformer_kit.operator.padding import take_positions
 
 
 def stretch_matrix(matrix: Float[Tensor, "*rows seq_len"], width: int) -> Float[Tensor, "*rows width"]:
-    """Resample the columns of E or F from n positions to m, fewer or more; row sums stay.
+    """Resample the columns of E or F from n positions to m, fewer or more; row sums are unchanged.
 
-    Each row is read as a function that is constant over each of n equal parts of the text, and integrated over m equal
-    parts instead: column j of the result is the integral over [j·n/m, (j+1)·n/m).
+    Each row is treated as a step function over n equal parts of the text, and integrated over m equal parts instead:
+    column j of the result is the integral over [j·n/m, (j+1)·n/m).
     """
     integral = _integral(matrix)
     whole, part = _edges(integral, torch.full((1, 1), width, device=matrix.device), width)
@@ -28,13 +28,13 @@ def stretch_matrix(matrix: Float[Tensor, "*rows seq_len"], width: int) -> Float[
 def stretch_to_lengths(
     matrix: Float[Tensor, "*rows seq_len"], lengths: Int[Tensor, " batch"], width: int
 ) -> Float[Tensor, "batch *rows width"]:
-    """`stretch_matrix` to the length m of each sequence, and columns of zeros after it.
+    """`stretch_matrix` to the length m of each sequence, followed by columns of zeros.
 
-    A sequence of no tokens counts as one of a single token.
+    A sequence without tokens counts as one with a single token.
     """
     integral = _integral(matrix)
     whole, part = _edges(integral, lengths.clamp(min=1)[:, None], width)
-    # Positions in front: for many sequences it pays to take, and in the backward pass to add, whole columns at once.
+    # Positions first: for many sequences it is faster to gather (and in the backward pass to add) whole columns.
     columns = integral.movedim(-1, 0).contiguous()
     low, high = columns[whole], columns[(whole + 1).clamp(max=matrix.shape[-1])]
     sums = torch.lerp(low, high, part.view(*part.shape, *[1] * (matrix.dim() - 1)).expand_as(low))
@@ -42,15 +42,15 @@ def stretch_to_lengths(
 
 
 def _integral(matrix: Float[Tensor, "*rows seq_len"]) -> Float[Tensor, "*rows edges"]:
-    """Of each row from its beginning to each of its n+1 edges; exact, because differences of long sums follow."""
-    exact = matrix.float() if matrix.device.type == "mps" else matrix.double()  # Apple's GPUs have no doubles
+    """Cumulative sum of each row at its n+1 edges; in float64, because differences of long sums follow."""
+    exact = matrix.float() if matrix.device.type == "mps" else matrix.double()  # Apple's GPUs have no float64
     return F.pad(exact.cumsum(dim=-1), (1, 0))
 
 
 def _edges(
     integral: Float[Tensor, "*rows edges"], lengths: Int[Tensor, "batch 1"], width: int
 ) -> tuple[Int[Tensor, "batch new_edges"], Float[Tensor, "batch new_edges"]]:
-    """Where the edges of the new columns lie among the old ones: the edge before, and the part of a column after it."""
+    """Positions of the new columns' edges among the old ones: the preceding old edge, and the fraction after it."""
     edges = torch.minimum(torch.arange(width + 1, device=integral.device), lengths) * (integral.shape[-1] - 1)
     return edges // lengths, (edges % lengths).to(integral.dtype) / lengths
 
@@ -60,9 +60,9 @@ def stretch_tokens(
 ) -> Float[Tensor, "batch width embed"]:
     """Spread the first m tokens of each sequence evenly over n ≥ m positions.
 
-    Position i of n covers the part [i·m/n, (i+1)·m/n) of the text, which touches one token or two neighbours, and gets
-    their mean by how much of each it touches. So E·(stretched X) is E, resampled to m columns by `stretch_matrix`,
-    times X; at m = n it is X itself.
+    Position i of n covers the part [i·m/n, (i+1)·m/n) of the text, which overlaps one token or two neighbours, and gets
+    their mean, weighted by the overlap. So E·(stretched X) equals E, resampled to m columns by `stretch_matrix`, times
+    X; with m = n, stretched X is X itself.
 
     Args:
         hidden: Tokens, padded on the right only.
@@ -82,7 +82,7 @@ def stretch_tokens(
 def resize_positions(
     positions: Float[Tensor, "seq_len embed"], new_seq_len: int, mode: str
 ) -> Float[Tensor, "new_seq_len embed"]:
-    """A table of positions for another length: repeated periodically (`extend`) or stretched (`interpolate`)."""
+    """Resize a table of positions: repeat it periodically (`extend`) or interpolate it (`interpolate`)."""
     if mode == "extend":
         return positions[torch.arange(new_seq_len, device=positions.device) % len(positions)]
     stretched = F.interpolate(positions.float().T[None], size=new_seq_len, mode="linear")[0].T

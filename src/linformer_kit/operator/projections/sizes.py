@@ -1,4 +1,4 @@
-"""Numbers of slots: for all heads, for each head, for each layer; and the lengths that a sequence may be resized to."""
+"""Numbers of slots (for all heads, for each head, for each layer), and checks of new sequence lengths."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ RESIZE_MODES = get_args(ResizeMode)
 
 
 class HeadGroups(NamedTuple):
-    """The heads of a layer by their number of slots: heads with equal k are computed together."""
+    """The heads of a layer, grouped by number of slots: heads with equal k are computed together."""
 
     dims: tuple[int, ...]  # k of each head
-    groups: tuple[tuple[int, list[int] | None], ...]  # k and the heads that have it, the largest k first; None: all
+    groups: tuple[tuple[int, list[int] | None], ...]  # k and its heads, the largest k first; None: all heads
 
     @classmethod
     def of(cls, dims: Sequence[int]) -> HeadGroups:
-        """The groups of heads that have these numbers of slots."""
+        """Group heads by these numbers of slots."""
         sizes = sorted(set(dims), reverse=True)
         heads = {k: [head for head, dim in enumerate(dims) if dim == k] for k in sizes}
         return cls(tuple(dims), tuple((k, heads[k] if len(sizes) > 1 else None) for k in sizes))
@@ -34,7 +34,7 @@ def check_resize(seq_len: int, new_seq_len: int, mode: str, *, least: int = 1) -
     """Refuse an unknown mode, `extend` to fewer positions, and `interpolate` to fewer than `least`.
 
     Raises:
-        InputError: with the lengths that the mode allows.
+        InputError: with the allowed modes or lengths.
     """
     if mode not in RESIZE_MODES:
         raise InputError(f"mode: expected one of {', '.join(RESIZE_MODES)}, got {mode!r}")
@@ -62,7 +62,7 @@ def slots_by_head(
 
 
 def each_dim(projected_dim: Any, change: Callable[[int], int]) -> Any:
-    """A k, or lists of k for layers and heads, with each number changed."""
+    """Apply a function to k, or to each number in lists of k for layers and heads."""
     if isinstance(projected_dim, list):
         return [each_dim(dim, change) for dim in projected_dim]
     return change(projected_dim)
@@ -74,5 +74,5 @@ def largest_dim(projected_dim: Any) -> int:
 
 
 def is_integer(value: Any) -> bool:
-    """Whether a value is a whole number and not True or False."""
+    """Whether a value is an int and not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)

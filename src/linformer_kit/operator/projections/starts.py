@@ -1,21 +1,20 @@
-"""How a learned E and F start: `projection_initializer`. What each is worth is measured in docs/learning.md.
+"""Initialisation of learned E and F (`projection_initializer`). docs/learning.md compares the initialisers.
 
-Every start has rows of length about 1 for any n and k, so that independent inputs of variance 1 give slots of variance
-1; exceptions are `normal`, whose rows grow with n, `xavier_uniform`, whose variance is that of a matrix that maps n
-numbers to k, and `mean_pooling`, whose rows add up to 1. Axes: heads (1 where they share a matrix), slots (k),
-seq_len (n).
+All of them give rows of norm about 1 for any n and k, so that independent inputs of variance 1 give slots of variance
+1. Exceptions are `normal`, whose row norms grow with n, `xavier_uniform`, with the variance of a matrix that maps n
+numbers to k, and `mean_pooling`, whose rows sum to 1. Axes: heads (1 if they share a matrix), slots (k), seq_len (n).
 
     pooling          mean pooling over k windows times √(n/k), the same for all heads
-    pooling_noise    the same plus N(0, 1/n), over √2
-    mean_pooling     the means themselves: for layers whose other weights have learned on tokens (`linearized`)
-    shifted_pooling  the default: each head's windows begin a little later than those of the head before; the same as
-                     pooling where heads share a matrix
-    selection        each slot is one position of its window, each head's a little later than the head's before
+    pooling_noise    (pooling + N(0, 1/n)) / √2
+    mean_pooling     the means without scaling: for layers whose other weights were trained on tokens (`linearized`)
+    shifted_pooling  the default: the windows of each head start a little later than those of the previous head; equal
+                     to pooling if heads share a matrix
+    selection        each slot is one position of its window, for each head a little later than for the previous head
     normal           N(0, 0.02²), as in the official code
     lecun_normal     N(0, 1/n)
     xavier_uniform   uniform with variance 2/(n + k)
 
-A new start is a new function here, a new line in `STARTS`, and a new name in `settings.ProjectionInitializer`.
+To add one, add a function here, a line in `STARTS`, and a name in `settings.ProjectionInitializer`.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _OFFICIAL_STD = 0.02
 
 
 def pooling(heads: int, projected_dim: int, seq_len: int) -> Matrices:
-    """`pooling_matrix`, its rows in `spread_order`: the first of them see the sequence evenly."""
+    """`pooling_matrix` with rows in `spread_order`, so that the first rows are spread evenly over the sequence."""
     return pooling_matrix(projected_dim, seq_len)[spread_order(projected_dim)].repeat(heads, 1, 1)
 
 
@@ -49,12 +48,12 @@ def pooling_noise(heads: int, projected_dim: int, seq_len: int) -> Matrices:
 
 
 def shifted_pooling(heads: int, projected_dim: int, seq_len: int) -> Matrices:
-    """The windows of head i are moved by i/h of a window; the last one wraps around the end."""
+    """The windows of head i are shifted by i/h of a window; the last one wraps around the end."""
     return _shifted(pooling(heads, projected_dim, seq_len))
 
 
 def selection(heads: int, projected_dim: int, seq_len: int) -> Matrices:
-    """The position is the first of the window for the first head."""
+    """Each slot selects one position of its window: for the first head, the first position."""
     matrix = torch.zeros(projected_dim, seq_len)
     for row, slot in enumerate(spread_order(projected_dim)):
         matrix[row, slot * seq_len // projected_dim] = 1
@@ -87,7 +86,7 @@ STARTS: dict[str, Callable[[int, int, int], Tensor]] = {
 
 
 def _shifted(matrices: Tensor) -> Tensor:
-    """Each head's matrix moved along the sequence by its share of a window."""
+    """Shift the matrix of each head along the sequence by its fraction of a window."""
     heads, slots, seq_len = matrices.shape
     return torch.stack([matrix.roll(head * seq_len // (slots * heads), dims=1) for head, matrix in enumerate(matrices)])
 
@@ -95,9 +94,9 @@ def _shifted(matrices: Tensor) -> Tensor:
 def pooling_matrix(projected_dim: int, seq_len: int) -> Float[Tensor, "projected seq_len"]:
     """Mean pooling over windows that tile the sequence, scaled to keep the variance.
 
-    Window i holds positions ⌊i·n/k⌋ up to ⌊(i+1)·n/k⌋, so any k ≤ n gives exactly k windows, sizes at most one apart.
-    Each of the w positions in a window weighs 1/√w, which is the mean times √w: independent inputs of variance 1 give
-    slots of variance 1, whatever n is.
+    Window i has positions ⌊i·n/k⌋ up to ⌊(i+1)·n/k⌋, so any k ≤ n gives exactly k windows, whose sizes differ by at
+    most one. Each of the w positions in a window has weight 1/√w, which is the mean times √w: independent inputs of
+    variance 1 give slots of variance 1 for any n.
     """
     edges = [slot * seq_len // projected_dim for slot in range(projected_dim + 1)]
     matrix = torch.zeros(projected_dim, seq_len)
@@ -107,7 +106,7 @@ def pooling_matrix(projected_dim: int, seq_len: int) -> Float[Tensor, "projected
 
 
 def spread_order(count: int) -> list[int]:
-    """0 … count-1 in an order of which every beginning is spread evenly: by their bits, the lowest first.
+    """0 … count-1 in bit-reversed order, so that every prefix is spread evenly.
 
     Example:
         >>> spread_order(8)

@@ -1,4 +1,4 @@
-"""Windows that tile a sequence, and what the projections by windows have in common.
+"""Windows that tile a sequence, and base classes of projections with windows.
 
 Axes as in `slots`.
 """
@@ -20,7 +20,7 @@ from linformer_kit.operator.slots import Slots
 
 
 class Windows(NamedTuple):
-    """Windows over right-padded sequences: the positions of each, and which of these are real."""
+    """Windows over right-padded sequences: their positions, and which of these are real."""
 
     positions: Int[Tensor, "batch_or_1 slots window"]
     real: Bool[Tensor, "batch_or_1 slots window"]
@@ -33,7 +33,7 @@ class Windows(NamedTuple):
     def of(
         self, hidden: Float[Tensor, "batch seq_len embed"], fill: float = 0.0
     ) -> Float[Tensor, "batch slots window embed"]:
-        """The tokens in each window; `fill` at positions that hold no real token."""
+        """The tokens in each window; `fill` at positions without a real token."""
         batch, slots, width = self.positions.shape
         if batch == 1:
             inside = hidden.index_select(1, self.positions.flatten())
@@ -52,19 +52,19 @@ def pooling_windows(
     count: int | None = None,
     device: torch.device | None = None,
 ) -> Windows:
-    """The windows of pooling and convolution: they tile the sequence, sizes at most one apart, exactly k of them.
+    """The windows of pooling and convolution: exactly k windows tile the sequence, and sizes differ by at most one.
 
-    Of n positions window i holds ⌊i·n/k⌋ up to ⌊(i+1)·n/k⌋. A text of m < n tokens keeps these windows and fills only
-    the first ones, the last of them perhaps in part; or, with `stretch`, min(k, m) windows tile the m tokens.
+    Window i has positions ⌊i·n/k⌋ up to ⌊(i+1)·n/k⌋ of n. A text of m < n tokens keeps these windows and fills only the
+    first ones, the last of them maybe partly; or, with `stretch`, min(k, m) windows tile the m tokens.
 
     Args:
         projected_dim: k.
         max_seq_len: n.
         seq_len: Positions in the batch, padding included.
         lengths: Real tokens at the start of each sequence; default: all are real.
-        stretch: Whether windows follow the real length.
-        count: How many windows to return; default: as many as seq_len positions can fill.
-        device: Where the result lives.
+        stretch: Whether the windows tile the real tokens instead of n positions.
+        count: Number of windows to return; default: as many as seq_len positions can fill.
+        device: Device of the result if lengths is None.
     """
     real = torch.full((1,), seq_len, device=device) if lengths is None else lengths
     tiled: int | Tensor = max_seq_len
@@ -80,12 +80,12 @@ def pooling_windows(
 
 
 class WindowProjection(SequenceProjection):
-    """Slot i comes from window i of k that tile the sequence (`pooling_windows`)."""
+    """Slot i is computed from window i of the k windows that tile the sequence (`pooling_windows`)."""
 
     windowed = True
 
     def _windows(self, slots: int, hidden: Tensor, lengths: Tensor | None) -> tuple[Windows, Tensor | None]:
-        """The windows, and which slots are empty."""
+        """The windows, and the mask of empty slots."""
         exporting = torch.compiler.is_exporting()
         windows = pooling_windows(
             slots,
@@ -110,10 +110,10 @@ class WindowProjection(SequenceProjection):
 
 
 class MappedWindowProjection(WindowProjection):
-    """Projections whose reduction of a window does not commute with W_K and W_V, and runs after them."""
+    """Projections whose window reduction does not commute with W_K and W_V, so it runs after them."""
 
     def _reduce(self, windows: Windows, mapped: Tensor, name: str) -> Tensor:
-        """Slots, `[batch, heads, slots, head_dim]`, of X·W, `[batch, seq_len, heads, head_dim]`, by a parameter."""
+        """Reduce X·W, `[batch, seq_len, heads, head_dim]`, to `[batch, heads, slots, head_dim]`, with a parameter."""
         raise NotImplementedError
 
     def forward(self, inputs: Inputs, groups: HeadGroups | None = None) -> list[Slots]:
@@ -135,10 +135,10 @@ class MappedWindowProjection(WindowProjection):
 
 
 def more_windows(projected_dim: int, seq_len: int, new_seq_len: int) -> int:
-    """How many windows of the same size tile a longer sequence.
+    """Number of windows of the same size that tile a longer sequence.
 
     Raises:
-        InputError: if no whole number of them does.
+        InputError: if no whole number of windows does.
     """
     if projected_dim * new_seq_len % seq_len:
         raise InputError(

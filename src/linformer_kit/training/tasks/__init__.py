@@ -1,1 +1,1 @@
-"""What is trained: each task gives batches and a loss, and knows nothing of the loop."""
+"""Training tasks: each provides batches and a loss, and is independent of the loop."""

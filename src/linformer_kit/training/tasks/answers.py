@@ -1,4 +1,4 @@
-"""How far a student's answers are from its teacher's, by the kind of head.
+"""Distance between the outputs of student and teacher, by the kind of head.
 
 Axes: batch, seq_len (n), embed, answers (rows), classes (words, labels, positions).
 """
@@ -16,12 +16,12 @@ from transformers import PreTrainedModel
 
 Kind = Literal["words", "tokens", "positions", "classes", "labels", "numbers", "embeddings"]
 
-_LEAST = -1e4  # a score that leaves no probability, in half precision too
+_LEAST = -1e4  # score of masked positions: probability 0, in half precision too
 
 
 def kind_of(model: PreTrainedModel) -> Kind:
-    """What a model answers: words for hidden tokens, classes of tokens, positions in a text, a class of it, labels of
-    which it may have several, or numbers; without a head, its embedding."""
+    """What a model predicts: words for masked tokens, classes of tokens, positions in a text, a class of a text,
+    several labels of a text, or numbers; without a head, an embedding."""
     name, config = type(model).__name__, model.config
     for end, kind in _BY_CLASS.items():
         if name.endswith(end):
@@ -43,7 +43,7 @@ _BY_CLASS: dict[str, Kind] = {
 def mean_embedding(
     hidden: Float[Tensor, "batch seq_len embed"], real: Bool[Tensor, "batch seq_len"]
 ) -> Float[Tensor, "batch embed"]:
-    """The mean of the real tokens' hidden states, as sentence embedders have it."""
+    """Mean of the hidden states of real tokens, as in sentence embedding models."""
     each = real[..., None].float()
     return (hidden.float() * each).sum(dim=1) / each.sum(dim=1).clamp(min=1)
 
@@ -67,18 +67,18 @@ def output_loss(
     hidden: Bool[Tensor, "batch seq_len"],
     temperature: float,
 ) -> Float[Tensor, ""]:
-    """The error of what comes out, in the mean.
+    """Mean error of the student's outputs.
 
-    Cosine distance of mean embeddings; squared distance of numbers; else the divergence, of labels each by itself, of
-    positions that of their beginning and of their end.
+    Cosine distance for embeddings; squared distance for numbers; otherwise the divergence: for labels of each label
+    separately, for positions the mean of start and end.
 
     Args:
-        kind: What they answer.
+        kind: What the models predict.
         student: Outputs by name.
         teacher: Likewise.
         real: True at real tokens.
-        hidden: True at tokens that stand for others.
-        temperature: Of the answers.
+        hidden: True at mask tokens.
+        temperature: Softmax temperature.
     """
     if kind == "embeddings":
         ours, theirs = (mean_embedding(outputs["last_hidden_state"], real) for outputs in (student, teacher))
@@ -89,7 +89,7 @@ def output_loss(
             errors.append((ours.float() - theirs.float()).square().mean(dim=-1))
         else:
             errors.append(divergence(ours, theirs, temperature))
-    # A short text may have no hidden token at all, and so no answer.
+    # A short text may have no masked token, and so no answer.
     return torch.stack([error.sum() / max(1, len(error)) for error in errors]).mean()
 
 
@@ -100,7 +100,7 @@ def agreement(
     real: Bool[Tensor, "batch seq_len"],
     hidden: Bool[Tensor, "batch seq_len"],
 ) -> tuple[int, int]:
-    """How many answers are the teacher's, and of how many; of numbers and embeddings none is asked.
+    """Number of answers equal to the teacher's, and number of answers; 0 and 0 for numbers and embeddings.
 
     Args: as for `output_loss`.
     """
@@ -114,7 +114,7 @@ def agreement(
 def _rows(
     kind: Kind, student: Mapping[str, Tensor], teacher: Mapping[str, Tensor], real: Tensor, hidden: Tensor
 ) -> list[tuple[Tensor, Tensor]]:
-    """The answers of both, `[answers, classes]`, for each of the head's outputs."""
+    """Logits of student and teacher, `[answers, classes]`, for each output of the head."""
     rows: dict[Kind, Any] = {
         "words": lambda logits: logits[hidden],
         "tokens": lambda logits: logits[real],

@@ -1,4 +1,4 @@
-"""A task: a model, batches for it, a loss, and what is measured on held-out inputs."""
+"""Base class of tasks: a model, its batches, a loss, and metrics on held-out inputs."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class Task(nn.Module):
 
     Args:
         model: The model to train.
-        tokenizer: Saved with it.
-        train: To learn from: a data set indexed by the keys of `order`, or a stream that is read in its own order.
-        validation: To measure on, in this order.
-        collate: A list of items to a batch.
+        tokenizer: Saved with the model.
+        train: Training items: a data set indexed by the keys of `order`, or a stream that is read in its own order.
+        validation: Validation items, measured in this order.
+        collate: Turns a list of items into a batch.
 
     Attributes:
-        unit: What speed is counted in: tokens, or texts.
-        size: How many of these a sequence counts.
-        uses_every_parameter: Whether each loss has a gradient for every parameter; else processes look for those
-            without one at each update.
+        unit: Unit of speed: tokens or texts.
+        size: Number of these units in a sequence.
+        uses_every_parameter: Whether each loss has a gradient for every parameter; if not, DistributedDataParallel
+            searches for unused parameters in each update.
     """
 
     unit = "texts"
@@ -54,41 +54,41 @@ class Task(nn.Module):
         """Keys of the training items of an epoch, a pure function of the task's seed and the epoch.
 
         Args:
-            epoch: How often all items were seen before.
-            together: Sequences of a forward pass of all processes.
-            multiple: The keys are filled up to a multiple of this, with keys of items without labels.
+            epoch: Number of the epoch, from 0.
+            together: Sequences of one forward pass over all processes.
+            multiple: The keys are padded to a multiple of this, with keys of items without labels.
         """
         raise NotImplementedError
 
     @property
     def examples(self) -> int:
-        """Sequences in an epoch, without those that only fill up a last batch."""
+        """Sequences in an epoch, without the padding of the last batch."""
         return len(self.train_items)  # type: ignore[arg-type]
 
     def begin(self, update: int | None) -> None:
-        """Prepare for an update, by its number from 0, or, with None, for evaluation and use."""
+        """Prepare for an update, by its number from 0, or with None for evaluation and saving."""
 
     def labels(self, batch: Batch) -> Tensor | None:
-        """Number of labels that the loss of a batch is a sum over; None: the loss is a mean of its own."""
+        """Number of labels in a batch; None: the loss is a mean over the batch, and not divided by a label count."""
         return None
 
     def forward(self, batch: Batch, labels: Tensor | None) -> Tensor:
         """The loss of a batch.
 
         Args:
-            batch: What `collate` made, on the model's device.
-            labels: Labels in all batches of the update, in all processes; the sum over the batch is divided by it.
+            batch: A batch of `collate`, on the model's device.
+            labels: Labels in all batches of the update over all processes; the batch's sum of losses is divided by it.
         """
         raise NotImplementedError
 
     def measure(self, batch: Batch) -> tuple[Tensor, ...]:
-        """What `metrics` needs to know of each sequence of a batch: tensors of `[batch, ...]`."""
+        """Measure each sequence of a batch, for `metrics`: tensors of `[batch, ...]`."""
         raise NotImplementedError
 
     def metrics(self, *measured: np.ndarray) -> dict[str, float]:
-        """Metrics of all that was measured, among them `loss`."""
+        """Metrics from the measurements of all sequences, including `loss`."""
         raise NotImplementedError
 
     def describe(self, metrics: Mapping[str, float]) -> str:
-        """Metrics in words, for people who watch."""
+        """Format the metrics for the log."""
         raise NotImplementedError

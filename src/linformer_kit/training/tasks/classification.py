@@ -1,4 +1,4 @@
-"""Classification of texts, for every model that can: one loss, batches of texts of similar length."""
+"""Text classification, with a model of any architecture: one loss, batches of texts of similar length."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def classification_loss(
     label_smoothing: float = 0.0,
     num_items_in_batch: Tensor | int | None = None,
 ) -> Float[Tensor, ""]:
-    """Mean cross entropy over texts, or over texts and classes where a text may have several.
+    """Mean cross entropy over texts, or over texts and classes for multi-label classification.
 
     Args:
-        logits: Of any model.
-        labels: Numbers of the classes, or 0 and 1 for each class; -100 has no part in it.
-        class_weights: What a text of each class counts; where a text may have several, its no and its yes.
-        label_smoothing: Share of each target that all classes have alike.
+        logits: The model's logits.
+        labels: Class indices, or 0 and 1 for each class (multi-label); -100 is ignored.
+        class_weights: Weight of each class; for multi-label, of the negatives and the positives of each class.
+        label_smoothing: Fraction of each target that is spread evenly over all classes.
         num_items_in_batch: Labels in all forward passes of one update, so that accumulated gradients are those of the
             large batch; default: those of this batch.
     """
@@ -54,15 +54,15 @@ def classification_loss(
 def balanced_weights(
     labels: Num[Tensor, " texts"] | Float[Tensor, "texts classes"], classes: int
 ) -> Float[Tensor, " classes"] | Float[Tensor, "2 classes"]:
-    """What makes all classes count alike, as `class_weight="balanced"` of scikit-learn.
+    """Weights that give all classes the same total, as `class_weight="balanced"` of scikit-learn.
 
     Args:
-        labels: Numbers of the classes, or 0 and 1 for each class.
-        classes: How many there are.
+        labels: Class indices, or 0 and 1 for each class (multi-label).
+        classes: Number of classes.
 
     Returns:
-        texts / (classes · texts of the class); where a text may have several, texts / (2 · texts) without the class
-        and with it.
+        texts / (classes · texts of the class); for multi-label, texts / (2 · texts without the class) and
+        texts / (2 · texts with the class).
     """
     if labels.dim() == 2:
         yes = labels.sum(dim=0)
@@ -75,11 +75,11 @@ class Classification(Task):
     """Classify texts, with a model of any architecture.
 
     Args:
-        model: Gives `logits`, `[batch, classes]`.
+        model: A model that returns `logits`, `[batch, classes]`.
         tokenizer: Pads batches.
-        train: Inputs with their labels.
-        validation: The same to measure on; measured in this order.
-        texts_in_update: Texts in an update of all processes, whose lengths are similar.
+        train: Training inputs with their labels.
+        validation: Validation inputs with their labels, measured in this order.
+        texts_in_update: Texts in an update over all processes; they have similar lengths.
         seed: Seed of the order.
         metrics: Names of metrics of `scores`.
         class_weights: As for `classification_loss`.
@@ -137,7 +137,7 @@ class Classification(Task):
         multi_label = targets.ndim == 2
         probabilities = class_probabilities(logits, multi_label=multi_label)
         answers = predicted(probabilities, multi_label=multi_label)
-        # Not the training's loss, which class weights and smoothing change.
+        # Without the class weights and label smoothing of the training loss.
         loss = float(losses(probabilities, targets).mean())
         return {**scores(answers, targets, self._metrics, probabilities.shape[1]), "loss": loss}
 
@@ -147,7 +147,7 @@ class Classification(Task):
 
 
 def curves(history: Sequence[dict[str, Any]], metrics: Sequence[str]) -> dict[str, list[list[float]]]:
-    """Updates with the training loss, and with each metric of the validation."""
+    """Pairs of update and value for the training loss, the validation loss and each validation metric."""
     named = {"training loss": "loss", "validation loss": "eval_loss", **{name: f"eval_{name}" for name in metrics}}
     return {
         name: [[entry["step"], entry[logged]] for entry in history if logged in entry] for name, logged in named.items()

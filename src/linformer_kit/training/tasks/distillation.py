@@ -1,4 +1,4 @@
-"""Training of a linear student on what its full-attention teacher does, layer by layer and then as a whole.
+"""Distillation of a full-attention teacher into a linear student, layer by layer and then as a whole.
 
 Axes: batch, seq_len (n), embed.
 """
@@ -23,12 +23,12 @@ from linformer_kit.training.tasks.base import Batch, Task
 from linformer_kit.training.tasks.tracing import Trace, traced
 
 MEASURES = ("loss", "error", "cosine", "agreement")
-_LEAST_SPREAD = 1e-12  # of hidden states that are all the same
+_LEAST_SPREAD = 1e-12  # avoids division by zero if all hidden states are equal
 
 
 @dataclass(frozen=True)
 class Weights:
-    """What the parts of the loss count: errors of hidden states and of what attention gives out, and at the end."""
+    """Weights of the parts of the loss: errors of hidden states, of attention outputs, and of the model's outputs."""
 
     hidden: float
     attention: float
@@ -40,9 +40,9 @@ def relative_error(
     teacher: Float[Tensor, "batch seq_len embed"],
     real: Bool[Tensor, "batch seq_len"],
 ) -> tuple[Float[Tensor, " batch"], Float[Tensor, " batch"]]:
-    """Squared distance of each text's tokens, and that of the teacher's from the mean of all; padding has no part.
+    """Squared distance of student and teacher, and of the teacher and its mean, for each text; padding is excluded.
 
-    So the quotient of their sums is 0 for a perfect student and 1 for one that knows the mean alone, in every layer.
+    The quotient of their sums is 0 for a perfect student and 1 for one that outputs the mean, in every layer.
     """
     student, teacher, each = student.float(), teacher.float(), real[..., None].float()
     mean = (teacher * each).sum(dim=(0, 1)) / each.sum()
@@ -51,42 +51,42 @@ def relative_error(
     return distance, spread
 
 
-def learning_rate_share(update: int, *, alone: int, updates: int, warmup: int, joint: float) -> float:
-    """The learning rate of an update as a share of the highest.
+def learning_rate_share(update: int, *, layerwise: int, updates: int, warmup: int, joint: float) -> float:
+    """The learning rate of an update as a fraction of the peak.
 
     Args:
-        update: Its number, from 0.
-        alone: Updates in which each layer learns on its own.
-        updates: All.
-        warmup: Updates of linear warm-up of either part, at most half of it.
-        joint: Highest share once all learn together.
+        update: Number of the update, from 0.
+        layerwise: Number of updates of layerwise training.
+        updates: Total number of updates.
+        warmup: Updates of linear warm-up of each part, at most half of the part.
+        joint: Peak fraction in joint training.
     """
-    first, last, highest = (0, alone, 1.0) if update < alone else (alone, updates, joint)
+    first, last, highest = (0, layerwise, 1.0) if update < layerwise else (layerwise, updates, joint)
     warmup = min(warmup, (last - first) // 2)
     rise, fall = (update - first + 1) / (warmup + 1), (last - update) / max(1, last - first - warmup)
     return highest * max(0.0, min(rise, fall, 1.0))
 
 
 class Distillation(Task):
-    """Learn from a teacher what it does.
+    """Train a student to reproduce its teacher.
 
-    The loss is the mean over the layers of the relative errors of hidden states and of attention outputs, and the
-    divergence of the answers or the cosine distance of mean embeddings. In the first updates each layer gets the inputs
-    of its teacher's layer and learns on its own. There is no dropout: the targets have no noise.
+    The loss is the mean over the layers of the relative errors of hidden states and of attention outputs, plus
+    `output_loss`. In the first updates each layer of the student gets the inputs of the teacher's layer and is trained
+    independently. There is no dropout, so the targets have no noise.
 
     Args:
-        model: The student, linear.
+        model: The student, with linear attention.
         tokenizer: Pads batches.
-        teacher: What it learns from, with full attention.
-        attention_names: The attention modules of student and of teacher, in the order of their layers.
-        stands_for: The number of the teacher's layer that each of the student's ends with; None: its own.
-        train: Inputs, indexed by the keys of `passage_keys`.
-        validation: Inputs to measure on.
-        longest: Of the inputs, in tokens.
+        teacher: The teacher, with full attention.
+        attention_names: Names of the attention modules of student and teacher, in the order of their layers.
+        stands_for: Index of the teacher layer whose output each student layer reproduces; None: the same index.
+        train: Training inputs, indexed by the keys of `passage_keys`.
+        validation: Validation inputs.
+        longest: Length of the longest input, in tokens.
         seed: Seed of the order.
         weights: Weights of the parts of the loss.
-        layerwise_steps: The first updates.
-        temperature: Of the answers.
+        layerwise_steps: Number of first updates in which layers are trained independently.
+        temperature: Softmax temperature of `output_loss`.
     """
 
     def __init__(
@@ -116,10 +116,10 @@ class Distillation(Task):
         self.kind = kind_of(teacher)
         self.mask_token_id = tokenizer.mask_token_id
         self._longest, self._seed = longest, seed
-        self._alone = False
+        self._layerwise = False
 
     def train(self, mode: bool = True) -> Distillation:
-        """Nothing has dropout here."""
+        """Stay in evaluation mode, so that there is no dropout."""
         return super().train(False)
 
     def order(self, epoch: int, *, together: int, multiple: int) -> list[Any]:
@@ -127,25 +127,25 @@ class Distillation(Task):
         return passage_keys(inputs, longest=self._longest, together=together, seed=self._seed, epoch=epoch)
 
     def begin(self, update: int | None) -> None:
-        """Choose whether layers learn on their own."""
-        self._alone = update is not None and update < self.layerwise_steps
+        """Choose between layerwise and joint training."""
+        self._layerwise = update is not None and update < self.layerwise_steps
 
     def forward(self, batch: Batch, labels: Tensor | None) -> Tensor:
-        return self._lesson(batch, alone=self._alone).loss
+        return self._compare(batch, layerwise=self._layerwise).loss
 
-    def _lesson(self, inputs: Batch, *, alone: bool) -> _Lesson:
-        """What teacher and student do with a batch, and the loss."""
+    def _compare(self, inputs: Batch, *, layerwise: bool) -> _Comparison:
+        """Run teacher and student on a batch, and compute the loss."""
         with torch.no_grad(), traced(self.teacher, self.teacher_attention) as theirs:
             target = self.teacher(**inputs)
         theirs = _of_layers(theirs, self.stands_for)
-        with traced(self.model, self.student_attention, theirs.inputs if alone else None) as ours:
+        with traced(self.model, self.student_attention, theirs.inputs if layerwise else None) as ours:
             outputs = self.model(**inputs)
         real = _real(inputs, theirs.outputs[-1])
         loss = self._layer_loss(ours, theirs, real)
         answers = (self.kind, outputs, target, real, inputs["input_ids"] == self.mask_token_id)
-        if self.weights.output and not alone:
+        if self.weights.output and not layerwise:
             loss = loss + self.weights.output * output_loss(*answers, self.temperature)
-        return _Lesson(loss, ours, theirs, real, answers)
+        return _Comparison(loss, ours, theirs, real, answers)
 
     def _layer_loss(self, ours: Trace, theirs: Trace, real: Tensor) -> Tensor:
         loss = theirs.outputs[0].new_zeros((), dtype=torch.float32)
@@ -159,14 +159,14 @@ class Distillation(Task):
         return loss
 
     def measure(self, batch: Batch) -> tuple[Tensor, ...]:
-        """The loss as a whole, and of each text what adds up to the metrics."""
-        lesson = self._lesson(batch, alone=False)
-        ours, theirs = lesson.ours.outputs[-1], lesson.theirs.outputs[-1]
-        distance, spread = relative_error(ours, theirs, lesson.real)
-        student, teacher = (mean_embedding(hidden, lesson.real) for hidden in (ours, theirs))
+        """The loss of the batch, and for each text the values that `metrics` sums or averages."""
+        compared = self._compare(batch, layerwise=False)
+        ours, theirs = compared.ours.outputs[-1], compared.theirs.outputs[-1]
+        distance, spread = relative_error(ours, theirs, compared.real)
+        student, teacher = (mean_embedding(hidden, compared.real) for hidden in (ours, theirs))
         cosine = torch.cosine_similarity(student, teacher)
-        answers = torch.tensor(agreement(*lesson.answers), device=cosine.device) / len(cosine)
-        losses, agreed, asked = (torch.ones_like(cosine) * each for each in (lesson.loss, *answers))
+        answers = torch.tensor(agreement(*compared.answers), device=cosine.device) / len(cosine)
+        losses, agreed, asked = (torch.ones_like(cosine) * each for each in (compared.loss, *answers))
         return losses, distance, spread, cosine, agreed, asked
 
     def metrics(self, *measured: np.ndarray) -> dict[str, float]:
@@ -184,8 +184,8 @@ class Distillation(Task):
         )
 
 
-class _Lesson(NamedTuple):
-    """One batch: the loss, what the layers of student and teacher do, where tokens are real, and the first arguments
+class _Comparison(NamedTuple):
+    """Student and teacher on one batch: the loss, the traces of both, the mask of real tokens, and the first arguments
     of `output_loss` and `agreement`."""
 
     loss: Tensor
@@ -196,7 +196,7 @@ class _Lesson(NamedTuple):
 
 
 def _of_layers(trace: Trace, stands_for: Sequence[int] | None) -> Trace:
-    """Of a teacher's trace what concerns a student with fewer layers."""
+    """Select the part of a teacher's trace that a student with fewer layers reproduces."""
     if stands_for is None:
         return trace
     firsts = [0, *(last + 1 for last in stands_for[:-1])]

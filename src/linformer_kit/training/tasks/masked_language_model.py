@@ -26,10 +26,10 @@ class MaskedLanguageModel(Task):
         model: The model.
         tokenizer: Its tokenizer.
         train: Masked blocks, or a stream of them.
-        validation: Masked blocks to measure on.
+        validation: Masked blocks for validation.
         seq_len: Tokens in a block.
         seed: Seed of the order, and of the numbers of slots that are drawn.
-        elastic_projected_dims: Numbers of slots of which each update draws one; None: always all.
+        elastic_projected_dims: Numbers of slots, of which each update draws one at random; None: always use all slots.
     """
 
     unit = "tokens"
@@ -55,7 +55,7 @@ class MaskedLanguageModel(Task):
         return shuffled_blocks(self.examples, seed=self._seed, epoch=epoch, multiple=multiple)
 
     def begin(self, update: int | None) -> None:
-        """Choose the number of slots of an update; evaluation has all."""
+        """Choose the number of slots of an update; evaluation uses all slots."""
         if self._dims:
             dim = None if update is None else drawn_projected_dim(self._dims, seed=self._seed, update=update)
             self.model.set_projected_dim(dim)
@@ -69,7 +69,7 @@ class MaskedLanguageModel(Task):
         return self.model(**batch, predicted_positions=positions, num_items_in_batch=labels).loss
 
     def measure(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Sum of the losses and number of the masked tokens of each sequence."""
+        """Sum of losses and number of masked tokens of each sequence."""
         return masked_token_losses(self.model, batch["input_ids"], batch["labels"])
 
     def metrics(self, sums: np.ndarray, counts: np.ndarray) -> dict[str, float]:  # type: ignore[override]

@@ -1,4 +1,4 @@
-"""What the layers of an encoder take in and give out, while it runs and with gradients."""
+"""Record the inputs and outputs of an encoder's layers during a forward pass, with gradients."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _LAYER = re.compile(r"(.*\.\d+)\.")  # the innermost module of a list that holds
 
 @dataclass
 class Trace:
-    """Of one forward pass, layer after layer.
+    """Tensors of one forward pass, one for each layer.
 
     Attributes:
-        inputs: What each layer took in, `[batch, seq_len, embed]`.
-        outputs: What it gave out.
-        attention: What its attention gave out, heads merged, before or after W_O as the model has it.
+        inputs: Input of each layer, `[batch, seq_len, embed]`.
+        outputs: Output of each layer.
+        attention: Output of each attention module, heads merged, before or after W_O depending on the model.
     """
 
     inputs: list[Tensor] = field(default_factory=list)
@@ -43,12 +43,12 @@ def layer_names(attention_names: Sequence[str]) -> list[str]:
 def traced(
     model: PreTrainedModel, attention_names: Sequence[str], given: Sequence[Tensor] | None = None
 ) -> Iterator[Trace]:
-    """Watch the layers of a model while it runs.
+    """Record the layers of a model with forward hooks.
 
     Args:
         model: The model.
-        attention_names: Of its attention modules, within its base model.
-        given: What each layer is to take in instead of what the one before gives out.
+        attention_names: Names of its attention modules, within its base model.
+        given: Inputs that replace each layer's own; None: keep them.
     """
     trace = Trace()
     modules = dict(model.base_model.named_modules())
