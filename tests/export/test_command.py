@@ -28,7 +28,7 @@ def test_a_folder_that_runs_without_pytorch(tmp_path, capsys):
     main(["export", str(tmp_path / "model"), str(tmp_path / "out"), "--benchmark"])
     printed = capsys.readouterr().out
     assert (
-        "Largest difference to PyTorch over 20 shapes: " in printed
+        "Largest difference from PyTorch over 20 shapes: " in printed
         and f"One text of {LENGTH} tokens: PyTorch" in printed
     )
     assert {path.name for path in (tmp_path / "out").iterdir()} == FILES and damage(tmp_path / "out") is None

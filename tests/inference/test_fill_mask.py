@@ -97,7 +97,7 @@ def test_half_written_and_foreign_model_folders(model, capsys, tmp_path):
         ),
         "surplus": (
             lambda f: (f / "config.json").write_text(json.dumps({**config, "attention": "full"})),
-            "got no place for linformer.encoder.layers.0.self_attn.projection.key_projection and 3 others",
+            "got unexpected linformer.encoder.layers.0.self_attn.projection.key_projection and 3 others",
         ),
         "tokenizer": (lambda f: (f / "tokenizer.json").write_text("{}"), "tokenizer: KeyError: "),
         "dtype": (

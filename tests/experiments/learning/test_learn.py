@@ -317,7 +317,7 @@ def test_nothing_finished_is_lost_where_a_process_is_killed(corpus, untrained, t
     assert exit_.value.code == 1
     assert capsys.readouterr().err.splitlines()[-1] == (
         "linformer: error: a process was killed, most likely because memory ran out; lower processes (1) or "
-        "base.per_device_train_batch_size (3); --resume goes on from what is saved"
+        "base.per_device_train_batch_size (3); --resume continues from what is saved"
     )
     assert len(results_of(folder)["trials"]) == len(untrained) == 3
     main([*command, "--resume"])

@@ -119,7 +119,7 @@ def test_what_is_done_is_kept_where_a_process_is_killed(models, here, tmp_path, 
     assert exit_.value.code == 1
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("linformer: error: a process was killed; lower per_device_train_batch_size (16) or ")
-    assert error.endswith("; --resume goes on from what is saved")
+    assert error.endswith("; --resume continues from what is saved")
     done = json.loads((tmp_path / "out" / "table2.json").read_text())["cells"]
     assert [cell["model"] for cell in done] == ["linformer"]
     main([*command, "--resume"])

@@ -199,7 +199,7 @@ def test_an_energy_out_of_reach_loses_nothing(model, corpus, tmp_path, capsys):
     ("options", "message"),
     [
         (["--samples", "0"], "samples: expected 1 to 1,000,000,000, got 0"),
-        (["--seq_len", "99"], "seq_len: expected at most 23, which the model takes, got 99"),
+        (["--seq_len", "99"], "seq_len: expected at most 23 (the model's limit), got 99"),
         (["--seq_len", "3"], "seq_len: expected 4 or more, got 3"),
         (["--at", "24"], "at: expected at most 23, the number of singular values, got 24"),
         (["--at", "0"], "at: expected 1 or more, got 0"),

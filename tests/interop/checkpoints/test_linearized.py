@@ -78,7 +78,7 @@ def test_by_command(tmp_path, capsys):
     linear("BertForSequenceClassification", tmp_path, projected_dim=7)
     main(["convert", str(tmp_path / "linear"), str(tmp_path / "ours")])
     out = capsys.readouterr().out
-    assert "LinformerForSequenceClassification" in out and "k 7" in out and "know nothing" not in out
+    assert "LinformerForSequenceClassification" in out and "k 7" in out and "untrained" not in out
     with pytest.raises(SystemExit):
         main(["convert", str(tmp_path / "linear"), str(tmp_path / "others"), "--projected_dim", "5"])
     assert "projected_dim: expected none for a model that is linear already, got 5" in capsys.readouterr().err
