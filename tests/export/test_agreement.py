@@ -68,6 +68,6 @@ def test_one_wrong_number_in_one_shape_is_seen(source, wrong):
         return outputs
 
     with pytest.raises(
-        InputError, match=r"^model: expected the exported one within .* of PyTorch, got .* for 2 x 36 tokens"
+        InputError, match=r"^model: expected the exported model within .* of PyTorch, got .* for 2 x 36 tokens"
     ):
         check_agreement(source, run)

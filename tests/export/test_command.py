@@ -79,10 +79,10 @@ def test_int8_says_what_it_loses(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--format", "torch"], "int8: expected true with format torch, which a model is in without it, got false"),
+        (["--format", "torch"], "int8: expected true with format torch (without int8 nothing is exported), got false"),
         (
             ["--validation_file", "x.txt"],
-            "validation_file: expected int8 with it, without which nothing is lost, got none",
+            "validation_file: expected int8 with it (else there is no loss to measure), got none",
         ),
         (
             ["--int8", "--validation_file", "x.txt"],
@@ -143,7 +143,7 @@ def unwritten(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (0.01, "model: expected the exported one within "),
+        (0.01, "model: expected the exported model within "),
         (0, "model: expected ONNX Runtime to name the limit for 2 x 38 tokens, got sequence length: expected at most"),
     ],
 )
@@ -178,5 +178,5 @@ def test_int8_for_pytorch_refuses_heads_with_different_k(tmp_path, capsys):
     pytest.importorskip("torchao")
     linformer("LinformerModel", tmp_path / "model", projected_dim=[[7, 5, 3], [2, 2, 2]])
     error = fail_last_line(capsys, "export", tmp_path / "model", tmp_path / "out", "--format", "torch", "--int8")
-    assert "int8: expected a model that torchao can make 8-bit integers of, got" in error
+    assert "int8: expected a model that torchao can quantise, got" in error
     assert [path.name for path in tmp_path.iterdir()] == ["model"]

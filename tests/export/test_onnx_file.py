@@ -203,7 +203,7 @@ def test_int8_is_smaller_and_near_and_refuses_longer_inputs_too(exported, tmp_pa
 
 def test_weights_beyond_one_file_are_refused(exported, tmp_path, monkeypatch):
     monkeypatch.setattr(onnx_file, "_LARGEST", 10**5)
-    expected = "model: expected at most 2 GB of weights, as one ONNX file holds, got "
+    expected = "model: expected at most 2 GB of weights, the limit of one ONNX file, got "
     with pytest.raises(InputError, match=rf"^{re.escape(expected)}[\d,]+ bytes$"):
         onnx_file.write_onnx(exported[0], tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())
