@@ -75,7 +75,7 @@ def _build_parser(group: str | None, wanted: Command | None, recipes: list[Path]
             child = _command_parser(command, recipes) if command is wanted else _OneLineParser()
             subcommands.add_subcommand(last, child, help=f"{command.summary}.")
     for name, summary in GROUPS.items() if group is None else ():
-        subcommands.add_subcommand(name, _OneLineParser(), help=f"{summary}; `linformer {name}` lists how.")
+        subcommands.add_subcommand(name, _OneLineParser(), help=f"{summary}; `linformer {name}` lists its commands.")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""The typed settings of `linformer bench learning`, and what they say of each variant. Imports nothing heavy."""
+"""The typed settings of `linformer bench learning`, and their values for each variant. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from linformer_kit.settings import PretrainSettings
 
 @dataclass(kw_only=True)
 class LearningSettings:
-    """Many small pretrainings that differ in a few settings: which learns best?
+    """Comparison of many small pretrainings that differ in a few settings.
 
     Settings of `cells` and `variants` are those of `linformer pretrain`, with dots: `model.projected_dim: 32`.
 
     Attributes:
-        title: What is studied, for people.
-        base: What all trainings have in common: settings of `linformer pretrain`.
-        cells: Where it is studied, by name: the settings that differ from base; `english: true` for english_file.
-        variants: What is compared, by name: the settings that differ. `after: NAME` goes on from the model of another
-            variant, `minutes`, `learning_rates` and `seeds` (some of those below) are as below for this one.
+        title: Title of the report.
+        base: Common settings of all trainings: those of `linformer pretrain`.
+        cells: Conditions of the study, by name: the settings that differ from base; `english: true` for english_file.
+        variants: Models to compare, by name: the settings that differ. `after: NAME` continues from the model of
+            another variant; `minutes`, `learning_rates` and `seeds` (a subset) override those below.
         baseline: The variant that the others are compared with.
-        learning_rates: Of several each variant takes the one with the least loss in the trainings of `tune`.
-        tune: Cell and seed in which learning rates are chosen; default: the first of each.
+        learning_rates: Learning rates to try; each variant uses the one with the lowest loss in the cell of `tune`.
+        tune: Cell and seed in which learning rates are tried; default: the first of each.
         seeds: Seeds of all trainings in all cells.
-        minutes: Time of each training alone on this machine, instead of base.max_steps updates; warm-up and evaluations
+        minutes: Training time if run alone on this machine, instead of base.max_steps updates; warm-up and evaluations
             keep their share.
-        projected_dims: Numbers of slots with which models that have more are measured as well.
-        sentence_file: Files of short texts to measure all models on as well: a text a line, in .tsv in the column
-            `sentence`.
-        english_file: Files of English text for the cells that ask for it.
-        processes: Trainings at a time, each on its share of the processor's cores.
+        projected_dims: Smaller values of k with which trained models are evaluated as well.
+        sentence_file: Files of short texts to evaluate all models on as well: one text per line, or the column
+            `sentence` of a .tsv file.
+        english_file: Files of English text for cells with `english: true`.
+        processes: Number of trainings in parallel, each with its share of the processor's cores.
         output_dir: New folder for the results; default: a new folder below runs/.
-        resume: Continue in output_dir: trainings that are done are kept, and one that was cut off goes on.
+        resume: Resume in output_dir; completed trainings are kept, an interrupted one continues.
     """
 
     title: str

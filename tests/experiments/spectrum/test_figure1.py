@@ -124,7 +124,7 @@ def test_untrained_weights_are_drawn_anew(model, corpus, tmp_path):
 def test_only_leading_values(model, corpus, tmp_path, capsys):
     results = run(model, corpus, tmp_path / "out", "--leading", "3", "--at", "2")
     assert np.shape(results["cumulative"]) == (2, 3, 3) and np.shape(results["error"]) == (2, 3)
-    assert "Only the 3 largest singular values were sought" in capsys.readouterr().out
+    assert "Only the 3 largest singular values were computed" in capsys.readouterr().out
 
 
 def test_masked_language_models_of_others_need_no_pooler(model, corpus, tmp_path):
