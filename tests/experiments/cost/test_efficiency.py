@@ -176,7 +176,7 @@ def test_results_are_written_over_only_when_asked(tmp_path, capsys):
     [
         (["--lengths="], "lengths: expected list[int], null, got none"),
         (["--projected_dims="], "projected_dims: expected at least one, got none"),
-        (["--lengths", "64", "512"], "lengths: expected more than the least of projected_dims, 128, got 64"),
+        (["--lengths", "64", "512"], "lengths: expected more than the smallest of projected_dims, 128, got 64"),
         (["--lengths", "0"], "lengths: expected a positive number, got 0"),
         (["--lengths", "long"], "lengths: expected list[int], null, got long"),
         (["--baselines", "bert"], "baselines: expected one of eager, full, roberta, got bert"),

@@ -128,14 +128,14 @@ def test_times_are_kept_where_memory_runs_out(models, tmp_path, monkeypatch, cap
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--names", "one"], "names: expected 2 different ones, got ['one']"),
+        (["--names", "one"], "names: expected 2 different names, got ['one']"),
         (["--tasks", "sst2"], "data_dir: expected the folder of the tasks, got none"),
         (["--lengths", "0"], "lengths: expected 1 to 16,777,216 each, got [0]"),
         (["--lengths", "99999999999"], "lengths: expected 1 to 16,777,216 each, got [99999999999]"),
-        (["--names", "a", "a", "b"], "names: expected 2 different ones, got ['a', 'a', 'b']"),
+        (["--names", "a", "a", "b"], "names: expected 2 different names, got ['a', 'a', 'b']"),
         (["--cosine_lengths", "[]"], "cosine_lengths: expected one or more with text, got none"),
         (["--cosine_lengths", "2"], "cosine_lengths: expected at least 3, got 2"),
-        (["--cosine_lengths", "64"], f"cosine_lengths: expected at most {LENGTH}, which teacher takes, got 64"),
+        (["--cosine_lengths", "64"], f"cosine_lengths: expected at most {LENGTH} (the limit of teacher), got 64"),
         (["--repetitions", "0"], "repetitions: expected 1 or more, got 0"),
     ],
 )

@@ -135,9 +135,9 @@ def test_the_cache_is_where_it_is_asked_for_and_not_among_the_results(models, he
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--models", "{0}", "{0}"], "names: expected a different one for each model, got linformer, linformer"),
+        (["--models", "{0}", "{0}"], "names: expected different names for the models, got linformer, linformer"),
         (["--models", "{0}", "--names", "a", "b"], "names: expected 1, one for each model, got 2"),
-        (["--models", "{0}", "--names", "a/../../x"], "names: expected names that can be folders, got 'a/../../x'"),
+        (["--models", "{0}", "--names", "a/../../x"], "names: expected valid folder names, got 'a/../../x'"),
         (["--models", "{0}", "--learning_rates", "-1"], "learning_rate: expected 0 or more, got -1.0"),
         (["--models", "{0}", "--data_dir", "/none/there"], "data_dir: no such file or folder: /none/there"),
         (["--models", "{0}", "--tasks", "cola"], "tasks: expected some of sst2, imdb, qnli, qqp, got cola"),

@@ -240,7 +240,7 @@ def test_bad_input_is_one_line_and_writes_nothing(tmp_path, capsys, options, mes
     [
         (["--samples", "0"], "samples: expected 1 to 1,000,000,000, got 0"),
         (["--fit_samples", "100000"], "text: expected 100004 sequences of 23 tokens, got"),
-        (["--layers", "2"], "layers: expected layers that linformer has, got 2"),
+        (["--layers", "2"], "layers: expected layers of the linformer, got 2"),
     ],
 )
 def test_bad_input_with_a_model(tmp_path, model, capsys, options, message):
@@ -262,7 +262,7 @@ def test_a_linear_model_is_refused(tmp_path, model, capsys):
         "--model",
         linear,
     )
-    assert "model: expected full attention whose queries can be seen, got a linformer" in error
+    assert "model: expected full attention with accessible queries, got a linformer" in error
 
 
 def test_what_is_counted_by_hand():
