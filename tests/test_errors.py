@@ -1,4 +1,4 @@
-"""Bad input is one thing, what the machine fails at another: it is never turned into the first."""
+"""Errors of bad input and failures of the machine are distinct: the latter never become the former."""
 
 from __future__ import annotations
 

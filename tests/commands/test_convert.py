@@ -1,4 +1,4 @@
-"""`linformer convert`, from a file or folder to a folder that everything else reads."""
+"""`linformer convert`, from a file or folder to a folder that all other commands read."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_nothing_is_left_behind_by_what_did_not_end(error, exists, tmp_path, mon
 
 
 def test_in_place(tmp_path, capsys):
-    """The model's own class, its head and its tokenizer, and what sentence-transformers keeps beside it."""
+    """The model's own class, its head, its tokenizer and the files of sentence-transformers are kept."""
     source("BertForMaskedLM", tmp_path / "theirs")
     save_tokenizer(tmp_path / "theirs")
     (tmp_path / "theirs" / "modules.json").write_text('[{"path": ""}]')

@@ -1,4 +1,4 @@
-"""The comparison with PyTorch: what it looks at, and that it sees what is wrong."""
+"""The comparison with PyTorch: its cases, and that it detects errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`linformer export`, as a user calls it: what it leaves, what it refuses, and that a failure leaves nothing."""
+"""`linformer export` by command: its files, rejected settings, and that a failure leaves nothing."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_without_a_library_one_line_says_which(package, tmp_path, capsys, monkey
 
 @pytest.fixture
 def unwritten(tmp_path, monkeypatch):
-    """In place of an ONNX file, PyTorch, which refuses longer inputs in words of its own, and is off by some error."""
+    """PyTorch in place of an ONNX file, with other errors for longer inputs, and with a given numerical error."""
     linformer("LinformerForSequenceClassification", tmp_path / "model")
 
     def use(error):

@@ -1,4 +1,4 @@
-"""ONNX files of every head, by ONNX Runtime: any batch, any length, any padding, and no longer input."""
+"""ONNX files of every head in ONNX Runtime: any batch, length and padding; longer inputs are rejected."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ QUICK = ("RobertaModel",)
 
 
 def written(folder, tmp_path):
-    """A model as an ONNX file, checked, and what runs it."""
+    """Write and check the ONNX file of a model; return a function that runs it."""
     source, path = load(str(folder)), tmp_path / "model.onnx"
     onnx_file.write_onnx(source, path)
     run = onnx_file.runner(path)

@@ -1,4 +1,4 @@
-"""`linformer fill-mask`, as a user calls it, and the models that it and all other commands refuse."""
+"""`linformer fill-mask` by command, and the models that it and all other commands reject."""
 
 from __future__ import annotations
 

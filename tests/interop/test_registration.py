@@ -1,4 +1,4 @@
-"""Registration with transformers' Auto classes: by name, at no cost, and never at the expense of transformers itself."""
+"""Registration with transformers' Auto classes: by name, without imports, and without breaking transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sentence embedders beside their teacher, and what is refused."""
+"""Sentence embedders compared with their teacher, and rejected settings."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_memory_is_measured_in_processes_of_their_own(models, tmp_path):
 
 
 def test_everything_runs_on_the_device_that_the_results_name(models, monkeypatch):
-    """On a device that computes nothing, instead of an accelerator: a pass with anything elsewhere fails there too."""
+    """On the meta device instead of an accelerator: a pass with tensors on another device fails there too."""
     device = torch.device("meta")
     seen = []
     monkeypatch.setattr(embeddings, "best_device", lambda: device)
@@ -179,7 +179,7 @@ def test_a_model_that_is_none_is_refused(models, tmp_path, capsys):
 
 
 def test_a_longer_student_is_one(models):
-    """Else time and memory at another length would be of something else."""
+    """Else time and memory at another length would be those of another model."""
     student = linearize(transformers.AutoModel.from_pretrained(models[0]), 3)
     student.resize_sequence_length(2 * LENGTH, mode="interpolate")
     assert student.projections()[0].key_projection.shape == (3, 2 * LENGTH)

@@ -1,4 +1,4 @@
-"""`linformer bench table2` on a few texts: the grid, its spread, costs, and what is refused before anything is trained."""
+"""`linformer bench table2` on a few texts: the grid, its spread, costs, and settings rejected before any training."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_bad_input_is_one_line(models, options, message, tmp_path, capsys):
 
 
 def test_the_papers_averages():
-    """As printed there, which guards against a slip of the hand."""
+    """As printed in the paper, to detect typing errors in the table."""
     printed = (92.25, 91.75, 91.85, 91.83, 92.08, 92.03, 92.30, 91.90, 90.45, 91.90, 91.83, 92.18)
     for scores, average in zip(SCORES.values(), printed, strict=True):
         assert sum(scores) / 4 == pytest.approx(average, abs=0.0051)

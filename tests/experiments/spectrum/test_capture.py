@@ -1,4 +1,4 @@
-"""The context mappings of any encoder, as the model itself would return them."""
+"""The context mappings of any encoder equal those that the model returns."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_grouped_queries_have_the_keys_of_their_group():
 
 
 def shown(**arguments: object) -> tuple[LayerAttention, torch.Tensor]:
-    """What `_attend` shows, and what it returns."""
+    """The attention that `_attend` passes on, and its output."""
     seen: list[LayerAttention] = []
     reset = capture._visit.set(seen.append), capture._real.set(None)
     output, _ = capture._attend(nn.Identity(), attention_mask=None, **arguments)

@@ -1,4 +1,4 @@
-"""`linformer spectrum`: what it writes, what it chooses, what it refuses, what Ctrl-C leaves."""
+"""`linformer spectrum`: files, choice of k, rejected settings, Ctrl-C."""
 
 from __future__ import annotations
 

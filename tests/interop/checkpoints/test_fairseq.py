@@ -108,7 +108,7 @@ def test_a_file_without_heads_is_a_base_model(tmp_path):
 
 
 class Harmful:
-    """What no pickle may bring along."""
+    """An object that no pickle may contain."""
 
     def __reduce__(self):
         return (print, ("this must never run",))

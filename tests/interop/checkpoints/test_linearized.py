@@ -1,4 +1,4 @@
-"""A BERT or RoBERTa that was made linear in place, as a model of this package: the same outputs in another order."""
+"""A BERT or RoBERTa linearised in place, as a model of this package: equal outputs."""
 
 from __future__ import annotations
 
