@@ -1,4 +1,4 @@
-"""The tables of these tests have no outdated entries; steps that are not run at least name known options."""
+"""The tables of these tests have no outdated entries; commands that are not run are at least parsed."""
 
 from __future__ import annotations
 

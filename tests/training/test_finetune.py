@@ -52,7 +52,7 @@ def write_texts(path: Path, count: int, *, first: int = 0, columns: tuple[str, s
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory) -> Path:
-    """An encoder that has learnt nothing, and its tokenizer."""
+    """An untrained encoder, and its tokenizer."""
     words = " ".join(word for words in WORDS.values() for word in words)
     folder = tmp_path_factory.mktemp("encoder") / "model"
     return write_model(folder, f"number was {words} 0 1 2 3 4 5 6 7 8 9", norm_first=True)
@@ -81,7 +81,7 @@ def held_out(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(encoder, texts, held_out, tmp_path_factory) -> Path:
-    """One run with two seeds, for all tests that only look."""
+    """One run with two seeds, shared by all tests that do not change it."""
     folder = tmp_path_factory.mktemp("run") / "out"
     finetune(
         encoder, folder, "--train_file", texts, "--validation_file", held_out, "--seeds", 1, 2, "--num_train_epochs=8"
