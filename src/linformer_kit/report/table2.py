@@ -51,7 +51,7 @@ def table2_markdown(results: dict[str, Any], chosen: Chosen) -> str:
         f"{'All' if limit is None else f'Up to {limit:,}'} training texts, "
         f"{passes:g} epoch{'' if passes == 1 else 's'}, batch {batch}{slowly}; {_seeds(settings)}. "
         "Accuracy in percent on the validation texts (IMDB: the test texts). Learning rate and checkpoint are chosen "
-        "on the same texts, so all figures are slightly too high, in the same way.",
+        "on the same texts, so all figures are slightly too high, for all models alike.",
         "",
     ]
     rows = []

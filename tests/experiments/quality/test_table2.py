@@ -81,7 +81,7 @@ def test_the_rate_of_e_and_f_reaches_the_trainings(models, here, tmp_path, monke
     monkeypatch.setattr(table2, "_finetune", lambda settings, threads: seen.append(settings) or own(settings, threads))
     main(["bench", "table2", "--models", models[0], *options(tmp_path), "--projection_learning_rate_factor", "0.25"])
     assert [settings.projection_learning_rate_factor for settings in seen] == [0.25]
-    assert "1 pass, batch 16, E and F at 0.25 of the learning rate; seed 0." in capsys.readouterr().out
+    assert "1 epoch, batch 16, E and F at 0.25 of the learning rate; seed 0." in capsys.readouterr().out
 
 
 def test_it_goes_on_after_an_interruption_of_the_first_cell_but_not_as_another(
