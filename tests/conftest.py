@@ -72,7 +72,7 @@ def pytest_collection_finish() -> None:
 
 
 def write_corpus(folder: Path) -> Path:
-    """A few documents that are alike, enough to pretrain on."""
+    """A few similar documents, enough for pretraining."""
     for number in range(13):
         lines = [f"def function_{number}_{line}(first, second): return first + second" for line in range(17)]
         (folder / f"{number}.txt").write_text("\n".join(lines))
@@ -80,7 +80,7 @@ def write_corpus(folder: Path) -> Path:
 
 
 def write_tasks(folder: Path) -> Path:
-    """Local copies of the paper's tasks, as they are distributed, with four texts each to learn from and to measure on."""
+    """Local copies of the paper's tasks, as they are distributed, with four texts each for training and for validation."""
     places = {"train": ("train.tsv", "train.jsonl"), "validation": ("dev.tsv", "test.jsonl")}
     for table, lines in places.values():
         rows = {
@@ -105,7 +105,7 @@ def write_tasks(folder: Path) -> Path:
 
 
 def write_model(folder: Path, text: str, **fields: object) -> Path:
-    """A masked language model that has learnt nothing, and a tokenizer of the words of a text."""
+    """An untrained masked language model, and a tokenizer of the words of a text."""
     length = PRETRAIN_SIZES["max_position_embeddings"]
     tokenizer = train_tokenizer([text] * 5, vocab_size=PRETRAIN_SIZES["vocab_size"], max_length=length)
     torch.manual_seed(0)
@@ -116,7 +116,7 @@ def write_model(folder: Path, text: str, **fields: object) -> Path:
 
 
 def write_teacher(folder: Path, text: str, class_name: str = "RobertaForMaskedLM", **fields: object) -> Path:
-    """An encoder of transformers that has learnt nothing, of a tokenizer of the words of a text."""
+    """An untrained encoder of transformers, with a tokenizer of the words of a text."""
     length = PRETRAIN_SIZES["max_position_embeddings"]
     tokenizer = train_tokenizer([text] * 5, vocab_size=PRETRAIN_SIZES["vocab_size"], max_length=length)
     torch.manual_seed(0)
@@ -138,13 +138,13 @@ def write_teacher(folder: Path, text: str, class_name: str = "RobertaForMaskedLM
 
 
 def slow_but(quick: Iterable[Any], values: Iterable[Any]) -> list[Any]:
-    """Parameters of a test, all but the quick ones for the slow tier."""
+    """Parameters of a test; all except the quick ones are in the slow tier."""
     quick = list(quick)
     return [value if value in quick else pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
 def pairs_of(*axes: Iterable[Any]) -> list[Any]:
-    """Every combination of values; enough of them for every pair of values in the default tier, the others slow."""
+    """Every combination of values; the default tier covers every pair of values, the others are slow."""
     every = list(itertools.product(*map(list, axes)))
     pairs = [
         {(a, b, combination[a], combination[b]) for a, b in itertools.combinations(range(len(axes)), 2)}
@@ -154,7 +154,7 @@ def pairs_of(*axes: Iterable[Any]) -> list[Any]:
 
 
 def values_of(*axes: Iterable[Any]) -> list[Any]:
-    """Every combination of values; enough of them for every single value in the default tier, the others slow."""
+    """Every combination of values; the default tier covers every single value, the others are slow."""
     every = list(itertools.product(*map(list, axes)))
     return _slow_but_those_that_cover([set(enumerate(_hashable(combination))) for combination in every], every)
 
@@ -164,7 +164,7 @@ def _hashable(combination: Sequence[Any]) -> list[str]:
 
 
 def _slow_but_those_that_cover(covered: list[set[Any]], every: list[Any]) -> list[Any]:
-    """Greedily: again and again the combination that covers most of what is left."""
+    """Greedy cover: repeatedly take the combination that covers most of the rest."""
     left = set().union(*covered)
     quick: set[int] = set()
     while left:
@@ -183,7 +183,7 @@ def fail(capsys, *command: str) -> str:
 
 
 def fail_last_line(capsys, *command: str, code: int = 2) -> str:
-    """The line on stderr of a command that fails late: progress may stand before it, on lines of its own."""
+    """The last line on stderr of a command that fails late; lines of progress may precede it."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as exit_:
         main([str(word) for word in command])
@@ -200,7 +200,7 @@ def _seed() -> None:
 
 @pytest.fixture(autouse=True)
 def _shapes(request, monkeypatch) -> None:
-    """Shapes are checked in all tests but those that are marked."""
+    """Check shapes in all tests except marked ones."""
     if request.node.get_closest_marker("unchecked"):
         monkeypatch.setattr(jaxtyping_config, "jaxtyping_disable", True)
 
@@ -218,7 +218,7 @@ Figure.savefig = lambda figure, path, **_: Path(path).write_bytes(
 
 @pytest.fixture
 def drawn(monkeypatch) -> None:
-    """Figures as they are: without this, files of figures hold one pixel."""
+    """Write figures in full; without this fixture, figure files hold one pixel."""
     monkeypatch.setattr(Figure, "savefig", _drawn)
 
 
@@ -235,7 +235,7 @@ def config():
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Blocks so small that models of a test run in many."""
+    """Make blocks so small that the models of a test run in many of them."""
     monkeypatch.setattr(token_blocks, "_BLOCK_TOKENS", 2)
     monkeypatch.setattr(token_blocks, "_BLOCK_ELEMENTS", 1)
     monkeypatch.setattr(softmax, "_SCORES", 67)

@@ -1,4 +1,4 @@
-"""What a library must leave as it is in the process of its caller."""
+"""Global state of a process that a library must not change."""
 
 from __future__ import annotations
 

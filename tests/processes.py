@@ -1,4 +1,4 @@
-"""The processes of a test, on gloo: forked from one that has imported what takes seconds to import."""
+"""The processes of a test, on gloo: forked from one that has imported the slow modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What results say of the machine."""
+"""The description of the machine in results."""
 
 from __future__ import annotations
 

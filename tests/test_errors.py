@@ -1,4 +1,4 @@
-"""Bad input is one thing, what the machine fails at another: it is never turned into the first."""
+"""Errors of bad input and failures of the machine are distinct: the latter never become the former."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def failed(capsys, monkeypatch, error: Exception, *options: str) -> str:
             BrokenProcessPool("terminated abruptly"),
             ["--output_dir", "out"],
             "a process was killed, most likely because memory ran out; lower per_device_train_batch_size (16) or "
-            "per_device_eval_batch_size (32) or max_length; --resume goes on from what is saved",
+            "per_device_eval_batch_size (32) or max_length; --resume continues from what is saved",
         ),
         (OSError(errno.ENOSPC, "No space left on device", "a.txt"), [], "a.txt: No space left on device"),
         (FULL, [], "No space left on device"),

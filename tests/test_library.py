@@ -1,4 +1,4 @@
-"""What a program that imports this package and calls its functions finds changed in its own process: nothing."""
+"""Importing this package and calling its functions changes no global state of the process."""
 
 from __future__ import annotations
 

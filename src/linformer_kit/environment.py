@@ -85,7 +85,7 @@ def _processor() -> str:
 
 
 def _commit() -> str | None:
-    """The git commit of the package, with `+` appended if files differ; None if it is not in a git checkout."""
+    """The git commit of the package, with `+` appended if files have changed; None outside a git checkout."""
     folder = Path(__file__).parent
     try:
         commit = _git("rev-parse", "--short=12", "HEAD", cwd=folder)

@@ -1,4 +1,4 @@
-"""The command line: what it takes, in which order things win, and one line with exit code 2 for what it does not."""
+"""The command line: arguments, precedence of settings, and one line with exit code 2 for bad input."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_bad_files_of_settings(option, content, message, capsys, tmp_path, monke
 
 
 def test_a_file_that_the_system_refuses_is_one_line(capsys, tmp_path, monkeypatch):
-    """The tests may run as root, who is refused nothing: the refusal is the only thing that is not real here."""
+    """The refusal is simulated, since tests may run as root, for whom every file is accessible."""
     (tmp_path / "secret.txt").write_text("text\n" * 100)
     real_open = Path.open
 

@@ -1,4 +1,4 @@
-"""`linformer convert`, from a file or folder to a folder that everything else reads."""
+"""`linformer convert`, from a file or folder to a folder that all other commands read."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_folder_with_its_tokenizer(tmp_path, capsys):
     main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours"), *options])
     out = capsys.readouterr().out
     assert "LinformerForMaskedLM" in out and "n 37, k 7, sharing layerwise" in out
-    assert "1 matrices E and F (linear). They know nothing yet" in out
+    assert "1 matrices E and F (linear). They are untrained" in out
     model = AutoModelForMaskedLM.from_pretrained(tmp_path / "ours")
     assert (model.config.sharing, model.config.shorter_input) == ("layerwise", "stretch")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "ours")
@@ -70,13 +70,13 @@ def test_a_fairseq_file(tmp_path, capsys):
     save_tokenizer(tmp_path / "words")
     out = tmp_path / "below" / "ours"
     main(["convert", str(tmp_path / "model.pt"), str(out), "--tokenizer", str(tmp_path / "words")])
-    assert "know nothing" not in capsys.readouterr().out
+    assert "untrained" not in capsys.readouterr().out
     model = AutoModelForMaskedLM.from_pretrained(out)
     tokens = torch.randint(5, official.VOCAB, (2, 13))
     expected = official.masked_lm_logits(content["model"], tokens)
     torch.testing.assert_close(model(tokens).logits, expected, rtol=1e-4, atol=1e-4)
     main(["convert", str(tmp_path / "model.pt"), str(tmp_path / "without")])
-    assert "No tokenizer: the source has none; --tokenizer names one." in capsys.readouterr().out
+    assert "No tokenizer: the source has none; give one with --tokenizer." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_fairseq_file(tmp_path, capsys):
         (["SOURCE", "OUT", "--num_attention_heads", "2"], "num_attention_heads: expected none for a model that is no"),
         (
             ["FILE", "OUT", "--sharing", "none"],
-            "sharing: expected none for a fairseq file, which decides it, got 'none'",
+            "sharing: expected none for a fairseq file, which determines it, got 'none'",
         ),
         (["FILE", "OUT", "--tokenizer", "nowhere"], "tokenizer: expected a tokenizer, got nowhere"),
         (["FILE", "OUT", "--max_position_embeddings", "5"], "max_position_embeddings: expected at least 31 for mode"),
@@ -126,7 +126,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(arguments, message, tmp_path, 
 def test_a_source_without_a_tokenizer_gets_none(class_name, tmp_path, capsys):
     source(class_name, tmp_path / "theirs")
     main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours")])
-    assert "No tokenizer: the source has none; --tokenizer names one." in capsys.readouterr().out
+    assert "No tokenizer: the source has none; give one with --tokenizer." in capsys.readouterr().out
     assert not [path.name for path in (tmp_path / "ours").iterdir() if "token" in path.name or "vocab" in path.name]
 
 
@@ -180,7 +180,7 @@ def test_nothing_is_left_behind_by_what_did_not_end(error, exists, tmp_path, mon
 
 
 def test_in_place(tmp_path, capsys):
-    """The model's own class, its head and its tokenizer, and what sentence-transformers keeps beside it."""
+    """The model's own class, its head, its tokenizer and the files of sentence-transformers are kept."""
     source("BertForMaskedLM", tmp_path / "theirs")
     save_tokenizer(tmp_path / "theirs")
     (tmp_path / "theirs" / "modules.json").write_text('[{"path": ""}]')
@@ -188,7 +188,7 @@ def test_in_place(tmp_path, capsys):
     main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours"), "--in_place", *options])
     out = capsys.readouterr().out
     assert "LinearBertForMaskedLM" in out and "n 74, k [3, 5], sharing layerwise" in out
-    assert "New: 1 matrices E and F (linear). They know nothing yet: `linformer distill` teaches them." in out
+    assert "New: 1 matrices E and F (linear). They are untrained: run `linformer distill` before use." in out
     model = AutoModelForMaskedLM.from_pretrained(tmp_path / "ours")
     assert type(model).__name__ == "LinearBertForMaskedLM"
     assert model(torch.full((1, 74), 5)).logits.isfinite().all()
@@ -245,7 +245,7 @@ def test_a_linear_one_made_longer(tmp_path, capsys):
         ["convert", str(tmp_path / "linear"), str(tmp_path / "longer"), "--in_place", "--max_position_embeddings", "74"]
     )
     out = capsys.readouterr().out
-    assert "n 74, k 7" in out and "know nothing" not in out.partition("n 74")[2]
+    assert "n 74, k 7" in out and "untrained" not in out.partition("n 74")[2]
     short, long = (AutoModel.from_pretrained(tmp_path / name).eval() for name in ("linear", "longer"))
     ids = torch.randint(5, 53, (2, 31))
     torch.testing.assert_close(long(ids)[0], short(ids)[0], rtol=1e-4, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Every recipe is complete: it parses, its architecture exists, and its header says what one must know."""
+"""Every recipe is complete: it parses, its architecture can be built, and its header has all fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of the cache: whole or not there, made once, made again if damaged; a full disk is named."""
+"""Files of the cache: complete or absent, made once, made again if damaged; a full disk is reported."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_file_is_made_once_and_mapped(tmp_path):
 
 
 def test_a_damaged_file_is_made_again(tmp_path):
-    """Also one that ends between two batches, which reads as a shorter one."""
+    """Also one truncated between two batches, which could be read as a shorter file."""
     path = tmp_path / "a.arrow"
     cached_dataset(path, SCHEMA, batches)
     whole = path.read_bytes()
@@ -106,7 +106,7 @@ def test_what_a_killed_process_left_is_removed_once_it_has_not_grown_for_a_day(t
 
 
 def test_a_full_disk_is_an_error_that_names_the_file_and_leaves_nothing(tmp_path):
-    """A limit on the size of files stands for it: the same call fails."""
+    """Simulated by a limit on the size of files: the same call fails."""
     path, before = tmp_path / "a.arrow", resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (700, before[1]))
     try:

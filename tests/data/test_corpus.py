@@ -150,7 +150,7 @@ def test_fingerprint_changes_with_whatever_changes_the_documents(tmp_path, setti
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_text_that_is_fetched_again_is_the_same(streaming, tmp_path, settings):
-    """Another time, another place: what the files hold counts. Their order does, which decides that of documents."""
+    """Contents and order of the files count (the order determines that of documents), not their times or paths."""
     write_lines(tmp_path / "a.txt", numbered(7))
     write_lines(tmp_path / "b.txt", numbered(5, "other"))
     first = load_corpus(settings("a.txt", "b.txt", streaming=streaming, document="line"), seed=0).fingerprint
@@ -165,7 +165,7 @@ def test_text_that_is_fetched_again_is_the_same(streaming, tmp_path, settings):
 
 
 def test_contents_are_read_once(tmp_path, monkeypatch):
-    """As long as sizes and times stay; a damaged cache, or none that can be written to, costs time only."""
+    """As long as sizes and times stay the same; a damaged or unwritable cache only costs time."""
     files = TextFiles("a", (write(tmp_path / "a.txt", "one two"),), document="line", column="text")
     cache = tmp_path / "hashes"
     before = files.fingerprint(cache)
@@ -184,7 +184,7 @@ def test_contents_are_read_once(tmp_path, monkeypatch):
 
 
 def test_a_copy_that_brings_the_time_of_its_original_is_other_text(tmp_path):
-    """As `cp -p`, `rsync -t` and `tar` make them."""
+    """As made by `cp -p`, `rsync -t` and `tar`."""
     files = TextFiles("a", (write(tmp_path / "a.txt", "cat sat"),), document="line", column="text")
     before, known = files.fingerprint(tmp_path / "hashes"), (tmp_path / "a.txt").stat()
     write(tmp_path / "a.txt", "bat sat")
@@ -265,7 +265,7 @@ def test_loading_is_silent(tmp_path, settings, capfd):
 
 
 def test_a_full_disk_is_an_error_that_names_the_cache(tmp_path, settings):
-    """A limit on the size of files stands for it."""
+    """Simulated by a limit on the size of files."""
     (tmp_path / "a.txt").write_text("one document\n" * 99)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (700, before[1]))

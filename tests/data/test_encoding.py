@@ -1,4 +1,4 @@
-"""Texts as inputs: what is cut, what is read in windows, and nothing lost between them."""
+"""Texts as inputs: truncation, and windows that cover the whole text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows as labelled texts: what a class is, and the one line for each row that cannot be used."""
+"""Rows as labelled texts: classes, and the error of one line for each unusable row."""
 
 from __future__ import annotations
 

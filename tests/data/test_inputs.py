@@ -1,4 +1,4 @@
-"""Tokens of labelled texts in a file that is mapped: the very inputs that the tokenizer gives, made once."""
+"""Tokens of labelled texts in a memory-mapped file: equal to the tokenizer's output, made once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def examples(*, pairs: bool = False, multi_label: bool = False, count: int = 11)
 
 @pytest.fixture
 def with_types(tokenizer) -> PreTrainedTokenizerFast:
-    """A tokenizer that tells the first text from the second."""
+    """A tokenizer with different token types for the first and the second text."""
     names = ["input_ids", "token_type_ids", "attention_mask"]
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer.backend_tokenizer, model_input_names=names, **tokenizer.special_tokens_map
@@ -86,7 +86,7 @@ def test_what_texts_lose_is_counted(tokenizer, tmp_path, caplog):
 
 @pytest.mark.e2e
 def test_tokens_are_four_bytes_in_a_file_that_is_mapped(tokenizer, tmp_path):
-    """Whoever gets the items, as data workers do, gets the file's name and no tokens."""
+    """Pickled items, as sent to data workers, hold the file's name and no tokens."""
     items = made(examples(), tokenizer, tmp_path).items
     (path,) = tmp_path.glob("*.arrow")
     assert items.windows.cache_files == [{"filename": str(path)}]

@@ -62,7 +62,7 @@ def test_only_a_task_known_for_ragged_rows_leaves_them_out(local, caplog):
 
 @pytest.mark.parametrize("task", TASKS)
 def test_a_classifier_of_a_task_takes_its_own_files_without_a_flag(local, task, tmp_path):
-    """By numbers, in the columns of these files, ragged rows left out, as in fine-tuning from data_dir."""
+    """With numeric labels, in the columns of these files, without ragged rows, as in fine-tuning from data_dir."""
     known = TASKS[task]
     (tmp_path / "settings.yaml").write_text(f"task: {task}\ndata_dir: {local}\n")
     columns = trained_columns(str(tmp_path))
@@ -86,7 +86,7 @@ def test_numbers_are_refused_by_classifiers_of_other_classes(tmp_path):
 
 @pytest.mark.parametrize("settings_of_model", [None, "train_file: [reviews.csv]\n"])
 def test_numbers_are_refused_by_a_classifier_with_class_names_like_those_of_a_task(settings_of_model, tmp_path):
-    """In a file that is no task's, 1 may be negative."""
+    """In a file that is not of a task, 1 may mean negative."""
     if settings_of_model:
         (tmp_path / "settings.yaml").write_text(settings_of_model)
     path = write(tmp_path / "t.csv", "text,label\nawful,1\nfine,0\n")

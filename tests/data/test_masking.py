@@ -1,4 +1,4 @@
-"""Masks: their rates, and that they depend on the seed, the epoch and the block alone."""
+"""Masks: their rates, and that they depend only on the seed, the epoch and the block."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_epoch_reaches_workers_that_live_on(blocks):
 
 
 def test_processes_have_equally_many_blocks_and_none_twice(blocks):
-    """What fills the last batch has nothing to learn."""
+    """Fillers of the last batch have no labels."""
     keys = shuffled_blocks(5, seed=3, epoch=2, multiple=4)
     assert len(keys) == 8 and keys[5:] == [(2, None)] * 3 and keys[:5] == shuffled_blocks(5, seed=3, epoch=2)
     assert sorted(index for _, index in keys[:5]) == list(range(5))

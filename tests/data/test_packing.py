@@ -1,4 +1,4 @@
-"""Blocks of equal length, from documents at hand and from streams."""
+"""Blocks of equal length, from documents in memory and from streams."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def documents():
 
 
 def reference(texts, tokenizer, seq_len=SEQ_LEN):
-    """Blocks by the definition, one token at a time."""
+    """Blocks by their definition, one token at a time."""
     stream = [token for text in texts for token in [*tokenizer(text, add_special_tokens=False).input_ids, 2]]
     width = seq_len - 1
     return [[0, *stream[at : at + width]] for at in range(0, len(stream) - width + 1, width)]

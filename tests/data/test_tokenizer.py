@@ -155,7 +155,7 @@ def test_fingerprint_is_of_the_rules_and_not_of_the_latest_call(tokenizer):
 
 @pytest.mark.e2e
 def test_fingerprint_of_a_tokenizer_without_a_fast_form(tmp_path):
-    """Wherever it was loaded from, and whatever the longest input; other special tokens are other rules."""
+    """Independent of its path and maximum length; other special tokens change it."""
     tokenizer = CanineTokenizer()
     tokenizer.save_pretrained(tmp_path)
     loaded = CanineTokenizer.from_pretrained(tmp_path, model_max_length=37)

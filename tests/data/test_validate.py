@@ -1,4 +1,4 @@
-"""Every bad input gives one line that names the place, what was expected and what was got."""
+"""Every bad input gives one line with the place, what was expected and what was found."""
 
 from __future__ import annotations
 
@@ -199,6 +199,6 @@ def test_file_that_is_only_called_parquet(tmp_path):
 
 
 def test_an_empty_name_is_not_the_folder_one_stands_in():
-    """As of a shell variable that is not set."""
+    """As from an unset shell variable."""
     with fails("train_file: expected a file, a folder or a glob, got an empty name"):
         find_files([""], field="train_file")

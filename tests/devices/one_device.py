@@ -1,4 +1,4 @@
-"""Catches what an accelerator would refuse or wait for, on a machine without one."""
+"""Detect operations that an accelerator would reject or synchronise for, on a machine without one."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _TRANSFERS = (torch.ops.aten.copy_, torch.ops.aten._to_copy, torch.ops.aten.set_
 
 
 class OneDevice(TorchDispatchMode):
-    """Refuses operations on tensors of several devices, but for single numbers, in forward and backward passes.
+    """Rejects operations on tensors of several devices, except scalars, in forward and backward passes.
 
-    The meta device alone lets some of them pass (an index on the CPU, in `gather`) that CUDA refuses, or that make it
-    wait.
+    The meta device alone accepts some (an index on the CPU, in `gather`) that CUDA rejects, or for which it
+    synchronises.
     """
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

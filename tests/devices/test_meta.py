@@ -1,4 +1,4 @@
-"""On the meta device, which refuses tensors made on another one as an accelerator does: forward and backward.
+"""Forward and backward on the meta device, which rejects tensors of other devices as an accelerator does.
 
 Left out is what reads values, of which there are none: the selection of labelled tokens (`masked_token_losses`, answers
 of hidden words in `output_loss`), spectra and other analyses, checks of ids, and `linearize` itself, which runs a model.
@@ -95,7 +95,7 @@ def test_models(config, projection, sharing, shorter_input):
 @pytest.mark.parametrize("shorter_input", SHORTER_INPUTS)
 @pytest.mark.parametrize("projection", PROJECTIONS)
 def test_models_that_are_exported(config, projection, shorter_input, monkeypatch):
-    """Programs for every length are other operations."""
+    """Exported programs for every length use other operations."""
     ids, mask = ids_and_mask()
     model = on_meta(LinformerModel, config(projection=projection, shorter_input=shorter_input, num_hidden_layers=1))
     monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)
@@ -105,7 +105,7 @@ def test_models_that_are_exported(config, projection, shorter_input, monkeypatch
 
 @pytest.mark.parametrize("projection", ["linear", "mean_pool", "random"])
 def test_a_piece_of_a_sequence(projection):
-    """What one of several processes computes of it."""
+    """The part that one of several processes computes."""
     with META:
         attention = LinformerAttention(33, 3, 37, 7, projection=projection)
         hidden, lengths = torch.empty(2, 17, 33), torch.empty(2, dtype=torch.long)
@@ -244,7 +244,7 @@ def test_losses_of_classifiers():
 
 
 class Blocks(Dataset):
-    """What packing makes, in memory."""
+    """Packed blocks in memory."""
 
     def with_format(self, _: str) -> Blocks:
         return self
@@ -257,7 +257,7 @@ class Blocks(Dataset):
 
 
 def test_batches_are_on_the_cpu():
-    """From where the training, or pinned memory, brings them to the device; whatever device is the default."""
+    """Training or pinned memory moves them to the device; the default device has no effect."""
     tokenizer = train_tokenizer(["a few words to learn"] * 5, vocab_size=277, max_length=23)
     blocks = MaskedBlocks(Blocks(), tokenizer, seed=3, probability=0.3)
     windows = datasets.Dataset.from_dict({"input_ids": [[0, *range(5, 5 + length), 2] for length in (3, 11, 7, 5)]})

@@ -1,4 +1,4 @@
-"""A reader at work: in a new folder, with a small library of Python, and without fresh processes, which take seconds."""
+"""Run pages in a new folder, with a small Python library, and without fresh processes, which take seconds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.experiments.learning.test_learn import InThisProcess
 
 @pytest.fixture
 def read(tmp_path, monkeypatch):
-    """Runs all that a page says, in order; what fails is raised with its line."""
+    """Run all steps of a page in order; an error is raised with its line."""
     library = given.write_library(tmp_path / "library")
     monkeypatch.setattr(files, "sysconfig", SimpleNamespace(get_path=lambda _: str(library)))
     monkeypatch.setattr(learn, "fresh_processes", InThisProcess)

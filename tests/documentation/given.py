@@ -1,4 +1,4 @@
-"""What the reader of a page is supposed to have: texts, tables, and encoders under their names on the hub, all tiny."""
+"""Files that the pages assume: texts, tables, and encoders under their names on the hub, all tiny."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _tokenizer() -> transformers.PreTrainedTokenizerFast:
 
 
 def _encoder(class_name: str, **fields: object) -> Callable[[Path], None]:
-    """What writes an untrained encoder of transformers, of one of its classes, with a tokenizer."""
+    """A function that writes an untrained encoder of a class of transformers, with a tokenizer."""
 
     def write(folder: Path) -> None:
         tokenizer = _tokenizer()
@@ -137,7 +137,7 @@ def _fairseq(path: Path) -> None:
 
 
 def _linformer(folder: Path) -> None:
-    """What an earlier page pretrains."""
+    """The model that an earlier page pretrains."""
     tokenizer = _tokenizer()
     sizes = {**_SIZES, "vocab_size": len(tokenizer), "max_position_embeddings": LENGTH, "projected_dim": LENGTH // 4}
     torch.manual_seed(0)
@@ -146,7 +146,7 @@ def _linformer(folder: Path) -> None:
 
 
 def _classifier(folder: Path) -> None:
-    """What an earlier page fine-tunes."""
+    """The model that an earlier page fine-tunes."""
     _encoder("RobertaForSequenceClassification", id2label={0: "bad", 1: "good"}, label2id={"bad": 0, "good": 1})(folder)
 
 
@@ -187,7 +187,7 @@ _WRITERS: dict[str, Callable[[Path], None]] = {
 
 
 def write(names: tuple[str, ...], folder: Path) -> None:
-    """Put these things into a folder, in order."""
+    """Write the named files into a folder, in order."""
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         _WRITERS[name](folder / name)

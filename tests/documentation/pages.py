@@ -1,4 +1,4 @@
-"""What a page of the documentation asks its reader to type: the commands and Python blocks of its fences, in order."""
+"""The steps of a documentation page: the commands and Python blocks of its fences, in order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PROGRAMS = ("linformer", "pip", "pytest", "python", "torchrun")
 
 @dataclass(frozen=True)
 class Step:
-    """Something to type, or a block that is neither.
+    """A command, a Python block, or another block.
 
     Attributes:
         kind: `command`, `python`, or `other`: output, a formula, a listing.
@@ -30,7 +30,7 @@ class Step:
 
     @property
     def name(self) -> str:
-        """What tells it apart from others of its page: its first line."""
+        """Name, unique on its page: the first line."""
         return self.text.partition("\n")[0]
 
 

@@ -1,4 +1,4 @@
-"""A reader who types what a page says, in order, in a folder that holds only what the page takes for granted."""
+"""Run the steps of a page, in order, in a folder with only the files that the page assumes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PROCESSES = 2
 
 
 def run_command(command: str) -> None:
-    """A command, with this process as the one that it starts; torchrun's are two, whatever it asks for.
+    """Run a command in this process; torchrun starts two processes, whatever number it is given.
 
     Raises:
         SystemExit: if it fails.
@@ -62,7 +62,7 @@ def run_python(block: str, presumed: str, replaced: Iterable[tuple[str, str]]) -
 
 
 def run(step: Step, options: str, presumed: str, replaced: Iterable[tuple[str, str]]) -> None:
-    """A step of a page, made small: with further options, or with other numbers in it."""
+    """Run a step of a page, made small by further options or other numbers."""
     if step.kind == "python":
         run_python(step.text, presumed, replaced)
     else:

@@ -1,4 +1,4 @@
-"""What the tests of the documentation change on the pages, and what they leave out: nothing else."""
+"""All changes that the tests of the documentation make to the pages, and all steps they skip."""
 
 from __future__ import annotations
 

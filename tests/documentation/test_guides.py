@@ -1,4 +1,4 @@
-"""Everything that each guide says to type, in its order."""
+"""Run all commands and code blocks of each guide, in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything that the README says to type, in its order."""
+"""Run all commands and code blocks of the README, in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of these tests say nothing of what is no longer there; what cannot be run here is at least known."""
+"""The tables of these tests have no outdated entries; commands that are not run are at least parsed."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_what_needs_several_machines_is_known_to_torchrun_and_to_the_command():
 
 @pytest.mark.parametrize("page", PAGES)
 def test_options_in_the_text_are_there(page):
-    """Those beside a command are its own, others of any."""
+    """Options next to a command must be its own; others may be of any command."""
     known = {name: _options(command.settings) for name, command in COMMANDS.items()}
     anywhere = set().union(*known.values()) | _OTHERS
     for span in _SPAN.findall(PAGES[page].read_text(encoding="utf-8")):

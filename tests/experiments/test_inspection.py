@@ -1,4 +1,4 @@
-"""A look inside: what is computed, what is written, what is refused."""
+"""Inspection of models: results, files, rejected settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measurements are honest: everything in turn, nothing timed twice over its budget, memory that was freed counted anew."""
+"""Measurements: cases alternate, stay within their time budget, and reused freed memory counts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that the cases move themselves."""
+    """A clock that the cases advance."""
     now = [0.0]
     monkeypatch.setattr(measure.time, "perf_counter", lambda: now[0])
     return now
@@ -42,7 +42,7 @@ def test_cases_take_turns_after_a_warm_up(clock):
 
 
 def test_long_cases_run_less(clock):
-    """Ten seconds are three runs of 3 s, and the first run of 4 s is not for nothing."""
+    """Ten seconds are three runs of 3 s, and a first run of 4 s counts."""
     log = []
     cases = {name: case(clock, name, seconds, log) for name, seconds in (("three", 3.0), ("four", 4.0), ("age", 50.0))}
     timings = measure.interleaved(cases, device=CPU, repetitions=5, seconds=10.0)

@@ -1,4 +1,4 @@
-"""Tiny models with every head, saved with a tokenizer, as a user has them."""
+"""Tiny models with every head, saved with a tokenizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The comparison with PyTorch: what it looks at, and that it sees what is wrong."""
+"""The comparison with PyTorch: its cases, and that it detects errors."""
 
 from __future__ import annotations
 
@@ -70,6 +70,6 @@ def test_one_wrong_number_in_one_shape_is_seen(source, wrong):
         return outputs
 
     with pytest.raises(
-        InputError, match=r"^model: expected the exported one within .* of PyTorch, got .* for 2 x 36 tokens"
+        InputError, match=r"^model: expected the exported model within .* of PyTorch, got .* for 2 x 36 tokens"
     ):
         check_agreement(source, run)

@@ -1,4 +1,4 @@
-"""`linformer export`, as a user calls it: what it leaves, what it refuses, and that a failure leaves nothing."""
+"""`linformer export` by command: its files, rejected settings, and that a failure leaves nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_folder_that_runs_without_pytorch(tmp_path, capsys):
     main(["export", str(tmp_path / "model"), str(tmp_path / "out"), "--benchmark"])
     printed = capsys.readouterr().out
     assert (
-        "Largest difference to PyTorch over 20 shapes: " in printed
+        "Largest difference from PyTorch over 20 shapes: " in printed
         and f"One text of {LENGTH} tokens: PyTorch" in printed
     )
     assert {path.name for path in (tmp_path / "out").iterdir()} == FILES and damage(tmp_path / "out") is None
@@ -79,10 +79,10 @@ def test_int8_says_what_it_loses(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--format", "torch"], "int8: expected true with format torch, which a model is in without it, got false"),
+        (["--format", "torch"], "int8: expected true with format torch (without int8 nothing is exported), got false"),
         (
             ["--validation_file", "x.txt"],
-            "validation_file: expected int8 with it, without which nothing is lost, got none",
+            "validation_file: expected int8 with it (else there is no loss to measure), got none",
         ),
         (
             ["--int8", "--validation_file", "x.txt"],
@@ -124,7 +124,7 @@ def test_without_a_library_one_line_says_which(package, tmp_path, capsys, monkey
 
 @pytest.fixture
 def unwritten(tmp_path, monkeypatch):
-    """In place of an ONNX file, PyTorch, which refuses longer inputs in words of its own, and is off by some error."""
+    """PyTorch in place of an ONNX file, with other errors for longer inputs, and with a given numerical error."""
     linformer("LinformerForSequenceClassification", tmp_path / "model")
 
     def use(error):
@@ -143,7 +143,7 @@ def unwritten(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (0.01, "model: expected the exported one within "),
+        (0.01, "model: expected the exported model within "),
         (0, "model: expected ONNX Runtime to name the limit for 2 x 38 tokens, got sequence length: expected at most"),
     ],
 )
@@ -178,5 +178,5 @@ def test_int8_for_pytorch_refuses_heads_with_different_k(tmp_path, capsys):
     pytest.importorskip("torchao")
     linformer("LinformerModel", tmp_path / "model", projected_dim=[[7, 5, 3], [2, 2, 2]])
     error = fail_last_line(capsys, "export", tmp_path / "model", tmp_path / "out", "--format", "torch", "--int8")
-    assert "int8: expected a model that torchao can make 8-bit integers of, got" in error
+    assert "int8: expected a model that torchao can quantise, got" in error
     assert [path.name for path in tmp_path.iterdir()] == ["model"]

@@ -1,4 +1,4 @@
-"""ONNX files of every head, by ONNX Runtime: any batch, any length, any padding, and no longer input."""
+"""ONNX files of every head in ONNX Runtime: any batch, length and padding; longer inputs are rejected."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ QUICK = ("RobertaModel",)
 
 
 def written(folder, tmp_path):
-    """A model as an ONNX file, checked, and what runs it."""
+    """Write and check the ONNX file of a model; return a function that runs it."""
     source, path = load(str(folder)), tmp_path / "model.onnx"
     onnx_file.write_onnx(source, path)
     run = onnx_file.runner(path)
@@ -204,7 +204,7 @@ def test_int8_is_smaller_and_near_and_refuses_longer_inputs_too(exported, tmp_pa
 
 def test_weights_beyond_one_file_are_refused(exported, tmp_path, monkeypatch):
     monkeypatch.setattr(onnx_file, "_LARGEST", 10**5)
-    expected = "model: expected at most 2 GB of weights, as one ONNX file holds, got "
+    expected = "model: expected at most 2 GB of weights, the limit of one ONNX file, got "
     with pytest.raises(InputError, match=rf"^{re.escape(expected)}[\d,]+ bytes$"):
         onnx_file.write_onnx(exported[0], tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""What int8 is measured by: each number against a plain one."""
+"""Quality measures of int8: each number against a plain computation."""
 
 from __future__ import annotations
 

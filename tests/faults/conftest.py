@@ -12,7 +12,7 @@ from tests.conftest import write_model, write_teacher
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory) -> Path:
-    """Documents of which some eighteen blocks are to learn from: an epoch of nine batches."""
+    """Documents with about eighteen training blocks: an epoch of nine batches."""
     folder = tmp_path_factory.mktemp("corpus")
     for number in range(7):
         lines = [f"def function_{number}_{line}(a): return a" for line in range(3)]
@@ -22,7 +22,7 @@ def corpus(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def texts(tmp_path_factory) -> Path:
-    """Labelled texts, of which nineteen are to learn from: an epoch of ten batches."""
+    """Labelled texts with nineteen training texts: an epoch of ten batches."""
     path = tmp_path_factory.mktemp("texts") / "texts.csv"
     with path.open("w", newline="") as file:
         rows = csv.writer(file)

@@ -1,4 +1,4 @@
-"""What a process imports from which others are copied, so that each starts in a moment."""
+"""Imports of the process from which test processes are forked, so that each starts quickly."""
 
 import torch
 

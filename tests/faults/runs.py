@@ -1,4 +1,4 @@
-"""Small trainings, here or in several processes, and what must be equal of two of them."""
+"""Small trainings, in this or in several processes, and the comparison of two of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from linformer_kit.commands.cli import main
 from tests.conftest import PRETRAIN_SIZES
 from tests.processes import run_processes
 
-# What of a line of the log is time, and so never the same twice.
+# Times in lines of the log, which always differ.
 _TIMES = ("training_seconds", "timed_updates", "timed_items", "runtime", "per_second", "seconds_left", "memory_mib")
 UPDATES, BATCH = 12, 2
 
@@ -39,7 +39,7 @@ def finetune_command(encoder: Path, texts: Path, folder: Path, **options: Any) -
 
 
 def distill_command(teacher: Path, corpus: Path, folder: Path, **options: Any) -> list[str]:
-    """A distillation whose layers learn on their own first, saved after every update."""
+    """A distillation that starts layer by layer, saved after every update."""
     named = {"max_steps": UPDATES, "eval_steps": 3, "save_steps": 1, "logging_steps": 5, "warmup_steps": 2, "seed": 3}
     named |= {"per_device_train_batch_size": BATCH, "report_to": "none", "save_total_limit": "null", "bf16": "false"}
     named |= {"projected_dim": 5, "layerwise_steps": 5, "max_eval_samples": 3, "validation_fraction": 0.2}
@@ -61,7 +61,7 @@ def run_all(commands: list[list[str]], processes: int = 1) -> None:
 
 
 def _run_all(rank: int, commands: list[list[str]], processes: int, port: int) -> None:
-    """In a process that knows what torchrun tells the ones that it starts."""
+    """Runs in a process with the environment variables of torchrun."""
     named = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
     named |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ |= {name: str(value) for name, value in named.items()}
@@ -69,14 +69,14 @@ def _run_all(rank: int, commands: list[list[str]], processes: int, port: int) ->
 
 
 def launch(command: list[str], processes: int = 1, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, under torchrun where it takes several processes."""
+    """Run a command to its end, under torchrun if it needs several processes."""
     return subprocess.run(
         launched(command, processes), env=environment(), capture_output=True, text=True, timeout=600, **options
     )
 
 
 def launched(command: list[str], processes: int = 1) -> list[str]:
-    """The command as torchrun starts it in several processes."""
+    """The torchrun command that starts it in several processes."""
     if processes == 1:
         return command
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
@@ -89,7 +89,7 @@ def environment() -> dict[str, str]:
 
 
 def cut_off(run: Path, copy: Path, update: int) -> Path:
-    """A copy of a run as it was just after the checkpoint of an update, of which nothing later is left."""
+    """A copy of a run as it was just after the checkpoint of an update, without anything later."""
     shutil.copytree(run, copy)
     for name in ("metrics.json", "model.safetensors", "manifest.json"):
         (copy / name).unlink()

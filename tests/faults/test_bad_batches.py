@@ -1,4 +1,4 @@
-"""A loss or a gradient that is no number never reaches the parameters."""
+"""A non-finite loss or gradient never reaches the parameters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FORWARD = LinformerForMaskedLM.forward
 
 @pytest.fixture
 def spoil(monkeypatch):
-    """Changes the loss of the so manyth forward passes of training."""
+    """Change the loss of the given forward passes of training."""
 
     def change(passes: set[int], loss: Callable[[Tensor], Tensor]) -> None:
         count = 0
@@ -45,7 +45,7 @@ def spoil(monkeypatch):
 
 
 def no_gradient(loss: Tensor) -> Tensor:
-    """A finite loss whose gradient is none: 0 · ∞ in the backward pass."""
+    """A finite loss with a non-finite gradient: 0 · ∞ in the backward pass."""
     return loss + (loss * 0).sqrt()
 
 

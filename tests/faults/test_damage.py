@@ -1,4 +1,4 @@
-"""A disk that is full loses nothing; a checkpoint that was changed anywhere is refused, naming the file."""
+"""A full disk loses no data; a checkpoint that was changed anywhere is rejected, naming the file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run(corpus, tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "tokenizer.json"])
 def test_a_save_that_fails_loses_nothing(corpus, run, tmp_path, file, capsys, monkeypatch):
-    """The system lets no file grow beyond the size at which this one is not yet whole, as a full disk would."""
+    """Simulates a full disk: a limit on the size of files below the size of this one."""
     limit = (run / "checkpoint-2" / file).stat().st_size // 2
     unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
     write = loop.save_checkpoint
@@ -62,7 +62,7 @@ def test_a_save_that_fails_loses_nothing(corpus, run, tmp_path, file, capsys, mo
 
 
 def test_a_model_that_cannot_be_written_is_said_in_one_line(corpus, run, tmp_path, capsys, monkeypatch):
-    """After the last checkpoint, which holds it too."""
+    """After the last checkpoint, which holds the model too."""
     limit = (run / "model.safetensors").stat().st_size // 2
     unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
     save = runs.save_model
@@ -104,7 +104,7 @@ def test_a_file_that_cannot_be_read_is_named(run, tmp_path, monkeypatch):
 
 
 def test_a_full_disk_loses_nothing(corpus, tmp_path):
-    """A real one, where this process may mount it."""
+    """A real file system, if this process may mount one."""
     disk = tmp_path / "disk"
     disk.mkdir()
     size = 1_500_000  # four checkpoints, and no fifth
@@ -134,7 +134,7 @@ def test_a_full_disk_loses_nothing(corpus, tmp_path):
 
 
 def damaged(path: Path, change: str, amount: int) -> bytes:
-    """The bytes of a file, cut off after so many, or with so manyth bit flipped."""
+    """The bytes of a file, truncated at a position or with one bit flipped."""
     content = bytearray(path.read_bytes())
     if change == "cut":
         return bytes(content[:amount])
@@ -143,7 +143,7 @@ def damaged(path: Path, change: str, amount: int) -> bytes:
 
 
 def damages(path: Path, every: int, bits: int) -> list[tuple[str, int]]:
-    """Truncation at every so manyth percent, and some bits, spread at random."""
+    """Truncation at regular percentages, and some random bit flips."""
     size = path.stat().st_size
     cuts = sorted({size * percent // 100 for percent in range(0, 100, every)} | {size - 1})
     draw = random.Random(path.name)

@@ -1,4 +1,4 @@
-"""Whatever is in a file, the answer is a result or one line that says what is wrong: never a crash, never a hang.
+"""For any content of a file, a command gives a result or an error of one line: never a crash, never a hang.
 
 Each case changes one file of a model, a run, a checkpoint (whose manifest is made to fit) or the settings, and runs a
 command in a process of its own, with bounds on time and memory. A failing case says its seed; `case(seed, ...)` makes
@@ -47,7 +47,7 @@ SLOW_SECONDS = 600  # marked slow
 CASE_SECONDS = 20
 CASE_BYTES = 8 << 30  # of address space, most of which no case ever touches
 SIZES = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 17}
-# Values that nobody expects; the largest do not fit in 64 bits, in a float, or in memory.
+# Unusual values; the largest do not fit in 64 bits, in a float, or in memory.
 VALUES: tuple[Any, ...] = (
     *(None, True, False, -1, 0, 1, 2, 3, 7, 10**6, 2**31, 10**12, 2**63, 10**30, 10**400, -(10**12)),
     *(0.5, -0.5, 1e-300, 1e12, 1e308, float("nan"), float("inf"), float("-inf")),
@@ -91,7 +91,7 @@ class Places:
 
 
 def changed_json(draw: random.Random, value: Any) -> Any:
-    """A copy of a nest with one value of it changed, removed or added."""
+    """A copy of nested JSON with one value changed, removed or added."""
     root = copy.deepcopy({"": value})
     parent, key = root, ""
     while isinstance(parent[key], dict | list) and parent[key] and draw.random() < 0.8:
@@ -196,7 +196,7 @@ def changed_tensor(draw: random.Random, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def change(draw: random.Random, path: Path) -> None:
-    """Change one file as befits its kind."""
+    """Change one file, depending on its kind."""
     if draw.random() < 0.03:
         path.unlink()
         if draw.random() < 0.5:
@@ -332,7 +332,7 @@ def _train_nothing(*arguments: Any, **named: Any) -> NoReturn:
 
 
 def fuzz(places: Places, seconds: float, first: int = 0) -> Iterator[str]:
-    """Run cases until the time is over; what was found."""
+    """Run cases until the time is over; return the failures."""
     end = time.monotonic() + seconds
     seed = first
     while time.monotonic() < end:
@@ -401,7 +401,7 @@ def write_part(place: Path, **values: Any) -> None:
 
 @pytest.mark.parametrize("number", range(len(YAMLS)))
 def test_settings_refused(tmp_path, capsys, number):
-    """In a moment: anchors make billions of values of a few lines."""
+    """Without delay: YAML anchors make billions of values from a few lines."""
     path = tmp_path / "settings.yaml"
     path.write_bytes(YAMLS[number])
     assert fail(capsys, "pretrain", "--config", path).startswith("linformer: error: ")
@@ -421,7 +421,7 @@ def test_settings_refused(tmp_path, capsys, number):
 )
 @pytest.mark.parametrize("name", ["encoder", "bert"])
 def test_sizes_that_the_weights_do_not_have(places, tmp_path, capsys, name, fields):
-    """Before there is memory for them."""
+    """Before memory is allocated for them."""
     shutil.copytree(places.models[name], tmp_path / "model")
     write_part(tmp_path / "model" / "config.json", **fields)
     error = fail(capsys, *places.commands[name](tmp_path))

@@ -1,4 +1,4 @@
-"""Killed at any moment, in the middle of saving above all, a run goes on, and ends where it would have ended."""
+"""A run killed at any moment, in particular while saving, resumes and ends with the same result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OPTIONS = {"eval_steps": 20, "logging_steps": 3, "save_total_limit": 3}
 
 
 def train(command: list[str], log: Path) -> None:
-    """A training in a process of its own, which says nothing to those who test."""
+    """A training in a separate process, without output."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1), os.dup2(descriptor, 2)
     run_all([command])

@@ -1,4 +1,4 @@
-"""Several processes learn what one learns from the same batches; if one of them dies, the others do not wait for it."""
+"""Several processes train as one does on the same batches; if one of them dies, the others end too."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_models_in_pieces_learn_what_whole_ones_learn(folders, name):
 
 
 def check_equal(one: Path, two: Path) -> None:
-    """Two trainings made the same checkpoints and logs, and learned the same."""
+    """Check that two trainings made the same checkpoints and logs, and equal parameters."""
     first, ours, theirs = (load_file(path / "model.safetensors") for path in (one.with_name("checkpoint-1"), two, one))
     for key, tensor in theirs.items():
         assert (tensor - first[key]).abs().max() > 1e-4 or key.endswith(("k_proj.bias", "key.bias")), (
@@ -185,6 +185,6 @@ def test_when_a_rank_dies_the_others_end_and_the_run_goes_on(corpus, tmp_path, n
 
 
 def group(rank: int, port: int) -> dict[str, str]:
-    """What torchrun would say to a rank of two."""
+    """The environment that torchrun gives to a rank of two."""
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
     return {name: str(value) for name, value in names.items()} | {"MASTER_ADDR": "127.0.0.1"}

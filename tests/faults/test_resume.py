@@ -1,4 +1,4 @@
-"""A run that was interrupted and goes on equals one that was not, bit for bit."""
+"""A resumed run equals an uninterrupted one, bit for bit."""
 
 from __future__ import annotations
 

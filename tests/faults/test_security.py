@@ -1,4 +1,4 @@
-"""Nothing that is loaded runs: pickles and code in every place where a run or a model could hold one."""
+"""No code is run on loading: pickles and code in every place where a run or a model could hold them."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Evil:
 
 
 def plant(folder: Path, witness: Path) -> None:
-    """Put pickles and code wherever somebody might take them for its own; files that are there stay."""
+    """Put pickles and code wherever a library might load them; existing files stay."""
     for name in PICKLES:
         path = folder / name
         path.parent.mkdir(exist_ok=True)
@@ -126,7 +126,7 @@ def remote_code(folder: Path, *, model_type: str | None = None) -> None:
 
 @pytest.fixture
 def witness(tmp_path, monkeypatch):
-    """What must not be there in the end; whoever opens a pickle, or imports from the folders, fails."""
+    """A file that must not exist in the end; opening a pickle, or importing from the folders, fails."""
     path = tmp_path / "witness"
 
     def forbidden(*arguments: Any, **named: Any) -> Any:
@@ -292,14 +292,14 @@ def test_models_that_would_need_a_pickle_or_code_are_refused(encoder, texts, cor
 
 
 def test_a_fairseq_file_is_the_one_pickle_and_runs_nothing(tmp_path, capsys):
-    """Whatever it asks for but tensors, containers and argparse.Namespace is not let in."""
+    """It may hold only tensors, containers and argparse.Namespace."""
     witness = tmp_path / "witness"
     for number, content in enumerate((Evil(witness), {"model": {"weight": Evil(witness)}}, {"args": Evil(witness)})):
         for legacy in (False, True):
             path = tmp_path / f"{number}-{legacy}.pt"
             torch.save(content, path, _use_new_zipfile_serialization=not legacy)
             error = outcome(capsys, ["convert", path, tmp_path / "out"])
-            assert error.endswith("its pickle is broken, or holds what is not let in"), error
+            assert error.endswith("its pickle is broken or holds disallowed objects"), error
         path.write_bytes(pickle.dumps(content))
         assert "expected a pickle of tensors" in outcome(capsys, ["convert", path, tmp_path / "out"])
     assert not witness.exists() and not (tmp_path / "out").exists()

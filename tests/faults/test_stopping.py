@@ -29,7 +29,7 @@ CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
 
 @pytest.fixture
 def stopped(monkeypatch, capsys):
-    """Runs a command that gets a signal in the so manyth call of a method of the loop; returns what it says."""
+    """Run a command that gets a signal in the given call of a method of the loop; return its error."""
 
     def run(command: list[str], number: signal.Signals, method: str, call: int) -> str:
         calls = 0
@@ -101,7 +101,7 @@ def test_fine_tuning_by_epochs_stops_and_goes_on_exactly(encoder, texts, tmp_pat
 
 
 def test_before_the_first_update_there_is_nothing_to_save(corpus, tmp_path, stopped):
-    """In the evaluation that stands at the beginning."""
+    """During the evaluation before the first update."""
     folder = tmp_path / "out"
     said = stopped(pretrain_command(corpus, folder), signal.SIGTERM, "_evaluate", 1)
     assert said == "linformer: stopped after update 0; there was nothing to save"

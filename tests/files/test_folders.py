@@ -1,4 +1,4 @@
-"""Folders for results: refused before the work if nothing could be written there."""
+"""Folders for results: rejected before the work if they are not writable."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_file_is_refused(output_dir, tmp_path, monkeypatch):
 
 
 def test_a_folder_that_may_not_be_written_to_is_refused(tmp_path, monkeypatch):
-    """The tests may run as root, who may write everywhere: the answer of the system is the only thing not real here."""
+    """The system's answer is simulated, since tests may run as root, who may write everywhere."""
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
     message = f"output_dir: expected a folder to write to, got {tmp_path}, which may not be written to"
     with pytest.raises(InputError, match=f"^{re.escape(message)}$"):

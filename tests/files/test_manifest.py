@@ -1,4 +1,4 @@
-"""Folders whose every file is known by its SHA-256: whole or not there."""
+"""Folders with the SHA-256 of every file: complete or absent."""
 
 from __future__ import annotations
 

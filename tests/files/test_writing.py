@@ -1,4 +1,4 @@
-"""Files and folders are whole or not there."""
+"""Files and folders are complete or absent."""
 
 from __future__ import annotations
 

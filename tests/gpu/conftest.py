@@ -1,4 +1,4 @@
-"""What needs an accelerator: `pytest -m gpu tests/gpu`. `LINFORMER_TEST_DEVICE` names another device: `cpu` tries the tests."""
+"""Tests that need an accelerator: `pytest -m gpu tests/gpu`. `LINFORMER_TEST_DEVICE` names another device: `cpu` tries the tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`linformer fill-mask`, as a user calls it, and the models that it and all other commands refuse."""
+"""`linformer fill-mask` by command, and the models that it and all other commands reject."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_half_written_and_foreign_model_folders(model, capsys, tmp_path):
         ),
         "surplus": (
             lambda f: (f / "config.json").write_text(json.dumps({**config, "attention": "full"})),
-            "got no place for linformer.encoder.layers.0.self_attn.projection.key_projection and 3 others",
+            "got unexpected linformer.encoder.layers.0.self_attn.projection.key_projection and 3 others",
         ),
         "tokenizer": (lambda f: (f / "tokenizer.json").write_text("{}"), "tokenizer: KeyError: "),
         "dtype": (

@@ -1,4 +1,4 @@
-"""`linformer predict` on the files that a model's task is distributed as."""
+"""`linformer predict` on the original files of a model's task."""
 
 from __future__ import annotations
 

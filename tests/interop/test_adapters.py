@@ -1,4 +1,4 @@
-"""Adapters of PEFT on our models: they act, learn, merge, save and load, as on any encoder of transformers."""
+"""Adapters of PEFT on our models: effect, training, merging, saving and loading, as on encoders of transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Linearised models as models: saving, loading, lengths, and what they refuse."""
+"""Linearised models: saving, loading, lengths, and rejected uses."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_new_process_that_only_imports_the_package_knows_it(model, tmp_path):
 
 @pytest.mark.e2e
 def test_the_stock_class_refuses_it(model, tmp_path):
-    """Else it would attend fully with weights that have learnt otherwise."""
+    """Else it would use full attention with weights trained for linear attention."""
     model.save_pretrained(tmp_path)
     stock = BertModel.from_pretrained(tmp_path)
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Every kind of encoder: nothing changes with as many slots as tokens, and little is refused without a reason."""
+"""Every family of encoders: k = n leaves outputs unchanged, and only unsupported models are rejected."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_nothing_changes_with_as_many_slots_as_tokens(family):
 
 
 def test_with_fewer_slots_something_does(family):
-    """Else the swap would be none."""
+    """Else attention would not have been replaced."""
     model = build(family)
     linear = linearize(copy.deepcopy(model), 7)
     own, error = difference(model, linear, example(model, 43))
@@ -53,7 +53,7 @@ def test_names_stay_and_matrices_are_added(family):
 
 @pytest.mark.parametrize("name", TEXT)
 def test_padding_reaches_nothing(name):
-    """With few slots too, and whatever stands there."""
+    """With few slots too, and for any content of the padding."""
     torch.manual_seed(0)
     linear = linearize(build(FAMILIES[name]), 5)
     inputs = example(linear, 31, padded=True)

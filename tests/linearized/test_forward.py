@@ -50,7 +50,7 @@ def test_attentions_of_every_family(name):
 
 @torch.no_grad()
 def test_weights_of_layers_with_a_window():
-    """They see what they saw, padding and window, and no weight stands beyond."""
+    """They see the same tokens as before, padding and window included; all other weights are zero."""
     model = of("modernbert")
     inputs = example(model, 31, padded=True)
     real = inputs["attention_mask"].bool()

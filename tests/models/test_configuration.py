@@ -1,4 +1,4 @@
-"""The configuration: what it refuses, and that it survives saving."""
+"""The configuration: rejected values, saving and loading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the encoder returns stands in the graph, wherever padding stands."""
+"""Outputs of the encoder are part of the autograd graph, for all kinds of padding."""
 
 from __future__ import annotations
 

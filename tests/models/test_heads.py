@@ -1,4 +1,4 @@
-"""The models for tasks: losses, where they look, gradients in all parameters, transformers' pipelines."""
+"""The models for tasks: losses and their positions, gradients in all parameters, transformers' pipelines."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_the_classifier_reads_the_first_real_token(config):
 
 
 def labels_for(model: torch.nn.Module, ids: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Something to learn, for each kind of model."""
+    """Labels for each kind of model."""
     if isinstance(model, LinformerForQuestionAnswering):
         return {"start_positions": torch.tensor([3, 7]), "end_positions": torch.tensor([5, 29])}
     if isinstance(model, LinformerForSequenceClassification):

@@ -408,7 +408,7 @@ def test_two_models_in_one_process_are_independent(config):
 
 @pytest.mark.unchecked
 def test_types_of_tokens_that_say_nothing_change_nothing(config):
-    """As tokenizers of BERT's kind write them for a single text."""
+    """As tokenizers of BERT's kind return them for a single text."""
     model, ids = LinformerModel(config()).eval(), tokens(2, 31)
     types = torch.zeros_like(ids)
     assert torch.equal(model(ids, token_type_ids=types).last_hidden_state, model(ids).last_hidden_state)
@@ -422,7 +422,7 @@ def test_types_of_tokens_that_say_nothing_change_nothing(config):
 @pytest.mark.unchecked
 @pytest.mark.e2e
 def test_compiled_masks_of_floating_point_are_checked_when_they_come(config):
-    """One that is added to scores would be read the wrong way round."""
+    """An additive mask would be interpreted the wrong way round."""
     model, ids = LinformerModel(config()).eval(), tokens(2, 31)
     torch.compiler.reset()
     compiled = torch.compile(model, backend="eager", fullgraph=True)

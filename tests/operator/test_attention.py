@@ -1,4 +1,4 @@
-"""`LinformerAttention` against the plain reference, and the properties that other implementations lack."""
+"""`LinformerAttention` against the plain reference, and further properties."""
 
 from __future__ import annotations
 

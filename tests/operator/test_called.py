@@ -1,4 +1,4 @@
-"""The four linear maps are called, never read: whatever is attached to them or stands in their place, decides.
+"""The four linear maps are called, never read, so that attachments and replacements take effect.
 
 The reference calls them on every token, as encoders with full attention do, and projects what they return, one head and
 one sequence at a time.

@@ -1,4 +1,4 @@
-"""Padding as one object: what it says of a mask, and that a model makes it once for a forward pass."""
+"""Padding as one object: its view of a mask, and that a model makes it once per forward pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several processes give what one gives: outputs, every gradient, updates. All in float64, on random parameters."""
+"""Several processes equal one: outputs, every gradient, updates. All in float64, with random parameters."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ KINDS: list[dict[str, Any]] = [
 
 
 def run(ranks: int, function: Callable[..., None], folder, *arguments: Any) -> None:
-    """The function in so many processes; what one of them raises fails the test."""
+    """Run a function in several processes; an error in one of them fails the test."""
     store = f"file://{folder}/store"
     run_processes(ranks, _start, ranks, store, function, arguments)
 
@@ -57,7 +57,7 @@ def _start(rank: int, ranks: int, store: str, function: Callable[..., None], arg
 
 
 def build(head: type = lk.LinformerForMaskedLM, **fields: Any) -> torch.nn.Module:
-    """A model that differs from process to process: the first one's is what counts."""
+    """A model that differs from process to process; the first process's is used."""
     torch.manual_seed(dist.get_rank())
     model = head(lk.LinformerConfig(**{**SIZES, **QUIET, **fields}))
     for module in model.modules():

@@ -1,4 +1,4 @@
-"""Models in pieces: the same numbers as whole ones, and checkpoints that another number of processes goes on from.
+"""Sharded models: the same numbers as whole ones, and checkpoints that other numbers of processes resume.
 
 The processes are real ones, on gloo. One set of them does all that needs its number, and writes down what it saw; the
 tests compare that with one process that has the whole model.
@@ -104,7 +104,7 @@ def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, rank: int, p
 
 
 def everything(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """All that training has changed, whole."""
+    """All tensors that training has changed, unsharded."""
     found = {}
     for name, parameter in model.named_parameters():
         found[name] = full(parameter)
@@ -123,7 +123,7 @@ def logits_of_long_text(model: torch.nn.Module) -> Tensor:
 
 
 def no_pickles() -> ExitStack:
-    """Within it whatever would unpickle fails, objects that travel between processes as well."""
+    """Make all unpickling fail within the context, also that of objects sent between processes."""
     stack = ExitStack()
     names = (
         "pickle.load",
@@ -192,7 +192,7 @@ def two_train(rank: int, processes: int, folder: Path, results: Path) -> None:
 
 
 def go_on(rank: int, processes: int, results: Path, checkpoint: Path, mesh) -> None:
-    """Load a checkpoint into a model that never was whole, and train on."""
+    """Load a checkpoint into a model that was never unsharded, and continue training."""
     config = build().config
     with torch.device("meta"):
         model = LinformerForMaskedLM(config).double()

@@ -1,4 +1,4 @@
-"""A look at figures that are written."""
+"""Access to the figures that a test writes."""
 
 from __future__ import annotations
 

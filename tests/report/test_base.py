@@ -1,4 +1,4 @@
-"""What all reports are made of."""
+"""Helpers of all reports."""
 
 from __future__ import annotations
 

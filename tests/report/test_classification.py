@@ -1,4 +1,4 @@
-"""Reports of classifiers: names of classes that are hard to draw, and more of them than a table has rows."""
+"""Reports of classifiers: difficult class names, and more classes than rows of a table."""
 
 from __future__ import annotations
 

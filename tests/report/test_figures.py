@@ -1,4 +1,4 @@
-"""What all figures share."""
+"""Helpers of all figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of a look inside a model survive strange tokens, many numbers and missing ones."""
+"""Figures of inspections work for unusual tokens, large matrices and missing values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables and figures come from the JSON alone, and survive hostile text."""
+"""Tables and figures need only the JSON, and work for text with markup."""
 
 from __future__ import annotations
 

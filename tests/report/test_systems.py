@@ -99,7 +99,7 @@ def test_compilation_is_told(results):
 
 def test_unfinished_results_say_so(results):
     results["complete"] = False
-    assert "Not complete: it was stopped, or is still running." in systems_markdown(results)
+    assert "Not complete: interrupted or still running." in systems_markdown(results)
 
 
 @pytest.mark.parametrize("with_runs", [True, False])

@@ -1,4 +1,4 @@
-"""Numbers that no training can have are refused, by the name of the setting."""
+"""Invalid numbers are rejected, by the name of the setting."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_what_may_be_unset(name):
 
 @pytest.mark.e2e
 def test_who_has_which_settings():
-    """What a command cannot do it does not offer."""
+    """Commands have only settings that they support."""
     has = {name: {command for command in NEEDED if hasattr(settings(command), name)} for name in
            ("lr_scheduler_type", "label_smoothing_factor", "load_best_model_at_end", "fp16", "adam_beta2", "max_skipped_updates", "trainer", "skip_bad_batches")}  # fmt: skip
     assert has == {

@@ -1,4 +1,4 @@
-"""Small trainings that differ only in what they are given."""
+"""Small trainings that differ only in their arguments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PLAN = {field.name for field in dataclasses.fields(Plan)}
 
 
 def small_settings(**fields: object) -> OneModelTrainingSettings:
-    """Settings of trainings of float32 that report to nobody."""
+    """Settings of float32 trainings without trackers."""
     usual = {"per_device_train_batch_size": 4, "per_device_eval_batch_size": 3, "learning_rate": 1e-2}
     usual |= {"report_to": "none", "bf16": "false", "logging_steps": 1, "save_total_limit": None}
     return OneModelTrainingSettings(**{**usual, **fields})
@@ -44,7 +44,7 @@ def blocks(tokenizer, count: int, seed: int) -> MaskedBlocks:
 
 
 def losses(training: Training) -> list[float]:
-    """Of the updates, as the log has them."""
+    """Losses of the updates in the log."""
     return list(training.state.logged("loss").values())
 
 

@@ -1,4 +1,4 @@
-"""What each update learns from: the same in any number of processes, from any place on, with or without workers."""
+"""The batches of each update: equal for any number of processes, from any start, with or without workers."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def take(task: Task, count: int, start: Position | None = None, **fields: int) -
 
 
 def of_processes(process, make, count: int, processes: int, **fields: int) -> list:
-    """What all processes learn from together: the rows of all, forward pass by forward pass."""
+    """The rows of all processes together, forward pass by forward pass."""
     parts = []
     for rank in range(processes):
         process(rank, processes)
@@ -143,7 +143,7 @@ def test_workers_change_nothing(process):
 
 
 def test_the_order_is_a_pure_function(process):
-    """Of no random generator, and of what was read before."""
+    """Independent of random generators and of what was read before."""
     process(0, 1)
     first = take(echo(), 9)
     task = echo()

@@ -1,4 +1,4 @@
-"""Checkpoints: what comes back is what was there, and files of another model are refused."""
+"""Checkpoints: loading restores what was saved, and files of another model are rejected."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def learn(model: LinformerForMaskedLM, optimizer: torch.optim.Optimizer, times: 
 
 @pytest.fixture
 def trained(config):
-    """A model that has learnt a little, and its optimizer."""
+    """A model after a few updates, and its optimizer."""
     torch.manual_seed(0)
     model = LinformerForMaskedLM(config())
     optimizer = adamw(model, small_settings(projection_learning_rate_factor=0.5))

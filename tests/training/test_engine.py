@@ -1,4 +1,4 @@
-"""Forward, backward and step: exact sums over labels, precision, and what is not finite."""
+"""Forward, backward and step: exact sums over labels, precision, and non-finite values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluation: each validation item once, in order, by however many processes."""
+"""Evaluation: each validation item once, in order, for any number of processes."""
 
 from __future__ import annotations
 

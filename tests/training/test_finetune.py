@@ -52,7 +52,7 @@ def write_texts(path: Path, count: int, *, first: int = 0, columns: tuple[str, s
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory) -> Path:
-    """An encoder that has learnt nothing, and its tokenizer."""
+    """An untrained encoder, and its tokenizer."""
     words = " ".join(word for words in WORDS.values() for word in words)
     folder = tmp_path_factory.mktemp("encoder") / "model"
     return write_model(folder, f"number was {words} 0 1 2 3 4 5 6 7 8 9", norm_first=True)
@@ -81,7 +81,7 @@ def held_out(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(encoder, texts, held_out, tmp_path_factory) -> Path:
-    """One run with two seeds, for all tests that only look."""
+    """One run with two seeds, shared by all tests that do not change it."""
     folder = tmp_path_factory.mktemp("run") / "out"
     finetune(
         encoder, folder, "--train_file", texts, "--validation_file", held_out, "--seeds", 1, 2, "--num_train_epochs=8"
@@ -455,7 +455,7 @@ def test_two_processes_learn_from_each_text_once_in_a_pass(texts, tmp_path):
         (["--seeds", "1", "1"], "seeds: expected one or more, each once, got [1, 1]"),
         (["--seeds", "-1"], "seeds: expected 0 or more, got -1"),
         (["--metric_for_best_model", "bleu"], "metric_for_best_model: expected one of accuracy, macro_f1 and loss, got 'bleu'"),
-        (["--max_length", "24"], f"max_length: expected at most {LENGTH}, which the model takes, got 24"),
+        (["--max_length", "24"], f"max_length: expected at most {LENGTH} (the model's limit), got 24"),
         (["--resize_to", "3"], "resize_to: expected"),
         (["--max_length", "0"], "max_length: expected at least 3, got 0"),
         (["--num_train_epochs", "0"], "num_train_epochs: expected more than 0, got 0.0"),

@@ -1,4 +1,4 @@
-"""The log: which seconds count, what a line says, what a person reads, and trackers."""
+"""The log: measured time, fields of a line, printed text, and trackers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.training.conftest import SEQ_LEN
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that stands still until it is told."""
+    """A clock that only moves when told to."""
     clock = SimpleNamespace(now=100.0)
     monkeypatch.setattr(training_log.time, "perf_counter", lambda: clock.now)
     return clock

@@ -1,4 +1,4 @@
-"""The training loop: transformers' losses, exact resume, and what falls due when."""
+"""The training loop: transformers' losses, exact resume, and the schedule of evaluations and checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the C library is told. Whether pages stay is the system's affair too; docs/speed.md has what it saves."""
+"""Calls to the C library. Whether pages stay also depends on the system; docs/speed.md has the savings."""
 
 from __future__ import annotations
 

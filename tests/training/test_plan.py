@@ -1,4 +1,4 @@
-"""What falls due when: functions of the update and the log alone."""
+"""The schedule of evaluations and checkpoints: functions of the update and the log only."""
 
 from __future__ import annotations
 

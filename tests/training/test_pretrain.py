@@ -53,7 +53,7 @@ def arguments(corpus: Path, output: Path, *more: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def run(corpus, tmp_path_factory) -> Path:
-    """One run with its full-attention twin, for all tests that only look."""
+    """One run with its full-attention twin, shared by all tests that do not change it."""
     folder = tmp_path_factory.mktemp("run") / "out"
     main(arguments(corpus, folder, "--compare-full", "--report_to=tensorboard"))
     return folder

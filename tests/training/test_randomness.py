@@ -1,4 +1,4 @@
-"""Generators of a process: seeded by numbers, and given back to the caller as they were."""
+"""Generators of a process: seeded by numbers, and restored for the caller."""
 
 from __future__ import annotations
 

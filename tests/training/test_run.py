@@ -1,4 +1,4 @@
-"""What surrounds a training: the folder, records, how it ends, and what is measured of it."""
+"""Around a training: the folder, records, how it ends, and its measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a training stands: what comes back is what was there, and what can be no state is refused."""
+"""The state of a training: loading restores what was saved, and invalid states are rejected."""
 
 from __future__ import annotations
 

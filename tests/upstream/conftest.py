@@ -1,4 +1,4 @@
-"""Collected only where network tests are asked for: importing these tests downloads the code that they run."""
+"""Collected only if network tests are requested: importing these tests downloads the code that they run."""
 
 from __future__ import annotations
 

@@ -21,10 +21,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command.
 
     Args:
-        arguments: Words of the command line behind `linformer`; None: those of this process.
+        arguments: Command line arguments after `linformer`; None: those of this process.
 
     Raises:
-        SystemExit: for every failure but an error of this package, which is a traceback; see `errors_reported`.
+        SystemExit: for every failure except a bug in this package, which stays a traceback; see `errors_reported`.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     open_closed_output()
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(arguments: Sequence[str]) -> None:
-    """Parse and run; all that was printed is written when it returns or exits."""
+    """Parse the arguments and run the command; flush stdout when it returns or exits."""
     try:
         name, settings = parse(arguments)
         module, function = COMMANDS[name].function.split(":")
@@ -52,10 +52,10 @@ def _run(arguments: Sequence[str]) -> None:
 
 
 def _advice(command: Command, settings: Any) -> str:
-    """What follows the message that memory ran out: which settings to lower."""
+    """The end of an out-of-memory message: which settings to lower, and that `--resume` continues the run."""
     values = {name: operator.attrgetter(name)(settings) for name in command.memory}
     told = [name if value is None else f"{name} ({value})" for name, value in values.items()]
     resumable = hasattr(settings, "resume") and (getattr(settings, "output_dir", None) or hasattr(settings, "output"))
     return (f"; lower {' or '.join(told)}" if told else "") + (
-        "; --resume goes on from what is saved" if resumable else ""
+        "; --resume continues from what is saved" if resumable else ""
     )

@@ -11,24 +11,24 @@ from linformer_kit.settings import ConvertSettings
 
 
 def main(settings: ConvertSettings) -> None:
-    """Convert, and say what came of it."""
+    """Convert and print a summary of the result."""
     (model, left_out, learned), tokenizer = convert(settings)
     shape, projection = _described(model)
     print(f"{type(model).__name__}, {model.num_parameters():,} parameters, {shape}")
     if projection is not None and not learned:
         print(
-            f"New: {model.projection_matrix_count()} matrices E and F ({projection}). They know nothing yet: "
-            f"{'`linformer distill` teaches them' if settings.in_place else 'train on before use'}."
+            f"New: {model.projection_matrix_count()} matrices E and F ({projection}). They are untrained: "
+            f"{'run `linformer distill`' if settings.in_place else 'continue training'} before use."
         )
     if left_out:
         print(f"Left out: {', '.join(sorted({name.rpartition('.')[0] for name in left_out}))}")
     if tokenizer is None and longest_input(model) is not None:
-        print("No tokenizer: the source has none; --tokenizer names one.")
+        print("No tokenizer: the source has none; give one with --tokenizer.")
     print(f"Saved in {settings.out}")
 
 
 def _described(model: PreTrainedModel) -> tuple[str, str | None]:
-    """Sizes in words, and the projection if there is one."""
+    """Sizes as text, and the projection if there is one."""
     config = model.config
     if isinstance(model, LinearizedModel):
         linear = config.linformer

@@ -16,4 +16,4 @@ def main(settings: DistillSettings) -> None:
     results, folder = distill(settings)
     if PartialState().is_main_process:
         print(distill_markdown(results))
-        print(f"Everything is in {folder}; AutoModel loads it after `import linformer_kit`.")
+        print(f"Saved in {folder}; AutoModel loads it after `import linformer_kit`.")

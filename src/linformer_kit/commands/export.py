@@ -10,19 +10,19 @@ from linformer_kit.settings import ExportSettings
 
 
 def main(settings: ExportSettings) -> None:
-    """Export and print what came of it."""
+    """Export and print the results."""
     print("\n".join(_lines(export(settings))))
     print(f"Saved in {settings.out}")
 
 
 def _lines(results: dict[str, Any]) -> Iterator[str]:
-    """The results for people."""
+    """The results as lines of text."""
     yield f"{results['model']}, inputs {', '.join(results['inputs'])}, at most {results['max_length']:,} tokens"
     if "agreement" in results:
         found = results["agreement"]
         yield (
-            f"Largest difference to PyTorch over {len(found['shapes'])} shapes: {found['largest_difference']:.1e} "
-            f"(PyTorch's own to float64: {found['float32_error']:.1e}, allowed: {found['tolerance']:.1e})"
+            f"Largest difference from PyTorch over {len(found['shapes'])} shapes: {found['largest_difference']:.1e} "
+            f"(PyTorch's own from float64: {found['float32_error']:.1e}, allowed: {found['tolerance']:.1e})"
         )
     yield "Size: " + ", ".join(f"{name} {size / 1e6:.1f} MB" for name, size in results["bytes"].items())
     if "int8_difference" in results:

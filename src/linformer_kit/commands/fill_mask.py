@@ -9,7 +9,7 @@ from linformer_kit.settings import FillMaskSettings
 
 
 def main(settings: FillMaskSettings) -> None:
-    """Print the guesses for each mask of the text, with probabilities."""
+    """Print the likeliest tokens for each mask of the text, with probabilities."""
     guesses = fill_mask(settings.model, settings.text, top_k=settings.top_k)
     if settings.json:
         print(json.dumps(guesses, ensure_ascii=False, indent=2))
@@ -18,5 +18,5 @@ def main(settings: FillMaskSettings) -> None:
         if len(guesses) > 1:
             print(f"mask {number}")
         for candidate in candidates:
-            token = json.dumps(candidate["token"], ensure_ascii=False)  # in quotes: white space is part of a token
+            token = json.dumps(candidate["token"], ensure_ascii=False)  # quoted: white space is part of a token
             print(f"{candidate['probability']:7.2%}  {token}")

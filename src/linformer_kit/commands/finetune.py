@@ -16,4 +16,4 @@ def main(settings: FinetuneSettings) -> None:
     results, folder = finetune(settings)
     if PartialState().is_main_process:
         print(finetune_markdown(results))
-        print(f"Everything is in {folder}. Use it:\n  linformer predict {folder} FILE")
+        print(f"Saved in {folder}. Use it:\n  linformer predict {folder} FILE")

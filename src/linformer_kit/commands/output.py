@@ -19,7 +19,7 @@ def errors_reported() -> Iterator[None]:
 
     Raises:
         SystemExit: 2 for bad input; 1 for failures of the machine (memory, disk, a killed process); 128 plus the number
-            of the signal that stopped the command. Any other error is our own and stays a traceback, whose code is 1.
+            of the signal that stopped the command. Any other error is a bug and stays a traceback with exit code 1.
     """
     try:
         yield
@@ -48,9 +48,9 @@ def errors_reported() -> Iterator[None]:
 
 
 def set_up_logging() -> None:
-    """Log this package's messages to stderr; of the libraries only errors, without their progress bars."""
+    """Log this package's messages to stderr; from the libraries only errors, without their progress bars."""
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
-    first = os.environ.get("RANK", "0") == "0"  # of torchrun's processes one logs
+    first = os.environ.get("RANK", "0") == "0"  # only one of torchrun's processes logs
     logging.getLogger("linformer_kit").setLevel(logging.INFO if first else logging.ERROR)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # else each forked data worker warns
     libraries = importlib.import_module("transformers.utils.logging")
@@ -59,14 +59,14 @@ def set_up_logging() -> None:
 
 
 def open_closed_output() -> None:
-    """Send what is written to a stdout or stderr that was closed before the start (`>&-`) to the null device."""
+    """Open the null device as stdout or stderr where that was closed before the start (`>&-`)."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (open until the end)
 
 
 def _flushed() -> bool:
-    """Whether stdout could be flushed; if not, the rest is discarded, because it would fail again at exit."""
+    """Flush stdout and return whether that worked; if not, discard the rest, which would fail again at exit."""
     try:
         sys.stdout.flush()
     except OSError:

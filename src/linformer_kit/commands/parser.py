@@ -1,4 +1,4 @@
-"""From arguments to typed settings: recipes, files of settings and the command line, in this order."""
+"""Parse arguments into typed settings: recipes, settings files and the command line, later ones overriding."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _COMMON_RECIPE = "_common.yaml"
 
 
 def parse(arguments: Sequence[str]) -> tuple[str, Any]:
-    """Name and settings of the command that the arguments ask for.
+    """Name and settings of the command in the arguments.
 
-    Later wins: what all recipes of the command have in common, the recipe, each --config file, the command line.
+    Later ones override: the common part of the command's recipes, the recipe, each --config file, the command line.
 
     Raises:
-        InputError: for anything that the command does not take, in one line.
+        InputError: for anything that the command does not take, with a message of one line.
         SystemExit: for --help, --version and --print_config.
     """
     group = arguments[0] if arguments and arguments[0] in GROUPS else None
@@ -46,7 +46,7 @@ def parse(arguments: Sequence[str]) -> tuple[str, Any]:
     try:
         namespace = parser.parse_args([*words, *rest])
     except OverflowError as error:
-        raise InputError(f"settings: expected numbers that fit, got one that does not ({error})") from None
+        raise InputError(f"settings: expected numbers in range, got one that is too large ({error})") from None
     if command is None:
         parser.print_help()
         raise SystemExit(0)
@@ -56,9 +56,9 @@ def parse(arguments: Sequence[str]) -> tuple[str, Any]:
 
 
 def _build_parser(group: str | None, wanted: Command | None, recipes: list[Path]) -> ArgumentParser:
-    """The parser of the commands of a group, or of all others and the names of the groups.
+    """Build the parser of a group's commands, or of all other commands and the names of the groups.
 
-    Only the command that is wanted gets its settings: to read those of all takes longer than many a command.
+    Only the wanted command gets its settings: reading those of all commands takes longer than some commands run.
     """
     parser = _OneLineParser(
         prog=f"linformer {group}" if group else "linformer",
@@ -75,7 +75,7 @@ def _build_parser(group: str | None, wanted: Command | None, recipes: list[Path]
             child = _command_parser(command, recipes) if command is wanted else _OneLineParser()
             subcommands.add_subcommand(last, child, help=f"{command.summary}.")
     for name, summary in GROUPS.items() if group is None else ():
-        subcommands.add_subcommand(name, _OneLineParser(), help=f"{summary}: `linformer {name}` lists what.")
+        subcommands.add_subcommand(name, _OneLineParser(), help=f"{summary}; `linformer {name}` lists its commands.")
     return parser
 
 
@@ -87,7 +87,7 @@ def _command_parser(command: Command, recipes: list[Path]) -> ArgumentParser:
         child.add_argument(
             "--recipe",
             default=command.recipe,
-            help=f"Named recipe ({_recipe_names(RECIPES / command.recipes)}) or YAML file that the rest overrides.",
+            help=f"Recipe ({_recipe_names(RECIPES / command.recipes)}) or YAML file; all other arguments override it.",
         )
     help_texts = {
         param.arg_name: param.description
@@ -101,14 +101,14 @@ def _command_parser(command: Command, recipes: list[Path]) -> ArgumentParser:
 
 
 class _OneLineParser(ArgumentParser):
-    """Wrong usage is an `InputError` with a single line."""
+    """A parser that raises wrong usage as an `InputError` with a message of one line."""
 
     def error(self, message: str, ex: Exception | None = None) -> None:  # type: ignore[override]
         raise InputError(readable(" ".join(message.split())))
 
 
 def _recipe_file(name: str, recipes: Path) -> Path:
-    """The file of a recipe by its name or path."""
+    """The file of a recipe given by name or path."""
     built_in = recipes / f"{name}.yaml"
     path = built_in if built_in.exists() else Path(str(name))
     if not path.is_file():
@@ -128,7 +128,7 @@ def _read_settings(path: Path) -> dict[str, Any]:
 
 
 def _instantiate(settings: Any, values: Namespace) -> Any:
-    """The dataclass, nested ones included, from parsed values."""
+    """Build the settings dataclass, with nested ones, from parsed values."""
     hints: dict[str, Any] = get_type_hints(settings)
     arguments = {}
     for field in dataclasses.fields(settings):

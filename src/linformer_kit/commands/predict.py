@@ -9,7 +9,7 @@ from linformer_kit.settings import PredictSettings
 
 
 def main(settings: PredictSettings) -> None:
-    """Write the answers, and how many there are of each class to stderr."""
+    """Write the predictions, and print the number of texts of each class to stderr."""
     counts = predict(settings)
     shown = ", ".join(f"{count:,} {name}" for name, count in counts.items() if name is not None)
     print(f"{counts.pop(None):,} texts: {shown}", file=sys.stderr)

@@ -20,4 +20,4 @@ def main(settings: PretrainSettings) -> None:
             raise DivergedError(f"{attention} attention: {result['diverged']}")
     if PartialState().is_main_process:
         print(pretrain_markdown(results))
-        print(f"Everything is in {folder}. Try it:\n  linformer fill-mask {folder} 'import <mask>'")
+        print(f"Saved in {folder}. Try it:\n  linformer fill-mask {folder} 'import <mask>'")

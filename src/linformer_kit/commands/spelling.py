@@ -1,4 +1,4 @@
-"""Arguments as the parser of settings wants them, and its messages as users read them."""
+"""Rewrite arguments into the parser's syntax, and the parser's messages into ours."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _YES_OR_NO = ("true", "false", "yes", "no")
 
 
 def normalise(arguments: Sequence[str], settings: type) -> list[str]:
-    """Spell arguments as the parser wants them.
+    """Rewrite arguments into the parser's syntax.
 
-    Hyphens in names become underscores, a lone --flag of a yes-or-no field means yes, and a field that takes a list
-    takes all that follows it: --train_file a.txt b.txt. Where the field has a default list, it is replaced.
+    Hyphens in names become underscores, --flag of a boolean field without a value means true, and a field that takes a
+    list takes all values that follow it: --train_file a.txt b.txt. They replace the field's default list, if any.
     """
     hints = {f"--{name}": hint for name, hint in get_type_hints(settings).items()}
     queue = deque(arguments)
@@ -48,7 +48,7 @@ def normalise(arguments: Sequence[str], settings: type) -> list[str]:
 
 
 def values_of(name: str, arguments: Sequence[str]) -> list[str]:
-    """What --name VALUE and --name=VALUE say, in their order; the parser refuses a name without a value."""
+    """The values of --name VALUE and --name=VALUE, in order; the parser rejects a name without a value."""
     values = []
     for argument, following in itertools.pairwise([*arguments, "--"]):
         if argument == name and not following.startswith("--"):
@@ -59,7 +59,7 @@ def values_of(name: str, arguments: Sequence[str]) -> list[str]:
 
 
 def readable(message: str) -> str:
-    """The parser's message as: field, what was expected, what was got."""
+    """The parser's message rewritten as `field: expected ..., got ...`."""
     message = re.sub(r"^argument --(\w+)/--\w+\+:", r"argument --\1:", message)
     message = re.sub(r'^Parser key "([^"]+)": ', r"\1: ", message)
     message = re.sub(
@@ -81,15 +81,15 @@ def readable(message: str) -> str:
 
 
 def _item_of_list(hint: Any) -> Any:
-    """The type of the items, where a field takes a list or, beside it, null; None where it takes something else."""
+    """The type of the items of a field that takes a list, or a list or null; None for any other field."""
     kinds = [kind for kind in (get_args(hint) if get_origin(hint) is UnionType else [hint]) if kind is not NoneType]
     return get_args(kinds[0])[0] if len(kinds) == 1 and get_origin(kinds[0]) is list else None
 
 
 def _spelled_list(values: list[str], item: Any) -> str:
-    """The list in YAML; text in quotes, so that commas, numbers and the like in names stay what they are."""
+    """The list as YAML; text items are quoted, so that commas in names stay and names like numbers stay text."""
     if len(values) == 1 and (values[0] == "null" or (values[0].startswith("[") and values[0].endswith("]"))):
-        return values[0]  # null or a list, said as such
+        return values[0]  # already YAML
     return f"[{', '.join(map(_quoted, values) if _is_text(item) else values)}]"
 
 
@@ -98,8 +98,8 @@ def _is_text(item: Any) -> bool:
 
 
 def _quoted(text: str) -> str:
-    """The text as YAML has it in double quotes."""
+    """The text as a double-quoted YAML string."""
     plain = string.ascii_letters + string.digits + " .,:;/~_-+=*?!()[]{}<>@#%&|$^'`"
-    # The parser refuses lone surrogates, which stand for bytes that are not UTF-8, and says so where it sees them.
+    # Lone surrogates (bytes that are not UTF-8) stay unescaped: the parser rejects them with a message.
     escaped = (each if each in plain or "\ud800" <= each <= "\udfff" else f"\\U{ord(each):08x}" for each in text)
     return f'"{"".join(escaped)}"'

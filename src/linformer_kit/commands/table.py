@@ -1,4 +1,4 @@
-"""The commands, one entry each; importing this imports nothing heavy."""
+"""The table of commands; importing it imports no heavy library."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _BATCHES = ("per_device_train_batch_size", "per_device_eval_batch_size")
 
 
 class Command(NamedTuple):
-    """A subcommand: one line of help, the dataclass of its settings, `module:function`, default recipe, positionals,
-    the folder of its recipes below `RECIPES`, and the settings to lower where memory runs out, by names with dots."""
+    """A subcommand: one line of help, its settings dataclass, `module:function`, default recipe, positionals, the
+    folder of its recipes below `RECIPES`, and the settings (dotted names) to lower when memory runs out."""
 
     summary: str
     settings: type
@@ -75,70 +75,70 @@ COMMANDS = {
         memory=("batch_size", "max_length"),
     ),
     "fill-mask": Command(
-        "Guess the <mask> tokens of a text",
+        "Predict the <mask> tokens of a text",
         FillMaskSettings,
         "linformer_kit.commands.fill_mask:main",
         positionals=("model", "text"),
     ),
     "convert": Command(
-        "Make a Linformer of a RoBERTa, a BERT or a fairseq checkpoint",
+        "Convert a RoBERTa, BERT or fairseq checkpoint to a Linformer, or linearise an encoder in place",
         ConvertSettings,
         "linformer_kit.commands.convert:main",
         positionals=("source", "out"),
     ),
     "distill": Command(
-        "Make an encoder linear, and teach it what it did before",
+        "Linearise an encoder and distil the original into it",
         DistillSettings,
         "linformer_kit.commands.distill:main",
         positionals=("teacher", "output_dir"),
         memory=(*_BATCHES, "max_position_embeddings"),
     ),
     "export": Command(
-        "Make an ONNX file, or int8 weights, of a model, and check them against PyTorch",
+        "Export a model to ONNX or int8 weights, and check the result against PyTorch",
         ExportSettings,
         "linformer_kit.commands.export:main",
         positionals=("model", "out"),
     ),
     "inspect": Command(
-        "Draw which slots the heads of a model attend to, and its E and F",
+        "Plot which slots the heads of a model attend to, and its E and F",
         InspectSettings,
         "linformer_kit.experiments.inspection:main",
         positionals=("model", "output_dir"),
         memory=("max_tokens",),
     ),
     "spectrum": Command(
-        "Show how fast the singular values of a model's attention fall (Fig 1), and choose k by them",
+        "Measure how fast the singular values of a model's attention decay (Fig 1), and choose k by them",
         SpectrumSettings,
         "linformer_kit.experiments.spectrum.figure1:main",
         positionals=("model",),
         memory=("seq_len", "samples"),
     ),
     "theorems": Command(
-        "Try Theorems 1 and 2 on random attention and on a model's",
+        "Test Theorems 1 and 2 on random attention and on a model's attention",
         TheoremsSettings,
         "linformer_kit.experiments.theorems.trials:main",
         memory=("lengths", "samples"),
     ),
     "bench efficiency": Command(
-        "Time and memory that Linformers save against Transformers of equal size (Table 3, Fig 2)",
+        "Measure the time and memory that Linformers save over Transformers of equal size (Table 3, Fig 2)",
         EfficiencySettings,
         "linformer_kit.experiments.cost.efficiency:main",
         memory=("tokens", "lengths"),
     ),
     "bench ceiling": Command(
-        "The machine's limits for these encoders",
+        "Measure the machine's limits on the speed of these encoders",
         CeilingSettings,
         "linformer_kit.experiments.cost.ceiling:main",
         memory=("tokens", "square", "copy_mib"),
     ),
     "bench systems": Command(
-        "Time of a layer of each kind of encoder against the length of the sequence (Table 1)",
+        "Time one layer of each kind of encoder at several sequence lengths (Table 1)",
         SystemsSettings,
         "linformer_kit.experiments.cost.systems:main",
         memory=("tokens", "lengths"),
     ),
     "bench learning": Command(
-        "Which of several encoders learns best: many small trainings from one recipe",
+        "Compare how well several encoders learn: many small trainings from one recipe",
         LearningSettings,
         "linformer_kit.experiments.learning.learn:main",
         "start",
@@ -146,19 +146,19 @@ COMMANDS = {
         memory=("processes", "base.per_device_train_batch_size"),
     ),
     "bench table2": Command(
-        "Accuracy of several encoders on the paper's four tasks, and what it costs (Table 2)",
+        "Measure accuracy and cost of several encoders on the paper's four tasks (Table 2)",
         Table2Settings,
         "linformer_kit.experiments.quality.table2:main",
         memory=(*_BATCHES, "max_length"),
     ),
     "bench embeddings": Command(
-        "What linear sentence embedders are worth beside their teacher: cosine, tasks, time and memory",
+        "Compare linearised sentence embedders with their teacher: cosine, tasks, time and memory",
         EmbeddingsSettings,
         "linformer_kit.experiments.quality.embeddings:main",
         memory=("batch_size", "tokens", "lengths"),
     ),
     "bench families": Command(
-        "Make encoders of each kind linear, and look whether anything changes with as many slots as tokens",
+        "Linearise encoders of each family, and check that k = n leaves their outputs unchanged",
         FamiliesSettings,
         "linformer_kit.experiments.quality.families:main",
     ),
@@ -166,5 +166,5 @@ COMMANDS = {
         "Encode a million tokens in one pass", LongSettings, "linformer_kit.experiments.cost.long:main", memory=("n",)
     ),
 }
-# What stands before the second word of a command.
-GROUPS = {"bench": "Measure speed and memory on this machine"}
+# The first words of commands of two words.
+GROUPS = {"bench": "Measure speed, memory and quality on this machine"}

@@ -1,1 +1,1 @@
-"""What measures: tables and figures of the paper, time, memory and quality."""
+"""Measurements: tables and figures of the paper, time, memory and quality."""

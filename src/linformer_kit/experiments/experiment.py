@@ -1,7 +1,7 @@
-"""The frame of every measurement: its folder, the head of its results, a report that grows with them, and resuming.
+"""The frame of every measurement: its folder, the header of its results, reports of partial results, and resuming.
 
 A measurement calls `check_output` before any work, opens an `Experiment` with `portable` settings, fills in its
-`results`, calls `save` whenever something is done, and `show` at the end. What is measured in one go is written by
+`results`, calls `save` after each part, and `show` at the end. Results without partial reports are written by
 `write_at_once`.
 """
 
@@ -24,7 +24,7 @@ from linformer_kit.files.writing import uninterrupted, whole_folder
 from linformer_kit.settings import names_only
 
 Results = dict[str, Any]
-Writer = Callable[[Results, Path], str]  # writes results and what is made of them into a folder; returns the Markdown
+Writer = Callable[[Results, Path], str]  # writes results and their report into a folder; returns the Markdown
 
 _OF_THE_FOLDER = ("output_dir", "overwrite")
 
@@ -44,7 +44,7 @@ def check_output(output_dir: str | None, *, resume: bool = False, overwrite: boo
         overwrite: Whether the results in it are replaced.
 
     Raises:
-        InputError: if the folder holds anything and neither is given, holds a model, or cannot be written to.
+        InputError: if the folder is not empty and neither is given, holds a model, or is not writable.
     """
     if output_dir is not None and resume:
         check_writable(Path(output_dir))
@@ -55,7 +55,7 @@ def check_output(output_dir: str | None, *, resume: bool = False, overwrite: boo
 
 
 def earlier_file(output_dir: str | None, name: str, *, resume: bool) -> Path | None:
-    """The results file that is to be continued, `<output_dir>/<name>.json`; None to start anew."""
+    """The results file to resume, `<output_dir>/<name>.json`; None if there is nothing to resume."""
     path = Path(output_dir or "") / f"{name}.json"
     return path if resume and path.is_file() else None
 
@@ -63,11 +63,11 @@ def earlier_file(output_dir: str | None, name: str, *, resume: bool) -> Path | N
 def portable(
     settings: Any, *, files: Iterable[str] = (), emptied: Iterable[str] = (), without: Iterable[str] = _OF_THE_FOLDER
 ) -> Results:
-    """The settings as they are recorded: nothing that means something on this machine only.
+    """The settings as recorded in results: without anything specific to this machine.
 
     Args:
         settings: A dataclass.
-        files: Settings with paths, of which the last part is kept.
+        files: Settings with paths; only their last part is recorded.
         emptied: Settings that are recorded as None.
         without: Settings that are not recorded.
     """
@@ -77,27 +77,27 @@ def portable(
 
 
 def header(command: str, *, device: torch.device, settings: Results) -> Results:
-    """What all results begin with: command, machine with versions, settings."""
+    """The first fields of all results: command, machine with versions, settings."""
     return {"command": command, "environment": environment(device), "settings": settings}
 
 
 class Experiment:
     """The results of one measurement and the folder that they are written to.
 
-    As a context it says, after Ctrl-C, where the results so far are.
+    As a context manager, it prints the folder of the partial results after Ctrl-C.
 
     Args:
-        command: As typed, such as `bench long`.
-        output_dir: As given, checked by `check_output`; None: a new folder, `runs/<command>-<date>-<time>`.
-        device: Where it measures.
-        settings: As they are recorded.
-        write: Writes the report.
-        fields: More of the results.
+        command: The command, such as `bench long`.
+        output_dir: The folder, checked by `check_output`; None: a new folder, `runs/<command>-<date>-<time>`.
+        device: Device of the measurement.
+        settings: Settings to record.
+        write: Function that writes the report.
+        fields: Further fields of the results.
 
     Attributes:
-        results: What is written as JSON.
-        folder: Where.
-        text: The report in Markdown, as `save` has last written it.
+        results: The results, written as JSON.
+        folder: The output folder.
+        text: The Markdown report of the last `save`.
     """
 
     def __init__(
@@ -134,15 +134,15 @@ class Experiment:
         self.save()
 
     def show(self) -> None:
-        """Print the report and where it is."""
+        """Print the report and its folder."""
         show(self.text, self.folder)
 
 
 def write_at_once(output_dir: str | None, command: str, write: Callable[[Path], str]) -> tuple[str, Path]:
-    """Write results that are measured already into their folder, all files or none.
+    """Write complete results into their folder, all files or none.
 
     Returns:
-        What `write` returns, and the folder.
+        The text that `write` returns, and the folder.
     """
     folder = open_output_dir(output_dir, command=_hyphened(command), overwrite=False)
     with uninterrupted(), whole_folder(folder) as part:
@@ -150,10 +150,10 @@ def write_at_once(output_dir: str | None, command: str, write: Callable[[Path], 
 
 
 def show(text: str, folder: Path | str, *, interrupted: bool = False) -> None:
-    """Print a report and where it is.
+    """Print a report and its folder.
 
     Raises:
-        KeyboardInterrupt: after that, if the measurement was interrupted.
+        KeyboardInterrupt: after printing, if the measurement was interrupted.
     """
     print(text)
     print(f"Saved in {folder}")

@@ -1,6 +1,6 @@
-"""Look inside a model: which slots its heads attend to on real text, and what its projections have learned.
+"""Inspect a model: which slots its heads attend to on real text, and its projection matrices.
 
-`linformer inspect MODEL` draws the context mapping P̄ of equation 7 for several heads, and E and F as images.
+`linformer inspect MODEL` plots the context mapping P̄ of equation 7 for several heads, and E and F as images.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from linformer_kit.operator.projections.windows import pooling_windows
 from linformer_kit.report.inspection import draw_context_mappings, draw_projections, write_inspection_report
 from linformer_kit.settings import InspectSettings
 
-_PANELS = 4  # layers, and heads, that are drawn where nobody chooses
+_PANELS = 4  # layers, and heads, that are plotted by default
 
 
 def main(settings: InspectSettings) -> None:
@@ -35,17 +35,17 @@ def main(settings: InspectSettings) -> None:
 
 
 def inspect(settings: InspectSettings) -> str:
-    """Run the model on a text, and write what there is to see into `settings.output_dir`.
+    """Run the model on a text, and write figures and numbers into `settings.output_dir`.
 
-    `context_mapping.png`, `projections.png` (where the projection has matrices), `inspection.md`, `inspection.json`,
-    and the arrays of the pictures, slots in the model's own order, in `inspection.npz`.
+    Files: `context_mapping.png`, `projections.png` (if the projection has matrices), `inspection.md`,
+    `inspection.json`, and the plotted arrays, slots in the model's own order, in `inspection.npz`.
 
     Returns:
         The Markdown text.
 
     Raises:
-        InputError: for a model that is no Linformer or gives no finite numbers, a text without tokens, layers or heads
-            that there are not, or an output_dir that holds anything. Nothing is written then.
+        InputError: for a model that is not a Linformer or has non-finite values, a text without tokens, layers or heads
+            out of range, or an output_dir that is not empty. Nothing is written then.
     """
     folder = check_new_folder("output_dir", settings.output_dir)
     text, described = _text(settings)
@@ -84,10 +84,10 @@ def context_mappings(
 ) -> tuple[Float[Tensor, "chosen_layers chosen_heads seq_len slots"], Float[Tensor, "layers heads"]]:
     """P̄ (P with full attention) of some layers and heads for one text, and the effective slots of all.
 
-    Where a head has fewer slots than the most, NaN stands for those that it has not.
+    Heads with fewer slots than the largest number are filled with NaN.
 
     Raises:
-        InputError: if the model gives a NaN.
+        InputError: if the attention has non-finite values.
     """
     attentions = [weights[0].float() for weights in model(input_ids, output_attentions=True).attentions]
     for layer, weights in enumerate(attentions):
@@ -103,15 +103,15 @@ def context_mappings(
 
 
 def effective_slots(mappings: Float[Tensor, "*heads seq_len slots"]) -> Float[Tensor, "*heads"]:
-    """How many slots a head spreads its attention over: e to the entropy of P̄'s rows, averaged over the tokens.
+    """Number of slots that a head spreads its attention over: exp of the entropy of P̄'s rows, averaged over the tokens.
 
-    1 where each token attends to a single slot, the number of slots where it attends to all alike.
+    1 if each token attends to a single slot, the number of slots if it attends to all equally.
     """
     return torch.special.entr(mappings).sum(dim=-1).mean(dim=-1).exp()
 
 
 class Image(NamedTuple):
-    """A matrix to draw: what it is, its numbers, what its rows and columns are, and in which order to draw the rows."""
+    """A matrix to plot: its name, its values, the labels of its rows and columns, and the order of the rows."""
 
     name: str
     matrix: np.ndarray
@@ -121,13 +121,13 @@ class Image(NamedTuple):
 
 
 def projection_images(model: LinformerModel, layers: list[int], heads: list[int]) -> list[Image]:
-    """E and F of some layers as images; nothing where a projection has no matrices.
+    """E and F of some layers as images; empty if a projection has no matrices.
 
-    Rows of E are drawn by where in the text they look, as the slots in the pictures of P̄ are, and rows of F in the
-    order of E's: a slot has one row in both. Matrices of each head come for the first of `heads` only.
+    Rows of E are ordered by their position in the text, like the slots in the plots of P̄; rows of F have the same
+    order, so that a slot has the same row in both. With matrices for each head, that of the first of `heads` is shown.
 
     Raises:
-        InputError: for a matrix with a NaN.
+        InputError: for a matrix with non-finite values.
     """
     if model.encoder.projection is not None:
         return _images(model.encoder.projection, "all layers", heads[0])
@@ -137,14 +137,14 @@ def projection_images(model: LinformerModel, layers: list[int], heads: list[int]
 
 
 def slot_order(matrix: Float[Tensor, "projected seq_len"]) -> Int[Tensor, " projected"]:
-    """The rows of E by the centre of their squared weights: the slots from the start of the text to its end."""
+    """Order of the rows of E by the centre of their squared weights: slots from the start of the text to its end."""
     weights = matrix.double().square()
     centre = (weights * torch.arange(matrix.shape[-1])).sum(dim=-1) / weights.sum(dim=-1).clamp(min=1e-300)
     return centre.argsort(stable=True)
 
 
 def in_drawn_order(model: LinformerModel, mappings: Tensor, layers: list[int], heads: list[int]) -> Tensor:
-    """P̄ as it is drawn: the slots of each head from the start of the text to its end, as far as they have a place."""
+    """P̄ in the order of the plot: the slots of each head from the start of the text to its end (linear projections)."""
     drawn = mappings.clone()
     for row, layer in enumerate(layers):
         module = model.encoder.projections[layer]
@@ -180,14 +180,14 @@ def _image(name: str, matrix: Tensor, rows: str, columns: str, order: Tensor | N
 
 
 def _of_head(module: LinearProjection | ConvProjection, matrix: Tensor, head: int) -> Tensor:
-    """The part of E or F that a head projects with: all of it unless each head has its own."""
+    """The matrix that a head projects with: E or F itself, or its part for the head if each head has its own."""
     if module.sharing != "none":
         return matrix
     return matrix[head] if module.uniform else matrix.split(module.head_dims)[head]
 
 
 def _slots_by_head(model: LinformerModel, layer: int, seq_len: int) -> list[int]:
-    """How many slots each head of a layer has for a text; with full attention its tokens."""
+    """Number of slots of each head of a layer for a text; with full attention, its number of tokens."""
     module, heads = model.encoder.projections[layer], model.config.num_attention_heads
     if module is None:
         return [seq_len] * heads
@@ -204,7 +204,7 @@ def _check_finite(where: str, numbers: Tensor) -> None:
 
 
 def _chosen(name: str, chosen: list[int] | None, count: int) -> list[int]:
-    """The layers or heads that are drawn: those chosen, each once, or a few, evenly spread."""
+    """The layers or heads to plot: those chosen, without duplicates, or a few, evenly spaced."""
     if chosen is None:
         return sorted({round(index * (count - 1) / max(1, _PANELS - 1)) for index in range(_PANELS)})
     for index in chosen:
@@ -214,7 +214,7 @@ def _chosen(name: str, chosen: list[int] | None, count: int) -> list[int]:
 
 
 def _text(settings: InspectSettings) -> tuple[str, str]:
-    """The text and what to call it: a real one that is on every machine, where nobody gives another."""
+    """The text and its name in the report; default: the source of argparse, which is on every machine."""
     if settings.text is not None and settings.text_file is not None:
         raise InputError("text, text_file: expected at most one of them, got both")
     if settings.text is not None:

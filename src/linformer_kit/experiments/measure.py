@@ -1,4 +1,4 @@
-"""Honest measurements: interleaved repetitions, and peak memory in a fresh process."""
+"""Measure time by interleaved repetitions, and peak memory in a fresh process."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ def interleaved(
     start: Callable[[str], object] | None = None,
     done: Callable[[str], object] | None = None,
 ) -> Timings:
-    """Time cases in turn, so that what else the machine does falls on all alike.
+    """Time cases alternately, so that other load of the machine affects all of them equally.
 
-    Every round runs each case once. A case that has used up its seconds sits out the rounds that follow, and one whose
-    first run alone took more than a third of them is not warmed up: that run counts.
+    Every round runs each case once. A case that has used up its seconds is skipped in later rounds. If the first run of
+    a case takes more than a third of its seconds, that run counts and is not a warm-up.
 
     Args:
-        cases: What to run, by name.
-        device: Where it runs; an accelerator is waited for.
-        repetitions: Rounds.
+        cases: Functions to run, by name.
+        device: Device of the functions; accelerators are synchronised.
+        repetitions: Number of rounds.
         warmup: Runs of each case before the first round.
-        seconds: Time for one case in all rounds.
-        start: Called with a case's name before each of its runs, the warm-up's too.
-        done: Called with a case's name in each round, after its run if it has one.
+        seconds: Time limit for one case in all rounds.
+        start: Called with a case's name before each of its runs, warm-up included.
+        done: Called with a case's name in each round, after its run if there is one.
 
     Returns:
         The seconds of each run of each case, at least one.
@@ -80,24 +80,24 @@ def _timed(run: Callable[[], object], device: torch.device) -> float:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for an accelerator; a CPU is always done."""
+    """Wait for an accelerator; does nothing for a CPU."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
 
 def summary(runs: list[float]) -> dict[str, Any]:
-    """Median, least, most and number of runs, in seconds."""
+    """Median, minimum and maximum in seconds, and number of runs."""
     return {"median_s": statistics.median(runs), "min_s": min(runs), "max_s": max(runs), "runs": len(runs)}
 
 
 def fresh_processes(count: int) -> ProcessPoolExecutor:
-    """Processes that share nothing with this one."""
+    """A pool of spawned processes, which share no memory with this one."""
     spawn = multiprocessing.get_context("spawn")
     return ProcessPoolExecutor(max_workers=count, mp_context=spawn, initializer=_end_quietly, initargs=(os.getpid(),))
 
 
 def _end_quietly(parent: int) -> None:
-    """With Ctrl-C, without a word, as it reaches the parent too, which speaks; and after a parent that was killed."""
+    """Make a worker exit silently on Ctrl-C, which the parent reports, and after the parent was killed."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     def watch() -> None:
@@ -109,10 +109,10 @@ def _end_quietly(parent: int) -> None:
 
 
 def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a function returns in a process of its own, where nothing has been allocated before.
+    """Run a function in a fresh process, without earlier allocations, and return its result.
 
     Raises:
-        OutOfMemoryError: if the process was killed, which is how memory runs out.
+        OutOfMemoryError: if the process was killed, as when memory runs out.
     """
     with fresh_processes(1) as pool:
         try:
@@ -122,10 +122,10 @@ def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
-    """Highest memory while a function runs, less what was in use before.
+    """Peak memory while a function runs, minus the memory in use before.
 
-    On a CPU this is the resident set of the process, so measure in a fresh one and where it is large beside a few MB;
-    on an accelerator, what its allocator gave out.
+    On a CPU this is the resident set of the process: measure in a fresh process, and amounts much larger than a few MB.
+    On an accelerator it is the allocated memory.
     """
     synchronize(device)
     if device.type == "cpu":
@@ -139,12 +139,12 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
 
 
 def _resident_peak(run: Callable[[], object]) -> tuple[int, int]:
-    """Resident bytes before, and the highest while a function runs."""
+    """Resident bytes before, and the peak while a function runs."""
     _give_back_free_memory()
     before = status_bytes("VmRSS")
     if before is None:
-        raise InputError("memory: expected Linux, whose /proc tells the resident set, or an accelerator")
-    Path("/proc/self/clear_refs").write_text("5")  # sets the highest back to the present
+        raise InputError("memory: expected Linux (for the resident set in /proc) or an accelerator, got neither")
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the current value
     run()
     after = status_bytes("VmHWM")
     assert after is not None
@@ -152,7 +152,7 @@ def _resident_peak(run: Callable[[], object]) -> tuple[int, int]:
 
 
 def _give_back_free_memory() -> None:
-    """Else what was freed before, and is resident still, is used again and not counted."""
+    """Return free memory to the system; freed but still resident memory would be reused and not counted."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of the GNU C library
     if trim is not None:

@@ -1,14 +1,14 @@
 """Tables 2 and 3 of Wang et al. 2020.
 
-Table 3 is what a Linformer of base size saved against a Transformer on one V100 with 16 GB, by n (tokens in a
+Table 3: savings of a Linformer of base size over a Transformer on one V100 with 16 GB, by n (tokens in a
 sequence), then by k.
 """
 
 from __future__ import annotations
 
-LAYERS = 12  # of the models that the largest batches are counted for
+LAYERS = 12  # of the models for which the largest batches are given
 
-# Time of the Transformer's forward pass over the Linformer's.
+# Time of the Transformer's forward pass divided by the Linformer's.
 TIME_SAVED: dict[int, dict[int, float]] = {
     512: {128: 1.5, 256: 1.3},
     1024: {128: 1.7, 256: 1.6, 512: 1.3},
@@ -20,7 +20,7 @@ TIME_SAVED: dict[int, dict[int, float]] = {
     65536: {128: 20, 256: 18, 512: 16, 1024: 14, 2048: 7.9},
 }
 
-# Largest batch of the Linformer in 16 GB over the Transformer's.
+# Largest batch of the Linformer in 16 GB divided by the Transformer's.
 MEMORY_SAVED: dict[int, dict[int, float]] = {
     512: {128: 1.7, 256: 1.5},
     1024: {128: 3.0, 256: 2.9, 512: 1.8},

@@ -1,4 +1,4 @@
-"""Settings that all speed measurements share: checked before the work, and what follows from them."""
+"""Check the common settings of all speed measurements, and derive values from them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from linformer_kit.settings.bench import BenchSettings
 
 
 def check(settings: BenchSettings) -> torch.device:
-    """Check what all measurements have in common, before anything is written.
+    """Check the common settings of all measurements before anything is written.
 
     Returns:
         The device.
 
     Raises:
-        InputError: for a number that is not positive, heads that do not divide the width, a device that is not there,
-            or an output_dir that is taken.
+        InputError: for a number that is not positive, heads that do not divide the width, an unavailable device, or an
+            output_dir that is not empty.
     """
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
@@ -34,15 +34,15 @@ def check(settings: BenchSettings) -> torch.device:
 
 
 def pairs(lengths: list[int], projected_dims: list[int]) -> dict[int, list[int]]:
-    """The k under each n, both rising.
+    """The values of k below each n, both in ascending order.
 
     Raises:
-        InputError: if either is empty, or an n has no k under it.
+        InputError: if either list is empty, or an n has no k below it.
     """
     for name, numbers in (("lengths", lengths), ("projected_dims", projected_dims)):
         require(bool(numbers), name, "at least one", "none")
     least = min(projected_dims)
-    require(min(lengths) > least, "lengths", f"more than the least of projected_dims, {least}", min(lengths))
+    require(min(lengths) > least, "lengths", f"more than the smallest of projected_dims, {least}", min(lengths))
     return {n: [k for k in sorted(set(projected_dims)) if k < n] for n in sorted(set(lengths))}
 
 
@@ -52,12 +52,12 @@ def default_tokens(tokens: int | None, device: torch.device) -> int:
 
 
 def torch_dtype(settings: BenchSettings) -> torch.dtype:
-    """The number format as torch knows it."""
+    """The torch dtype of the settings."""
     return getattr(torch, settings.dtype)
 
 
 def _device(name: str) -> torch.device:
-    """The device of that name, with its number."""
+    """The device of that name, with its index."""
     try:
         device = torch.device(name)
     except RuntimeError:

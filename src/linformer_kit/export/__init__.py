@@ -1,1 +1,1 @@
-"""Models for where they are served: an ONNX file or int8 weights, checked against PyTorch."""
+"""Export models for deployment: an ONNX file or int8 weights, checked against PyTorch."""

@@ -1,4 +1,4 @@
-"""Whether an exported model says what PyTorch says, at many lengths, batch sizes and kinds of padding."""
+"""Compare an exported model with PyTorch at many lengths, batch sizes and kinds of padding."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tqdm import tqdm
 from linformer_kit.errors import InputError
 from linformer_kit.export.exportable import Arrays, Exportable, Run, Source
 
-# How far ONNX Runtime may be from PyTorch, as a multiple of PyTorch's own distance in float32 from float64.
+# Largest difference allowed between ONNX Runtime and PyTorch, as a multiple of PyTorch's float32 error (from float64).
 _TOLERANCE = 8
-_LONGEST_IN_FLOAT64 = 512  # tokens; of longer inputs only the longest is tried there, and once
-_MOST_ROWS_BELOW = 1024  # tokens; longer inputs are alone
+_LONGEST_IN_FLOAT64 = 512  # tokens; of longer inputs only the longest runs in float64, without padding
+_MOST_ROWS_BELOW = 1024  # tokens; inputs of this length or longer have one row
 
 
 class Case(NamedTuple):
@@ -31,7 +31,7 @@ class Case(NamedTuple):
 
 
 def cases(limit: int) -> list[Case]:
-    """Twenty shapes from one token to `limit`, fewer where it leaves fewer lengths."""
+    """Twenty shapes from one token to `limit`; fewer if `limit` is small."""
     lengths = sorted({max(2, length) for length in (2, limit // 8, limit // 4, limit // 2, limit - 1, limit)})
     paddings: tuple[Literal["none", "right", "left"], ...] = ("none", "right", "left")
     shapes = zip(itertools.cycle((1, 2, 3, 2, 3)), itertools.product(lengths, paddings))
@@ -44,7 +44,7 @@ def cases(limit: int) -> list[Case]:
 
 
 def random_inputs(source: Source, case: Case, *, seed: int = 0) -> Arrays:
-    """Random tokens, and the padding token where padded, which is half of a row at most."""
+    """Random tokens with padding of at most half of each row."""
     exportable, tokenizer, _ = source
     generator = np.random.default_rng([seed, case.rows, case.length])
     shape = (case.rows, case.length)
@@ -60,7 +60,7 @@ def random_inputs(source: Source, case: Case, *, seed: int = 0) -> Arrays:
 
 
 def difference(exportable: Exportable, inputs: Arrays, ours: list[np.ndarray], theirs: list[np.ndarray]) -> float:
-    """The largest between two lists of outputs; at padded positions no output is defined. Not finite if one is not."""
+    """Largest difference between two lists of outputs, without those at padded positions; NaN if an output is NaN."""
     real = inputs["attention_mask"] == 1
     pairs = [(a[real], b[real]) if exportable.head.by_token else (a, b) for a, b in zip(ours, theirs, strict=True)]
     return max(float(np.abs(a.astype(np.float64) - b).max()) for a, b in pairs)
@@ -71,11 +71,10 @@ def check_agreement(source: Source, run: Run) -> dict[str, Any]:
 
     Args:
         source: The model in PyTorch.
-        run: The exported one.
+        run: The exported model.
 
     Returns:
-        `shapes` that were compared, `largest_difference`, `float32_error` (PyTorch's own, against float64) and
-        `tolerance`.
+        The `shapes` compared, `largest_difference`, `float32_error` (of PyTorch, from float64) and `tolerance`.
 
     Raises:
         InputError: if a difference is above the tolerance.
@@ -93,7 +92,7 @@ def check_agreement(source: Source, run: Run) -> dict[str, Any]:
     worst = max(differences, key=lambda case: np.nan_to_num(differences[case], nan=np.inf))
     if not differences[worst] <= _TOLERANCE * own:
         raise InputError(
-            f"model: expected the exported one within {_TOLERANCE * own:.1e} of PyTorch, "
+            f"model: expected the exported model within {_TOLERANCE * own:.1e} of PyTorch, "
             f"got {differences[worst]:.1e} for {worst}"
         )
     return {

@@ -1,6 +1,6 @@
-"""A model as it is exported: named inputs, and the outputs of its head.
+"""A model in the form for export: named inputs, and the outputs of its head.
 
-Axes: batch, seq_len, and what a head gives for each token or each text.
+Axes: batch, seq_len, and the outputs of the head for each token or each text.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from linformer_kit.errors import InputError
 from linformer_kit.interop.checkpoints.pretrained import read_config
 from linformer_kit.interop.loading import auto_class_of, input_length, load_model
 
-_NO_LIMIT = 1 << 31  # tokenizers that know none say 10^30
+_NO_LIMIT = 1 << 31  # tokenizers without a limit have about 10^30
 
 Arrays = dict[str, np.ndarray]
 Run = Callable[[Arrays], list[np.ndarray]]  # inputs by name to outputs in their order
 
 
 class Head(NamedTuple):
-    """A kind of model: its Auto class, its name for people, its outputs, and whether they are one for each token."""
+    """A kind of model: its Auto class, its name in messages, its outputs, and whether there is one for each token."""
 
     auto_class: Any
     kind: str
@@ -46,7 +46,7 @@ TOKEN_CLASSIFIER = Head(AutoModelForTokenClassification, "a classifier of tokens
 QUESTION_ANSWERING = Head(
     AutoModelForQuestionAnswering, "a model that answers questions", ("start_logits", "end_logits")
 )
-# A pooler is left out: where the weights have none, transformers makes one of random numbers.
+# The pooler's output is not exported: if the weights have no pooler, transformers initialises it at random.
 ENCODER = Head(AutoModel, "an encoder", ("last_hidden_state",))
 HEADS = {head.auto_class: head for head in (MASKED_LM, CLASSIFIER, TOKEN_CLASSIFIER, QUESTION_ANSWERING, ENCODER)}
 
@@ -56,8 +56,8 @@ class Exportable(nn.Module):
 
     Args:
         model: Any encoder.
-        head: Which outputs it has.
-        input_names: Which inputs it takes, in their order.
+        head: The head, which names the outputs.
+        input_names: Names of the inputs, in order.
     """
 
     def __init__(self, model: PreTrainedModel, head: Head, input_names: tuple[str, ...]) -> None:
@@ -73,18 +73,18 @@ class Exportable(nn.Module):
 
     @property
     def size(self) -> int:
-        """Bytes of its weights; those that are one and the same count once."""
+        """Bytes of the weights; tied weights count once."""
         return sum(tensor.nbytes for tensor in {*self.parameters(), *self.buffers()})
 
     @torch.no_grad()
     def run(self, inputs: Arrays) -> list[np.ndarray]:
-        """The outputs for arrays, as arrays."""
+        """Outputs as arrays, for inputs as arrays."""
         outputs = self(**{name: torch.from_numpy(inputs[name]) for name in self.input_names})
         return [output.numpy() for output in outputs]
 
 
 class Source(NamedTuple):
-    """What is exported: a model, its tokenizer, and its longest input in tokens."""
+    """Source of an export: a model, its tokenizer, and its longest input in tokens."""
 
     exportable: Exportable
     tokenizer: PreTrainedTokenizerBase
@@ -92,7 +92,7 @@ class Source(NamedTuple):
 
 
 class Made(NamedTuple):
-    """What was made: what runs it, by name, and its bytes; the last is what was written. How it agrees with PyTorch."""
+    """Result of an export: functions that run it and sizes in bytes, by name, the written form last; its agreement."""
 
     runs: dict[str, Run]
     size: dict[str, int]
@@ -100,10 +100,10 @@ class Made(NamedTuple):
 
 
 def load(name: str) -> Source:
-    """The model of a folder or hub id in float32, with the head that its configuration names.
+    """Load the model of a folder or hub id in float32, with the head that its configuration names.
 
     Raises:
-        InputError: if it is no whole encoder, or quantised already.
+        InputError: if it is not a complete encoder, or already quantised.
     """
     config = read_config(name, f"model: expected an encoder, got {name}")
     if getattr(config, "quantization_config", None) is not None:

@@ -1,4 +1,4 @@
-"""`linformer export`: write, check, measure, and say what came of it."""
+"""`linformer export`: write the folder, check it against PyTorch and measure it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from linformer_kit.settings import ExportSettings, names_only, recorded_name
 
 
 class Format(NamedTuple):
-    """What makes it, the packages that this needs, and the extra that has them."""
+    """The module that writes a format, the packages it needs, and the extra that installs them."""
 
     module: str
     packages: tuple[str, ...]
@@ -39,17 +39,17 @@ FORMATS = {
 }
 _OF_VALIDATION = ("text_column", "text_pair_column", "label_column", "max_eval_samples")
 _PYTORCH = "PyTorch"
-_SHORT = 512  # tokens of the shorter of two inputs that are timed
+_SHORT = 512  # tokens of the shorter of the two timed inputs
 
 
 def export(settings: ExportSettings) -> dict[str, Any]:
-    """Write a model as an ONNX file, or with int8 weights, beside its tokenizer.
+    """Write a model as an ONNX file, or with int8 weights, and its tokenizer.
 
     Returns:
-        What was written and measured, as in `export.json`.
+        The description and the measurements of the result, as in `export.json`.
 
     Raises:
-        InputError: for settings that do not fit each other or the model, libraries that are not installed, or a result
+        InputError: for settings that contradict each other or the model, libraries that are not installed, or a result
             that does not agree with PyTorch. Nothing is written then.
     """
     _check(settings)
@@ -68,7 +68,7 @@ def export(settings: ExportSettings) -> dict[str, Any]:
 def _measured(
     settings: ExportSettings, source: Source, made: Made, quality: tuple[str, Callable[[Run], float]] | None
 ) -> dict[str, Any]:
-    """All that is known of what was written, the last of what was made."""
+    """Description and measurements of the export; the last entry of `made` is the written form."""
     runs = {_PYTORCH: source.exportable.run, **made.runs}
     *_, last = runs
     results: dict[str, Any] = {
@@ -97,16 +97,16 @@ def _measured(
 
 
 def _check(settings: ExportSettings) -> None:
-    """Refuse settings that contradict each other, and what is not installed, before any work."""
+    """Reject contradictory settings and missing packages before any work."""
     if settings.format == "torch" and not settings.int8:
-        raise InputError("int8: expected true with format torch, which a model is in without it, got false")
+        raise InputError("int8: expected true with format torch (without int8 nothing is exported), got false")
     for name in _OF_VALIDATION if settings.validation_file is None else ():
         if (value := getattr(settings, name)) is not None:
             raise InputError(f"{name}: expected none without validation_file, got {value!r}")
     if settings.max_eval_samples is not None and settings.max_eval_samples < 1:
         raise InputError(f"max_eval_samples: expected 1 or more, got {settings.max_eval_samples}")
     if settings.validation_file is not None and not settings.int8:
-        raise InputError("validation_file: expected int8 with it, without which nothing is lost, got none")
+        raise InputError("validation_file: expected int8 with it (else there is no loss to measure), got none")
     _, packages, extra = FORMATS[settings.format]
     for package in packages:
         if importlib.util.find_spec(package) is None:
@@ -123,7 +123,7 @@ def _differences(source: Source, run: Run) -> Iterator[float]:
 
 
 def _seconds(source: Source, runs: dict[str, Run]) -> list[dict[str, Any]]:
-    """Median seconds for one text, of each run, measured in turn."""
+    """Median seconds of each run for one text; the runs alternate."""
     rows = []
     for length in sorted({min(_SHORT, source.limit), source.limit}):
         inputs = random_inputs(source, Case(1, length, "none"))
@@ -134,7 +134,7 @@ def _seconds(source: Source, runs: dict[str, Run]) -> list[dict[str, Any]]:
 
 
 def _lines(results: dict[str, Any]) -> Iterator[str]:
-    """The results for people."""
+    """The results as lines of text."""
     yield f"{results['model']}, inputs {', '.join(results['inputs'])}, at most {results['max_length']:,} tokens"
     if "agreement" in results:
         found = results["agreement"]

@@ -1,4 +1,4 @@
-"""ONNX: a model as one file that runs without PyTorch, and its int8 form. Imports what `export` needs installed."""
+"""Export to ONNX: one file that runs without PyTorch, and its int8 form. Imports the packages of the extra `export`."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from linformer_kit.settings import ExportSettings
 
 FILE = "model.onnx"
 _RUNTIME, _INT8 = "ONNX Runtime", "ONNX Runtime int8"
-_LARGEST = 2**31 - 2**20  # bytes of one protobuf file, less what is no weight
+_LARGEST = 2**31 - 2**20  # bytes of weights: the protobuf limit, less room for the graph
 _SILENT = 4
 
 
 def make(settings: ExportSettings, source: Source, folder: Path) -> Made:
-    """Write `model.onnx` and the configuration; the file is checked before anything is made of it.
+    """Write `model.onnx` and the configuration; the float32 file is checked before it is quantised.
 
     Raises:
-        InputError: if it does not agree with PyTorch, or takes inputs that are too long.
+        InputError: if it does not agree with PyTorch, or accepts inputs that are too long.
     """
     with tempfile.TemporaryDirectory() as scratch:
         path = (Path(scratch) if settings.int8 else folder) / FILE
@@ -52,12 +52,12 @@ def write_onnx(source: Source, path: Path) -> None:
     """Write the model as one file, for every batch size and every length up to the limit.
 
     Raises:
-        InputError: for weights that one file cannot hold, and what the exporter refuses.
+        InputError: for weights too large for one file, and models that the exporter cannot convert.
     """
     exportable, _, limit = source
     if exportable.size > _LARGEST:
         raise InputError(
-            f"model: expected at most 2 GB of weights, as one ONNX file holds, got {exportable.size:,} bytes"
+            f"model: expected at most 2 GB of weights, the limit of one ONNX file, got {exportable.size:,} bytes"
         )
     inputs = random_inputs(source, Case(2, min(7, limit), "left"))
     what = f"model: expected one that ONNX can express, got {type(exportable.model).__name__}"
@@ -76,16 +76,16 @@ def write_onnx(source: Source, path: Path) -> None:
     assert program is not None
     model = program.model_proto
     for part in (*model.graph.node, *model.graph.input, *model.graph.output, *model.graph.value_info):
-        part.ClearField("metadata_props")  # lines and folders of the source code
+        part.ClearField("metadata_props")  # paths and lines of the source code
     _refuse_longer(model, limit)
     helper.set_model_props(model, {"max_length": str(limit)})
     onnx.save(model, path)
 
 
 def quantise(path: Path, out: Path) -> None:
-    """Write the int8 form of a file: weights by channel, what they are multiplied with as it comes.
+    """Write the int8 form of a file: weights per channel, activations dynamically.
 
-    Embeddings, and E and F where they are matrices, are looked up (`Gather`): stored as int8, used as floats.
+    Embeddings, and E and F if they are matrices, are read by `Gather`: stored as int8, used as floats.
     """
     kinds = ["MatMul", "Gather"]
     with _quiet():
@@ -93,9 +93,9 @@ def quantise(path: Path, out: Path) -> None:
 
 
 def runner(path: Path) -> Run:
-    """What runs a file, with as many threads as PyTorch has."""
+    """A function that runs a file, with as many threads as PyTorch."""
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = _SILENT  # what goes wrong is raised, too
+    options.log_severity_level = _SILENT  # errors are raised as well
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
@@ -106,7 +106,7 @@ def runner(path: Path) -> Run:
 
 
 def check_limit(source: Source, run: Run) -> None:
-    """Make sure that the file refuses one token more than the limit, real or padding, and names the limit.
+    """Check that the file rejects one token more than the limit, real or padding, and that the error names the limit.
 
     Raises:
         InputError: if it does not.
@@ -130,9 +130,9 @@ def _guard(limit: int) -> str:
 
 
 def _refuse_longer(model: onnx.ModelProto, limit: int) -> None:
-    """Put a check of the length before all else; an ONNX graph cannot raise, but a node that fails says its name.
+    """Insert a check of the length at the start; ONNX has no raise, but the error of a failing node contains its name.
 
-    It takes element `length - 1` of `limit` zeros and adds it to every input, so that nothing can run without it.
+    It takes element `length - 1` of `limit` zeros and adds it to every input, so that all other nodes depend on it.
     """
     graph = model.graph
     zeros = numpy_helper.from_array(torch.zeros(limit, dtype=torch.int64).numpy(), "length_zeros")
@@ -153,13 +153,13 @@ def _refuse_longer(model: onnx.ModelProto, limit: int) -> None:
 
 
 def _stable_sort(self: Any, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
-    """onnxscript makes the other sort `TopK`, which takes equal elements in their order, and so is this one as well."""
+    """Translate the stable sort as onnxscript translates `sort`: to `TopK`, which is stable."""
     return aten_sort(self, dim, descending)
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporters warn of libraries that are not there, and of themselves."""
+    """Suppress the exporters' warnings, which are about missing optional libraries and their own internals."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

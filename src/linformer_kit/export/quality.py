@@ -1,4 +1,4 @@
-"""What a model gets right on a file of texts, by whatever runs it."""
+"""Measure the quality of a model on a file of texts, in PyTorch or exported."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _REAL = "attention_mask"
 
 
 def quality_of(settings: ExportSettings, source: Source) -> tuple[str, Callable[[Run], float]]:
-    """What is measured, by its name, and how; the texts are read now, and refused now.
+    """Name of the measure and a function that computes it; the texts are read and checked in this call.
 
-    Classifiers: accuracy, or micro_f1 where a text may have several classes. Masked language models: the loss of masked
-    tokens, the same ones always. All others: how much of what PyTorch says in float32 stays, as the cosine of mean
-    embeddings, or the share of the tokens, or answers, that stay the same.
+    Classifiers: accuracy, or micro_f1 for multi-label. Masked language models: the loss on masked tokens, the same ones
+    in each call. All others: agreement with PyTorch in float32, as the cosine of mean embeddings or the share of equal
+    token labels or answers.
 
     Raises:
-        InputError: for texts or classes that do not fit.
+        InputError: for texts or classes that cannot be used.
     """
     head = source.exportable.head
     if head == CLASSIFIER:
@@ -120,7 +120,7 @@ def _same_tokens(ours: list[np.ndarray], theirs: list[np.ndarray], inputs: Array
 
 
 def _texts(settings: ExportSettings) -> Iterator[tuple[str, str | None]]:
-    """The first texts of a file without classes."""
+    """The first texts of a file; classes are not read."""
     path = Path(str(settings.validation_file)).expanduser()
     check_exists(path, field="validation_file")
     check_suffix(path, field="validation_file")
@@ -139,7 +139,7 @@ def _encoded(source: Source, texts: list[tuple[str, str | None]]) -> list[Window
 
 
 def _batches(source: Source, windows: list[Window]) -> Iterator[tuple[list[int], Arrays]]:
-    """Which texts, and their inputs, of like length together, padded on the right."""
+    """Batches of texts of similar length: their indices and their padded inputs."""
     exportable, tokenizer, _ = source
     order = sorted(range(len(windows)), key=lambda place: -len(windows[place]["input_ids"]))
     for start in tqdm(range(0, len(order), _ROWS), desc="measure", unit=" batches", dynamic_ncols=True, delay=2):

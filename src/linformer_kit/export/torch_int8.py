@@ -1,4 +1,4 @@
-"""int8 for PyTorch: linear layers by torchao, saved as safetensors that `from_pretrained` loads."""
+"""Export to int8 for PyTorch: torchao's linear layers, saved as safetensors that `from_pretrained` loads."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ _INT8 = "PyTorch int8"
 
 
 def make(settings: ExportSettings, source: Source, folder: Path) -> Made:
-    """Write the model with int8 weights by channel; inputs of linear layers become int8 by token, as they come.
+    """Write the model with int8 weights per channel; inputs of linear layers are quantised dynamically per token.
 
     Raises:
-        InputError: for a model that torchao cannot quantise, or that does not say the same once it is loaded again.
+        InputError: for a model that torchao cannot quantise, or whose outputs change when it is loaded again.
     """
     case = cases(source.limit)[-1]
     inputs = random_inputs(source, case)
-    with input_errors(f"int8: expected a model that torchao can make 8-bit integers of, got {settings.model}"):
+    with input_errors(f"int8: expected a model that torchao can quantise, got {settings.model}"):
         config = TorchAoConfig(Int8DynamicActivationInt8WeightConfig())
         made = _loaded(source.exportable, settings.model, quantization_config=config)
         before = made.run(inputs)
         made.model.save_pretrained(folder)
         written = _loaded(source.exportable, str(folder))
     if difference(made, inputs, written.run(inputs), before) != 0:
-        raise InputError(f"int8: expected the same answers to {case} once loaded again, got others")
+        raise InputError(f"int8: expected equal outputs for {case} when loaded again, got others")
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     return Made({_INT8: written.run}, {_INT8: size}, None)
 
 
 def _loaded(exportable: Exportable, name: str, **arguments: Any) -> Exportable:
     auto_class = exportable.head.auto_class
-    # As in `loading`: nobody asks for the output of a pooler.
+    # As in `interop.loading`: the pooler's output is not used.
     ours = exportable.head == ENCODER and exportable.model.config.model_type == "linformer"
     bare: dict[str, Any] = {"add_pooling_layer": False} if ours else {}
     model = auto_class.from_pretrained(

@@ -1,1 +1,1 @@
-"""Trained models at work: classifying texts and filling masks."""
+"""Inference with trained models: classify texts and fill masks."""

@@ -1,4 +1,4 @@
-"""A classifier of texts, whoever made it: texts in, probabilities of its classes out."""
+"""Run any text classifier that transformers can load: texts in, probabilities of the classes out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from linformer_kit.interop.checkpoints.pretrained import read_config
 from linformer_kit.interop.loading import check_model_folder, fingerprint, input_length, load_classifier
 from linformer_kit.settings import ClassifierSettings, names_folder, read_yaml
 
-# Texts are taken together until there are so many, or so many characters, and sorted by length.
+# Texts are collected up to this number of texts or characters, then sorted by length.
 _TEXTS_TOGETHER = 1024
 _CHARACTERS_TOGETHER = 1 << 22
 
@@ -30,12 +30,12 @@ Text = tuple[str, str | None]
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a classifier says of a text.
+    """Prediction of a classifier for a text.
 
     Attributes:
         probabilities: Probability of each class.
-        windows: In how many pieces it was read.
-        lost: Tokens that were in none of them.
+        windows: Number of windows that the text was split into.
+        lost: Number of truncated tokens, which are in no window.
     """
 
     probabilities: np.ndarray
@@ -44,18 +44,18 @@ class Prediction:
 
 
 class Classifier:
-    """A classifier and how it reads.
+    """A loaded classifier with its tokenizer, device and batch size.
 
-    The probabilities of a text of several windows are the means over them, weighted by their tokens.
+    The probabilities of a text of several windows are the means over the windows, weighted by their tokens.
 
     Args:
-        settings: Which and how; all but the threshold, which is for whoever uses the probabilities.
+        settings: The model and the options; the threshold is not used here.
 
     Attributes:
         labels: The classes.
 
     Raises:
-        InputError: if it is no whole classifier, and for settings that do not fit it.
+        InputError: if the model is not a complete classifier, or settings do not fit it.
     """
 
     def __init__(self, settings: ClassifierSettings) -> None:
@@ -71,14 +71,14 @@ class Classifier:
         self._bf16 = use_bf16(settings.bf16, on_cpu=self._device.type == "cpu")
 
     def __call__(self, texts: Iterable[Text], *, skip: int = 0) -> Iterator[Prediction]:
-        """Classify texts, in their order.
+        """Classify texts, in order.
 
         Args:
-            texts: Each with its second text, or None; all of them alike.
-            skip: Of the first so many the answers are known; the others get the same as without it, to the last digit.
+            texts: Pairs of a text and a second text; the second is None in all pairs or in none.
+            skip: Number of first texts to skip; predictions of the others are bit for bit the same as without `skip`.
 
         Raises:
-            InputError: for pairs that are too long where there is a stride.
+            InputError: for pairs that are too long, if there is a stride.
         """
         for batch in _batches(texts):
             known = min(skip, len(batch))
@@ -102,7 +102,7 @@ class Classifier:
 
     @torch.inference_mode()
     def _probabilities(self, windows: list[Window]) -> np.ndarray:
-        """Probabilities of each window, batches of like length together."""
+        """Probabilities of each window; batches hold windows of similar length."""
         order = sorted(range(len(windows)), key=lambda index: -len(windows[index]["input_ids"]))
         logits = np.empty((len(windows), len(self.labels.names)), dtype=np.float64)
         for start in range(0, len(order), self._batch_size):
@@ -117,7 +117,7 @@ def read_labels(name: str) -> Labels:
     """The classes of a classifier, without its weights.
 
     Raises:
-        InputError: if the folder does not exist or is half-written, or holds no classifier.
+        InputError: if the folder does not exist or is incomplete, or holds no classifier.
     """
     if names_folder(name):
         check_model_folder(Path(name))
@@ -125,10 +125,10 @@ def read_labels(name: str) -> Labels:
 
 
 def trained_columns(model: str) -> Columns:
-    """Where texts and classes stood when a model was fine-tuned, or else `text` and `label`.
+    """Columns of texts and classes in the fine-tuning of a model; `text` and `label` if they are not recorded.
 
     Raises:
-        InputError: if its settings.yaml is none of ours.
+        InputError: if its settings.yaml was not written by this package.
     """
     path = Path(model) / "settings.yaml"
     found = read_yaml(path) if names_folder(model) and path.is_file() else {}
@@ -158,7 +158,7 @@ def _labels(config: PretrainedConfig, name: str) -> Labels:
 
 
 def _batches(texts: Iterable[Text]) -> Iterator[list[Text]]:
-    """Texts that are in memory together."""
+    """Lists of texts to process together."""
     batch: list[Text] = []
     characters = 0
     for text in texts:

@@ -1,4 +1,4 @@
-"""What a classifier gets right on labelled texts."""
+"""Evaluate a classifier on labelled texts."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from linformer_kit.settings import EvaluateSettings
 
 
 def evaluate(settings: EvaluateSettings) -> dict[str, Any]:
-    """Measure a classifier.
+    """Evaluate a classifier.
 
     Args:
-        settings: Which, on what and how.
+        settings: The classifier, the labelled texts and the options.
 
     Returns:
-        The results, as in `metrics.json` where there is an output_dir, with the worst mistakes.
+        The results, as written to `metrics.json` if there is an output_dir, and the worst mistakes.
 
     Raises:
-        InputError: for texts, classes, a model or a folder that do not fit.
+        InputError: for texts, classes, a model or a folder that cannot be used.
     """
     if settings.output_dir is not None:
         check_new_folder("output_dir", settings.output_dir)

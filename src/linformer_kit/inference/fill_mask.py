@@ -1,4 +1,4 @@
-"""Fill masks: guesses of a masked language model, and in held-out text."""
+"""Fill masks with a masked language model: those in a given text, and sampled words of held-out text."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def fill_mask(model: str, text: str, *, top_k: int = 5) -> list[list[dict[str, A
     Args:
         model: Folder or hub id of a masked language model.
         text: Text with one or more of the tokenizer's mask tokens.
-        top_k: Guesses for each.
+        top_k: Number of tokens for each mask.
 
     Returns:
         For each mask, in order, `top_k` dicts of `token` (its text, white space included) and `probability`, the
         likeliest first.
 
     Raises:
-        InputError: for a folder that is no whole model, a text without mask or too long, or a top_k out of range.
+        InputError: for an incomplete model folder, a text that is too long or has no mask, or a top_k out of range.
     """
     network, tokenizer = load_masked_language_model(model)
     mask = tokenizer.mask_token
@@ -52,10 +52,10 @@ def fill_mask(model: str, text: str, *, top_k: int = 5) -> list[list[dict[str, A
 
 
 def load_masked_language_model(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Model, in evaluation mode, and tokenizer, from a folder or the hub.
+    """Load a masked language model, in evaluation mode, and its tokenizer, from a folder or the hub.
 
     Raises:
-        InputError: if the folder does not exist or is half-written, or the model is of a kind without masks.
+        InputError: if the folder does not exist or is incomplete, or the model is not a masked language model.
     """
     return load_model(name, AutoModelForMaskedLM, "a masked language model")
 
@@ -70,7 +70,7 @@ def guess_held_out(
     count: int = 5,
     top_k: int = 3,
 ) -> list[dict[str, Any]]:
-    """Mask one word in each of a few held-out blocks and let the model guess; the same words for every model.
+    """Mask one word in each of a few held-out blocks and predict it; a seed masks the same words for every model.
 
     The model sees the whole block, as in training; the text returned is the line around the mask.
 
@@ -78,12 +78,12 @@ def guess_held_out(
         model: A masked language model.
         tokenizer: Its tokenizer.
         blocks: Packed sequences, rows with `input_ids`.
-        seed: Seed of the choice.
-        count: Blocks.
-        top_k: Guesses for each.
+        seed: Seed of the choice of blocks and words.
+        count: Number of blocks.
+        top_k: Number of predictions for each.
 
     Returns:
-        Dicts of `text`, `answer` and `guesses`, pairs of token and probability; tokens with all their white space.
+        Dicts of `text`, `answer` and `guesses`: pairs of token and probability; tokens keep their white space.
     """
     model.eval()
     generator = np.random.default_rng(seed)
@@ -112,13 +112,13 @@ def guess_held_out(
 
 
 def _is_word(before: str, text: str, after: str) -> bool:
-    """Whether a token is a word of its own and not a piece of one."""
+    """Whether a token is a whole word."""
     starts = text[:1].isspace() or not before[-1:].isalnum()
     return starts and len(text.strip()) > 2 and text.strip().isalpha() and not after[:1].isalnum()
 
 
 def _line_around(tokenizer: PreTrainedTokenizerBase, ids: np.ndarray, position: int) -> str:
-    """The line of text around a token, which is shown as the mask."""
+    """The line of text around a token, with the mask token in its place."""
     before = tokenizer.decode(ids[:position], skip_special_tokens=True).rpartition("\n")[2]
     after = tokenizer.decode(ids[position + 1 :], skip_special_tokens=True).partition("\n")[0]
     space = " " if tokenizer.decode([ids[position]])[:1].isspace() else ""

@@ -1,4 +1,4 @@
-"""Classify texts with a classifier: any number of them, in their order, in constant memory."""
+"""Classify any number of texts, in order and in constant memory."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ _DIGITS = 6
 
 
 def predict(settings: PredictSettings) -> dict[str | None, int]:
-    """Classify the texts of a file, a line of JSON for each.
+    """Classify the texts of a file; write one line of JSON for each.
 
-    A line has `row` (from 1, counted over all rows of the file), `label` (or a list, where a text may have several),
-    `probabilities` by class and, where a text was cut, `lost_tokens`. Written as they come: after an interruption
-    `resume` goes on behind the last whole line. Rows of other fields than the header are left out where the model's
-    task is known for them.
+    A line has `row` (from 1, counted over all rows of the file), `label` (a list of labels if the model is
+    multi-label), `probabilities` by class and, if the text was truncated, `lost_tokens`. Lines are written as they are
+    computed: after an interruption `resume` continues after the last complete line. Rows whose number of fields differs
+    from the header's are skipped if the files of the model's task are known to have such rows.
 
     Returns:
-        The number of texts of each class, and of all by None; those of this call alone.
+        The number of texts of each class, and of all under None, for this call only.
 
     Raises:
-        InputError: for a file that cannot be read (nothing is written), a model that is no classifier, an output that
-            is there, or one of another file or model to be resumed.
+        InputError: for a file that cannot be read (nothing is written), a model that is not a classifier, an output
+            that exists, or an output to resume that was made from another file or model.
     """
     if settings.resume and settings.overwrite:
         raise InputError("resume, overwrite: expected at most one of them, got both")
     check_threshold(settings.threshold)
     path = _file(settings)
     columns = _columns(settings, path)
-    total, left_out = _rows(path, columns)  # refused before a model is built
+    total, left_out = _rows(path, columns)  # rejected before the model is loaded
     classifier = Classifier(settings)
     identity = {
         "model_fingerprint": classifier.fingerprint(),
@@ -64,7 +64,7 @@ def predict(settings: PredictSettings) -> dict[str | None, int]:
         with bar:
             rows = itertools.islice((row for row in itertools.count(1) if row not in left_out), done, None)
             predictions = classifier(read_texts(path, columns), skip=done)
-            for prediction, row in zip(predictions, rows, strict=False):  # there is no last row number
+            for prediction, row in zip(predictions, rows, strict=False):  # `rows` is infinite
                 line = _line(row, prediction, classifier.labels, settings.threshold)
                 write(json.dumps(line, ensure_ascii=False) + "\n")
                 names = line["label"] if classifier.labels.multi_label else [line["label"]]
@@ -75,7 +75,7 @@ def predict(settings: PredictSettings) -> dict[str | None, int]:
 
 
 def _file(settings: PredictSettings) -> Path:
-    """The file with the texts, which must not be written over."""
+    """The file with the texts; rejects an output that would overwrite it."""
     path = Path(settings.file).expanduser()
     check_exists(path, field="file")
     if not path.is_file():
@@ -89,7 +89,7 @@ def _file(settings: PredictSettings) -> Path:
 
 
 def _columns(settings: PredictSettings, path: Path) -> TextColumns:
-    """Where texts stand, and second texts where the model was trained on pairs."""
+    """Columns of the text and, if the model was trained on pairs, of the second text."""
     trained = trained_columns(settings.model)
     columns = TextColumns(settings.text_column or trained.text, settings.text_pair_column or trained.text_pair)
     columns = replace(columns, ragged=trained.ragged and columns == TextColumns(trained.text, trained.text_pair))
@@ -102,7 +102,7 @@ def _columns(settings: PredictSettings, path: Path) -> TextColumns:
 
 
 def _rows(path: Path, columns: TextColumns) -> tuple[int, set[int]]:
-    """How many texts there are, and the numbers of the rows before the last of them that are left out."""
+    """The number of texts, and the numbers of the skipped rows before the last text."""
     ragged: list[str] = []
     left_out: list[int] = []
     total = 0
@@ -129,7 +129,7 @@ def _line(row: int, prediction: Prediction, labels: Labels, threshold: float) ->
 
 @contextmanager
 def _opened(settings: PredictSettings, identity: dict[str, Any]) -> Iterator[tuple[int, Callable[[str], object]]]:
-    """How many answers there are, and what writes the next; where that fails, the error names the output."""
+    """Open the output; yield the number of lines it has and a function that writes; write errors name the output."""
     if settings.output is None:
         if settings.resume:
             raise InputError("resume: expected an output to resume, got none")
@@ -141,7 +141,7 @@ def _opened(settings: PredictSettings, identity: dict[str, Any]) -> Iterator[tup
         done = _whole_lines(path, mark, identity)
     elif path.exists() and not settings.overwrite:
         raise InputError(
-            f"output: expected a new file, got {path}; go on with --resume, or start anew with --overwrite"
+            f"output: expected a new file, got {path}; continue with --resume, or start again with --overwrite"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(mark, json.dumps(identity, indent=2) + "\n")
@@ -159,13 +159,13 @@ def _opened(settings: PredictSettings, identity: dict[str, Any]) -> Iterator[tup
 
 
 def _places(settings: PredictSettings) -> tuple[Path, Path]:
-    """The output, and what tells of which file and model it is."""
+    """The output, and the file that records its input file and model."""
     path = Path(settings.output or "").expanduser()
     return path, path.with_name(f"{path.name}.run.json")
 
 
 def _whole_lines(path: Path, mark: Path, identity: dict[str, Any]) -> int:
-    """The number of whole lines of an output, whose last, half-written one is removed."""
+    """Number of complete lines of an output; removes an incomplete last line."""
     if not mark.exists():
         raise InputError(f"resume: expected {mark} beside {path}, got none")
     before = read_json(mark)

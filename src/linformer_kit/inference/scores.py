@@ -1,4 +1,4 @@
-"""What classifiers get right: metrics by the names of `data.tasks`, by class, and by pairs of classes."""
+"""Metrics of classifiers: by the names in `data.tasks`, by class, and the confusion matrix."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ Targets = Num[np.ndarray, " texts"] | Num[np.ndarray, "texts classes"]
 
 
 def class_probabilities(logits: Float[np.ndarray, "texts classes"], *, multi_label: bool) -> Probabilities:
-    """Of each class: together 1, or each by itself where a text may have several."""
+    """Probabilities of the classes: softmax, or for multi-label texts the logistic function of each logit."""
     logits = logits.astype(np.float64)
     if multi_label:
-        return 0.5 * (1 + np.tanh(logits / 2))  # the logistic function, which cannot overflow so
+        return 0.5 * (1 + np.tanh(logits / 2))  # the logistic function, without overflow
     powers = np.exp(logits - logits.max(axis=1, keepdims=True))
     return powers / powers.sum(axis=1, keepdims=True)
 
 
 def predicted(probabilities: Probabilities, *, multi_label: bool, threshold: float = 0.5) -> Targets:
-    """The likeliest class of each text, or 0 and 1 for each class."""
+    """The likeliest class of each text, or for multi-label texts 0 or 1 for each class."""
     return (probabilities >= threshold).astype(np.int64) if multi_label else probabilities.argmax(axis=1)
 
 
@@ -41,45 +41,45 @@ def scores(answers: Targets, targets: Targets, metrics: Sequence[str], classes: 
     """Metrics by name.
 
     Args:
-        answers: The classes that were predicted, as of `predicted`.
-        targets: The numbers of the right classes `[texts]`, or 0 and 1 for each class `[texts, classes]`.
-        metrics: `accuracy` (of whole answers), `f1` (of class 1 of two), `macro_f1` (mean over the classes), `micro_f1`
-            (over all answers together).
-        classes: How many there are.
+        answers: The predicted classes, as returned by `predicted`.
+        targets: The indices of the true classes `[texts]`, or 0 or 1 for each class `[texts, classes]`.
+        metrics: `accuracy` (exact match for multi-label), `f1` (of class 1 of two), `macro_f1` (mean over the classes),
+            `micro_f1` (over all answers together).
+        classes: Number of classes.
 
     Returns:
-        Each between 0 and 1.
+        Metrics by name, each between 0 and 1.
     """
     return {name: _score(name, targets, answers, classes) for name in metrics}
 
 
 def by_class(answers: Targets, targets: Targets, classes: int) -> list[dict[str, float]]:
-    """Precision, recall, F1 and the number of texts of each class; arguments as of `scores`."""
+    """Precision, recall, F1 and the number of texts of each class; arguments as in `scores`."""
     found = precision_recall_fscore_support(targets, answers, labels=range(classes), average=None, zero_division=0.0)
     names = ("precision", "recall", "f1", "texts")
     return [dict(zip(names, map(float, values), strict=True)) for values in zip(*found, strict=True)]
 
 
 def confusion(answers: Num[np.ndarray, " texts"], targets: Num[np.ndarray, " texts"], classes: int) -> list[list[int]]:
-    """How many texts of each class (rows) got each answer (columns)."""
+    """Number of texts of each true class (rows) with each predicted class (columns)."""
     return confusion_matrix(targets, answers, labels=range(classes)).tolist()
 
 
 def mistakes(
     probabilities: Probabilities, answers: Targets, targets: Targets, examples: Sequence[Example], labels: Labels
 ) -> list[dict[str, Any]]:
-    """What a classifier got wrong, the worst first: what the right answer was given the least probability of.
+    """The misclassified texts, those with the highest loss first.
 
     Args:
-        probabilities: Of the classes, as of `class_probabilities`.
-        answers: The classes that were predicted.
-        targets: The right ones.
+        probabilities: Of the classes, as returned by `class_probabilities`.
+        answers: The predicted classes.
+        targets: The true classes.
         examples: The texts.
         labels: The classes.
 
     Returns:
-        The worst hundred: dicts of `source`, `text` (and `text_pair`), `label`, `predicted`, `probability` (of the
-        prediction) and `loss` in nats; lists of classes where a text may have several.
+        At most a hundred: dicts of `source`, `text` (and `text_pair`), `label`, `predicted`, `probability` (of the
+        prediction) and `loss` in nats; lists of classes for multi-label texts.
     """
     loss = losses(probabilities, targets)
     wrong = np.flatnonzero((answers != targets).any(axis=1) if labels.multi_label else answers != targets)
@@ -102,7 +102,7 @@ def mistakes(
 
 
 def losses(probabilities: Probabilities, targets: Targets) -> Float[np.ndarray, " texts"]:
-    """Negative log-likelihood of the right answer to each text, in nats; over several classes, their mean."""
+    """Negative log-likelihood of the true class of each text, in nats; for multi-label texts, the mean over classes."""
     if targets.ndim == 2:
         return -np.log(np.where(targets == 1, probabilities, 1 - probabilities).clip(min=_SMALLEST)).mean(axis=1)
     right = np.take_along_axis(probabilities, targets[:, None].astype(np.int64), axis=1)[:, 0]
@@ -110,7 +110,7 @@ def losses(probabilities: Probabilities, targets: Targets) -> Float[np.ndarray, 
 
 
 def summary(runs: Sequence[dict[str, Any]], metrics: Sequence[str]) -> dict[str, dict[str, float | None]]:
-    """Mean of each metric, and the sample's standard deviation where there are several seeds."""
+    """Mean of each metric over the runs and, if there are several, the sample standard deviation."""
     found = {name: [run["metrics"][name] for run in runs] for name in metrics}
     return {
         name: {
@@ -122,13 +122,13 @@ def summary(runs: Sequence[dict[str, Any]], metrics: Sequence[str]) -> dict[str,
 
 
 def check_metric(name: str | None, metrics: Sequence[str]) -> None:
-    """Refuse a metric that is not measured."""
+    """Reject a metric that is not measured."""
     if name is not None and name not in metrics and name != "loss":
         raise InputError(f"metric_for_best_model: expected one of {', '.join(metrics)} and loss, got {name!r}")
 
 
 def check_threshold(threshold: float) -> None:
-    """Refuse what is no probability."""
+    """Reject a threshold outside 0 to 1."""
     if not 0 <= threshold <= 1:
         raise InputError(f"threshold: expected 0 to 1, got {threshold}")
 

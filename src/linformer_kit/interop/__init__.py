@@ -1,1 +1,1 @@
-"""Models and tokenizers of other libraries, and what transformers knows of ours."""
+"""Load and convert models and tokenizers of other libraries; register ours with transformers."""

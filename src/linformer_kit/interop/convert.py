@@ -1,4 +1,4 @@
-"""Make a Linformer of a checkpoint that somebody else has trained."""
+"""Convert a pretrained checkpoint of another library to a Linformer."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _IMAGE_PROCESSOR = "preprocessor_config.json"
 
 
 def convert(settings: ConvertSettings) -> tuple[Converted, PreTrainedTokenizerBase | None]:
-    """Read `settings.source`, and save the Linformer, and the tokenizer if there is one, in `settings.out`.
+    """Convert `settings.source`, and save the Linformer and, if there is one, the tokenizer in `settings.out`.
 
     Returns:
-        What was saved, and what of the source was not.
+        The model with the names of the source's weights that it left out, and the tokenizer.
 
     Raises:
-        InputError: for a source that is no such checkpoint, settings that do not fit it, or an `out` that holds
-            anything. Nothing is written then.
+        InputError: for a source that cannot be converted, settings that do not fit it, or an `out` that is not empty.
+            Nothing is written then.
     """
     out = check_new_folder("out", settings.out)
     converted = _load(settings)
@@ -67,7 +67,7 @@ def _load(settings: ConvertSettings) -> Converted:
     fairseq = _is_fairseq(settings.source)
     for name in _OF_NEW_PROJECTIONS if fairseq else _OF_FAIRSEQ:
         if getattr(settings, name) is not None:
-            kind = "a fairseq file, which decides it" if fairseq else "a model that is no fairseq file"
+            kind = "a fairseq file, which determines it" if fairseq else "a model that is not a fairseq file"
             raise InputError(f"{name}: expected none for {kind}, got {getattr(settings, name)!r}")
     if fairseq:
         converted = convert_fairseq(settings.source, settings.num_attention_heads, settings.classification_head)
@@ -86,7 +86,7 @@ def _load(settings: ConvertSettings) -> Converted:
 
 
 def _linearized(settings: ConvertSettings) -> Converted:
-    """The source, linear in place."""
+    """The source linearised in place."""
     for name in ("attention", *_OF_FAIRSEQ):
         if getattr(settings, name) is not None:
             raise InputError(f"{name}: expected none with in_place, got {getattr(settings, name)!r}")
@@ -112,13 +112,13 @@ def _model_type(source: str) -> str:
     known = (*roberta.MODEL_TYPES, *bert.MODEL_TYPES)
     found = roberta.base_model_type(source)
     if found not in known:
-        hint = "; --in_place takes others too" if found != LinformerConfig.model_type else ""
+        hint = "; --in_place takes other types too" if found != LinformerConfig.model_type else ""
         raise InputError(f"{source}: expected a model of type {', '.join(known)}, got {found}{hint}")
     return roberta.model_type(source)
 
 
 def _tokenizer(settings: ConvertSettings, model: PreTrainedModel) -> PreTrainedTokenizerBase | None:
-    """The tokenizer of the source, or that of the settings, for sequences of the model's length."""
+    """The tokenizer in the settings or of the source, with the model's longest input as its limit."""
     longest = longest_input(model)
     if longest is None:
         if settings.tokenizer is not None:
@@ -129,7 +129,7 @@ def _tokenizer(settings: ConvertSettings, model: PreTrainedModel) -> PreTrainedT
         return None
     with input_errors(f"tokenizer: expected a tokenizer, got {source}"):
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-    if len(tokenizer) == len(set(tokenizer.all_special_ids)):  # transformers makes such a one of no files at all
+    if len(tokenizer) == len(set(tokenizer.all_special_ids)):  # transformers builds one without any files
         raise InputError(f"tokenizer: expected a tokenizer, got {source}, which has no vocabulary")
     if len(tokenizer) > model.config.vocab_size:
         raise InputError(f"tokenizer: expected at most {model.config.vocab_size} tokens, got {len(tokenizer)}")

@@ -1,4 +1,4 @@
-"""Models and tokenizers from folders and the hub, refused in one line where they are not whole."""
+"""Load models and tokenizers from folders and the hub; incomplete ones raise an error of one line."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from linformer_kit.interop.checkpoints.pretrained import Weights, check_pretrain
 from linformer_kit.linearized.positions import longest_input
 from linformer_kit.settings import ResizeMode, names_folder
 
-# One of them has the vocabulary of every tokenizer that is read here.
+# Every tokenizer read here keeps its vocabulary in one of these files.
 TOKENIZER_FILES = (
     "tokenizer.json",
     "vocab.txt",
@@ -39,7 +39,7 @@ TOKENIZER_FILES = (
     "tokenizer.model",
 )
 
-# Ends of the names of encoders' classes, and who makes them; of models that generate text there are none.
+# Suffix of an encoder's class name: its Auto class; None for models that generate text.
 _KINDS = {
     "ForMaskedLM": AutoModelForMaskedLM,
     "ForPreTraining": AutoModelForPreTraining,
@@ -58,10 +58,10 @@ _RANDOM = "names_of_random_weights"  # attribute of a model that was loaded here
 def load_model(
     name: str, auto_class: Any, kind: str, *, head: dict[str, Any] | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """`load_pretrained`, and the tokenizer.
+    """Load a model, as `load_pretrained`, and its tokenizer.
 
     Raises:
-        InputError: as there, and if there is no tokenizer.
+        InputError: as `load_pretrained`, and if there is no tokenizer.
     """
     what = f"model: expected {kind}, got {name}"
     if names_folder(name):
@@ -72,17 +72,17 @@ def load_model(
 
 
 def load_pretrained(name: str, auto_class: Any, kind: str, *, head: dict[str, Any] | None = None) -> PreTrainedModel:
-    """Model by one of transformers' Auto classes, in evaluation mode, from a folder or the hub.
+    """Load a model by one of transformers' Auto classes, in evaluation mode, from a folder or the hub.
 
     Args:
         name: Folder or hub id.
         auto_class: One of transformers' Auto classes.
-        kind: What it makes, for errors.
-        head: Fields of the configuration for another head; one that is not there, does not fit or has other
-            `id2label` starts anew.
+        kind: The kind of model that it loads, for errors.
+        head: Fields of the configuration for another head; a head that is missing, does not fit or has other
+            `id2label` is newly initialised.
 
     Raises:
-        InputError: if the folder does not exist or is half-written, or the model is not of that kind.
+        InputError: if the folder does not exist or is incomplete, or the model is not of that kind.
     """
     what = f"model: expected {kind}, got {name}"
     weights = _check_weights(Path(name)) if names_folder(name) else None
@@ -90,10 +90,10 @@ def load_pretrained(name: str, auto_class: Any, kind: str, *, head: dict[str, An
     if weights is not None:
         check_size(weights, lambda: auto_class.from_config(config, trust_remote_code=False), what)
     with input_errors(what):
-        # Models with a head save no pooler, and nobody here asks for its output; ours can do without one.
+        # Models with a head save no pooler, and its output is not used here; ours can be built without one.
         bare = auto_class is AutoModel and config.model_type == "linformer"
         arguments = {"add_pooling_layer": False} if bare else head or {}
-        # Sizes that do not fit are refused below, in one line instead of a report and an exception.
+        # Sizes that do not fit are rejected below with a message of one line.
         model, loading = auto_class.from_pretrained(
             name,
             output_loading_info=True,
@@ -111,12 +111,12 @@ def load_pretrained(name: str, auto_class: Any, kind: str, *, head: dict[str, An
         absent = [key for key in absent if key.startswith(prefix) and not key.startswith(f"{prefix}pooler.")]
     elif auto_class is AutoModel:
         absent = [key for key in absent if not key.startswith("pooler.")]
-    # Heads of other tasks are left over as a matter of course, and of other models more than that.
+    # Unused heads of other tasks are normal, and models of other types may have more unused weights.
     encoder = re.compile(rf"({model.base_model_prefix}\.)?(encoder|embeddings)\.")
     surplus = (
         sorted(filter(encoder.match, loading["unexpected_keys"])) if model.config.model_type == "linformer" else []
     )
-    for keys, got in ((absent, "none for"), (surplus, "no place for")):
+    for keys, got in ((absent, "none for"), (surplus, "unexpected")):
         if keys:
             more = f" and {len(keys) - 1} others" if len(keys) > 1 else ""
             raise InputError(f"model: expected weights that fit its config.json in {name}, got {got} {keys[0]}{more}")
@@ -124,16 +124,16 @@ def load_pretrained(name: str, auto_class: Any, kind: str, *, head: dict[str, An
 
 
 def random_weights(model: PreTrainedModel) -> set[str]:
-    """Weights of the base model, by their names there, that were not in its files and so are random, as new poolers."""
+    """Names in the base model of weights that were not in its files and so are random, such as new poolers."""
     return {name.removeprefix(f"{model.base_model_prefix}.") for name in getattr(model, _RANDOM)}
 
 
 def auto_class_of(name: str, kind: str) -> Any:
-    """The Auto class of an encoder with the head that its configuration names, or of a bare one.
+    """The Auto class of an encoder with the head that its configuration names, or of an encoder without head.
 
     Args:
         name: Folder or hub id.
-        kind: What it is to be, for errors.
+        kind: The kind of model expected, for errors.
 
     Raises:
         InputError: as `load_model`.
@@ -155,19 +155,19 @@ def _start_head_anew(model: PreTrainedModel, auto_class: Any) -> None:
 
 
 def load_classifier(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Classifier of sequences, in evaluation mode, and tokenizer, from a folder or the hub.
+    """Load a sequence classifier, in evaluation mode, and its tokenizer, from a folder or the hub.
 
     Raises:
-        InputError: if the folder does not exist or is half-written, or holds no classifier.
+        InputError: if the folder does not exist or is incomplete, or holds no classifier.
     """
     return load_model(name, AutoModelForSequenceClassification, "a classifier (`linformer finetune` makes one)")
 
 
 def resize(model: PreTrainedModel, resize_to: int | None, resize_mode: ResizeMode) -> None:
-    """Change the longest sequence of a model of this package, in place; None leaves it.
+    """Change the longest sequence of a model of this package, in place; with None, change nothing.
 
     Raises:
-        InputError: for another model, or a length that it cannot have.
+        InputError: for a model of another package, or a length that it cannot have.
     """
     if resize_to is None:
         return
@@ -178,15 +178,15 @@ def resize(model: PreTrainedModel, resize_to: int | None, resize_mode: ResizeMod
 
 
 def input_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> int:
-    """Longest input in tokens that is made for a model.
+    """Longest input in tokens to encode for a model.
 
     Args:
-        model: Its positions are the limit (`longest_input`); where nothing limits it, what the tokenizer says.
+        model: Its positions are the limit (`longest_input`); without positions, the tokenizer's `model_max_length` is.
         tokenizer: Its `model_max_length` is the default.
-        max_length: What was asked for, if anything.
+        max_length: The requested length, if any.
 
     Raises:
-        InputError: for more than the limit.
+        InputError: for a length above the limit.
     """
     if not isinstance(tokenizer.model_max_length, int):
         raise InputError(f"tokenizer: expected a whole number as model_max_length, got {tokenizer.model_max_length!r}")
@@ -194,15 +194,15 @@ def input_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max
     if max_length is None:
         return min(longest, tokenizer.model_max_length)
     if max_length > longest:
-        raise InputError(f"max_length: expected at most {longest}, which the model takes, got {max_length}")
+        raise InputError(f"max_length: expected at most {longest} (the model's limit), got {max_length}")
     return max_length
 
 
 def check_model_folder(folder: Path) -> Weights:
-    """Refuse a folder that is no whole model with a tokenizer before any library looks at it.
+    """Reject a folder that is not a complete model with a tokenizer, before any library reads it.
 
     Raises:
-        InputError: that names the file that is missing or broken.
+        InputError: naming the missing or broken file.
     """
     weights = _check_weights(folder)
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
@@ -214,14 +214,14 @@ def _check_weights(folder: Path) -> Weights:
     if not folder.is_dir():
         raise InputError(f"model: expected a folder, got {folder}, which does not exist")
     weights = check_pretrained_folder(folder, "model")
-    # Its configuration may have been edited by hand; weights may not have changed by themselves.
+    # The configuration may have been edited by hand; changed weights mean damage.
     if (folder / MANIFEST).exists() and (found := damage(folder, only="*.safetensors")):
         raise InputError(f"{found}; if that was meant, remove {folder / MANIFEST}")
     return weights
 
 
 def fingerprint(model: nn.Module, *, without: Collection[str] = ()) -> str:
-    """Hexadecimal hash of all weights but those of some names."""
+    """Hexadecimal hash of all weights except those named in `without`."""
     content = hashlib.sha256()
     for name, tensor in model.state_dict().items():
         if name in without:

@@ -1,9 +1,9 @@
-"""Tell transformers' Auto classes about Linformer, by name: no class of this package loads before it is asked for.
+"""Register Linformer with transformers' Auto classes by name, so that its classes are imported only when used.
 
 transformers keeps its own models as tables of names, `CONFIG_MAPPING_NAMES` and one for each Auto class, and imports
 the class of a name from the module `transformers.models.<model type>`. Linformer's names are added to these
-tables when transformers loads them, before or after this package, and two modules stand where it looks for the classes.
-`AutoModel.register`, the public way, takes classes, and classes need torch.
+tables when transformers loads them, before or after this package, and to two modules under `transformers.models`.
+The public `AutoModel.register` takes classes; importing these would import torch.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 
 _CONFIGURATIONS = "transformers.models.auto.configuration_auto"
 _MODELS = "transformers.models.auto.modeling_auto"
-# Model type: the module of its classes, the configuration, and its model for each Auto class. Those of linearised
-# models depend on the model they were: `linearized.classes` registers them when it makes them.
+# Model type: the module of its classes, the configuration, and its model for each Auto class. The classes of linearised
+# models depend on the original model: `linearized.classes` registers them when it makes them.
 _KINDS: dict[str, tuple[str, str, dict[str, str]]] = {
     "linformer": (
         "linformer_kit",
@@ -40,16 +40,16 @@ logger = logging.getLogger(__name__)
 
 
 def install() -> None:
-    """Register with what transformers has loaded, and with the rest when it loads."""
+    """Register with the modules that transformers has loaded, and with the others when they load."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
     for name in (_CONFIGURATIONS, _MODELS):
         if name in sys.modules:
-            _register(importlib.import_module(name))  # waits for another thread that is in the middle of it
+            _register(importlib.import_module(name))  # waits for another thread that is importing it
 
 
 def _register(module: ModuleType) -> None:
-    """Add the names to a module of tables. An error here must not end the user's import of transformers."""
+    """Add the names to a module of tables; errors become a warning, so that the import of transformers succeeds."""
     try:
         for model_type, (home, configuration, models) in _KINDS.items():
             if module.__name__ == _CONFIGURATIONS:
@@ -60,11 +60,11 @@ def _register(module: ModuleType) -> None:
                 for auto_class, model in models.items():
                     mapping = getattr(module, auto_class)._model_mapping
                     _add(mapping._model_mapping, model_type, model)
-                    # Made of the names of configurations at the time when transformers was imported.
+                    # transformers built this mapping from the configurations' names when it was imported.
                     mapping._reverse_config_mapping[configuration] = model_type
     except Exception as error:
         logger.warning(
-            "transformers' Auto classes do not know Linformer, its own classes still load: %s: %s",
+            "Linformer could not be registered with transformers' Auto classes; its own classes still load: %s: %s",
             type(error).__name__,
             error,
         )
@@ -72,15 +72,15 @@ def _register(module: ModuleType) -> None:
 
 def _add(names: dict[str, str], model_type: str, name: str) -> None:
     if (known := names.setdefault(model_type, name)) != name:
-        raise ValueError(f"model_type {model_type}: expected to be the first to use it, got {known} of transformers")
+        raise ValueError(f"model_type {model_type}: expected an unused name, got that of transformers' {known}")
 
 
 class _Classes(ModuleType):
-    """Where transformers looks for the classes of a model type; each is imported when it is asked for."""
+    """The module in which transformers looks for the classes of a model type; each is imported on first access."""
 
     def __init__(self, model_type: str, home: str, names: Sequence[str]) -> None:
-        super().__init__(f"transformers.models.{model_type}", f"Names of {home}, which load when they are used.")
-        self.__spec__ = ModuleSpec(self.__name__, None)  # asked for by look-ups of a module that is loaded
+        super().__init__(f"transformers.models.{model_type}", f"Names of {home}, imported on first access.")
+        self.__spec__ = ModuleSpec(self.__name__, None)  # `find_spec` of a loaded module reads it
         self.__dict__.update(_home=home, __all__=list(names))
 
     def __getattr__(self, name: str) -> Any:
@@ -88,12 +88,12 @@ class _Classes(ModuleType):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         try:
             return getattr(importlib.import_module(self._home), name)
-        except AttributeError as error:  # transformers would take it for a name that is not there, and look elsewhere
+        except AttributeError as error:  # transformers would treat it as a missing name and look elsewhere
             raise ImportError(f"{self._home}.{name}: {error}") from error
 
 
 class _Finder(MetaPathFinder):
-    """Sees transformers load its tables. It keeps no state, so a mere look-up changes nothing."""
+    """Import hook for the modules of transformers' tables. It keeps no state, so `find_spec` has no side effects."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -112,7 +112,7 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """Loads with the loader that was found, then registers; the module keeps that loader."""
+    """Load a module with its original loader, then register; the module keeps the original loader."""
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader

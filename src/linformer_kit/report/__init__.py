@@ -1,1 +1,1 @@
-"""Results as a person reads them: JSON to Markdown tables and figures. Everything here is made from the JSON alone."""
+"""Reports: Markdown tables and figures, made from the JSON results alone."""

@@ -1,4 +1,4 @@
-"""What all reports are made of: JSON, tables, text in cells, the line about the machine."""
+"""Helpers of all reports: JSON, tables, text in cells, the line about the machine."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from linformer_kit.files.writing import write_whole
 
 
 def write_json(results: dict[str, Any], path: Path) -> None:
-    """Write results whole, lists of numbers on a line each; what is not finite becomes null."""
+    """Write results as JSON, completely or not at all; lists of numbers take one line, non-finite numbers are null."""
     numbers = json.dumps(_finite(results), indent=2, ensure_ascii=False, allow_nan=False)
-    # No string of JSON holds a line break, so these lists are none that stand in one.
+    # JSON strings hold no line breaks, so this matches no text inside a string.
     numbers = re.sub(r"\[\n([^\[\]{}\"]*)\]", lambda match: f"[{' '.join(match[1].split())}]", numbers)
     write_whole(path, numbers + "\n")
 
@@ -33,7 +33,7 @@ def write_report(results: dict[str, Any], folder: Path, name: str, markdown: Cal
 
 
 def _finite(value: Any) -> Any:
-    """JSON knows no NaN: null stands for it."""
+    """Replace non-finite numbers, which JSON lacks, by None."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -48,12 +48,12 @@ def table(header: list[str], rows: list[list[str]]) -> list[str]:
 
 
 def file_name(text: str) -> str:
-    """Text as part of a file's name."""
+    """Text as part of a file name."""
     return re.sub(r"\W+", "_", text)
 
 
 def code(text: str) -> str:
-    """Text as code that survives in a table cell, whatever it holds."""
+    """Any text as Markdown code that is valid in a table cell."""
     text = text.replace("\n", "⏎").replace("|", "¦")
     fence = "``" if "`" in text else "`"
     return f"{fence} {text} {fence}" if "`" in text else f"`{text}`"

@@ -1,4 +1,4 @@
-"""The machine's limits as tables."""
+"""Tables of the machine's limits."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def write_ceiling_report(results: dict[str, Any], folder: Path) -> str:
     """Write `ceiling.json` and `ceiling.md`.
 
     Args:
-        results: What `bench.ceiling.measure_ceiling` found.
-        folder: Where to write.
+        results: Results of `cost.ceiling.measure_ceiling`.
+        folder: Output folder.
 
     Returns:
         The Markdown text.
@@ -23,7 +23,7 @@ def write_ceiling_report(results: dict[str, Any], folder: Path) -> str:
 
 
 def ceiling_markdown(results: dict[str, Any]) -> str:
-    """Best rates, then for each n and k the rate of each product of a layer."""
+    """Best rates, then for each n and k the rate of each product of a layer, as Markdown."""
     settings = results["settings"]
     layers = results["layers"]
     names = list(layers[0]["products"])
@@ -49,14 +49,14 @@ def ceiling_markdown(results: dict[str, Any]) -> str:
         "",
         *table(header, rows),
         "",
-        "Each product on matrices of the shapes that it has in the layer, the fastest of its runs and of the ways to "
-        "compute it; their sum is a limit for the layer.",
+        "Each product at its shapes in the layer: the fastest run of the fastest implementation. The sum of their "
+        "times is a lower bound for the layer's.",
     ]
     return "\n".join(lines) + "\n"
 
 
 def rates_lines(rates: dict[str, Any], dtype: str) -> list[str]:
-    """The best product rate and the copy bandwidth, as a list."""
+    """The best product rate and the copy bandwidth, as a Markdown list."""
     gemm, copy = rates["gemm"], rates["copy"]
     each = ", ".join(f"{name} {billions(rate)}" for name, rate in gemm["each"].items())
     square = f"{gemm['square']:,} × {gemm['square']:,}"

@@ -1,4 +1,4 @@
-"""The results of fine-tuning and of evaluation: metrics, curves, who is taken for whom, and the worst mistakes."""
+"""Reports of fine-tuning and of evaluation: metrics, curves, confusion matrix and the worst mistakes."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from linformer_kit.report.figures import new_figure, save_figure, show_grid
 _SHOWN_MISTAKES = 5
 _SHOWN_CHARACTERS = 160
 _LABEL_CHARACTERS = 30
-_NAMED_CLASSES = 30  # more than these are numbers on a picture, and a row each in no table
+_NAMED_CLASSES = 30  # with more, the figure has no labels and the table is limited to the most frequent
 
 
 def write_finetune_report(results: dict[str, Any], folder: Path) -> str:
-    """Write `metrics.json`, `metrics.md`, `curve.png` and, where a text has one class, `confusion.png`.
+    """Write `metrics.json`, `metrics.md`, `curve.png` and, unless multi-label, `confusion.png`.
 
     Args:
-        results: What `finetune.finetune` measured.
-        folder: Where to write, and where `mistakes.jsonl` is.
+        results: Results of `finetune.finetune`.
+        folder: Output folder, which already holds `mistakes.jsonl`.
 
     Returns:
         The Markdown text.
@@ -69,11 +69,11 @@ def finetune_markdown(results: dict[str, Any]) -> str:
 
 
 def write_evaluation_report(results: dict[str, Any], folder: Path) -> str:
-    """Write `metrics.json`, `metrics.md`, `mistakes.jsonl` and, where a text has one class, `confusion.png`.
+    """Write `metrics.json`, `metrics.md`, `mistakes.jsonl` and, unless multi-label, `confusion.png`.
 
     Args:
-        results: What `evaluate.evaluate` measured.
-        folder: Where to write.
+        results: Results of `evaluate.evaluate`.
+        folder: Output folder.
 
     Returns:
         The Markdown text.
@@ -92,21 +92,21 @@ def evaluation_markdown(results: dict[str, Any]) -> str:
     lines += table(list(results["metrics"]), [[f"{value:.4f}" for value in results["metrics"].values()]])
     lines += ["", *class_table(results, texts["labels"])]
     if texts["cut"]:
-        lines += ["", f"{texts['cut']:,} texts were longer than an input and lost {texts['lost_tokens']:,} tokens."]
+        lines += ["", f"{texts['cut']:,} texts were truncated; they lost {texts['lost_tokens']:,} tokens."]
     if results["mistakes"]:
         lines += ["", "The worst mistakes:", "", *shown_mistakes(results["mistakes"])]
     return "\n".join(lines) + "\n"
 
 
 def best_run(results: dict[str, Any]) -> dict[str, Any]:
-    """The seed whose classifier is kept: the best at `metric_for_best_model`."""
+    """The run whose classifier is kept: the best by `metric_for_best_model`."""
     metric = results["metric_for_best_model"]
     sign = -1 if metric == "loss" else 1
     return max(results["runs"], key=lambda run: sign * run["metrics"][metric])
 
 
 def class_table(run: dict[str, Any], labels: Sequence[str]) -> list[str]:
-    """Precision, recall and F1 of each class as lines of a Markdown table, of many the most frequent."""
+    """Precision, recall and F1 of each class, or of the most frequent classes, as lines of a Markdown table."""
     found = sorted(zip(labels, run["by_class"], strict=True), key=lambda each: -each[1]["texts"])
     if len(found) <= _NAMED_CLASSES:
         found = list(zip(labels, run["by_class"], strict=True))
@@ -121,13 +121,13 @@ def class_table(run: dict[str, Any], labels: Sequence[str]) -> list[str]:
 
 
 def write_mistakes(found: Sequence[dict[str, Any]], folder: Path) -> None:
-    """Write `mistakes.jsonl`, a mistake a line."""
+    """Write `mistakes.jsonl`, one mistake per line."""
     lines = (json.dumps(mistake, ensure_ascii=False) + "\n" for mistake in found)
     write_whole(folder / "mistakes.jsonl", "".join(lines))
 
 
 def draw_curves(results: dict[str, Any], path: Path) -> None:
-    """Losses and metrics against updates, a line for each seed."""
+    """Plot losses and metrics against updates, a line for each seed."""
     metrics = results["metrics"]
     figure, (left, right) = new_figure((11, 4.5), 1, 2)
     colors = rcParams["axes.prop_cycle"].by_key()["color"]
@@ -150,7 +150,7 @@ def draw_curves(results: dict[str, Any], path: Path) -> None:
 
 
 def draw_confusion(matrix: list[list[int]], labels: Sequence[str], path: Path) -> None:
-    """Texts of each class (rows) by answer (columns); colours are shares of the row."""
+    """Plot texts of each class (rows) by predicted class (columns); colours are shares of the row."""
     counts = np.array(matrix)
     shares = counts / counts.sum(axis=1, keepdims=True).clip(min=1)
     named = len(labels) <= _NAMED_CLASSES
@@ -159,14 +159,14 @@ def draw_confusion(matrix: list[list[int]], labels: Sequence[str], path: Path) -
     image = axes.imshow(shares, vmin=0, vmax=1, cmap="Blues")
     if named:
         names = [_shortened(label, _LABEL_CHARACTERS) for label in labels]
-        plain = {"parse_math": False}  # a dollar sign is one
+        plain = {"parse_math": False}  # else "$" would start a formula
         axes.set_xticks(range(len(labels)), names, rotation=45, ha="right", rotation_mode="anchor", **plain)
         axes.set_yticks(range(len(labels)), names, **plain)
         for row, column in np.ndindex(counts.shape):
             if counts[row, column]:
                 color = "white" if shares[row, column] > 0.6 else "black"
                 axes.text(column, row, f"{counts[row, column]:,}", ha="center", va="center", color=color, size="small")
-    axes.set_xlabel("answer")
+    axes.set_xlabel("predicted class")
     axes.set_ylabel("class")
     figure.colorbar(image, label="share of the texts of the class", shrink=0.8)
     with warnings.catch_warnings():
@@ -175,7 +175,7 @@ def draw_confusion(matrix: list[list[int]], labels: Sequence[str], path: Path) -
 
 
 def shown_mistakes(found: Sequence[dict[str, Any]]) -> list[str]:
-    """The worst few as lines of a Markdown table."""
+    """The worst mistakes as lines of a Markdown table."""
     rows = [
         [
             code(_shortened(" / ".join(filter(None, (mistake["text"], mistake.get("text_pair")))), _SHOWN_CHARACTERS)),
@@ -185,7 +185,7 @@ def shown_mistakes(found: Sequence[dict[str, Any]]) -> list[str]:
         ]
         for mistake in found[:_SHOWN_MISTAKES]
     ]
-    return table(["text", "class", "answer", "loss (nats)"], rows)
+    return table(["text", "class", "predicted", "loss (nats)"], rows)
 
 
 def _draw(axes: Any, points: list[list[float]], label: str, **style: Any) -> None:
@@ -201,7 +201,7 @@ def _cut(cut: dict[str, dict[str, int]]) -> str:
         for side, found in cut.items()
         if found["texts"]
     ]
-    return f"Longer than an input, so cut: {'; '.join(parts)}." if parts else "No text was cut."
+    return f"Truncated: {'; '.join(parts)}." if parts else "No text was truncated."
 
 
 def _shortened(text: str, characters: int) -> str:

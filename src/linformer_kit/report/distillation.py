@@ -1,4 +1,4 @@
-"""The results of a distillation: how near the student is, before and after, and the curve."""
+"""Report of a distillation: distance from student to teacher, before and after, and the curve."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from linformer_kit.report.figures import new_figure, number_ticks, save_figure, 
 _MEASURES = {
     "cosine": "cosine of mean embeddings",
     "error": "error of the last hidden states",
-    "agreement": "answers as the teacher's",
+    "agreement": "predictions equal to the teacher's",
     "loss": "loss",
 }
 
@@ -20,8 +20,8 @@ def write_distill_report(results: dict[str, Any], folder: Path) -> str:
     """Write `metrics.json`, `metrics.md` and `curve.png`.
 
     Args:
-        results: What `distill.distill` measured.
-        folder: Where to write.
+        results: Results of `distill.distill`.
+        folder: Output folder.
 
     Returns:
         The Markdown text.
@@ -50,21 +50,21 @@ def distill_markdown(results: dict[str, Any]) -> str:
         "",
         *table(["on held-out text", "before", f"after {results['updates']:,} updates"], rows),
         "",
-        "The error of the last hidden states is relative: 0 is the teacher itself, 1 a student that knows their mean "
-        f"alone. Training took {results['seconds'] / 60:.1f} minutes.",
+        "The error of the last hidden states is relative: 0 means equal to the teacher's, 1 no better than their mean. "
+        f"Training took {results['seconds'] / 60:.1f} minutes.",
     ]
     return "\n".join(lines) + "\n"
 
 
 def draw_curve(results: dict[str, Any], path: Path) -> None:
-    """Error and cosine on held-out text against updates, and where the layers begin to learn together."""
+    """Plot error and cosine on held-out text against updates, and mark the start of joint training of the layers."""
     figure, (left, right) = new_figure((10, 4), 1, 2)
     for axes, name in ((left, "error"), (right, "cosine")):
         updates, values = zip(*results["curve"][name], strict=True)
         axes.plot(updates, values, marker="o", markersize=3)
         if 0 < results["layerwise_steps"] < results["updates"]:
             axes.axvline(
-                results["layerwise_steps"], color="gray", linestyle="--", label="layers learn together from here"
+                results["layerwise_steps"], color="gray", linestyle="--", label="joint training of the layers from here"
             )
             axes.legend()
         axes.set_xlabel("updates")

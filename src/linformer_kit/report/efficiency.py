@@ -1,4 +1,4 @@
-"""Time and memory saved, from the JSON alone: tables. The pictures are in `efficiency_figures`."""
+"""Tables of time and memory saved. The figures are in `efficiency_figures`."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Cell = dict[str, Any]
 
 
 def write_efficiency_report(results: dict[str, Any], folder: Path) -> str:
-    """Write `efficiency.json`, `efficiency.md` and the pictures.
+    """Write `efficiency.json`, `efficiency.md` and the figures.
 
     Args:
-        results: What `bench.efficiency.measure_efficiency` has found so far.
-        folder: Where to write.
+        results: Results of `cost.efficiency.measure_efficiency` so far.
+        folder: Output folder.
 
     Returns:
         The Markdown text.
@@ -38,7 +38,7 @@ def write_efficiency_report(results: dict[str, Any], folder: Path) -> str:
 
 
 def efficiency_markdown(results: dict[str, Any]) -> str:
-    """Time and memory saved beside the paper's, then times, shares of the limits, and memory."""
+    """Time and memory saved, with the paper's figures, then times, shares of the limits, and memory."""
     settings = results["settings"]
     step = "training step" if settings["mode"] == "train" else "forward pass"
     lines = [
@@ -67,7 +67,7 @@ def efficiency_markdown(results: dict[str, Any]) -> str:
 
 
 def _how(results: dict[str, Any]) -> list[str]:
-    """What was run, as a list."""
+    """Description of the measurement, as a Markdown list."""
     settings, entries = results["settings"], results["cells"] + results["baselines"]
     train = settings["mode"] == "train"
     layers = _by_length(entries, "layers")
@@ -76,21 +76,21 @@ def _how(results: dict[str, Any]) -> list[str]:
         f"- Encoders of width {settings['hidden_size']:,}, {settings['num_attention_heads']} heads, feed-forward "
         f"{settings['intermediate_size']:,}, random weights and tokens, vocabulary 1,000; Linformers share one E = F "
         "in all layers.",
-        f"- Layers: {layers}. Sequences in a batch: {batches}. Word and position embeddings are within the times.",
-        f"- Medians of up to {settings['repetitions']} runs, all encoders of a length in turn, after a warm-up; an "
-        f"encoder has {settings['seconds']:g} s in all, and one whose first run takes over a third of them runs once.",
+        f"- Layers: {layers}. Sequences in a batch: {batches}. Times include word and position embeddings.",
+        f"- Medians of up to {settings['repetitions']} runs; the encoders of a length alternate. Each has "
+        f"{settings['seconds']:g} s in all; its first run is a warm-up unless it takes over a third of them.",
     ]
     if train:
         lines.append(
-            "- A training step is forward and backward without an optimiser, dropout off, since libraries differ "
-            "there; the loss is the mean square of the output. Operations of the backward pass count as twice the "
-            "forward's, and so does the time of its products."
+            "- A training step is forward and backward, without optimiser and dropout, in which libraries differ; "
+            "the loss is the mean square of the output. The backward pass counts as twice the operations of the "
+            "forward pass, and as twice the time of its products."
         )
     return lines
 
 
 def _by_length(entries: Iterable[Cell], field: str) -> str:
-    """A field that depends on n alone: each value with the lengths that have it."""
+    """A field that depends on n only: each value with its lengths."""
     lengths: dict[int, set[int]] = {}
     for entry in entries:
         lengths.setdefault(entry[field], set()).add(entry["seq_len"])
@@ -117,7 +117,7 @@ def _saved(results: dict[str, Any], field: str, name: str) -> list[str]:
 
 
 def _against_paper(results: dict[str, Any], field: str, name: str) -> list[str]:
-    """How much more is saved than in the paper, where both have a figure."""
+    """Savings relative to the paper's, over the cells that the paper has."""
     ratios = {
         f"n {cell['seq_len']:,}, k {cell['projected_dim']:,}": cell[field][name]["ratio"] / cell[f"paper_{field}"]
         for cell in results["cells"]
@@ -129,13 +129,13 @@ def _against_paper(results: dict[str, Any], field: str, name: str) -> list[str]:
     mean = statistics.geometric_mean(ratios.values())
     return [
         "",
-        f"Over the paper's figure, in the geometric mean of {len(ratios)} cells: {mean:.2f}; least at {least}: "
+        f"Ratio to the paper's figure: geometric mean of {len(ratios)} cells {mean:.2f}; lowest at {least}: "
         f"{ratios[least]:.2f}.",
     ]
 
 
 def _times(results: dict[str, Any]) -> list[str]:
-    """Median time of a batch and a layer by token, all encoders."""
+    """Median time of a batch, and of one layer per token, for all encoders."""
     rows = []
     for entry in _sorted(results):
         time = entry["time"]
@@ -155,7 +155,7 @@ def _times(results: dict[str, Any]) -> list[str]:
 
 
 def _shares(results: dict[str, Any]) -> list[str]:
-    """How near each encoder is to the best rates, and to its own products."""
+    """Each encoder's share of the machine's best rates, and of the time of its own products."""
     rows = [
         [
             f"{entry['seq_len']:,}",
@@ -202,12 +202,12 @@ def _memory_note(results: dict[str, Any]) -> list[str]:
     train = results["settings"]["mode"] == "train"
     needed = "the weights of 12 layers and their gradients" if train else "the weights of 12 layers"
     return [
-        "Each encoder was measured in a process of its own, after a short sequence: the highest use of memory during "
-        "the run less what was in use before (the resident set on a CPU, what the allocator gave out elsewhere). "
-        f"The largest batch is what fits beside {needed}, by the memory of a sample"
-        + (" in 12 layers." if train else ", which layers use one after the other.")
-        + " Where a Transformer took over 10 s for a pass, or eager attention does not fit in 40 % of the free memory, "
-        "it is extrapolated."
+        "Each encoder was measured in a separate process, after a short sequence: the peak memory during the run "
+        "minus the memory in use before (the resident set on a CPU, allocated memory on accelerators). "
+        f"The largest batch is what fits in addition to {needed}, by the memory of a sample"
+        + (" in 12 layers." if train else ", which the layers use one after the other.")
+        + " Memory is extrapolated where a Transformer took over 10 s for a pass, or eager attention does not fit in "
+        "40 % of the free memory."
     ]
 
 
@@ -216,7 +216,7 @@ def _budget(results: dict[str, Any]) -> str:
 
 
 def _sorted(results: dict[str, Any]) -> list[Cell]:
-    """By length, Transformers first."""
+    """All entries by length, Transformers first."""
     return sorted(results["baselines"] + results["cells"], key=lambda entry: entry["seq_len"])
 
 

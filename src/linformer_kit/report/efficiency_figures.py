@@ -1,4 +1,4 @@
-"""Time and memory saved, and time per token, as pictures."""
+"""Figures of time and memory saved, and of time per token."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _PANELS = {
 }
 _LABELS = {"eager": "Transformer, eager", "full": "Transformer, SDPA (ours)", "roberta": "Transformer, SDPA (HF)"}
 _MARKERS = {"eager": "s", "full": "^", "roberta": "v"}
-_TICKS, _MORE_TICKS = (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)  # more where there is less than a power of ten
+_TICKS, _MORE_TICKS = (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)  # more ticks for ranges below a factor of ten
 
 Cell = dict[str, Any]
 Point = tuple[int, float, bool]  # n, height, whether extrapolated
 
 
 def draw_efficiency(results: dict[str, Any], folder: Path) -> None:
-    """`time_saved.png`, `time_per_token.png` and, where memory was measured, `memory_saved.png`."""
-    for name in ("time_saved.png", "memory_saved.png"):  # of results that these are written over
+    """Write `time_saved.png`, `time_per_token.png` and, if memory was measured, `memory_saved.png`."""
+    for name in ("time_saved.png", "memory_saved.png"):  # of overwritten results
         (folder / name).unlink(missing_ok=True)
     if results["settings"]["baselines"]:
         _draw_saved(results, "time_saved", "time saved (Transformer / Linformer)", folder / "time_saved.png")
@@ -39,7 +39,7 @@ def draw_efficiency(results: dict[str, Any], folder: Path) -> None:
 
 
 def _draw_saved(results: dict[str, Any], field: str, label: str, path: Path) -> None:
-    """A panel for each baseline, a line for each k; the paper's dashed in the same colour."""
+    """Plot a panel for each baseline with a line for each k; the paper's figures are dashed in the same colour."""
     names = results["settings"]["baselines"]
     figure, axes = new_figure((1.6 + 3.9 * len(names), 4.3), 1, len(names), squeeze=False, sharey=True)
     colours = _colours(results["cells"])
@@ -68,7 +68,7 @@ def _draw_saved(results: dict[str, Any], field: str, label: str, path: Path) -> 
 
 
 def _draw_time_per_token(results: dict[str, Any], path: Path) -> None:
-    """A line for each k and each Transformer."""
+    """Plot time per token: a line for each k and each Transformer."""
     figure, axis = new_figure((7.8, 4.6))
     for k, colour in _colours(results["cells"]).items():
         cells = [cell for cell in results["cells"] if cell["projected_dim"] == k]
@@ -90,7 +90,7 @@ def _per_token(entries: Iterable[Cell]) -> list[Point]:
 
 
 def _line(axis: Axes, points: list[Point], *, marker: str, color: Any, label: str | None = None) -> None:
-    """Through points by n, the extrapolated ones hollow."""
+    """Plot a line through points ordered by n; extrapolated points are hollow."""
     if not points:
         return
     points = sorted(points)
@@ -105,7 +105,7 @@ def _line(axis: Axes, points: list[Point], *, marker: str, color: Any, label: st
 
 
 def _hollow(results: dict[str, Any]) -> list[Line2D]:
-    """The legend's word on extrapolated points, where there are any."""
+    """The legend entry of extrapolated points, if there are any."""
     memories = [entry["memory"] for entry in results["baselines"] if entry["memory"]]
     if not any(entry["extrapolated"] for entry in results["baselines"] + memories):
         return []
@@ -113,7 +113,7 @@ def _hollow(results: dict[str, Any]) -> list[Line2D]:
 
 
 def _scales(axis: Axes, cells: list[Cell]) -> None:
-    """Both logarithmic, with numbers in full."""
+    """Make both axes logarithmic, with numbers written in full."""
     lengths = sorted({cell["seq_len"] for cell in cells})
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")

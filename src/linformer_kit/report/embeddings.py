@@ -1,4 +1,4 @@
-"""Sentence embedders beside the first of them, as tables."""
+"""Tables of sentence embedders compared with the first of them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def write_embeddings_report(results: dict[str, Any], folder: Path) -> str:
     """Write `embeddings.json` and `embeddings.md`.
 
     Args:
-        results: What `bench.embeddings.measure_embeddings` found so far.
-        folder: Where to write.
+        results: Results of `quality.embeddings.measure_embeddings` so far.
+        folder: Output folder.
 
     Returns:
         The Markdown text.
@@ -23,13 +23,13 @@ def write_embeddings_report(results: dict[str, Any], folder: Path) -> str:
 
 
 def embeddings_markdown(results: dict[str, Any]) -> str:
-    """Cosine, accuracy, time and memory, each beside the first model's."""
+    """Cosine, accuracy, time and memory, each relative to the first model."""
     settings, first = results["settings"], next(iter(results["models"]))
     measured = {name: found for name, found in results["models"].items() if found}
     lines = ["# Sentence embedders", "", environment_line(results["environment"]), ""]
     if any(found["cosine"] for found in measured.values()):
         lines += [
-            f"Cosine to the embeddings of {first}, mean (least) of {settings['samples']} texts cut to so many tokens:",
+            f"Cosine to the embeddings of {first}, mean (lowest) of {settings['samples']} texts, by truncated length:",
             "",
             *table(
                 ["model", *(f"{length:,} tokens" for length in settings["cosine_lengths"])],
@@ -39,8 +39,8 @@ def embeddings_markdown(results: dict[str, Any]) -> str:
         ]
     if settings["tasks"]:
         lines += [
-            f"Accuracy of a logistic regression on the embeddings, in brackets as a share of that of {first}; up to "
-            f"{settings['max_train_samples']:,} texts to learn from, {settings['max_eval_samples']:,} to measure on:",
+            f"Accuracy of a logistic regression on the embeddings, in brackets relative to that of {first}; up to "
+            f"{settings['max_train_samples']:,} training texts and {settings['max_eval_samples']:,} validation texts:",
             "",
             *table(
                 ["model", *settings["tasks"]],
@@ -54,7 +54,7 @@ def embeddings_markdown(results: dict[str, Any]) -> str:
     if any("cost" in found for found in measured.values()):
         lines += [
             f"Time of a forward pass over {settings['tokens']:,} tokens, median of interleaved runs, with the speed "
-            f"relative to {first}, and memory over what the model itself takes:",
+            f"relative to {first}, and memory in addition to the model's own:",
             "",
             *table(
                 ["model", *(f"n {length:,}" for length in settings["lengths"])],

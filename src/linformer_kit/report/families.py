@@ -1,4 +1,4 @@
-"""The encoders that were made linear as a table."""
+"""Table of the linearised encoder families."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def families_markdown(results: dict[str, Any]) -> str:
         for name, found in results["families"].items()
     ]
     lines = [
-        "# Encoders made linear, with as many slots as tokens",
+        "# Linearised encoders with k = n",
         "",
         environment_line(results["environment"]),
         "",
-        "Small models with random weights. Largest error of the last hidden states against the model in float64, in "
-        "brackets the model's own in float32.",
+        "Small models with random weights. Largest error of the last hidden states from the model in float64; in "
+        "brackets that of the original model in float32.",
         "",
         *table(header, rows),
     ]

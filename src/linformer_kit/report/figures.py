@@ -1,4 +1,4 @@
-"""How all figures are made: without a screen, with numbers written in full on logarithmic axes."""
+"""Helpers of all figures: drawn without a display, with numbers written in full on logarithmic axes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DOTS_PER_INCH = 150
 def new_figure(
     figsize: tuple[float, float], rows: int = 1, columns: int = 1, *, squeeze: bool = True, sharey: bool = False
 ) -> tuple[Figure, Any]:
-    """Make a figure without pyplot, whose backend, current figure and settings are the caller's.
+    """Make a figure without pyplot, so that the caller's backend, current figure and settings stay unchanged.
 
     Args:
         figsize: Width and height in inches.
@@ -35,13 +35,13 @@ def new_figure(
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure as a picture, without a screen."""
+    """Write a figure to an image file; needs no display."""
     with errors_named(path):
         figure.savefig(path, dpi=_DOTS_PER_INCH)
 
 
 def show_grid(axes: Axes, which: Literal["major", "both"] = "major") -> None:
-    """Draw pale lines at the major ticks or at all."""
+    """Draw grid lines at the major ticks or at all ticks."""
     axes.grid(alpha=0.3, which=which)
 
 
@@ -50,8 +50,8 @@ def number_ticks(axis: Axis, form: str, *, unit: str = "", minor: bool = False) 
 
     Args:
         axis: The x or y axis.
-        form: How to format them, as in `format`.
-        unit: After each number.
+        form: Format specification, as for `format`.
+        unit: Text after each number.
         minor: Whether minor ticks have numbers too.
     """
     shown = FuncFormatter(lambda value, _: f"{value:{form}}{unit}")

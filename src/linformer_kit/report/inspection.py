@@ -1,4 +1,4 @@
-"""A look inside a model: which slots its heads attend to, and its matrices."""
+"""Report on the inside of a model: which slots its heads attend to, and its matrices."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from linformer_kit.report.base import code, table, write_report
 from linformer_kit.report.figures import new_figure, save_figure
 from linformer_kit.report.numbers import listed
 
-_LABELLED_TOKENS = 32  # more than these have no room on an axis
-_LONGEST_LABEL = 16  # characters; whole sentences can be a token
+_LABELLED_TOKENS = 32  # with more, the axis has no labels
+_LONGEST_LABEL = 16  # characters; tokens can be long
 _PIXELS = 300  # along the shorter side of a panel
 
 
@@ -25,8 +25,8 @@ def write_inspection_report(results: dict[str, Any], folder: Path) -> str:
     """Write `inspection.json` and `inspection.md`.
 
     Args:
-        results: What `analysis.inspection.inspect` found.
-        folder: Where to write.
+        results: Results of `experiments.inspection.inspect`.
+        folder: Output folder.
 
     Returns:
         The Markdown text.
@@ -35,7 +35,7 @@ def write_inspection_report(results: dict[str, Any], folder: Path) -> str:
 
 
 def inspection_markdown(results: dict[str, Any]) -> str:
-    """How many slots each head of each layer spreads its attention over."""
+    """The number of effective slots of each head of each layer, as Markdown."""
     rows = [
         [f"layer {layer}", *(f"{slots:,.1f}" for slots in heads)]
         for layer, heads in enumerate(results["effective_slots"])
@@ -48,29 +48,29 @@ def inspection_markdown(results: dict[str, Any]) -> str:
         f"Model: {code(results['model'])} ({kind if results['attention'] == 'linformer' else 'full attention'}). "
         f"Text: {results['text']}, {len(results['tokens']):,} tokens.",
         "",
-        "Effective slots: e to the entropy of the rows of the context mapping, averaged over the tokens. 1: each token "
-        "attends to a single slot; all of them: to all alike.",
+        "Effective slots: exp of the entropy of the context mapping's rows, averaged over the tokens. 1: each token "
+        "attends to one slot; the number of slots: to all slots equally.",
         "",
         *table(header, rows),
         "",
         f"`inspection.npz` holds the context mappings of layers {listed(results['layers'])} and heads "
-        f"{listed(results['heads'])} as `context_mappings[layer, head, token, slot]`, NaN where a head has no such "
-        "slot, and the matrices in `projections.png`, all with slots in the model's own order.",
+        f"{listed(results['heads'])} as `context_mappings[layer, head, token, slot]`, NaN for slots that a head "
+        "lacks, and the matrices in `projections.png`, all with slots in the model's own order.",
     ]
     return "\n".join(lines) + "\n"
 
 
 def draw_context_mappings(results: dict[str, Any], mappings: np.ndarray, path: Path) -> None:
-    """Context mappings as images, a row for each layer and a column for each head.
+    """Plot context mappings as images, a row for each layer and a column for each head.
 
     Args:
-        results: What `write_inspection_report` takes: layers, heads and tokens.
-        mappings: `[layers, heads, tokens, slots]`, those that are drawn; NaN, drawn grey, for slots that a head lacks.
-        path: Where to write.
+        results: As for `write_inspection_report`: layers, heads and tokens.
+        mappings: `[layers, heads, tokens, slots]` to plot; NaN, drawn grey, for slots that a head lacks.
+        path: Output file.
     """
     layers, heads, tokens, _ = mappings.shape
     figure, axes = new_figure((1.2 + 3 * heads, 0.8 + 3 * layers), layers, heads, squeeze=False, sharey=True)
-    highest = float(np.nanquantile(mappings, 0.998)) or 1.0  # 0: each token attends to one of very many
+    highest = float(np.nanquantile(mappings, 0.998)) or 1.0  # 0 if each token attends to one of very many slots
     for row, layer in enumerate(results["layers"]):
         for column, head in enumerate(results["heads"]):
             axis = axes[row, column]
@@ -88,11 +88,11 @@ def draw_context_mappings(results: dict[str, Any], mappings: np.ndarray, path: P
 
 
 def draw_projections(images: Sequence[Any], path: Path) -> None:
-    """Matrices of projections as images, E and F side by side, one colour scale for each.
+    """Plot matrices of projections as images, E and F side by side, each with its own colour scale.
 
     Args:
-        images: `analysis.inspection.Image`s.
-        path: Where to write.
+        images: `experiments.inspection.Image`s.
+        path: Output file.
     """
     columns = 2 if any(" F" in image.name for image in images) else 1
     rows = -(-len(images) // columns)
@@ -107,7 +107,7 @@ def draw_projections(images: Sequence[Any], path: Path) -> None:
 
 
 def _draw_matrix(axis: Axes, matrix: np.ndarray, title: str, colours: str, lowest: float, highest: float) -> Any:
-    """Crisp where there is room, averaged where there are more numbers than pixels; NaN is grey."""
+    """Plot a matrix: with sharp cells, or antialiased if it has more entries than pixels; NaN is grey."""
     cmap = colormaps[colours].with_extremes(bad="lightgrey")
     interpolation = "antialiased" if max(matrix.shape) > _PIXELS else "nearest"
     drawn = axis.imshow(matrix, aspect="auto", cmap=cmap, vmin=lowest, vmax=highest, interpolation=interpolation)
@@ -118,7 +118,7 @@ def _draw_matrix(axis: Axes, matrix: np.ndarray, title: str, colours: str, lowes
 
 
 def _label(token: str) -> str:
-    """A token on an axis: cut, and with escapes for what cannot be seen or is not in the font."""
+    """A token as axis label: truncated, with escapes for characters that are invisible or not in the font."""
     font = get_font(findfont(FontProperties()))
     label = ""
     for character in token:
@@ -128,4 +128,4 @@ def _label(token: str) -> str:
             label += "…"
             break
         label += shown
-    return label.replace("$", r"\$")  # no formula
+    return label.replace("$", r"\$")  # else "$" would start a formula

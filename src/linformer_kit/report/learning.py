@@ -1,4 +1,4 @@
-"""A study of learning as tables and curves: learning rates tried, losses by cell, differences from the baseline."""
+"""Report of a learning study: learning rates tried, losses by cell, differences from the baseline, curves."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Entry = dict[str, Any]  # one training, as in `learning.json`
 
 
 def write_learning_report(results: dict[str, Any], folder: Path) -> str:
-    """Write `learning.json`, `learning.md` and, of a complete study, the curves of each cell, `curves-<cell>.png`.
+    """Write `learning.json`, `learning.md` and, for a complete study, the curves of each cell, `curves-<cell>.png`.
 
     Args:
-        results: What `bench.learning.learn` has found so far.
-        folder: Where to write.
+        results: Results of `learning.learn.learn` so far.
+        folder: Output folder.
 
     Returns:
         The Markdown text.
@@ -42,7 +42,7 @@ def learning_markdown(results: dict[str, Any]) -> str:
 
 
 def study_tables(results: dict[str, Any], *, heading: str) -> str:
-    """The tables of a study, each below a heading of that depth, as docs/learning.md has them."""
+    """The tables of a study, each below a heading of the given depth; docs/learning.md contains them."""
     settings = results["settings"]
     lines = [f"{heading} Learning rates", "", *rates_table(results), ""]
     for cell in settings["cells"]:
@@ -51,7 +51,7 @@ def study_tables(results: dict[str, Any], *, heading: str) -> str:
 
 
 def at_chosen_rate(results: dict[str, Any], cell: str, variant: str) -> list[Entry]:
-    """The trainings of a variant in a cell at the learning rate that it was given, by seed."""
+    """The trainings of a variant in a cell at its chosen learning rate, in the order of the seeds."""
     seeds, rate = seeds_of(results["settings"], variant), results["learning_rates"].get(variant)
     found = [
         entry
@@ -92,14 +92,14 @@ def rates_table(results: dict[str, Any]) -> list[str]:
 
 
 def cell_table(results: dict[str, Any], cell: str) -> list[str]:
-    """Losses of all variants in one cell at their learning rates: mean, seeds, difference from the baseline, time."""
+    """Losses of all variants in one cell at their learning rates: mean, by seed, difference from the baseline, time."""
     settings = results["settings"]
     by_variant = {variant: at_chosen_rate(results, cell, variant) for variant in settings["variants"]}
     everything = [entry for entries in by_variant.values() for entry in entries]
     if not everything:
         return ["Nothing yet."]
     baseline = {entry["seed"]: entry for entry in by_variant[settings["baseline"]]}
-    of_baseline = [*baseline.values()] or everything  # it may be the last to be trained
+    of_baseline = [*baseline.values()] or everything  # the baseline may not be trained yet
     corpus = of_baseline[0]["corpus"]
     extras = _extra_columns(results, everything)
     rows = []
@@ -136,13 +136,13 @@ def cell_table(results: dict[str, Any], cell: str) -> list[str]:
 
 
 def _comparable(entry: Entry, other: Entry) -> bool:
-    """Whether both losses are there, and of the same text in the same pieces."""
+    """Whether both trainings have a loss, on the same text, length and vocabulary size."""
     same = all(entry["corpus"][name] == other["corpus"][name] for name in ("fingerprint", "seq_len", "vocab_size"))
     return same and None not in (entry["validation_loss"], other["validation_loss"])
 
 
 def _extra_columns(results: dict[str, Any], entries: list[Entry]) -> dict[str, partial]:
-    """What was measured beside the loss: a heading and how to find it in an entry."""
+    """Further measurements: the heading of a column, and a function that reads its value from an entry."""
     columns: dict[str, partial] = {}
     if any(entry["minutes"] for entry in entries):
         columns["minutes, those before included"] = partial(minutes_of, results["trials"])
@@ -156,7 +156,7 @@ def _extra_columns(results: dict[str, Any], entries: list[Entry]) -> dict[str, p
 
 
 def minutes_of(trials: list[Entry], entry: Entry) -> float | None:
-    """Minutes of a training and of those that it went on from."""
+    """Minutes of a training and of those that it continued."""
     earlier = next((minutes_of(trials, other) for other in trials if other["name"] == entry["before"]), 0.0)
     return None if entry["minutes"] is None else (earlier or 0.0) + entry["minutes"]
 
@@ -170,7 +170,7 @@ def _measured(name: str, key: str, entry: Entry) -> float | None:
 
 
 def _mean(numbers: list[float | None], sign: str = "", absent: str = "diverged") -> str:
-    """Mean and, of several that differ, the sample's standard deviation."""
+    """Mean and, for numbers that differ, the sample standard deviation."""
     there = [number for number in numbers if number is not None]
     if len(there) < len(numbers):
         return absent
@@ -178,7 +178,7 @@ def _mean(numbers: list[float | None], sign: str = "", absent: str = "diverged")
 
 
 def _by_seed(entries: list[Entry], seeds: list[int]) -> str:
-    """The losses in the order of all seeds; each with its seed where some are missing."""
+    """The losses in the order of the seeds; each with its seed if some are missing."""
     losses = [_number(entry["validation_loss"]) for entry in entries]
     if len(entries) < len(seeds):
         losses = [f"{loss} (seed {entry['seed']})" for loss, entry in zip(losses, entries, strict=True)]

@@ -1,4 +1,4 @@
-"""The curves of a study of learning."""
+"""The curves of a learning study."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _FEW = 10
 
 
 def draw_curves(curves: dict[str, list[dict[str, Any]]], path: Path, *, title: str) -> None:
-    """Validation loss of each variant while it trains: the mean over seeds, and the range of all seeds.
+    """Plot the validation loss of each variant during training: mean and range over the seeds.
 
-    Against minutes where the trainings had equal time, each from the beginning of its own, else against updates.
+    The x axis is minutes since the start of each training if the trainings had equal time, else updates.
 
     Args:
         curves: The trainings of each variant, as in `learning.json`.
-        path: Where to draw.
-        title: Above the picture.
+        path: Output file.
+        title: Title of the figure.
     """
     figure, axes = new_figure((10, 5))
     colors = colormaps["tab10" if len(curves) <= _FEW else "tab20"]
@@ -47,7 +47,7 @@ def draw_curves(curves: dict[str, list[dict[str, Any]]], path: Path, *, title: s
     axes.set_ylabel("validation loss (nats)")
     axes.set_title(title, fontsize=11)
     show_grid(axes)
-    if drawn:  # from the top down, as they end
+    if drawn:  # legend in the order of the last losses
         lines = [line for *_, line in sorted(drawn, reverse=True)]
         figure.legend(
             handles=lines, loc="outside right center", fontsize=8, title="last loss of the mean", frameon=False

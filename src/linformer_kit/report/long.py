@@ -1,4 +1,4 @@
-"""One pass over a very long sequence as a table."""
+"""Table of one pass over a very long sequence."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def write_long_report(results: dict[str, Any], folder: Path) -> str:
     """Write `long.json` and `long.md`.
 
     Args:
-        results: What `bench.long.measure_long` found.
-        folder: Where to write.
+        results: Results of `cost.long.measure_long`.
+        folder: Output folder.
 
     Returns:
         The Markdown text.
@@ -44,13 +44,13 @@ def long_markdown(results: dict[str, Any]) -> str:
         f"Linformer encoder, {settings['dtype']}: {settings['layers']} layers, width {settings['hidden_size']:,}, "
         f"{settings['num_attention_heads']} heads, feed-forward {settings['intermediate_size']:,}, "
         f"k {settings['projected_dim']:,}, one E = F in all layers, vocabulary {settings['vocab_size']:,}; random "
-        "weights and tokens; one model made for each length.",
+        "weights and tokens; a separate model for each length.",
         "",
         *table(["n", "seconds", "token, µs", "runs"], rows),
         "",
         f"- Time per token against that at {settings['reference_length']:,}: {results['ratio']:.3f} ×.",
         f"- Weights: {gibibytes(results['weight_bytes'])}. Hidden states of one layer: {gibibytes(hidden)}.",
-        f"- Highest memory during the pass, over what was in use before it (the weights among that): "
+        f"- Peak memory during the pass minus the memory in use before it, which includes the weights: "
         f"{gibibytes(peak)}, {results['peak_in_hidden_states']:.2f} × the hidden states of one layer.",
     ]
     return "\n".join(lines) + "\n"

@@ -1,11 +1,11 @@
-"""How numbers are written in all reports, units included in the names."""
+"""Number formatting of all reports; the functions' names are the units."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
 
-ABSENT = "–"  # where nothing was measured
+ABSENT = "–"  # not measured
 
 
 def listed(numbers: Iterable[int]) -> str:
@@ -14,12 +14,12 @@ def listed(numbers: Iterable[int]) -> str:
 
 
 def mean_and_deviation(numbers: Sequence[float], decimals: int, *, sign: str = "") -> str:
-    """The mean and, of several numbers, the sample's standard deviation.
+    """The mean and, for several numbers, the sample standard deviation.
 
     Args:
-        numbers: At least one.
-        decimals: Digits after the point.
-        sign: "+" to write the sign of a positive mean too.
+        numbers: One number or more.
+        decimals: Digits after the decimal point.
+        sign: "+" to show the sign of a positive mean too.
     """
     deviation = f" ± {statistics.stdev(numbers):.{decimals}f}" if len(numbers) > 1 else ""
     return f"{statistics.fmean(numbers):{sign}.{decimals}f}{deviation}"

@@ -1,4 +1,4 @@
-"""The results of pretraining: losses, the curve, guesses in held-out text."""
+"""Report of pretraining: losses, the curve, predictions in held-out text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from linformer_kit.report.base import code, table, write_report
 from linformer_kit.report.figures import log_ticks, new_figure, number_ticks, save_figure, show_grid
 
-_HIGHEST_DRAWN = 100.0  # nats; a model that has diverged stays on the page
+_HIGHEST_DRAWN = 100.0  # nats; larger losses (diverged models) are drawn here
 
 LABELS = {"linformer": "Linformer", "full": "Transformer (full attention)"}
 
@@ -19,8 +19,8 @@ def write_pretrain_report(results: dict[str, Any], folder: Path) -> str:
     """Write `metrics.json`, `metrics.md` and `perplexity.png`.
 
     Args:
-        results: What `pretrain.pretrain` measured.
-        folder: Where to write.
+        results: Results of `pretrain.pretrain`.
+        folder: Output folder.
 
     Returns:
         The Markdown text.
@@ -31,7 +31,7 @@ def write_pretrain_report(results: dict[str, Any], folder: Path) -> str:
 
 
 def pretrain_markdown(results: dict[str, Any]) -> str:
-    """The results of pretraining as Markdown: losses, then the guesses."""
+    """The results of pretraining as Markdown: losses, then predictions."""
     corpus, models = results["corpus"], results["models"]
     rows = [
         [
@@ -69,9 +69,9 @@ def pretrain_markdown(results: dict[str, Any]) -> str:
         "text's own token frequencies.",
     ]
     for name, model in models.items():
-        lines += ["", f"## What {LABELS[name]} guesses in held-out text", ""]
+        lines += ["", f"## Predictions in held-out text: {LABELS[name]}", ""]
         lines += table(
-            ["text", "right", "guesses"],
+            ["text", "answer", "predictions"],
             [
                 [
                     code(guess["text"]),
@@ -85,7 +85,7 @@ def pretrain_markdown(results: dict[str, Any]) -> str:
 
 
 def draw_perplexity(results: dict[str, Any], path: Path) -> None:
-    """Validation perplexity against updates, with the unigram's as a line."""
+    """Plot validation perplexity against updates, with the unigram perplexity as a horizontal line."""
     figure, axes = new_figure((7, 4.5))
     for name, model in results["models"].items():
         updates, losses = zip(*model["curve"], strict=True)
@@ -117,5 +117,5 @@ def _count(number: int | None) -> str:
 
 
 def _token(token: str) -> str:
-    """A token in quotes, so that one sees a space at its start and a token of nothing but line breaks."""
+    """A token in quotes, which make leading spaces and tokens of line breaks visible."""
     return code(json.dumps(token, ensure_ascii=False))

@@ -1,4 +1,4 @@
-"""The spectrum of attention as Figure 1 shows it: curves of the layers, and layers × heads at one rank."""
+"""Report of the spectrum of attention, as in Figure 1: curves of the layers, and layers × heads at one rank."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from linformer_kit.report.figures import new_figure, save_figure, show_grid
 # Figure 1, right: RoBERTa-large on Wiki103, n 512, at the 128th largest singular value; read off the colour bar.
 _PAPER_AT, _PAPER_OF, _PAPER_SHARES = 128, 512, (0.88, 0.96)
 _ENERGY = 0.9
-_NUMBERED_CELLS = 16  # layers and heads up to which each cell of the heat map has room for its number
+_NUMBERED_CELLS = 16  # layers or heads up to which the cells of the heat map show numbers
 
 
 def write_spectrum_report(results: dict[str, Any], folder: Path) -> str:
     """Write `spectrum.json`, `spectrum.md` and `spectrum.png`.
 
     Args:
-        results: What `analysis.figure1.spectrum` measured.
-        folder: Where to write.
+        results: Results of `spectrum.figure1.spectrum`.
+        folder: Output folder.
 
     Returns:
         The Markdown text.
@@ -34,7 +34,7 @@ def write_spectrum_report(results: dict[str, Any], folder: Path) -> str:
 
 
 def spectrum_markdown(results: dict[str, Any]) -> str:
-    """The shares of each layer as Markdown, the paper's beside them where it has some."""
+    """The shares of each layer as Markdown, with the paper's if measured under the same conditions."""
     curves, at = np.array(results["cumulative"]), results["at"]
     every = f"all {curves.shape[-1]}" if results["leading"] is None else "all"
     shares = curves[..., at - 1]
@@ -55,26 +55,26 @@ def spectrum_markdown(results: dict[str, Any]) -> str:
         "",
         f"Share: σ_1 + … + σ_{at} of the context mapping over the sum of {every}, the mean over heads and texts. "
         f"All heads of all layers: {shares.min():.3f} to {shares.max():.3f}, mean {shares.mean():.3f}. Rank for "
-        f"{_ENERGY}: how many singular values have that share, by the mean of the heads.",
+        f"{_ENERGY}: the number of singular values with that share, by the mean of the heads.",
     ]
     if (at, results["seq_len"]) == (_PAPER_AT, _PAPER_OF):
         low, high = _PAPER_SHARES
-        lines += ["", f"The paper's Figure 1, RoBERTa-large on Wiki103, at the same place: {low} to {high}."]
+        lines += ["", f"The paper's Figure 1, RoBERTa-large on Wiki103, at the same rank: {low} to {high}."]
     if results["leading"] is not None and np.max(results["error"]) > 0:
         lines += [
             "",
-            f"Only the {results['leading']} largest singular values were sought, at random; the sum of the others is "
-            f"estimated, so that shares may be off by about {np.max(results['error']):.4f}.",
+            f"Only the {results['leading']} largest singular values were computed, by a randomised decomposition; the "
+            f"sum of the others is estimated, so shares may be off by about {np.max(results['error']):.4f}.",
         ]
     if not results["complete"]:
-        lines += ["", "Interrupted: fewer texts than asked for."]
+        lines += ["", "Interrupted: fewer texts than requested."]
     if "chosen" in results:
         lines += ["", *_chosen(results["chosen"])]
     return "\n".join(lines) + "\n"
 
 
 def _described(results: dict[str, Any]) -> str:
-    weights = ", weights drawn anew" if results["untrained"] else ""
+    weights = ", random weights" if results["untrained"] else ""
     length = f"{results['seq_len']} tokens each" if results["packing"] else f"up to {results['seq_len']} tokens each"
     return (
         f"Model: {code(results['model'])} ({results['model_type']}{weights}). Text: {results['text']}, "
@@ -91,7 +91,7 @@ def _reached(curve: np.ndarray) -> str:
 def _chosen(chosen: dict[str, Any]) -> list[str]:
     dims = chosen["projected_dim"]
     total, heads = int(np.sum(dims)), sum(map(len, dims))
-    kind = {"total": "most energy in total", "least": "most energy for the least head"}[chosen["aim"]]
+    kind = {"total": "most energy in total", "least": "most energy for the head with the least"}[chosen["aim"]]
     aim = (
         f"at least {chosen['energy']} of each head"
         if chosen["budget"] is None
@@ -103,17 +103,17 @@ def _chosen(chosen: dict[str, Any]) -> list[str]:
         "",
         *table(header, [[str(layer), *map(str, row)] for layer, row in enumerate(dims)]),
         "",
-        f"{total:,} slots, {total / heads:,.1f} a head; they keep {chosen['kept']:.3f} of the singular values, the "
-        "mean over heads. As settings of `linformer pretrain`: `projected_dims.yaml`.",
+        f"{total:,} slots, {total / heads:,.1f} per head; they keep {chosen['kept']:.3f} of the singular values, the "
+        "mean over heads. Settings for `linformer pretrain`: `projected_dims.yaml`.",
     ]
 
 
 def draw_spectrum(results: dict[str, Any], path: Path) -> None:
-    """Figure 1: cumulative curves of the layers on the left, layers × heads at one rank on the right.
+    """Plot Figure 1: cumulative curves of the layers on the left, layers × heads at one rank on the right.
 
     Args:
         results: As for `write_spectrum_report`.
-        path: Where to draw.
+        path: Output file.
     """
     curves, at = np.array(results["cumulative"]), results["at"]
     layers, heads, rank = curves.shape
@@ -152,7 +152,7 @@ def draw_spectrum(results: dict[str, Any], path: Path) -> None:
                 text = f"{share:.2f}".removeprefix("0")
                 right.text(head, layer, text, ha="center", va="center", fontsize=7, color=color)
     figure.colorbar(image, ax=right)
-    weights = ", weights drawn anew" if results["untrained"] else ""
+    weights = ", random weights" if results["untrained"] else ""
     title = f"Spectrum of attention: {results['model']}{weights}, n {results['seq_len']}"
     figure.suptitle(title, fontsize=11, parse_math=False)
     save_figure(figure, path)

@@ -1,4 +1,4 @@
-"""Table 1 in practice: time per token of each kind of encoder layer, its exponent, ours against its peers."""
+"""Table 1 in practice: time per token of each kind of encoder layer, its exponent, ours against other Linformers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def write_systems_report(results: dict[str, Any], folder: Path) -> str:
     """Write `systems.json`, `systems.md` and `systems.png`.
 
     Args:
-        results: What `bench.systems.bench_systems` measured.
-        folder: Where to write.
+        results: Results of `cost.systems.bench_systems`.
+        folder: Output folder.
 
     Returns:
         The Markdown text.
@@ -32,25 +32,25 @@ def write_systems_report(results: dict[str, Any], folder: Path) -> str:
 
 
 def systems_markdown(results: dict[str, Any]) -> str:
-    """The times, what each system is, ours against its peers, and what was not run."""
+    """The times, a description of each system, ours against other Linformers, and what was not run."""
     settings, environment, entries = results["settings"], results["environment"], results["systems"]
     lines = [
         "# Systems",
         "",
         f"One encoder layer, feed-forward part included: width {settings['hidden_size']}, "
         f"{settings['num_attention_heads']} heads, feed-forward {settings['intermediate_size']}, {settings['dtype']}, "
-        f"about {settings['tokens']:,} tokens in a batch and one sequence at least. {environment['device']}, "
+        f"about {settings['tokens']:,} tokens in a batch, at least one sequence. {environment['device']}, "
         f"{environment['threads']} threads, torch {environment['torch']}, transformers {environment['transformers']}, "
         f"{environment['date']}, commit {environment['commit']}.",
-        "" if results["complete"] else "\nNot complete: it was stopped, or is still running.\n",
-        "Time per token in µs, median; p in time ∝ nᵖ for one sequence, fitted over the lengths beside it.",
+        "" if results["complete"] else "\nNot complete: interrupted or still running.\n",
+        "Time per token in µs, median; p in time ∝ nᵖ for one sequence, fitted over the lengths given.",
         "",
         *_times(settings["lengths"], entries),
         "",
-        "## What they are",
+        "## Systems compared",
         "",
         *table(
-            ["system", "complexity", "according to", "here"],
+            ["system", "complexity", "source", "measured"],
             [
                 [entry["label"], entry["complexity"], entry["claim"], _here(entry)]
                 for entry in {entry["name"]: entry for entry in entries}.values()
@@ -82,7 +82,7 @@ def _times(lengths: list[int], entries: list[dict[str, Any]]) -> list[str]:
 
 
 def peer_ratios(entries: list[dict[str, Any]]) -> dict[str, dict[tuple[int, int], float]]:
-    """The time of each other Linformer over that of ours, by its name and (n, k), where both have run."""
+    """The time of each other Linformer divided by ours, by its name and (n, k), where both were measured."""
     times = {
         (entry["name"], run["n"], entry["k"]): run["per_token_s"]
         for entry in entries
@@ -111,7 +111,7 @@ def _against_peers(entries: list[dict[str, Any]]) -> list[str]:
         "",
         "## Ours against other Linformers",
         "",
-        "Their time over ours; above 1 ours is faster.",
+        "Their time divided by ours; above 1, ours is faster.",
         "",
         *table(["n", "k", *(labels[name] for name in ratios)], [*rows, ["geometric mean", "", *means]]),
     ]
@@ -128,14 +128,14 @@ def _compilation(entries: list[dict[str, Any]]) -> list[str]:
         return []
     return [
         "",
-        "Not counted: the sparse layer's first run, which compiles it or finds it compiled: "
+        "Not included: the sparse layer's first run, which compiles it or loads the compiled code: "
         + ", ".join(first_runs)
         + ".",
     ]
 
 
 def _skipped(entries: list[dict[str, Any]]) -> list[str]:
-    """What was not run: the lengths of one reason together."""
+    """Table of what was not run, lengths grouped by reason."""
     reasons: dict[tuple[str, str], list[int]] = {}
     for entry in entries:
         for skipped in entry["skipped"]:
@@ -147,7 +147,7 @@ def _skipped(entries: list[dict[str, Any]]) -> list[str]:
 
 
 def draw_systems(results: dict[str, Any], path: Path) -> None:
-    """Time per token against n, both logarithmic, a line for each system; ours are thick and black."""
+    """Plot time per token against n on logarithmic axes, a line for each system; ours are thick and black."""
     figure, axes = new_figure((10, 6))
     drawn = [entry for entry in results["systems"] if entry["runs"]]
     for index, entry in enumerate(drawn):
@@ -177,7 +177,7 @@ def draw_systems(results: dict[str, Any], path: Path) -> None:
 
 
 def _legend_by_height(figure: Any, axes: Any) -> None:
-    """Beside the axes, in the order of the lines' right ends."""
+    """Place the legend beside the axes, in the order of the lines' right ends."""
     handles, labels = axes.get_legend_handles_labels()
     pairs = sorted(zip(handles, labels, strict=True), key=lambda pair: -pair[0].get_ydata()[-1])
     figure.legend(

@@ -1,4 +1,4 @@
-"""Table 2 with the models at hand, in the paper's layout, and what each row costs."""
+"""Table 2 for the measured models, in the paper's layout, and the cost of each row."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def write_table2_report(results: dict[str, Any], folder: Path, chosen: Chosen) -
     """Write `table2.json` and `table2.md`.
 
     Args:
-        results: What `bench table2` has found so far.
-        folder: Where to write.
+        results: Results of `bench table2` so far.
+        folder: Output folder.
         chosen: The cell to show for each model and task.
 
     Returns:
@@ -30,7 +30,7 @@ def write_table2_report(results: dict[str, Any], folder: Path, chosen: Chosen) -
 
 
 def table2_markdown(results: dict[str, Any], chosen: Chosen) -> str:
-    """Accuracy, F1 where a task has it, learning rates, time and memory.
+    """Accuracy, F1 if the task has it, learning rates, time and memory, as Markdown.
 
     Args:
         results: The content of a `table2.json`.
@@ -49,9 +49,9 @@ def table2_markdown(results: dict[str, Any], chosen: Chosen) -> str:
         environment_line(results["environment"]),
         "",
         f"{'All' if limit is None else f'Up to {limit:,}'} training texts, "
-        f"{passes:g} pass{'' if passes == 1 else 'es'}, batch {batch}{slowly}; {_seeds(settings)}. "
-        "Accuracy in percent on the texts for validation, of IMDB those of the test. Learning rate and checkpoint are "
-        "the best on the same texts, so all figures flatter a little, and alike.",
+        f"{passes:g} epoch{'' if passes == 1 else 's'}, batch {batch}{slowly}; {_seeds(settings)}. "
+        "Accuracy in percent on the validation texts (IMDB: the test texts). Learning rate and checkpoint are chosen "
+        "on the same texts, so all figures are slightly too high, for all models alike.",
         "",
     ]
     rows = []
@@ -64,10 +64,10 @@ def table2_markdown(results: dict[str, Any], chosen: Chosen) -> str:
     if "qqp" in tasks:
         f1 = [[model, _spread(chosen.get((model, "qqp")), "f1")] for model in models]
         lines += ["", "F1 of duplicates on QQP, in percent:", "", *table(["model", "F1"], f1)]
-    lines += ["", "## What it costs", ""]
+    lines += ["", "## Cost", ""]
     lines += [
-        "Training alone, without evaluation: texts a second; and the highest memory of the whole run over what the "
-        "process had before it, in MiB.",
+        "Time and texts per second of training, without evaluation; peak memory of the whole run minus the memory in "
+        "use before it, in MiB.",
         "",
     ]
     costs = []
@@ -96,7 +96,7 @@ def table2_markdown(results: dict[str, Any], chosen: Chosen) -> str:
     lines += table(header, costs)
     if diverged:
         lines += ["", f"Diverged: {'; '.join(diverged)}."]
-    lines += ["", "## The paper's", ""]
+    lines += ["", "## Results of the paper", ""]
     lines += [
         "Models of base size, pretrained for 250,000 updates on 3.3 billion words; all training texts; n, k in tokens.",
         "",
@@ -110,7 +110,7 @@ def table2_markdown(results: dict[str, Any], chosen: Chosen) -> str:
 
 
 def _rates(results: dict[str, Any], cell: dict[str, Any]) -> str:
-    """The chosen learning rate, and in brackets all that were tried where there were several."""
+    """The chosen learning rate and, if several were tried, all of them in brackets."""
     same = [each for each in results["cells"] if (each["model"], each["task"]) == (cell["model"], cell["task"])]
     tried = sorted(each["learning_rate"] for each in same)
     every = f" ({', '.join(f'{rate:g}' for rate in tried)})" if len(tried) > 1 else ""
@@ -137,4 +137,4 @@ def _seeds(settings: dict[str, Any]) -> str:
         return f"seed {seeds[0]}"
     tasks = [TASKS[task].title for task in settings["one_seed"] if task in settings["tasks"]]
     alone = f" ({', '.join(tasks)}: seed {seeds[0]})" if tasks else ""
-    return f"means over seeds {', '.join(map(str, seeds))}{alone}, ± the sample's standard deviation"
+    return f"means over seeds {', '.join(map(str, seeds))}{alone}, ± sample standard deviation"

@@ -1,4 +1,4 @@
-"""Theorems 1 and 2 as tables and figures: errors against k, and what the theorems ask for and promise."""
+"""Report on Theorems 1 and 2: errors against k, and the k and the bounds of the theorems."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from linformer_kit.report.base import code, environment_line, table, write_report
 from linformer_kit.report.theorems_figures import FIRST, SECOND, draw_errors
 
-# What is drawn: name of the picture, theorem, measure, whether the theorem is about it, title.
+# The figures: file name, theorem, error measure, whether the theorem bounds it, title.
 _PICTURES = (
     ("theorem1", "theorem1", "vector", True, "Theorem 1: ‖P̃w − Pw‖ / ‖Pw‖ for the columns w of V"),
     (
@@ -27,15 +27,15 @@ _PICTURES = (
         "The same error relative to the output: ‖softmax(wEᵀ)FV − softmax(w)V‖ / ‖softmax(w)V‖",
     ),
 )
-MOST_TIMES_N = 8  # k above n, with which nothing is saved but the bound may hold, is tried in small steps up to 8n
+MOST_TIMES_N = 8  # k above n, which saves nothing but may satisfy the bound, is tried in small steps up to 8n
 
 
 def write_theorems_report(results: dict[str, Any], folder: Path) -> str:
     """Write `theorems.json`, `theorems.md`, `theorem1.png`, `theorem2.png` and `theorem2-relative.png`.
 
     Args:
-        results: What `analysis.theorem_trials.theorems` measured.
-        folder: Where to write.
+        results: Results of `theorems.trials.theorems`.
+        folder: Output folder.
 
     Returns:
         The Markdown text.
@@ -47,7 +47,7 @@ def write_theorems_report(results: dict[str, Any], folder: Path) -> str:
 
 
 def theorems_markdown(results: dict[str, Any]) -> str:
-    """What was asked for, promised and measured, as Markdown."""
+    """The k of the theorems, their bounds and the measurements, as Markdown."""
     settings = results["settings"]
     confidence = f"{100 * results['cases'][0]['confidence']:.0f} %"
     lines = [
@@ -59,12 +59,12 @@ def theorems_markdown(results: dict[str, Any]) -> str:
         "",
         "## Theorem 1",
         "",
-        "P̃ = P·Rᵀ·R with the k that the theorem asks for. Promised: the least probability, 1 - 2n·exp(-(ε² - ε³)k/4); "
-        "corrected: with 4n, which Johnson-Lindenstrauss gives for inner products; below 0 says nothing. Held: share "
-        "of the columns w of V with ‖P̃w - Pw‖ ≤ ε‖Pw‖; of entries with |x̃w - xw| ≤ ε|xw|, x a row of P, as the proof "
-        f"has it; and with |x̃w - xw| ≤ ε‖x‖‖w‖. k needed: the smallest k tried, up to {MOST_TIMES_N}n, from which on "
-        f"{confidence} of the columns held; k by variance: with which the mean square of the error is ε², the median "
-        "of the columns. Above n neither saves anything. In brackets: over the theorem's k.",
+        "P̃ = P·Rᵀ·R with the k of the theorem. Promised: its lower bound of the probability, "
+        "1 - 2n·exp(-(ε² - ε³)k/4); corrected: with 4n, as Johnson-Lindenstrauss gives for inner products; below 0 "
+        "it is vacuous. Held: share of the columns w of V with ‖P̃w - Pw‖ ≤ ε‖Pw‖; of entries with |x̃w - xw| ≤ ε|xw|, "
+        f"x a row of P, as in the proof; and with |x̃w - xw| ≤ ε‖x‖‖w‖. k needed: the smallest k tried, up to "
+        f"{MOST_TIMES_N}n, from which on {confidence} of the columns held; k by variance: the k for which the mean "
+        "square of the error is ε², median over columns. k above n saves nothing. In brackets: ratio to the theorem's.",
         "",
         *table(
             [
@@ -86,17 +86,17 @@ def theorems_markdown(results: dict[str, Any]) -> str:
         "",
         "## Theorem 2",
         "",
-        "E = δR and F = e^(-δ)R, δ = 1/2ⁿ, with the k of the appendix. Promised: the least probability for one query, "
-        "1 - 2d·exp(-(ε² - ε³)k/4), or, where k is 9·ln d/(ε² - ε³), with the 4d² events that the proof then has. "
-        "Held: share of the queries with an error of at most ε‖softmax(w)‖‖V‖ (Frobenius), as the theorem has it, and "
-        "of at most ε‖softmax(w)V‖; beside the first, what the answer 0 gets.",
+        "E = δR and F = e^(-δ)R, δ = 1/2ⁿ, with the k of the appendix. Promised: its lower bound of the probability "
+        "for one query, 1 - 2d·exp(-(ε² - ε³)k/4), or, where k is 9·ln d/(ε² - ε³), with the 4d² events of that proof. "
+        "Held: share of the queries with an error of at most ε‖softmax(w)‖‖V‖ (Frobenius), as in the theorem, and "
+        "of at most ε‖softmax(w)V‖. Answer 0: the share held, as in the theorem, by an output of zeros.",
         "",
         *table(
             ["attention", "n", "ε", "k", "promised", "error", "held", "answer 0", "held, relative"],
             [_second_row(case, place) for case in results["cases"] for place in range(len(settings["epsilons"]))],
         ),
         "",
-        f"The smallest k tried with which {confidence} of the queries have a relative error of at most ε:",
+        f"The smallest k tried for which {confidence} of the queries have a relative error of at most ε:",
         "",
         *_needed_table(results),
         "",
@@ -105,7 +105,7 @@ def theorems_markdown(results: dict[str, Any]) -> str:
         "## Steps of the proofs",
         "",
         "Random attention. Rank 1: P̃ = P·w·wᵀ/‖w‖² for one w; rank d: P̃ = P·V·V⁺ for all of V. Scores A = QKᵀ/√d. From "
-        "uniform: the largest |k·weight - 1| of softmax(δ·A·Rᵀ), k that of Theorem 2 with ε 0.5.",
+        "uniform: the largest |k·weight - 1| of softmax(δ·A·Rᵀ), with the k of Theorem 2 for ε 0.5.",
         "",
         *table(
             ["n", "d", "error, rank 1", "error, rank d", "rank of A", "rank of exp(A)", "δ = 1/2ⁿ", "from uniform"],
@@ -113,7 +113,7 @@ def theorems_markdown(results: dict[str, Any]) -> str:
         ),
     ]
     if not results.get("complete", True):
-        lines += ["", "Interrupted: other kinds of attention were to follow."]
+        lines += ["", "Interrupted: not all kinds of attention were measured."]
     return "\n".join(lines) + "\n"
 
 
@@ -195,7 +195,7 @@ def _appendix_row(entry: dict[str, Any]) -> list[str]:
 
 
 def _needed(entries: list[dict[str, Any]], measure: str, place: int, case: dict[str, Any]) -> int | None:
-    """The smallest k from which on the bound holds as often as asked, up to the largest that was tried."""
+    """The smallest k such that the bound holds with the given confidence for it and all larger ones tried."""
     needed = None
     for entry in reversed(entries):
         if entry[measure]["held"][place] < case["confidence"]:

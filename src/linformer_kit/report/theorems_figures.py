@@ -1,4 +1,4 @@
-"""Errors against k, and where the theorems bound them."""
+"""Figures of errors against k, with the bounds of the theorems."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 from linformer_kit.report.figures import new_figure, save_figure, show_grid
 
 FIRST, SECOND = "R, as in the proof", "proof, δ = 1/2ⁿ"  # the methods of the proofs of both theorems
-_CONSTANT = ("answer 0", "mean of V")  # whatever k is
+_CONSTANT = ("answer 0", "mean of V")  # independent of k
 _STYLES = {
     FIRST: ("tab:red", "o"),
     SECOND: ("tab:red", "o"),
@@ -24,22 +24,22 @@ _STYLES = {
     "answer 0": ("grey", ""),
     "mean of V": ("grey", ""),
 }
-_MARKER_SIZES = {"proof, δ = 1/n": 14}  # it lies under δ = 1/2ⁿ
-_PANELS_ABREAST = 2  # as many as are legible at the width of a page
-_LEAST_ERRORS = {"vector": 3e-3, "stated": 3e-4, "relative": 3e-3}  # what is less is drawn there, as at k = n
+_MARKER_SIZES = {"proof, δ = 1/n": 14}  # larger, as it lies under δ = 1/2ⁿ
+_PANELS_ABREAST = 2  # legible at the width of a page
+_LEAST_ERRORS = {"vector": 3e-3, "stated": 3e-4, "relative": 3e-3}  # smaller errors, as at k = n, are drawn here
 _LARGEST_ERROR = 30.0
 
 
 def draw_errors(results: dict[str, Any], theorem: str, measure: str, path: Path, *, title: str, bounded: bool) -> None:
-    """Error against k, a panel for each kind of attention; bands are a factor of one deviation.
+    """Plot the error against k, a panel for each kind of attention; bands are a factor of one standard deviation.
 
     Args:
         results: As for `write_theorems_report`.
         theorem: `theorem1` or `theorem2`.
-        measure: Which of its errors.
-        path: Where to draw.
-        title: Above the picture.
-        bounded: Whether it is the one that the theorem bounds.
+        measure: Name of the error measure.
+        path: Output file.
+        title: Title of the figure.
+        bounded: Whether the theorem bounds this measure.
     """
     cases = results["cases"]
     rows = math.ceil(len(cases) / _PANELS_ABREAST)
@@ -84,7 +84,7 @@ def draw_errors(results: dict[str, Any], theorem: str, measure: str, path: Path,
 
 
 def _draw_bounds(axis: Axes, case: dict[str, Any], theorem: str, least: float) -> None:
-    """Where the theorem says that the error is at most ε: right of its k, below the line."""
+    """Draw the region in which the theorem bounds the error by ε: right of its k, below the line."""
     for bound in case["bounds"]:
         k, epsilon = bound[f"{theorem}_dim"], bound["epsilon"]
         axis.plot([k, k, 4 * k], [least, epsilon, epsilon], color="tab:purple", linewidth=1, linestyle="--")

@@ -1,4 +1,4 @@
-"""Settings of `linformer bench`. Imports no torch or transformers, so that `--help` starts fast."""
+"""The typed settings of `linformer bench`. Imports nothing heavy, so that `--help` stays instant."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Baseline = Literal["eager", "full", "roberta"]
 
 @dataclass(kw_only=True)
 class BenchSettings:
-    """Settings of all measurements: device, width of the encoder, output folder.
+    """Common settings of all measurements: the machine, the width of the encoder, the output folder.
 
     Attributes:
-        device: Device to measure on: `cpu`, `cuda`, or one of several, such as `cuda:1`.
-        dtype: Number format of weights and activations.
+        device: Device to measure: `cpu`, `cuda` or, with an index, `cuda:1`.
+        dtype: Data type of weights and activations.
         hidden_size: d_m, the width of the model.
         num_attention_heads: h, the number of heads per layer; must divide hidden_size.
         intermediate_size: Width of the feed-forward layer.
@@ -39,12 +39,12 @@ class BenchSettings:
 
 @dataclass(kw_only=True)
 class RateSettings(BenchSettings):
-    """Settings of measurements that also measure the machine's peak rates.
+    """Common settings of measurements that also measure the machine's best rates.
 
     Attributes:
-        tokens: Tokens in a batch, at least one sequence; default: 4,096 on a CPU, else 65,536.
-        square: Rows and columns of the matrices for the peak rate; default: 4,096 on a CPU, else 8,192.
-        copy_mib: Size in MiB of the tensor to copy; must be larger than the caches.
+        tokens: Number of tokens per batch, at least one sequence; default: 4,096 on a CPU, else 65,536.
+        square: Size of the square matrices for the best product rate; default: 4,096 on a CPU, else 8,192.
+        copy_mib: Size in MiB of the tensor for the copy bandwidth; must exceed the caches.
     """
 
     tokens: int | None = None
@@ -57,16 +57,16 @@ class EfficiencySettings(RateSettings):
     """Time and memory of Linformer encoders and of Transformers of equal size.
 
     Attributes:
-        mode: A `forward` pass, or forward and backward as in training (`train`).
-        lengths: Values of n in tokens; default: powers of two, 512 to 65,536, in training on a CPU up to 8,192.
-        projected_dims: Values of k; pairs with k < n are measured.
+        mode: Measure a `forward` pass, or forward and backward as in training (`train`).
+        lengths: Values of n in tokens; default: 512 to 65,536 in powers of two, in training on a CPU up to 8,192.
+        projected_dims: Values of k; all pairs with k < n are measured.
         baselines: Transformers to compare with: softmax over a stored n×n matrix (`eager`) and
             scaled_dot_product_attention in Hugging Face's RobertaModel (`roberta`) and in this package (`full`).
-        layers: Layers of the encoders; default: on a CPU 2 up to n 8,192 and 1 above, else 12.
-        repetitions: Maximum number of timed runs of each encoder.
-        seconds: Time limit of all runs of one encoder at one length; there are fewer runs if they exceed it.
-        memory: Measure memory, each encoder in a separate process.
-        budget_gib: Memory budget of the largest batch, GiB.
+        layers: Number of layers; default: 12 on an accelerator, on a CPU 2 up to n = 8,192 and 1 above.
+        repetitions: Number of timed runs of each encoder; fewer if they exceed `seconds`.
+        seconds: Time limit for all runs of one encoder at one length; at least one run is done.
+        memory: Measure memory too, each encoder in a separate process.
+        budget_gib: Memory in GiB for which the largest batch is determined.
     """
 
     mode: Mode = "forward"
@@ -82,12 +82,12 @@ class EfficiencySettings(RateSettings):
 
 @dataclass(kw_only=True)
 class CeilingSettings(RateSettings):
-    """The machine's limits: its peak rates, and the time of a layer's matrix products alone.
+    """The machine's limits: its best rates, and the time of a layer's matrix products alone.
 
     Attributes:
         lengths: Values of n in tokens.
-        projected_dims: Values of k; pairs with k < n are measured.
-        repetitions: Runs of each product, of which the fastest counts.
+        projected_dims: Values of k; all pairs with k < n are measured.
+        repetitions: Number of runs of each product; the fastest counts.
     """
 
     lengths: list[int] = field(default_factory=lambda: [512, 4096, 16384])
@@ -100,12 +100,12 @@ class LongSettings(BenchSettings):
     """One pass of a Linformer encoder over a very long sequence.
 
     Attributes:
-        n: Tokens of the long sequence.
-        reference_length: Tokens of the reference sequence, to compare the time per token.
-        projected_dim: k, the number of slots.
-        layers: Layers of the encoder.
-        vocab_size: Tokens in the vocabulary.
-        repetitions: Timed runs over the reference; the long sequence runs once.
+        n: Number of tokens of the long sequence.
+        reference_length: Number of tokens of the short sequence to compare its time per token with.
+        projected_dim: k, the length of the projected keys and values.
+        layers: Number of layers.
+        vocab_size: Number of tokens in the vocabulary.
+        repetitions: Number of timed runs over the short sequence; the long one runs once.
     """
 
     n: int = 1_048_576
@@ -118,16 +118,16 @@ class LongSettings(BenchSettings):
 
 @dataclass(kw_only=True)
 class SystemsSettings(BenchSettings):
-    """Time of one layer of each kind of encoder, by sequence length.
+    """One layer of each kind of encoder, timed at several sequence lengths.
 
     Attributes:
-        systems: Systems to time; default: all. The results name those that are not installed.
+        systems: Systems to time; default: all. Results name those that are not installed.
         lengths: Values of n in tokens.
-        projected_dims: Values of k of the Linformers; each is run with every k below n.
-        tokens: Tokens in a batch: tokens / n sequences, at least one; default: 4,096 on a CPU, else 65,536.
-        repetitions: Timed runs of each layer at each length, alternating between layers.
-        seconds: Time limit of all runs of one layer at one length; there are fewer runs if they exceed it.
-        max_seconds: Layers that take longer than this are not run at longer lengths.
+        projected_dims: Values of k of the Linformers; all pairs with k < n are measured.
+        tokens: Number of tokens per batch, at least one sequence; default: 4,096 on a CPU, else 65,536.
+        repetitions: Number of timed runs of each layer at each length; the layers alternate.
+        seconds: Time limit for all runs of one layer at one length; fewer runs if it is exceeded.
+        max_seconds: Skip longer lengths for layers that take longer than this.
     """
 
     systems: list[str] | None = None
@@ -145,27 +145,27 @@ class Table2Settings:
 
     Attributes:
         models: Folders or hub ids of encoders.
-        names: Names of the models in the table; default: the last part of each.
-        tasks: Tasks to fine-tune on.
-        data_dir: Folder with local copies of the tasks, each in a subfolder named after the task; default: the hub.
+        names: Names of the models in the table; default: the last part of each folder or hub id.
+        tasks: Tasks to train on.
+        data_dir: Folder with local copies of the tasks, each in a subfolder named after it; default: the hub.
         seeds: Seeds of each model on each task.
-        one_seed: Tasks that are trained with the first seed only.
-        learning_rates: Learning rates; of several, the best for each model and task is chosen with the first seed.
+        one_seed: Tasks to train with the first seed only.
+        learning_rates: Learning rates to try with the first seed; the best is used, for each model and task.
         projection_learning_rate_factor: Learning rate of E and F, as a multiple of the learning rate.
         max_train_samples: Maximum number of training texts; default: all.
         max_eval_samples: Maximum number of validation texts; default: all.
         max_length: Maximum input length in tokens; default: the maximum of each model.
         cache_dir: Folder of the cache of tokenised text; default: linformer_kit in $XDG_CACHE_HOME or ~/.cache.
-        resize_to: Resize all models, of this package, to this maximum sequence length first; default: no resizing.
+        resize_to: Resize all models, which must be of this package, to this maximum length; default: no resizing.
         resize_mode: How E, F and positions are resized: interpolated (`interpolate`) or repeated (`extend`).
         num_train_epochs: Epochs: passes over the training texts.
-        per_device_train_batch_size: Texts per device and forward pass.
-        per_device_eval_batch_size: Texts per device and forward pass in evaluation.
+        per_device_train_batch_size: Sequences per device and forward pass.
+        per_device_eval_batch_size: Sequences per device and forward pass in evaluation.
         gradient_accumulation_steps: Forward passes per update.
         warmup_steps: Updates of linear warm-up; below 1: a share of all updates.
         bf16: Mixed precision; `auto` where the processor has bf16 instructions.
         output_dir: New folder for results and classifiers; default: a new folder below runs/.
-        resume: Resume the experiment in output_dir; finished trainings are kept.
+        resume: Resume in output_dir; completed trainings are kept.
     """
 
     models: list[str]
@@ -194,24 +194,24 @@ class Table2Settings:
 
 @dataclass(kw_only=True)
 class EmbeddingsSettings:
-    """Comparison of sentence embedding models with the first of them.
+    """Sentence embedders compared with the first of them.
 
     Attributes:
-        models: Folders or hub ids of encoders whose mean hidden state is the embedding; the first one is the reference
-            of the others.
+        models: Folders or hub ids of encoders whose mean hidden state is the embedding; the others are compared with
+            the first.
         names: Names of the models in the results; default: the names of their folders.
         text: Files, folders or globs of long texts, for the cosine to the first model's embeddings; default: none.
         text_column: Text column of .jsonl, .csv, .tsv and .parquet files.
-        samples: Number of these texts to use.
+        samples: Number of texts for the cosine.
         cosine_lengths: Lengths in tokens to which these texts are truncated.
         tasks: Tasks of Table 2 for a logistic regression on the embeddings.
         data_dir: Folder with a subfolder for each task.
-        max_train_samples: Maximum number of training texts of a task.
-        max_eval_samples: Maximum number of validation texts of a task.
-        lengths: Values of n for the measurements of time and memory, for which models are resized if needed.
-        tokens: Tokens in a batch of the measurements of time and memory.
-        repetitions: Runs of each model at each n.
-        memory: Measure memory, each model in a separate process.
+        max_train_samples: Maximum number of training texts per task.
+        max_eval_samples: Maximum number of validation texts per task.
+        lengths: Values of n for time and memory; models with fewer positions are resized for this measurement.
+        tokens: Number of tokens per batch for time and memory.
+        repetitions: Number of timed runs of each model at each n.
+        memory: Measure memory too, each model in a separate process.
         batch_size: Texts per forward pass.
         bf16: Mixed precision; `auto` where the processor has bf16 instructions.
         output_dir: New folder for the results; default: a new folder below runs/.
@@ -238,7 +238,7 @@ class EmbeddingsSettings:
 
 @dataclass(kw_only=True)
 class FamiliesSettings:
-    """Test which encoders of transformers can be linearised.
+    """Check of the encoder families of transformers that can be linearised.
 
     Attributes:
         seed: Seed of weights and inputs.

@@ -103,9 +103,9 @@ class Batches:
         stream: Any = self._task.train_items
         loader: Any = DataLoader(stream, batch_size=self._size, **self._loader)
         if self._processes > 1:  # one process reads and sends each process its part
-            loader = prepare_data_loader(
-                loader, num_processes=self._processes, process_index=self._rank, dispatch_batches=True
-            )
+            loader = stream = prepare_data_loader(
+                loader, PartialState().device, self._processes, self._rank, put_on_device=True, dispatch_batches=True
+            )  # its set_epoch is the one that counts
         for epoch in itertools.count(start.epoch):
             stream.set_epoch(epoch)
             done = start.batches if epoch == start.epoch else 0

@@ -1,4 +1,4 @@
-"""The machine's limits: every product is there, none takes no time, and each is what it says."""
+"""The machine's limits: every product is measured, takes time, and computes what its name says."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_rates_are_positive(dtype):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_products_are_those_of_the_layer(dtype):
-    """Their operations add up to what the layer needs."""
+    """Their operations add up to those of the layer."""
     products = layer_products(37, 7, 2, settings=CeilingSettings(dtype=dtype, **SMALL), device=CPU)
     for product in products.values():
         product.run()

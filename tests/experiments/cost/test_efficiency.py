@@ -1,4 +1,4 @@
-"""Time and memory saved: the JSON of a tiny run, what is extrapolated, what Ctrl-C leaves, what is refused."""
+"""Time and memory saved: the JSON of a tiny run, extrapolation, Ctrl-C, and rejected settings."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_ctrl_c_between_time_and_memory_keeps_the_times(tmp_path, monkeypatch):
 
 @pytest.mark.e2e
 def test_memory_that_fails_is_told_and_extrapolated(tmp_path, monkeypatch):
-    """Half of what is measured is made up: a process that is killed at the longest sequence."""
+    """The measurement is simulated: a process that is killed at the longest sequence."""
 
     def measure(encoder, batch, settings, device):
         if (encoder.kind, encoder.seq_len) == ("full", 64):
@@ -176,7 +176,7 @@ def test_results_are_written_over_only_when_asked(tmp_path, capsys):
     [
         (["--lengths="], "lengths: expected list[int], null, got none"),
         (["--projected_dims="], "projected_dims: expected at least one, got none"),
-        (["--lengths", "64", "512"], "lengths: expected more than the least of projected_dims, 128, got 64"),
+        (["--lengths", "64", "512"], "lengths: expected more than the smallest of projected_dims, 128, got 64"),
         (["--lengths", "0"], "lengths: expected a positive number, got 0"),
         (["--lengths", "long"], "lengths: expected list[int], null, got long"),
         (["--baselines", "bert"], "baselines: expected one of eager, full, roberta, got bert"),

@@ -1,4 +1,4 @@
-"""One pass over a long sequence: its JSON, and what is refused."""
+"""One pass over a long sequence: its JSON, and rejected settings."""
 
 from __future__ import annotations
 

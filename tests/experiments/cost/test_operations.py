@@ -1,4 +1,4 @@
-"""What a layer needs, by hand and as torch counts it."""
+"""Operations of a layer, by hand and as torch counts them."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def test_lucidrains_refuses_another_feed_forward_size(small):
 
 
 def strided_pattern(n: int, stride: int, heads: int) -> torch.Tensor:
-    """Which tokens see each other, from the paper's definition: `[heads, n, n]`."""
+    """Which tokens attend to each other, by the paper's definition: `[heads, n, n]`."""
     apart = (torch.arange(n)[:, None] - torch.arange(n)).abs()
     near, far = apart < stride, apart % stride == 0
     return torch.stack([near] * (heads // 2) + [far] * (heads - heads // 2))
@@ -169,7 +169,7 @@ def test_fitted_exponent_needs_two_lengths():
 
 
 def measured(settings: SystemsSettings, folder) -> dict:
-    """What `systems.json` holds after a run."""
+    """The content of `systems.json` after a run."""
     text = systems.bench_systems(replace(settings, output_dir=str(folder))).text
     assert text == (folder / "systems.md").read_text()
     assert (folder / "systems.png").exists()

@@ -1,4 +1,4 @@
-"""`linformer bench learning`: which trainings a study has, what is resumed, what is refused; a small study whole."""
+"""`linformer bench learning`: the trainings of a study, resuming, rejected settings; a complete small study."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def whole_study(corpus: Path) -> LearningSettings:
 
 
 class InThisProcess:
-    """A pool of processes that is none."""
+    """A pool that runs everything in this process."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -110,7 +110,7 @@ def here(monkeypatch):
 
 @pytest.fixture
 def untrained(here, monkeypatch):
-    """Nothing is trained: what a trial would have been."""
+    """Replace training by made-up results."""
 
     def run(trial, *_):
         here.append(trial.name)
@@ -126,7 +126,7 @@ def untrained(here, monkeypatch):
 
 @pytest.fixture(scope="module")
 def finished(corpus, tmp_path_factory) -> Path:
-    """A study that is done, as a user runs one."""
+    """A completed study, run by command."""
     folder = tmp_path_factory.mktemp("study") / "out"
     whole_study(corpus)
     recipe = str(corpus / "study.yaml")
@@ -173,7 +173,7 @@ def test_what_is_measured(finished):
 
 
 def test_models_go_on_from_those_before(finished):
-    """From the same cell and seed, at the rate that was chosen for it, and with less loss than a new model."""
+    """From the same cell and seed, at its chosen learning rate, and with a lower loss than a new model."""
     results = results_of(finished)
     by_name = {entry["name"]: entry for entry in results["trials"]}
     for entry in results["trials"]:
@@ -202,7 +202,7 @@ def test_results_name_no_place_on_this_machine(finished, corpus):
 
 
 def test_going_on_trains_only_what_is_missing(finished, corpus, here, tmp_path):
-    """What was finished but not yet written down is not trained again."""
+    """Trainings that finished but were not yet recorded are not repeated."""
     folder = tmp_path / "out"
     shutil.copytree(finished, folder)
     results = results_of(folder)
@@ -217,7 +217,7 @@ def test_going_on_trains_only_what_is_missing(finished, corpus, here, tmp_path):
 
 
 def test_a_study_may_grow_and_what_has_changed_is_trained_anew(corpus, untrained, tmp_path):
-    """One more seed, one variant that is another now, and one whose name is as good as the same."""
+    """One more seed, one changed variant, and one whose name gives the same file name as another."""
     settings = dataclasses.replace(study(corpus), output_dir=str(tmp_path / "out"))
     before = {entry["name"] for entry in learn.learn(settings).results["trials"]}
     untrained.clear()
@@ -236,7 +236,7 @@ def test_a_study_may_grow_and_what_has_changed_is_trained_anew(corpus, untrained
 
 
 def test_a_variant_may_have_fewer_seeds(corpus, untrained, tmp_path):
-    """And what goes on from it has the same."""
+    """Variants that continue it have the same seeds."""
     variants = {"full": {}, "ours": {"seeds": [2]}, "more": {"after": "ours"}}
     settings = study(corpus, variants=variants, learning_rates=[1e-3], cells={"short": {}})
     experiment = learn.learn(dataclasses.replace(settings, output_dir=str(tmp_path / "out")))
@@ -289,7 +289,7 @@ def test_a_study_that_was_killed_before_its_first_result_goes_on(corpus, untrain
 
 
 class Killed(InThisProcess):
-    """A pool whose second process is killed; what the others do ends well, some of it later."""
+    """A pool whose second process is killed; the others succeed, some of them later."""
 
     def __init__(self, count: int) -> None:
         super().__init__(count)
@@ -317,7 +317,7 @@ def test_nothing_finished_is_lost_where_a_process_is_killed(corpus, untrained, t
     assert exit_.value.code == 1
     assert capsys.readouterr().err.splitlines()[-1] == (
         "linformer: error: a process was killed, most likely because memory ran out; lower processes (1) or "
-        "base.per_device_train_batch_size (3); --resume goes on from what is saved"
+        "base.per_device_train_batch_size (3); --resume continues from what is saved"
     )
     assert len(results_of(folder)["trials"]) == len(untrained) == 3
     main([*command, "--resume"])
@@ -325,7 +325,7 @@ def test_nothing_finished_is_lost_where_a_process_is_killed(corpus, untrained, t
 
 
 def test_a_study_goes_on_where_it_began(finished, corpus):
-    """Times of two machines do not compare."""
+    """Times of two machines are not comparable."""
     results = results_of(finished)
     path = finished / "learning.json"
     there = path.read_text()
@@ -339,7 +339,7 @@ def test_a_study_goes_on_where_it_began(finished, corpus):
 
 
 def test_equal_time(corpus, untrained, tmp_path, monkeypatch):
-    """Updates are timed once for all seeds and rates, alone, and as many are made as fit."""
+    """Updates are timed once for all seeds and rates, one variant at a time; as many are made as fit."""
     monkeypatch.setattr(learn, "seconds_per_update", lambda trial, *_: 0.5 if trial.variant == "full" else 0.25)
     variants = {"full": {"model.attention": "full"}, "ours": {}, "more": {"after": "ours", "minutes": 0.025}}
     settings = study(corpus, minutes=0.05, variants=variants, learning_rates=[1e-3], cells={"short": {}})
@@ -398,7 +398,7 @@ def test_a_trial_is_base_then_cell_then_variant(corpus):
 
 
 def test_names_of_trials(corpus, tmp_path):
-    """They say what is trained, and nothing of where."""
+    """They depend on what is trained, not on paths."""
     settings = study(corpus)
     settings.variants["E  F"] = {}
     names = {trial_of(settings, cell, variant).name for cell in settings.cells for variant in settings.variants}
@@ -418,7 +418,7 @@ def test_equal_time_makes_the_number_of_updates(corpus):
 
 
 def test_the_time_of_an_update_is_a_median(corpus, tmp_path, monkeypatch):
-    """Of 20 updates after the first ones; one that took long does not count for more."""
+    """Of 20 updates after the first ones; a slow one has no more weight."""
     clock = iter([*range(10), 1000, *range(1001, 1100)])
     monkeypatch.setattr(running, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     assert running.seconds_per_update(trial_of(study(corpus), "short", "full"), tmp_path, 1) == 1
@@ -431,8 +431,8 @@ def test_the_time_of_an_update_is_a_median(corpus, tmp_path, monkeypatch):
         ({"seeds": []}, "seeds: expected at least one, got none"),
         ({"seeds": [1, 1]}, "seeds: expected a list of different numbers from 0 to 4294967295, got [1, 1]"),
         ({"seeds": [-1]}, "seeds: expected a list of different numbers from 0 to 4294967295, got [-1]"),
-        ({"learning_rates": [1e-3, 1e-3]}, "learning_rates: expected a list of different numbers over 0"),
-        ({"learning_rates": [0.0]}, "learning_rates: expected a list of different numbers over 0, got [0.0]"),
+        ({"learning_rates": [1e-3, 1e-3]}, "learning_rates: expected a list of different numbers above 0"),
+        ({"learning_rates": [0.0]}, "learning_rates: expected a list of different numbers above 0, got [0.0]"),
         ({"projected_dims": [0]}, "projected_dims: expected 1 or more, got [0]"),
         ({"minutes": -3}, "minutes: expected more than 0, got -3"),
         ({"processes": 0}, "processes: expected 1 or more, got 0"),
@@ -445,11 +445,11 @@ def test_the_time_of_an_update_is_a_median(corpus, tmp_path, monkeypatch):
         ({"sentence_file": ["nowhere.tsv"]}, "sentence_file"),
         ({"cells": {"short": {"english": 1}}}, "cells.short.english: expected true or false, got 1"),
         ({"cells": {"short": {"x.y": 3}}}, "cells.short.x.y: expected a setting of linformer pretrain"),
-        ({"cells": {"short": {"seed": 3}}}, "cells.short.seed: expected a setting that is not the study's, got seed"),
+        ({"cells": {"short": {"seed": 3}}}, "cells.short.seed: expected a setting not fixed by the study, got seed"),
         ({"base": {"mlm_probability": 2.0}}, "mlm_probability: expected more than 0 and less than 1, got 2.0"),
         (
             {"base": {"compare_full": True}},
-            "base.compare_full: expected False, which is the study's to decide, got True",
+            "base.compare_full: expected False (the study determines it), got True",
         ),
     ],
 )
@@ -468,24 +468,24 @@ def test_studies_refused(corpus, tmp_path, changes, message):
         ),
         ({"model": 3}, "variants.full.model: expected a setting of linformer pretrain, got an unknown"),
         ({"max_steps": "many"}, "max_steps"),
-        ({"learning_rate": 0.5}, "variants.full.learning_rate: expected a setting that is not the study's"),
-        ({"from_model": "x"}, "variants.full.from_model: expected a setting that is not the study's"),
+        ({"learning_rate": 0.5}, "variants.full.learning_rate: expected a setting not fixed by the study"),
+        ({"from_model": "x"}, "variants.full.from_model: expected a setting not fixed by the study"),
         (
             {"learning_rates": 4e-3},
-            "variants.full.learning_rates: expected a list of different numbers over 0, got 0.004",
+            "variants.full.learning_rates: expected a list of different numbers above 0, got 0.004",
         ),
-        ({"learning_rates": []}, "variants.full.learning_rates: expected a list of different numbers over 0, got []"),
+        ({"learning_rates": []}, "variants.full.learning_rates: expected a list of different numbers above 0, got []"),
         ({"seeds": 1}, "variants.full.seeds: expected a list of different numbers from 0 to 4294967295, got 1"),
         ({"seeds": [3]}, "variants.full.seeds: expected some of [1, 2], got [3]"),
         ({"minutes": "3x"}, "variants.full.minutes: expected more than 0, got 3x"),
         ({"minutes": float("inf")}, "variants.full.minutes: expected more than 0, got inf"),
         ({"after": "b", "learning_rates": [1e-3]}, "variants.full.after: expected another variant, got b"),
         ({"after": ["b"]}, "variants.full.after: expected another variant, got ['b']"),
-        ({"after": "full", "learning_rates": [1e-3]}, "variants: expected none that goes on from itself, got a circle"),
+        ({"after": "full", "learning_rates": [1e-3]}, "variants: expected `after` without cycles, got a cycle"),
         ({"after": "c"}, "variants.full.learning_rates: expected one, with `after`, got [0.001, 0.01]"),
         (
             {"after": "c", "learning_rates": [1e-3], "model.hidden_size": 66},
-            "variants.full: expected no setting of the model, which is that of `after`, got model.hidden_size",
+            "variants.full: expected no setting of the model (it is that of `after`), got model.hidden_size",
         ),
         ({"resize_to": 46}, "resize_to: expected `after` beside it, got none"),
         ({"elastic_projected_dims": [8]}, "elastic_projected_dims: expected one or more, each 1 to 7"),
@@ -509,7 +509,7 @@ def test_resuming_needs_a_folder(corpus):
 
 @pytest.mark.parametrize("path", sorted((RECIPES / "learning").glob("[a-z]*.yaml")), ids=lambda path: path.stem)
 def test_recipes_are_whole(path, tmp_path):
-    """Each parses, and every training of it could start; the header says what one must know."""
+    """Each parses, every training of it could start, and the header has all fields."""
     (tmp_path / "text.txt").write_text("English")
     settings = parse(["bench", "learning", "--recipe", path.stem, "--english_file", str(tmp_path)])[1]
     checks.check(settings)
@@ -520,7 +520,7 @@ def test_recipes_are_whole(path, tmp_path):
 
 @pytest.mark.parametrize("path", sorted(BENCHMARKS.glob("learning-*/learning.json")), ids=lambda path: path.parent.name)
 def test_committed_trainings_are_those_that_the_recipes_ask_for(path, tmp_path):
-    """So that whoever resumes a study with the recipe of today keeps them: no default has changed their meaning."""
+    """So a study resumed with the current recipe keeps them: no changed default has changed their meaning."""
     recipe = path.parent.name.removeprefix("learning-").partition("_")[0]
     (tmp_path / "books").mkdir()
     (tmp_path / "books" / "one.txt").write_text("English")

@@ -1,4 +1,4 @@
-"""Short texts through models of long ones: batches that are padded, slots that no token has reached."""
+"""Short texts in models for long ones: padded batches, and slots that no token reaches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from linformer_kit.training.metrics import mean_token_loss
 
 
 def test_short_texts_are_padded_and_measured_as_alone(config):
-    """The loss of padded sentences is the mean over their tokens of what each gives alone."""
+    """The loss of padded sentences is the mean, over their tokens, of their losses without padding."""
     rows = [{"input_ids": torch.arange(5, 5 + n), "labels": torch.arange(5, 5 + n)} for n in (11, 17)]
     batch = short_texts._padded(rows)
     model = lk.LinformerForMaskedLM(config()).eval()

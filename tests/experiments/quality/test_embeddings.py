@@ -1,4 +1,4 @@
-"""Sentence embedders beside their teacher, and what is refused."""
+"""Sentence embedders compared with their teacher, and rejected settings."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_memory_is_measured_in_processes_of_their_own(models, tmp_path):
 
 @pytest.mark.e2e
 def test_everything_runs_on_the_device_that_the_results_name(models, monkeypatch):
-    """On a device that computes nothing, instead of an accelerator: a pass with anything elsewhere fails there too."""
+    """On the meta device instead of an accelerator: a pass with tensors on another device fails there too."""
     device = torch.device("meta")
     seen = []
     monkeypatch.setattr(embeddings, "best_device", lambda: device)
@@ -129,14 +129,14 @@ def test_times_are_kept_where_memory_runs_out(models, tmp_path, monkeypatch, cap
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--names", "one"], "names: expected 2 different ones, got ['one']"),
+        (["--names", "one"], "names: expected 2 different names, got ['one']"),
         (["--tasks", "sst2"], "data_dir: expected the folder of the tasks, got none"),
         (["--lengths", "0"], "lengths: expected 1 to 16,777,216 each, got [0]"),
         (["--lengths", "99999999999"], "lengths: expected 1 to 16,777,216 each, got [99999999999]"),
-        (["--names", "a", "a", "b"], "names: expected 2 different ones, got ['a', 'a', 'b']"),
+        (["--names", "a", "a", "b"], "names: expected 2 different names, got ['a', 'a', 'b']"),
         (["--cosine_lengths", "[]"], "cosine_lengths: expected one or more with text, got none"),
         (["--cosine_lengths", "2"], "cosine_lengths: expected at least 3, got 2"),
-        (["--cosine_lengths", "64"], f"cosine_lengths: expected at most {LENGTH}, which teacher takes, got 64"),
+        (["--cosine_lengths", "64"], f"cosine_lengths: expected at most {LENGTH} (the limit of teacher), got 64"),
         (["--repetitions", "0"], "repetitions: expected 1 or more, got 0"),
     ],
 )
@@ -180,7 +180,7 @@ def test_a_model_that_is_none_is_refused(models, tmp_path, capsys):
 
 
 def test_a_longer_student_is_one(models):
-    """Else time and memory at another length would be of something else."""
+    """Else time and memory at another length would be those of another model."""
     student = linearize(transformers.AutoModel.from_pretrained(models[0]), 3)
     student.resize_sequence_length(2 * LENGTH, mode="interpolate")
     assert student.projections()[0].key_projection.shape == (3, 2 * LENGTH)

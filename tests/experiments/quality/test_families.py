@@ -1,4 +1,4 @@
-"""The table of encoders that were made linear."""
+"""The table of linearised encoders."""
 
 from __future__ import annotations
 

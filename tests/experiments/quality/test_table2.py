@@ -1,4 +1,4 @@
-"""`linformer bench table2` on a few texts: the grid, its spread, costs, and what is refused before anything is trained."""
+"""`linformer bench table2` on a few texts: the grid, its spread, costs, and settings rejected before any training."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_the_rate_of_e_and_f_reaches_the_trainings(models, here, tmp_path, monke
     monkeypatch.setattr(table2, "_finetune", lambda settings, threads: seen.append(settings) or own(settings, threads))
     main(["bench", "table2", "--models", models[0], *options(tmp_path), "--projection_learning_rate_factor", "0.25"])
     assert [settings.projection_learning_rate_factor for settings in seen] == [0.25]
-    assert "1 pass, batch 16, E and F at 0.25 of the learning rate; seed 0." in capsys.readouterr().out
+    assert "1 epoch, batch 16, E and F at 0.25 of the learning rate; seed 0." in capsys.readouterr().out
 
 
 def test_it_goes_on_after_an_interruption_of_the_first_cell_but_not_as_another(
@@ -119,7 +119,7 @@ def test_what_is_done_is_kept_where_a_process_is_killed(models, here, tmp_path, 
     assert exit_.value.code == 1
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("linformer: error: a process was killed; lower per_device_train_batch_size (16) or ")
-    assert error.endswith("; --resume goes on from what is saved")
+    assert error.endswith("; --resume continues from what is saved")
     done = json.loads((tmp_path / "out" / "table2.json").read_text())["cells"]
     assert [cell["model"] for cell in done] == ["linformer"]
     main([*command, "--resume"])
@@ -135,9 +135,9 @@ def test_the_cache_is_where_it_is_asked_for_and_not_among_the_results(models, he
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--models", "{0}", "{0}"], "names: expected a different one for each model, got linformer, linformer"),
+        (["--models", "{0}", "{0}"], "names: expected different names for the models, got linformer, linformer"),
         (["--models", "{0}", "--names", "a", "b"], "names: expected 1, one for each model, got 2"),
-        (["--models", "{0}", "--names", "a/../../x"], "names: expected names that can be folders, got 'a/../../x'"),
+        (["--models", "{0}", "--names", "a/../../x"], "names: expected valid folder names, got 'a/../../x'"),
         (["--models", "{0}", "--learning_rates", "-1"], "learning_rate: expected 0 or more, got -1.0"),
         (["--models", "{0}", "--data_dir", "/none/there"], "data_dir: no such file or folder: /none/there"),
         (["--models", "{0}", "--tasks", "cola"], "tasks: expected some of sst2, imdb, qnli, qqp, got cola"),
@@ -154,7 +154,7 @@ def test_bad_input_is_one_line(models, options, message, tmp_path, capsys):
 
 
 def test_the_papers_averages():
-    """As printed there, which guards against a slip of the hand."""
+    """As printed in the paper, to detect typing errors in the table."""
     printed = (92.25, 91.75, 91.85, 91.83, 92.08, 92.03, 92.30, 91.90, 90.45, 91.90, 91.83, 92.18)
     for scores, average in zip(SCORES.values(), printed, strict=True):
         assert sum(scores) / 4 == pytest.approx(average, abs=0.0051)

@@ -1,4 +1,4 @@
-"""The context mappings of any encoder, as the model itself would return them."""
+"""The context mappings of any encoder equal those that the model returns."""
 
 from __future__ import annotations
 
@@ -126,9 +126,9 @@ def small(kind: str, **fields: object) -> transformers.PreTrainedModel:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (lambda: small("fnet", **SIZES), "tells its attention weights, got a fnet"),
-        (lambda: small("gpt2", vocab_size=101, n_embd=33, n_layer=2, n_head=3), "see only what is before them \\(gpt2\\)"),
-        (lambda: small("bart", vocab_size=101, d_model=33, encoder_layers=1, decoder_layers=1, encoder_attention_heads=3, decoder_attention_heads=3, encoder_ffn_dim=29, decoder_ffn_dim=29), "an encoder with a decoder \\(bart\\)"),
+        (lambda: small("fnet", **SIZES), "returns its attention weights, got a fnet"),
+        (lambda: small("gpt2", vocab_size=101, n_embd=33, n_layer=2, n_head=3), "a model with causal attention \\(gpt2\\)"),
+        (lambda: small("bart", vocab_size=101, d_model=33, encoder_layers=1, decoder_layers=1, encoder_attention_heads=3, decoder_attention_heads=3, encoder_ffn_dim=29, decoder_ffn_dim=29), "an encoder-decoder \\(bart\\)"),
         (lambda: small("longformer", **{**SIZES, "attention_window": 4}), "weights of all pairs of tokens, got .* of a longformer"),
     ],
 )  # fmt: skip
@@ -170,7 +170,7 @@ def test_grouped_queries_have_the_keys_of_their_group():
 
 
 def shown(**arguments: object) -> tuple[LayerAttention, torch.Tensor]:
-    """What `_attend` shows, and what it returns."""
+    """The attention that `_attend` passes on, and its output."""
     seen: list[LayerAttention] = []
     reset = capture._visit.set(seen.append), capture._real.set(None)
     output, _ = capture._attend(nn.Identity(), attention_mask=None, **arguments)

@@ -133,7 +133,5 @@ def test_what_cannot_be_is_refused(arguments, message):
 
 def test_an_energy_beyond_the_leading_values_is_refused():
     leading = Spectrum(SPECTRUM.cumulative[..., :2], SPECTRUM.spread[..., :2], SPECTRUM.error, samples=1, tokens=1)
-    with pytest.raises(
-        InputError, match=r"at most 0\.400, which the 2 singular values of layer 0, head 1 have, got 0.5"
-    ):
+    with pytest.raises(InputError, match=r"at most 0\.400 \(that of 2 singular values in layer 0, head 1\), got 0.5"):
         choose_projected_dims(leading, energy=0.5)

@@ -1,4 +1,4 @@
-"""`linformer spectrum`: what it writes, what it chooses, what it refuses, what Ctrl-C leaves."""
+"""`linformer spectrum`: files, choice of k, rejected settings, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_untrained_weights_are_drawn_anew(model, corpus, tmp_path):
 def test_only_leading_values(model, corpus, tmp_path, capsys):
     results = run(model, corpus, tmp_path / "out", "--leading", "3", "--at", "2")
     assert np.shape(results["cumulative"]) == (2, 3, 3) and np.shape(results["error"]) == (2, 3)
-    assert "Only the 3 largest singular values were sought" in capsys.readouterr().out
+    assert "Only the 3 largest singular values were computed" in capsys.readouterr().out
 
 
 def test_masked_language_models_of_others_need_no_pooler(model, corpus, tmp_path):
@@ -200,7 +200,7 @@ def test_an_energy_out_of_reach_loses_nothing(model, corpus, tmp_path, capsys):
     ("options", "message"),
     [
         (["--samples", "0"], "samples: expected 1 to 1,000,000,000, got 0"),
-        (["--seq_len", "99"], "seq_len: expected at most 23, which the model takes, got 99"),
+        (["--seq_len", "99"], "seq_len: expected at most 23 (the model's limit), got 99"),
         (["--seq_len", "3"], "seq_len: expected 4 or more, got 3"),
         (["--at", "24"], "at: expected at most 23, the number of singular values, got 24"),
         (["--at", "0"], "at: expected 1 or more, got 0"),

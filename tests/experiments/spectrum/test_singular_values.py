@@ -1,4 +1,4 @@
-"""Singular values against numpy's, by hand, and how far the randomised ones may be off."""
+"""Singular values against numpy's and by hand, and the error of randomised ones."""
 
 from __future__ import annotations
 

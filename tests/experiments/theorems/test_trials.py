@@ -1,4 +1,4 @@
-"""The theorems' numbers by hand, their constructions, and what the experiments must find whatever the numbers are."""
+"""The theorems' numbers by hand, their constructions, and properties that all experiments must have."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_errors_by_hand():
 
 
 def test_the_construction_of_theorem_2_does_not_see_the_scores(generator):
-    """With δ = 1/2ⁿ all slots weigh alike, whatever the query; so all queries get one answer."""
+    """With δ = 1/2ⁿ all slots have equal weights for every query, so all queries have the same output."""
     heads = random_heads(1, 64, 11, generator)
     e, f = theorem2_matrices(gaussian_projection(13, 64, generator), 2.0**-64)
     outputs = heads.projected(e, f)
@@ -128,7 +128,7 @@ def test_the_construction_of_theorem_2_does_not_see_the_scores(generator):
 
 @pytest.mark.e2e
 def test_fitted_projections_are_nearer_than_pooling(generator):
-    """Attention that keeps to three positions, one in each window: E and F can pick them, means cannot."""
+    """Attention to three positions only, one in each window: E and F can select them, means cannot."""
     texts, n, d = 40, 24, 5
     keys = torch.zeros(texts, 1, n, d)
     keys[..., 3] = -2.0
@@ -242,7 +242,7 @@ def test_bad_input_is_one_line_and_writes_nothing(tmp_path, capsys, options, mes
     [
         (["--samples", "0"], "samples: expected 1 to 1,000,000,000, got 0"),
         (["--fit_samples", "100000"], "text: expected 100004 sequences of 23 tokens, got"),
-        (["--layers", "2"], "layers: expected layers that linformer has, got 2"),
+        (["--layers", "2"], "layers: expected layers of the linformer, got 2"),
     ],
 )
 def test_bad_input_with_a_model(tmp_path, model, capsys, options, message):
@@ -264,7 +264,7 @@ def test_a_linear_model_is_refused(tmp_path, model, capsys):
         "--model",
         linear,
     )
-    assert "model: expected full attention whose queries can be seen, got a linformer" in error
+    assert "model: expected full attention with accessible queries, got a linformer" in error
 
 
 def test_what_is_counted_by_hand():
@@ -334,7 +334,7 @@ def test_the_smallest_k_from_which_on_the_bound_holds():
 
 
 def test_e_and_f_are_fitted_to_other_texts_of_their_layer(tmp_path, model, monkeypatch):
-    """Layers and texts get a mark, and each pair of matrices has to carry that of its own layer and of other texts."""
+    """Layers and texts are marked; each pair of matrices must have the marks of its own layer and of other texts."""
     heads = [Heads(*(torch.full((5, 3, 23, 11), 10.0 * layer) for _ in range(3))) for layer in (0, 1)]
     for of_layer in heads:
         for text in range(5):

@@ -91,7 +91,7 @@ def test_newer_files_and_files_that_say_less(tmp_path):
     path = saved(tmp_path, {**content, "cfg": {"model": argparse.Namespace(**arguments)}})
     assert load_fairseq_checkpoint(path).config.num_attention_heads == official.HEADS
     path = saved(tmp_path, content)
-    with pytest.raises(InputError, match="expected num_attention_heads, which this file does not hold, got none"):
+    with pytest.raises(InputError, match=r"expected num_attention_heads to be given \(the file lacks it\), got none"):
         load_fairseq_checkpoint(path)
     assert load_fairseq_checkpoint(path, num_attention_heads=2).config.hidden_dropout_prob == 0.1
 
@@ -108,7 +108,7 @@ def test_a_file_without_heads_is_a_base_model(tmp_path):
 
 
 class Harmful:
-    """What no pickle may bring along."""
+    """An object that no pickle may contain."""
 
     def __reduce__(self):
         return (print, ("this must never run",))
@@ -117,7 +117,7 @@ class Harmful:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: {"model": Harmful()}, "got something else: its pickle is broken, or holds what is not let in"),
+        (lambda c: {"model": Harmful()}, "got something else: its pickle is broken or holds disallowed objects"),
         (lambda c: {"weights": c["model"]}, "expected a fairseq checkpoint with a model in it, got something else"),
         (lambda c: {"model": {"a": 3}}, "expected tensors by name in the model, got other things"),
         (lambda c: {"model": {3: torch.ones(3)}}, "expected tensors by name in the model, got other things"),
@@ -194,7 +194,7 @@ def test_a_head_that_is_not_there(tmp_path):
 def test_the_number_of_heads_is_the_files_or_the_callers_but_never_two(tmp_path):
     path = saved(tmp_path, official.checkpoint("headwise"))
     assert load_fairseq_checkpoint(path, num_attention_heads=2).config.num_attention_heads == 2
-    with pytest.raises(InputError, match=r"num_attention_heads: expected 2, as .* says, or none, got 7"):
+    with pytest.raises(InputError, match=r"num_attention_heads: expected 2 \(as in .*\) or none, got 7"):
         load_fairseq_checkpoint(path, num_attention_heads=7)
     path = saved(tmp_path, argue(official.checkpoint("headwise"), encoder_attention_heads=None))
     assert load_fairseq_checkpoint(path, num_attention_heads=7).config.num_attention_heads == 7

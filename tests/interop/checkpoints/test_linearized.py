@@ -1,4 +1,4 @@
-"""A BERT or RoBERTa that was made linear in place, as a model of this package: the same outputs in another order."""
+"""A BERT or RoBERTa linearised in place, as a model of this package: equal outputs."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_by_command(tmp_path, capsys):
     linear("BertForSequenceClassification", tmp_path, projected_dim=7)
     main(["convert", str(tmp_path / "linear"), str(tmp_path / "ours")])
     out = capsys.readouterr().out
-    assert "LinformerForSequenceClassification" in out and "k 7" in out and "know nothing" not in out
+    assert "LinformerForSequenceClassification" in out and "k 7" in out and "untrained" not in out
     with pytest.raises(SystemExit):
         main(["convert", str(tmp_path / "linear"), str(tmp_path / "others"), "--projected_dim", "5"])
     assert "projected_dim: expected none for a model that is linear already, got 5" in capsys.readouterr().err

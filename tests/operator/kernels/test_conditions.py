@@ -1,4 +1,4 @@
-"""The plain way where the code is transformed or mixes number formats."""
+"""The plain implementation is used if code is transformed or mixes dtypes."""
 
 from __future__ import annotations
 

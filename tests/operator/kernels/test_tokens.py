@@ -1,4 +1,4 @@
-"""Blocks of tokens give what the whole gives, and are taken only where nobody can tell."""
+"""Blocks of tokens give the same result as all tokens at once, and are used only where this is unobservable."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_inference_holds_the_hidden_states_once(small_blocks):
 
 
 def runs_in_blocks(monkeypatch, model, ids, **arguments):
-    """Run, and tell whether the layers ran in blocks."""
+    """Run, and return whether the layers ran in blocks."""
     seen = []
     forward = LinformerLayer._attend_in_blocks
     monkeypatch.setattr(LinformerLayer, "_attend_in_blocks", lambda *a: seen.append(1) or forward(*a))
@@ -140,7 +140,7 @@ def runs_in_blocks(monkeypatch, model, ids, **arguments):
 
 @pytest.mark.e2e
 def test_hooks_see_the_whole(small_blocks):
-    """Whatever listens to a part sees all tokens at once, and what it keeps is not overwritten."""
+    """Hooks see all tokens at once, and tensors that they keep are not overwritten."""
     model = model_of()
     ids = torch.randint(5, 101, (2, 31))
     whole = model(ids, output_hidden_states=True)
@@ -215,7 +215,7 @@ def test_plain_on_request(monkeypatch, small_blocks):
 
 
 def test_a_replaced_map_runs(small_blocks):
-    """What stands in the place of a linear map, an adapter say, is called."""
+    """A replacement of a linear map, such as an adapter, is called."""
 
     class Doubled(nn.Linear):
         def forward(self, inputs):
@@ -278,7 +278,7 @@ def test_memory_of_others_is_not_overwritten(small_blocks, what):
 
 
 class Wrapped(nn.Module):
-    """What adapters and offloading put around a part."""
+    """A wrapper, as of adapters and offloading."""
 
     def __init__(self, inner):
         super().__init__()
@@ -381,7 +381,7 @@ def test_windows_that_are_alike_for_all_samples(small_blocks):
 
 
 def test_what_is_fast_is_used(monkeypatch):
-    """Calls are counted: a way that nobody takes is not missed by any other test."""
+    """Counts calls: no other test would notice that a fast implementation is never used."""
     calls = []
     for name in ("attention", "compress", "linear", "apply_linear", "arranged"):
         real = getattr(kernels, name)

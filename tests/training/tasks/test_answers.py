@@ -1,4 +1,4 @@
-"""How far answers are from the teacher's, by hand for each kind of head."""
+"""Distance of answers from the teacher's, by hand for each kind of head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a student is taught: errors, answers, and which layer learns from which."""
+"""Losses of distillation: errors, answers, and which layer learns from which."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_parts_of_the_loss_count_as_they_are_weighted(pair, words):
 
 
 def test_metrics_are_of_all_texts(pair, words):
-    """Of a teacher that is its own student there is no error."""
+    """A teacher that is its own student has no error."""
     teacher = pair[0]
     task = task_of(pair, words)
     measured = [tensor.detach().numpy() for tensor in task.measure(example(teacher, 31))]

@@ -1,4 +1,4 @@
-"""What the layers of an encoder take in and give out."""
+"""Inputs and outputs of the layers of an encoder."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What encoders cost: time, memory and operations, and the limits of the machine."""
+"""Cost of encoders: time, memory and operations, and the limits of the machine."""

@@ -1,7 +1,7 @@
-"""One function for each system: it builds a single encoder layer with its feed-forward part.
+"""A function for each system, which builds a single encoder layer with its feed-forward part.
 
-All have the width, heads and feed-forward size of the settings, exact GELU and random weights. Embeddings do not count:
-each takes hidden states to hidden states.
+All have the width, heads and feed-forward size of the settings, exact GELU and random weights. They map hidden states
+to hidden states, without embeddings.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from linformer_kit.experiments.cost.layers import Called, EncoderLayer, StridedA
 from linformer_kit.operator import kernels
 from linformer_kit.settings.bench import SystemsSettings
 
-# The sizes that each paper's own models have.
-WINDOW = 512  # tokens; Longformer's window, and the blocks of blockwise attention, so that both see as many
+# The sizes of the models in each system's paper.
+WINDOW = 512  # tokens; Longformer's window, and the blocks of blockwise attention
 BIG_BIRD_BLOCK = 64
 BIG_BIRD_RANDOM_BLOCKS = 3
 LANDMARKS = 64
@@ -38,11 +38,11 @@ LANDMARK_CONVOLUTION = 65
 LSH_CHUNK = 64
 LSH_HASHES = 1
 
-_VOCABULARY = 8  # unused, but transformers' models have one
+_VOCABULARY = 8  # unused, but required by transformers' models
 
 
 def _sizes(settings: SystemsSettings) -> dict[str, Any]:
-    """The fields that the configurations of transformers have in common."""
+    """The common fields of transformers' configurations."""
     return sizes(settings, layers=1, vocab_size=_VOCABULARY)
 
 
@@ -52,7 +52,7 @@ def _multiple_of(size: int, n: int, what: str) -> None:
 
 
 def _first(module: nn.Module, hidden: Tensor) -> Tensor:
-    """What transformers' encoders give for hidden states alone."""
+    """The hidden states that transformers' encoders return for hidden states alone."""
     return module(hidden)[0]
 
 
@@ -61,13 +61,13 @@ def _ours(module: nn.Module, hidden: Tensor) -> Tensor:
 
 
 def _one_layer(kind: Kind, settings: SystemsSettings, n: int, k: int | None = None) -> nn.Module:
-    """The layers of a model of `encoders.KINDS`, of which there is one."""
+    """The encoder of a one-layer model of `encoders.KINDS`."""
     encoder = Encoder(kind=kind, seq_len=n, layers=1, projected_dim=k, vocab_size=_VOCABULARY)
     return KINDS[kind](encoder, settings).encoder
 
 
 def recurrent(settings: SystemsSettings, n: int, k: int | None) -> nn.Module:
-    """An LSTM in both directions."""
+    """A bidirectional LSTM."""
     return EncoderLayer(bidirectional_lstm(settings.hidden_size), settings.hidden_size, settings.intermediate_size)
 
 
@@ -87,7 +87,7 @@ def linformer(settings: SystemsSettings, n: int, k: int | None) -> nn.Module:
 
 
 def plain_linformer(settings: SystemsSettings, n: int, k: int | None) -> nn.Module:
-    """The same without the kernels."""
+    """As `linformer`, without the optimised kernels."""
     layer = linformer(settings, n, k)
 
     def call(module: nn.Module, hidden: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ def blockwise(settings: SystemsSettings, n: int, k: int | None) -> nn.Module:
     """Full attention within blocks of `WINDOW` tokens."""
     block = min(WINDOW, n)
     _multiple_of(block, n, "block")
-    # Attention within blocks, and all else token by token: a Transformer with the blocks as its batch.
+    # All other operations work on single tokens, so this is a Transformer with the blocks as its batch.
     return Called(
         transformer(settings, n, k),
         lambda module, hidden: module(hidden.reshape(-1, block, hidden.shape[-1])).view_as(hidden),
@@ -115,7 +115,7 @@ def blockwise(settings: SystemsSettings, n: int, k: int | None) -> nn.Module:
 
 
 def longformer(settings: SystemsSettings, n: int, k: int | None) -> nn.Module:
-    """A window of `WINDOW` tokens, no global ones."""
+    """A window of `WINDOW` tokens, no global tokens."""
     _multiple_of(WINDOW, n, "window")
     model = LongformerModel(LongformerConfig(**_sizes(settings), attention_window=WINDOW), add_pooling_layer=False)
     # The mask has 0 on tokens with local attention.
@@ -136,14 +136,14 @@ def reformer(settings: SystemsSettings, n: int, k: int | None) -> nn.Module:
         max_position_embeddings=n,
         axial_pos_embds=False,
     )
-    # Its residuals are reversible: two streams, which are one and the same before the first layer.
+    # Its residuals are reversible: two streams, which are equal before the first layer.
     return Called(ReformerModel(config).encoder.layers[0], lambda module, hidden: module(hidden, hidden).hidden_states)
 
 
 def big_bird(settings: SystemsSettings, n: int, k: int | None) -> nn.Module:
-    """Blocks near, random and global."""
+    """Local, random and global blocks."""
     _multiple_of(BIG_BIRD_BLOCK, n, "block")
-    # As transformers does: where it has too few blocks to draw from, it attends to all.
+    # As in transformers: with too few blocks to draw from, it uses full attention.
     whole = n <= (5 + 2 * BIG_BIRD_RANDOM_BLOCKS) * BIG_BIRD_BLOCK
     config = BigBirdConfig(
         **_sizes(settings),
@@ -191,7 +191,7 @@ def lucidrains(settings: SystemsSettings, n: int, k: int | None) -> nn.Module:
 
     if settings.intermediate_size != 4 * settings.hidden_size:
         raise InputError(
-            f"intermediate_size: expected 4 × hidden_size, {4 * settings.hidden_size}, which it cannot change, "
+            f"intermediate_size: expected 4 × hidden_size, {4 * settings.hidden_size} (fixed in that package), "
             f"got {settings.intermediate_size}"
         )
     return Linformer(settings.hidden_size, n, depth=1, k=k, heads=settings.num_attention_heads)

@@ -1,6 +1,6 @@
-"""The machine's limits: best rate of matrix products, copy bandwidth, and a layer's own products alone.
+"""The machine's limits: best rate of matrix products, copy bandwidth, and a layer's products alone.
 
-`linformer bench ceiling` measures and writes them; the other measurements are told as shares of them.
+`linformer bench ceiling` measures and writes them; other measurements are reported as shares of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from linformer_kit.operator.kernels import has_onednn
 from linformer_kit.report.ceiling import write_ceiling_report
 from linformer_kit.settings.bench import BenchSettings, CeilingSettings, RateSettings
 
-_SCORE_BYTES = 512 * 2**20  # scores of more are made in blocks
+_SCORE_BYTES = 512 * 2**20  # larger scores are computed in blocks
 _SECONDS = 5.0  # for all runs of one product
 
 Linear = Callable[[Tensor, Tensor, Tensor], Tensor]  # rows, weight, memory for the result
@@ -43,7 +43,7 @@ def main(settings: CeilingSettings) -> None:
 
 
 def measure_ceiling(settings: CeilingSettings, by_length: dict[int, list[int]], device: torch.device) -> dict[str, Any]:
-    """Rates of the machine, and of the products of a layer for each n and k."""
+    """Measure the rates of the machine, and of the products of a layer for each n and k."""
     tokens = default_tokens(settings.tokens, device)
     cells = [(n, k) for n, dims in by_length.items() for k in dims]
     layers = []
@@ -66,15 +66,15 @@ def measure_ceiling(settings: CeilingSettings, by_length: dict[int, list[int]], 
 
 
 def machine_rates(settings: RateSettings, device: torch.device) -> dict[str, Any]:
-    """Best rate of a large square product and of a copy.
+    """Measure the best rate of a large square product and of a copy.
 
     Args:
-        settings: Number format, sizes and seed.
-        device: Where to measure.
+        settings: Data type, sizes and seed.
+        device: Device to measure.
 
     Returns:
-        `gemm`: the best `flop_per_second`, `by` which function, and of `each`; `copy`: `bytes_per_second`, read and
-        written, and the size.
+        `gemm`: the best `flop_per_second`, its function `by`, and the rates of `each`; `copy`: `bytes_per_second`, read
+        and written, and the size.
     """
     dtype = torch_dtype(settings)
     size = settings.square or (4096 if device.type == "cpu" else 8192)
@@ -94,7 +94,7 @@ def machine_rates(settings: RateSettings, device: torch.device) -> dict[str, Any
 
 
 def linear_functions(device: torch.device, dtype: torch.dtype) -> dict[str, Linear]:
-    """The ways to multiply by a weight: torch's, and oneDNN's where torch's is another library's."""
+    """Implementations of the product with a weight: torch's, and oneDNN's if torch uses another library."""
     functions: dict[str, Linear] = {"torch": _torch_linear}
     if device.type == "cpu" and dtype == torch.float32 and has_onednn():
         functions["oneDNN"] = _onednn_linear
@@ -106,18 +106,18 @@ def _torch_linear(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
 
 
 def _onednn_linear(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-    """It always takes new memory."""
+    """The product by oneDNN, which always allocates its result; `target` is unused."""
     return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
 
 
 def _product(run: Linear, left: Tensor, weight: Tensor) -> Callable[[], object]:
-    """A product into memory that is there already, since new memory can take as long as the product."""
+    """A product into preallocated memory, since allocation can take as long as the product."""
     target = left.new_empty(len(left), len(weight))
     return torch.no_grad()(lambda: run(left, weight, target))
 
 
 class Product(NamedTuple):
-    """One of a layer's products: how to run it, how often a layer has it, operations of one, and what it computes."""
+    """A product of a layer: a function that runs it, its count in a layer, operations of one, and what it computes."""
 
     run: Callable[[], object]
     times: int
@@ -128,24 +128,24 @@ class Product(NamedTuple):
 def layer_products(
     seq_len: int, projected_dim: int, batch: int, *, settings: BenchSettings, device: torch.device
 ) -> dict[str, Product]:
-    """The matrix products of one Linformer layer alone, on matrices of the shapes that they have there.
+    """The matrix products of one Linformer layer alone, at their shapes in the layer.
 
     Args:
         seq_len: n.
         projected_dim: k.
-        batch: Sequences.
-        settings: Widths, number format and seed.
-        device: Where to run.
+        batch: Number of sequences.
+        settings: Widths, data type and seed.
+        device: Device to run on.
 
     Returns:
-        What to time, by name; `products_summary` adds the times up.
+        The products by name; `products_summary` adds up their times.
     """
     tokens = token_products(seq_len, batch, settings=settings, device=device)
     return tokens | slot_products(seq_len, projected_dim, batch, settings=settings, device=device)
 
 
 def token_products(seq_len: int, batch: int, *, settings: BenchSettings, device: torch.device) -> dict[str, Product]:
-    """Those of `layer_products` that do not depend on k."""
+    """The products of `layer_products` that do not depend on k."""
     d, f, dtype = settings.hidden_size, settings.intermediate_size, torch_dtype(settings)
     x = _random(batch * seq_len, d, device=device, dtype=dtype)
     square, up, down = (_random(*shape, device=device, dtype=dtype) for shape in ((d, d), (f, d), (d, f)))
@@ -160,7 +160,7 @@ def token_products(seq_len: int, batch: int, *, settings: BenchSettings, device:
 def slot_products(
     seq_len: int, projected_dim: int, batch: int, *, settings: BenchSettings, device: torch.device
 ) -> dict[str, Product]:
-    """Those of `layer_products` that depend on k; scores and context in blocks where the scores are large."""
+    """The products of `layer_products` that depend on k; scores and context in blocks if the scores are large."""
     dtype, n, k = torch_dtype(settings), seq_len, projected_dim
     d, heads = settings.hidden_size, settings.num_attention_heads
     matrix, x = _random(k, n, device=device, dtype=dtype), _random(batch, n, d, device=device, dtype=dtype)
@@ -174,7 +174,7 @@ def slot_products(
 def _compressions(
     matrix: Float[Tensor, "slots seq_len"], x: Float[Tensor, "batch seq_len embed"]
 ) -> dict[str, Callable[[], object]]:
-    """E·X of all sequences, in every way that there is."""
+    """E·X of all sequences, by each implementation."""
     target = x.new_empty(len(x), len(matrix), x.shape[-1])
     batched = torch.no_grad()(lambda: torch.bmm(matrix.expand(len(x), -1, -1), x, out=target))
     others = {kind: run for kind, run in linear_functions(x.device, x.dtype).items() if kind != "torch"}
@@ -188,7 +188,7 @@ def _compressions(
 def _dense(
     name: str, x: Float[Tensor, "rows inputs"], weight: Float[Tensor, "outputs inputs"], count: int
 ) -> dict[str, Product]:
-    """A product with a weight, in every way that there is."""
+    """A product with a weight, by each implementation."""
     flop = 2 * x.numel() * weight.shape[0]
     functions = linear_functions(x.device, x.dtype)
     return {f"{name} ({kind})": Product(_product(run, x, weight), count, flop, name) for kind, run in functions.items()}
@@ -201,7 +201,7 @@ def _random(*shape: int, device: torch.device, dtype: torch.dtype) -> Tensor:
 def _attention_products(
     query: Float[Tensor, "batch_heads seq_len head_dim"], key: Float[Tensor, "batch_heads slots head_dim"]
 ) -> dict[str, Callable[[], object]]:
-    """Scores and context of all heads of a batch; the numbers do not matter, so keys stand for values too."""
+    """Scores and context of all heads of a batch; numbers do not affect the time, so keys serve as values too."""
     all_heads, n, _ = query.shape
     block = max(1, min(all_heads, _SCORE_BYTES // (n * key.shape[1] * query.element_size())))
     scores = torch.rand(block, n, key.shape[1], device=query.device).to(query.dtype)
@@ -222,10 +222,10 @@ def _attention_products(
 
 
 def products_summary(products: dict[str, Product], timings: Timings) -> dict[str, Any]:
-    """The least time that the products of one layer take: for each its best alternative in its fastest run.
+    """Minimum time of the products of one layer: the fastest run of the fastest implementation of each.
 
     Returns:
-        `products_s`, the sum, and `products`: for each its `seconds` and `flop` in a layer and `by` which name.
+        `products_s`, the sum, and `products`: the `seconds`, `flop` and fastest implementation (`by`) of each.
     """
     best: dict[str, dict[str, Any]] = {}
     for name, product in products.items():

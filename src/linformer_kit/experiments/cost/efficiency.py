@@ -1,6 +1,6 @@
-"""Time and memory that a Linformer saves against Transformers of equal size: Table 3 and Fig 2 of the paper.
+"""Time and memory that a Linformer saves over Transformers of equal size: Table 3 and Fig 2 of the paper.
 
-`linformer bench efficiency` measures length by length, all encoders of a length in turn, and writes after each.
+`linformer bench efficiency` measures one length after the other, encoders alternating, and writes after each length.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from linformer_kit.settings.bench import EfficiencySettings
 _LENGTHS = [2**power for power in range(9, 17)]
 _LONGEST_TRAINED = 8192  # by default, on a CPU
 _LONGEST_TWO_LAYERS = 8192  # on a CPU
-_SHARE_OF_FREE_MEMORY = 0.4  # that eager attention may take
-# On a CPU. In training each layer keeps its own, and what is there only once must not count for every layer.
+_SHARE_OF_FREE_MEMORY = 0.4  # maximum for eager attention
+# On a CPU. In training each layer keeps its activations; with several layers, memory needed only once counts less.
 _MEMORY_LAYERS = {"forward": 1, "train": 4}
 _LONGEST_MEMORY_RUN = 10.0  # seconds; memory of slower Transformers is extrapolated
 
@@ -42,7 +42,7 @@ def main(settings: EfficiencySettings) -> None:
 
 
 def _settled(settings: EfficiencySettings, device: torch.device) -> tuple[EfficiencySettings, dict[int, list[int]]]:
-    """Settings with defaults that depend on others filled in, and the k under each n."""
+    """Settings with dependent defaults filled in, and the values of k for each n."""
     cpu_training = settings.mode == "train" and device.type == "cpu"
     lengths = [n for n in _LENGTHS if n <= _LONGEST_TRAINED or not cpu_training]
     lengths = lengths if settings.lengths is None else settings.lengths
@@ -60,12 +60,12 @@ def measure_efficiency(
     """Measure all lengths, and write the report after each.
 
     Args:
-        settings: With `tokens` filled in.
-        by_length: The k to measure under each n.
-        device: Where to measure.
+        settings: Settings with `tokens` filled in.
+        by_length: The values of k to measure for each n.
+        device: Device to measure.
 
     Returns:
-        The results as they are in `efficiency.json`: the rates of the machine, `baselines` and `cells`, `complete`.
+        The results as in `efficiency.json`: the rates of the machine, `baselines` and `cells`, `complete`.
     """
     experiment = Experiment(
         "bench efficiency",
@@ -96,7 +96,7 @@ def measure_efficiency(
 
 @dataclasses.dataclass
 class _Length:
-    """All that is measured at one length."""
+    """The measurements at one length."""
 
     seq_len: int
     dims: list[int]
@@ -111,7 +111,7 @@ class _Length:
         self.batch = max(1, (self.settings.tokens or 0) // self.seq_len)
 
     def measure(self, results: dict[str, Any]) -> None:
-        """Add baselines and cells, without what compares them: first with their times, then memory."""
+        """Add baselines and cells, without comparisons: first their times, then memory."""
         baselines = [Encoder(kind=kind, seq_len=self.seq_len, layers=self.layers) for kind in self.settings.baselines]
         linformers = [
             Encoder(kind="linformer", seq_len=self.seq_len, layers=self.layers, projected_dim=k) for k in self.dims
@@ -132,7 +132,7 @@ class _Length:
         return {**shape, "memory": None, **(timing or {"time": None, "extrapolated": False})}
 
     def _time(self, encoders: list[Encoder], rates: dict[str, Any]) -> dict[str, dict[str, Any]]:
-        """Encoders and the products of a layer alone, in turn; by the encoder's name."""
+        """Time encoders, alternating with a layer's products alone; results by the encoder's name."""
         settings, n = self.settings, self.seq_len
         shared = token_products(n, self.batch, settings=settings, device=self.device)
         by_dim = {k: slot_products(n, k, self.batch, settings=settings, device=self.device) for k in self.dims}
@@ -159,7 +159,7 @@ class _Length:
         return entries
 
     def _runs(self, encoders: list[Encoder]) -> dict[str, Callable[[], object]]:
-        """Each encoder built, and one run of it."""
+        """Build the encoders; return a function for each that runs it once."""
         ids = random_ids(self.batch, self.seq_len, VOCAB_SIZE, self.settings.seed, self.device)
         runs = {}
         for encoder in encoders:
@@ -169,7 +169,7 @@ class _Length:
         return runs
 
     def _machine_share(self, projected_dim: int | None, seconds: float, rates: dict[str, Any]) -> dict[str, Any]:
-        """The least time that the machine's best rates allow, as a share of the time taken."""
+        """The minimum time at the machine's best rates, as a share of the measured time."""
         cost = layer_cost(
             self.seq_len,
             projected_dim,
@@ -188,12 +188,12 @@ class _Length:
         return {"layer_flop": cost.flop, "layer_bytes": cost.bytes, "bound_by": least.by, "share_of_machine": share}
 
     def _products_share(self, alone: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """The layer's own products alone, in training three times, as a share of the time taken in the fastest run."""
+        """The time of the layer's products alone, in training three times, as a share of the fastest run's time."""
         least = alone["products_s"] * (TRAINING if self.settings.mode == "train" else 1)
         return {**alone, "share_of_products": least * self.layers / seconds}
 
     def _memory(self, encoder: Encoder, timed: dict[str, Any]) -> dict[str, Any] | None:
-        """Peak memory of a few layers; None where it is left to be extrapolated."""
+        """Peak memory of a few layers; None if it will be extrapolated."""
         if encoder.kind in ("full", "roberta") and timed["time"]["median_s"] > _LONGEST_MEMORY_RUN:
             return None
         layers = _MEMORY_LAYERS[self.settings.mode] if self.device.type == "cpu" else paper.LAYERS
@@ -206,7 +206,7 @@ class _Length:
         return {**memory, "extrapolated": False, "largest_batch": largest_batch(memory, self.settings)}
 
     def _room(self, encoder: Encoder) -> float:
-        """Sequences with which eager attention leaves most of the memory free; others do in any case."""
+        """Largest batch with which eager attention takes at most 40 % of the free memory; no limit for others."""
         if encoder.kind != "eager":
             return math.inf
         needed = score_bytes(1, self.seq_len, self.settings, layers=encoder.layers, mode=self.settings.mode)
@@ -214,13 +214,13 @@ class _Length:
 
     def _say(self, what: str) -> None:
         described = f"n {self.seq_len:,}, {what}"
-        if described != self.said:  # writing it again takes time
+        if described != self.said:  # updating the bar takes time
             self.said = described
             self.bar.set_description(described)
 
 
 def compare(results: dict[str, Any]) -> None:
-    """Fill in, from what was measured so far, what is extrapolated and what the Linformers save. In place."""
+    """Add extrapolations and the Linformers' savings to the results so far, in place."""
     for name in results["settings"]["baselines"]:
         _extrapolate([entry for entry in results["baselines"] if entry["name"] == name], results["settings"])
     for cell in results["cells"]:
@@ -228,13 +228,13 @@ def compare(results: dict[str, Any]) -> None:
         others = {entry["name"]: entry for entry in results["baselines"] if entry["seq_len"] == n}
         cell["time_saved"] = {name: _time_saved(cell, other) for name, other in others.items()}
         cell["memory_saved"] = {name: _memory_saved(cell, other) for name, other in others.items()}
-        forward = results["settings"]["mode"] == "forward"  # the paper has nothing on training
+        forward = results["settings"]["mode"] == "forward"  # the paper has no training figures
         cell["paper_time_saved"] = paper.lookup(paper.TIME_SAVED, n, k) if forward else None
         cell["paper_memory_saved"] = paper.lookup(paper.MEMORY_SAVED, n, k) if forward else None
 
 
 def _extrapolate(entries: list[dict[str, Any]], settings: dict[str, Any]) -> None:
-    """Give the entries of one baseline that were not measured what those that were let one expect."""
+    """Extrapolate the entries of one baseline that were not measured from those that were."""
     timed = [(entry["seq_len"], entry) for entry in entries if entry["time"] is not None]
     seconds = [(n, entry["seconds_per_token_layer"] * n) for n, entry in timed]
     measured = [
@@ -253,11 +253,11 @@ def _extrapolate(entries: list[dict[str, Any]], settings: dict[str, Any]) -> Non
             memory = {"bytes_per_sample": per_sample, "extrapolated": True}
             memory |= {name: nearest[name] for name in ("layers", "weight_bytes")}
             batch = largest_batch(memory, EfficiencySettings(**settings))
-            entry["memory"] = {**(entry["memory"] or {}), **memory, "largest_batch": batch}  # what failed stays told
+            entry["memory"] = {**(entry["memory"] or {}), **memory, "largest_batch": batch}  # keeps `failed`
 
 
 def _time_saved(cell: dict[str, Any], other: dict[str, Any]) -> dict[str, Any] | None:
-    """The Transformer's time over the Linformer's."""
+    """The Transformer's time divided by the Linformer's."""
     if "seconds_per_token_layer" not in other:
         return None
     ratio = other["seconds_per_token_layer"] / cell["seconds_per_token_layer"]
@@ -265,7 +265,7 @@ def _time_saved(cell: dict[str, Any], other: dict[str, Any]) -> dict[str, Any] |
 
 
 def _memory_saved(cell: dict[str, Any], other: dict[str, Any]) -> dict[str, Any] | None:
-    """The Linformer's largest batch, not rounded, over the Transformer's."""
+    """The Linformer's largest batch, not rounded, divided by the Transformer's."""
     ours, theirs = (entry["memory"] and entry["memory"].get("largest_batch") for entry in (cell, other))
     if not ours or not theirs:
         return None

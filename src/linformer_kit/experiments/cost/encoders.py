@@ -1,4 +1,4 @@
-"""The encoders that are measured, with random weights, and one run of each: a forward pass or a training step."""
+"""The measured encoders, with random weights, and one run of each: a forward pass or a training step."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.modeling import LinformerModel
 from linformer_kit.settings.bench import BenchSettings, Mode
 
-VOCAB_SIZE = 1000  # small: words are looked up in no time whatever their number
-_FIRST_ORDINARY = 5  # below are special tokens; RobertaModel counts positions by what is no padding
+VOCAB_SIZE = 1000  # small, as the time of the embedding lookup does not depend on it
+_FIRST_ORDINARY = 5  # below are special tokens; RobertaModel derives positions from tokens that are not padding
 
 Kind = Literal["linformer", "eager", "full", "roberta"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Encoder:
-    """What to build.
+    """Description of an encoder to build.
 
     Attributes:
-        kind: `linformer` with layerwise sharing, or one of the Transformers that it is compared with.
-        seq_len: n, the longest sequence, which is the one that is measured.
+        kind: `linformer` with layerwise sharing, or one of the Transformers to compare with.
+        seq_len: n, the maximum sequence length, which is also the measured one.
         layers: Number of layers.
         projected_dim: k; None for Transformers.
         vocab_size: Tokens in the vocabulary.
@@ -44,12 +44,12 @@ class Encoder:
 
     @property
     def name(self) -> str:
-        """Unique among the encoders of one length."""
+        """Name, unique among the encoders of one length."""
         return self.kind if self.projected_dim is None else f"k {self.projected_dim}"
 
 
 def build(encoder: Encoder, settings: BenchSettings, device: torch.device, *, mode: Mode = "forward") -> nn.Module:
-    """The model, without pooler and dropout, its weights made in the number format that they are used in."""
+    """Build the model without pooler and dropout, with weights initialised in the data type of the settings."""
     torch.manual_seed(settings.seed)
     with default_dtype(torch_dtype(settings)):
         model = KINDS[encoder.kind](encoder, settings)
@@ -57,7 +57,7 @@ def build(encoder: Encoder, settings: BenchSettings, device: torch.device, *, mo
 
 
 def sizes(settings: BenchSettings, *, layers: int, vocab_size: int) -> dict[str, Any]:
-    """The fields that the configurations of transformers and ours have in common."""
+    """The common fields of transformers' configurations and ours."""
     return {
         "vocab_size": vocab_size,
         "hidden_size": settings.hidden_size,
@@ -107,7 +107,7 @@ KINDS: dict[Kind, Callable[[Encoder, BenchSettings], LinformerModel | RobertaMod
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """New tensors have this number format."""
+    """Set torch's default dtype within the context."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -119,13 +119,13 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 def random_ids(
     batch: int, seq_len: int, vocab_size: int, seed: int, device: torch.device
 ) -> Int[Tensor, "batch seq_len"]:
-    """Random ordinary tokens."""
+    """Random token ids, without special tokens."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(_FIRST_ORDINARY, vocab_size, (batch, seq_len), generator=generator).to(device)
 
 
 def runner(model: nn.Module, ids: Int[Tensor, "batch seq_len"], mode: Mode) -> Callable[[], object]:
-    """One run: a forward pass, or forward and backward; the gradients are dropped after it."""
+    """A function for one run: a forward pass, or forward and backward, after which gradients are dropped."""
     if mode == "forward":
         return torch.inference_mode()(lambda: model(input_ids=ids).last_hidden_state)
 
@@ -137,12 +137,12 @@ def runner(model: nn.Module, ids: Int[Tensor, "batch seq_len"], mode: Mode) -> C
 
 
 def backward(model: nn.Module, ids: Int[Tensor, "batch seq_len"]) -> None:
-    """Forward and backward, with the mean square of the output for a loss; gradients are added to what is there."""
+    """Run forward and backward with the mean square of the output as loss; gradients accumulate."""
     model(input_ids=ids).last_hidden_state.float().square().mean().backward()
 
 
 def score_bytes(batch: int, seq_len: int, settings: BenchSettings, *, layers: int, mode: Mode) -> float:
-    """About what eager attention needs: scores, their softmax in float32 and its cast, and a fifth more for the rest.
+    """Estimated bytes of eager attention: scores, their softmax in float32 and its cast, plus a fifth for the rest.
 
     In training every layer keeps them.
     """

@@ -1,4 +1,4 @@
-"""Encoder layers that no library has as a module: recurrent and sparse.
+"""Encoder layers that no library provides as a module: recurrent and sparse.
 
 Axes: batch, seq_len (n), embed (width), heads, head_dim.
 """
@@ -20,12 +20,12 @@ _FLEX_BLOCK = 128  # tokens; FlexAttention skips whole blocks of this many queri
 
 
 class EncoderLayer(nn.Module):
-    """A layer like RoBERTa's around any map that mixes tokens: residual and LayerNorm, feed-forward, and again.
+    """A layer like RoBERTa's with any map that mixes tokens: mixer and feed-forward, each with residual and LayerNorm.
 
     Args:
         mixer: The map, `[batch, seq_len, embed]` to the same.
-        width: Of the hidden states.
-        intermediate_size: Of the feed-forward part.
+        width: Width of the hidden states.
+        intermediate_size: Width of the feed-forward part.
     """
 
     def __init__(self, mixer: nn.Module, width: int, intermediate_size: int) -> None:
@@ -42,11 +42,11 @@ class EncoderLayer(nn.Module):
 
 
 class Called(nn.Module):
-    """A module of a library as a map of hidden states.
+    """Wraps a module of a library as a map of hidden states.
 
     Args:
         module: The module.
-        call: How it is called: the module and hidden states to hidden states.
+        call: Function that calls it: the module and hidden states to hidden states.
     """
 
     def __init__(self, module: nn.Module, call: Callable[[nn.Module, Tensor], Tensor]) -> None:
@@ -59,7 +59,7 @@ class Called(nn.Module):
 
 
 def bidirectional_lstm(width: int) -> Called:
-    """`torch.nn.LSTM` with half of the width in each direction, so that each token knows the whole text.
+    """`torch.nn.LSTM` with half of the width in each direction, so that each token depends on the whole text.
 
     Raises:
         InputError: for an odd width.
@@ -71,20 +71,20 @@ def bidirectional_lstm(width: int) -> Called:
 
 
 class StridedAttention(nn.Module):
-    """The strided pattern of the Sparse Transformer (Child et al. 2019, section 4.2), looking both ways.
+    """The strided pattern of the Sparse Transformer (Child et al. 2019, section 4.2), bidirectional.
 
-    The first half of the heads sees the tokens less than a stride away; the others those at whole strides. These take
-    the tokens in the order of their remainder by the stride, so that what they see stands in blocks: FlexAttention
-    skips blocks and not single tokens.
+    The first half of the heads attends to tokens less than a stride away; the others to those at multiples of the
+    stride. The latter sort the tokens by their remainder modulo the stride, so that attended tokens form blocks:
+    FlexAttention skips blocks, not single tokens.
 
     Args:
-        width: Of the hidden states.
-        num_heads: Two or more; divides width.
-        seq_len: n, the one length that it is for.
-        device: Where it will run.
+        width: Width of the hidden states.
+        num_heads: Two or more; must divide width.
+        seq_len: n, the only length that it supports.
+        device: Device that it will run on.
 
     Raises:
-        InputError: for a length that is no multiple of the stride and of FlexAttention's blocks.
+        InputError: for a length that is not a multiple of the stride and of FlexAttention's blocks.
     """
 
     def __init__(self, width: int, num_heads: int, seq_len: int, *, device: str) -> None:
@@ -92,7 +92,7 @@ class StridedAttention(nn.Module):
         self.stride = stride_of(seq_len)
         self.num_heads = num_heads
         self.query, self.key, self.value, self.output = (nn.Linear(width, width) for _ in range(4))
-        # Not compiled, it would materialise n × n: fullgraph raises an error instead.
+        # Uncompiled, it would materialise n × n; fullgraph raises an error instead.
         self.attend = torch.compile(flex_attention, dynamic=False, fullgraph=True)
         self.block_mask = strided_block_mask(seq_len, self.stride, num_heads, device)
 
@@ -117,10 +117,10 @@ class StridedAttention(nn.Module):
 
 
 def stride_of(seq_len: int) -> int:
-    """The power of two next to √n.
+    """The power of two nearest to √n.
 
     Raises:
-        InputError: for a length that is no multiple of it and of FlexAttention's blocks.
+        InputError: for a length that is not a multiple of it and of FlexAttention's blocks.
     """
     stride = 2 ** round(math.log2(seq_len) / 2)
     if seq_len % max(stride, _FLEX_BLOCK):
@@ -131,14 +131,14 @@ def stride_of(seq_len: int) -> int:
 def transposed(
     heads: Float[Tensor, "batch heads seq_len head_dim"], rows: int
 ) -> Float[Tensor, "batch heads seq_len head_dim"]:
-    """The tokens written into so many rows and read by columns."""
+    """Reorder tokens: write them into `rows` rows and read them by columns."""
     return heads.unflatten(2, (rows, -1)).transpose(2, 3).flatten(2, 3)
 
 
 def strided_block_mask(seq_len: int, stride: int, num_heads: int, device: str) -> BlockMask:
-    """Which blocks of FlexAttention hold pairs that see each other, and which pairs.
+    """The block mask of the strided pattern for FlexAttention.
 
-    Reckoned from the corners of the blocks: `create_block_mask` would make an n × n mask for every head.
+    Computed from the corners of the blocks: `create_block_mask` would make an n × n mask for every head.
     """
     column = seq_len // stride
     first_far = num_heads // 2
@@ -165,5 +165,5 @@ def strided_block_mask(seq_len: int, stride: int, num_heads: int, device: str) -
 def _numbered(
     blocks: Bool[Tensor, "1 heads query_blocks key_blocks"],
 ) -> tuple[Int[Tensor, "1 heads query_blocks"], Int[Tensor, "1 heads query_blocks key_blocks"]]:
-    """How many blocks of each row are set, and their numbers before those of the rest."""
+    """Number of blocks set in each row, and the indices of the blocks, those set first."""
     return blocks.sum(-1, dtype=torch.int32), blocks.int().argsort(dim=-1, descending=True, stable=True).int()

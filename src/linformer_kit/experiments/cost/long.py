@@ -1,4 +1,4 @@
-"""One pass of a Linformer encoder over a very long sequence: time per token beside that of a short one, and memory.
+"""One pass of a Linformer encoder over a very long sequence: time per token compared with a short one, and memory.
 
 `linformer bench long --n 1048576`.
 """
@@ -40,15 +40,15 @@ def main(settings: LongSettings) -> None:
 def measure_long(settings: LongSettings, device_name: str, threads: int) -> dict[str, Any]:
     """Time per token at `settings.reference_length`, then time and memory of one pass over `settings.n` tokens.
 
-    Both models are built and loaded before they are measured; the short one is gone when the memory of the long one is.
+    Each model is built before it is measured; the short one is freed before the memory of the long one is measured.
 
     Args:
-        settings: What to measure.
-        device_name: Where.
-        threads: Of a CPU.
+        settings: The settings.
+        device_name: Device to measure.
+        threads: Number of CPU threads.
 
     Returns:
-        What was measured, as it stands in `long.json`.
+        The measurements, as in `long.json`.
     """
     torch.set_num_threads(threads)
     device = torch.device(device_name)
@@ -95,7 +95,7 @@ def _time_reference(settings: LongSettings, device: torch.device) -> list[float]
 
 
 def _one_pass(model: nn.Module, settings: LongSettings, device: torch.device) -> tuple[float, int]:
-    """Seconds, and the highest memory during the pass less what was in use before; a bar counts the layers."""
+    """Seconds of the pass, and its peak memory minus the memory in use before; a bar counts the layers."""
     ids = random_ids(1, settings.n, settings.vocab_size, settings.seed, device)
     run = runner(model, ids, "forward")
     seconds: list[float] = []
@@ -111,7 +111,7 @@ def _one_pass(model: nn.Module, settings: LongSettings, device: torch.device) ->
 
 
 class _Counted(LinformerLayer):
-    """Tells a progress bar when it is done. With a hook for that the model would overwrite nothing."""
+    """A layer that advances a progress bar. A hook instead would disable the model's in-place operations."""
 
     bar: tqdm
 

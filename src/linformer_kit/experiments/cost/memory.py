@@ -1,4 +1,4 @@
-"""Memory of an encoder by sample, and the largest batch that fits in a budget."""
+"""Memory of an encoder per sample, and the largest batch that fits in a budget."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from linformer_kit.experiments.cost.encoders import Encoder, backward, build, ra
 from linformer_kit.experiments.measure import in_fresh_process, peak_bytes, synchronize
 from linformer_kit.settings.bench import EfficiencySettings
 
-TOKENS = 16384  # of the batch that is measured: much beside the few MB that a process takes and gives at random
+TOKENS = 16384  # of the measured batch: large compared with the random few MB of a process
 _WARM_UP_TOKENS = 64
-_PRECISION = 64  # the search for the largest batch stops within a part of this many
+_PRECISION = 64  # relative precision of the search for the largest batch: 1/64
 
 
 def measure_memory(encoder: Encoder, batch: int, settings: EfficiencySettings, device: torch.device) -> dict[str, Any]:
-    """Peak memory of one run of an encoder, in a process of its own.
+    """Measure the peak memory of one run of an encoder, in a separate process.
 
     Args:
-        encoder: One layer is enough: in a forward pass memory does not grow with layers, in training it does so evenly.
-        batch: Sequences.
-        settings: Widths, number format, mode, budget.
-        device: Where to run.
+        encoder: One layer suffices: memory does not grow with layers in a forward pass, and linearly in training.
+        batch: Number of sequences.
+        settings: Widths, data type, mode, budget.
+        device: Device to run on.
 
     Returns:
-        `batch`, `layers`, `peak_bytes` over what was in use before the run, `bytes_per_sample`, `weight_bytes` of a
-        model of `paper.LAYERS` layers, `found_batch`: on an accelerator the largest batch that ran within the budget.
-        Without `bytes_per_sample` but with `failed`, where memory ran out.
+        `batch`, `layers`, `peak_bytes` minus the memory in use before the run, `bytes_per_sample`, `weight_bytes` of a
+        model of `paper.LAYERS` layers, `found_batch`: on an accelerator, the largest batch that ran within the budget.
+        If memory ran out, `failed` instead of `bytes_per_sample`.
     """
     try:
         return in_fresh_process(_memory, encoder, batch, settings, str(device), torch.get_num_threads())
@@ -47,7 +47,7 @@ def measure_memory(encoder: Encoder, batch: int, settings: EfficiencySettings, d
 def _memory(
     encoder: Encoder, batch: int, settings: EfficiencySettings, device_name: str, threads: int
 ) -> dict[str, Any]:
-    """Runs in the fresh process. A short sequence first: libraries set themselves up, gradients get their place."""
+    """Runs in the fresh process. A short sequence runs first, to initialise libraries and allocate gradients."""
     torch.set_num_threads(threads)
     device = torch.device(device_name)
     model = build(encoder, settings, device, mode=settings.mode)
@@ -73,13 +73,13 @@ def _memory(
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """Bytes of the parameters of a model, had it `paper.LAYERS` of them."""
+    """Bytes of the parameters that a model would have with `paper.LAYERS` layers."""
     layers = layers_of(model)
     return parameter_bytes(model) + (paper.LAYERS - len(layers)) * parameter_bytes(layers[0])
 
 
 def layers_of(model: nn.Module) -> nn.ModuleList:
-    """The layers of an encoder, whoever's it is."""
+    """The layers of an encoder of any library."""
     return next(module for module in model.modules() if isinstance(module, nn.ModuleList))
 
 
@@ -89,7 +89,7 @@ def parameter_bytes(module: nn.Module) -> int:
 
 
 def _search(run: Callable[[int], object], budget_gib: float, device: torch.device) -> int:
-    """Largest batch that runs within the budget: doubled until it does not, then halved in between. 0: not even one."""
+    """Largest batch that runs within the budget, by doubling, then bisection; 0 if not even one sequence fits."""
     total = torch.cuda.get_device_properties(device).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, budget_gib * 2**30 / total), device)
     return largest(lambda size: _fits(run, size, device))
@@ -108,7 +108,7 @@ def _fits(run: Callable[[int], object], size: int, device: torch.device) -> bool
 
 
 def largest(fits: Callable[[int], bool]) -> int:
-    """The largest number that fits, to within one part in `_PRECISION`, if smaller ones do too; 0 if 1 does not."""
+    """The largest number that fits, to within one part in `_PRECISION`, if `fits` is monotonic; 0 if 1 does not fit."""
     if not fits(1):
         return 0
     low, high = 1, 2
@@ -121,17 +121,17 @@ def largest(fits: Callable[[int], bool]) -> int:
 
 
 def largest_batch(memory: dict[str, Any], settings: EfficiencySettings) -> float | None:
-    """Sequences, not rounded, that a model of `paper.LAYERS` layers takes within the budget, by its memory per sample.
+    """Largest batch, not rounded, of a model of `paper.LAYERS` layers within the budget, by its memory per sample.
 
-    In a forward pass the layers use the same memory one after the other. In training each keeps its own, so what a
-    model of fewer layers took counts as many times more, and weights count twice for their gradients.
+    In a forward pass the layers use the same memory one after the other. In training each layer keeps its own, so the
+    memory of a model of fewer layers is scaled up, and weights count twice for their gradients.
 
     Args:
-        memory: `bytes_per_sample`, of a model of how many `layers`, and `weight_bytes`.
+        memory: `bytes_per_sample` of a model of `layers` layers, and `weight_bytes`.
         settings: Mode and budget.
 
     Returns:
-        None where nothing was measured, or less than the resolution of what a process takes.
+        The batch; None if the memory was not measured, or was below the resolution of the measurement.
     """
     per_sample = memory.get("bytes_per_sample")
     if not per_sample:
@@ -142,10 +142,10 @@ def largest_batch(memory: dict[str, Any], settings: EfficiencySettings) -> float
 
 
 def extrapolate(points: Sequence[tuple[int, float]], seq_len: int) -> float | None:
-    """a·n + b·n² through the two longest that were measured, neither a nor b under zero; None with fewer than two.
+    """Extrapolate by a·n + b·n² through the two longest measured points, with a, b ≥ 0; None for fewer than two.
 
     Args:
-        points: n, and what a sequence of n tokens takes.
+        points: Pairs of n and the cost of a sequence of n tokens.
         seq_len: n to extrapolate to.
     """
     if len(points) < 2:
@@ -157,11 +157,11 @@ def extrapolate(points: Sequence[tuple[int, float]], seq_len: int) -> float | No
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that nobody uses."""
+    """Free memory in bytes."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     information = Path("/proc/meminfo")
     found = information.exists() and re.search(r"^MemAvailable:\s+(\d+) kB$", information.read_text(), re.MULTILINE)
     if found:
         return int(found[1]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # all of it, where nobody tells what is free
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # all memory, if the free part is unknown

@@ -1,6 +1,6 @@
-"""What one encoder layer needs at least: floating-point operations, and bytes to and from main memory.
+"""Minimum cost of one encoder layer: floating-point operations, and bytes to and from main memory.
 
-Only matrix products are counted, two operations for a multiplication and its addition. In the letters of the formulas:
+Only matrix products are counted, with two operations for a multiplication and its addition. Letters of the formulas:
 n `seq_len`, k `projected_dim`, d `hidden_size`, f `intermediate_size`, b `batch`.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-TRAINING = 3  # a backward pass has two products, each of the same size, for every one of the forward pass
+TRAINING = 3  # the backward pass has two products of the same size for each product of the forward pass
 
 
 class Cost(NamedTuple):
@@ -39,18 +39,18 @@ def layer_cost(
 
         b · 2 · (4·n·d² for Q, K, V and the output + 2·n²·d for scores and context + 2·n·d·f)
 
-    Bytes, when everything that can be is kept in cache or recomputed there: weights once, and of the n rows of the
-    activations what has to pass through memory. A Linformer layer reads its input twice, since E·X must be whole
-    before the first row of the output, and writes its output once: weights + E + 3·b·n·d numbers. With full attention
-    it reads the input, writes K and V, then reads all three and writes the output: weights + 7·b·n·d numbers.
+    Bytes, if everything possible is kept in cache or recomputed there: weights once, and the n rows of activations that
+    must pass through memory. A Linformer layer reads its input twice, since E·X must be complete before the first row
+    of the output, and writes its output once: weights + E + 3·b·n·d numbers. With full attention it reads the input,
+    writes K and V, then reads all three and writes the output: weights + 7·b·n·d numbers.
 
     Args:
         seq_len: n.
         projected_dim: k, or None for full attention.
-        batch: Sequences.
+        batch: Number of sequences.
         hidden_size: d.
         intermediate_size: f.
-        itemsize: Bytes of a number.
+        itemsize: Bytes per number.
         train: Forward and backward: both figures times `TRAINING`.
     """
     n, k, d, f = seq_len, projected_dim, hidden_size, intermediate_size
@@ -66,7 +66,7 @@ def layer_cost(
 
 
 class Bound(NamedTuple):
-    """The least time that a cost takes at a machine's best rates, and which of them binds."""
+    """Minimum time for a cost at a machine's best rates, and the limiting rate."""
 
     seconds: float
     by: str  # "compute" or "memory"

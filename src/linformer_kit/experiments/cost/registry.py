@@ -26,13 +26,13 @@ class System:
 
     Attributes:
         label: Its name in tables.
-        complexity: Of a layer in the length n.
-        note: What it is here.
-        build: Settings, n and k to a module that takes `[batch, n, hidden_size]` to the same. k is None unless
-            `projected`.
-        claim: Where the complexity is said: table 1 of the Linformer paper, or the system's own paper.
+        complexity: Complexity of a layer in the length n.
+        note: The implementation measured.
+        build: Function of settings, n and k that builds a module from `[batch, n, hidden_size]` to the same. k is None
+            unless `projected`.
+        claim: Source of the complexity: table 1 of the Linformer paper, or the system's own paper.
         projected: Whether it has a k.
-        package: The distribution that it comes from, if that is an optional one.
+        package: Optional distribution that it comes from, if any.
     """
 
     label: str

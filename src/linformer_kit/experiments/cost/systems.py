@@ -1,7 +1,7 @@
-"""Table 1 of the paper as it is in practice: the time of one layer of each kind of encoder against n.
+"""Table 1 of the paper in practice: the time of one layer of each kind of encoder against n.
 
-`linformer bench systems` times them in turn at each length and fits the exponent. What is not installed, fails or takes
-too long stands in the results with its reason.
+`linformer bench systems` times them alternately at each length and fits the exponent. Results list systems that are
+not installed, fail or take too long, with the reason.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main(settings: SystemsSettings) -> None:
 
 
 def checked(settings: SystemsSettings) -> SystemsSettings:
-    """The settings with what depends on others filled in, and every list sorted.
+    """Settings with dependent defaults filled in, and lists of numbers sorted.
 
     Raises:
         InputError: for unknown systems, and as `prepare.check`.
@@ -59,13 +59,13 @@ def bench_systems(settings: SystemsSettings) -> Experiment:
     """Time every system at every length, and write `systems.json`, `systems.md` and `systems.png` after each length.
 
     Args:
-        settings: From `checked`.
+        settings: Result of `checked`.
 
     Returns:
-        The results, in their folder.
+        The experiment with the results.
 
     Raises:
-        KeyboardInterrupt: when interrupted, after what is done has been written.
+        KeyboardInterrupt: when interrupted, after the results so far are written.
     """
     assert settings.systems
     entries = [entry for name in settings.systems for entry in _entries(name, settings)]
@@ -91,7 +91,7 @@ def bench_systems(settings: SystemsSettings) -> Experiment:
 
 
 def _entries(name: str, settings: SystemsSettings) -> list[dict[str, Any]]:
-    """What the results say of a system, once for each k if it has one."""
+    """The entries of a system in the results, one for each k if it has one."""
     system = SYSTEMS[name]
     about = {field: getattr(system, field) for field in ("label", "complexity", "claim", "note")}
     return [
@@ -116,12 +116,12 @@ def _version(package: str | None) -> str | None:
 
 
 def _measure_length(settings: SystemsSettings, n: int, entries: list[dict[str, Any]], bar: tqdm) -> None:
-    """Add a run at this length, or the reason why there is none, to each entry."""
+    """Add a run at this length, or the reason for its absence, to each entry."""
     device = torch.device(settings.device)
     batch = max(1, default_tokens(settings.tokens, device) // n)
     torch.manual_seed(settings.seed)
     hidden = torch.randn(batch, n, settings.hidden_size).to(device, torch_dtype(settings))
-    torch.compiler.reset()  # what was compiled for other lengths counts towards a limit
+    torch.compiler.reset()  # compilations for other lengths count towards a limit
     cases: dict[str, Callable[[], object]] = {}
     first_runs: dict[str, float] = {}
     for entry in entries:
@@ -129,7 +129,7 @@ def _measure_length(settings: SystemsSettings, n: int, entries: list[dict[str, A
             layer, first_runs[_key(entry)] = _ready(settings, entry, hidden)
             cases[_key(entry)] = partial(layer, hidden)
             bar.update()
-        except Exception as error:  # whatever a library raises is the result for that library
+        except Exception as error:  # any error of a library is its result
             entry["skipped"].append({"n": n, "reason": _reason(error, entry["name"])})
             bar.update(1 + settings.repetitions)
     with torch.inference_mode():
@@ -137,7 +137,7 @@ def _measure_length(settings: SystemsSettings, n: int, entries: list[dict[str, A
             cases,
             device=device,
             repetitions=settings.repetitions,
-            warmup=0,  # each has run once
+            warmup=0,  # each layer has already run once
             seconds=settings.seconds,
             done=lambda _: bar.update(),
         )
@@ -156,10 +156,10 @@ def _key(entry: dict[str, Any]) -> str:
 def _ready(
     settings: SystemsSettings, entry: dict[str, Any], hidden: Float[Tensor, "batch seq_len embed"]
 ) -> tuple[nn.Module, float]:
-    """The layer after a first run, which compiles what there is to compile, and the seconds of that run.
+    """The layer after a first run, which includes compilation, and the seconds of that run.
 
     Raises:
-        InputError: if the layer is not for this length, took too long at a shorter one or gives no finite numbers.
+        InputError: if the layer does not support this length, took too long at a shorter one or has non-finite outputs.
     """
     n, k, runs = hidden.shape[1], entry["k"], entry["runs"]
     if k is not None and k >= n:
@@ -182,7 +182,7 @@ def _ready(
 
 
 def _reason(error: Exception, name: str) -> str:
-    """Why there is no run, in one line."""
+    """The reason for a missing run, in one line."""
     package = SYSTEMS[name].package
     if isinstance(error, ModuleNotFoundError) and package:
         return f'{error.name} is not installed: pip install "linformer-kit[peers]"'
@@ -196,10 +196,10 @@ def fitted_exponent(runs: list[dict[str, Any]]) -> dict[str, Any] | None:
     """p in time ∝ nᵖ for one sequence: least squares of log time on log n over the longer half of the lengths.
 
     Args:
-        runs: With `n` and `per_token_s`, from the shortest to the longest.
+        runs: Entries with `n` and `per_token_s`, in ascending order of n.
 
     Returns:
-        `value`, and the `lengths` that it was fitted over, at least two; None where there are fewer.
+        `value`, and the `lengths` of the fit, at least two; None for fewer.
     """
     upper = runs[-max(2, math.ceil(len(runs) / 2)) :]
     if len(upper) < 2:

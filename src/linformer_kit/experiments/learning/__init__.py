@@ -1,1 +1,1 @@
-"""What encoders learn: studies of many small pretrainings."""
+"""Learning studies: comparisons of many small pretrainings."""

@@ -1,4 +1,4 @@
-"""What a study of learning must be before hours of training begin, and the order of its variants."""
+"""Checks of a learning study before hours of training, and the order of its variants."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from linformer_kit.settings.study import LearningSettings, rates_of, seeds_of, w
 
 
 def check(study: LearningSettings) -> None:
-    """Refuse what would fail after hours of training.
+    """Reject settings that would fail after hours of training.
 
     Raises:
-        InputError: for the first setting that does not fit.
+        InputError: for the first invalid setting.
     """
     require(study.output_dir is not None or not study.resume, "resume", "an output_dir to resume in", "none")
     _check_numbers(study)
@@ -36,11 +36,11 @@ def check(study: LearningSettings) -> None:
             find_files(getattr(study, name), field=name)
     for name in ("from_model", "resize_to", "output_dir", "resume", "overwrite", "compare_full"):
         value = getattr(study.base, name)
-        require(not value, f"base.{name}", "False, which is the study's to decide" if value is True else "none", value)
+        require(not value, f"base.{name}", "False (the study determines it)" if value is True else "none", value)
     for variant, what in study.variants.items():
         _check_variant(study, variant, what)
     ordered = sum(map(len, in_order(study)))
-    require(ordered == len(study.variants), "variants", "none that goes on from itself", "a circle of `after`")
+    require(ordered == len(study.variants), "variants", "`after` without cycles", "a cycle")
     _check_seeds_are_there(study)
     for trial in one_of_each_kind(study):
         check_trial(trial)
@@ -71,11 +71,11 @@ def _check_variant(study: LearningSettings, variant: str, what: dict[str, Any]) 
         rates = rates_of(dataclasses.asdict(study), variant)
         require(len(rates) == 1, f"{place}.learning_rates", "one, with `after`", rates)
         of_model = [name for name in what if name.startswith("model.")]
-        require(not of_model, f"{place}", "no setting of the model, which is that of `after`", ", ".join(of_model))
+        require(not of_model, f"{place}", "no setting of the model (it is that of `after`)", ", ".join(of_model))
 
 
 def _check_seeds_are_there(study: LearningSettings) -> None:
-    """A variant needs the seeds of the one that it goes on from; the baseline needs all, for differences by seed."""
+    """Check seeds: a variant's must be among those of the one it continues; the baseline needs all, for differences."""
     fields = dataclasses.asdict(study)
     for variant, what in study.variants.items():
         seeds = seeds_of(fields, variant)
@@ -90,7 +90,7 @@ def _check_seeds_are_there(study: LearningSettings) -> None:
 
 def _check_rates(name: str, rates: Any) -> None:
     in_range = isinstance(rates, list) and bool(rates) and all(map(_is_positive, rates))
-    require(in_range and len(set(rates)) == len(rates), name, "a list of different numbers over 0", rates)
+    require(in_range and len(set(rates)) == len(rates), name, "a list of different numbers above 0", rates)
 
 
 def _check_seeds(name: str, seeds: Any, among: list[int] | None = None) -> None:
@@ -108,7 +108,7 @@ def _is_seed(number: Any) -> bool:
 
 
 def in_order(study: LearningSettings) -> list[list[str]]:
-    """Variants in groups, each after those that it goes on from."""
+    """Variants in groups, each after those that it continues."""
     groups: list[list[str]] = []
     there: set[str | None] = {None}
     while group := [name for name, what in study.variants.items() if name not in there and what.get("after") in there]:
@@ -118,7 +118,7 @@ def in_order(study: LearningSettings) -> list[list[str]]:
 
 
 def one_of_each_kind(study: LearningSettings) -> Iterator[Trial]:
-    """A trial of each variant in each cell, whatever rate and seed it has."""
+    """A trial of each variant in each cell, with its first learning rate and the first seed."""
     fields = dataclasses.asdict(study)
     first = {variant: rates_of(fields, variant)[0] for variant in study.variants}
     for cell in study.cells:

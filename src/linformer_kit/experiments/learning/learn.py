@@ -1,7 +1,7 @@
-"""Which of several encoders learns best: many small pretrainings from one recipe, their tables and curves.
+"""Compare how well several encoders learn: many small pretrainings from one recipe, with tables and curves.
 
-`linformer bench learning --recipe start`. First each variant finds its learning rate, then all are trained in every
-cell with every seed.
+`linformer bench learning --recipe start`. First the learning rate of each variant is tuned, then all variants are
+trained in every cell with every seed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from linformer_kit.report.learning import write_learning_report
 from linformer_kit.settings.study import LearningSettings, rates_of, seeds_of, where_tuned
 
 _TIMED_ROUNDS = 2
-# What may be different where a study goes on; times are of one machine.
+# Fields of the environment that may differ when a study is resumed; times must be from one machine.
 _MAY_DIFFER = ("date", "commit", "linformer_kit")
 
 
@@ -39,16 +39,16 @@ def main(settings: LearningSettings) -> None:
 
 
 def learn(study: LearningSettings) -> Experiment:
-    """Run a study, or continue one: cells, variants, rates and seeds may be added, removed or changed.
+    """Run or resume a study; on resuming, cells, variants, rates and seeds may be added, removed or changed.
 
     Args:
-        study: What to train.
+        study: The study.
 
     Returns:
-        The results as they are in `learning.json`, in the folder that holds all models too.
+        The results as in `learning.json`, in the folder that also holds all models.
 
     Raises:
-        InputError: for a study that is not whole, or settings that `linformer pretrain` would refuse.
+        InputError: for an incomplete study, or settings that `linformer pretrain` rejects.
     """
     check(study)
     experiment = Experiment(
@@ -63,7 +63,7 @@ def learn(study: LearningSettings) -> Experiment:
     earlier = earlier_file(study.output_dir, "learning", resume=study.resume)
     if earlier is not None:
         results |= _continued(study, results["environment"], earlier)
-    experiment.save()  # a folder with results is one to continue in
+    experiment.save()  # so that the folder can be resumed
     bar = tqdm(initial=len(results["trials"]), unit=" trainings", dynamic_ncols=True)
     with experiment, fresh_processes(study.processes) as pool, bar:
         run = _Run(study, experiment, pool, bar)
@@ -83,14 +83,14 @@ def learn(study: LearningSettings) -> Experiment:
 
 
 class _Run:
-    """The trainings of one study, those that are done left out."""
+    """Runs the trainings of one study, except completed ones."""
 
     def __init__(self, study: LearningSettings, experiment: Experiment, pool: ProcessPoolExecutor, bar: tqdm) -> None:
         self.study, self.experiment, self.pool, self.bar = study, experiment, pool, bar
         self.results, self.folder = experiment.results, experiment.folder.resolve()
 
     def all_of(self, trials: Iterable[Trial]) -> None:
-        """Run what is left of some trials that do not need each other; results are written after each."""
+        """Run those of some independent trials that are not done; write results after each."""
         done = {entry["name"] for entry in self.results["trials"]}
         left = [trial for trial in trials if trial.name not in done]
         self.bar.total = self.bar.n + len(left)
@@ -112,11 +112,11 @@ class _Run:
             raise OutOfMemoryError(PROCESS_KILLED) from None
         finally:
             if len(recorded) < len(left):
-                self.pool.shutdown(cancel_futures=True)  # waits for those under way
+                self.pool.shutdown(cancel_futures=True)  # waits for the running ones
                 self._record_rest([future for future in running if future not in recorded])
 
     def _record_rest(self, ended: Iterable[Future[dict[str, Any]]]) -> None:
-        """What has ended well after another one failed."""
+        """Record the trainings that ended successfully after another one failed."""
         for future in ended:
             if not future.cancelled() and future.exception() is None:
                 self._record(future.result())
@@ -129,7 +129,7 @@ class _Run:
         self.bar.update()
 
     def _measure_updates(self, trials: list[Trial]) -> None:
-        """The time of an update of each kind of trial that has minutes, in turn and with nothing beside them."""
+        """Measure the time of an update of each kind of trial that has minutes, one at a time."""
         known = self.results["seconds_per_update"]
         kinds = {trial.kind: trial for trial in trials if trial.minutes and trial.kind not in known}
         threads = torch.get_num_threads()
@@ -138,11 +138,11 @@ class _Run:
             for _ in range(_TIMED_ROUNDS if kinds else 0)
         ]
         known |= {kind: min(each[kind] for each in rounds) for kind in kinds}
-        self.experiment.save()  # or a study that is continued would measure others
+        self.experiment.save()  # so that a resumed study uses the same times
 
 
 def _tuning(study: LearningSettings) -> list[Trial]:
-    """The trainings that choose learning rates."""
+    """The trainings that tune learning rates."""
     fields = dataclasses.asdict(study)
     cell, seed = where_tuned(fields)
     return [
@@ -154,7 +154,7 @@ def _tuning(study: LearningSettings) -> list[Trial]:
 
 
 def _best_rate(settings: dict[str, Any], variant: str, entries: list[dict[str, Any]]) -> float:
-    """The learning rate with the least loss where rates are tuned; the first if no training survived any."""
+    """The learning rate with the lowest loss in the tuning; the first if all diverged."""
     rates = rates_of(settings, variant)
     where = (*where_tuned(settings), variant)
     found = {
@@ -166,10 +166,10 @@ def _best_rate(settings: dict[str, Any], variant: str, entries: list[dict[str, A
 
 
 def _continued(study: LearningSettings, here: dict[str, Any], path: Path) -> dict[str, Any]:
-    """What the results of a study that is continued have of the earlier ones: all that still means the same.
+    """The earlier results that a resumed study keeps: those of trials whose settings are unchanged.
 
     Raises:
-        InputError: for another machine, or other versions.
+        InputError: for another machine or other versions.
     """
     earlier = read_json(path)
     there = earlier["environment"]

@@ -1,4 +1,4 @@
-"""One training of a study of learning: run, measured, and its updates timed."""
+"""Run and measure one training of a learning study, and time its updates."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ _TIMED_UPDATES, _WARM_UPDATES = 20, 5
 def run_trial(
     trial: Trial, folder: Path, threads: int, projected_dims: list[int], sentence_file: list[str] | None
 ) -> dict[str, Any]:
-    """Train, or finish what was cut off, and measure.
+    """Train, or resume an interrupted training, and measure.
 
     Args:
-        trial: What to train.
-        folder: That of the study.
-        threads: Of a CPU.
-        projected_dims: Numbers of slots to measure with as well.
-        sentence_file: Files of short texts to measure on as well.
+        trial: The training.
+        folder: Folder of the study.
+        threads: Number of CPU threads.
+        projected_dims: Smaller values of k to evaluate with as well.
+        sentence_file: Files of short texts to evaluate on as well.
 
     Returns:
-        What stands in `learning.json` for it; a loss that is not finite is None.
+        The entry of `learning.json`; non-finite losses are None.
     """
     _configure_worker(threads)
     place = folder / _TRIALS_FOLDER / trial.name
@@ -73,7 +73,7 @@ def run_trial(
 
 
 def seconds_per_update(trial: Trial, folder: Path, threads: int) -> float:
-    """Median time of an update of the trial's model, data and optimizer included."""
+    """Median time in seconds of an update of the trial's model, data and optimizer included."""
     _configure_worker(threads)
     updates = _WARM_UPDATES + _TIMED_UPDATES
     settings = dataclasses.replace(
@@ -98,24 +98,24 @@ def seconds_per_update(trial: Trial, folder: Path, threads: int) -> float:
 
 
 class _Clock:
-    """When each update ended."""
+    """Records when each update ended."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._ends: list[float] = []
 
     def updated(self) -> None:
-        """An update has ended."""
+        """Record the end of an update."""
         synchronize(self._device)
         self._ends.append(time.perf_counter())
 
     def seconds(self) -> Iterator[float]:
-        """Of each update but the first."""
+        """Seconds of each update except the first."""
         return (end - start for start, end in itertools.pairwise(self._ends))
 
 
 def _before(trial: Trial, folder: Path) -> str | None:
-    """The folder of the model that a trial goes on from."""
+    """The folder of the model that a trial continues."""
     return None if trial.before is None else str((folder / _TRIALS_FOLDER / trial.before).resolve())
 
 
@@ -124,7 +124,7 @@ def _finite(loss: float) -> float | None:
 
 
 def _configure_worker(threads: int) -> None:
-    """Set up a process that trains beside others."""
+    """Set up a process that trains in parallel with others."""
     keep_freed_memory()
     torch.set_num_threads(threads)
     transformers.utils.logging.set_verbosity_error()
@@ -133,7 +133,7 @@ def _configure_worker(threads: int) -> None:
 def _more_losses(
     place: Path, settings: PretrainSettings, bf16: bool, projected_dims: list[int], sentence_file: list[str] | None
 ) -> dict[str, Any]:
-    """Losses with fewer slots, and of short texts."""
+    """Losses with fewer slots, and on short texts."""
     if not projected_dims and not sentence_file:
         return {}
     settings, model = pretrain.starting_from(dataclasses.replace(settings, from_model=str(place), resize_to=None))

@@ -1,4 +1,4 @@
-"""Losses of texts much shorter than n, with each way that a model has for them."""
+"""Losses on texts much shorter than n, for each way of projecting shorter inputs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MASKED_PREFIX = "masked prefix"
 _TOKENS = (10, 60)  # the start token included
 _TEXTS = 2000
 _BATCH = 32
-_STARTS_IN_WINDOWS = ("pooling", "pooling_noise", "shifted_pooling")  # row i of E stands over window i
+_STARTS_IN_WINDOWS = ("pooling", "pooling_noise", "shifted_pooling")  # row i of E starts as window i
 
 
 def short_text_losses(
@@ -41,16 +41,16 @@ def short_text_losses(
     """Loss over the masked tokens of the first short texts of some files.
 
     Args:
-        model: Is changed: takes short texts as a prefix afterwards.
-        tokenizer: The model's.
-        files: A text a line, in .tsv in the column `sentence`.
-        seed: Of the masks.
+        model: The model; modified: its `shorter_input` is `prefix` afterwards.
+        tokenizer: The model's tokenizer.
+        files: Files with one text per line, or with the column `sentence` in a .tsv.
+        seed: Seed of the masks.
         probability: Share of tokens to mask.
-        bf16: Whether to mix precisions.
+        bf16: Whether to use mixed precision.
 
     Returns:
-        The loss with each form of `shorter_input` and, where E started as windows, with a prefix whose slots are masked
-        where the text ends before their window begins; with full attention one loss, by the name "".
+        The loss with each form of `shorter_input` and, if E started as windows, with a prefix that masks slots whose
+        window begins after the end of the text; with full attention one loss, by the name "".
 
     Raises:
         InputError: if no text has 10 to 60 tokens.
@@ -65,7 +65,7 @@ def _by_form(model: LinformerForMaskedLM, measure: Callable[[], float]) -> dict[
     if not projections:
         return {"": measure()}
     measured = {}
-    for form in reversed(SHORTER_INPUTS):  # a prefix is what stays
+    for form in reversed(SHORTER_INPUTS):  # ends with prefix, which stays
         for projection in projections:
             projection.shorter_input = form
         measured[form] = measure()
@@ -85,7 +85,7 @@ def _stands_in_windows(projection: SequenceProjection) -> bool:
 
 
 def _mask_unreached(projection: SequenceProjection, arguments: tuple[Inputs, ...], slots: list[Slots]) -> list[Slots]:
-    """Leaves out the slots whose windows, as E started, begin behind the last token."""
+    """Mask the slots whose windows, in the initialisation of E, begin after the last token."""
     inputs = arguments[0]
     lengths = torch.tensor([inputs.key.shape[1]]) if inputs.lengths is None else inputs.lengths
     k = projection.projected_dim
@@ -94,7 +94,7 @@ def _mask_unreached(projection: SequenceProjection, arguments: tuple[Inputs, ...
 
 
 def _rows(files: list[str], tokenizer: PreTrainedTokenizerFast, masker: BlockMasker) -> list[dict[str, Tensor]]:
-    """The first texts of a fitting length, as they stand, of which anything is masked; the shortest first."""
+    """The first texts of allowed length, masked; without those in which no token is masked; the shortest first."""
     least, most = _TOKENS
     most = min(most, tokenizer.model_max_length)
     rows: list[dict[str, Tensor]] = []

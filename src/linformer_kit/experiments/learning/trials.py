@@ -1,4 +1,4 @@
-"""The trainings of a study of learning, and which settings each has. `running` runs them."""
+"""The trainings of a learning study and their settings. `running` runs them."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from linformer_kit.settings.study import LearningSettings
 from linformer_kit.training import pretrain
 from linformer_kit.training.identity import defaults
 
-# What a variant may say beside settings of `linformer pretrain`, and a cell.
+# Keys that variants, and cells, may have in addition to settings of `linformer pretrain`.
 OF_VARIANTS = ("after", "minutes", "learning_rates", "seeds")
 OF_CELLS = ("english",)
-# Settings that the study itself decides, or that it has no use for.
+# Settings that the study itself determines or does not support.
 _RESERVED = ("learning_rate", "seed", "from_model", "output_dir", "resume", "overwrite", "compare_full")
-# Settings that say where files are: in results they stand by their names alone.
+# Settings with paths; results record only the names of the files.
 _PATHS = ("train_file", "validation_file", "tokenizer", "cache_dir")
-# Defaults of trainings and models that were others when results were written: names of trials take these for unsaid.
+# Defaults that have changed since results were written: trial names treat these old values as defaults.
 _FIRST_DEFAULTS = {"resize_mode": "extend"}
 _FIRST_MODEL_DEFAULTS = {"projection_initializer": "pooling"}
-# Settings that stood under this name when results were written, and so do for names of trials.
+# Settings that were in this group when results were written; trial names still use the group.
 _FIRST_GROUP, _OF_FIRST_GROUP = "trainer", ("adam_beta1", "adam_beta2", "adam_epsilon")
 
 
@@ -40,13 +40,13 @@ class Trial:
     Attributes:
         cell: Name of the cell of the study.
         variant: Name of the variant.
-        learning_rate: The highest of the schedule.
-        seed: Of everything that is drawn.
-        minutes: Time that it may take, which makes its number of updates; None: as many as its settings say.
-        before: Name of the trial whose model it goes on from.
-        kind: Cell and variant with all that they say: the same for other learning rates and seeds.
-        name: A folder's name that no other trial has.
-        settings: Of `linformer pretrain`.
+        learning_rate: Highest learning rate of the schedule.
+        seed: Seed of all random numbers.
+        minutes: Training time, which determines the number of updates; None: as many updates as in `settings`.
+        before: Name of the trial whose model it continues.
+        kind: Identifies cell and variant with their settings; the same for other learning rates and seeds.
+        name: Unique name of its folder.
+        settings: Settings of `linformer pretrain`.
     """
 
     cell: str
@@ -63,18 +63,18 @@ class Trial:
 def make_trial(
     study: LearningSettings, cell: str, variant: str, learning_rate: float, seed: int, rates: dict[str, float]
 ) -> Trial:
-    """A trial with its settings: those of the study's base, changed by the cell and then by the variant.
+    """Make a trial with its settings: those of the study's base, changed by the cell and then by the variant.
 
     Args:
-        study: Which it is of.
+        study: The study.
         cell: Name of its cell.
         variant: Name of its variant.
-        learning_rate: Its own.
-        seed: Its own.
-        rates: Learning rates of the variants that others go on from.
+        learning_rate: Its learning rate.
+        seed: Its seed.
+        rates: Learning rates of the variants that others continue.
 
     Raises:
-        InputError: for a setting that `linformer pretrain` does not have or take, or that is the study's own to make.
+        InputError: for a setting that is unknown or invalid in `linformer pretrain`, or that the study determines.
     """
     where, what = dict(study.cells[cell]), dict(study.variants[variant])
     english, own = where.pop("english", False), {name: what.pop(name, None) for name in OF_VARIANTS}
@@ -104,7 +104,7 @@ def make_trial(
 
 
 def recorded_study(study: LearningSettings) -> dict[str, Any]:
-    """The settings of a study as they stand in its results: what was done, and no place on this machine."""
+    """The settings of a study as recorded in its results, without paths of this machine."""
     unsaid = ("output_dir", "resume", "processes")
     fields = portable(study, files=("english_file", "sentence_file"), without=unsaid)
     fields["base"]["cache_dir"] = None
@@ -116,15 +116,15 @@ def recorded_study(study: LearningSettings) -> dict[str, Any]:
 
 
 def check_trial(trial: Trial) -> None:
-    """Raise what the training would, as far as can be seen without data and without the trial before it."""
+    """Raise the errors of the training that can be found without data and without the previous trial."""
     settings = trial.settings
     pretrain.check(settings if trial.before is None else dataclasses.replace(settings, elastic_projected_dims=None))
     require(trial.before is not None or settings.resize_to is None, "resize_to", "`after` beside it", "none")
 
 
 def timed(trial: Trial, seconds: float) -> Trial:
-    """The trial with as many updates of so many seconds as fit in its minutes; warm-up, evaluations and checkpoints
-    keep their share."""
+    """The trial with the number of updates of `seconds` each that fit in its minutes; warm-up, evaluations and
+    checkpoints keep their share."""
     assert trial.minutes is not None
     settings = trial.settings
     updates = max(1, round(trial.minutes * 60 / seconds))
@@ -136,21 +136,21 @@ def timed(trial: Trial, seconds: float) -> Trial:
 
 
 def _change(fields: dict[str, Any], name: str, value: Any, owner: str) -> None:
-    """Put a value where a name with dots says."""
+    """Set the value of a dotted name."""
     require(
-        isinstance(name, str) and name not in _RESERVED, f"{owner}.{name}", "a setting that is not the study's", name
+        isinstance(name, str) and name not in _RESERVED, f"{owner}.{name}", "a setting not fixed by the study", name
     )
     *path, last = name.split(".")
     place: Any = fields
     for part in path:
         place = place.get(part) if isinstance(place, dict) else None
     known = isinstance(place, dict) and last in place and not isinstance(place.get(last), dict)
-    require(known, f"{owner}.{name}", "a setting of linformer pretrain", "an unknown one or a whole group of them")
+    require(known, f"{owner}.{name}", "a setting of linformer pretrain", "an unknown one or a group")
     place[last] = value
 
 
 def _parsed(fields: dict[str, Any], owner: str) -> PretrainSettings:
-    """Settings from names and values, types checked."""
+    """Parse settings from names and values, with type checks."""
     try:
         values: Namespace = _parser().parse_object(fields)
     except Exception as error:
@@ -167,7 +167,7 @@ def _parser() -> ArgumentParser:
 
 
 def _digest(content: dict[str, Any]) -> str:
-    """Of what is said beyond the first defaults, so that it stays the same where settings join those of today."""
+    """Hash of the settings that differ from the first defaults, so that new settings do not change it."""
     usual, usual_model = defaults(PretrainSettings) | _FIRST_DEFAULTS, defaults(ModelSettings) | _FIRST_MODEL_DEFAULTS
     said = {name: value for name, value in content.items() if value != usual.get(name)}
     said["model"] = {name: value for name, value in content["model"].items() if value != usual_model[name]}

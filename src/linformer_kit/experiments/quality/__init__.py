@@ -1,1 +1,1 @@
-"""What encoders are worth on tasks: Table 2, embeddings, families that can be made linear."""
+"""Quality of encoders: Table 2, embeddings, and the families that can be linearised."""

@@ -1,6 +1,6 @@
-"""What linear students of a sentence embedder are worth beside their teacher: embeddings, tasks, time and memory.
+"""Compare linear students of a sentence embedder with their teacher: embeddings, tasks, time and memory.
 
-`linformer bench embeddings TEACHER STUDENT...`: the first model is what the others are measured against.
+`linformer bench embeddings TEACHER STUDENT...`: the others are compared with the first model.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from linformer_kit.training.tasks.answers import mean_embedding
 Side = tuple[list[Example], list[Any]]  # texts and their classes
 
 _KIND = "an encoder of texts"
-_CHARACTERS = 6  # of a token, at most in the mean
-_MOST_CHARACTERS = 100_000  # of a text; what stands after them is in no embedding
+_CHARACTERS = 6  # per token, an upper limit of the mean
+_MOST_CHARACTERS = 100_000  # of a text; the rest is dropped, as it is beyond every length
 _SECONDS = 60.0  # for all runs of one model at one length
 
 
@@ -50,13 +50,13 @@ def main(settings: EmbeddingsSettings) -> None:
 
 
 def measure_embeddings(settings: EmbeddingsSettings) -> Experiment:
-    """Cosine to the first model's embeddings, accuracy of a logistic regression on them, and what they cost.
+    """Measure the cosine to the first model's embeddings, accuracy of a logistic regression on them, and their cost.
 
     Returns:
         The results, as in `embeddings.json`.
 
     Raises:
-        InputError: for models, texts and tasks that do not fit.
+        InputError: for models, texts and tasks that cannot be used.
     """
     names = _check(settings)
     passages = _passages(settings)
@@ -81,13 +81,13 @@ def measure_embeddings(settings: EmbeddingsSettings) -> Experiment:
 
 
 def _check_embedders(settings: EmbeddingsSettings, embedders: dict[str, _Embedder]) -> None:
-    """Refuse models whose embeddings have no cosine, or that do not take the lengths."""
+    """Reject models whose embeddings differ in width, or that do not take the lengths."""
     width = next(iter(embedders.values())).width
     for name, embedder in embedders.items():
         require(embedder.width == width, "models", f"embeddings of one width, {width}", embedder.width)
         for length in settings.cosine_lengths:
             limit = embedder.longest
-            require(length <= limit, "cosine_lengths", f"at most {limit:,}, which {name} takes", length)
+            require(length <= limit, "cosine_lengths", f"at most {limit:,} (the limit of {name})", length)
             with renamed("max_length", "cosine_lengths"):
                 Encoder(embedder.tokenizer, length)
 
@@ -99,7 +99,7 @@ def _measure_quality(
     passages: list[str],
     tasks: dict[str, tuple[Side, Side]],
 ) -> None:
-    """Cosine to the first model's embeddings, and accuracy on the tasks; written after each model."""
+    """Measure the cosine to the first model's embeddings and the accuracy on the tasks; write after each model."""
     reference: dict[int, np.ndarray] = {}
     for name, embedder in embedders.items():
         found = experiment.results["models"][name]
@@ -121,11 +121,11 @@ def _measure_cost(
     names: dict[str, str],
     length: int,
 ) -> None:
-    """Time of all models at one length, then memory of each; written after each."""
+    """Measure the time of all models at one length, then the memory of each; write after each."""
     models = experiment.results["models"]
     for name, timing in _times(embedders, length, settings).items():
         models[name].setdefault("cost", {})[str(length)] = {**summary(timing), "peak_bytes": None}
-    experiment.save()  # the times count also where memory runs out below
+    experiment.save()  # keeps the times if memory runs out below
     torch.cuda.empty_cache()  # the processes that measure memory share the device
     for name, model in names.items() if settings.memory else ():
         peak = in_fresh_process(_peak, model, length, settings, torch.get_num_threads())
@@ -134,7 +134,7 @@ def _measure_cost(
 
 
 class _Embedder:
-    """An encoder and how its hidden states become embeddings: their mean, of length 1."""
+    """An encoder whose embeddings are the mean of its hidden states, normalised to length 1."""
 
     def __init__(self, model: str, settings: EmbeddingsSettings) -> None:
         with renamed("model", "models"):
@@ -148,7 +148,7 @@ class _Embedder:
 
     @torch.inference_mode()
     def embed(self, texts: Sequence[tuple[str, str | None]], what: str, *, length: int | None = None) -> np.ndarray:
-        """Embeddings, `[texts, embed]`, of texts cut to the longest input or to a length in tokens."""
+        """Embeddings, `[texts, embed]`, of texts truncated to the longest input or to a length in tokens."""
         encoded = Encoder(self.tokenizer, length or self.longest)(texts)
         windows: list[Window] = [text.windows[0] for text in encoded]
         order = sorted(range(len(windows)), key=lambda index: -len(windows[index]["input_ids"]))
@@ -168,7 +168,7 @@ class _Embedder:
 
 
 def _accuracy(embedder: _Embedder, train: Side, validation: Side, what: str) -> float:
-    """Share of the validation texts that a logistic regression on the embeddings gets right."""
+    """Validation accuracy of a logistic regression on the embeddings."""
     features = [_features(embedder, side[0], what) for side in (train, validation)]
     classifier = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000, C=0.1))
     classifier.fit(features[0], train[1])
@@ -176,7 +176,7 @@ def _accuracy(embedder: _Embedder, train: Side, validation: Side, what: str) -> 
 
 
 def _features(embedder: _Embedder, examples: list[Example], what: str) -> np.ndarray:
-    """Embeddings, and of pairs both, their distance in each dimension and their product."""
+    """Embeddings; for pairs, both embeddings, their absolute difference and their product."""
     first = embedder.embed([(example.text, None) for example in examples], what)
     if examples[0].text_pair is None:
         return first
@@ -185,7 +185,7 @@ def _features(embedder: _Embedder, examples: list[Example], what: str) -> np.nda
 
 
 def _task(settings: EmbeddingsSettings, name: str) -> tuple[Side, Side]:
-    """Texts and classes of a task, to learn from and to measure on."""
+    """Texts and classes of a task, for training and for validation."""
     limits = {"max_train_samples": settings.max_train_samples, "max_eval_samples": settings.max_eval_samples}
     texts = load_labelled(FinetuneSettings(model="", task=name, data_dir=settings.data_dir, **limits))  # type: ignore[arg-type]
     train, validation = (
@@ -196,31 +196,31 @@ def _task(settings: EmbeddingsSettings, name: str) -> tuple[Side, Side]:
 
 
 def _passages(settings: EmbeddingsSettings) -> list[str]:
-    """Long texts, evenly from all files."""
+    """Long texts, evenly spaced over all files."""
     if settings.text is None:
         return []
     paths = find_files(settings.text, field="text")
     least = max(settings.cosine_lengths) * _CHARACTERS
     texts = read_documents(paths, document="auto", column=settings.text_column)
     long = [text[:_MOST_CHARACTERS] for text in texts if len(text) >= least]
-    enough = f"at most {len(long)}, the texts of {least} characters"
+    enough = f"at most {len(long)} (the texts of at least {least} characters)"
     require(len(long) >= settings.samples, "samples", enough, settings.samples)
     return [long[place] for place in np.linspace(0, len(long) - 1, settings.samples).astype(int)]
 
 
 def _times(embedders: dict[str, _Embedder], length: int, settings: EmbeddingsSettings) -> dict[str, list[float]]:
-    """Seconds of each run of each model, in turns, over one batch of so many tokens."""
+    """Seconds of each run of each model over one batch of inputs of a length; the models alternate."""
     cases = {name: _pass(embedder, length, settings) for name, embedder in embedders.items()}
     return interleaved(cases, device=best_device(), repetitions=settings.repetitions, seconds=_SECONDS)
 
 
 def _pass(embedder: _Embedder, length: int, settings: EmbeddingsSettings) -> Callable[[], object]:
-    """A forward pass of a model, made longer where it has to be, over random tokens."""
+    """A forward pass over random tokens, of the model resized to the length if it is shorter."""
     model, device = embedder.model, embedder.device
     if (longest_input(model) or length) < length:
         model = copy.deepcopy(model)
         if isinstance(model, (LinearizedModel, LinformerPreTrainedModel)):
-            model.resize_sequence_length(length, mode="interpolate")  # which is always possible
+            model.resize_sequence_length(length, mode="interpolate")  # possible for every length
         else:
             set_positions(model, length, "interpolate")
     ids = torch.randint(model.config.vocab_size, (max(1, settings.tokens // length), length)).to(device)
@@ -234,7 +234,7 @@ def _pass(embedder: _Embedder, length: int, settings: EmbeddingsSettings) -> Cal
 
 
 def _peak(name: str, length: int, settings: EmbeddingsSettings, threads: int) -> int:
-    """Memory of such a pass over what the model takes itself, bytes; in a process of its own."""
+    """Peak memory of `_pass` in bytes, in addition to the model's own; runs in a fresh process."""
     torch.set_num_threads(threads)
     run = _pass(_Embedder(name, settings), length, settings)
     run()
@@ -242,7 +242,7 @@ def _peak(name: str, length: int, settings: EmbeddingsSettings, threads: int) ->
 
 
 def _check(settings: EmbeddingsSettings) -> dict[str, str]:
-    """The models by the names that they have in results."""
+    """Check the settings; return the models by their names in the results."""
     for name in ("batch_size", "samples", "repetitions", "tokens", "max_train_samples", "max_eval_samples"):
         require(getattr(settings, name) >= 1, name, "1 or more", getattr(settings, name))
     require(bool(settings.models), "models", "one or more", "none")
@@ -252,7 +252,7 @@ def _check(settings: EmbeddingsSettings) -> dict[str, str]:
         require(fits, name, f"1 to {LONGEST:,} each", lengths)
     names = settings.names or [Path(model).name for model in settings.models]
     different = len(names) == len(set(names)) == len(settings.models)
-    require(different, "names", f"{len(settings.models)} different ones", names)
+    require(different, "names", f"{len(settings.models)} different names", names)
     require(not settings.text or bool(settings.cosine_lengths), "cosine_lengths", "one or more with text", "none")
     require(not settings.tasks or settings.data_dir is not None, "data_dir", "the folder of the tasks", "none")
     check_output(settings.output_dir)

@@ -1,7 +1,7 @@
-"""Which encoders of transformers can be made linear, each tried: with as many slots as tokens nothing may change.
+"""Check that encoder families of transformers can be linearised: k = n must leave the outputs unchanged.
 
-The models are small and their weights random: what is tried is that attention is taken out and put in at the right
-place, for which sizes do not matter.
+The models are small and their weights random: the check is that attention is replaced at the right place, which does
+not depend on sizes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TEXT = {
     "intermediate_size": 53,
     "max_position_embeddings": 61,
     "pad_token_id": 0,
-    "initializer_range": 0.2,  # so that attention is not the same everywhere
+    "initializer_range": 0.2,  # so that attention is not uniform
 }
 _OFFSET = _TEXT | {"max_position_embeddings": 63, "pad_token_id": 1}  # RoBERTa's positions begin after it
 _IMAGES = {
@@ -90,7 +90,7 @@ def build(family: Family) -> PreTrainedModel:
 
 
 def example(model: PreTrainedModel, length: int, *, padded: bool = False) -> dict[str, Tensor]:
-    """Two inputs of a model: of so many tokens, of which the second has a third less where padded, or images."""
+    """Two inputs of a model: images, or texts of `length` tokens; with `padded`, the second has a third of padding."""
     if model.main_input_name == "pixel_values":
         size = model.config.image_size
         return {"pixel_values": torch.randn(2, 3, size, size).to(model.dtype)}
@@ -104,7 +104,7 @@ def example(model: PreTrainedModel, length: int, *, padded: bool = False) -> dic
 
 @torch.no_grad()
 def difference(model: PreTrainedModel, linear: PreTrainedModel, inputs: dict[str, Tensor]) -> tuple[float, float]:
-    """Largest errors of a model and of a linear one at real tokens, both against the model in float64."""
+    """Largest errors of a model and of its linearised copy at real tokens, both from the model in float64."""
     wide = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in inputs.items()}
     exact = copy.deepcopy(model).double()(**wide)[0]
     real = inputs.get("attention_mask", torch.ones(exact.shape[:2])).bool()
@@ -113,7 +113,7 @@ def difference(model: PreTrainedModel, linear: PreTrainedModel, inputs: dict[str
 
 
 def measure_family(family: Family, seed: int, *, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
-    """What becomes of one family: its errors at k = n, and whether it is the same once saved and loaded."""
+    """Measure one family: its errors at k = n, and whether outputs stay equal after saving and loading."""
     torch.manual_seed(seed)
     model = build(family).to(dtype)
     layers = attention_layers(model)
@@ -148,7 +148,7 @@ def measure_family(family: Family, seed: int, *, dtype: torch.dtype = torch.floa
 
 
 def main(settings: FamiliesSettings) -> None:
-    """Try each, write and print."""
+    """Measure all families, write and print."""
     require(0 <= settings.seed <= LARGEST_SEED, "seed", f"0 to {LARGEST_SEED}", settings.seed)
     check_output(settings.output_dir)
     with Experiment(

@@ -1,4 +1,4 @@
-"""Table 2: accuracy of several encoders after fine-tuning on the tasks of section 5.2, and what it costs."""
+"""Table 2: accuracy of several encoders after fine-tuning on the tasks of section 5.2, and its cost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from linformer_kit.settings.bench import Table2Settings
 from linformer_kit.training import finetune
 from linformer_kit.training.memory import keep_freed_memory
 
-# Settings that are those of `linformer finetune`.
+# Settings that are passed to `linformer finetune`.
 _PASSED = (
     "data_dir",
     "projection_learning_rate_factor",
@@ -50,16 +50,16 @@ def main(settings: Table2Settings) -> None:
 
 
 def table2(settings: Table2Settings) -> Experiment:
-    """Fine-tune each model on each task, each in a process of its own, one after the other.
+    """Fine-tune each model on each task, one after the other, each in a separate process.
 
-    Of several learning rates each model takes, for each task, the one with the best metric for the first seed, and is
-    trained with the other seeds at that one. A rate at which a training diverges is noted and left.
+    If there are several learning rates, all are tried with the first seed; each model and task is trained with the
+    other seeds at the rate with the best metric. A rate at which training diverges is recorded and skipped.
 
     Returns:
-        The results, as in `table2.json`, in the folder that holds all classifiers too.
+        The results, as in `table2.json`, in the folder that also holds all classifiers.
 
     Raises:
-        InputError: for models, tasks and settings that do not fit, before anything is trained.
+        InputError: for models, tasks and settings that cannot be used, before any training.
     """
     names = _check(settings)
     fields: dict[str, Any] = {
@@ -85,7 +85,7 @@ def table2(settings: Table2Settings) -> Experiment:
         write=_write,
         fields=fields,
     )
-    experiment.save()  # a folder with results is one to continue in
+    experiment.save()  # so that the folder can be resumed
     with experiment, tqdm(total=len(names) * len(settings.tasks), unit=" cells", dynamic_ncols=True) as bar:
         for task in settings.tasks:
             seeds = settings.seeds[:1] if task in settings.one_seed else settings.seeds
@@ -101,10 +101,10 @@ def table2(settings: Table2Settings) -> Experiment:
 
 
 def chosen_cells(results: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
-    """For each model and task the cell of the chosen learning rate: the best metric for the first seed.
+    """For each model and task, the cell of the learning rate with the best metric for the first seed.
 
     Returns:
-        By (model, task), where a training has ended without diverging.
+        Cells by (model, task), without those in which all trainings diverged.
     """
     chosen: dict[tuple[str, str], dict[str, Any]] = {}
     for cell in results["cells"]:
@@ -123,7 +123,7 @@ def _write(results: dict[str, Any], folder: Path) -> str:
 
 
 def _run(settings: Table2Settings, experiment: Experiment, what: tuple[str, str, float], seeds: list[int]) -> None:
-    """One model on one task at one rate, unless it is done with these seeds; results are written after it."""
+    """Train one model on one task at one rate, unless these seeds are done, and write the results."""
     name, task, rate = what
     results, folder = experiment.results, experiment.folder.resolve()
     known = [cell for cell in results["cells"] if (cell["model"], cell["task"], cell["learning_rate"]) == what]
@@ -150,7 +150,7 @@ def _run(settings: Table2Settings, experiment: Experiment, what: tuple[str, str,
 
 
 def _finetune(settings: FinetuneSettings, threads: int) -> tuple[dict[str, Any], int]:
-    """Runs in the fresh process: the results, and the peak of memory over what was there before."""
+    """Runs in the fresh process: the results, and the peak memory minus the memory in use before."""
     keep_freed_memory()
     torch.set_num_threads(threads)
     found: list[dict[str, Any]] = []
@@ -185,7 +185,7 @@ def _given_names(settings: Table2Settings) -> list[str]:
 
 
 def _earlier_cells(before: dict[str, Any], now: dict[str, Any], path: Path) -> list[dict[str, Any]]:
-    """What a bench to be resumed has measured; more models, tasks, rates and seeds may join."""
+    """The cells of the results to resume; models, tasks, rates and seeds may be added."""
     for name in (*_PASSED, "one_seed"):
         if before["settings"].get(name) != now["settings"][name]:
             raise InputError(
@@ -201,7 +201,7 @@ def _earlier_cells(before: dict[str, Any], now: dict[str, Any], path: Path) -> l
 
 
 def _portable(settings: Table2Settings) -> dict[str, Any]:
-    """The settings as they stand in the results, without the paths of this machine."""
+    """The settings as recorded in the results, without paths of this machine."""
     recorded = portable(settings, files=("data_dir",), emptied=("cache_dir", "output_dir"), without=())
     return recorded | {"models": list(map(_place, settings.models))}
 
@@ -212,7 +212,7 @@ def _place(model: str) -> str:
 
 
 def _fingerprint(model: str) -> str | None:
-    """Hexadecimal hash of the weights in a folder; the hub has its own."""
+    """Hexadecimal hash of the weights in a folder; None for models on the hub."""
     if not names_folder(model):
         return None
     content = hashlib.sha256()
@@ -222,15 +222,15 @@ def _fingerprint(model: str) -> str | None:
 
 
 def _check(settings: Table2Settings) -> dict[str, str]:
-    """The models by name, after everything that would fail later was tried."""
+    """Check everything that would fail later; return the models by name."""
     if settings.names is not None and len(settings.names) != len(settings.models):
         raise InputError(f"names: expected {len(settings.models)}, one for each model, got {len(settings.names)}")
     names = _given_names(settings)
     if len({file_name(name) for name in names}) < len(names):
-        raise InputError(f"names: expected a different one for each model, got {', '.join(names)}; give --names")
+        raise InputError(f"names: expected different names for the models, got {', '.join(names)}; give --names")
     for name in names:
         if not name or name != Path(name).name:
-            raise InputError(f"names: expected names that can be folders, got {name!r}")
+            raise InputError(f"names: expected valid folder names, got {name!r}")
     for setting in ("models", "tasks", "seeds", "learning_rates"):
         values = getattr(settings, setting)
         if not values or len(set(values)) < len(values):

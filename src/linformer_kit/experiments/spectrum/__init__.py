@@ -1,1 +1,1 @@
-"""Singular values of attention: Figure 1 of the paper, and k chosen by them."""
+"""Singular values of attention: Figure 1 of the paper, and the choice of k by them."""

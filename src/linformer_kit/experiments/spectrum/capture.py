@@ -1,4 +1,4 @@
-"""The context mapping of every layer of an encoder, seen while the model runs and kept by nobody.
+"""Capture the context mapping of every layer of an encoder while the model runs, without storing it.
 
 Axes: batch, heads, seq_len (n), keys (n, or k slots), head_dim.
 """
@@ -25,13 +25,13 @@ from linformer_kit.operator.slots import split_heads
 
 
 class LayerAttention(NamedTuple):
-    """What one layer attends with.
+    """Attention of one layer.
 
     Attributes:
         mapping: P, or P̄ of a Linformer, without dropout; rows and columns of padding are zero.
         real: True at the rows of real tokens.
-        query: Q·W_Q by heads, times whatever makes the scores query·keyᵀ; None where the model does not tell, as key
-            and value.
+        query: Q·W_Q by heads, scaled such that the scores are query·keyᵀ; query, key and value are None if the model
+            gives no access to them.
         key: K·W_K.
         value: V·W_V.
     """
@@ -52,18 +52,18 @@ _real: ContextVar[Tensor | None] = ContextVar("real")
 
 @torch.no_grad()
 def visit_attention(model: PreTrainedModel, inputs: Mapping[str, Tensor], visit: Visitor) -> None:
-    """Run an encoder and show the attention of each layer to `visit`, one after the other.
+    """Run an encoder and call `visit` with the attention of each layer, one after the other.
 
-    Models of this package, and those that go through transformers' attention interface, hold one layer's weights at a
-    time; others are asked for all of them at once.
+    Models of this package, and those that use transformers' attention interface, hold one layer's weights at a time;
+    other models return the weights of all layers at once.
 
     Args:
-        model: Encoder in evaluation mode; left as it was.
+        model: Encoder in evaluation mode; not changed.
         inputs: Arguments of the model; `attention_mask`, if any, is `[batch, seq_len]`, 1 on real tokens.
-        visit: Called with the number of the layer, from 0, and its attention.
+        visit: Called with the index of the layer, from 0, and its attention.
 
     Raises:
-        InputError: for an encoder and decoder, a decoder, a model in training mode or without attention weights, inputs
+        InputError: for an encoder-decoder, a decoder, a model in training mode or without attention weights, inputs
             without a token, and weights with a NaN.
     """
     if model.training:
@@ -72,7 +72,7 @@ def visit_attention(model: PreTrainedModel, inputs: Mapping[str, Tensor], visit:
         if not tensor.numel():
             raise InputError(f"{name}: expected at least one token, got {list(tensor.shape)}")
     if getattr(model.config, "is_encoder_decoder", False):
-        raise InputError(f"model: expected an encoder, got an encoder with a decoder ({model.config.model_type})")
+        raise InputError(f"model: expected an encoder, got an encoder-decoder ({model.config.model_type})")
     layers = 0
 
     def show(attention: LayerAttention) -> None:
@@ -141,7 +141,7 @@ def _attend(
     scaling: float | None = None,
     **arguments: Any,
 ) -> tuple[Float[Tensor, "batch seq_len heads head_dim"], None]:
-    """Attention as transformers' interface has it, with the weights shown."""
+    """Attention with the signature of transformers' interface; passes the weights to the visitor."""
     if is_linear(module):
         real = _real.get()
         mask = None if real is None or real.all() else real
@@ -160,19 +160,19 @@ def _attend(
 def _visit_outputs(
     model: PreTrainedModel, inputs: Mapping[str, Tensor], show: Callable[[LayerAttention], None]
 ) -> None:
-    """The weights that a model returns itself, of all layers at once."""
+    """Visit the weights of all layers that a model returns with `output_attentions`."""
     kind = model.config.model_type
     try:
         attentions = getattr(model(**inputs, output_attentions=True), "attentions", None)
     except (TypeError, ValueError) as error:
-        raise InputError(f"model: expected one that tells its attention weights, got a {kind} ({error})") from None
+        raise InputError(f"model: expected one that returns its attention weights, got a {kind} ({error})") from None
     if not attentions:
-        raise InputError(f"model: expected one that tells its attention weights, got a {kind}, which does not")
+        raise InputError(f"model: expected one that returns its attention weights, got a {kind}, which does not")
     for weights in attentions:
         square = weights.dim() == 4 and weights.shape[2] == weights.shape[3]
         if not square or not torch.allclose(weights.sum(-1), torch.ones(()).to(weights), atol=1e-2):
             shape = list(weights.shape)
-            raise InputError(f"model: expected weights of all pairs of tokens, got {shape} of a {kind}, which are not")
+            raise InputError(f"model: expected weights of all pairs of tokens, got shape {shape} of a {kind}")
         show(_of_real_tokens(weights, _real.get()))
 
 
@@ -181,7 +181,7 @@ def _of_real_tokens(weights: Tensor, real: Tensor | None, *states: Tensor) -> La
         real = torch.ones(weights.shape[0], weights.shape[2], dtype=torch.bool, device=weights.device)
     elif real.shape != (weights.shape[0], weights.shape[2]):
         raise InputError(
-            f"attention_mask: expected {[weights.shape[0], weights.shape[2]]} as the weights have rows, "
+            f"attention_mask: expected {[weights.shape[0], weights.shape[2]]}, the rows of the weights, "
             f"got {list(real.shape)}"
         )
     else:  # columns of padding are zero already
@@ -196,7 +196,7 @@ def _check(layer: int, attention: LayerAttention, model: PreTrainedModel) -> Non
     pairs = mapping.shape[2] == mapping.shape[3] and attention.real.sum(dim=1).max() > 1
     if layer == 0 and pairs and not mapping.triu(1).any():
         kind = model.config.model_type
-        raise InputError(f"model: expected an encoder, got one whose tokens see only what is before them ({kind})")
+        raise InputError(f"model: expected an encoder, got a model with causal attention ({kind})")
 
 
 AttentionInterface.register(_NAME, _attend)

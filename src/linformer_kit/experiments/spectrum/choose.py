@@ -1,4 +1,4 @@
-"""How many slots each layer and head needs, by its spectrum."""
+"""Choose the number of slots of each layer and head by its spectrum."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ def choose_projected_dims(
     by: str = "head",
     multiple_of: int = 1,
 ) -> list[list[int]]:
-    """k for each layer and head, for `LinformerConfig(projected_dim=...)`.
+    """Choose k for each layer and head, for `LinformerConfig(projected_dim=...)`.
 
-    "Energy" is the paper's measure, the share of the sum of the singular values that the k largest have (Figure 1), and
-    not of their squares. One of `energy` and `budget` is given.
+    "Energy" is the paper's measure, the share of the k largest singular values in the sum of all (Figure 1), not of
+    their squares. Exactly one of `energy` and `budget` must be given.
 
     Args:
-        spectrum: What `attention_spectrum` found, at the length of text that the model is for.
-        energy: The least k that keeps this share in each head, on average over samples; above 0, at most 1.
-        budget: Slots of all heads of all layers together, with at least `multiple_of` in each head.
-        aim: What a budget is for: the most energy in `total`, summed over heads, or the most for the head that has
-            the `least`. In total a head with a flat spectrum gets next to nothing, for each slot gains little there.
-        by: `head`, or `layer`: heads of a layer alike, by the mean of their curves; cheaper to run.
-        multiple_of: What each k is a multiple of, as far as the rank allows.
+        spectrum: Result of `attention_spectrum`, at the text length that the model is for.
+        energy: Choose the smallest k that keeps this share in each head, on average over samples; above 0, at most 1.
+        budget: Total slots of all heads of all layers, with at least `multiple_of` in each head.
+        aim: What a budget maximises: the energy in `total`, summed over heads, or that of the head with the `least`.
+            With `total`, heads with a flat spectrum get very few slots, as each slot gains little there.
+        by: `head`, or `layer`: the same k for all heads of a layer, by the mean of their curves; cheaper to run.
+        multiple_of: Make each k a multiple of this, or the rank.
 
     Returns:
         `[layers][heads]` of k.
 
     Raises:
         InputError: unless exactly one of energy and budget is given and in range, and for an energy that a spectrum of
-            leading values alone does not reach.
+            only the leading values does not reach.
 
     Source: the allocation is ours; the paper suggests smaller k in higher layers (section 4).
     """
@@ -60,7 +60,7 @@ def choose_projected_dims(
     if by == "layer":
         curves = curves.mean(axis=1, keepdims=True)
     alike = heads // curves.shape[1]
-    # Only ks that may be: multiples, and the whole rank.
+    # Allowed values of k: multiples, and the whole rank.
     choices = np.unique(np.append(np.arange(multiple_of, rank + 1, multiple_of), rank))
     if energy is not None:
         dims = _least_dims(curves, choices, energy)
@@ -71,7 +71,7 @@ def choose_projected_dims(
 
 
 def kept_energy(spectrum: Spectrum, projected_dims: list[list[int]]) -> float:
-    """The share of the singular values that given ks keep, the mean over layers and heads."""
+    """Share of the singular values that the given k keep, averaged over layers and heads."""
     places = np.array(projected_dims)[..., None] - 1
     return float(np.take_along_axis(spectrum.cumulative, places, axis=-1).mean())
 
@@ -85,17 +85,17 @@ def _least_dims(curves: np.ndarray, choices: np.ndarray, energy: float) -> np.nd
         layer, head = short[0]
         reached = curves[layer, head, -1]
         raise InputError(
-            f"energy: expected at most {reached:.3f}, which the {curves.shape[-1]} singular values of layer {layer}, "
-            f"head {head} have, got {energy}"
+            f"energy: expected at most {reached:.3f} (that of {curves.shape[-1]} singular values in layer {layer}, "
+            f"head {head}), got {energy}"
         )
     return choices[enough.argmax(axis=-1)]
 
 
 def _spend(curves: np.ndarray, choices: np.ndarray, budget: int, alike: int, aim: str) -> np.ndarray:
-    """One step after the other, to where a slot gains most or where the energy is least; as far as the budget goes.
+    """Spend a budget greedily: each step goes where a slot gains most (total) or where the energy is lowest (least).
 
-    For the total this is the best there is where all steps are alike, since the curves are concave; of larger steps
-    some slots may be left that are too few for another.
+    For the total this is optimal if all steps have the same size, since the curves are concave. With larger steps, some
+    slots may be left over that are too few for another step.
     """
     count, rank = curves[..., 0].size * alike, curves.shape[-1]
     if not count * choices[0] <= budget <= count * rank:

@@ -1,4 +1,4 @@
-"""`linformer spectrum`: Figure 1 of the paper for any encoder, and k for each layer and head by it."""
+"""`linformer spectrum`: Figure 1 of the paper for any encoder, and the choice of k for each layer and head."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _DEFAULT_ENERGY = 0.9
 _DIGITS = 6
 _ARRAYS = ("cumulative", "spread", "error")
 _ROUNDING = 2 * 10**-_DIGITS
-# What a spectrum.json has for its tables and pictures, beside the arrays.
+# Fields of a spectrum.json that tables and figures need, with their types.
 _FIELDS: dict[str, tuple[type, ...]] = {
     "environment": (dict,),
     "model": (str,),
@@ -53,7 +53,7 @@ _FIELDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(_ARRAYS, (list,)),
 }
 _RECORDED = ("samples", "document", "text_column", "seed")
-# Settings that mean something for a spectrum that is there.
+# Settings that apply to an existing spectrum.json.
 _OF_DRAWING = ("model", "output_dir", "at", "choose", "energy", "budget", "choose_for", "choose_by", "multiple_of")
 _log = logging.getLogger(__name__)
 
@@ -65,17 +65,17 @@ def main(settings: SpectrumSettings) -> None:
 
 
 def spectrum(settings: SpectrumSettings) -> tuple[str, Path, bool]:
-    """Take the spectrum of a model on texts, and write what there is to see.
+    """Compute the spectrum of a model on texts, and write numbers and figure.
 
-    `spectrum.json` (all that the pictures are made of), `spectrum.md`, `spectrum.png`, and, with `choose`,
-    `projected_dims.yaml`. What was measured is written also where Ctrl-C or a bad file ends it, or where it turns out
-    that `at` or `energy` is beyond it.
+    Files: `spectrum.json` (all data of the figure), `spectrum.md`, `spectrum.png` and, with `choose`,
+    `projected_dims.yaml`. Partial results are written also if Ctrl-C or a bad file ends the measurement, or if `at` or
+    `energy` proves to be out of range.
 
     Returns:
-        The Markdown text, the folder, and whether there was a Ctrl-C.
+        The Markdown text, the folder, and whether the measurement was interrupted by Ctrl-C.
 
     Raises:
-        InputError: for settings, texts or a model that do not fit; before the first sequence nothing is written.
+        InputError: for settings, texts or a model that cannot be used; nothing is written before the first sequence.
     """
     check_output(settings.output_dir)
     _check(settings)
@@ -112,10 +112,10 @@ def _write(results: dict[str, Any], folder: Path) -> str:
 
 
 def read_spectrum(results: dict[str, Any], name: str = RESULTS) -> Spectrum:
-    """The spectrum in the content of a spectrum.json.
+    """Read the spectrum from the content of a spectrum.json.
 
     Raises:
-        InputError: if it is none, or damaged.
+        InputError: if it is not a spectrum.json, or damaged.
     """
     for field, kinds in _FIELDS.items():
         if field not in results or type(results[field]) not in kinds:
@@ -162,7 +162,7 @@ def _check(settings: SpectrumSettings) -> None:
 
 
 def _check_only_drawn(settings: SpectrumSettings) -> None:
-    """Refuse settings of a measurement where there is none."""
+    """Reject settings of a measurement if an existing spectrum.json is plotted."""
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         if field.name not in _OF_DRAWING and value != field.default:
@@ -170,7 +170,7 @@ def _check_only_drawn(settings: SpectrumSettings) -> None:
 
 
 def _measure(settings: SpectrumSettings) -> tuple[dict[str, Any], BaseException | None]:
-    """The results, and what ended the measurement before its time."""
+    """The results, and the exception that ended the measurement early, if any."""
     files = find_texts(settings)
     model, tokenizer = _load(settings)
     seq_len = sequence_length(settings, model, tokenizer)
@@ -182,7 +182,7 @@ def _measure(settings: SpectrumSettings) -> tuple[dict[str, Any], BaseException 
     try:
         for batch in _batches(ids, settings.samples, model.device):
             meter.add(batch)
-            if meter.samples == 1 and settings.packing:  # what does not fit is found now, and not in the end
+            if meter.samples == 1 and settings.packing:  # raise errors of these settings now, not at the end
                 _at(settings, {"seq_len": seq_len, "leading": settings.leading}, meter.result())
                 if settings.budget is not None or (settings.choose and settings.leading is None):
                     _choose(settings, meter.result())
@@ -227,7 +227,7 @@ def _load(settings: SpectrumSettings) -> tuple[PreTrainedModel, PreTrainedTokeni
 
 
 def _default_at(results: dict[str, Any], found: Spectrum) -> int:
-    """A quarter of all singular values; of leading ones alone, a quarter of those that there would be."""
+    """A quarter of the number of all singular values, also if only leading ones were computed."""
     rank = found.cumulative.shape[-1]
     every = rank if results["leading"] is None else int(results["seq_len"])
     return min(rank, max(1, every // 4))
@@ -262,7 +262,7 @@ def _choose(settings: SpectrumSettings, found: Spectrum) -> dict[str, Any]:
 
 
 def _as_config(results: dict[str, Any]) -> str:
-    """The chosen ks as settings of `linformer pretrain`, with the sizes that they are for."""
+    """The chosen k as settings of `linformer pretrain`, with the sizes of their model."""
     dims = results["chosen"]["projected_dim"]
     model = {
         "max_position_embeddings": results["seq_len"],

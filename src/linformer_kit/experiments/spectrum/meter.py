@@ -1,7 +1,7 @@
-"""The spectrum of attention: how fast the singular values of the context mapping P fall, layer by layer, head by head.
+"""The spectrum of attention: how fast the singular values of the context mapping P decay, for each layer and head.
 
 Section 3 and Figure 1 of Wang et al. 2020: on real text most of P is in its largest singular values.
-`linformer spectrum MODEL` draws the figure.
+`linformer spectrum MODEL` plots the figure.
 
 Axes: layers, heads, rank (the i-th largest singular value), seq_len (n), keys (n, or k slots).
 """
@@ -22,7 +22,7 @@ from linformer_kit.errors import InputError
 from linformer_kit.experiments.spectrum.capture import LayerAttention, visit_attention
 from linformer_kit.experiments.spectrum.singular_values import cumulative_curves, leading_curves
 
-_TOGETHER = 1 << 24  # numbers in the matrices that are decomposed at a time; more would only take memory
+_TOGETHER = 1 << 24  # elements of the matrices decomposed at a time; more only needs more memory
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,12 @@ class Spectrum:
 
     Attributes:
         cumulative: `cumulative[l, h, i]` is (σ_1 + … + σ_(i+1)) / (σ_1 + … + σ_r) of layer l and head h, the mean over
-            all samples. A shorter sample, of which P has fewer than the most singular values, counts with 1 beyond
-            them.
+            all samples. A shorter sample, whose P has fewer singular values, counts as 1 beyond them.
         spread: Standard deviation of the same over samples.
-        error: By how much, over samples and ranks, the values of a layer and head may differ from those of all singular
-            values, an estimate (`singular_values.leading_curves`); 0 where all were sought.
-        samples: How many sequences.
-        tokens: How many real tokens they have.
+        error: Largest estimated error of the curves of a layer and head, over samples and ranks
+            (`singular_values.leading_curves`); 0 if all singular values were computed.
+        samples: Number of sequences.
+        tokens: Number of real tokens in them.
     """
 
     cumulative: Float[np.ndarray, "layers heads rank"]
@@ -48,11 +47,11 @@ class Spectrum:
 
 
 class SpectrumMeter:
-    """Takes the spectrum of a model batch by batch; memory does not grow with batches, nor with layers but for curves.
+    """Compute the spectrum of a model batch by batch; memory is independent of the number of batches.
 
     Args:
         model: Encoder in evaluation mode.
-        leading: How many of the largest singular values to seek, by a randomised decomposition; default: all, exactly.
+        leading: Compute only this many of the largest singular values, by a randomised decomposition; default: all.
 
     Raises:
         InputError: for `leading` below 1.
@@ -66,14 +65,14 @@ class SpectrumMeter:
 
     @property
     def samples(self) -> int:
-        """Sequences that have been added."""
+        """Number of sequences added."""
         return 0 if self._totals is None else self._totals.samples
 
     def add(self, inputs: Mapping[str, Tensor]) -> None:
-        """Run the model on a batch; either all of it counts or, after an exception, nothing.
+        """Run the model on a batch and add it; after an exception, nothing of it is added.
 
         Raises:
-            InputError: as `visit_attention`, and for layers that differ in their heads.
+            InputError: as `visit_attention`, and for layers with different numbers of heads.
         """
         layers: list[tuple[np.ndarray, np.ndarray]] = []
         counts: list[int] = []
@@ -90,14 +89,14 @@ class SpectrumMeter:
         by_layer = np.stack([_filled(curves, longest) for curves, _ in layers], axis=1)
         error = np.stack([bounds for _, bounds in layers], axis=1)
         present = np.array(counts) > 0
-        if present.any():  # one assignment, which nothing can interrupt
+        if present.any():  # a single assignment, so that an interrupt leaves the totals consistent
             self._totals = _added(self._totals, by_layer[present], error[present], sum(counts))
 
     def result(self) -> Spectrum:
         """The spectrum of all batches.
 
         Raises:
-            InputError: if there were none.
+            InputError: if there were no batches.
         """
         if self._totals is None:
             raise InputError("batches: expected at least one with a real token, got none")
@@ -106,7 +105,7 @@ class SpectrumMeter:
         return Spectrum(mean, np.sqrt(np.maximum(squares / samples - mean**2, 0)), error, samples, tokens)
 
     def _curves(self, attention: LayerAttention) -> tuple[np.ndarray, np.ndarray]:
-        """Cumulative curves `[batch, heads, rank]`, and how far they can be off, `[batch, heads]`."""
+        """Cumulative curves `[batch, heads, rank]`, and their estimated errors, `[batch, heads]`."""
         batch, heads, rows, columns = attention.mapping.shape
         limits = attention.real.sum(dim=1).cpu().repeat_interleave(heads).clamp(max=columns)
         together = max(1, _TOGETHER // (rows * columns))
@@ -150,18 +149,18 @@ def _added(totals: _Totals | None, curves: np.ndarray, error: np.ndarray, tokens
 def attention_spectrum(
     model: PreTrainedModel, batches: Iterable[Mapping[str, Tensor]], *, leading: int | None = None
 ) -> Spectrum:
-    """How fast the singular values of each layer's and head's context mapping fall, on real text.
+    """Measure how fast the singular values of each layer's and head's context mapping decay, on real text.
 
     Args:
-        model: Encoder of transformers or of this package, full or linear (then of P̄), in evaluation mode.
-        batches: Arguments of the model, on its device; with an `attention_mask` only real tokens count.
-        leading: How many of the largest singular values to seek, by a randomised decomposition; default: all, exactly.
+        model: Encoder of transformers or of this package in evaluation mode; if it is linear, P̄ is measured.
+        batches: Arguments of the model, on its device; with an `attention_mask`, only real tokens count.
+        leading: Compute only this many of the largest singular values, by a randomised decomposition; default: all.
 
     Returns:
         The curves, `cumulative[layer, head, rank]`, and their spread over samples.
 
     Raises:
-        InputError: for a model that is no encoder or tells no attention weights, weights with a NaN, and no batches.
+        InputError: for a model that is no encoder or returns no attention weights, weights with a NaN, or no batches.
 
     Source: Wang et al. 2020, section 3, Figure 1.
     """
@@ -172,7 +171,7 @@ def attention_spectrum(
 
 
 def _filled(curves: np.ndarray, rank: int, value: float = 1.0) -> np.ndarray:
-    """Curves continued to a larger rank by a constant."""
+    """Curves padded to a larger rank with a constant."""
     missing = rank - curves.shape[-1]
     if not missing:
         return curves

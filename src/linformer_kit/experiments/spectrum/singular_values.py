@@ -12,15 +12,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-# With half as many values found beyond those that are wanted, or two power iterations, flat spectra come out too low.
+# With half as much oversampling, or with two power iterations, the values of flat spectra are too low.
 _LEAST_OVERSAMPLING, _POWER_ITERATIONS = 16, 4
 
 
 def singular_values(matrices: Float[Tensor, "many rows columns"]) -> Float[Tensor, "many rank"]:
     """All singular values, the largest first, in float64.
 
-    As square roots of the eigenvalues of the smaller Gram matrix, which takes less time than a decomposition in
-    float32 and is more exact: off by some 1e-8 of the largest one.
+    They are square roots of the eigenvalues of the smaller Gram matrix, which is faster than a decomposition in float32
+    and more exact: the error is about 1e-8 of the largest value.
     """
     if matrices.shape[-2] < matrices.shape[-1]:
         matrices = matrices.mT
@@ -35,12 +35,12 @@ def _singular_values(matrices: Float[Tensor, "*many rows columns"]) -> Float[Ten
 
 
 def _double(matrices: Tensor) -> Tensor:
-    """In float64, which Apple's GPUs do not have."""
+    """Convert to float64; moves to the CPU from Apple's GPUs, which lack it."""
     return (matrices.cpu() if matrices.device.type == "mps" else matrices).double()
 
 
 def _side_by_side(function: Callable[[Tensor], Tensor], tensors: list[Tensor]) -> list[Tensor]:
-    """A thread for each tensor in turn: of a few hundred rows, threads within one decomposition only wait."""
+    """Apply a function to tensors in parallel, one thread each: small decompositions do not profit from more."""
     threads = torch.get_num_threads()
     if threads == 1:
         return list(map(function, tensors))
@@ -59,7 +59,7 @@ def cumulative_curves(
 
     Args:
         matrices: Context mappings, zero at padding.
-        limits: The largest possible rank of each, from where on its curve is 1.
+        limits: The largest possible rank of each matrix; beyond it, its curve is 1.
     """
     sums = singular_values(matrices).cumsum(dim=-1)
     return _one_beyond(limits, sums / sums[:, -1:].clamp(min=torch.finfo(sums.dtype).tiny))
@@ -68,18 +68,18 @@ def cumulative_curves(
 def leading_curves(
     matrices: Float[Tensor, "many rows columns"], limits: Int[Tensor, " many"], leading: int
 ) -> tuple[Float[Tensor, "many leading"], Float[Tensor, " many"]]:
-    """The first part of `cumulative_curves` by a randomised decomposition, and about how far it can be off.
+    """The first part of `cumulative_curves` by a randomised decomposition, and its estimated error.
 
-    Twice as many values are found. Of the others the sum is known by its bounds alone: with q values found, σ the least
+    Twice as many values are computed. The sum of the others is only bounded: with q computed values, σ the smallest
     of them, R² the rest of ‖P‖² and r the rank, it is between R²/σ, since none is above σ, and √((r - q)·R²), by Cauchy
-    and Schwarz. The curves take the middle, and half the distance is said to be their error. That takes the leading
-    values for exact, so it is an estimate and no bound: in flat spectra their sum is too low, by up to 0.4 % in the
+    and Schwarz. The curves use the middle, and half the distance is their estimated error. It is an estimate and not a
+    bound, as it assumes that the leading values are exact: in flat spectra their sum is too low, by up to 0.4 % in the
     flattest heads of a real model.
 
     Args:
         matrices: As in `cumulative_curves`.
-        limits: As there.
-        leading: How many singular values.
+        limits: As in `cumulative_curves`.
+        leading: Number of singular values.
 
     Source: Halko, Martinsson and Tropp 2011, algorithm 4.4, by `torch.svd_lowrank`.
     """
@@ -101,6 +101,6 @@ def leading_curves(
 
 
 def _one_beyond(limits: Int[Tensor, " many"], curves: Float[Tensor, "many rank"]) -> Float[Tensor, "many rank"]:
-    """Where a matrix has no more singular values, all of them are summed."""
+    """Set the curves to 1 beyond the largest possible rank of each matrix."""
     beyond = torch.arange(curves.shape[1]) >= limits[:, None]
     return curves.clamp(max=1).masked_fill(beyond, 1.0)

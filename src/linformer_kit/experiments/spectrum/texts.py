@@ -1,4 +1,4 @@
-"""The sequences that an analysis runs a model on: packed to one length, or each text for itself."""
+"""The sequences that an analysis runs a model on: packed to one length, or one text each."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from linformer_kit.settings import SequenceSettings
 
 _DEFAULT_LENGTH = 512
 _SHORTEST = 4  # start, two tokens, end
-_FILES_IN_TURN = 64  # that are open together
+_FILES_IN_TURN = 64  # open at the same time
 _MOST_SAMPLES = 10**9
 
 
 def sequence_length(settings: SequenceSettings, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Tokens in a sequence: as asked for, or 512 as in Figure 1, or the longest that the model takes if that is less.
+    """Tokens in a sequence: as set, or 512 as in Figure 1, or the model's maximum if that is less.
 
     Raises:
-        InputError: for more than the model takes, or too few for any text, and for a tokenizer that is another model's.
+        InputError: for a length out of range, and for a tokenizer with more tokens than the model.
     """
     words = model.get_input_embeddings().num_embeddings
     if len(tokenizer) > words:
         raise InputError(
-            f"model: expected a tokenizer of at most {words:,} tokens, as the model has, got {len(tokenizer):,}"
+            f"model: expected a tokenizer of at most {words:,} tokens (the model's vocabulary), got {len(tokenizer):,}"
         )
     if settings.seq_len is None:
         return min(_DEFAULT_LENGTH, input_length(model, tokenizer, None))
@@ -43,10 +43,10 @@ def sequence_length(settings: SequenceSettings, model: PreTrainedModel, tokenize
 
 
 def find_texts(settings: SequenceSettings) -> TextFiles:
-    """The files to read, or the standard library's own source.
+    """The files to read; default: the source of the Python standard library.
 
     Raises:
-        InputError: as `find_files`, and for settings that do not fit.
+        InputError: as `find_files`, and for a number of samples out of range.
     """
     if not 1 <= settings.samples <= _MOST_SAMPLES:
         raise InputError(f"samples: expected 1 to {_MOST_SAMPLES:,}, got {settings.samples}")
@@ -60,17 +60,17 @@ def find_texts(settings: SequenceSettings) -> TextFiles:
 def sequences(
     files: TextFiles, tokenizer: PreTrainedTokenizerBase, *, seq_len: int, packing: bool
 ) -> Iterator[list[int]]:
-    """Token ids of one sequence after the other, read as they are needed, from up to 64 files in turn.
+    """Token ids of one sequence after the other, read on demand, from up to 64 files in turn.
 
     Args:
-        files: Where the texts are.
-        tokenizer: Has start and end tokens.
-        seq_len: Tokens in a sequence, or, without packing, the most of them.
-        packing: Whether the texts of a file are joined and cut to seq_len tokens, start and end included; else each
-            text is a sequence, cut where it is too long.
+        files: The text files.
+        tokenizer: Tokenizer with start and end tokens.
+        seq_len: Tokens in a sequence; without packing, the maximum.
+        packing: Whether to join the texts of a file and cut them into sequences of seq_len tokens, start and end
+            included; else each text is a sequence, truncated if it is too long.
 
     Raises:
-        InputError: for text that cannot be read, and a tokenizer without these tokens.
+        InputError: for text that cannot be read, and a tokenizer without start and end tokens.
     """
     if start_token_id(tokenizer) is None or end_token_id(tokenizer) is None:
         raise InputError("model: expected a tokenizer with start and end tokens, got one without")

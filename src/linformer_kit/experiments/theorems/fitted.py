@@ -1,4 +1,4 @@
-"""E and F fitted to attention that is there: what projections that know the data could give.
+"""E and F fitted to given attention: the errors that projections adapted to the data can reach.
 
 Axes: texts, heads, n (positions), d (head_dim), k (slots).
 """
@@ -11,26 +11,26 @@ from torch import Tensor
 
 from linformer_kit.experiments.theorems.statements import Heads, window_means
 
-_LEARNING_RATE = 1e-3  # with more, real attention overshoots: its keys have a large mean, which row sums of E multiply
+_LEARNING_RATE = 1e-3  # higher rates overshoot on real attention: row sums of E multiply the large mean of its keys
 _TEXTS_TOGETHER = 2
-_HELD_OUT = 8  # every so many-th text decides which update of a head is kept
+_HELD_OUT = 8  # every 8th text is held out to select the best update of each head
 _STEPS_BETWEEN = 25
 
 
 def fit_projections(
     heads: Heads, k: int, *, steps: int, generator: torch.Generator, learning_rate: float = _LEARNING_RATE
 ) -> tuple[Float[Tensor, "heads k n"], Float[Tensor, "heads k n"]]:
-    """E and F of each head, by Adam on the squared error of softmax(Q·(E·K)ᵀ/√d)·F·V relative to softmax(Q·Kᵀ/√d)·V.
+    """Fit E and F of each head by Adam on the relative squared error of softmax(Q·(E·K)ᵀ/√d)·F·V (equation 7).
 
-    They start as mean pooling. Two texts are drawn for each step; the learning rate falls to 0 as a cosine. An eighth
-    of the texts is held out, and each head keeps what was best on these, its start included.
+    The target is softmax(Q·Kᵀ/√d)·V. E and F start as mean pooling. Two texts are drawn for each step; the learning
+    rate follows a cosine to 0. An eighth of the texts is held out; each head keeps the best on these, or its start.
 
     Args:
         heads: Attention of some heads on some texts, 2 or more, `[texts, heads, n, d]`.
-        k: Slots.
-        steps: Updates.
-        generator: Draws the texts.
-        learning_rate: The highest of the schedule.
+        k: Number of slots.
+        steps: Number of updates.
+        generator: Random generator that draws the texts.
+        learning_rate: Highest learning rate of the schedule.
 
     Returns:
         E and F, `[heads, k, n]`, in float32.
@@ -59,7 +59,7 @@ def fit_projections(
 
 
 def _errors(heads: Heads, e: Tensor, f: Tensor) -> Float[Tensor, " heads"]:
-    """Squared error of each head over its own output's square: heads do not weigh by the size of their values."""
+    """Squared error of each head relative to its squared output, so that the scale of values does not matter."""
     with torch.no_grad():
         exact = heads.mapping() @ heads.value
     squares = (heads.projected(e, f) - exact).square().sum(dim=(0, 2, 3))

@@ -12,23 +12,23 @@ from linformer_kit.experiments.theorems.statements import Heads, theorem1_errors
 
 
 class Meter:
-    """Sums of what the errors of each theorem, method and k do: their means and how many are at most ε."""
+    """Statistics of the errors of each theorem, method and k: means, and shares of errors of at most ε."""
 
     def __init__(self, epsilons: list[float]) -> None:
         self._epsilons = epsilons
         self._sums: dict[tuple[str, str, int], dict[str, list[float]]] = {}
 
     def add(self, theorem: str, method: str, k: int, errors: dict[str, Tensor]) -> None:
-        """Count errors in: by measure, their logarithms and those within each ε."""
+        """Add errors, by measure: their logarithms, and the number within each ε."""
         sums = self._sums.setdefault((theorem, method, k), {})
         for measure, values in errors.items():
-            logs = values.clamp(1e-16, 1e16).log()  # where an output is 0, errors are infinite
+            logs = values.clamp(1e-16, 1e16).log()  # relative errors of zero outputs are infinite
             counts = [float((values <= epsilon).sum()) for epsilon in self._epsilons]
             new = [float(values.numel()), float(logs.sum()), float(logs.square().sum()), *counts]
             sums[measure] = [a + b for a, b in zip(sums.get(measure, [0.0] * len(new)), new, strict=True)]
 
     def results(self) -> dict[str, dict[str, list[dict[str, Any]]]]:
-        """By theorem and method, rising in k."""
+        """Statistics by theorem and method, in ascending order of k."""
         results: dict[str, dict[str, list[dict[str, Any]]]] = {"theorem1": {}, "theorem2": {}}
         for (theorem, method, k), sums in sorted(self._sums.items(), key=lambda item: item[0][2]):
             entry: dict[str, Any] = {"k": k}
@@ -44,13 +44,13 @@ class Meter:
 
 
 class Trial:
-    """The attention of some heads; the errors of approximate outputs go into a meter."""
+    """The attention of some heads; adds the errors of approximate outputs to a meter."""
 
     def __init__(self, heads: Heads, mapping: Tensor, exact: Tensor, meter: Meter) -> None:
         self.heads, self.mapping, self._exact, self._meter = heads, mapping, exact, meter
 
     def record(self, theorem: str, method: str, k: int, approximate: Float[Tensor, "heads n d"]) -> None:
-        """The errors of one method at one k, by the measures of one theorem or of both."""
+        """Add the errors of one method at one k, by the measures of one theorem or of both."""
         arguments = (self.mapping, self.heads.value, self._exact, approximate)
         if theorem != "theorem2":
             self._meter.add("theorem1", method, k, theorem1_errors(*arguments)._asdict())

@@ -1,6 +1,6 @@
-"""What Theorems 1 and 2 of the paper say, as functions: the k they ask for, their constructions, their errors.
+"""Theorems 1 and 2 of the paper as functions: their k, their constructions, their errors.
 
-docs/theory.md says where the paper's argument holds and where it does not; `linformer theorems` measures it.
+docs/theory.md explains where the paper's argument holds and where it does not; `linformer theorems` measures it.
 
 Axes: heads (matrices), n (positions), d (head_dim), k (slots).
 """
@@ -27,7 +27,7 @@ def theorem1_dim(n: int, epsilon: float) -> int:
         epsilon: ε, the relative error, between 0 and 1.
 
     Raises:
-        InputError: for either out of range.
+        InputError: if either is out of range.
 
     Source: Wang et al. 2020, Theorem 1 and its proof in the appendix.
     """
@@ -44,9 +44,9 @@ def theorem2_dim(n: int, d: int, epsilon: float) -> int:
         epsilon: ε, between 0 and 1.
 
     Raises:
-        InputError: for any out of range.
+        InputError: if any is out of range.
 
-    Source: Wang et al. 2020, Theorem 2 and its proof in the appendix. The theorem itself says 9·d·log d.
+    Source: Wang et al. 2020, Theorem 2 and its proof in the appendix. The theorem itself states 9·d·log d.
     """
     _check("n", n)
     _check("d", d)
@@ -54,16 +54,16 @@ def theorem2_dim(n: int, d: int, epsilon: float) -> int:
 
 
 def union_bound(events: float, k: int, epsilon: float) -> float:
-    """`events`·exp(-(ε² - ε³)·k/4): how probable it is, at most, that one of so many products is off by more than ε.
+    """`events`·exp(-(ε² - ε³)·k/4): upper bound of the probability that any of the products has an error above ε.
 
-    More than 1 says nothing. By Johnson and Lindenstrauss. Theorem 1 counts 2·n events; 4·n is right for inner products
-    (docs/theory.md).
+    Bounds above 1 are vacuous. By Johnson and Lindenstrauss. Theorem 1 counts 2·n events; 4·n is correct for inner
+    products (docs/theory.md).
     """
     return events * math.exp(-_exponent(epsilon) * k / 4)
 
 
 def _exponent(epsilon: float) -> float:
-    if not 0 < epsilon < 1 or epsilon**2 - epsilon**3 <= 0:  # which underflows
+    if not 0 < epsilon < 1 or epsilon**2 - epsilon**3 <= 0:  # the difference can underflow
         raise InputError(f"epsilon: expected more than 0 and less than 1, got {epsilon}")
     return epsilon**2 - epsilon**3
 
@@ -114,15 +114,15 @@ def theorem2_matrices(r: Float[Tensor, "k n"], delta: float) -> tuple[Float[Tens
 
 
 def window_means(k: int, n: int) -> Float[Tensor, "k n"]:
-    """E = F of mean pooling over the windows of `functional.pooling_matrix`: rows have the sum 1. In float64."""
+    """E = F of mean pooling over the windows of `starts.pooling_matrix`: rows have the sum 1. In float64."""
     windows = pooling_matrix(k, n).double()
     return windows / windows.sum(dim=1, keepdim=True)
 
 
 class LowRank(NamedTuple):
-    """The singular value decomposition of P, ready to be cut at any rank: equation 6.
+    """The singular value decomposition of P, to be truncated at any rank: equation 6.
 
-    The nearest matrix of that rank to P. It knows nothing of V, so P_low·V need not be the nearest to P·V.
+    Truncation gives the nearest matrix of that rank to P. It ignores V, so P_low·V need not be the nearest to P·V.
     """
 
     left: Float[Tensor, "heads n rank"]
@@ -130,7 +130,7 @@ class LowRank(NamedTuple):
 
     @classmethod
     def of(cls, mapping: Float[Tensor, "heads n n"], value: Float[Tensor, "heads n d"]) -> LowRank:
-        """Of P, with Σ·Vᵀ applied to the values."""
+        """The decomposition of P, with Σ·Vᵀ applied to the values."""
         u, sigma, vh = torch.linalg.svd(mapping, full_matrices=False)
         return cls(u, sigma[..., None] * (vh @ value))
 
@@ -145,7 +145,7 @@ class Theorem1Errors(NamedTuple):
     Attributes:
         vector: ‖P̃·w - P·w‖ / ‖P·w‖, what the theorem bounds by ε.
         row: |x̃·w - x·w| / |x·w| for each row x of P, what its proof bounds by ε.
-        corrected: |x̃·w - x·w| / (‖x‖·‖w‖), what Johnson-Lindenstrauss does bound by ε.
+        corrected: |x̃·w - x·w| / (‖x‖·‖w‖), what Johnson-Lindenstrauss bounds by ε.
     """
 
     vector: Float[Tensor, "heads d"]
@@ -159,7 +159,7 @@ def theorem1_errors(
     exact: Float[Tensor, "heads n d"],
     approximate: Float[Tensor, "heads n d"],
 ) -> Theorem1Errors:
-    """The errors of P̃·V, `approximate`, against P·V, `exact`; 0 where there is none, whatever it is relative to."""
+    """The errors of P̃·V, `approximate`, against P·V, `exact`; 0 where both are equal, even relative to 0."""
     error = (approximate - exact).abs()
     scale = mapping.norm(dim=-1, keepdim=True) * value.norm(dim=-2, keepdim=True)
     return Theorem1Errors(
@@ -170,7 +170,7 @@ def theorem1_errors(
 def theorem1_variance_dim(
     mapping: Float[Tensor, "heads n n"], value: Float[Tensor, "heads n d"], exact: Float[Tensor, "heads n d"]
 ) -> Float[Tensor, "heads d"]:
-    """1 + ‖P‖²·‖w‖²/‖P·w‖² for each column w of V; over ε² that is the k with which Theorem 1's mean square is ε².
+    """1 + ‖P‖²·‖w‖²/‖P·w‖² for each column w of V; divided by ε², the k for which the mean square error is ε².
 
     The variance of x·RᵀR·w is (‖x‖²‖w‖² + (x·w)²)/k for each row x of P; this is its sum over rows, relative to ‖P·w‖².
     """
@@ -183,7 +183,7 @@ def _relative(error: Tensor, scale: Tensor) -> Tensor:
 
 
 class Theorem2Errors(NamedTuple):
-    """‖õ - o‖ of the output o of each query, by two measures.
+    """‖õ - o‖ for the output o of each query, by two measures.
 
     Attributes:
         stated: Over ‖softmax(w)‖·‖V‖, the Frobenius norm of V, what the theorem bounds by ε; w is the row of scores.

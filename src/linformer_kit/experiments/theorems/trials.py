@@ -1,4 +1,4 @@
-"""`linformer theorems`: Theorems 1 and 2 of the paper as experiments, on random attention and on that of a model.
+"""`linformer theorems`: experiments on Theorems 1 and 2 of the paper, with random attention and that of a model.
 
 Axes as in `statements`.
 """
@@ -45,14 +45,14 @@ CONFIDENCE = 0.9  # share of columns, or of queries, that counts as "the bound h
 _RANDOM_MATRICES = 3
 _SMALLEST_K = 8
 _DRAWN_LAYERS = 3
-_DRAWS_RATIO = 4  # R is drawn so many times as often for random matrices, of which are few, and for k up to n
+_DRAWS_RATIO = 4  # R is drawn this many times more often for random matrices, which are few, and for k up to n
 _STEPS_PER_OCTAVE = 2  # of the ks above n
 _LONGEST, _WIDEST, _LARGEST_DIM = 16384, 4096, 200_000
 _CPU = torch.device("cpu")
 
 
 class Case(NamedTuple):
-    """Attention on which the theorems are tried, and texts of the same heads to fit E and F on."""
+    """Attention to test the theorems on, and a function that fits E and F of the same heads on other texts."""
 
     name: str
     heads: list[Heads]
@@ -70,15 +70,15 @@ def main(settings: TheoremsSettings) -> None:
 
 
 def theorems(settings: TheoremsSettings) -> tuple[str, Path, bool]:
-    """Try both theorems, and write `theorems.json`, `theorems.md`, and pictures.
+    """Test both theorems, and write `theorems.json`, `theorems.md`, and figures.
 
-    Ctrl-C ends the measurement; the kinds of attention that are done are written.
+    Ctrl-C ends the measurement; the results of completed kinds of attention are written.
 
     Returns:
-        The Markdown text, the folder, and whether there was a Ctrl-C.
+        The Markdown text, the folder, and whether the measurement was interrupted by Ctrl-C.
 
     Raises:
-        InputError: for settings, texts or a model that do not fit; nothing is written then.
+        InputError: for settings, texts or a model that cannot be used; nothing is written then.
     """
     check_output(settings.output_dir)
     _check(settings)
@@ -143,7 +143,7 @@ def _random_case(settings: TheoremsSettings, n: int, generator: torch.Generator)
 
 
 def _model_case(settings: TheoremsSettings, generator: torch.Generator) -> Case:
-    """Some layers of a model on some texts, and E and F fitted to the same layers on others."""
+    """Some layers of a model on some texts, with E and F fitted to the same layers on other texts."""
     files = find_texts(settings)
     model, tokenizer = load_model(settings.model or "", AutoModel, "an encoder")
     n = sequence_length(settings, model, tokenizer)
@@ -172,9 +172,7 @@ def _heads_of(model: PreTrainedModel, ids: list[list[int]], layers: list[int] | 
 
     def visit(layer: int, attention: LayerAttention) -> None:
         if attention.query is None or attention.key is None or attention.value is None:
-            raise InputError(
-                f"model: expected full attention whose queries can be seen, got a {model.config.model_type}"
-            )
+            raise InputError(f"model: expected full attention with accessible queries, got a {model.config.model_type}")
         if layers is None or layer in layers:
             found.setdefault(layer, []).append((attention.query[0], attention.key[0], attention.value[0]))
 
@@ -187,7 +185,7 @@ def _heads_of(model: PreTrainedModel, ids: list[list[int]], layers: list[int] | 
         spread = list(dict.fromkeys(layers))
         for layer in spread:
             if layer not in found:
-                raise InputError(f"layers: expected layers that {model.config.model_type} has, got {layer}")
+                raise InputError(f"layers: expected layers of the {model.config.model_type}, got {layer}")
     return [Heads(*map(torch.stack, zip(*found[layer], strict=True))) for layer in spread]
 
 
@@ -237,7 +235,7 @@ def _try(case: Case, settings: TheoremsSettings, generator: torch.Generator) -> 
 
 
 def _try_the_proofs(trial: Trial, case: Case, bounds: list[dict[str, Any]], generator: torch.Generator) -> None:
-    """What R gives: with k up to n, with those that the theorems ask for, and for Theorem 1 up to 8n."""
+    """Record the errors of R: for k up to n, for the k of the theorems, and for Theorem 1 up to 8n."""
     n = case.n
     dims = {*_dims(n), *(bound[name] for bound in bounds for name in ("theorem1_dim", "theorem2_dim"))}
     steps = _STEPS_PER_OCTAVE * round(math.log2(MOST_TIMES_N))
@@ -250,7 +248,7 @@ def _try_the_proofs(trial: Trial, case: Case, bounds: list[dict[str, Any]], gene
                 trial.record("theorem2", label, k, trial.heads.projected(*theorem2_matrices(r, delta(n))))
 
 
-# δ of Theorem 2: larger ones, with which it would at least see the scores, and that of the proof.
+# δ of Theorem 2: larger ones, for which the output depends on the scores, and that of the proof.
 DELTAS: dict[str, Callable[[int], float]] = {
     "proof, δ = 1": lambda n: 1.0,
     "proof, δ = 1/n": lambda n: 1 / n,
@@ -259,10 +257,10 @@ DELTAS: dict[str, Callable[[int], float]] = {
 
 
 def _bounds(n: int, d: int, epsilon: float) -> dict[str, Any]:
-    """What the theorems ask for, and by how little they may fail: for Theorem 2 at one query.
+    """The k of the theorems and their bounds of the failure probability; for Theorem 2, at one query.
 
-    Where its k is 5·ln n/(ε² - ε³), d columns of V have to come right; where it is 9·ln d/(ε² - ε³), which does not
-    know n, the proof goes by 2·d rows of P instead, each with d columns.
+    If its k is 5·ln n/(ε² - ε³), the bound must hold for d columns of V; if it is 9·ln d/(ε² - ε³), which has
+    no n, the proof uses 2·d rows of P instead, each with d columns.
     """
     first, second = theorem1_dim(n, epsilon), theorem2_dim(n, d, epsilon)
     return {
@@ -276,7 +274,7 @@ def _bounds(n: int, d: int, epsilon: float) -> dict[str, Any]:
 
 
 def _appendix(n: int, d: int, generator: torch.Generator) -> dict[str, Any]:
-    """Steps of the proofs that can be looked at alone, for random attention of n tokens."""
+    """Single steps of the proofs, measured for random attention of n tokens."""
     heads = random_heads(1, n, d, generator)
     mapping, value = heads.mapping(), heads.value
     exact = mapping @ value

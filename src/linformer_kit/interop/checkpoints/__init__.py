@@ -1,1 +1,1 @@
-"""Foreign checkpoints as Linformers: one file for each format."""
+"""Convert checkpoints of other libraries to Linformers: one file for each format."""

@@ -1,4 +1,4 @@
-"""BERT as a Linformer: RoBERTa's architecture with other names, token types and positions from 0."""
+"""Convert BERT to a Linformer: RoBERTa's architecture with other names, token types and positions from 0."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ _MASKED_LM_NAMES = (
     ("cls.predictions.bias", "lm_head.decoder.bias"),
     ("cls.predictions.decoder", "lm_head.decoder"),
 )
-# Their pooler belongs to the classifier: together they are what RoBERTa's head is.
+# BERT's pooler and classifier together are RoBERTa's classification head.
 _CLASSIFICATION_NAMES = (("classifier", "classifier.out_proj"), ("linformer.pooler", "classifier.dense"))
 
 
 def load_bert_checkpoint(
     source: str | os.PathLike[str], *, resize_mode: ResizeMode = "extend", **fields: Any
 ) -> LinformerPreTrainedModel:
-    """A BERT as a Linformer: all its weights kept, E and F new.
+    """Load a BERT as a Linformer: all its weights are kept, E and F are new.
 
-    Of a `BertForPreTraining` the masked language model is kept; what predicts the next sentence, and the pooler under
-    it, have no place there and are left out.
+    Of a `BertForPreTraining` the masked language model is kept; the next-sentence head and its pooler are left out.
 
     Args, Returns, Raises: as `roberta.load_roberta_checkpoint`.
     """
@@ -39,7 +38,7 @@ def load_bert_checkpoint(
 
 
 def convert_bert(source: str | os.PathLike[str], fields: dict[str, Any], resize_mode: ResizeMode) -> Converted:
-    """`load_bert_checkpoint`, and what it left out."""
+    """As `load_bert_checkpoint`, with the names of the weights left out."""
     config, class_name, weights, left_out = read_encoder(source, MODEL_TYPES, _CLASSES)
     model_class = _CLASSES[class_name]
     names = [*ENCODER_NAMES, ("bert.", "linformer."), *_MASKED_LM_NAMES]

@@ -1,4 +1,4 @@
-"""From renamed weights and a configuration to a model: what all formats share."""
+"""Build models from renamed weights and a configuration; shared by all formats."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from linformer_kit.settings import ResizeMode
 
 
 class Converted(NamedTuple):
-    """A model, the names of what its source has and it has not, and whether its E and F are the source's."""
+    """A model, the names of the source's weights that it left out, and whether E and F come from the source."""
 
     model: Any
     left_out: list[str]
@@ -32,10 +32,10 @@ def build_model(
     *,
     new_projections: bool,
 ) -> LinformerPreTrainedModel:
-    """A model with these weights, and with `new_projections` E and F that start as in a new model.
+    """Build a model with these weights; with `new_projections`, E and F are initialised as in a new model.
 
     Raises:
-        InputError: for a weight that is missing, left over, of another shape or not of finite numbers.
+        InputError: for a weight that is missing, unexpected, of another shape or non-finite.
     """
     model = model_class(config)
     wanted = model.state_dict()
@@ -57,14 +57,14 @@ def build_model(
 
 
 def linformer_config(source: str, fields: dict[str, Any], overrides: Mapping[str, Any]) -> LinformerConfig:
-    """The configuration by what the source has and what was asked for; k is at most n where nobody chose it.
+    """The configuration from the source's fields and overrides; the default k is at most n.
 
     Raises:
         InputError: for a field that does not fit.
     """
     made = {**fields, **overrides}
     longest = made["max_position_embeddings"]
-    if isinstance(longest, int):  # otherwise the configuration says that it must be one
+    if isinstance(longest, int):  # otherwise `LinformerConfig` raises the error
         made.setdefault("projected_dim", min(LinformerConfig().projected_dim, longest))
     try:
         return LinformerConfig(**made)
@@ -73,7 +73,7 @@ def linformer_config(source: str, fields: dict[str, Any], overrides: Mapping[str
 
 
 def resize(model: LinformerPreTrainedModel, max_position_embeddings: int, mode: ResizeMode) -> None:
-    """`resize_sequence_length`, whose errors name the setting."""
+    """Call `resize_sequence_length`; its errors name the settings instead of its arguments."""
     try:
         model.resize_sequence_length(max_position_embeddings, mode=mode)
     except InputError as error:
@@ -83,10 +83,10 @@ def resize(model: LinformerPreTrainedModel, max_position_embeddings: int, mode: 
 
 @contextmanager
 def reading(what: str) -> Iterator[None]:
-    """As `input_errors`, with a reason of our own where a pickle was not let in."""
+    """As `input_errors`, with a message of our own for a pickle that is broken or not allowed."""
     with input_errors(what):
         try:
             yield
         except pickle.UnpicklingError:
-            # torch names a way around its own protection, which nobody should take for a file of somebody else.
-            raise ValueError("its pickle is broken, or holds what is not let in") from None
+            # torch's message suggests `weights_only=False`, which is unsafe for untrusted files.
+            raise ValueError("its pickle is broken or holds disallowed objects") from None

@@ -1,7 +1,7 @@
-"""The official Linformer checkpoints of fairseq, and its RoBERTa checkpoints, without fairseq.
+"""Convert the official Linformer checkpoints of fairseq, and its RoBERTa checkpoints, without fairseq.
 
-Source: fairseq, examples/linformer. Keys and values are compressed before W_K and W_V and get their biases after, so
-`bias_order` is `after_projection`. What older files call differently is read too.
+Source: fairseq, examples/linformer. The sequence is compressed before W_K and W_V, and biases are added after, so
+`bias_order` is `after_projection`. Older files with other weight names are read too.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from linformer_kit.models.modeling import LinformerModel, LinformerPreTrainedMod
 PADDING_INDEX = 1  # of every fairseq dictionary: positions begin after it
 _LINFORMER = "encoder.sentence_encoder."
 
-# Older names and those of today, as regular expressions.
+# Older weight names and current ones, as regular expressions.
 _OLD_NAMES = (
     (r"^decoder\.", "encoder."),
     (r"\.emb_layer_norm\.", ".layernorm_embedding."),
     (r"\.layers\.\d+\.shared_compress_layer\.", ".compress_layer."),
 )
-# What a model does not need: versions, and of layerwise sharing the copies in each layer and a bias that nothing reads.
+# Weights that no model needs: versions; with layerwise sharing, the copies in each layer and an unused bias.
 _UNUSED = (r"\.version$", r"_float_tensor$", r"compress_(k|v|layer)\.bias$")
 _NAMES = (
     (r"^encoder\.sentence_encoder\.embed_tokens\.", "linformer.embeddings.word_embeddings."),
@@ -50,25 +50,25 @@ def load_fairseq_checkpoint(
     num_attention_heads: int | None = None,
     classification_head: str | None = None,
 ) -> LinformerPreTrainedModel:
-    """An official Linformer (or RoBERTa) checkpoint as one of our models, with the same outputs.
+    """Load an official Linformer (or RoBERTa) checkpoint as one of our models, with the same outputs.
 
     Args:
-        path: The `.pt` file. It is a pickle: only tensors, plain containers and `argparse.Namespace` are let in.
-        num_attention_heads: h, where the file does not say.
-        classification_head: Name of the head to take instead of the masked language model's.
+        path: The `.pt` file. It is a pickle: only tensors, plain containers and `argparse.Namespace` are allowed.
+        num_attention_heads: h, if the file does not hold it.
+        classification_head: Name of the classification head to use instead of the masked language model's head.
 
     Returns:
         `LinformerForMaskedLM`, `LinformerForSequenceClassification` with a classification_head, or `LinformerModel`
-        where the file has neither head; in evaluation mode.
+        if the file has neither head; in evaluation mode.
 
     Raises:
-        InputError: if the file is no such checkpoint.
+        InputError: if the file is not such a checkpoint.
     """
     return convert_fairseq(str(path), num_attention_heads, classification_head).model
 
 
 def convert_fairseq(source: str, num_attention_heads: int | None, classification_head: str | None) -> Converted:
-    """`load_fairseq_checkpoint`, and what it left out."""
+    """As `load_fairseq_checkpoint`, with the names of the weights left out."""
     weights, arguments = _read(source)
     weights = _current_names(source, weights)
     model_class, weights, left_out = _take_head(source, weights, classification_head)
@@ -92,7 +92,7 @@ def convert_fairseq(source: str, num_attention_heads: int | None, classification
 
 
 def _read(source: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Weights and arguments of the model, from either generation of files."""
+    """Weights and arguments of the model, from files with `args` or with `cfg`."""
     if not os.path.isfile(source):
         raise InputError(f"{source}: expected a fairseq checkpoint, got no such file")
     wanted = f"{source}: expected a pickle of tensors and argparse.Namespace, got something else"
@@ -112,7 +112,7 @@ def _read(source: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _current_names(source: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The weights under the names of today, what no model needs left out, W_Q, W_K and W_V on their own."""
+    """The weights under current names, without unneeded ones, with fused W_Q, W_K and W_V split."""
     current = {}
     for name, tensor in weights.items():
         name = _substitute(name, _OLD_NAMES)
@@ -133,16 +133,16 @@ def _heads(source: str, arguments: dict[str, Any], num_attention_heads: int | No
     said = arguments.get("encoder_attention_heads")
     heads = num_attention_heads if said is None else said
     if heads is None:
-        raise InputError(f"{source}: expected num_attention_heads, which this file does not hold, got none")
+        raise InputError(f"{source}: expected num_attention_heads to be given (the file lacks it), got none")
     if num_attention_heads not in (None, heads):
-        raise InputError(f"num_attention_heads: expected {said}, as {source} says, or none, got {num_attention_heads}")
+        raise InputError(f"num_attention_heads: expected {said} (as in {source}) or none, got {num_attention_heads}")
     return heads
 
 
 def _take_head(
     source: str, weights: dict[str, Tensor], classification_head: str | None
 ) -> tuple[type[LinformerPreTrainedModel], dict[str, Tensor], list[str]]:
-    """The class of the model, the weights without those of the other heads, and the names of these."""
+    """The class of the model, the weights without those of other heads, and the names of the weights left out."""
     prefix = re.compile(r"(encoder\.)?classification_heads\.([^.]+)\.")
     names = sorted({match[2] for match in map(prefix.match, weights) if match})
     bodies = {name: tensor for name, tensor in weights.items() if not prefix.match(name)}
@@ -167,7 +167,7 @@ def _take_head(
 
 
 def _fields(source: str, weights: dict[str, Tensor], arguments: dict[str, Any]) -> dict[str, Any]:
-    """The configuration: sizes from the weights themselves, the rest from the arguments."""
+    """Fields of the configuration: sizes from the weights, the rest from the arguments."""
     tokens, positions, inner = (
         _weight(source, weights, f"{_LINFORMER}{name}.weight")
         for name in ("embed_tokens", "embed_positions", "layers.0.fc1")
@@ -199,7 +199,7 @@ def _fields(source: str, weights: dict[str, Tensor], arguments: dict[str, Any]) 
 
 
 def _projection_fields(source: str, weights: dict[str, Tensor]) -> dict[str, Any]:
-    """n, k and the sharing, by the compression matrices that there are; nothing for a RoBERTa."""
+    """n, k and the sharing, read from the compression matrices; empty for a RoBERTa."""
     name, sharing = f"{_LINFORMER}compress_layer.weight", "layerwise"
     if name not in weights:
         name = f"{_LINFORMER}layers.0.self_attn.compress_k.weight"
@@ -207,7 +207,7 @@ def _projection_fields(source: str, weights: dict[str, Tensor]) -> dict[str, Any
     if name not in weights:
         return {}
     matrix = _weight(source, weights, name, ranks=(2, 3))
-    if matrix.dim() == 3:  # not in the official code, but the same format for matrices of each head
+    if matrix.dim() == 3:  # not in the official code: the same format with a matrix for each head
         sharing = "none"
     projected_dim, longest = matrix.shape[-2:]
     return {
@@ -219,7 +219,7 @@ def _projection_fields(source: str, weights: dict[str, Tensor]) -> dict[str, Any
 
 
 def _weight(source: str, weights: dict[str, Tensor], name: str, *, ranks: tuple[int, ...] = (2,)) -> Tensor:
-    """A weight that decides a size."""
+    """A weight by name; rejects a missing one or one with another number of dimensions."""
     if name not in weights:
         raise InputError(f"{source}: expected {name} in the model, got no such weight")
     if weights[name].dim() not in ranks:

@@ -1,7 +1,7 @@
-"""What a folder of a pretrained model may hold: no code, no pickle, and no sizes that its weights do not have.
+"""Check folders of pretrained models: no code, no pickle, and no sizes in the configuration beyond the weights'.
 
-transformers would ask whether to run code, read a pickle where there are no safetensors, and make tensors of any size
-that a configuration says.
+transformers would ask whether to run code, read a pickle where there are no safetensors, and allocate tensors of any
+size in a configuration.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from linformer_kit.errors import InputError, input_errors, machine_failure
 from linformer_kit.interop.checkpoints.build import reading
 
 _INDEX = "model.safetensors.index.json"
-# Numbers in a configuration that no weights need to account for, such as the lengths of models without positions.
+# Numbers in a configuration up to this need no weights of that size, such as the lengths of models without positions.
 _SMALL = 1 << 20
-# Parameters that a model may have beyond twice those of its file: a new head, weights that are missing and refused.
+# Parameters that a model may have beyond twice those of its file: a new head, missing weights that are rejected later.
 _NEW_PARAMETERS = 1 << 26
 
 
 class Weights(NamedTuple):
-    """How many tensors and numbers the weights of a folder are."""
+    """Number of tensors and of elements in the weights of a folder."""
 
     tensors: int
     numbers: int
 
 
 def check_pretrained_folder(folder: Path, name: str) -> Weights:
-    """Refuse a folder that is no whole model in safetensors before any library looks at it.
+    """Reject a folder that is not a complete model in safetensors, before any library reads it.
 
     Args:
         folder: The folder.
         name: The setting that names it, for errors.
 
     Raises:
-        InputError: that names the file that is missing or wrong.
+        InputError: naming the missing or wrong file.
     """
     path = folder / "config.json"
     if not path.is_file():
@@ -62,15 +62,15 @@ def check_pretrained_folder(folder: Path, name: str) -> Weights:
     for key, value in _numbers(config):
         limit = weights.tensors if "layer" in key and re.search("num|^n_|depth", key) else max(weights.numbers, _SMALL)
         if value > limit:
-            raise InputError(f"{path}: expected at most {limit:,} as {key}, by the size of its weights, got {value}")
+            raise InputError(f"{path}: expected at most {limit:,} as {key} (by the size of its weights), got {value}")
     return weights
 
 
 def read_config(source: str, what: str) -> PreTrainedConfig:
-    """The configuration of a folder or hub id, without any code of its own.
+    """Read the configuration of a folder or hub id without running its code.
 
     Raises:
-        InputError: that begins with `what`, if there is none.
+        InputError: beginning with `what`, if there is none.
     """
     with reading(what):
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
@@ -81,10 +81,10 @@ def read_config(source: str, what: str) -> PreTrainedConfig:
 
 
 def check_size(weights: Weights, build: Callable[[], nn.Module], what: str) -> None:
-    """Refuse a model that is larger than its weights, before there is memory for it.
+    """Reject a model that is larger than its weights, before memory is allocated for it.
 
     Raises:
-        InputError: that begins with `what`.
+        InputError: beginning with `what`.
     """
     with input_errors(what), torch.device("meta"):
         made = sum(parameter.numel() for parameter in build().parameters())
@@ -122,7 +122,7 @@ def _count(folder: Path, name: str) -> Weights:
 
 
 def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, int | float]]:
-    """Every number of a nest of JSON, under the name nearest to it."""
+    """Every number in nested JSON, with the nearest enclosing key."""
     if isinstance(value, int | float):
         yield name, value
     elif isinstance(value, list):

@@ -1,4 +1,4 @@
-"""RoBERTa, and the models that are RoBERTa under another name, as Linformers."""
+"""Convert RoBERTa, and the models of the same architecture (XLM-RoBERTa, CamemBERT), to Linformers."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from linformer_kit.models.heads import (
 from linformer_kit.models.modeling import LinformerModel, LinformerPreTrainedModel
 from linformer_kit.settings import ResizeMode, names_folder
 
-# Each with the beginning of its class names.
+# Model type: prefix of its class names.
 MODEL_TYPES = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"}
 
-# Ends of their class names, and our class.
+# Suffix of their class names: our class.
 CLASSES: dict[str, type[LinformerPreTrainedModel]] = {
     "ForMaskedLM": LinformerForMaskedLM,
     "ForSequenceClassification": LinformerForSequenceClassification,
@@ -37,7 +37,7 @@ CLASSES: dict[str, type[LinformerPreTrainedModel]] = {
     "Model": LinformerModel,
 }
 
-# Their names and ours, in the order of replacement; what stays the same is not here.
+# Their parameter names and ours, in the order of replacement; names that stay the same are omitted.
 ENCODER_NAMES = (
     ("attention.self.linformer.", "self_attn.projection."),
     *((f"linformer.{name}", f"encoder.projection.{name}") for name in ("key_projection", "matrix")),
@@ -53,8 +53,8 @@ ENCODER_NAMES = (
     ("output.LayerNorm", "final_layer_norm"),
     ("pooler.dense", "pooler"),
 )
-# What files hold beside the model that their configuration names: heads of their training, and numbers from 0 on.
-_BESIDE = re.compile(r"(\w+\.)?pooler\.|cls\.seq_relationship\.|.*\bposition_ids$")
+# Tensors that files may hold beyond the model that their configuration names: pretraining heads and position numbers.
+_IGNORED = re.compile(r"(\w+\.)?pooler\.|cls\.seq_relationship\.|.*\bposition_ids$")
 _NAMES = (*ENCODER_NAMES, ("roberta.", "linformer."), ("lm_head.bias", "lm_head.decoder.bias"))
 
 
@@ -62,7 +62,7 @@ _OF_PROJECTIONS = ("projected_dim", "sharing", "projection", "projection_initial
 
 
 class Encoder(NamedTuple):
-    """What `read_encoder` reads."""
+    """Result of `read_encoder`."""
 
     config: PreTrainedConfig
     class_name: str
@@ -73,34 +73,34 @@ class Encoder(NamedTuple):
 def load_roberta_checkpoint(
     source: str | os.PathLike[str], *, resize_mode: ResizeMode = "extend", **fields: Any
 ) -> LinformerPreTrainedModel:
-    """A RoBERTa (XLM-RoBERTa, CamemBERT) as a Linformer: all its weights kept, E and F new.
+    """Load a RoBERTa (XLM-RoBERTa, CamemBERT) as a Linformer: all its weights are kept, E and F are new.
 
     Args:
         source: Folder or hub id.
-        resize_mode: How another max_position_embeddings comes about: positions repeated (`extend`) or stretched
+        resize_mode: How positions are resized for another max_position_embeddings: repeated (`extend`) or stretched
             (`interpolate`).
         fields: Fields of `LinformerConfig` that the source does not decide: projected_dim, sharing, projection, …
-            With `attention="full"` the result is the source itself in our code, with equal outputs.
+            With `attention="full"` the result is the source's model in our classes, with equal outputs.
 
     Returns:
-        The model, in evaluation mode, of the class that answers to the source's own; n is its longest input, its
-        position table less the unused rows, unless max_position_embeddings says another. New E and F know nothing yet:
-        train on before use.
+        The model, in evaluation mode, of the class that corresponds to the source's; n is the source's longest input
+        (its position table less the unused rows) unless max_position_embeddings is given. New E and F are untrained:
+        continue training before use.
 
     Raises:
-        InputError: if the source is no whole model of this kind, or a field does not fit.
+        InputError: if the source is not a complete model of this kind, or a field does not fit.
     """
     return convert_roberta(source, fields, resize_mode).model
 
 
 def convert_roberta(source: str | os.PathLike[str], fields: dict[str, Any], resize_mode: ResizeMode) -> Converted:
-    """`load_roberta_checkpoint`, and what it left out."""
+    """As `load_roberta_checkpoint`, with the names of the weights left out."""
     config, class_name, weights, left_out = read_encoder(source, MODEL_TYPES, CLASSES)
     if class_name == "ForMaskedLM" and config.hidden_act != "gelu":
-        # Their head has gelu whatever the layers have; ours has what the layers have.
+        # Their head always uses gelu; ours uses the activation of the layers.
         raise InputError(f"{source}: expected hidden_act gelu in a masked language model, got {config.hidden_act}")
     if config.pad_token_id is None:
-        raise InputError(f"{source}: expected a pad_token_id, after which its positions begin, got None")
+        raise InputError(f"{source}: expected a pad_token_id (positions begin after it), got None")
     model = build_linear(
         source,
         config,
@@ -114,16 +114,16 @@ def convert_roberta(source: str | os.PathLike[str], fields: dict[str, Any], resi
 
 
 def model_type(source: str) -> str:
-    """What kind of model a folder or hub id holds.
+    """Model type of a folder or hub id.
 
     Raises:
-        InputError: if there is none.
+        InputError: if there is no model.
     """
     return _read_config(source)[0].model_type
 
 
 def base_model_type(source: str) -> str:
-    """The same, and of one that was made linear in place what it was before."""
+    """Model type of a folder or hub id; for a model linearised in place, that of the original."""
     return _base(_read_config(source)[0])
 
 
@@ -132,10 +132,10 @@ def _base(config: Any) -> str:
 
 
 def read_encoder(source: str | os.PathLike[str], model_types: Mapping[str, str], classes: dict[str, Any]) -> Encoder:
-    """A model, read by transformers' own class for it; `model_types` and `classes` are by halves of class names.
+    """Read a model with transformers' own class; a class name is a value of `model_types` and a key of `classes`.
 
     Raises:
-        InputError: if it is of another kind, not whole, or has parts that a Linformer has not.
+        InputError: if it is of another kind, incomplete, or has parts that a Linformer lacks.
     """
     source = str(source)
     config, size = _read_config(source)
@@ -160,7 +160,7 @@ def read_encoder(source: str | os.PathLike[str], model_types: Mapping[str, str],
     missing = {name for name in info["missing_keys"] if not name.startswith("pooler.")}
     if missing:
         raise InputError(f"{source}: expected all weights of {architecture}, got none for {min(missing)}")
-    surplus = sorted(name for name in info["unexpected_keys"] if not _BESIDE.match(name))
+    surplus = sorted(name for name in info["unexpected_keys"] if not _IGNORED.match(name))
     if surplus:
         raise InputError(f"{source}: expected weights of {architecture}, got {surplus[0]} as well")
     weights = {name: tensor for name, tensor in loaded.state_dict().items() if name not in info["missing_keys"]}
@@ -169,7 +169,7 @@ def read_encoder(source: str | os.PathLike[str], model_types: Mapping[str, str],
 
 
 def rename(weights: dict[str, Tensor], names: Sequence[tuple[str, str]]) -> dict[str, Tensor]:
-    """The weights under our names, by replacing parts of theirs one after the other."""
+    """Rename weights by replacing parts of their names, one pair after the other."""
     renamed = {}
     for name, tensor in weights.items():
         for theirs, ours in names:
@@ -188,7 +188,7 @@ def build_linear(
     fields: dict[str, Any],
     resize_mode: ResizeMode,
 ) -> LinformerPreTrainedModel:
-    """The Linformer of a configuration and renamed weights of transformers; `offset` is of its positions."""
+    """Build the Linformer of transformers' configuration and renamed weights; `offset` is that of its positions."""
     same = (
         "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act hidden_dropout_prob "
         "attention_probs_dropout_prob classifier_dropout type_vocab_size initializer_range layer_norm_eps pad_token_id "
@@ -198,7 +198,7 @@ def build_linear(
     kept["max_position_embeddings"] = config.max_position_embeddings - offset
     kept["position_offset"] = offset
     kept["pooler"] = "pooler.weight" in weights
-    for name in ("bos_token_id", "eos_token_id"):  # some stand outside the vocabulary, where nothing uses them
+    for name in ("bos_token_id", "eos_token_id"):  # unused ones may lie outside the vocabulary
         if kept[name] not in range(config.vocab_size):
             kept[name] = None
     if isinstance(config, LinearizedConfig):
@@ -213,7 +213,7 @@ def build_linear(
         return model
     made = linformer_config(str(source), kept, fields)
     if made.max_position_embeddings != kept["max_position_embeddings"]:
-        # The source itself gets the other length, so that E and F start as in any model of that length.
+        # Resize the model with full attention, so that E and F start as in any model of the new length.
         full = linformer_config(str(source), kept, {"attention": "full"})
         model = build_model(model_class, full, weights, str(source), new_projections=False)
         resize(model, made.max_position_embeddings, resize_mode)
@@ -222,7 +222,7 @@ def build_linear(
 
 
 def _read_config(source: str) -> tuple[Any, Weights | None]:
-    """The configuration, and the size of the weights where it is a folder."""
+    """The configuration and, for a folder, the size of the weights."""
     folder, weights = Path(source), None
     if names_folder(source):
         if not folder.is_dir():

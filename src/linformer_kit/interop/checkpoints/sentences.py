@@ -1,4 +1,4 @@
-"""What sentence-transformers keeps beside an encoder: how its hidden states become the embedding of a text."""
+"""The files of sentence-transformers beside an encoder: how its hidden states become the embedding of a text."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from linformer_kit.settings import names_folder
 _MODULES, *_SETTINGS = SENTENCE_FILES
 _MAX_LENGTH = SENTENCE_LIMIT[1]
 _EMPTY = "Normalize"
-# What of a model of the hub is fetched; the encoder itself is not.
+# Files downloaded for a model on the hub; not the encoder itself.
 _PATTERNS = [_MODULES, *_SETTINGS, "[0-9]*_*/*"]
 
 Files = dict[str, bytes]  # contents by path within a folder
 
 
 def sentence_files(source: str, *, longer: int | None = None) -> Files:
-    """The files, read and checked; none where the encoder is no sentence embedder.
+    """Read and check the files; empty if the encoder is not a sentence embedder.
 
     Args:
         source: Folder or hub id of the encoder.
-        longer: Longest text in tokens, where it is another one now.
+        longer: New longest text in tokens, if it changes.
 
     Raises:
-        InputError: for files that are not what they should be.
+        InputError: for malformed files.
     """
     folder = _folder(source)
     if folder is None or not (folder / _MODULES).is_file():
@@ -54,7 +54,7 @@ def sentence_files(source: str, *, longer: int | None = None) -> Files:
     for module, place in zip(_listed(modules), paths, strict=True):
         if not place:
             continue
-        # One without weights and settings has an empty folder, which repositories do not keep.
+        # A module without weights and settings has an empty folder, which git repositories do not store.
         if not (folder / place).is_dir() and not str(module.get("type")).endswith(_EMPTY):
             raise InputError(f"{folder / _MODULES}: expected a folder {place} beside it, got none")
         inside = (path for path in sorted((folder / place).rglob("*")) if path.is_file())
@@ -63,7 +63,7 @@ def sentence_files(source: str, *, longer: int | None = None) -> Files:
 
 
 def lengthened(source: str, longest: int | None) -> int | None:
-    """The longest input of a linear model that was made longer than the files beside it say; else None.
+    """The longest input of a linear model if it is longer than the limits in the files beside it; else None.
 
     Args:
         source: Folder or hub id of the model.
@@ -74,7 +74,7 @@ def lengthened(source: str, longest: int | None) -> int | None:
 
 
 def write_files(files: Files, folder: Path) -> None:
-    """Put files into a folder."""
+    """Write files into a folder."""
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
@@ -85,7 +85,7 @@ def _folder(source: str) -> Path | None:
         return Path(source)
     try:
         return Path(snapshot_download(source, allow_patterns=_PATTERNS))
-    except Exception:  # no network, or no such model: whoever loads the encoder says so
+    except Exception:  # no network or no such model: loading the encoder raises the error
         return None
 
 
