@@ -39,6 +39,7 @@ class DistillSettings(LinearizeSettings, TrainingSettings):
     Attributes:
         teacher: Folder or hub id of an encoder: a masked language model, a text or token classifier, a question
             answering model, or an encoder without a head.
+        output_dir: Folder for the model, checkpoints and results.
         student: Folder of an existing linear student to train further; default: the teacher, linearised.
         student_layers: Number of layers of the student, taken from the teacher at even intervals; default: all.
         text: Training files, folders or globs (.txt .py .md .jsonl .csv .tsv .parquet); default: the source of the
