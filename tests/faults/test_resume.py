@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import slow_but
 from tests.faults.runs import (
     BATCH,
     UPDATES,
@@ -81,11 +80,11 @@ def test_resumed_equals_uninterrupted(command, case, tmp_path):
     check(command, [case], tmp_path, processes=1)
 
 
-@pytest.mark.parametrize("workers", slow_but([2], [0, 2]))
-def test_streamed_text(command, workers, tmp_path):
-    check(
-        command, [("pretrain", "false", 1, workers)], tmp_path, processes=1, streaming="true", validation_fraction=0.3
-    )
+@pytest.mark.parametrize(("processes", "workers"), [(1, 2), (2, 0)])
+def test_streamed_text(command, processes, workers, tmp_path):
+    """Within the second epoch."""
+    case = ("pretrain", "false", 1, workers)
+    check(command, [case], tmp_path, processes, streaming="true", validation_fraction=0.3)
 
 
 def test_in_two_processes_too(command, tmp_path):
