@@ -109,9 +109,17 @@ def test_training_depends_on_no_private_name(path):
 def test_kernels_are_called_through_one_interface():
     """Nothing outside the folder imports a module of it."""
     inside = PACKAGE / "operator" / "kernels"
+    modules_inside = {path.stem for path in inside.glob("*.py")}
     for path in modules():
         if inside not in path.parents:
             assert not any(name.startswith("linformer_kit.operator.kernels.") for name in imports(path)), path
+            assert not imported_names(path, "linformer_kit.operator.kernels") & modules_inside, path
+
+
+def imported_names(path: Path, module: str) -> set[str]:
+    """The names that a file imports by `from module import name`."""
+    nodes = (node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.ImportFrom))
+    return {alias.name for node in nodes if node.module == module for alias in node.names}
 
 
 def module_name(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Hardware and software of this machine: device, bf16 support, versions, commit."""
+"""Hardware and software of this machine: device, memory of the process, bf16 support, versions, commit."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ import torch
 import transformers
 
 from linformer_kit._version import __version__
+
+_STATUS = Path("/proc/self/status")
 
 FIELDS = frozenset(
     (
@@ -55,6 +57,12 @@ def versions() -> dict[str, str]:
     return {"linformer-kit": __version__, "python": platform.python_version()} | {
         name: importlib.metadata.version(name) for name in packages
     }
+
+
+def status_bytes(name: str) -> int | None:
+    """A memory value of this process from /proc/self/status, by its name in proc(5), in bytes; None if not on Linux."""
+    found = re.search(rf"^{name}:\s+(\d+) kB$", _STATUS.read_text() if _STATUS.exists() else "", flags=re.MULTILINE)
+    return int(found[1]) * 1024 if found else None
 
 
 def best_device() -> torch.device:

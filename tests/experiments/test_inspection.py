@@ -41,6 +41,7 @@ def test_pictures_and_numbers(saved, kind, drawn, tmp_path, capsys):
     main(["inspect", saved(**fields(kind)), str(out), "--text", "w5 w6 w7 w8 w9 w10 w11", "--heads", "0", "2"])
     assert "| layer 1 |" in capsys.readouterr().out
     results = json.loads((out / "inspection.json").read_text())
+    assert "/" not in results["model"]
     assert results["tokens"] == ["w5", "w6", "w7", "w8", "w9", "w10", "w11"]
     assert np.shape(results["effective_slots"]) == (2, 3)
     with np.load(out / "inspection.npz") as arrays:

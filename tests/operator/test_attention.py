@@ -223,6 +223,7 @@ SHARED = LinearProjection(N, K, num_heads=HEADS, sharing="layerwise")
         ({"key_padding_mask": torch.zeros(2, 5, dtype=torch.bool)}, "expected bool [2, 23], True where padded, got"),
         ({"key_padding_mask": torch.ones(2, 23).long()}, "got torch.int64 [2, 23]"),
         ({"key_padding_mask": torch.ones(2, 23)}, "expected bool, or floating point of 0 at real tokens"),
+        ({"key_padding_mask": [[False] * 23] * 2}, "key_padding_mask: expected a tensor, a Padding or None, got list"),
         ({"key_lengths": torch.ones(3).long()}, "key_lengths: expected [2] of torch.int64 or torch.int32, got [3] of"),
         ({"key_lengths": torch.tensor([3, 24])}, "key_lengths: expected 0 to 23, got 24"),
         ({"key_lengths": torch.tensor([3, -1])}, "key_lengths: expected 0 to 23, got -1"),
@@ -325,6 +326,15 @@ def test_projected_dim_follows():
     assert layer(x, x, x, need_weights=True, projection=other)[1].shape[-1] == 3
     larger = LinearProjection(31, 17, num_heads=HEADS)
     assert layer(x, x, x, need_weights=True, projection=larger)[1].shape[-1] == 17
+
+
+@pytest.mark.parametrize("refused", [0, 8, "a", [5, 3], [8, 7, 7]])
+def test_a_refused_projected_dim_is_not_kept(refused):
+    layer, x = LinformerAttention(EMBED, HEADS, 31, 7).eval(), torch.randn(2, 28, EMBED)
+    before = layer(x, x, x)[0]
+    with pytest.raises(InputError, match="projected_dim: expected"):
+        layer.projected_dim = refused
+    assert layer.projected_dim == 7 and torch.equal(layer(x, x, x)[0], before)
 
 
 def test_a_kernel_for_other_heads_is_refused():

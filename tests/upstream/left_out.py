@@ -1,7 +1,7 @@
 """Tests of transformers that are not run on linearised models, by the beginning of their name, and why.
 
 accelerate's source release has nothing to run: its tests build small modules of their own or load models of the hub by
-their names, and take no other model. Offloaded models of ours are tested in `tests/test_called.py`.
+their names, and take no other model. Offloaded models of ours are tested in `tests/operator/test_called.py`.
 On the models of this package all are run; what the tests themselves skip they say with `pytest -rs`.
 """
 

@@ -7,9 +7,8 @@ A measurement calls `check_output` before any work, opens an `Experiment` with `
 
 from __future__ import annotations
 
-import dataclasses
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,12 +20,9 @@ from linformer_kit.errors import InputError
 from linformer_kit.files.folders import check_new_folder, check_writable
 from linformer_kit.files.runs import check_output_dir, open_output_dir
 from linformer_kit.files.writing import uninterrupted, whole_folder
-from linformer_kit.settings import names_only
 
 Results = dict[str, Any]
 Writer = Callable[[Results, Path], str]  # writes results and their report into a folder; returns the Markdown
-
-_OF_THE_FOLDER = ("output_dir", "overwrite")
 
 
 def require(condition: bool, name: str, expected: str, got: Any) -> None:
@@ -58,22 +54,6 @@ def earlier_file(output_dir: str | None, name: str, *, resume: bool) -> Path | N
     """The results file to resume, `<output_dir>/<name>.json`; None if there is nothing to resume."""
     path = Path(output_dir or "") / f"{name}.json"
     return path if resume and path.is_file() else None
-
-
-def portable(
-    settings: Any, *, files: Iterable[str] = (), emptied: Iterable[str] = (), without: Iterable[str] = _OF_THE_FOLDER
-) -> Results:
-    """The settings as recorded in results: without anything specific to this machine.
-
-    Args:
-        settings: A dataclass.
-        files: Settings with paths; only their last part is recorded.
-        emptied: Settings that are recorded as None.
-        without: Settings that are not recorded.
-    """
-    fields = {name: value for name, value in dataclasses.asdict(settings).items() if name not in without}
-    fields |= {name: names_only(fields[name]) for name in files}
-    return fields | dict.fromkeys(emptied)
 
 
 def header(command: str, *, device: torch.device, settings: Results) -> Results:

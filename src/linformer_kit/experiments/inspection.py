@@ -24,7 +24,7 @@ from linformer_kit.models.modeling import LinformerModel
 from linformer_kit.operator.projections import ConvProjection, LinearProjection, RandomProjection, SequenceProjection
 from linformer_kit.operator.projections.windows import pooling_windows
 from linformer_kit.report.inspection import draw_context_mappings, draw_projections, write_inspection_report
-from linformer_kit.settings import InspectSettings
+from linformer_kit.settings import InspectSettings, recorded_name
 
 _PANELS = 4  # layers, and heads, that are plotted by default
 
@@ -59,7 +59,7 @@ def inspect(settings: InspectSettings) -> str:
     arrays["context_mappings"] = mappings.numpy()
     results: dict[str, Any] = {
         "command": "inspect",
-        "model": settings.model,
+        "model": recorded_name(settings.model),
         "text": described,
         "tokens": [tokenizer.decode([token]) for token in ids[0].tolist()],
         **{name: getattr(model.config, name) for name in ("attention", "projection", "sharing", "projected_dim")},

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
+from linformer_kit.environment import status_bytes
 from linformer_kit.errors import PROCESS_KILLED, InputError, OutOfMemoryError
-from linformer_kit.training.memory import status_bytes
 
 Timings = dict[str, list[float]]  # seconds of each run, by name
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import importlib.util
 import statistics
@@ -22,7 +21,7 @@ from linformer_kit.files.folders import check_new_folder
 from linformer_kit.files.manifest import write_manifest
 from linformer_kit.files.writing import whole_folder
 from linformer_kit.report.base import write_json
-from linformer_kit.settings import ExportSettings, names_only, recorded_name
+from linformer_kit.settings import ExportSettings, portable
 
 
 class Format(NamedTuple):
@@ -89,9 +88,7 @@ def _measured(
     if settings.benchmark or settings.int8:
         results["seconds"] = _seconds(source, runs)
         results["environment"] = environment(torch.device("cpu"))
-    named = dataclasses.asdict(settings) | {"model": recorded_name(settings.model)}
-    named["validation_file"] = names_only(settings.validation_file)
-    results["settings"] = {name: value for name, value in named.items() if name != "out"}
+    results["settings"] = portable(settings)
     results["versions"] = versions() | {name: version(name) for name in FORMATS[settings.format].packages}
     return results
 

@@ -19,7 +19,7 @@ from linformer_kit.errors import InputError
 from linformer_kit.inference.scores import class_probabilities
 from linformer_kit.interop.checkpoints.pretrained import read_config
 from linformer_kit.interop.loading import check_model_folder, fingerprint, input_length, load_classifier
-from linformer_kit.settings import ClassifierSettings, names_folder, read_yaml
+from linformer_kit.settings import ClassifierSettings, is_local_path, read_yaml
 
 # Texts are collected up to this number of texts or characters, then sorted by length.
 _TEXTS_TOGETHER = 1024
@@ -119,7 +119,7 @@ def read_labels(name: str) -> Labels:
     Raises:
         InputError: if the folder does not exist or is incomplete, or holds no classifier.
     """
-    if names_folder(name):
+    if is_local_path(name):
         check_model_folder(Path(name))
     return _labels(read_config(name, f"model: expected a classifier, got {name}"), name)
 
@@ -131,7 +131,7 @@ def trained_columns(model: str) -> Columns:
         InputError: if its settings.yaml was not written by this package.
     """
     path = Path(model) / "settings.yaml"
-    found = read_yaml(path) if names_folder(model) and path.is_file() else {}
+    found = read_yaml(path) if is_local_path(model) and path.is_file() else {}
 
     def named(setting: str) -> str | None:
         value = found.get(setting)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +10,7 @@ from tqdm import tqdm
 from linformer_kit.data.labelled import load_measured, metrics_of, task_of
 from linformer_kit.environment import versions
 from linformer_kit.files.folders import check_new_folder
+from linformer_kit.files.writing import whole_folder
 from linformer_kit.inference.classifier import Classifier, read_labels, trained_columns
 from linformer_kit.inference.scores import (
     by_class,
@@ -23,7 +22,7 @@ from linformer_kit.inference.scores import (
     scores,
 )
 from linformer_kit.report.classification import write_evaluation_report
-from linformer_kit.settings import EvaluateSettings
+from linformer_kit.settings import EvaluateSettings, portable, recorded_name
 
 
 def evaluate(settings: EvaluateSettings) -> dict[str, Any]:
@@ -38,8 +37,7 @@ def evaluate(settings: EvaluateSettings) -> dict[str, Any]:
     Raises:
         InputError: for texts, classes, a model or a folder that cannot be used.
     """
-    if settings.output_dir is not None:
-        check_new_folder("output_dir", settings.output_dir)
+    folder = None if settings.output_dir is None else check_new_folder("output_dir", settings.output_dir)
     check_threshold(settings.threshold)
     examples, labels, columns = load_measured(settings, read_labels(settings.model), trained_columns(settings.model))
     right = np.array([labels.target(example, column=columns.label) for example in examples])
@@ -55,7 +53,7 @@ def evaluate(settings: EvaluateSettings) -> dict[str, Any]:
     cut = [prediction.lost for prediction in predictions if prediction.lost]
     results: dict[str, Any] = {
         "command": "evaluate",
-        "model": settings.model,
+        "model": recorded_name(settings.model),
         "texts": {"count": len(examples), "labels": list(labels.names), "cut": len(cut), "lost_tokens": sum(cut)},
         "windows": sum(prediction.windows for prediction in predictions),
         "metrics": {
@@ -65,11 +63,10 @@ def evaluate(settings: EvaluateSettings) -> dict[str, Any]:
         "by_class": by_class(answers, right, len(labels.names)),
         "confusion": None if labels.multi_label else confusion(answers, right, len(labels.names)),
         "mistakes": mistakes(probabilities, answers, right, examples, labels),
-        "settings": dataclasses.asdict(settings),
+        "settings": portable(settings),
         "versions": versions(),
     }
-    if settings.output_dir is not None:
-        folder = Path(settings.output_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_evaluation_report(results, folder)
+    if folder is not None:
+        with whole_folder(folder) as part:
+            write_evaluation_report(results, part)
     return results

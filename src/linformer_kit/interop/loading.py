@@ -27,7 +27,7 @@ from linformer_kit.errors import InputError, input_errors, renamed
 from linformer_kit.files.manifest import MANIFEST, damage
 from linformer_kit.interop.checkpoints.pretrained import Weights, check_pretrained_folder, check_size, read_config
 from linformer_kit.linearized.positions import longest_input
-from linformer_kit.settings import ResizeMode, names_folder
+from linformer_kit.settings import ResizeMode, is_local_path
 
 # Every tokenizer read here keeps its vocabulary in one of these files.
 TOKENIZER_FILES = (
@@ -64,7 +64,7 @@ def load_model(
         InputError: as `load_pretrained`, and if there is no tokenizer.
     """
     what = f"model: expected {kind}, got {name}"
-    if names_folder(name):
+    if is_local_path(name):
         check_model_folder(Path(name))
     model = load_pretrained(name, auto_class, kind, head=head)
     with input_errors(what):
@@ -85,7 +85,7 @@ def load_pretrained(name: str, auto_class: Any, kind: str, *, head: dict[str, An
         InputError: if the folder does not exist or is incomplete, or the model is not of that kind.
     """
     what = f"model: expected {kind}, got {name}"
-    weights = _check_weights(Path(name)) if names_folder(name) else None
+    weights = _check_weights(Path(name)) if is_local_path(name) else None
     config = read_config(name, what)
     if weights is not None:
         check_size(weights, lambda: auto_class.from_config(config, trust_remote_code=False), what)
@@ -138,7 +138,7 @@ def auto_class_of(name: str, kind: str) -> Any:
     Raises:
         InputError: as `load_model`.
     """
-    if names_folder(name):
+    if is_local_path(name):
         _check_weights(Path(name))
     architecture = (read_config(name, f"model: expected {kind}, got {name}").architectures or ["Model"])[0]
     auto_class = next((auto_class for end, auto_class in _KINDS.items() if architecture.endswith(end)), None)

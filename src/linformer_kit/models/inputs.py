@@ -23,6 +23,11 @@ def check_inputs(
     position_ids: Tensor | None,
     inputs_embeds: Tensor | None,
 ) -> None:
+    """Refuse inputs of the wrong shape, type or length for the configuration, and ids out of range.
+
+    Raises:
+        InputError: with the name of the argument, the expected and the given value.
+    """
     if input_ids is not None and inputs_embeds is not None:
         raise InputError("input_ids, inputs_embeds: expected exactly one of them, got both")
     if input_ids is not None:
@@ -90,6 +95,7 @@ def check_mask(attention_mask: Tensor, shape: Sequence[int]) -> None:
 
 
 def check_integers(name: str, ids: Tensor, shape: Sequence[int]) -> None:
+    """Refuse ids that are not integers of this shape."""
     if ids.dtype not in (torch.int32, torch.int64) or ids.shape != tuple(shape):
         raise InputError(
             f"{name}: expected {list(shape)} of torch.int64 or torch.int32, got {list(ids.shape)} of {ids.dtype}"

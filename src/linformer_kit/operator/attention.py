@@ -130,11 +130,13 @@ class LinformerAttention(nn.Module):
 
     @projected_dim.setter
     def projected_dim(self, projected_dim: int | Sequence[int] | None) -> None:
-        self._fewer_slots = projected_dim
-        # Computed here and not at each call; None: those of the projection.
-        self._groups: HeadGroups | None = None
+        groups = None
         if projected_dim is not None:
-            self._groups = HeadGroups.of(slots_by_head(projected_dim, self.num_heads))
+            by_head = slots_by_head if self.projection is None else self.projection.fewer_slots
+            groups = HeadGroups.of(by_head(projected_dim, self.num_heads))
+        # The groups are computed here and not at each call; None: those of the projection.
+        self._fewer_slots: int | Sequence[int] | None = projected_dim
+        self._groups: HeadGroups | None = groups
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         split_fused_weights(state_dict, prefix, self)
@@ -257,12 +259,12 @@ class LinformerAttention(nn.Module):
         if isinstance(mask, Tensor) and mask.is_floating_point():
             mask = padding_from_scores("key_padding_mask", mask)
         checks.check_keys(key, value, self.embed_dim)
-        if isinstance(mask, Tensor):
+        if isinstance(mask, Padding) or mask is None:
+            padding = mask
+        else:
             checks.check_padding_mask(mask, key)
             full = projects is tokens_as_slots
-            padding: Padding | None = Padding.of(mask, ordered=False) if full else Padding.sorted(mask)
-        else:
-            padding = mask
+            padding = Padding.of(mask, ordered=False) if full else Padding.sorted(mask)
         if lengths is not None:
             checks.check_lengths(lengths, key, mask)
             padding = Padding.after(lengths.clamp(0, key.shape[1]), key.shape[1])

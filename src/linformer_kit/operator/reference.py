@@ -3,8 +3,8 @@
 Slow on purpose: tests compare the fast implementation with these functions. Start here to read the code.
 
     full_attention_reference        equations 1 and 2
-    svd_attention                   equation 6, the best low-rank approximation of the context mapping
     linformer_attention_reference   equation 7
+    svd_attention                   equation 6, the best low-rank approximation of the context mapping
 
 Axes as in `slots`.
 """
@@ -22,62 +22,6 @@ from torch import Tensor
 
 from linformer_kit.errors import InputError
 from linformer_kit.operator.slots import context_mapping
-
-
-def svd_attention(
-    query: Float[Tensor, "batch heads query_len head_dim"],
-    key: Float[Tensor, "batch heads seq_len head_dim"],
-    value: Float[Tensor, "batch heads seq_len head_dim"],
-    rank: int,
-    key_padding_mask: Bool[Tensor, "batch seq_len"] | None = None,
-    *,
-    query_padding_mask: Bool[Tensor, "batch query_len"] | None = None,
-) -> tuple[Float[Tensor, "batch heads query_len head_dim"], Float[Tensor, "batch heads query_len seq_len"]]:
-    """Attention with the best approximation of P of a given rank: P_low = Σ_{i≤k} σ_i·u_i·v_iᵀ, and P_low·V.
-
-    A reference for analysis, not a faster attention: it computes the n×n matrix P and its singular value decomposition,
-    O(n²) memory and O(n³) time. By the Eckart–Young theorem, no matrix of this rank is closer to P.
-
-    Args:
-        query: Q·W_Q, split into heads.
-        key: K·W_K.
-        value: V·W_V.
-        rank: k, from 1 to the smaller side of P.
-        key_padding_mask: True where keys are padding.
-        query_padding_mask: True where queries are padding; such rows of P count as zero.
-
-    Returns:
-        P_low·V, and P_low.
-
-    Raises:
-        InputError: for a rank out of range.
-
-    Source: Wang et al. 2020, section 3, equation 6.
-    """
-    largest = min(query.shape[2], key.shape[2])
-    if not isinstance(rank, int) or not 1 <= rank <= largest:
-        raise InputError(f"rank: expected 1 to {largest} (the smaller side of P), got {rank!r}")
-    mapping = context_mapping(query, key, key_padding_mask)
-    if query_padding_mask is not None:
-        mapping = mapping.masked_fill(query_padding_mask[:, None, :, None], 0.0)
-    if key_padding_mask is not None:
-        value = value.masked_fill(key_padding_mask[:, None, :, None], 0.0)
-    u, sigma, vh = torch.linalg.svd(mapping, full_matrices=False)
-    low_rank = (u[..., :rank] * sigma[..., None, :rank]) @ vh[..., :rank, :]
-    return low_rank @ value, low_rank
-
-
-class AttentionWeights(NamedTuple):
-    """The parameters of one attention layer, for the references; biases may be None."""
-
-    query: Float[Tensor, "embed embed"]
-    key: Float[Tensor, "embed embed"]
-    value: Float[Tensor, "embed embed"]
-    output: Float[Tensor, "embed embed"]
-    query_bias: Float[Tensor, " embed"] | None
-    key_bias: Float[Tensor, " embed"] | None
-    value_bias: Float[Tensor, " embed"] | None
-    output_bias: Float[Tensor, " embed"] | None
 
 
 def full_attention_reference(
@@ -147,6 +91,62 @@ def linformer_attention_reference(
             heads.append(_softmax_attention_reference(q, k, v, None))
         outputs.append(F.linear(torch.cat(heads, dim=-1), weights.output, weights.output_bias))
     return torch.stack(outputs)
+
+
+def svd_attention(
+    query: Float[Tensor, "batch heads query_len head_dim"],
+    key: Float[Tensor, "batch heads seq_len head_dim"],
+    value: Float[Tensor, "batch heads seq_len head_dim"],
+    rank: int,
+    key_padding_mask: Bool[Tensor, "batch seq_len"] | None = None,
+    *,
+    query_padding_mask: Bool[Tensor, "batch query_len"] | None = None,
+) -> tuple[Float[Tensor, "batch heads query_len head_dim"], Float[Tensor, "batch heads query_len seq_len"]]:
+    """Attention with the best approximation of P of a given rank: P_low = Σ_{i≤k} σ_i·u_i·v_iᵀ, and P_low·V.
+
+    A reference for analysis, not a faster attention: it computes the n×n matrix P and its singular value decomposition,
+    O(n²) memory and O(n³) time. By the Eckart–Young theorem, no matrix of this rank is closer to P.
+
+    Args:
+        query: Q·W_Q, split into heads.
+        key: K·W_K.
+        value: V·W_V.
+        rank: k, from 1 to the smaller side of P.
+        key_padding_mask: True where keys are padding.
+        query_padding_mask: True where queries are padding; such rows of P count as zero.
+
+    Returns:
+        P_low·V, and P_low.
+
+    Raises:
+        InputError: for a rank out of range.
+
+    Source: Wang et al. 2020, section 3, equation 6.
+    """
+    largest = min(query.shape[2], key.shape[2])
+    if not isinstance(rank, int) or not 1 <= rank <= largest:
+        raise InputError(f"rank: expected 1 to {largest} (the smaller side of P), got {rank!r}")
+    mapping = context_mapping(query, key, key_padding_mask)
+    if query_padding_mask is not None:
+        mapping = mapping.masked_fill(query_padding_mask[:, None, :, None], 0.0)
+    if key_padding_mask is not None:
+        value = value.masked_fill(key_padding_mask[:, None, :, None], 0.0)
+    u, sigma, vh = torch.linalg.svd(mapping, full_matrices=False)
+    low_rank = (u[..., :rank] * sigma[..., None, :rank]) @ vh[..., :rank, :]
+    return low_rank @ value, low_rank
+
+
+class AttentionWeights(NamedTuple):
+    """The parameters of one attention layer, for the references; biases may be None."""
+
+    query: Float[Tensor, "embed embed"]
+    key: Float[Tensor, "embed embed"]
+    value: Float[Tensor, "embed embed"]
+    output: Float[Tensor, "embed embed"]
+    query_bias: Float[Tensor, " embed"] | None
+    key_bias: Float[Tensor, " embed"] | None
+    value_bias: Float[Tensor, " embed"] | None
+    output_bias: Float[Tensor, " embed"] | None
 
 
 def _project_reference(

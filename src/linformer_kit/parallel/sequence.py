@@ -28,9 +28,7 @@ from linformer_kit.errors import InputError
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.embeddings import first_token
 from linformer_kit.models.encoder import LocalConvolution
-from linformer_kit.models.heads import (
-    LinformerClassificationHead,
-)
+from linformer_kit.models.heads import LinformerClassificationHead
 from linformer_kit.models.inputs import check_mask
 from linformer_kit.models.modeling import LinformerModel, LinformerPreTrainedModel
 from linformer_kit.operator.padding import real_tokens_first

@@ -12,7 +12,7 @@ from linformer_kit.settings.classification import (
     TaskName,
 )
 from linformer_kit.settings.distillation import DistillSettings, LinearizeSettings
-from linformer_kit.settings.files import names_folder, names_only, portable, read_yaml, recorded_name
+from linformer_kit.settings.files import is_local_path, names_only, portable, read_yaml, recorded_name
 from linformer_kit.settings.model import (
     IGNORED_LABEL,
     Attention,
@@ -68,7 +68,7 @@ __all__ = [
     "TheoremsSettings",
     "TrainingSettings",
     "check_training",
-    "names_folder",
+    "is_local_path",
     "names_only",
     "portable",
     "read_yaml",

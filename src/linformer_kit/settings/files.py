@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,21 @@ from linformer_kit.errors import InputError
 
 # More than any settings have; YAML anchors can expand a few lines to billions of values.
 _MOST_VALUES = 100_000
-# Settings that name files, models, and folders for results and caches.
-_FILES = ("train_file", "validation_file", "text", "validation_text")
-_MODELS = ("model", "from_model", "tokenizer", "teacher", "student")
-_PLACES = ("output_dir", "cache_dir", "data_dir")
+# Settings that name files and models, and settings of this machine only.
+_FILES = (
+    "train_file",
+    "validation_file",
+    "text",
+    "validation_text",
+    "english_file",
+    "sentence_file",
+    "data_dir",
+)
+_MODELS = ("model", "models", "from_model", "tokenizer", "teacher", "student")
+_OF_THIS_MACHINE = ("output_dir", "out", "cache_dir", "overwrite")
 
 
-def names_folder(name: str) -> bool:
+def is_local_path(name: str) -> bool:
     """Whether the name of a model is a local path, existing or not, rather than an id of the hub."""
     return os.path.isdir(name) or name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1
 
@@ -38,16 +46,26 @@ def names_only(files: Any) -> Any:
     return [names_only(each) for each in files] if isinstance(files, list) else files
 
 
-def portable(settings: Any) -> dict[str, Any]:
-    """Settings for results: files and models by name only, without output, cache and data folders."""
-    named = dataclasses.asdict(settings)
-    for name in _FILES:
-        if name in named:
-            named[name] = names_only(named[name])
-    for name in _MODELS:
-        if isinstance(named.get(name), str):
-            named[name] = recorded_name(named[name])
-    return {name: value for name, value in named.items() if name not in _PLACES}
+def portable(settings: Any, *, without: Iterable[str] = ()) -> dict[str, Any]:
+    """Settings for results, without paths of this machine: files and models by name, no output and cache folders.
+
+    Args:
+        settings: A dataclass, or a mapping by name; mappings inside it, such as those of a study, are treated alike.
+        without: Further settings that are not recorded.
+    """
+    named = settings if isinstance(settings, dict) else dataclasses.asdict(settings)
+    left_out = {*_OF_THIS_MACHINE, *without}
+    return {name: _recorded(name, value) for name, value in named.items() if name not in left_out}
+
+
+def _recorded(name: str, value: Any) -> Any:
+    if isinstance(value, dict):
+        return portable(value)
+    if name in _FILES:
+        return names_only(value)
+    if name in _MODELS and isinstance(value, list):
+        return list(map(recorded_name, value))
+    return recorded_name(value) if name in _MODELS and isinstance(value, str) else value
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import platform
-import re
-from pathlib import Path
 
 import torch
 
+from linformer_kit.environment import status_bytes
+
 # Parameters of mallopt, of the GNU C library (malloc.h).
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4
-
-_STATUS = Path("/proc/self/status")
 
 
 def most_bytes(device: torch.device) -> int | None:
@@ -20,12 +18,6 @@ def most_bytes(device: torch.device) -> int | None:
     if device.type != "cpu":
         return torch.accelerator.max_memory_allocated(device)
     return status_bytes("VmHWM")
-
-
-def status_bytes(name: str) -> int | None:
-    """A memory value of this process from /proc/self/status, by its name in proc(5), in bytes; None if not on Linux."""
-    found = re.search(rf"^{name}:\s+(\d+) kB$", _STATUS.read_text() if _STATUS.exists() else "", flags=re.MULTILINE)
-    return int(found[1]) * 1024 if found else None
 
 
 def keep_freed_memory() -> None:

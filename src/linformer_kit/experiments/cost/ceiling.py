@@ -13,11 +13,12 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
-from linformer_kit.experiments.experiment import Experiment, portable
+from linformer_kit.experiments.experiment import Experiment
 from linformer_kit.experiments.measure import Timings, interleaved
 from linformer_kit.experiments.prepare import check, default_tokens, pairs, torch_dtype
 from linformer_kit.operator.kernels import has_onednn
 from linformer_kit.report.ceiling import write_ceiling_report
+from linformer_kit.settings import portable
 from linformer_kit.settings.bench import BenchSettings, CeilingSettings, RateSettings
 
 _SCORE_BYTES = 512 * 2**20  # larger scores are computed in blocks

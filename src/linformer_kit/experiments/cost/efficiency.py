@@ -19,10 +19,11 @@ from linformer_kit.experiments.cost.ceiling import machine_rates, products_summa
 from linformer_kit.experiments.cost.encoders import VOCAB_SIZE, Encoder, build, random_ids, runner, score_bytes
 from linformer_kit.experiments.cost.memory import TOKENS, extrapolate, free_bytes, largest_batch, measure_memory
 from linformer_kit.experiments.cost.operations import TRAINING, bound, layer_cost
-from linformer_kit.experiments.experiment import Experiment, portable, require
+from linformer_kit.experiments.experiment import Experiment, require
 from linformer_kit.experiments.measure import interleaved, summary
 from linformer_kit.experiments.prepare import check, default_tokens, pairs, torch_dtype
 from linformer_kit.report.efficiency import write_efficiency_report
+from linformer_kit.settings import portable
 from linformer_kit.settings.bench import EfficiencySettings
 
 _LENGTHS = [2**power for power in range(9, 17)]

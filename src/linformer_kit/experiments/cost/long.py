@@ -13,11 +13,12 @@ from tqdm import tqdm
 
 from linformer_kit.experiments.cost.encoders import Encoder, build, random_ids, runner
 from linformer_kit.experiments.cost.memory import layers_of, parameter_bytes
-from linformer_kit.experiments.experiment import Experiment, portable, require
+from linformer_kit.experiments.experiment import Experiment, require
 from linformer_kit.experiments.measure import in_fresh_process, interleaved, peak_bytes, summary
 from linformer_kit.experiments.prepare import check, torch_dtype
 from linformer_kit.models.encoder import LinformerLayer
 from linformer_kit.report.long import write_long_report
+from linformer_kit.settings import portable
 from linformer_kit.settings.bench import LongSettings
 
 _SECONDS = 60.0  # for all runs over the short sequence

@@ -22,10 +22,11 @@ from tqdm import tqdm
 
 from linformer_kit.errors import InputError
 from linformer_kit.experiments.cost.registry import SYSTEMS
-from linformer_kit.experiments.experiment import Experiment, portable, require
+from linformer_kit.experiments.experiment import Experiment, require
 from linformer_kit.experiments.measure import interleaved, summary, synchronize
 from linformer_kit.experiments.prepare import check, default_tokens, torch_dtype
 from linformer_kit.report.systems import write_systems_report
+from linformer_kit.settings import portable
 from linformer_kit.settings.bench import SystemsSettings
 
 

@@ -12,9 +12,9 @@ from typing import Any
 from jsonargparse import ArgumentParser, Namespace
 
 from linformer_kit.errors import InputError
-from linformer_kit.experiments.experiment import portable, require
+from linformer_kit.experiments.experiment import require
 from linformer_kit.report.base import file_name
-from linformer_kit.settings import ModelSettings, PretrainSettings, names_only
+from linformer_kit.settings import ModelSettings, PretrainSettings, names_only, portable
 from linformer_kit.settings.study import LearningSettings
 from linformer_kit.training import pretrain
 from linformer_kit.training.identity import defaults
@@ -105,14 +105,7 @@ def make_trial(
 
 def recorded_study(study: LearningSettings) -> dict[str, Any]:
     """The settings of a study as recorded in its results, without paths of this machine."""
-    unsaid = ("output_dir", "resume", "processes")
-    fields = portable(study, files=("english_file", "sentence_file"), without=unsaid)
-    fields["base"]["cache_dir"] = None
-    for changes in (fields["base"], *fields["cells"].values(), *fields["variants"].values()):
-        for name in _PATHS:
-            if name in changes:
-                changes[name] = names_only(changes[name])
-    return fields
+    return portable(study, without=("resume", "processes"))
 
 
 def check_trial(trial: Trial) -> None:

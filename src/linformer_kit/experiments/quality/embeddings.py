@@ -25,14 +25,14 @@ from linformer_kit.data.files import find_files
 from linformer_kit.data.labelled import load_labelled
 from linformer_kit.environment import best_device, use_bf16
 from linformer_kit.errors import renamed
-from linformer_kit.experiments.experiment import Experiment, check_output, portable, require
+from linformer_kit.experiments.experiment import Experiment, check_output, require
 from linformer_kit.experiments.measure import in_fresh_process, interleaved, peak_bytes, summary
 from linformer_kit.interop.loading import input_length, load_model
 from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.linearized.positions import LONGEST, longest_input, set_positions
 from linformer_kit.models.modeling import LinformerPreTrainedModel
 from linformer_kit.report.embeddings import write_embeddings_report
-from linformer_kit.settings import FinetuneSettings
+from linformer_kit.settings import FinetuneSettings, portable
 from linformer_kit.settings.bench import EmbeddingsSettings
 from linformer_kit.training.tasks.answers import mean_embedding
 
@@ -68,7 +68,7 @@ def measure_embeddings(settings: EmbeddingsSettings) -> Experiment:
         "bench embeddings",
         settings.output_dir,
         device=best_device(),
-        settings=portable(settings, files=("models", "text", "data_dir")),
+        settings=portable(settings),
         write=write_embeddings_report,
         fields={"models": {name: {} for name in names}, "complete": False},
     )

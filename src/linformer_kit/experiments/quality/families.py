@@ -16,12 +16,12 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import AutoModel, PreTrainedModel
 
-from linformer_kit.experiments.experiment import Experiment, check_output, portable, require
+from linformer_kit.experiments.experiment import Experiment, check_output, require
 from linformer_kit.linearized.layers import attention_layers
 from linformer_kit.linearized.linearize import linearize
 from linformer_kit.linearized.positions import longest_input
 from linformer_kit.report.families import write_families_report
-from linformer_kit.settings import LARGEST_SEED
+from linformer_kit.settings import LARGEST_SEED, portable
 from linformer_kit.settings.bench import FamiliesSettings
 
 _TEXT = {

@@ -14,13 +14,13 @@ from linformer_kit.data.tasks import TASKS
 from linformer_kit.environment import best_device
 from linformer_kit.errors import DivergedError, InputError
 from linformer_kit.experiments import paper
-from linformer_kit.experiments.experiment import Experiment, check_output, earlier_file, portable
+from linformer_kit.experiments.experiment import Experiment, check_output, earlier_file
 from linformer_kit.experiments.measure import in_fresh_process, peak_bytes
 from linformer_kit.files.manifest import file_fingerprint, read_json
 from linformer_kit.interop.loading import check_model_folder
 from linformer_kit.report.base import file_name
 from linformer_kit.report.table2 import write_table2_report
-from linformer_kit.settings import FinetuneSettings, names_folder, names_only
+from linformer_kit.settings import FinetuneSettings, is_local_path, portable, recorded_name
 from linformer_kit.settings.bench import Table2Settings
 from linformer_kit.training import finetune
 from linformer_kit.training.memory import keep_freed_memory
@@ -63,7 +63,7 @@ def table2(settings: Table2Settings) -> Experiment:
     """
     names = _check(settings)
     fields: dict[str, Any] = {
-        "models": {name: _place(model) for name, model in names.items()},
+        "models": {name: recorded_name(model) for name, model in names.items()},
         "fingerprints": {name: _fingerprint(model) for name, model in names.items()},
         "tasks": list(settings.tasks),
         "paper": [
@@ -73,7 +73,7 @@ def table2(settings: Table2Settings) -> Experiment:
         "cells": [],
         "complete": False,
     }
-    recorded = _portable(settings)
+    recorded = portable(settings)
     earlier = earlier_file(settings.output_dir, "table2", resume=settings.resume)
     if earlier is not None:
         fields["cells"] = _earlier_cells(read_json(earlier), fields | {"settings": recorded}, earlier)
@@ -200,20 +200,9 @@ def _earlier_cells(before: dict[str, Any], now: dict[str, Any], path: Path) -> l
     return before["cells"]
 
 
-def _portable(settings: Table2Settings) -> dict[str, Any]:
-    """The settings as recorded in the results, without paths of this machine."""
-    recorded = portable(settings, files=("data_dir",), emptied=("cache_dir", "output_dir"), without=())
-    return recorded | {"models": list(map(_place, settings.models))}
-
-
-def _place(model: str) -> str:
-    """The name of a model's folder, or its hub id."""
-    return names_only(model) if names_folder(model) else model
-
-
 def _fingerprint(model: str) -> str | None:
     """Hexadecimal hash of the weights in a folder; None for models on the hub."""
-    if not names_folder(model):
+    if not is_local_path(model):
         return None
     content = hashlib.sha256()
     for path in sorted(Path(model).glob("*.safetensors")):
@@ -240,7 +229,7 @@ def _check(settings: Table2Settings) -> dict[str, str]:
             raise InputError(f"{setting}: expected some of {', '.join(TASKS)}, got {', '.join(tasks)}")
     earlier = earlier_file(settings.output_dir, "table2", resume=settings.resume)
     check_output(settings.output_dir, resume=earlier is not None)
-    for model in filter(names_folder, settings.models):
+    for model in filter(is_local_path, settings.models):
         check_model_folder(Path(model))
     for rate in settings.learning_rates:
         finetune.check(_finetune_settings(settings, (names[0], settings.tasks[0], rate), settings.seeds))

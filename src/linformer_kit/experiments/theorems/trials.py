@@ -19,7 +19,7 @@ from tqdm import tqdm
 from transformers import AutoModel, PreTrainedModel
 
 from linformer_kit.errors import InputError
-from linformer_kit.experiments.experiment import check_output, header, portable, show, write_at_once
+from linformer_kit.experiments.experiment import check_output, header, show, write_at_once
 from linformer_kit.experiments.spectrum.capture import LayerAttention, visit_attention
 from linformer_kit.experiments.spectrum.texts import find_texts, sequence_length, sequences
 from linformer_kit.experiments.theorems.fitted import fit_projections
@@ -39,7 +39,7 @@ from linformer_kit.experiments.theorems.statements import (
 from linformer_kit.interop.loading import load_model
 from linformer_kit.operator.projections.starts import pooling_matrix
 from linformer_kit.report.theorems import MOST_TIMES_N, write_theorems_report
-from linformer_kit.settings import LARGEST_SEED, TheoremsSettings, recorded_name
+from linformer_kit.settings import LARGEST_SEED, TheoremsSettings, portable
 
 CONFIDENCE = 0.9  # share of columns, or of queries, that counts as "the bound holds"
 _RANDOM_MATRICES = 3
@@ -88,7 +88,6 @@ def theorems(settings: TheoremsSettings) -> tuple[str, Path, bool]:
     recorded = portable(settings)
     if settings.model is not None:
         cases.append(_model_case(settings, generator))
-        recorded["model"] = recorded_name(settings.model)
         recorded["text"] = find_texts(settings).name
     results = header("theorems", device=_CPU, settings=recorded)
     measured: list[dict[str, Any]] = []

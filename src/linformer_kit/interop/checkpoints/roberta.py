@@ -23,7 +23,7 @@ from linformer_kit.models.heads import (
     LinformerForTokenClassification,
 )
 from linformer_kit.models.modeling import LinformerModel, LinformerPreTrainedModel
-from linformer_kit.settings import ResizeMode, names_folder
+from linformer_kit.settings import ResizeMode, is_local_path
 
 # Model type: prefix of its class names.
 MODEL_TYPES = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"}
@@ -224,7 +224,7 @@ def build_linear(
 def _read_config(source: str) -> tuple[Any, Weights | None]:
     """The configuration and, for a folder, the size of the weights."""
     folder, weights = Path(source), None
-    if names_folder(source):
+    if is_local_path(source):
         if not folder.is_dir():
             raise InputError(
                 f"source: expected a folder, a hub id or a fairseq file, got {folder}, which does not exist"

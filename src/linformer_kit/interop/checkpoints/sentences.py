@@ -11,7 +11,7 @@ from huggingface_hub import snapshot_download
 from linformer_kit.errors import InputError
 from linformer_kit.files.runs import SENTENCE_FILES
 from linformer_kit.models.saved_lengths import SENTENCE_LIMIT, shorter_limits
-from linformer_kit.settings import names_folder
+from linformer_kit.settings import is_local_path
 
 _MODULES, *_SETTINGS = SENTENCE_FILES
 _MAX_LENGTH = SENTENCE_LIMIT[1]
@@ -69,7 +69,7 @@ def lengthened(source: str, longest: int | None) -> int | None:
         source: Folder or hub id of the model.
         longest: Its longest input in tokens.
     """
-    known = longest is not None and names_folder(source) and shorter_limits(Path(source), longest)
+    known = longest is not None and is_local_path(source) and shorter_limits(Path(source), longest)
     return longest if known else None
 
 
@@ -81,7 +81,7 @@ def write_files(files: Files, folder: Path) -> None:
 
 
 def _folder(source: str) -> Path | None:
-    if names_folder(source):
+    if is_local_path(source):
         return Path(source)
     try:
         return Path(snapshot_download(source, allow_patterns=_PATTERNS))
