@@ -180,6 +180,7 @@ def test_slots_are_ordered_by_where_they_look(config):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["MODEL", "OUT", "--layers", "[]"], "layers: expected at least one, got none"),
         (["MODEL", "OUT", "--layers", "2"], "layers: expected 0 to 1, got 2"),
         (["MODEL", "OUT", "--heads", "-1"], "heads: expected 0 to 2, got -1"),
         (["MODEL", "OUT", "--text", " "], "text: expected some words, got none"),

@@ -17,6 +17,7 @@ from transformers import DataCollatorWithPadding, TrainingArguments
 from linformer_kit import InputError, LinformerForMaskedLM, LinformerForSequenceClassification
 from linformer_kit.data.inputs import LabelledItems
 from linformer_kit.errors import DivergedError, Stopped
+from linformer_kit.files import runs
 from linformer_kit.training.loop import Training
 from linformer_kit.training.randomness import seed_generators
 from linformer_kit.training.tasks.classification import Classification, classification_loss
@@ -444,6 +445,25 @@ def test_so_many_updates_may_be_skipped(masked, run, build, tmp_path):
         training.run()
 
 
+def test_an_update_follows_a_skipped_one_in_float16(masked, build):
+    """With the scale as it was: a loss of NaN does not mean that float16 has overflowed."""
+    training = build(task=spoilt(masked(), (1, 0)), max_skipped_updates=1, fp16=True, logging_steps=2)
+    training.run()
+    assert training.skipped_updates == 1 and training.state.update == 7
+    assert training.engine.scaler_state()["scale"] == 65536.0
+    assert list(training.state.logged("loss")) == [2, 4, 6]
+    assert list(training.state.logged("grad_norm")) == [4, 6]  # update 2 has none
+
+
+def test_checkpoints_that_cannot_be_removed_do_not_end_a_training(run, monkeypatch, caplog):
+    def fail(path):
+        raise PermissionError(f"{path}: not yours")
+
+    monkeypatch.setattr(runs, "remove_folder", fail)
+    trained = run(save_every=2, save_total_limit=1)
+    assert trained.state.update == 7 and "old checkpoints cannot be removed" in caplog.text
+
+
 def test_a_gradient_that_is_not_finite_counts_too(masked, build):
     task = masked()
     task.model.lm_head.dense.weight.register_hook(lambda gradient: gradient * math.inf)
@@ -488,6 +508,14 @@ def test_a_signal_during_evaluation_leaves_it_out(masked, build, run, tmp_path):
     assert not training.state.logged("eval_loss")
     resumed = run("cut", checkpoint=tmp_path / "cut" / "checkpoint-3")
     assert resumed.state.logged("eval_loss") == run("whole").state.logged("eval_loss")
+
+
+def test_a_signal_at_the_very_end_stops_the_measurement(build):
+    training = build()
+    training.run()
+    training._request.signal = signal.SIGTERM
+    with pytest.raises(Stopped, match=r"^stopped after update 7; --resume goes on from"):
+        training.measure()
 
 
 def test_a_signal_before_the_first_update_leaves_nothing(masked, build, tmp_path):

@@ -338,11 +338,6 @@ def test_a_run_is_not_resumed_on_other_text(corpus, capsys, tmp_path):
     (text / "0.txt").write_text("something else entirely\n" * 50)
     error = fail_last_line(capsys, *arguments(text, folder, "--resume", "--max_steps=6"))
     assert error.endswith(f"resume: expected the corpus of {folder / 'run.json'}, got another one")
-    made = json.loads((folder / "run.json").read_text())
-    del made["fingerprints_of"]
-    (folder / "run.json").write_text(json.dumps(made))
-    error = fail_last_line(capsys, *arguments(text, folder, "--resume", "--max_steps=6"))
-    assert "got another one; an earlier version wrote it, which compared paths and times of files" in error
     assert (folder / "tokenizer.json").read_bytes() == before
 
 

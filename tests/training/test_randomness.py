@@ -55,3 +55,10 @@ def test_kernels_that_sum_in_a_fixed_order_only_where_they_are_wanted(monkeypatc
         assert torch.are_deterministic_algorithms_enabled() and not torch.backends.cudnn.benchmark
         raise ZeroDivisionError
     assert not torch.are_deterministic_algorithms_enabled() and torch.backends.cudnn.benchmark
+    try:
+        torch.set_deterministic_debug_mode("warn")
+        with deterministic_kernels(True):
+            assert torch.get_deterministic_debug_mode() == 2
+        assert torch.get_deterministic_debug_mode() == 1
+    finally:
+        torch.set_deterministic_debug_mode("default")

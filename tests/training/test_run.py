@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from linformer_kit import InputError
+from linformer_kit.errors import MachineError
 from linformer_kit.files.manifest import damage
 from linformer_kit.training import run as training_run
 from linformer_kit.training.run import Run, measurements
@@ -60,6 +61,33 @@ def test_what_a_run_is_made_of_is_written_down_and_compared(tmp_path):
         again.open({"text": "other words"}, {"text_fingerprint": "other"})
     opened(tmp_path / "out", resume=True)
     assert len(json.loads((tmp_path / "out" / "run.json").read_text())["starts"]) == 2
+
+
+def test_the_batch_of_the_last_start_counts_also_after_a_kill(tmp_path):
+    """A start writes run.json first; settings.yaml may be that of the start before."""
+    folder = tmp_path / "out"
+    opened(folder)
+    made = json.loads((folder / "run.json").read_text())
+    made["settings"]["per_device_train_batch_size"] = 2
+    made["starts"].append({"processes": 2})
+    (folder / "run.json").write_text(json.dumps(made))
+    Run("pretrain", small_settings(output_dir=str(folder), resume=True))
+    with pytest.raises(
+        InputError, match=r"for the same batch of all processes, 2 in 2 processes, got 2 in 1 processes"
+    ):
+        Run("pretrain", small_settings(output_dir=str(folder), resume=True, per_device_train_batch_size=2))
+
+
+def test_results_that_cannot_be_written_are_named(tmp_path):
+    run = opened(tmp_path / "out")
+
+    def fail(folder):
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(MachineError, match=r"out: expected to be able to write the results, got: .*No space left"):
+        run.write(fail)
+    run.write(lambda folder: (folder / "a.txt").write_text("b"))
+    assert (tmp_path / "out" / "a.txt").read_text() == "b"
 
 
 FREE = {"max_skipped_updates": 3, "save_total_limit": 5, "logging_steps": 7, "report_to": "tensorboard", "dataloader_num_workers": 2, "per_device_eval_batch_size": 5, "ddp_timeout": 60}  # fmt: skip

@@ -43,7 +43,7 @@ LINES = "a list of names and numbers, each with its step"
     ("name", "values", "expected"),
     [
         ("global_step", [..., None, -1, 1.0, True, "3", 2**63, [3]], COUNT),
-        ("position", [..., None, 3, [0], [0, 1, 2], [0, -1], [0, 1.0], [True, 1], {"0": 1}, "01"], "two counts"),
+        ("position", [None, 3, [0], [0, 1, 2], [0, -1], [0, 1.0], [True, 1], {"0": 1}, "01"], "two counts"),
         ("losses", [..., None, 1.5, ["1.5"], [None], [True], {"a": 1}], LIST),
         ("scaler", [..., None, [], [1.0], {"scale": "1"}, {"scale": None}, {"scale": True}], "numbers by name"),
         ("log_history", [..., None, {}, [3], [{"loss": 1.0}], [{"step": -1}], [{"step": 1.5}], [{"step": 1, "loss": "1"}], [{"step": 1, "loss": None}], [{"step": 1, "a": [1]}]], LINES),
@@ -55,6 +55,14 @@ def test_what_can_be_no_state_is_refused(name, values, expected, tmp_path):
         got = repr(None if value is ... else value)
         with pytest.raises(InputError, match=f"^{re.escape(f'{path}: expected {expected} as {name}, got {got}')}$"):
             read_state(tmp_path)
+
+
+def test_a_checkpoint_of_an_earlier_version_is_named_as_such(tmp_path):
+    path = tmp_path / "trainer_state.json"
+    path.write_text('{"global_step": 3, "log_history": []}')
+    message = f"{path}: expected the position in the data, got none: an earlier version wrote it; start a new run"
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        read_state(tmp_path)
 
 
 def test_a_long_value_is_shown_in_short(tmp_path):

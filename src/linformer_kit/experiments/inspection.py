@@ -207,6 +207,8 @@ def _chosen(name: str, chosen: list[int] | None, count: int) -> list[int]:
     """The layers or heads to plot: those chosen, without duplicates, or a few, evenly spaced."""
     if chosen is None:
         return sorted({round(index * (count - 1) / max(1, _PANELS - 1)) for index in range(_PANELS)})
+    if not chosen:
+        raise InputError(f"{name}: expected at least one, got none")
     for index in chosen:
         if not 0 <= index < count:
             raise InputError(f"{name}: expected 0 to {count - 1}, got {index}")

@@ -13,27 +13,13 @@ from linformer_kit.files.manifest import MANIFEST, damage, listed_files, recover
 from linformer_kit.files.writing import remove_tree
 
 _NEW_FOLDERS = "runs"  # parent of new run folders, when no output_dir is given
-
-
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")
-
-
 TRAINER_STATE = "trainer_state.json"  # the training state; transformers' file name
-
-
 TWIN_FOLDER = "full"  # the full-attention twin
-
-
 SEED_FOLDER = re.compile(r"seed-(\d+)")  # the checkpoints of one seed
-
-
 # Files that mark a folder as a run of this package, or as its twin; without them, `overwrite` must not delete anything.
 RUN_MARK = "run.json"
-
-
 TWIN_MARK = "twin.json"
-
-
 # Files of a run at the top of its folder; `overwrite` removes them and those that the manifest lists, the marks last.
 RUN_FILES = (
     MANIFEST,
@@ -51,8 +37,6 @@ RUN_FILES = (
     TWIN_MARK,
     RUN_MARK,
 )
-
-
 # If any of these exists beside an encoder, sentence-transformers reads its configuration there.
 SENTENCE_FILES = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
 # Files that libraries load together with a model in the same folder: those of another model must not be there.
@@ -118,7 +102,7 @@ def holds_run(folder: Path) -> bool:
     return any(map(checkpoints, places)) or any((folder / name).exists() for name in RUN_FILES)
 
 
-def checkpoint_path(folder: Path, updates: int | None) -> Path:
+def checkpoint_path(folder: Path, updates: int) -> Path:
     """Path of the checkpoint after a number of updates."""
     return folder / f"checkpoint-{updates}"
 
@@ -150,7 +134,7 @@ def rotate_checkpoints(folder: Path, limit: int | None, *, keep: int | None) -> 
     found = checkpoints(folder)
     if limit is None or len(found) <= limit or damage(found[0]) is not None:
         return
-    staying = {found[0], *(path for path in found if path == checkpoint_path(folder, keep))}
+    staying = {found[0], *(path for path in found if keep is not None and path == checkpoint_path(folder, keep))}
     for path in found:
         if len(staying) < limit:
             staying.add(path)

@@ -147,10 +147,13 @@ def whole_weights(model: nn.Module) -> dict[str, Tensor]:
 
     def whole(tensor: Tensor) -> Tensor:
         if not isinstance(tensor, DTensor):
-            return tensor
-        return wholes.setdefault(tensor.to_local().data_ptr(), tensor.full_tensor().cpu())
+            return tensor.detach()
+        if id(tensor) not in wholes:
+            wholes[id(tensor)] = tensor.full_tensor().detach().cpu()
+        return wholes[id(tensor)]
 
-    return {name: whole(tensor) for name, tensor in model.state_dict().items()}
+    # With `keep_vars`, tied weights are the same object.
+    return {name: whole(tensor) for name, tensor in model.state_dict(keep_vars=True).items()}
 
 
 def _weights_if_sharded(model: nn.Module) -> dict[str, Tensor] | None:
@@ -159,7 +162,7 @@ def _weights_if_sharded(model: nn.Module) -> dict[str, Tensor] | None:
     return whole_weights(model) if sharded else None
 
 
-def write_by_one(write: Callable[[], None], what: str, kept: str) -> None:
+def write_by_one(write: Callable[[], object], what: str, kept: str) -> None:
     """Let one process write; if that fails, all processes raise the same kind of error.
 
     Args:

@@ -130,13 +130,20 @@ class Engine:
         return loss, next(NonFinite(rank, found) for rank, found in enumerate(gather_object([wrong])) if found)
 
     def step(self, share: float) -> None:
-        """Update the parameters, with a fraction of the peak learning rate."""
+        """Update the parameters, with a fraction of the peak learning rate, and drop the gradients."""
         set_learning_rate(self.optimizer, share)
         if self._scaler is None:
             self.optimizer.step()
         else:  # skips the update and lowers the scale if float16 has overflowed
             self._scaler.step(self.optimizer)
             self._scaler.update()
+        self.optimizer.zero_grad()
+
+    def skip(self) -> None:
+        """Make no update: drop the gradients, and keep the scale of float16, so that the next update can be made."""
+        self.optimizer.zero_grad()
+        if self._scaler is not None:
+            self._scaler.update(self._scaler.get_scale())
 
     def scaler_state(self) -> dict[str, float]:
         """State of float16's loss scaling, for checkpoints."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import math
 import tempfile
@@ -111,12 +112,9 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
         results["runs"].append(measured)
         if best_run(results)["seed"] == seed:
             run.save_model(training.task.model, tokenizer)
-            if run.is_main:
-                write_mistakes(_mistakes(task, probabilities), run.folder)
-        if run.is_main:
-            _write(results, run.folder)
-    if run.is_main:
-        _write(results, run.folder)  # also if all seeds were done before: the figures may be missing
+            run.write(functools.partial(_write_mistakes, task, probabilities))
+        run.write(functools.partial(_write, results))
+    run.write(functools.partial(_write, results))  # also if all seeds were done before: the figures may be missing
     return results, run.folder
 
 
@@ -194,9 +192,7 @@ def _train(run: Run, task: _Task, seed: int) -> tuple[Training, np.ndarray, dict
     training = run.train(classification, _plan(task, updates, seed), run.folder / f"seed-{seed}", said=f"seed {seed}")
     if training.diverged is not None:
         raise DivergedError(f"seed {seed}: {training.diverged}")
-    measured = training.measure()
-    assert measured is not None, "no signal is handled here"
-    logits, sorted_targets = measured
+    logits, sorted_targets = training.measure()
     found = classification.metrics(logits, sorted_targets)
     of_sorted = class_probabilities(logits, multi_label=labels.multi_label)
     probabilities, targets = np.empty_like(of_sorted), np.empty_like(sorted_targets)
@@ -284,11 +280,11 @@ def _write(results: dict[str, Any], folder: Path) -> None:
     write_finetune_report(results, folder)
 
 
-def _mistakes(task: _Task, probabilities: np.ndarray) -> list[dict[str, Any]]:
+def _write_mistakes(task: _Task, probabilities: np.ndarray, folder: Path) -> None:
     labels = task.texts.labels
     targets = task.validation.items.labels
     answers = predicted(probabilities, multi_label=labels.multi_label)
-    return mistakes(probabilities, answers, targets, task.texts.validation, labels)
+    write_mistakes(mistakes(probabilities, answers, targets, task.texts.validation, labels), folder)
 
 
 def _earlier_runs(settings: FinetuneSettings) -> list[dict[str, Any]]:

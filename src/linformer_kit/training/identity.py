@@ -38,8 +38,6 @@ _MAY_CHANGE = (
 _NOT_SAVED = ("output_dir", "resume", "overwrite")
 _SETTINGS = "settings.yaml"
 _FINGERPRINT = "_fingerprint"
-# Fingerprints of text are hashes of its content; in runs of earlier versions, which lack this key, of paths and times.
-_FINGERPRINTS_OF, _CONTENT = "fingerprints_of", "content"
 _BATCH = "per_device_train_batch_size"
 
 
@@ -74,7 +72,7 @@ def check_same_settings(settings: TrainingSettings, may_change: Collection[str])
     before, now = {**defaults(type(settings)), **read_yaml(path)}, dataclasses.asdict(settings)
     if isinstance(before.get("model"), dict):
         before["model"] = {**defaults(ModelSettings), **before["model"]}
-    _check_same_batch(settings, before)
+    _check_same_batch(settings)
     free = {*_NOT_SAVED, *_MAY_CHANGE, *may_change, _BATCH}
     if now.get("streaming") or now.get("dataset_name"):
         free.discard("dataloader_num_workers")  # workers share the files of a stream, so their number changes the order
@@ -92,12 +90,17 @@ def check_same_settings(settings: TrainingSettings, may_change: Collection[str])
             )
 
 
-def _check_same_batch(settings: TrainingSettings, before: dict[str, Any]) -> None:
-    """Raise an error if the global batch size differs; the size per process may change with their number."""
-    starts = _earlier_starts(settings, Path(settings.output_dir or ""))
+def _check_same_batch(settings: TrainingSettings) -> None:
+    """Raise an error if the global batch size differs; the size per process may change with their number.
+
+    Size and number are read from one file: a kill between the writing of two would leave those of different starts.
+    """
+    folder = Path(settings.output_dir or "")
+    starts = _earlier_starts(settings, folder)
     last = starts[-1] if starts and isinstance(starts[-1], dict) else {}
+    before = read_json(folder / RUN_MARK).get("settings") if starts else None
     counts = last.get("processes", 1), PartialState().num_processes
-    sizes = before.get(_BATCH), settings.per_device_train_batch_size
+    sizes = before.get(_BATCH) if isinstance(before, dict) else None, settings.per_device_train_batch_size
     if not all(isinstance(number, int) for number in (*counts, *sizes)) or counts[0] * sizes[0] != counts[1] * sizes[1]:
         old, new = (f"{size} in {count} processes" for size, count in zip(sizes, counts, strict=True))
         raise InputError(f"resume: expected {_BATCH} for the same batch of all processes, {old}, got {new}")
@@ -116,13 +119,7 @@ def check_same_source(settings: TrainingSettings, fingerprints: dict[str, str]) 
     before = read_json(path)
     for name in dict.fromkeys([*fingerprints, *filter(lambda name: name.endswith(_FINGERPRINT), before)]):
         if before.get(name) != fingerprints.get(name):
-            by_content = before.get(_FINGERPRINTS_OF) == _CONTENT
-            hint = (
-                "; an earlier version wrote it, which compared paths and times of files: "
-                "start a new run, or resume with that version"
-            )
-            what = name.removesuffix(_FINGERPRINT)
-            raise InputError(f"resume: expected the {what} of {path}, got another one{'' if by_content else hint}")
+            raise InputError(f"resume: expected the {name.removesuffix(_FINGERPRINT)} of {path}, got another one")
 
 
 def save_run(
@@ -149,7 +146,6 @@ def save_run(
         "command": command,
         **source,
         **fingerprints,
-        _FINGERPRINTS_OF: _CONTENT,
         "versions": versions(),
         "settings": resolved,
         "starts": [*_earlier_starts(settings, folder), _this_start()],

@@ -68,13 +68,19 @@ class TrainingLog:
         if self._bar is not None:
             self._bar.update(self._state.update - self._bar.n)
 
-    def add_losses(self, *, learning_rate: float, grad_norm: float) -> None:
-        """Add a line with the mean loss of the updates since the last such line, speed, time left and memory."""
+    def add_losses(self, *, learning_rate: float, grad_norm: float | None) -> None:
+        """Add a line with the mean loss of the updates since the last such line, speed, time left and memory.
+
+        Args:
+            learning_rate: The learning rate of the last update.
+            grad_norm: Its gradient norm before clipping; None if it was skipped.
+        """
         state = self._state
         loss = sum(state.losses) / len(state.losses)
         seconds, items = self.seconds - self._logged[0], self._items - self._logged[1]
         self._logged = self.seconds, self._items
-        values = {"loss": loss, "grad_norm": grad_norm, "learning_rate": learning_rate}
+        norm = {} if grad_norm is None else {"grad_norm": grad_norm}
+        values = {"loss": loss, **norm, "learning_rate": learning_rate}
         values[f"{self._unit}_per_second"] = items / seconds if seconds else 0.0
         values["seconds_left"] = (self._updates - state.update) * self.seconds / max(1, self._timed)
         if (memory := most_bytes(self._device)) is not None:

@@ -131,10 +131,10 @@ class Training:
         loss, wrong = engine.checked_loss(losses, norm)
         if wrong:
             self._skip_or_raise(wrong)
+            engine.skip()
         else:
             engine.step(share)
             state.losses.append(loss)
-        engine.optimizer.zero_grad()
         task.begin(None)
         state.update += 1
         state.position, state.epoch = data.position, self._batches.epochs(data.position)
@@ -142,7 +142,8 @@ class Training:
         if wrong:
             self.log.add({"skipped_updates": self.skipped_updates + 1})
         if state.update % self.settings.logging_steps == 0 and state.losses:
-            self.log.add_losses(learning_rate=share * self.settings.learning_rate, grad_norm=norm)
+            rate = share * self.settings.learning_rate
+            self.log.add_losses(learning_rate=rate, grad_norm=None if wrong else norm)
 
     @property
     def skipped_updates(self) -> int:
@@ -164,13 +165,22 @@ class Training:
         """The update whose weights are the result."""
         return self.plan.result_update(self.state)
 
-    def measure(self) -> tuple[np.ndarray, ...] | None:
-        """Measure each validation sequence, in their order; None after a signal to stop."""
+    def measure(self) -> tuple[np.ndarray, ...]:
+        """Measure each validation sequence, in their order.
+
+        Raises:
+            Stopped: after a signal that arrived while `run` ended.
+        """
+        if (measured := self._measured()) is None:
+            raise self._stopped(self._asked_to_stop())
+        return measured
+
+    def _measured(self) -> tuple[np.ndarray, ...] | None:
         return measure(self.task, self.settings, self.engine, self._asked_to_stop)
 
     def _evaluate(self) -> int:
         """Evaluate and return 0, or return the number of a signal to stop."""
-        if (measured := self.measure()) is None:
+        if (measured := self._measured()) is None:
             return self._asked_to_stop()
         metrics = self.task.metrics(*measured)
         self.log.add({f"eval_{name}": value for name, value in metrics.items()}, self.task.describe(metrics))
@@ -187,7 +197,10 @@ class Training:
         self._saved = here
         if self.engine.rank == 0:
             keep = None if plan.metric is None else plan.result_update(state)
-            rotate_checkpoints(self.folder, self.settings.save_total_limit, keep=keep)
+            try:
+                rotate_checkpoints(self.folder, self.settings.save_total_limit, keep=keep)
+            except OSError as error:  # the training itself can go on
+                logger.warning("%s: old checkpoints cannot be removed: %s", self.folder, error)
 
     def _load_best(self) -> None:
         """Load the weights of the best checkpoint, if a metric selects the result and it is not the last update."""

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from linformer_kit.errors import DivergedError, InputError
 from linformer_kit.files.runs import check_output_dir, open_output_dir
 from linformer_kit.settings import TrainingSettings, check_training
-from linformer_kit.training.checkpoint import save_model
+from linformer_kit.training.checkpoint import save_model, write_by_one
 from linformer_kit.training.identity import (
     check_enough_updates,
     check_same_settings,
@@ -145,6 +145,11 @@ class Run:
     ) -> None:
         """Save a model and its tokenizer to `folder`, by default that of the run; see `checkpoint.save_model`."""
         save_model(model, tokenizer, self.folder if folder is None else folder, beside=beside)
+
+    def write(self, write: Callable[[Path], object]) -> None:
+        """Let the main process write results into the folder of the run; all processes raise if that fails."""
+        what = f"{self.folder}: expected to be able to write the results"
+        write_by_one(lambda: write(self.folder), what, "the checkpoints are")
 
 
 def measurements(training: Training) -> dict[str, Any]:
