@@ -45,7 +45,7 @@ def distill_command(teacher: Path, corpus: Path, folder: Path, **options: Any) -
     named |= {"projected_dim": 5, "layerwise_steps": 5, "max_eval_samples": 3, "validation_fraction": 0.2}
     named |= {"cache_dir": corpus.parent / f"{corpus.name}-cache"} | options
     flags = [f"--{name}={value}" for name, value in named.items()]
-    return ["distill", str(teacher), str(folder), *flags, "--text", str(corpus)]
+    return ["distill", str(teacher), str(folder), *flags, "--train_file", str(corpus)]
 
 
 def run_all(commands: list[list[str]], processes: int = 1) -> None:

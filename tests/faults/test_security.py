@@ -238,7 +238,13 @@ def uses(model: Path, texts: Path, corpus: Path, place: Path) -> dict[str, list[
     return {
         "fill-mask": ["fill-mask", model, "def <mask>("],
         "inspect": ["inspect", model, place / "inspect", "--text", "number 1 was good"],
-        "spectrum": ["spectrum", model, "--samples=1", f"--text={texts.parent}", f"--output_dir={place / 'spectrum'}"],
+        "spectrum": [
+            "spectrum",
+            model,
+            "--samples=1",
+            f"--text_file={texts.parent}",
+            f"--output_dir={place / 'spectrum'}",
+        ],
         "convert": ["convert", model, place / "convert"],
         "predict": ["predict", model, lines],
         "evaluate": ["evaluate", model, "--validation_file", texts],

@@ -32,7 +32,7 @@ def test_results_record_no_path_of_this_machine(tmp_path):
         output_dir=here,
         cache_dir=here,
         base={"data_dir": here, "cache_dir": here},
-        cells={"one": {"text": [f"{here}/b.txt"], "model": {"sharing": "none"}}},
+        cells={"one": {"text_file": [f"{here}/b.txt"], "model": {"sharing": "none"}}},
     )
     assert portable(settings) == {
         "model": "run",
@@ -40,7 +40,7 @@ def test_results_record_no_path_of_this_machine(tmp_path):
         "train_file": ["*.txt"],
         "validation_file": None,
         "base": {"data_dir": "run"},
-        "cells": {"one": {"text": ["b.txt"], "model": {"sharing": "none"}}},
+        "cells": {"one": {"text_file": ["b.txt"], "model": {"sharing": "none"}}},
         "seed": 3,
     }
     assert portable(settings, without=("model", "seed")).keys().isdisjoint({"model", "seed"})

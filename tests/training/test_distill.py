@@ -61,7 +61,7 @@ def teacher(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def run(teacher, texts, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("run") / "student"
-    distill(teacher, folder, text=texts)
+    distill(teacher, folder, train_file=texts)
     return folder
 
 
@@ -71,8 +71,10 @@ def distill(teacher: Path, folder: Path, **options: object) -> None:
 
 def command(teacher: Path, folder: Path, **options: object) -> list[str]:
     named = OPTIONS | {"cache_dir": folder.parent / "cache"} | options
-    flags = [f"--{name}={value}" for name, value in named.items() if name not in ("text", "validation_text")]
-    files = [word for name in ("text", "validation_text") if name in named for word in (f"--{name}", str(named[name]))]
+    flags = [f"--{name}={value}" for name, value in named.items() if name not in ("train_file", "validation_file")]
+    files = [
+        word for name in ("train_file", "validation_file") if name in named for word in (f"--{name}", str(named[name]))
+    ]
     return ["distill", str(teacher), str(folder), *flags, *files]
 
 
@@ -92,7 +94,15 @@ def test_what_it_leaves(run):
 
 
 def test_the_student_comes_nearer(teacher, texts, tmp_path):
-    distill(teacher, tmp_path / "student", text=texts, max_steps=50, eval_steps=50, learning_rate=1e-3, projected_dim=2)
+    distill(
+        teacher,
+        tmp_path / "student",
+        train_file=texts,
+        max_steps=50,
+        eval_steps=50,
+        learning_rate=1e-3,
+        projected_dim=2,
+    )
     curve = json.loads((tmp_path / "student" / "metrics.json").read_text())["curve"]
     assert curve["error"][-1][1] < 0.75 * curve["error"][0][1]
     assert curve["cosine"][-1][1] > curve["cosine"][0][1]
@@ -101,7 +111,7 @@ def test_the_student_comes_nearer(teacher, texts, tmp_path):
 def test_going_on_with_a_student(run, teacher, texts, tmp_path):
     student = {name: value for name, value in OPTIONS.items() if name != "projected_dim"}
     flags = [f"--{name}={value}" for name, value in student.items()]
-    main(["distill", str(teacher), str(tmp_path / "more"), *flags, "--student", str(run), "--text", str(texts)])
+    main(["distill", str(teacher), str(tmp_path / "more"), *flags, "--student", str(run), "--train_file", str(texts)])
     before, after = (
         json.loads((folder / "metrics.json").read_text())["curve"]["error"] for folder in (run, tmp_path / "more")
     )
@@ -110,7 +120,7 @@ def test_going_on_with_a_student(run, teacher, texts, tmp_path):
 
 def test_a_classifier_learns_from_its_own_pairs(pairs, tmp_path):
     teacher = write_teacher(tmp_path / "teacher", WORDS, "RobertaForSequenceClassification", num_labels=3)
-    distill(teacher, tmp_path / "student", text=pairs, text_pair_column="other")
+    distill(teacher, tmp_path / "student", train_file=pairs, text_pair_column="other")
     results = json.loads((tmp_path / "student" / "metrics.json").read_text())
     assert "16 texts to learn from, 7 for validation" in results["text"]["description"]
     assert 0 <= results["curve"]["agreement"][-1][1] <= 1
@@ -123,21 +133,21 @@ def test_a_classifier_learns_from_its_own_pairs(pairs, tmp_path):
 def test_other_kinds(kind, texts, tmp_path):
     teacher = write_teacher(tmp_path / "teacher", WORDS, kind)
     options = {"document": "line"} if kind == "RobertaForQuestionAnswering" else {}
-    distill(teacher, tmp_path / "student", text=texts, max_steps=2, eval_steps=2, **options)
+    distill(teacher, tmp_path / "student", train_file=texts, max_steps=2, eval_steps=2, **options)
     curve = json.loads((tmp_path / "student" / "metrics.json").read_text())["curve"]
     assert ("agreement" in curve and bool(curve["agreement"])) == (kind != "RobertaModel")
     assert type(AutoModel.from_pretrained(tmp_path / "student")).__name__ == "LinearRobertaModel"
 
 
 def test_fewer_layers(teacher, texts, tmp_path):
-    distill(teacher, tmp_path / "student", text=texts, student_layers=2)
+    distill(teacher, tmp_path / "student", train_file=texts, student_layers=2)
     model = AutoModelForMaskedLM.from_pretrained(tmp_path / "student")
     assert len(model.roberta.encoder.layer) == model.config.num_hidden_layers == 2
     assert json.loads((tmp_path / "student" / "metrics.json").read_text())["student"]["layers"] == 2
 
 
 def test_longer_than_its_teacher(teacher, texts, tmp_path):
-    distill(teacher, tmp_path / "student", text=texts, max_position_embeddings=4 * LENGTH)
+    distill(teacher, tmp_path / "student", train_file=texts, max_position_embeddings=4 * LENGTH)
     model = AutoModelForMaskedLM.from_pretrained(tmp_path / "student")
     assert model(torch.full((1, 4 * LENGTH), 7)).logits.isfinite().all()
     assert json.loads((tmp_path / "student" / "metrics.json").read_text())["text"]["longest"] == LENGTH
@@ -150,7 +160,7 @@ def test_what_sentence_transformers_needs_goes_along(texts, tmp_path):
     (teacher / "1_Pooling").mkdir()
     (teacher / "1_Pooling" / "config.json").write_text("{}")
     (teacher / "sentence_bert_config.json").write_text('{"max_seq_length": 17, "do_lower_case": false}')
-    distill(teacher, tmp_path / "student", text=texts, max_steps=2, max_position_embeddings=2 * LENGTH)
+    distill(teacher, tmp_path / "student", train_file=texts, max_steps=2, max_position_embeddings=2 * LENGTH)
     assert json.loads((tmp_path / "student" / "modules.json").read_text()) == modules
     assert (tmp_path / "student" / "1_Pooling" / "config.json").read_text() == "{}"
     settings = json.loads((tmp_path / "student" / "sentence_bert_config.json").read_text())
@@ -160,13 +170,13 @@ def test_what_sentence_transformers_needs_goes_along(texts, tmp_path):
     student.save_pretrained(tmp_path / "student")
     (tmp_path / "student" / "manifest.json").unlink()  # whose hashes are of the shorter one
     flags = [f"--{name}={value}" for name, value in {**OPTIONS, "max_steps": 2}.items() if name != "projected_dim"]
-    more = ["--student", str(tmp_path / "student"), "--text", str(texts)]
+    more = ["--student", str(tmp_path / "student"), "--train_file", str(texts)]
     main(["distill", str(teacher), str(tmp_path / "more"), *flags, *more])
     settings = json.loads((tmp_path / "more" / "sentence_bert_config.json").read_text())
     assert settings["max_seq_length"] == 4 * LENGTH
     write_manifest(tmp_path / "student")
     plain = write_teacher(tmp_path / "plain", WORDS, "RobertaModel")
-    distill(plain, tmp_path / "student", overwrite=True, text=texts, max_steps=2)
+    distill(plain, tmp_path / "student", overwrite=True, train_file=texts, max_steps=2)
     assert (tmp_path / "student" / "config.json").exists()
     assert not {path.name for path in (tmp_path / "student").iterdir()} & {
         "modules.json",
@@ -181,7 +191,7 @@ def test_what_sentence_transformers_needs_goes_along(texts, tmp_path):
 def test_broken_modules_are_found_at_once(content, texts, tmp_path, capsys):
     teacher = write_teacher(tmp_path / "teacher", WORDS, "RobertaModel")
     (teacher / "modules.json").write_text(content)
-    error = fail(capsys, *command(teacher, tmp_path / "student", text=texts))
+    error = fail(capsys, *command(teacher, tmp_path / "student", train_file=texts))
     assert f"{teacher / 'modules.json'}: expected" in error
     assert not (tmp_path / "student").exists()
 
@@ -191,10 +201,10 @@ def test_a_module_whose_folder_is_gone(texts, tmp_path, capsys):
     teacher = write_teacher(tmp_path / "teacher", WORDS, "RobertaModel")
     modules = [{"path": "2_Normalize", "type": "sentence_transformers.models.Normalize"}]
     (teacher / "modules.json").write_text(json.dumps(modules))
-    distill(teacher, tmp_path / "student", text=texts, max_steps=2)
+    distill(teacher, tmp_path / "student", train_file=texts, max_steps=2)
     modules.append({"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"})
     (teacher / "modules.json").write_text(json.dumps(modules))
-    error = fail(capsys, *command(teacher, tmp_path / "other", text=texts))
+    error = fail(capsys, *command(teacher, tmp_path / "other", train_file=texts))
     assert "modules.json: expected a folder 1_Pooling beside it, got none" in error
 
 
@@ -214,14 +224,14 @@ def test_a_student_of_another_vocabulary_is_refused(other, run, teacher, texts, 
         path.write_text(json.dumps(rules))
     options = {name: value for name, value in OPTIONS.items() if name != "projected_dim"}
     flags = [f"--{name}={value}" for name, value in options.items()]
-    where = ["--student", str(run), "--text", str(texts)]
+    where = ["--student", str(run), "--train_file", str(texts)]
     error = fail_last_line(capsys, "distill", str(tmp_path / "teacher"), str(tmp_path / "more"), *flags, *where)
     assert message in error.splitlines()[-1]
     assert not (tmp_path / "more").exists()
 
 
 def test_without_layers_the_answers_alone_are_learned(teacher, texts, tmp_path):
-    distill(teacher, tmp_path / "student", text=texts, hidden_weight=0, attention_weight=0)
+    distill(teacher, tmp_path / "student", train_file=texts, hidden_weight=0, attention_weight=0)
     assert json.loads((tmp_path / "student" / "metrics.json").read_text())["layerwise_steps"] == 0
 
 
@@ -239,7 +249,7 @@ def test_without_layers_the_answers_alone_are_learned(teacher, texts, tmp_path):
         ({"mlm_probability": 1}, "mlm_probability: expected more than 0 and less than 1, got 1.0"),
         ({"layerwise_steps": 7}, "layerwise_steps: expected 0 to 6, got 7"),
         ({"max_eval_samples": 0}, "max_eval_samples: expected 1 or more, got 0"),
-        ({"text": "nowhere"}, "text: no such file or folder: nowhere"),
+        ({"train_file": "nowhere"}, "train_file: no such file or folder: nowhere"),
         ({"student": "nowhere/at/all"}, "student: expected a folder, got nowhere/at/all, which does not exist"),
         (
             {"layerwise_steps": 3, "hidden_weight": 0, "attention_weight": 0},
@@ -256,7 +266,7 @@ def test_without_layers_the_answers_alone_are_learned(teacher, texts, tmp_path):
     ids=str,
 )
 def test_bad_input_is_one_line_and_leaves_nothing(options, message, teacher, texts, tmp_path, capsys):
-    error = fail_last_line(capsys, *command(teacher, tmp_path / "student", **{"text": texts, **options}))
+    error = fail_last_line(capsys, *command(teacher, tmp_path / "student", **{"train_file": texts, **options}))
     assert message in error.splitlines()[-1]
     assert not (tmp_path / "student").exists()
 
@@ -274,32 +284,32 @@ def test_settings_that_no_distillation_can_have_are_not_offered(name, capsys):
 
 def test_resuming_with_another_way_to_lengthen_is_refused(run, teacher, texts, tmp_path, capsys):
     folder = shutil.copytree(run, tmp_path / "student")
-    again = command(teacher, folder, text=texts, resume="true", resize_mode="interpolate")
+    again = command(teacher, folder, train_file=texts, resume="true", resize_mode="interpolate")
     assert "resume: expected resize_mode as in" in fail_last_line(capsys, *again)
 
 
 def test_teachers_refused(texts, tmp_path, capsys):
     ours = write_model(tmp_path / "ours", WORDS)
-    error = fail(capsys, *command(ours, tmp_path / "student", text=texts))
+    error = fail(capsys, *command(ours, tmp_path / "student", train_file=texts))
     assert "teacher: expected one with full attention, got LinformerForMaskedLM, which is a Linformer" in error
-    error = fail(capsys, *command(tmp_path / "nowhere", tmp_path / "student", text=texts))
+    error = fail(capsys, *command(tmp_path / "nowhere", tmp_path / "student", train_file=texts))
     assert "teacher: expected a folder, got" in error and "which does not exist" in error
 
 
 def test_students_refused(run, teacher, texts, tmp_path, capsys):
     other = write_teacher(tmp_path / "other", WORDS, "RobertaModel")
-    options = ["--text", str(texts), "--max_steps", "6"]
+    options = ["--train_file", str(texts), "--max_steps", "6"]
     error = fail(capsys, "distill", teacher, tmp_path / "student", "--student", other, *options)
     assert (
         "student: expected a RobertaForMaskedLM made linear (`linformer convert --in_place`), got RobertaModel" in error
     )
-    error = fail(capsys, *command(teacher, tmp_path / "student", text=texts), "--student", run)
+    error = fail(capsys, *command(teacher, tmp_path / "student", train_file=texts), "--student", run)
     assert "projected_dim: expected none with student, which has its own, got 5" in error
 
 
 def test_another_teacher_is_no_resumption(run, texts, tmp_path, capsys):
     shutil.copytree(run, tmp_path / "student")
     other = write_teacher(tmp_path / "other", WORDS, initializer_range=0.1)
-    arguments = command(other, tmp_path / "student", text=texts, cache_dir=run.parent / "cache")
+    arguments = command(other, tmp_path / "student", train_file=texts, cache_dir=run.parent / "cache")
     error = fail_last_line(capsys, *arguments, "--resume")
     assert "resume: expected teacher as in" in error

@@ -19,7 +19,7 @@ from linformer_kit.data.masking import BlockMasker
 from linformer_kit.data.passages import Passages, Texts, drawn_lengths
 from linformer_kit.data.split import hold_out_texts
 from linformer_kit.data.tables import READERS
-from linformer_kit.errors import InputError, renamed
+from linformer_kit.errors import InputError
 from linformer_kit.settings import CorpusSettings, DistillSettings, names_only
 
 Text = tuple[str, str | None]
@@ -71,35 +71,31 @@ def load_inputs(settings: DistillSettings, encoder: Encoder, *, packing: bool, m
         sides = _split(settings)
         train, held_out = (Texts(texts, encoder, mask=mask) for texts in sides)
         source, kind, fingerprint = "", "texts", hashlib.sha256(json.dumps(sides).encode()).hexdigest()
-    name = " ".join(names_only(settings.text)) if settings.text else source
+    name = " ".join(names_only(settings.train_file)) if settings.train_file else source
     description = f"{name}: {len(sides[0]):,} {kind} to learn from, {len(sides[1]):,} for validation"
     return Inputs(train, _validation_inputs(held_out, settings, encoder.max_length), description, fingerprint)
 
 
 def _corpus(settings: DistillSettings) -> Corpus:
     own = CorpusSettings(
-        train_file=settings.text,
-        validation_file=settings.validation_text,
+        train_file=settings.train_file,
+        validation_file=settings.validation_file,
         text_column=settings.text_column,
         document=settings.document,
         validation_fraction=settings.validation_fraction,
         streaming=False,
         cache_dir=settings.cache_dir,
     )
-    with renamed("train_file", "text"), renamed("validation_file", "validation_text"):
-        try:
-            return load_corpus(own, seed=settings.seed)
-        except InputError as error:
-            raise InputError(str(error).replace("--validation_file", "--validation_text")) from None
+    return load_corpus(own, seed=settings.seed)
 
 
 def _split(settings: DistillSettings) -> tuple[list[Text], list[Text]]:
     """Training and validation texts; equal texts are in the same part."""
-    if settings.text is None:
-        raise InputError("text: expected files of texts that are inputs of their own, got none")
-    texts = list(_read(settings.text, settings, "text"))
-    if settings.validation_text is not None:
-        return texts, list(_read(settings.validation_text, settings, "validation_text"))
+    if settings.train_file is None:
+        raise InputError("train_file: expected files of texts that are inputs of their own, got none")
+    texts = list(_read(settings.train_file, settings, "train_file"))
+    if settings.validation_file is not None:
+        return texts, list(_read(settings.validation_file, settings, "validation_file"))
     return hold_out_texts(
         texts, lambda text: filter(None, text), fraction=settings.validation_fraction, seed=settings.seed
     )

@@ -200,7 +200,7 @@ class EmbeddingsSettings:
         models: Folders or hub ids of encoders whose mean hidden state is the embedding; the others are compared with
             the first.
         names: Names of the models in the results; default: the names of their folders.
-        text: Files, folders or globs of long texts, for the cosine to the first model's embeddings; default: none.
+        text_file: Files, folders or globs of long texts, for the cosine to the first model's embeddings; default: none.
         text_column: Text column of .jsonl, .csv, .tsv and .parquet files.
         samples: Number of texts for the cosine.
         cosine_lengths: Lengths in tokens to which these texts are truncated.
@@ -219,7 +219,7 @@ class EmbeddingsSettings:
 
     models: list[str]
     names: list[str] | None = None
-    text: list[str] | None = None
+    text_file: list[str] | None = None
     text_column: str = "text"
     samples: int = 200
     cosine_lengths: list[int] = field(default_factory=lambda: [32, 128, 256, 512])

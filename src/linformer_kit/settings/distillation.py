@@ -42,9 +42,9 @@ class DistillSettings(LinearizeSettings, TrainingSettings):
         output_dir: Folder for the model, checkpoints and results.
         student: Folder of an existing linear student to train further; default: the teacher, linearised.
         student_layers: Number of layers of the student, taken from the teacher at even intervals; default: all.
-        text: Training files, folders or globs (.txt .py .md .jsonl .csv .tsv .parquet); default: the source of the
-            Python standard library.
-        validation_text: Validation files, folders or globs; default: a part of the texts is held out.
+        train_file: Training files, folders or globs (.txt .py .md .jsonl .csv .tsv .parquet); default: the source of
+            the Python standard library.
+        validation_file: Validation files, folders or globs; default: a part of the texts is held out.
         text_column: Text column of .jsonl, .csv, .tsv and .parquet files.
         text_pair_column: Column of the second text, where inputs are pairs.
         document: How .txt files are split into documents; `auto`: `wikitext` if the file starts with a WikiText
@@ -74,8 +74,8 @@ class DistillSettings(LinearizeSettings, TrainingSettings):
     teacher: str
     student: str | None = None
     student_layers: int | None = None
-    text: list[str] | None = None
-    validation_text: list[str] | None = None
+    train_file: list[str] | None = None
+    validation_file: list[str] | None = None
     text_column: str = "text"
     text_pair_column: str | None = None
     document: Literal["auto", "file", "line", "blank_line", "wikitext"] = "auto"

@@ -19,8 +19,7 @@ _MOST_VALUES = 100_000
 _FILES = (
     "train_file",
     "validation_file",
-    "text",
-    "validation_text",
+    "text_file",
     "english_file",
     "sentence_file",
     "data_dir",

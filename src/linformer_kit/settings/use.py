@@ -120,7 +120,7 @@ class SequenceSettings:
     """The text that an analysis runs a model on.
 
     Attributes:
-        text: Files, folders or globs (.txt .py .md .jsonl .csv .tsv .parquet); default: the source of the Python
+        text_file: Files, folders or globs (.txt .py .md .jsonl .csv .tsv .parquet); default: the source of the Python
             standard library.
         text_column: Text column of .jsonl, .csv, .tsv and .parquet files.
         document: How .txt files are split into documents; `auto`: `wikitext` if the file starts with a WikiText
@@ -130,7 +130,7 @@ class SequenceSettings:
         output_dir: New folder for the results; default: a new folder below runs/.
     """
 
-    text: list[str] | None = None
+    text_file: list[str] | None = None
     text_column: str = "text"
     document: Literal["auto", "file", "line", "blank_line", "wikitext"] = "auto"
     seq_len: int | None = None

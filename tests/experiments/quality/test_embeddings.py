@@ -38,7 +38,17 @@ def test_command(models, tmp_path, capsys):
     (tmp_path / "tasks").mkdir()
     write_tasks(tmp_path / "tasks")
     out = tmp_path / "out"
-    options = ["--tasks", "sst2", "qqp", "--data_dir", str(tmp_path / "tasks"), "--text", str(texts), "--samples", "4"]
+    options = [
+        "--tasks",
+        "sst2",
+        "qqp",
+        "--data_dir",
+        str(tmp_path / "tasks"),
+        "--text_file",
+        str(texts),
+        "--samples",
+        "4",
+    ]
     options += ["--cosine_lengths", "5", str(LENGTH), "--lengths", str(LENGTH), str(2 * LENGTH), "--tokens", "46"]
     options += ["--repetitions", "2", "--memory", "false", "--output_dir", str(out), "--bf16", "false"]
     main(["bench", "embeddings", "--models", *map(str, models), *options])
@@ -134,7 +144,7 @@ def test_times_are_kept_where_memory_runs_out(models, tmp_path, monkeypatch, cap
         (["--lengths", "0"], "lengths: expected 1 to 16,777,216 each, got [0]"),
         (["--lengths", "99999999999"], "lengths: expected 1 to 16,777,216 each, got [99999999999]"),
         (["--names", "a", "a", "b"], "names: expected 2 different names, got ['a', 'a', 'b']"),
-        (["--cosine_lengths", "[]"], "cosine_lengths: expected one or more with text, got none"),
+        (["--cosine_lengths", "[]"], "cosine_lengths: expected one or more with text_file, got none"),
         (["--cosine_lengths", "2"], "cosine_lengths: expected at least 3, got 2"),
         (["--cosine_lengths", "64"], f"cosine_lengths: expected at most {LENGTH} (the limit of teacher), got 64"),
         (["--repetitions", "0"], "repetitions: expected 1 or more, got 0"),
@@ -145,7 +155,7 @@ def test_refused(options, message, models, tmp_path, capsys):
     out = tmp_path / "out"
     if "--cosine_lengths" in options:
         (tmp_path / "text.txt").write_text("it 's good " * 200)
-        options = [*options, "--text", str(tmp_path / "text.txt"), "--samples", "1"]
+        options = [*options, "--text_file", str(tmp_path / "text.txt"), "--samples", "1"]
     error = fail(capsys, "bench", "embeddings", "--models", *models, *options, "--output_dir", out)
     assert message in error and not out.exists()
 
@@ -159,7 +169,7 @@ def test_embeddings_of_two_widths_have_no_cosine(models, tmp_path, capsys):
     ).save_pretrained(wide)
     (tmp_path / "text.txt").write_text("it 's good " * 200)
     options = [
-        "--text",
+        "--text_file",
         tmp_path / "text.txt",
         "--samples",
         "1",

@@ -34,7 +34,7 @@ def model(tmp_path, corpus):
 
 
 def run(model, corpus, out, *options: str) -> dict:
-    main(["spectrum", str(model), "--text", str(corpus), "--output_dir", str(out), "--samples", "7", *options])
+    main(["spectrum", str(model), "--text_file", str(corpus), "--output_dir", str(out), "--samples", "7", *options])
     return json.loads((out / "spectrum.json").read_text())
 
 
@@ -178,7 +178,7 @@ def test_an_energy_out_of_reach_loses_nothing(model, corpus, tmp_path, capsys):
         capsys,
         "spectrum",
         model,
-        "--text",
+        "--text_file",
         corpus,
         "--output_dir",
         tmp_path / "out",
@@ -209,28 +209,28 @@ def test_an_energy_out_of_reach_loses_nothing(model, corpus, tmp_path, capsys):
         (["--choose", "--energy", "2"], "energy: expected more than 0 and at most 1, got 2.0"),
         (["--choose", "--energy", "0.5", "--budget", "9"], "energy, budget: expected at most one of them, got both"),
         (["--choose", "--budget", "5"], "budget: expected 6 to 138 slots for 6 heads of 1 to 23, got 5"),
-        (["--text", "nowhere"], "text: no such file or folder: nowhere"),
+        (["--text_file", "nowhere"], "text_file: no such file or folder: nowhere"),
         (["--samples", "1" + "0" * 30], "samples: expected 1 to 1,000,000,000, got 1"),
         (["--untrained", "--seed", "-1"], "seed: expected 0 to 4294967295, got -1"),
         (["--choose", "--choose_for", "least"], "choose_for: expected a budget with it, got least without"),
     ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(model, corpus, tmp_path, capsys, options, message):
-    error = fail(capsys, "spectrum", model, "--text", corpus, "--output_dir", tmp_path / "out", *options)
+    error = fail(capsys, "spectrum", model, "--text_file", corpus, "--output_dir", tmp_path / "out", *options)
     assert message in error
     assert not (tmp_path / "out").exists()
 
 
 def test_too_little_text(model, tmp_path, capsys):
     (tmp_path / "few.txt").write_text("def")
-    error = fail(capsys, "spectrum", model, "--text", tmp_path / "few.txt", "--output_dir", tmp_path / "out")
-    assert "text: expected enough for a sequence of 23 tokens, got less in few.txt" in error
+    error = fail(capsys, "spectrum", model, "--text_file", tmp_path / "few.txt", "--output_dir", tmp_path / "out")
+    assert "text_file: expected enough for a sequence of 23 tokens, got less in few.txt" in error
 
 
 def test_a_folder_that_is_taken(model, corpus, tmp_path, capsys):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").touch()
-    error = fail(capsys, "spectrum", model, "--text", corpus, "--output_dir", tmp_path / "out")
+    error = fail(capsys, "spectrum", model, "--text_file", corpus, "--output_dir", tmp_path / "out")
     assert "output_dir: expected a new or empty folder" in error
 
 
@@ -292,7 +292,7 @@ def test_a_json_that_is_none(tmp_path, capsys):
         (["--at", "24"], "at: expected at most 23, the number of singular values, got 24"),
         (["--choose", "--budget", "1"], "budget: expected 6 to 138 slots"),
         (["--samples", "5"], "samples: expected a model to measure with it, got 5 for a spectrum.json"),
-        (["--text", "nowhere"], "text: expected a model to measure with it"),
+        (["--text_file", "nowhere"], "text_file: expected a model to measure with it"),
         (["--untrained"], "untrained: expected a model to measure with it"),
         (["--packing", "false"], "packing: expected a model to measure with it"),
     ],
@@ -319,7 +319,7 @@ def test_a_name_with_dollars_is_drawn(good, tmp_path):
 
 def test_a_bad_file_among_good_ones_loses_nothing(model, corpus, tmp_path, capsys):
     (corpus / "5.txt").write_bytes(b"\xff\xfe" * 100)
-    error = fail_last_line(capsys, "spectrum", model, "--text", corpus, "--output_dir", tmp_path / "out")
+    error = fail_last_line(capsys, "spectrum", model, "--text_file", corpus, "--output_dir", tmp_path / "out")
     assert "5.txt" in error
     results = json.loads((tmp_path / "out" / "spectrum.json").read_text())
     assert 1 < results["samples"] < 13 and results["complete"] is False
@@ -334,7 +334,7 @@ def test_a_file_that_cannot_be_read_is_no_ctrl_c(model, corpus, tmp_path, monkey
         add(self, inputs)
 
     monkeypatch.setattr(SpectrumMeter, "add", broken)
-    error = fail_last_line(capsys, "spectrum", model, "--text", corpus, "--output_dir", tmp_path / "out")
+    error = fail_last_line(capsys, "spectrum", model, "--text_file", corpus, "--output_dir", tmp_path / "out")
     assert "3.txt: Permission denied" in error
     assert json.loads((tmp_path / "out" / "spectrum.json").read_text())["samples"] == 3
 
@@ -348,7 +348,7 @@ def test_shares_of_texts_for_themselves_go_by_the_longest(model, corpus, tmp_pat
 def test_a_place_beyond_loses_nothing(model, tmp_path, capsys):
     (tmp_path / "short.txt").write_text("def function\ndef function")
     error = fail_last_line(
-        capsys, "spectrum", model, "--text", tmp_path / "short.txt", "--document", "line", "--packing", "false",
+        capsys, "spectrum", model, "--text_file", tmp_path / "short.txt", "--document", "line", "--packing", "false",
         "--at", "20", "--output_dir", tmp_path / "out",
     )  # fmt: skip
     assert "at: expected at most" in error
@@ -358,7 +358,7 @@ def test_a_place_beyond_loses_nothing(model, tmp_path, capsys):
 def test_a_tokenizer_of_another_model_is_refused(model, corpus, tmp_path, capsys):
     write_model(tmp_path / "small", "a b c")
     AutoTokenizer.from_pretrained(model).save_pretrained(tmp_path / "small")
-    error = fail(capsys, "spectrum", tmp_path / "small", "--text", corpus, "--output_dir", tmp_path / "out")
+    error = fail(capsys, "spectrum", tmp_path / "small", "--text_file", corpus, "--output_dir", tmp_path / "out")
     assert "model: expected a tokenizer of at most" in error
 
 

@@ -177,7 +177,7 @@ def model(tmp_path):
     return [
         "--model",
         str(write_model(tmp_path / "model", (corpus / "0.txt").read_text(), attention="full")),
-        "--text",
+        "--text_file",
         str(corpus),
     ]
 
@@ -227,7 +227,7 @@ def test_it_can_be_repeated(tmp_path):
         (["--seed", "1" + "0" * 30], "seed: expected 0 to 4,294,967,295, got 1"),
         (["--epsilons", "1e-200"], "epsilon: expected more than 0 and less than 1, got 1e-200"),
         (["--epsilons", "1e-7"], "epsilons: expected k of at most 200,000 (Theorem 1), got"),
-        (["--text", "nowhere"], "text: expected a model with it, got ['nowhere'] without"),
+        (["--text_file", "nowhere"], "text_file: expected a model with it, got ['nowhere'] without"),
         (["--layers", "1"], "layers: expected a model with it, got [1] without"),
         (["--fit_steps", "-1"], "fit_steps: expected 0 to 1,000,000,000, got -1"),
     ],
@@ -241,7 +241,7 @@ def test_bad_input_is_one_line_and_writes_nothing(tmp_path, capsys, options, mes
     ("options", "message"),
     [
         (["--samples", "0"], "samples: expected 1 to 1,000,000,000, got 0"),
-        (["--fit_samples", "100000"], "text: expected 100004 sequences of 23 tokens, got"),
+        (["--fit_samples", "100000"], "text_file: expected 100004 sequences of 23 tokens, got"),
         (["--layers", "2"], "layers: expected layers of the linformer, got 2"),
     ],
 )
@@ -259,7 +259,7 @@ def test_a_linear_model_is_refused(tmp_path, model, capsys):
         tmp_path / "out",
         "--lengths",
         "8",
-        "--text",
+        "--text_file",
         tmp_path / "texts",
         "--model",
         linear,
@@ -346,7 +346,7 @@ def test_e_and_f_are_fitted_to_other_texts_of_their_layer(tmp_path, model, monke
         return torch.full((3, k, 23), float(marks.min())), torch.full((3, k, 23), float(marks.max()))
 
     monkeypatch.setattr(trials, "fit_projections", fit)
-    settings = TheoremsSettings(model=model[1], text=[model[3]], samples=2, fit_samples=3, fit_steps=1)
+    settings = TheoremsSettings(model=model[1], text_file=[model[3]], samples=2, fit_samples=3, fit_steps=1)
     case = trials._model_case(settings, torch.Generator())
     assert [float(tried.query[0, 0, 0]) for tried in case.heads] == [0, 1, 10, 11]
     assert [(float(e[0, 0, 0]), float(f[0, 0, 0])) for e, f in case.fitted(7)] == [(2, 4), (2, 4), (12, 14), (12, 14)]

@@ -197,9 +197,9 @@ def _task(settings: EmbeddingsSettings, name: str) -> tuple[Side, Side]:
 
 def _passages(settings: EmbeddingsSettings) -> list[str]:
     """Long texts, evenly spaced over all files."""
-    if settings.text is None:
+    if settings.text_file is None:
         return []
-    paths = find_files(settings.text, field="text")
+    paths = find_files(settings.text_file, field="text_file")
     least = max(settings.cosine_lengths) * _CHARACTERS
     texts = read_documents(paths, document="auto", column=settings.text_column)
     long = [text[:_MOST_CHARACTERS] for text in texts if len(text) >= least]
@@ -253,7 +253,9 @@ def _check(settings: EmbeddingsSettings) -> dict[str, str]:
     names = settings.names or [Path(model).name for model in settings.models]
     different = len(names) == len(set(names)) == len(settings.models)
     require(different, "names", f"{len(settings.models)} different names", names)
-    require(not settings.text or bool(settings.cosine_lengths), "cosine_lengths", "one or more with text", "none")
+    require(
+        not settings.text_file or bool(settings.cosine_lengths), "cosine_lengths", "one or more with text_file", "none"
+    )
     require(not settings.tasks or settings.data_dir is not None, "data_dir", "the folder of the tasks", "none")
     check_output(settings.output_dir)
     return dict(zip(names, settings.models, strict=True))

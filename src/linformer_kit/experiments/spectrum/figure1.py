@@ -191,7 +191,7 @@ def _measure(settings: SpectrumSettings) -> tuple[dict[str, Any], BaseException 
             raise
         ended = error
     if not meter.samples:
-        raise InputError(f"text: expected enough for a sequence of {seq_len} tokens, got less in {files.name}")
+        raise InputError(f"text_file: expected enough for a sequence of {seq_len} tokens, got less in {files.name}")
     if meter.samples < settings.samples and ended is None:
         _log.warning("%s of the %s sequences asked for", f"{meter.samples:,}", f"{settings.samples:,}")
     found = meter.result()

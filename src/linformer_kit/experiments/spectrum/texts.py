@@ -50,10 +50,10 @@ def find_texts(settings: SequenceSettings) -> TextFiles:
     """
     if not 1 <= settings.samples <= _MOST_SAMPLES:
         raise InputError(f"samples: expected 1 to {_MOST_SAMPLES:,}, got {settings.samples}")
-    if settings.text is None:
+    if settings.text_file is None:
         return standard_library()
-    paths = find_files(settings.text, field="text")
-    name = ", ".join(Path(pattern).name for pattern in settings.text)
+    paths = find_files(settings.text_file, field="text_file")
+    name = ", ".join(Path(pattern).name for pattern in settings.text_file)
     return TextFiles(name, paths, document=settings.document, column=settings.text_column)
 
 

@@ -128,7 +128,7 @@ def _check(settings: TheoremsSettings) -> None:
         k = theorem1_dim(max(settings.lengths), epsilon)
         if k > _LARGEST_DIM:
             raise InputError(f"epsilons: expected k of at most {_LARGEST_DIM:,} (Theorem 1), got {k:,} with {epsilon}")
-    for name in ("text", "layers", "seq_len"):
+    for name in ("text_file", "layers", "seq_len"):
         value = getattr(settings, name)
         if settings.model is None and value is not None:
             raise InputError(f"{name}: expected a model with it, got {value} without")
@@ -149,7 +149,7 @@ def _model_case(settings: TheoremsSettings, generator: torch.Generator) -> Case:
     needed = settings.samples + (settings.fit_samples if settings.fit_steps else 0)
     ids = list(islice(sequences(files, tokenizer, seq_len=n, packing=True), needed))
     if len(ids) < needed:
-        raise InputError(f"text: expected {needed} sequences of {n} tokens, got {len(ids)} in {files.name}")
+        raise InputError(f"text_file: expected {needed} sequences of {n} tokens, got {len(ids)} in {files.name}")
     by_layer = _heads_of(model, ids, settings.layers)
     tried = [
         Heads(*(states[text].double() for states in heads)) for heads in by_layer for text in range(settings.samples)
