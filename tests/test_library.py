@@ -59,7 +59,7 @@ def trainings(folder: Path) -> dict:
     usual |= {"per_device_train_batch_size": 2, "per_device_eval_batch_size": 3, "learning_rate": 1e-3}
     often = {"warmup_steps": 1, "eval_steps": 1, "save_steps": 1}
     sizes, encoder = ModelSettings(**PRETRAIN_SIZES), str(write_model(folder / "encoder", "number 0 1 2"))
-    named = {"text": [str(corpus)], "projected_dim": 5, "max_eval_samples": 3, "validation_fraction": 0.2}
+    named = {"train_file": [str(corpus)], "projected_dim": 5, "max_eval_samples": 3, "validation_fraction": 0.2}
     teacher = str(write_teacher(folder / "teacher", "def function return a"))
     outputs = {name: str(folder / name) for name in ("pretrain", "finetune", "distill")}
     return {

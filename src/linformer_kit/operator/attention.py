@@ -132,7 +132,9 @@ class LinformerAttention(nn.Module):
     def projected_dim(self, projected_dim: int | Sequence[int] | None) -> None:
         groups = None
         if projected_dim is not None:
-            by_head = slots_by_head if self.projection is None else self.projection.fewer_slots
+            # A projection of the caller, or one wrapped by an adapter, checks the number at each call.
+            own = self.projection
+            by_head = own.fewer_slots if isinstance(own, SequenceProjection) else slots_by_head
             groups = HeadGroups.of(by_head(projected_dim, self.num_heads))
         # The groups are computed here and not at each call; None: those of the projection.
         self._fewer_slots: int | Sequence[int] | None = projected_dim
