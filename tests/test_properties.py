@@ -14,11 +14,24 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from linformer_kit import LinformerAttention
+from linformer_kit.operator import neighbours
+from linformer_kit.operator.kernels import neighbours as neighbour_kernel
 from linformer_kit.operator.projections import BIAS_ORDERS, PROJECTIONS, SHORTER_INPUTS
 from tests.conftest import SHARINGS, pairs_of, randomise
 from tests.reference.attention import attention_reference
 
+WINDOWS = [0, 0, 1, 2, 5, 8, 70]
 NESTED = [name for name, kind in PROJECTIONS.items() if kind.nested]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _several_blocks():
+    """Cut even short texts into several blocks of rows."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(neighbours, "_LEAST_ROWS", 3)
+        patched.setattr(neighbour_kernel, "_ROWS", 3)
+        patched.setattr(neighbour_kernel, "_SCORES", 200)
+        yield
 
 
 @dataclass
@@ -35,7 +48,7 @@ class Case:
 
 
 @st.composite
-def cases(draw, *, padded: bool | None = None, names: list[str] | None = None) -> Case:
+def cases(draw, *, padded: bool | None = None, names: list[str] | None = None, windows: list[int] = WINDOWS) -> Case:
     heads, head_dim = draw(st.integers(1, 4)), draw(st.integers(1, 5))
     n = draw(st.integers(1, 29))
     length = draw(st.integers(1, n))
@@ -53,6 +66,7 @@ def cases(draw, *, padded: bool | None = None, names: list[str] | None = None) -
         shorter_input=draw(st.sampled_from(SHORTER_INPUTS)),
         bias=draw(st.booleans()),
         bias_order=draw(st.sampled_from(BIAS_ORDERS)),
+        sliding_window=draw(st.sampled_from(windows)),
     )
     batch = draw(st.integers(1, 3))
     padding = None
@@ -94,12 +108,15 @@ SOME_SIZES = [(29, 7, 29), (28, 7, 28), (29, 7, 13), (28, 7, 13), (29, 7, 5)]
 
 
 @pytest.mark.parametrize(
-    ("name", "sharing", "sizes", "masked", "bias_order", "shorter_input"),
-    pairs_of(PROJECTIONS, SHARINGS, SOME_SIZES, [False, True], BIAS_ORDERS, SHORTER_INPUTS),
+    ("name", "sharing", "sizes", "masked", "bias_order", "shorter_input", "window"),
+    pairs_of(PROJECTIONS, SHARINGS, SOME_SIZES, [False, True], BIAS_ORDERS, SHORTER_INPUTS, [0, 5]),
 )
-def test_equals_the_plain_reference_in_every_combination(name, sharing, sizes, masked, bias_order, shorter_input):
+def test_equals_the_plain_reference_in_every_combination(
+    name, sharing, sizes, masked, bias_order, shorter_input, window
+):
     n, k, length = sizes
     options = {"projection": name, "sharing": sharing, "bias_order": bias_order, "shorter_input": shorter_input}
+    options["sliding_window"] = window
     layer = randomise(LinformerAttention(6, 2, n, k, **options)).double()
     padding = None
     if masked:  # right, left, holes, none
@@ -145,7 +162,7 @@ def test_samples_do_not_see_each_other(case):
     torch.testing.assert_close(out[0][case.real[0]], again[0][case.real[0]], rtol=1e-12, atol=1e-12)
 
 
-@given(cases(padded=True))
+@given(cases(padded=True, windows=[0]))
 def test_keys_of_another_length_than_the_queries(case):
     query = torch.randn(len(case.inputs), 7, case.inputs.shape[-1], dtype=torch.float64)
     value = torch.randn_like(case.inputs)
@@ -154,7 +171,7 @@ def test_keys_of_another_length_than_the_queries(case):
     torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
 
 
-@given(cases(padded=False))
+@given(cases(padded=False, windows=[0]))
 def test_exactly_k_slots(case):
     """At the longest length, whether or not k divides n; a head with fewer has zeros after its own."""
     projection, width = case.layer.projection, case.inputs.shape[-1]
@@ -210,6 +227,7 @@ def test_the_state_dict_is_whole(case):
         shorter_input=projection.shorter_input,
         bias=case.layer.q_proj.bias is not None,
         bias_order=case.layer.bias_order,
+        sliding_window=case.layer.sliding_window,
     ).double()
     other.load_state_dict(case.layer.state_dict())
     outputs = [

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from linformer_kit.operator.slots import context_mapping, merge_heads, scaled_dot_product_attention, split_heads
+from linformer_kit.operator.slots import Slots, attend_slots, context_mapping, merge_heads, split_heads
 
 
 def test_split_and_merge_heads_are_inverse():
@@ -34,10 +34,11 @@ def test_context_mapping_ignores_padded_keys():
 
 
 @pytest.mark.parametrize("need_weights", [False, True])
-def test_attention_over_nothing_but_padding_is_finite(need_weights):
+@pytest.mark.parametrize("projected", [False, True])
+def test_attention_over_nothing_but_padding_is_finite(need_weights, projected):
     query, key, value = (torch.randn(1, 3, 5, 7, requires_grad=True) for _ in range(3))
-    padding = torch.ones(1, 5, dtype=torch.bool)
-    out, _ = scaled_dot_product_attention(query, key, value, padding, need_weights=need_weights)
+    empty = torch.ones(1, 5, dtype=torch.bool)
+    out, _ = attend_slots(query, [Slots(key, value, empty, None, projected)], need_weights=need_weights)
     out.sum().backward()
     assert out.isfinite().all()
     assert query.grad.isfinite().all() and key.grad.isfinite().all() and value.grad.isfinite().all()

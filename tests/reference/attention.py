@@ -32,7 +32,9 @@ def attention_reference(
         return full_attention_reference(query, key, value, weights, layer.num_heads, padding)
     dims = layer.projection.fewer_slots(layer.projected_dim, layer.num_heads)
     projections = plain_projections(layer.projection, dims)
-    return linformer_attention_reference(query, key, value, weights, *projections, padding, layer.bias_order)
+    return linformer_attention_reference(
+        query, key, value, weights, *projections, padding, layer.bias_order, layer.sliding_window
+    )
 
 
 def windows(projected_dim: int, max_seq_len: int, length: int, stretch: bool) -> list[range]:

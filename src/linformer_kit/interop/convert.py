@@ -24,9 +24,9 @@ from linformer_kit.linearized.positions import longest_input
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.settings import ConvertSettings
 
-_OF_NEW_PROJECTIONS = ("projected_dim", "sharing", "projection", "shorter_input", "attention")
+_OF_NEW_PROJECTIONS = ("projected_dim", "sharing", "projection", "shorter_input", "sliding_window", "attention")
 _OF_FAIRSEQ = ("num_attention_heads", "classification_head")
-_IN_PLACE = ("projected_dim", "sharing", "projection", "shorter_input", "max_position_embeddings")
+_IN_PLACE = ("projected_dim", "sharing", "projection", "shorter_input", "sliding_window", "max_position_embeddings")
 _ENCODER = "a pretrained encoder"
 _IF_THERE: dict[str, Any] = {
     "_raise_exceptions_for_missing_entries": False,

@@ -17,6 +17,7 @@ from transformers.utils import output_capturing
 
 from linformer_kit.errors import InputError
 from linformer_kit.linearized.layers import check_weights
+from linformer_kit.operator.attention import project
 from linformer_kit.operator.drop_in import padding_from_scores
 from linformer_kit.operator.padding import Padding, zero_padding
 from linformer_kit.operator.projections import HeadMap, Inputs, SequenceProjection
@@ -25,6 +26,7 @@ from linformer_kit.operator.values import has_values
 
 IMPLEMENTATION = "linformer"
 # Attributes of attention modules:
+WINDOW = "linformer_window"  # tokens that each query sees besides the slots
 GROUPS = "linformer_groups"  # heads by number of slots, if E and F are shared over layers
 RECORDED = "linformer_recorded"  # whether the last forward pass recorded its weights
 ATTRIBUTE = "linformer"  # E and F, or None for a layer that keeps its own attention
@@ -66,6 +68,8 @@ def linear_attention(
     projection = projection_of(module)
     need_weights = need_weights or _is_recorded(module, arguments)
     if projection is None:
+        if attention_mask is not None and attention_mask.dim() == 2:  # a layer that keeps its full attention
+            attention_mask = (attention_mask != 0)[:, None, None, :]
         if need_weights:
             return _attend_pairs(query, key, value, attention_mask, scaling, dropout)
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **arguments)
@@ -78,8 +82,13 @@ def linear_attention(
     mapped = HeadMap(None, query.shape[1])  # W_K and W_V have been applied
     key, value = (zero_padding(merge_heads(heads), padding) for heads in (key, value))
     inputs = Inputs(key, value, mapped, mapped, None if padding is None else Padding.of(padding))
-    slots = projection(inputs, getattr(module, GROUPS, None))
+    slots = project(projection, inputs, getattr(module, GROUPS, None), getattr(module, WINDOW, 0))
+    near = slots[0].neighbours
+    if near is not None:
+        query = near.ordered_heads(query)
     context, weights = attend_slots(query, slots, dropout=dropout, need_weights=need_weights)
+    if near is not None:
+        context = near.put_heads_back(context)
     return context.transpose(1, 2).contiguous(), weights
 
 

@@ -22,8 +22,8 @@ from transformers.models.auto import modeling_auto
 from transformers.utils import output_capturing
 
 from linformer_kit.errors import InputError
-from linformer_kit.linearized.attention import ATTRIBUTE, GROUPS, IMPLEMENTATION, OWNER
-from linformer_kit.linearized.fields import check_fields, groups_of_layer, new_projections
+from linformer_kit.linearized.attention import ATTRIBUTE, GROUPS, IMPLEMENTATION, OWNER, WINDOW
+from linformer_kit.linearized.fields import check_fields, groups_of_layer, later_field, new_projections
 from linformer_kit.linearized.positions import check_positions, set_positions
 from linformer_kit.models.modeling import start_projection
 from linformer_kit.models.saved_lengths import LengthCheckedModel
@@ -201,6 +201,7 @@ def attach(model: PreTrainedModel) -> None:
         base.add_module(ATTRIBUTE, made[0].to(base.device, base.dtype))
     for layer, name in enumerate(fields["layers"]):
         module = modules[name]
+        module.__dict__[WINDOW] = later_field(fields, "sliding_window")
         if fields["sharing"] == "layerwise":
             module.__dict__[OWNER] = base  # not in `_modules`: the layer does not contain the model
             module.__dict__[GROUPS] = groups_of_layer(fields, layer)

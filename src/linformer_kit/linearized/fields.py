@@ -45,6 +45,11 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     "shorter_input": _is_word,
 }
 
+# Entries that models of earlier versions do not have, their checks and what these models have.
+_LATER: dict[str, tuple[Callable[[Any], bool], Any]] = {
+    "sliding_window": (lambda value: is_integer(value) and 0 <= value <= LONGEST, 0),
+}
+
 
 def check_fields(fields: Any) -> dict[str, Any]:
     """Check the fields; unknown ones (of a later version) are kept, with a warning.
@@ -54,9 +59,10 @@ def check_fields(fields: Any) -> dict[str, Any]:
     """
     if not isinstance(fields, dict) or not fields.keys() >= _FIELDS.keys():
         raise InputError(f"linformer: expected {', '.join(sorted(_FIELDS))} in config.json, got {fields!r}")
-    if unknown := fields.keys() - _FIELDS.keys():
+    if unknown := fields.keys() - _FIELDS.keys() - _LATER.keys():
         warn_of_unknown(frozenset(f"linformer.{name}" for name in unknown))
-    for name, fits in _FIELDS.items():
+    later = {name: fits for name, (fits, _) in _LATER.items() if name in fields}
+    for name, fits in (_FIELDS | later).items():
         if not fits(fields[name]):
             raise InputError(f"linformer.{name}: expected what `linearize` writes in config.json, got {fields[name]!r}")
     return fields
@@ -88,6 +94,11 @@ def new_projections(fields: dict[str, Any]) -> list[SequenceProjection]:
     for layer in range(layers if shared else 0):
         made[0].fewer_slots(slots_of_layer(fields, layer), fields["num_heads"])
     return made
+
+
+def later_field(fields: dict[str, Any], name: str) -> Any:
+    """An entry that models of earlier versions do not have."""
+    return fields.get(name, _LATER[name][1])
 
 
 def slots_of_layer(fields: dict[str, Any], layer: int) -> int | list[int]:

@@ -17,6 +17,7 @@ from linformer_kit.linearized.classes import (
 from linformer_kit.linearized.fields import new_projections
 from linformer_kit.linearized.layers import AttentionLayer, attention_layers
 from linformer_kit.linearized.positions import check_positions, longest_input, set_positions
+from linformer_kit.operator.checks import check_window
 from linformer_kit.settings import Projection, ProjectionInitializer, ResizeMode, Sharing, ShorterInput
 
 DEFAULT_PROJECTED_DIM = 128
@@ -30,6 +31,7 @@ def linearize(
     projection: Projection = "linear",
     shorter_input: ShorterInput = "stretch",
     projection_initializer: ProjectionInitializer = "mean_pooling",
+    sliding_window: int = 0,
     max_position_embeddings: int | None = None,
     resize_mode: ResizeMode = "extend",
 ) -> LinearizedModel:
@@ -51,6 +53,8 @@ def linearize(
         shorter_input: What texts shorter than n use: E and windows resampled to their length (`stretch`), which changes
             the outputs of short texts little, or the first columns and windows (`prefix`).
         projection_initializer: Initialisation of E and F of projection `linear` (`operator.projections.starts`).
+        sliding_window: w, the number of tokens that each query sees exactly, its own included, in one softmax with the
+            slots; 0: none (docs/operator.md).
         max_position_embeddings: n, the new maximum length in tokens; default: that of the model.
         resize_mode: How position embeddings are resized to n: repeated (`extend`) or interpolated (`interpolate`).
 
@@ -71,6 +75,7 @@ def linearize(
     ):
         if value not in known:  # checked even if unused
             raise InputError(f"{field}: expected one of {', '.join(known)}, got {value!r}")
+    check_window(sliding_window)
     layers = attention_layers(model)
     if max_position_embeddings is not None:
         with renamed("seq_len", "max_position_embeddings"), renamed("mode", "resize_mode"):
@@ -82,6 +87,7 @@ def linearize(
         "projection": projection,
         "projection_initializer": projection_initializer,
         "shorter_input": shorter_input,
+        "sliding_window": sliding_window,
     }
     default = min(DEFAULT_PROJECTED_DIM, fields["seq_len"])
     fields["projected_dim"] = default if projected_dim is None else _lists(projected_dim)

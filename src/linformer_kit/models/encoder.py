@@ -103,6 +103,7 @@ class LinformerLayer(GradientCheckpointingLayer):
             shorter_input=config.shorter_input,
             dropout=config.attention_probs_dropout_prob,
             bias_order=config.bias_order,
+            sliding_window=config.sliding_window,
         )
         self.self_attn_layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         width = config.local_convolution
@@ -137,10 +138,12 @@ class LinformerLayer(GradientCheckpointingLayer):
         return self._feed_forward(hidden, attended), weights
 
     def _runs_in_blocks(self, hidden: Tensor, padding: Padding | None) -> bool:
-        """Whether queries run block by block: not if a convolution needs tokens that must be reordered first."""
-        in_place = padding is None or padding.order is None or self.local_convolution is None
-        own = type(self.self_attn) is LinformerAttention
-        return own and in_place and kernels.runs_in_blocks(self, hidden, self.widest)
+        """Whether queries run block by block: not if their neighbours are tokens that must be reordered first."""
+        if type(self.self_attn) is not LinformerAttention:
+            return False
+        alone = self.local_convolution is None and not self.self_attn.sliding_window
+        in_place = alone or padding is None or padding.order is None
+        return in_place and kernels.runs_in_blocks(self, hidden, self.widest)
 
     def _attend_in_blocks(
         self, hidden: Tensor, inputs: Tensor, padding: Padding | None, slots: list[Slots], overwrite: bool
@@ -152,7 +155,7 @@ class LinformerLayer(GradientCheckpointingLayer):
         output = hidden if overwrite and not keeps else torch.empty_like(hidden)
         batch, seq_len, _ = hidden.shape
         for block in kernels.blocks(batch, seq_len, kernels.block_tokens(self.widest)):
-            attended, _ = self.self_attn.attend(inputs[block], [group.of_samples(block[0]) for group in slots])
+            attended, _ = self.self_attn.attend(inputs[block], [group.of_block(*block) for group in slots])
             if self.local_convolution is not None:
                 of_block = None if padding is None else padding.of_samples(block[0])
                 attended = attended + self.local_convolution(inputs[block[0]], of_block, block[1])

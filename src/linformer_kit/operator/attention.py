@@ -20,6 +20,7 @@ from linformer_kit.operator.drop_in import (
     register_layout_check,
     split_fused_weights,
 )
+from linformer_kit.operator.neighbours import Neighbours
 from linformer_kit.operator.padding import Padding
 from linformer_kit.operator.projections import HeadGroups, HeadMap, Inputs, SequenceProjection, build_projection
 from linformer_kit.operator.projections.sizes import slots_by_head
@@ -56,6 +57,9 @@ class LinformerAttention(nn.Module):
         dropout: Dropout on the context mapping during training.
         bias: Whether the four linear maps have biases.
         bias_order: `before_projection`, E·(X·W + 1·b), or `after_projection`, E·(X·W) + 1·b, as fairseq does.
+        sliding_window: w, the number of tokens that each query attends to exactly, its own included, in one softmax
+            with the slots: the real tokens from ⌊w/2⌋ before it to ⌊(w - 1)/2⌋ after it; 0: none, as in the paper.
+            Queries must then be those of the same positions as the keys. Full attention is unchanged.
         batch_first: Whether inputs and output are `[batch, length, embed_dim]` and not `[length, batch, embed_dim]`.
             True by default, unlike torch's. As a replacement of a `torch.nn.MultiheadAttention` it must have the same
             value; torch's Transformer layers have False by default.
@@ -85,10 +89,12 @@ class LinformerAttention(nn.Module):
         dropout: float = 0.0,
         bias: bool = True,
         bias_order: str = "before_projection",
+        sliding_window: int = 0,
         batch_first: bool = True,
     ) -> None:
         super().__init__()
         checks.check_sizes(embed_dim, num_heads, dropout, bias_order)
+        checks.check_window(sliding_window)
         if isinstance(projection, str):
             if max_seq_len is None or projected_dim is None:
                 raise InputError("max_seq_len and projected_dim: expected a number each, got None")
@@ -117,6 +123,7 @@ class LinformerAttention(nn.Module):
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.projection = projection
         self.projected_dim = projected_dim
+        self.sliding_window = sliding_window
 
     @property
     def projected_dim(self) -> int | Sequence[int] | None:
@@ -186,7 +193,7 @@ class LinformerAttention(nn.Module):
             The output, with the shape of query, and P̄, `[batch, heads, query_len, projected_dim]` (`[…, seq_len]` with
             full attention; without the batch axis for one sequence, without the heads axis if averaged), or None. If
             heads differ in k, P̄ is padded with zeros to the largest; if a short text fills fewer windows, there are
-            fewer slots.
+            fewer slots. With a sliding window, w columns follow, for the neighbours of each query from left to right.
 
         Raises:
             InputError: for wrong shapes, a sequence longer than max_seq_len, and any mask over pairs of positions: each
@@ -198,7 +205,9 @@ class LinformerAttention(nn.Module):
         projects = self._projects(projection)
         inputs = self._inputs(key, value, layout.to_batch(key_padding_mask), key_lengths, projects)
         checks.check_query(query, inputs.key, self.embed_dim)
-        slots = projects(inputs, self._groups)
+        slots = project(projects, inputs, self._groups, self.sliding_window)
+        if slots[0].neighbours is not None:
+            checks.check_as_many_queries(query, inputs.key)
         output, weights = self.attend(inputs.key if query is key else query, slots, need_weights)
         if weights is not None and average_attn_weights:
             weights = weights.mean(dim=1)
@@ -218,10 +227,12 @@ class LinformerAttention(nn.Module):
         Args and errors as for `forward`, but the batch always comes first.
 
         Returns:
-            One entry for each group of heads with the same number of slots, for `attend`.
+            One entry for each group of heads with the same number of slots, for `attend`; with a sliding window also
+            the keys and values of all tokens.
         """
         projects = self._projects(projection)
-        return projects(self._inputs(key, value, key_padding_mask, key_lengths, projects), self._groups)
+        inputs = self._inputs(key, value, key_padding_mask, key_lengths, projects)
+        return project(projects, inputs, self._groups, self.sliding_window)
 
     def attend(
         self, query: Float[Tensor, "batch query_len embed"], slots: list[Slots], need_weights: bool = False
@@ -236,10 +247,14 @@ class LinformerAttention(nn.Module):
         Returns:
             As `forward`, the batch first.
         """
+        near = slots[0].neighbours
+        if near is not None:
+            query = near.ordered(query)
         heads = split_heads(kernels.apply_linear(self.q_proj, query), self.num_heads)
         dropout = self.dropout if self.training else 0.0
         context, weights = attend_slots(heads, slots, dropout=dropout, need_weights=need_weights)
-        return kernels.apply_linear(self.out_proj, merge_heads(context)), weights
+        output = kernels.apply_linear(self.out_proj, merge_heads(context))
+        return output if near is None else near.put_back(output), weights
 
     def _projects(self, projection: Projects | None) -> Projects:
         """The projection to use: that of this call, the module's own, or `tokens_as_slots` (full attention)."""
@@ -276,6 +291,30 @@ class LinformerAttention(nn.Module):
             value = key if tied else padding.zero(value)
         key_map, value_map = (HeadMap(linear, self.num_heads, self.bias_order) for linear in (self.k_proj, self.v_proj))
         return Inputs(key, value, key_map, value_map, padding)
+
+
+def project(
+    projects: Projects, inputs: Inputs, groups: HeadGroups | None = None, sliding_window: int = 0
+) -> list[Slots]:
+    """Slots and, with a sliding window, the tokens themselves; full attention sees these anyway.
+
+    Args:
+        projects: E and F.
+        inputs: Keys and values.
+        groups: Heads by number of slots; None: those of the projection.
+        sliding_window: w, the number of tokens that each query sees.
+
+    Returns:
+        One entry for each group of heads.
+    """
+    if not sliding_window or projects is tokens_as_slots:
+        return projects(inputs, groups)
+    padding, inputs = inputs.padding, inputs.in_order()
+    slots = projects(inputs, groups)
+    key = inputs.key_map.tokens(inputs.key, inputs.mask)
+    value = inputs.value_map.tokens(inputs.value, inputs.mask)
+    near = Neighbours(key, value, sliding_window, padding)
+    return [group._replace(neighbours=near.of_heads(group.heads)) for group in slots]
 
 
 def tokens_as_slots(inputs: Inputs, _: HeadGroups | None = None) -> list[Slots]:

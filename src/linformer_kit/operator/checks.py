@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from linformer_kit.errors import InputError
-from linformer_kit.operator.projections import BIAS_ORDERS, SequenceProjection
+from linformer_kit.operator.projections import BIAS_ORDERS, SequenceProjection, is_integer
 from linformer_kit.operator.values import values_are_cheap
 
 
@@ -25,6 +25,20 @@ def check_sizes(embed_dim: Any, num_heads: Any, dropout: Any, bias_order: Any) -
         raise InputError(f"dropout: expected a number from 0 up to but not 1, got {dropout!r}")
     if bias_order not in BIAS_ORDERS:
         raise InputError(f"bias_order: expected one of {', '.join(BIAS_ORDERS)}, got {bias_order!r}")
+
+
+def check_window(sliding_window: Any) -> None:
+    """Refuse a window that is not an integer of 0 or more."""
+    if not is_integer(sliding_window) or sliding_window < 0:
+        raise InputError(f"sliding_window: expected an integer of 0 or more, got {sliding_window!r}")
+
+
+def check_as_many_queries(query: Tensor, key: Tensor) -> None:
+    """Refuse, with a sliding window, queries that are not those of the same positions as the keys."""
+    if query.shape[1] != key.shape[1]:
+        raise InputError(
+            f"query, key: expected one length with sliding_window, got {query.shape[1]} and {key.shape[1]}"
+        )
 
 
 def check_module(

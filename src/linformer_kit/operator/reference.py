@@ -60,6 +60,7 @@ def linformer_attention_reference(
     value_projections: Sequence[PlainProjection],
     padding_mask: Bool[Tensor, "batch seq_len"] | None = None,
     bias_order: str = "before_projection",
+    sliding_window: int = 0,
 ) -> Float[Tensor, "batch query_len embed"]:
     """Equation 7: head_i = softmax(Q·W_i^Q·(E_i·K·W_i^K)ᵀ/√d)·F_i·V·W_i^V, one sequence and one head after the other.
 
@@ -72,25 +73,49 @@ def linformer_attention_reference(
         value_projections: F_i of each head.
         padding_mask: True where key and value are padding; the projections see the other rows only.
         bias_order: `before_projection`: E·(X·W + 1·b); `after_projection`: E·(X·W) + 1·b, as fairseq does.
+        sliding_window: w, tokens that each query sees exactly, in one softmax with the slots (`neighbours_reference`).
 
-    Source: Wang et al. 2020, section 4.
+    Source: Wang et al. 2020, section 4. The window is not in the paper: Zhu et al. 2021 (Long-Short Transformer).
     """
     outputs = []
     for sample in range(len(query)):
-        real = slice(None) if padding_mask is None else ~padding_mask[sample]
+        real = torch.ones(key.shape[1]).bool() if padding_mask is None else ~padding_mask[sample]
+        near = neighbours_reference(real, sliding_window) if sliding_window else [[]] * len(query[sample])
         heads = []
         for index, head in enumerate(_head_slices(weights.query.shape[0], len(key_projections))):
             q = F.linear(query[sample], weights.query[head], _slice(weights.query_bias, head))
-            k, v = (
-                _project_reference(rows[sample][real], project, weight[head], _slice(bias, head), bias_order)
+            (k, k_slots), (v, v_slots) = (
+                (
+                    F.linear(rows[sample][real], weight[head], _slice(bias, head)),
+                    _project_reference(rows[sample][real], project, weight[head], _slice(bias, head), bias_order),
+                )
                 for rows, project, weight, bias in (
                     (key, key_projections[index], weights.key, weights.key_bias),
                     (value, value_projections[index], weights.value, weights.value_bias),
                 )
             )
-            heads.append(_softmax_attention_reference(q, k, v, None))
+            rows = [
+                _softmax_attention_reference(
+                    row[None], torch.cat([k_slots, k[seen]]), torch.cat([v_slots, v[seen]]), None
+                )
+                for row, seen in zip(q, near, strict=True)
+            ]
+            heads.append(torch.cat(rows))
         outputs.append(F.linear(torch.cat(heads, dim=-1), weights.output, weights.output_bias))
     return torch.stack(outputs)
+
+
+def neighbours_reference(real: Bool[Tensor, " seq_len"], sliding_window: int) -> list[list[int]]:
+    """The tokens that each position sees exactly, by their numbers among the real tokens: the sliding window.
+
+    These are itself, ⌊w/2⌋ tokens before it and ⌊(w - 1)/2⌋ after it; fewer at the ends of the text. Padding sees none.
+    """
+    ranks = real.cumsum(0) - 1
+    before, after = sliding_window // 2, (sliding_window - 1) // 2
+    return [
+        list(range(max(0, rank - before), min(rank + after + 1, int(real.sum())))) if is_real else []
+        for rank, is_real in zip(ranks.tolist(), real.tolist(), strict=True)
+    ]
 
 
 def svd_attention(

@@ -19,6 +19,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from linformer_kit.operator import kernels
+from linformer_kit.operator.neighbours import Blocks, Neighbours
 
 
 def split_heads(hidden: Float[Tensor, "batch seq_len embed"], num_heads: int) -> Float[Tensor, "batch heads seq_len d"]:
@@ -40,16 +41,23 @@ class Slots(NamedTuple):
     empty: Bool[Tensor, "batch_or_1 slots"] | None  # True for a slot without any real token; None: no empty slots
     heads: list[int] | None  # None: all heads
     projected: bool = True  # False with full attention, where each token is its own slot
+    neighbours: Neighbours | None = None  # tokens that queries see besides the slots, with a sliding window
+
+    @property
+    def mask(self) -> Bool[Tensor, "batch_or_1 1 1 slots"] | None:
+        """True for slots that a query may attend to; None: all of them."""
+        return None if self.empty is None else ~_some_key(self.empty)[:, None, None, :]
 
     def arranged(self) -> Slots:
         """The same slots, with the memory layout for queries that run block by block."""
         key, value = kernels.arranged(self.key, self.value) if self.projected else (self.key, self.value)
         return self._replace(key=key, value=value)
 
-    def of_samples(self, samples: slice) -> Slots:
-        """The slots of some of the sequences."""
+    def of_block(self, samples: slice, rows: slice) -> Slots:
+        """The slots for some queries of some of the sequences."""
         empty = self.empty if self.empty is None or self.empty.shape[0] == 1 else self.empty[samples]
-        return self._replace(key=self.key[samples], value=self.value[samples], empty=empty)
+        near = None if self.neighbours is None else self.neighbours.of_block(samples, rows)
+        return self._replace(key=self.key[samples], value=self.value[samples], empty=empty, neighbours=near)
 
 
 def attend_slots(
@@ -61,43 +69,71 @@ def attend_slots(
 ) -> tuple[Float[Tensor, "batch heads query_len head_dim"], Float[Tensor, "batch heads query_len slots"] | None]:
     """Attention of each group of heads over its slots, with heads in their original order, and P̄ if requested.
 
-    P̄ has no dropout applied; the output is computed from the returned tensor, so P̄ can receive gradients.
+    P̄ has no dropout applied; the output is computed from the returned tensor, so P̄ can receive gradients. With a
+    sliding window it has w more columns, for the neighbours of each query from the first to the last, and its rows are
+    in the original order, while queries and output have real tokens first.
     """
-    if need_weights and len(groups) > 1:
-        return _attend_with_weights(query, groups, dropout)
-    parts = [
-        scaled_dot_product_attention(
-            query if group.heads is None else query[:, group.heads],
-            group.key,
-            group.value,
-            group.empty,
-            dropout=dropout,
-            need_weights=need_weights,
-            slots=group.projected,
-        )
-        for group in groups
-    ]
-    if len(parts) == 1:
-        return parts[0]
-    return torch.cat([part for part, _ in parts], dim=1)[:, _order_of_heads(groups, query.shape[1])], None
+    queries = [query if group.heads is None else query[:, group.heads] for group in groups]
+    order = None if len(groups) == 1 else _order_of_heads(groups, query.shape[1])
+    weights = None
+    if need_weights:
+        most = groups[0].key.shape[2]
+        blocks = [_blocks(part, group) for part, group in zip(queries, groups, strict=True)]
+        weights = _joined([_mapping(*each, most) for each in zip(queries, groups, blocks, strict=True)], order)
+        near = groups[0].neighbours
+        if near is not None:
+            weights = near.put_heads_back(weights)
+        dropped = F.dropout(weights if near is None else near.ordered_heads(weights), dropout)
+        by_group = [dropped if group.heads is None else dropped[:, group.heads] for group in groups]
+        parts = [_product(*each, most) for each in zip(by_group, groups, blocks, strict=True)]
+    else:
+        parts = [_attend(part, group, dropout) for part, group in zip(queries, groups, strict=True)]
+    return _joined(parts, order), weights
 
 
-def _attend_with_weights(query: Tensor, groups: list[Slots], dropout: float) -> tuple[Tensor, Tensor]:
-    """As `attend_slots`, for heads with different numbers of slots: one P̄, padded with zeros, and its products."""
-    most = groups[0].key.shape[2]
-    mappings = [context_mapping(query[:, group.heads], group.key, group.empty) for group in groups]
-    padded = [F.pad(mapping, (0, most - mapping.shape[-1])) for mapping in mappings]
-    order = _order_of_heads(groups, query.shape[1])
-    weights = torch.cat(padded, dim=1)[:, order]
-    dropped = F.dropout(weights, dropout)
-    parts = [dropped[:, group.heads, :, : group.key.shape[2]] @ group.value for group in groups]
-    return torch.cat(parts, dim=1)[:, order], weights
+def _joined(parts: list[Tensor], order: list[int] | None) -> Tensor:
+    """The heads of all groups in their original order."""
+    return parts[0] if order is None else torch.cat(parts, dim=1)[:, order]
 
 
 def _order_of_heads(groups: list[Slots], num_heads: int) -> list[int]:
     """The position of each head in the concatenated groups."""
     grouped = [head for group in groups for head in group.heads or ()]
     return [grouped.index(head) for head in range(num_heads)]
+
+
+def _attend(query: Tensor, group: Slots, dropout: float) -> Tensor:
+    """Attention over slots, and over neighbours if there are any."""
+    if group.neighbours is not None:
+        return kernels.attention_with_neighbours(
+            query, group.key, group.value, group.mask, group.neighbours, dropout=dropout
+        )
+    # With gradients, the kernel for slots is used for full attention too: flash attention's backward pass is slower on
+    # CPUs (docs/speed.md).
+    if group.projected or torch.is_grad_enabled():
+        return kernels.attention(query, group.key, group.value, group.mask, dropout=dropout)
+    return F.scaled_dot_product_attention(query, group.key, group.value, attn_mask=group.mask, dropout_p=dropout)
+
+
+def _blocks(query: Tensor, group: Slots) -> Blocks | None:
+    return None if group.neighbours is None else Blocks.of(query, group.neighbours)
+
+
+def _mapping(query: Tensor, group: Slots, blocks: Blocks | None, most: int) -> Tensor:
+    """P̄ of a group: its slots, filled up with zeros to `most`, and the neighbours of each query."""
+    if blocks is None:
+        return F.pad(context_mapping(query, group.key, group.empty), (0, most - group.key.shape[2]))
+    of_slots, of_seen = blocks.weights(group.key, group.mask)
+    of_slots = F.pad(of_slots, (0, most - of_slots.shape[-1]))
+    return blocks.joined(torch.cat([of_slots, blocks.by_neighbour(of_seen)], dim=-1))
+
+
+def _product(weights: Tensor, group: Slots, blocks: Blocks | None, most: int) -> Tensor:
+    """The product of P̄ of a group, as `_mapping` returns it, with the values."""
+    of_slots = weights[..., : group.key.shape[2]]
+    if blocks is None:
+        return of_slots @ group.value
+    return blocks.product(blocks.cut(of_slots), blocks.by_token(blocks.cut(weights[..., most:])), group.value)
 
 
 def context_mapping(
@@ -118,29 +154,3 @@ def context_mapping(
 def _some_key(padding_mask: Bool[Tensor, "batch keys"]) -> Bool[Tensor, "batch keys"]:
     """The mask, cleared for sequences in which it would hide all keys."""
     return padding_mask & ~padding_mask.all(dim=1, keepdim=True)
-
-
-def scaled_dot_product_attention(
-    query: Float[Tensor, "batch heads query_len head_dim"],
-    key: Float[Tensor, "batch heads keys head_dim"],
-    value: Float[Tensor, "batch heads keys head_dim"],
-    key_padding_mask: Bool[Tensor, "batch_or_1 keys"] | None = None,
-    *,
-    dropout: float = 0.0,
-    need_weights: bool = False,
-    slots: bool = False,
-) -> tuple[Float[Tensor, "batch heads query_len head_dim"], Float[Tensor, "batch heads query_len keys"] | None]:
-    """Attention of queries over keys (equation 2) or, with `slots`, over slots (equation 7); weights if requested.
-
-    Without `need_weights` this package never materialises the query_len × keys matrix. With gradients, the kernel for
-    slots is used for full attention too: flash attention's backward pass is slower on CPUs (docs/speed.md).
-    """
-    if need_weights:
-        weights = context_mapping(query, key, key_padding_mask)
-        return F.dropout(weights, dropout) @ value, weights
-    mask = None
-    if key_padding_mask is not None:
-        mask = ~_some_key(key_padding_mask)[:, None, None, :]
-    if slots or torch.is_grad_enabled():
-        return kernels.attention(query, key, value, mask, dropout=dropout), None
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout), None

@@ -43,6 +43,8 @@ def check_model(model: nn.Module, ranks: int) -> None:
     projections = [module for module in model.modules() if isinstance(module, SequenceProjection)]
     if config.attention == "full":
         raise InputError("attention: expected linformer, whose slots are sums over positions, got full")
+    if config.sliding_window:
+        raise InputError(f"sliding_window: expected 0 in sequence parallel, got {config.sliding_window}")
     for projection in projections:
         if projection.piece is not None:
             raise InputError("model: expected a whole one, got one that is split already")

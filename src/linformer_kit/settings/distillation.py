@@ -19,6 +19,7 @@ class LinearizeSettings:
         projection_initializer: Initialisation of E and F where `projection` is `linear`.
         shorter_input: Inputs shorter than n use E and pooling windows resampled to their length (`stretch`; inputs of
             up to k tokens then change little), or the first columns and windows (`prefix`).
+        sliding_window: Number of tokens that each query sees exactly besides the slots, its own included; 0: none.
         max_position_embeddings: n, the maximum sequence length in tokens; default: that of the model.
         resize_mode: How position embeddings are resized to n: repeated (`extend`) or interpolated (`interpolate`).
     """
@@ -28,6 +29,7 @@ class LinearizeSettings:
     projection: Projection = "linear"
     projection_initializer: ProjectionInitializer = "mean_pooling"
     shorter_input: ShorterInput = "stretch"
+    sliding_window: int = 0
     max_position_embeddings: int | None = None
     resize_mode: ResizeMode = "extend"
 

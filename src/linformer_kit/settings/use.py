@@ -38,6 +38,8 @@ class ConvertSettings:
         projection: Kind of projection of n positions to k slots; default: linear. Not for fairseq.
         shorter_input: Which columns and windows inputs shorter than n use, the first (`prefix`) or resampled ones
             (`stretch`); default: prefix, with in_place stretch. Not for fairseq.
+        sliding_window: Number of tokens that each query sees exactly besides the slots, its own included; default: 0.
+            Not for fairseq.
         attention: `full` keeps full attention; default: linformer. Not for fairseq.
         max_position_embeddings: n, the maximum sequence length of the result; default: that of the source.
         resize_mode: How position embeddings are resized to n: repeated (`extend`) or interpolated (`interpolate`).
@@ -54,6 +56,7 @@ class ConvertSettings:
     sharing: Sharing | None = None
     projection: Projection | None = None
     shorter_input: ShorterInput | None = None
+    sliding_window: int | None = None
     attention: Attention | None = None
     max_position_embeddings: int | None = None
     resize_mode: ResizeMode = "extend"

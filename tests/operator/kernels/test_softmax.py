@@ -32,7 +32,7 @@ def test_block_attention_is_attention(small_blocks, shape, masked):
         assert torch.equal(softmax._block_attention(*tensors, mask), results[0][0])
 
 
-@pytest.mark.parametrize("drop", [None, softmax._Dropout(0.3, seed=5)], ids=["whole", "dropout"])
+@pytest.mark.parametrize("drop", [None, softmax.Dropout(0.3, seed=5)], ids=["whole", "dropout"])
 def test_block_attention_by_numerical_differentiation(small_blocks, drop):
     tensors, mask = attention_inputs((2, 2, 7, 3, 2), torch.float64, "each")
     assert torch.autograd.gradcheck(
@@ -69,7 +69,7 @@ def test_dropout_in_blocks():
     """By its definition: each weight is 0 with the probability, else over 1 less it; other seeds drop other weights."""
     query, key = torch.zeros(3, 2, 4001, 1), torch.zeros(3, 2, 97, 1)
     value = torch.eye(97).expand(3, 2, -1, -1)  # the context is the weights
-    weights = 97 * softmax._block_attention(query, key, value, None, softmax._Dropout(0.3, seed=1))
+    weights = 97 * softmax._block_attention(query, key, value, None, softmax.Dropout(0.3, seed=1))
     dropped = weights == 0
     assert torch.allclose(weights[~dropped], torch.tensor(1 / 0.7), rtol=1e-4)
     deviation = (0.3 * 0.7) ** 0.5
@@ -77,12 +77,12 @@ def test_dropout_in_blocks():
     for dim in ((0, 1, 2), (0, 1, 3), (2, 3)):
         shares = dropped.double().mean(dim)
         assert (shares - 0.3).abs().max() < 5 * deviation / (dropped.numel() / shares.numel()) ** 0.5
-    again = softmax._block_attention(query, key, value, None, softmax._Dropout(0.3, seed=1))
-    other = softmax._block_attention(query, key, value, None, softmax._Dropout(0.3, seed=2))
+    again = softmax._block_attention(query, key, value, None, softmax.Dropout(0.3, seed=1))
+    other = softmax._block_attention(query, key, value, None, softmax.Dropout(0.3, seed=2))
     assert torch.equal(97 * again, weights)
     assert 0.05 < (dropped & (other == 0)).double().mean() < 0.13
     for most in (0.99999, 0.999999, 1.0):
-        almost_all = 97 * softmax._block_attention(query, key, value, None, softmax._Dropout(most, seed=1))
+        almost_all = 97 * softmax._block_attention(query, key, value, None, softmax.Dropout(most, seed=1))
         assert (almost_all == 0).double().mean() > 0.9999
 
 
@@ -101,7 +101,7 @@ def test_attention_weights_are_not_kept_for_the_backward_pass():
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.numel()), lambda _: None):
         softmax._BlockAttention.apply(
-            *(tensor.requires_grad_() for tensor in tensors), None, softmax._Dropout(0.1, seed=0)
+            *(tensor.requires_grad_() for tensor in tensors), None, softmax.Dropout(0.1, seed=0)
         )
     assert max(kept) < 2 * 3 * 101 * 97
 

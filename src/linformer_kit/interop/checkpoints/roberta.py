@@ -16,6 +16,7 @@ from linformer_kit.errors import InputError
 from linformer_kit.interop.checkpoints.build import Converted, build_model, linformer_config, reading, resize
 from linformer_kit.interop.checkpoints.pretrained import Weights, check_pretrained_folder, check_size, read_config
 from linformer_kit.linearized.classes import LinearizedConfig, linear_model_class, stock_name
+from linformer_kit.linearized.fields import later_field
 from linformer_kit.models.heads import (
     LinformerForMaskedLM,
     LinformerForQuestionAnswering,
@@ -203,6 +204,7 @@ def build_linear(
             kept[name] = None
     if isinstance(config, LinearizedConfig):
         own = {name: config.linformer[name] for name in _OF_PROJECTIONS}
+        own["sliding_window"] = later_field(config.linformer, "sliding_window")
         wanted = dict(fields)
         longest = wanted.pop("max_position_embeddings", None)
         model = build_model(

@@ -6,6 +6,7 @@ uses the plain operations, and so does code within `plain()`.
 
     linear, apply_linear, compress    X·Wᵀ + b for tensors, for a module, and E·X
     attention, arranged               attention over few keys, and the memory layout of keys and values for it
+    attention_with_neighbours         attention over few keys and a sliding window of tokens
     runs_in_blocks, is_large          whether inference runs block by block over tokens
     blocks, block_tokens              the blocks and their size
     plain                             a context that disables these kernels
@@ -14,6 +15,7 @@ Axes as in `slots`.
 """
 
 from linformer_kit.operator.kernels.conditions import has_onednn, plain
+from linformer_kit.operator.kernels.neighbours import attention_with_neighbours
 from linformer_kit.operator.kernels.products import apply_linear, compress, linear
 from linformer_kit.operator.kernels.softmax import arranged, attention
 from linformer_kit.operator.kernels.tokens import block_tokens, blocks, is_large, runs_in_blocks
@@ -22,6 +24,7 @@ __all__ = [
     "apply_linear",
     "arranged",
     "attention",
+    "attention_with_neighbours",
     "block_tokens",
     "blocks",
     "compress",

@@ -40,7 +40,7 @@ def attention(
     """
     if not (_attends_in_blocks(query, key, value) and 0 <= dropout < 1):
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
-    drop = _Dropout(dropout, int(torch.randint(1 << 62, (), device="cpu"))) if dropout else None
+    drop = Dropout.of(dropout) if dropout else None
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value)):
         return _BlockAttention.apply(query, key, value, mask, drop)
     return _block_attention(query, key, value, mask, drop)
@@ -66,7 +66,7 @@ def _attends_in_blocks(query: Tensor, key: Tensor, value: Tensor) -> bool:
     )
 
 
-class _Dropout:
+class Dropout:
     """Dropout masks block by block, reproducible from a seed.
 
     torch draws a number for every weight, on one core. Here one 64-bit number is used for four weights, so the
@@ -78,6 +78,11 @@ class _Dropout:
         self.scale = 2**16 / (2**16 - self.dropped)
         self.seed = seed
         self.generator = torch.Generator("cpu")
+
+    @classmethod
+    def of(cls, probability: float) -> Dropout:
+        """With a seed drawn from the default generator."""
+        return cls(probability, int(torch.randint(1 << 62, (), device="cpu")))
 
     def start(self) -> None:
         """Restart at the first block."""
@@ -91,7 +96,7 @@ class _Dropout:
 
 
 def _block_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, drop: _Dropout | None = None
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, drop: Dropout | None = None
 ) -> Tensor:
     """The context, `[batch, heads, query_len, head_dim]`; in memory, positions come before heads."""
     batch, heads, length, _ = query.shape
@@ -112,7 +117,7 @@ class _BlockAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, drop: _Dropout | None
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, drop: Dropout | None
     ) -> Tensor:
         ctx.save_for_backward(query, key, value, mask)
         ctx.drop = drop

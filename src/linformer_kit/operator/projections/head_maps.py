@@ -43,6 +43,7 @@ class HeadMap:
         self.module = module
         self.num_heads = num_heads
         self.bias_first = bias_order == "before_projection"
+        self._mapped: tuple[Tensor, Tensor] | None = None  # the last inputs of `mapped`, and its result
 
     def mapped_tokens(self, inputs: Float[Tensor, "batch seq_len embed"]) -> Float[Tensor, "batch seq_len embed"]:
         """f(X) for full attention; includes the bias with either bias_order."""
@@ -72,15 +73,23 @@ class HeadMap:
         """X·W + m·b, or X·W if the bias is added after the projection; zero where padded."""
         if self.module is None:
             return inputs
-        mapped = kernels.apply_linear(self.module, inputs)
-        bias = None if self.bias_first else self._at_zero(inputs)
-        return zero_padding(mapped if bias is None else mapped - bias, padding_mask)
+        if self._mapped is None or self._mapped[0] is not inputs:
+            mapped = kernels.apply_linear(self.module, inputs)
+            bias = None if self.bias_first else self._at_zero(inputs)
+            self._mapped = inputs, zero_padding(mapped if bias is None else mapped - bias, padding_mask)
+        return self._mapped[1]
 
     def __call__(
         self, inputs: Float[Tensor, "batch seq_len embed"], padding_mask: Bool[Tensor, "batch seq_len"] | None
     ) -> Float[Tensor, "batch seq_len heads head_dim"]:
         """`mapped`, split into heads."""
         return self.mapped(inputs, padding_mask).unflatten(2, (self.num_heads, -1))
+
+    def tokens(
+        self, inputs: Float[Tensor, "batch seq_len embed"], padding_mask: Bool[Tensor, "batch seq_len"] | None
+    ) -> Float[Tensor, "batch heads seq_len head_dim"]:
+        """f(X) of every token, split into heads, as a query sees it; finite where padded."""
+        return self.add_bias(split_heads(self.mapped(inputs, padding_mask), self.num_heads), None)
 
     def add_bias(
         self, slots: Float[Tensor, "batch group slots head_dim"], heads: list[int] | None

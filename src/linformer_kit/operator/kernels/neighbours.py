@@ -1,0 +1,210 @@
+"""Attention over slots and the neighbours of each query: as `softmax`, for blocks of rows with few tokens each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from linformer_kit.operator.kernels.conditions import is_ordinary, must_be_plain
+from linformer_kit.operator.kernels.softmax import Dropout
+from linformer_kit.operator.neighbours import Blocks, Neighbours
+
+_SCORES = 1 << 20  # elements of a block of P̄
+_ROWS = 64  # the least of a block; all of its rows are multiplied with rows + w - 1 tokens
+
+
+def attention_with_neighbours(
+    query: Float[Tensor, "batch heads query_len head_dim"],
+    key: Float[Tensor, "batch heads slots head_dim"],
+    value: Float[Tensor, "batch heads slots head_dim"],
+    mask: Bool[Tensor, "batch_or_1 1 1 slots"] | None,
+    neighbours: Neighbours,
+    *,
+    dropout: float = 0.0,
+) -> Float[Tensor, "batch heads query_len head_dim"]:
+    """One softmax over the slots and the neighbours of each query, and the sum of the values with these weights.
+
+    Args:
+        query: Queries, in the order of the neighbours.
+        key: Keys of the slots.
+        value: Values of the slots.
+        mask: True where a slot may be attended to; at least one in each sequence.
+        neighbours: Keys and values of the tokens.
+        dropout: Dropout on the weights.
+    """
+    if not (_runs_on_cpu(query, key, value, neighbours) and 0 <= dropout < 1):
+        blocks = Blocks.of(query, neighbours)
+        of_slots, of_seen = (F.dropout(part, dropout) for part in blocks.weights(key, mask))
+        return blocks.product(of_slots, of_seen, value)
+    drop = Dropout.of(dropout) if dropout else None
+    near_key, near_value, window, padding, first = neighbours
+    where = _Where(mask, None if padding is None else padding.lengths, window, first)
+    tensors = (query, key, value, near_key, near_value)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return _NeighbourAttention.apply(*tensors, where, drop)
+    return _forward(*tensors, where, drop)
+
+
+def _runs_on_cpu(query: Tensor, key: Tensor, value: Tensor, neighbours: Neighbours) -> bool:
+    tensors = (query, key, value, neighbours.key, neighbours.value)
+    return (
+        not must_be_plain()
+        and all(map(is_ordinary, tensors))
+        and len({tensor.dtype for tensor in tensors}) == 1
+        and (not torch.is_autocast_enabled("cpu") or query.dtype == torch.get_autocast_dtype("cpu"))
+    )
+
+
+class _Where(NamedTuple):
+    """What queries may attend to: slots by a mask, tokens by their position."""
+
+    mask: Bool[Tensor, "batch_or_1 1 1 slots"] | None
+    lengths: Int[Tensor, " batch"] | None
+    window: int
+    first: int
+
+    def seen(self, rows: slice, tokens: int) -> slice:
+        """The tokens that some row of a block sees."""
+        start = self.first + rows.start - self.window // 2
+        return slice(max(0, start), min(tokens, start + rows.stop - rows.start + self.window - 1))
+
+    def hidden(self, samples: slice, rows: slice, seen: slice) -> tuple[Tensor | None, Tensor | None]:
+        """True for slots and for tokens that are hidden, `[samples or 1, 1, 1, slots]` and `[.., 1, rows, seen]`."""
+        slots = None
+        if self.mask is not None:
+            slots = ~(self.mask if self.mask.shape[0] == 1 else self.mask[samples])
+        row = torch.arange(rows.start, rows.stop)[:, None] + self.first
+        token = torch.arange(seen.start, seen.stop)
+        offset = token - row + self.window // 2
+        tokens = ((offset < 0) | (offset >= self.window))[None, None]
+        if self.lengths is not None and int(self.lengths[samples].min()) < max(seen.stop, self.first + rows.stop):
+            limit = self.lengths[samples, None, None, None]
+            tokens = tokens | (token >= limit) | (row >= limit)
+        return slots, tokens
+
+
+def _score_blocks(query: Tensor, slots: int, window: int) -> Iterator[tuple[slice, list[slice]]]:
+    """Samples, and the rows of each of their blocks."""
+    batch, heads, length, _ = query.shape
+    rows = max(_ROWS, window)
+    samples = max(1, _SCORES // (heads * min(rows, length) * (slots + rows + window)))
+    parts = [slice(start, min(start + rows, length)) for start in range(0, length, rows)]
+    for start in range(0, batch, samples):
+        yield slice(start, min(start + samples, batch)), parts
+
+
+class _Block:
+    """Keys and values of a block of rows: the slots, which stay, followed by the tokens that the rows see."""
+
+    def __init__(self, slots: Tensor) -> None:
+        self.slots = slots.flatten(0, 1)
+        self.joined = self.slots
+
+    def with_tokens(self, tokens: Tensor) -> Float[Tensor, "samples_and_heads columns head_dim"]:
+        """Slots and tokens, one after the other; overwritten by the next call."""
+        count, (batch, slots, dim) = tokens.shape[2], self.slots.shape
+        if self.joined.shape[1] != slots + count:
+            self.joined = self.slots.new_empty(batch, slots + count, dim)
+            self.joined[:, :slots] = self.slots
+        self.joined[:, slots:].unflatten(0, tokens.shape[:2]).copy_(tokens)
+        return self.joined
+
+
+def _weights(query: Tensor, keys: Tensor, hidden: tuple[Tensor | None, Tensor | None], slots: int) -> Tensor:
+    """P̄ of a block of rows, `[samples · heads, rows, slots + seen]`."""
+    samples, heads, rows, head_dim = query.shape
+    weights = query.new_empty(samples * heads, rows, keys.shape[1])
+    weights.baddbmm_(query.flatten(0, 1), keys.transpose(1, 2), beta=0, alpha=head_dim**-0.5)
+    by_head = weights.unflatten(0, (samples, heads))
+    if hidden[0] is not None:
+        by_head[..., :slots].masked_fill_(hidden[0], -torch.inf)
+    if hidden[1] is not None:
+        by_head[..., slots:].masked_fill_(hidden[1], -torch.inf)
+    return torch.softmax(weights, -1, out=weights)
+
+
+def _forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    near_key: Tensor,
+    near_value: Tensor,
+    where: _Where,
+    drop: Dropout | None,
+) -> Tensor:
+    """The context; in memory, positions come before heads."""
+    batch, heads, length, _ = query.shape
+    slots = key.shape[2]
+    context = query.new_empty(batch, length, heads, value.shape[-1]).transpose(1, 2)
+    if drop:
+        drop.start()
+    for samples, parts in _score_blocks(query, slots, where.window):
+        keys, values = _Block(key[samples]), _Block(value[samples])
+        for rows in parts:
+            seen = where.seen(rows, near_key.shape[2])
+            of_block = keys.with_tokens(near_key[samples, :, seen])
+            weights = _weights(query[samples, :, rows], of_block, where.hidden(samples, rows, seen), slots)
+            if drop:
+                weights.masked_fill_(drop.next(weights), 0.0)
+            product = torch.bmm(weights, values.with_tokens(near_value[samples, :, seen]))
+            context[samples, :, rows] = product.unflatten(0, (-1, heads))
+    return context.mul_(drop.scale) if drop else context
+
+
+class _NeighbourAttention(torch.autograd.Function):
+    """`_forward` with gradients; weights and dropout masks are recomputed in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        *tensors, where, ctx.drop = arguments
+        ctx.save_for_backward(*tensors, where.mask, where.lengths)
+        ctx.window, ctx.first = where.window, where.first
+        return _forward(*arguments)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        query, key, value, near_key, near_value, mask, lengths = ctx.saved_tensors
+        where, drop = _Where(mask, lengths, ctx.window, ctx.first), ctx.drop
+        heads, slots, scale = query.shape[1], key.shape[2], query.shape[-1] ** -0.5
+        of_query = torch.empty_like(query)
+        # Sum over blocks in full precision.
+        full = torch.promote_types(query.dtype, torch.float32)
+        of_key, of_value, of_near_key, of_near_value = (
+            torch.zeros_like(part, dtype=full) for part in (key, value, near_key, near_value)
+        )
+        if drop:
+            drop.start()
+            grad = grad * drop.scale
+        for samples, parts in _score_blocks(query, slots, where.window):
+            keys, values = _Block(key[samples]), _Block(value[samples])
+            for rows in parts:
+                seen = where.seen(rows, near_key.shape[2])
+                of_block = keys.with_tokens(near_key[samples, :, seen])
+                queries, grads = query[samples, :, rows], grad[samples, :, rows].flatten(0, 1)
+                weights = _weights(queries, of_block, where.hidden(samples, rows, seen), slots)
+                columns = values.with_tokens(near_value[samples, :, seen]).transpose(1, 2)
+                of_weights, kept = torch.bmm(grads, columns), weights
+                if drop:
+                    dropped = drop.next(weights)
+                    kept, of_weights = weights.masked_fill(dropped, 0.0), of_weights.masked_fill_(dropped, 0.0)
+                _add(of_value, of_near_value, torch.bmm(kept.transpose(1, 2), grads), samples, seen)
+                of_scores = torch._softmax_backward_data(of_weights, weights, -1, weights.dtype).mul_(scale)
+                of_query[samples, :, rows] = torch.bmm(of_scores, of_block).unflatten(0, (-1, heads))
+                of_columns = torch.bmm(of_scores.transpose(1, 2), queries.flatten(0, 1))
+                _add(of_key, of_near_key, of_columns, samples, seen)
+        of_tensors = (of_key, of_value, of_near_key, of_near_value)
+        return of_query, *(part.to(query.dtype) for part in of_tensors), None, None
+
+
+def _add(of_slots: Tensor, of_tokens: Tensor, of_columns: Tensor, samples: slice, seen: slice) -> None:
+    """Add the gradient of a block's columns to those of slots and tokens."""
+    by_head = of_columns.unflatten(0, (-1, of_slots.shape[1]))
+    of_slots[samples] += by_head[:, :, : of_slots.shape[2]]
+    of_tokens[samples, :, seen] += by_head[:, :, of_slots.shape[2] :]

@@ -1,0 +1,167 @@
+"""The sliding window: tokens that a query attends to exactly, in one softmax with the slots.
+
+Query t sees the real tokens from ⌊w/2⌋ before it to ⌊(w - 1)/2⌋ after it, itself included; padding sees none. Keys and
+values are here in the order of `Padding.real_first`, in which every sequence is right-padded.
+
+Axes as in `slots`; `rows` are the queries of a block, `seen` the tokens that any of them sees, rows + w - 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+
+from linformer_kit.operator.padding import Padding
+
+_LEAST_ROWS = 32  # of a block: smaller products are slower than the tokens that they leave out
+
+
+class Neighbours(NamedTuple):
+    """Keys and values of tokens, for queries that see those around their own position."""
+
+    key: Float[Tensor, "batch heads seq_len head_dim"]
+    value: Float[Tensor, "batch heads seq_len head_dim"]
+    window: int  # w
+    padding: Padding | None = None  # of the tokens in their original order
+    first: int = 0  # position of the first query, if they are only some of the rows of the sequence
+
+    @property
+    def before(self) -> int:
+        """The number of tokens that a query sees before its own."""
+        return self.window // 2
+
+    @property
+    def lengths(self) -> Int[Tensor, " batch"] | None:
+        """Number of real tokens of each sequence; None: all."""
+        return None if self.padding is None else self.padding.lengths
+
+    def of_block(self, samples: slice, rows: slice) -> Neighbours:
+        """The neighbours of some queries of some of the sequences."""
+        padding = None if self.padding is None else self.padding.of_samples(samples)
+        return self._replace(
+            key=self.key[samples], value=self.value[samples], padding=padding, first=self.first + rows.start
+        )
+
+    def of_heads(self, heads: list[int] | None) -> Neighbours:
+        """The neighbours in some of the heads."""
+        return self if heads is None else self._replace(key=self.key[:, heads], value=self.value[:, heads])
+
+    def ordered(self, query: Shaped[Tensor, "batch seq_len embed"]) -> Shaped[Tensor, "batch seq_len embed"]:
+        """Queries in the order of the tokens."""
+        return query if self.padding is None else self.padding.real_first(query)
+
+    def put_back(self, output: Shaped[Tensor, "batch seq_len embed"]) -> Shaped[Tensor, "batch seq_len embed"]:
+        """Undo `ordered`."""
+        return output if self.padding is None else self.padding.put_back(output)
+
+    def ordered_heads(
+        self, by_head: Float[Tensor, "batch heads seq_len last"]
+    ) -> Float[Tensor, "batch heads seq_len last"]:
+        """`ordered` for queries or weights by heads."""
+        return by_head if self.padding is None else _rows_moved(by_head, self.padding.real_first)
+
+    def put_heads_back(
+        self, by_head: Float[Tensor, "batch heads seq_len last"]
+    ) -> Float[Tensor, "batch heads seq_len last"]:
+        """`put_back` for outputs or weights by heads."""
+        return by_head if self.padding is None else _rows_moved(by_head, self.padding.put_back)
+
+
+class Blocks(NamedTuple):
+    """Queries in blocks of consecutive rows, each with the keys and values of all tokens that its rows see."""
+
+    query: Float[Tensor, "batch heads blocks rows head_dim"]
+    key: Float[Tensor, "batch heads blocks seen head_dim"]
+    value: Float[Tensor, "batch heads blocks seen head_dim"]
+    sees: Bool[Tensor, "batch_or_1 blocks rows seen"]  # whether a row sees a token
+    length: int  # number of queries; the last block is filled up
+
+    @classmethod
+    def of(cls, query: Float[Tensor, "batch heads query_len head_dim"], neighbours: Neighbours) -> Blocks:
+        """Cut queries into blocks of about w rows."""
+        length, tokens, device = query.shape[2], neighbours.key.shape[2], query.device
+        rows = max(neighbours.window, _LEAST_ROWS)
+        starts = torch.arange(-(-length // rows), device=device) * rows
+        row = starts[:, None] + torch.arange(rows, device=device)
+        token = starts[:, None] + torch.arange(rows + neighbours.window - 1, device=device)
+        # Of the whole sequence.
+        row_position = row + neighbours.first
+        position = token + neighbours.first - neighbours.before
+        offset = position[:, None, :] - row_position[..., None] + neighbours.before
+        sees = (offset >= 0) & (offset < neighbours.window) & (position >= 0)[:, None]
+        limits = torch.full((1,), tokens, device=device) if neighbours.lengths is None else neighbours.lengths
+        limits = limits[:, None, None]
+        sees = sees & (row_position < limits)[..., None] & (position < limits)[:, :, None]
+        return cls(
+            _taken(query, row, length),
+            _taken(neighbours.key, position, tokens),
+            _taken(neighbours.value, position, tokens),
+            sees,
+            length,
+        )
+
+    def weights(
+        self, key: Float[Tensor, "batch heads slots head_dim"], mask: Bool[Tensor, "batch_or_1 1 1 slots"] | None
+    ) -> tuple[Float[Tensor, "batch heads blocks rows slots"], Float[Tensor, "batch heads blocks rows seen"]]:
+        """One softmax over the slots, where `mask` is True, and the tokens that each row sees."""
+        of_slots = self.query.flatten(2, 3) @ key.transpose(-2, -1)
+        if mask is not None:
+            of_slots = of_slots.masked_fill(~mask, -math.inf)
+        of_seen = (self.query @ self.key.transpose(-2, -1)).masked_fill(~self.sees[:, None], -math.inf)
+        scores = torch.cat([of_slots.unflatten(2, self.query.shape[2:4]), of_seen], dim=-1)
+        weights = (scores / math.sqrt(self.query.shape[-1])).softmax(dim=-1)
+        return weights[..., : key.shape[2]], weights[..., key.shape[2] :]
+
+    def product(
+        self,
+        of_slots: Float[Tensor, "batch heads blocks rows slots"],
+        of_seen: Float[Tensor, "batch heads blocks rows seen"],
+        value: Float[Tensor, "batch heads slots head_dim"],
+    ) -> Float[Tensor, "batch heads queries head_dim"]:
+        """The weighted sum of the values of slots and tokens."""
+        return self.joined((of_slots.flatten(2, 3) @ value).view_as(self.query) + of_seen @ self.value)
+
+    def joined(
+        self, blocks: Shaped[Tensor, "batch heads blocks rows last"]
+    ) -> Shaped[Tensor, "batch heads queries last"]:
+        """Rows of all blocks, one after the other."""
+        return blocks.flatten(2, 3)[:, :, : self.length]
+
+    def cut(self, rows: Shaped[Tensor, "batch heads queries last"]) -> Shaped[Tensor, "batch heads blocks rows last"]:
+        """The inverse of `joined`; the last block is filled up with copies of the last row."""
+        blocks, count = self.query.shape[2:4]
+        return _taken(rows, torch.arange(blocks * count, device=rows.device).view(blocks, count), self.length)
+
+    def by_neighbour(
+        self, of_seen: Float[Tensor, "batch heads blocks rows seen"]
+    ) -> Float[Tensor, "batch heads blocks rows window"]:
+        """From one column for each token of the block to one for each neighbour of the row."""
+        return of_seen.gather(-1, self._columns().expand(*of_seen.shape[:-1], -1))
+
+    def by_token(
+        self, of_window: Float[Tensor, "batch heads blocks rows window"]
+    ) -> Float[Tensor, "batch heads blocks rows seen"]:
+        """The inverse of `by_neighbour`; zero for tokens that a row does not see."""
+        zeros = of_window.new_zeros(*of_window.shape[:-1], self.key.shape[3])
+        return zeros.scatter(-1, self._columns().expand(of_window.shape), of_window)
+
+    def _columns(self) -> Int[Tensor, "rows window"]:
+        rows, seen = self.query.shape[3], self.key.shape[3]
+        first = torch.arange(rows, device=self.key.device)
+        return first[:, None] + torch.arange(seen - rows + 1, device=self.key.device)
+
+
+def _rows_moved(by_head: Tensor, move: Callable[[Tensor], Tensor]) -> Tensor:
+    heads = by_head.shape[1]
+    return move(by_head.transpose(1, 2).flatten(2)).unflatten(2, (heads, -1)).transpose(1, 2)
+
+
+def _taken(tokens: Tensor, positions: Tensor, length: int) -> Tensor:
+    """The tokens at some positions, `[blocks, count]`; beyond the ends, those at the ends."""
+    inside = positions.clamp(0, length - 1)
+    return tokens.index_select(2, inside.flatten()).unflatten(2, tuple(positions.shape))

@@ -1,0 +1,109 @@
+"""A sliding window in linearised encoders: every family, padding, saved models, conversion, layers."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from transformers import AutoModel
+
+from linformer_kit import InputError, linearize
+from linformer_kit.commands.cli import main
+from linformer_kit.experiments.quality.families import FAMILIES, build, example
+
+LENGTH = FAMILIES["bert"].sizes["max_position_embeddings"]
+TEXT = [name for name, family in FAMILIES.items() if "vocab_size" in family.sizes]
+
+
+def of(name: str, window: int = 5, **options: object):
+    torch.manual_seed(0)
+    return linearize(build(FAMILIES[name]), 7, sliding_window=window, **options)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.no_grad()
+def test_attentions_have_a_column_for_each_neighbour(name):
+    model = of(name).double()
+    local = {layer.split(".")[1] for layer in model.config.linformer["local_layers"]}
+    inputs = example(model, 31)
+    shown, plain = model(**inputs, output_attentions=True), model(**inputs)
+    for layer, mapping in enumerate(shown.attentions):
+        assert mapping.shape[3] == (mapping.shape[2] if str(layer) in local else 7 + 5)
+        torch.testing.assert_close(mapping.sum(-1), torch.ones_like(mapping[..., 0]))
+    torch.testing.assert_close(plain[0], shown[0], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", TEXT)
+@torch.no_grad()
+def test_neighbours_bring_a_student_closer_to_its_teacher(name):
+    torch.manual_seed(0)
+    teacher = build(FAMILIES[name])
+    inputs = example(teacher, LENGTH)
+    expected = teacher(**inputs)[0]
+    near, far = ((of(name, window)(**inputs)[0] - expected).norm().item() for window in (LENGTH, 0))
+    assert near < far
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@torch.no_grad()
+def test_padding_changes_nothing(side):
+    model = of("roberta")
+    ids = torch.randint(3, 90, (2, 31))
+    mask = torch.ones_like(ids)
+    hidden, real = (slice(0, 9), slice(9, 31)) if side == "left" else (slice(22, 31), slice(0, 22))
+    mask[1, hidden], ids[1, hidden] = 0, model.config.pad_token_id
+    together = model(input_ids=ids, attention_mask=mask, output_attentions=True)
+    alone = model(input_ids=ids[1:, real], output_attentions=True)
+    torch.testing.assert_close(together[0][1, real], alone[0][0], rtol=1e-4, atol=1e-5)
+    for padded, short in zip(together.attentions, alone.attentions, strict=True):
+        torch.testing.assert_close(padded[1, :, real], short[0], rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_saved_model_keeps_its_window(tmp_path):
+    model = of("bert")
+    model.save_pretrained(tmp_path)
+    loaded = AutoModel.from_pretrained(tmp_path)
+    inputs = example(model, 31)
+    assert torch.equal(loaded(**inputs)[0], model(**inputs)[0])
+    assert loaded.config.linformer["sliding_window"] == 5
+    model.resize_sequence_length(2 * LENGTH)
+    assert model(**example(model, 2 * LENGTH))[0].isfinite().all()
+
+
+@torch.no_grad()
+def test_models_of_earlier_versions_have_none():
+    model = of("bert", 0)
+    inputs = example(model, 31)
+    expected = model(**inputs)[0]
+    config = copy.deepcopy(model.config)
+    del config.linformer["sliding_window"]
+    older = type(model)(config).eval()
+    older.load_state_dict(model.state_dict())
+    assert torch.equal(older(**inputs)[0], expected)
+
+
+@pytest.mark.e2e
+@torch.no_grad()
+def test_converted_models_give_the_same(tmp_path):
+    """In place by command, and from there to a model of this package."""
+    torch.manual_seed(0)
+    build(FAMILIES["roberta"]).save_pretrained(tmp_path / "stock")
+    command = ["convert", "--in_place", str(tmp_path / "stock"), str(tmp_path / "linear"), "--sliding_window", "5"]
+    main([*command, "--projected_dim", "7"])
+    main(["convert", str(tmp_path / "linear"), str(tmp_path / "own")])
+    linear, own = (AutoModel.from_pretrained(tmp_path / name).eval() for name in ("linear", "own"))
+    inputs = example(linear, 31, padded=True)
+    real = inputs["attention_mask"].bool()
+    assert own.config.sliding_window == 5
+    torch.testing.assert_close(own(**inputs)[0][real], linear(**inputs)[0][real], rtol=1e-4, atol=1e-5)
+
+
+def test_other_windows_are_refused():
+    with pytest.raises(InputError, match=r"^sliding_window: expected an integer of 0 or more, got -1$"):
+        of("bert", -1)
+    config = of("bert").config
+    config.linformer["sliding_window"] = "5"
+    with pytest.raises(InputError, match=r"linformer\.sliding_window: expected what `linearize` writes in config.json"):
+        type(config).from_dict(config.to_dict())

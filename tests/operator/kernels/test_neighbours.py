@@ -1,0 +1,101 @@
+"""Attention over slots and neighbours in blocks: gradients, dropout, formats, and where the plain operations run."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from linformer_kit.operator import kernels
+from linformer_kit.operator.kernels import neighbours as kernel
+from linformer_kit.operator.kernels.softmax import Dropout
+from linformer_kit.operator.neighbours import Neighbours
+from linformer_kit.operator.padding import Padding
+
+BATCH, HEADS, LENGTH, SLOTS, DIM = 3, 2, 29, 7, 5
+
+
+@pytest.fixture(params=[(3, 1), (4, 900), (64, 1 << 20)], ids=str)
+def blocks(request, monkeypatch):
+    """Many blocks of one sequence, several sequences to a block, and one block."""
+    monkeypatch.setattr(kernel, "_ROWS", request.param[0])
+    monkeypatch.setattr(kernel, "_SCORES", request.param[1])
+
+
+def tensors(dtype=torch.float64) -> list[torch.Tensor]:
+    sizes = [LENGTH, SLOTS, SLOTS, LENGTH, LENGTH]
+    return [torch.randn(BATCH, HEADS, size, DIM, dtype=dtype, requires_grad=True) for size in sizes]
+
+
+def attend(given, window, *, masked=False, dropout=0.0, first=0, rows=slice(None)):
+    query, key, value, near_key, near_value = given
+    padding = Padding.after(torch.tensor([LENGTH, 11, 1]), LENGTH) if masked else None
+    mask = None
+    if masked:
+        mask = torch.ones(BATCH, 1, 1, SLOTS, dtype=torch.bool)
+        mask[1, ..., 3:] = False
+    near = Neighbours(near_key, near_value, window, padding, first)
+    return kernels.attention_with_neighbours(query[:, :, rows], key, value, mask, near, dropout=dropout)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("window", [1, 2, 5, 70])
+def test_blocks_equal_the_plain_operations(blocks, window, masked):
+    given = tensors()
+    results = []
+    for plain in (False, True):
+        with kernels.plain() if plain else torch.enable_grad():
+            out = attend(given, window, masked=masked)
+            weights = torch.sin(torch.arange(out.numel(), dtype=torch.float64)).view(out.shape)
+            results.append([out, *torch.autograd.grad((out * weights).sum(), given)])
+    for ours, plain in zip(*results, strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-10, atol=1e-10)
+    with torch.no_grad():
+        assert torch.equal(attend(given, window, masked=masked), results[0][0])
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("window", [1, 4, 70])
+def test_some_rows_see_what_they_see_in_the_whole_text(blocks, window, plain):
+    given = tensors()
+    with kernels.plain() if plain else torch.no_grad(), torch.no_grad():
+        whole = attend(given, window, masked=True)
+        part = attend(given, window, masked=True, first=8, rows=slice(8, 21))
+    torch.testing.assert_close(part, whole[:, :, 8:21], rtol=1e-12, atol=1e-12)
+
+
+def test_gradients_by_numerical_differentiation(monkeypatch):
+    monkeypatch.setattr(kernel, "_ROWS", 3)
+    given = [tensor.detach()[:2, :, :7].requires_grad_() for tensor in tensors()]
+    where = kernel._Where(None, torch.tensor([7, 4]), 4, 0)
+    for drop in (None, Dropout(0.3, seed=5)):
+        assert torch.autograd.gradcheck(lambda *t, drop=drop: kernel._NeighbourAttention.apply(*t, where, drop), given)
+
+
+def test_dropout_drops_slots_and_neighbours_alike(blocks):
+    """Each weight is 0 with the probability, else over 1 less it, so the mean of many runs is that without dropout."""
+    given = [tensor.detach() for tensor in tensors()]
+    expected = attend(given, 5)
+    torch.manual_seed(3)
+    runs = torch.stack([attend(given, 5, dropout=0.25) for _ in range(4000)])
+    assert not torch.equal(runs[0], runs[1])
+    error = (runs.mean(dim=0) - expected) / (runs.std(dim=0) / 4000**0.5)
+    assert error.abs().max() < 6
+    torch.manual_seed(3)
+    assert torch.equal(attend(given, 5, dropout=0.25), runs[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_other_formats_are_as_exact_as_the_plain_operations(dtype):
+    given = tensors(dtype)
+    exact = attend([tensor.double() for tensor in given], 5, masked=True)
+    with kernels.plain():
+        allowed = (attend(given, 5, masked=True) - exact).abs().max()
+    assert (attend(given, 5, masked=True) - exact).abs().max() <= 2 * allowed
+
+
+def test_autocast_and_mixed_formats_run_plain():
+    given = tensors(torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert attend(given, 5).dtype == torch.bfloat16
+        given[0] = given[0].bfloat16()
+        assert attend(given, 5).dtype == torch.bfloat16

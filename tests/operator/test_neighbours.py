@@ -1,0 +1,120 @@
+"""The sliding window: which tokens a query sees exactly, and where they are in P̄."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from linformer_kit import InputError, LinearProjection, LinformerAttention
+from linformer_kit.operator import kernels
+from linformer_kit.operator.reference import neighbours_reference
+from tests.conftest import randomise
+
+WIDTH, HEADS, N, K = 6, 2, 23, 5
+WINDOWS = [1, 2, 3, 8, 64]
+
+
+def layer(window: int, **arguments: object) -> LinformerAttention:
+    return randomise(LinformerAttention(WIDTH, HEADS, N, K, sliding_window=window, **arguments)).double()
+
+
+def inputs(batch: int = 2, length: int = N) -> torch.Tensor:
+    return torch.randn(batch, length, WIDTH, dtype=torch.float64)
+
+
+def test_the_reference_counts_real_tokens():
+    """By hand: two before and one after with a window of four; padding neither sees nor is seen."""
+    real = torch.tensor([False, True, True, False, True, True, True])
+    assert neighbours_reference(real, 4) == [[], [0, 1], [0, 1, 2], [], [0, 1, 2, 3], [1, 2, 3, 4], [2, 3, 4]]
+    assert neighbours_reference(real, 1) == [[], [0], [1], [], [2], [3], [4]]
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("window", WINDOWS)
+def test_without_slots_the_output_depends_on_the_neighbours_only(window, plain):
+    attention = layer(window)
+    for matrix in attention.projection.parameters():
+        torch.nn.init.zeros_(matrix)
+    x = inputs(1).requires_grad_()
+    with kernels.plain() if plain else torch.enable_grad():
+        out = attention(x, x, x)[0]
+        for position in range(N):
+            seen = torch.autograd.grad(out[0, position].sum(), x, retain_graph=True)[0][0].abs().sum(dim=-1) > 0
+            first, last = position - window // 2, position + (window - 1) // 2
+            assert seen.tolist() == [first <= other <= last for other in range(N)]
+
+
+@pytest.mark.parametrize("projected_dim", [K, [5, 3]])
+@pytest.mark.parametrize("window", WINDOWS)
+def test_weights_are_of_slots_and_then_of_neighbours(window, projected_dim):
+    """A column for each of w neighbours, zero where there is none; queries stay where they were."""
+    attention = randomise(LinformerAttention(WIDTH, HEADS, N, projected_dim, sliding_window=window)).double()
+    x, mask = inputs(), torch.zeros(2, N, dtype=torch.bool)
+    mask[0, :4] = mask[1, 3::5] = True
+    out, weights = attention(x, x, x, mask, need_weights=True)
+    assert weights.shape == (2, HEADS, N, K + window)
+    torch.testing.assert_close(out, attention(x, x, x, mask)[0])
+    torch.testing.assert_close(weights.sum(dim=-1), torch.ones(2, HEADS, N, dtype=torch.float64))
+    slots = attention.project(x, x, mask)
+    near_key = slots[0].neighbours.key if projected_dim == K else None
+    for sample in range(2):
+        near = neighbours_reference(~mask[sample], window)
+        ranks = ((~mask[sample]).cumsum(0) - 1).tolist()
+        for position in range(N):
+            columns = [token - ranks[position] + window // 2 for token in near[position]]
+            found = weights[sample, :, position, K:] > 0
+            assert found.all(dim=0).nonzero()[:, 0].tolist() == columns and found.sum() == HEADS * len(columns)
+        if near_key is not None:  # of the query that is at this position, not of one that was moved here
+            position = 9
+            query = attention.q_proj(x[sample, position]).view(HEADS, 1, -1)
+            keys = torch.cat([slots[0].key[sample], near_key[sample][:, near[position]]], dim=1)
+            expected = (query @ keys.transpose(1, 2) / (WIDTH / HEADS) ** 0.5).softmax(dim=-1)[:, 0]
+            torch.testing.assert_close(
+                weights[sample, :, position][weights[sample, :, position] > 0], expected.flatten()
+            )
+
+
+def test_weights_receive_gradients():
+    attention, x = layer(3), inputs()
+    mask = torch.zeros(2, N, dtype=torch.bool)
+    mask[0, :4] = True
+    out, weights = attention(x, x, x, mask, need_weights=True)
+    (of_weights,) = torch.autograd.grad(out.sum(), weights)
+    assert (of_weights[~mask[:, None].expand(-1, HEADS, -1)] != 0).any(dim=-1).all()
+
+
+@pytest.mark.parametrize("padding", ["none", "right", "left"])
+def test_full_attention_sees_them_anyway(padding):
+    torch.manual_seed(3)
+    attention = layer(0, projection=None)
+    other = LinformerAttention(WIDTH, HEADS, projection=None, sliding_window=3).double()
+    other.load_state_dict(attention.state_dict())
+    x, mask = inputs(), torch.zeros(2, N, dtype=torch.bool)
+    mask[0, slice(None, 4) if padding == "left" else slice(N - 4, None)] = padding != "none"
+    assert torch.equal(attention(x, x, x, mask)[0], other(x, x, x, mask)[0])
+    given = LinearProjection(N, K, num_heads=HEADS).double()
+    assert other(x, x, x, projection=given, need_weights=True)[1].shape[-1] == K + 3
+
+
+def test_maps_that_are_called_see_every_token_once():
+    """A hook on W_K runs once, on all tokens, whatever the order of E and W_K is."""
+    for sharing in ("none", "headwise"):
+        attention, seen = layer(3, sharing=sharing), []
+        attention.k_proj.register_forward_hook(lambda module, given, output, seen=seen: seen.append(given[0].shape))
+        attention(inputs(), inputs(), inputs())
+        assert seen == [(2, N, WIDTH)]
+
+
+@pytest.mark.parametrize("refused", [-1, 1.5, "3", True, None])
+def test_windows_that_are_no_number_of_tokens_are_refused(refused):
+    message = f"sliding_window: expected an integer of 0 or more, got {refused!r}"
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        LinformerAttention(WIDTH, HEADS, N, K, sliding_window=refused)
+
+
+def test_queries_of_another_text_are_refused():
+    attention = layer(3)
+    with pytest.raises(InputError, match=r"^query, key: expected one length with sliding_window, got 7 and 23$"):
+        attention(inputs(length=7), inputs(), inputs())
