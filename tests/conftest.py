@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from linformer_kit import LinformerConfig, LinformerForMaskedLM
 from linformer_kit.commands.cli import main
 from linformer_kit.data.tokenizer import train_tokenizer
-from linformer_kit.operator.kernels import softmax
+from linformer_kit.operator.kernels import neighbours, softmax
 from linformer_kit.operator.kernels import tokens as token_blocks
 from linformer_kit.operator.projections import PROJECTIONS
 
@@ -40,6 +40,8 @@ OTHERS = {
     "norm_first": {"norm_first": True},
     "local": {"local_convolution": 5},
     "local_norm_first": {"local_convolution": 3, "norm_first": True, "sharing": "layerwise"},
+    "window": {"sliding_window": 5},
+    "window_norm_first": {"sliding_window": 4, "norm_first": True, "sharing": "layerwise", "local_convolution": 3},
     "local_full": {"local_convolution": 3, "attention": "full"},
 }
 KINDS = (*SHARINGS, *(name for name in PROJECTIONS if name != "linear"), *OTHERS)
@@ -239,6 +241,8 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(token_blocks, "_BLOCK_TOKENS", 2)
     monkeypatch.setattr(token_blocks, "_BLOCK_ELEMENTS", 1)
     monkeypatch.setattr(softmax, "_SCORES", 67)
+    monkeypatch.setattr(neighbours, "_SCORES", 200)
+    monkeypatch.setattr(neighbours, "_ROWS", 3)
 
 
 def tokens(batch: int, seq_len: int) -> torch.Tensor:

@@ -19,6 +19,7 @@ from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 
 import linformer_kit as lk
 from linformer_kit import LinformerAttention
+from linformer_kit.operator.attention import project
 from linformer_kit.operator.projections import PROJECTIONS, HeadMap, Inputs
 from linformer_kit.operator.projections.head_maps import is_affine
 from linformer_kit.operator.reference import AttentionWeights, linformer_attention_reference
@@ -295,7 +296,8 @@ def test_dynamic_quantisation(config, kind):
         if (projection := attention.projection or small.encoder.projection) is not None:
             inputs = torch.randn(2, 23, 33)
             key, value = attention.k_proj(inputs), attention.v_proj(inputs)
-            slots = projection(Inputs(key, value, HeadMap(None, 3), HeadMap(None, 3)))
+            given = Inputs(key, value, HeadMap(None, 3), HeadMap(None, 3))
+            slots = project(projection, given, None, attention.sliding_window)
             expected, _ = attention.attend(inputs, slots)
             torch.testing.assert_close(attention(inputs, inputs, inputs, projection=projection)[0], expected)
 

@@ -146,9 +146,10 @@ class Blocks(NamedTuple):
     def by_token(
         self, of_window: Float[Tensor, "batch heads blocks rows window"]
     ) -> Float[Tensor, "batch heads blocks rows seen"]:
-        """The inverse of `by_neighbour`; zero for tokens that a row does not see."""
+        """The inverse of `by_neighbour`; zero, also in gradients, for tokens that a row does not see."""
         zeros = of_window.new_zeros(*of_window.shape[:-1], self.key.shape[3])
-        return zeros.scatter(-1, self._columns().expand(of_window.shape), of_window)
+        of_seen = zeros.scatter(-1, self._columns().expand(of_window.shape), of_window)
+        return of_seen.masked_fill(~self.sees[:, None], 0.0)
 
     def _columns(self) -> Int[Tensor, "rows window"]:
         rows, seen = self.query.shape[3], self.key.shape[3]

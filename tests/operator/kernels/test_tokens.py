@@ -45,6 +45,9 @@ KINDS = [
     {"norm_first": True},
     {"local_convolution": 5},
     {"local_convolution": 5, "norm_first": True, "attention": "full"},
+    {"sliding_window": 5, "sharing": "none", "projected_dim": [[7, 5, 3], [2, 2, 4]]},
+    {"sliding_window": 4, "projection": "mean_pool"},
+    {"sliding_window": 2, "local_convolution": 5, "norm_first": True, "bias_order": "after_projection"},
 ]
 
 

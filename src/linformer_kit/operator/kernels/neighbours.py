@@ -79,8 +79,8 @@ class _Where(NamedTuple):
         slots = None
         if self.mask is not None:
             slots = ~(self.mask if self.mask.shape[0] == 1 else self.mask[samples])
-        row = torch.arange(rows.start, rows.stop)[:, None] + self.first
-        token = torch.arange(seen.start, seen.stop)
+        row = torch.arange(rows.start, rows.stop, device="cpu")[:, None] + self.first
+        token = torch.arange(seen.start, seen.stop, device="cpu")
         offset = token - row + self.window // 2
         tokens = ((offset < 0) | (offset >= self.window))[None, None]
         if self.lengths is not None and int(self.lengths[samples].min()) < max(seen.stop, self.first + rows.stop):
