@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceCl
 
 from linformer_kit.commands.cli import main
 from linformer_kit.files.manifest import write_manifest
+from linformer_kit.training import distill as distillation
 from tests.conftest import PRETRAIN_SIZES, fail, fail_last_line, write_model, write_teacher
 
 pytestmark = pytest.mark.e2e
@@ -91,6 +94,13 @@ def test_what_it_leaves(run):
     tokenizer = AutoTokenizer.from_pretrained(run)
     assert tokenizer.model_max_length == LENGTH
     assert len(pipeline("fill-mask", model=model, tokenizer=tokenizer)("number <mask>")) == 5
+
+
+def test_results_that_cannot_be_written_are_named(teacher, texts, tmp_path, monkeypatch, capsys):
+    """By `Run.write`, as models and checkpoints are, so that every process hears of it."""
+    monkeypatch.setattr(distillation, "write_distill_report", Mock(side_effect=OSError(errno.ENOSPC, "disk full")))
+    error = fail_last_line(capsys, *command(teacher, tmp_path / "out", train_file=texts, max_steps=1), code=1)
+    assert f"{tmp_path / 'out'}: expected to be able to write the results, got: disk full; the checkpoints" in error
 
 
 def test_the_student_comes_nearer(teacher, texts, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import logging
 import math
@@ -10,6 +11,7 @@ import os
 import re
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -65,6 +67,14 @@ def test_a_run_leaves_everything_that_a_user_needs(run):
     assert names >= {"metrics.json", "metrics.md", "perplexity.png", "settings.yaml", "checkpoint-4", "full", "runs"}
     assert (run / "perplexity.png").read_bytes().startswith(b"\x89PNG")
     assert any(path.name.startswith("events") for path in run.rglob("runs/**/*"))
+
+
+def test_results_that_cannot_be_written_are_named(corpus, tmp_path, monkeypatch, capsys):
+    """By `Run.write`, as models and checkpoints are, so that every process hears of it."""
+    monkeypatch.setattr(pretraining, "write_pretrain_report", Mock(side_effect=OSError(errno.ENOSPC, "disk full")))
+    error = fail_last_line(capsys, *arguments(corpus, tmp_path / "out", "--max_steps=1"), code=1)
+    assert f"{tmp_path / 'out'}: expected to be able to write the results, got: disk full; the checkpoints" in error
+    assert (tmp_path / "out" / "checkpoint-1").is_dir() and (tmp_path / "out" / "model.safetensors").exists()
 
 
 def test_what_a_run_was_made_with_is_written_down(corpus, tmp_path):

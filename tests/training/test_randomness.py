@@ -60,5 +60,9 @@ def test_kernels_that_sum_in_a_fixed_order_only_where_they_are_wanted(monkeypatc
         with deterministic_kernels(True):
             assert torch.get_deterministic_debug_mode() == 2
         assert torch.get_deterministic_debug_mode() == 1
+        torch.use_deterministic_algorithms(False)
+        with deterministic_kernels(True):
+            assert torch._inductor.config.deterministic
+        assert not torch._inductor.config.deterministic, "of torch.compile"
     finally:
         torch.set_deterministic_debug_mode("default")

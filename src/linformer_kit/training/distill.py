@@ -95,8 +95,7 @@ def distill(settings: DistillSettings) -> tuple[dict[str, Any], Path]:
     results = _results(settings, pair, inputs, training)
     if training.diverged is None:
         run.save_model(pair.student, pair.tokenizer, beside=functools.partial(write_files, beside))
-    if run.is_main:
-        write_distill_report(results, run.folder)
+    run.write(functools.partial(write_distill_report, results))
     if training.diverged is not None:
         raise DivergedError(training.diverged)
     return results, run.folder

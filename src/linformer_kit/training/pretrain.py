@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import math
 from pathlib import Path
@@ -86,8 +87,7 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
     folders = {settings.model.attention: run.folder} | ({"full": run.folder / TWIN_FOLDER} if twin else {})
     for attention, folder in folders.items():
         results["models"][attention] = train_model(run, settings, data, folder, attention=attention, start=start)
-        if run.is_main:
-            write_pretrain_report(results, run.folder)
+        run.write(functools.partial(write_pretrain_report, results))
     return results, run.folder
 
 

@@ -27,7 +27,7 @@ def start_processes(*, cpu: bool, timeout: float) -> PartialState:
     cpu = cpu or not torch.accelerator.is_available()
     process = PartialState(cpu=cpu, timeout=timedelta(seconds=timeout))
     _end_with_process()
-    if process.num_processes == 1:  # the state of an earlier training in this process stays, with its device
+    if process.num_processes == 1 and cpu != (process.device.type == "cpu"):  # the device of an earlier training
         process.device = torch.device("cpu") if cpu else process.default_device
     if process.num_processes == 1 and (devices := torch.accelerator.device_count()) > 1 and not cpu:
         logger.warning(

@@ -29,14 +29,15 @@ def deterministic_kernels(wanted: bool) -> Iterator[None]:
         yield
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    before = torch.get_deterministic_debug_mode(), torch.backends.cudnn.benchmark
+    mode, benchmark = torch.get_deterministic_debug_mode(), torch.backends.cudnn.benchmark
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
     try:
         yield
     finally:
-        torch.set_deterministic_debug_mode(before[0])
-        torch.backends.cudnn.benchmark = before[1]
+        # `set_deterministic_debug_mode` would leave torch.compile's own setting as it was in the training.
+        torch.use_deterministic_algorithms(mode > 0, warn_only=mode == 1)
+        torch.backends.cudnn.benchmark = benchmark
 
 
 @contextmanager
