@@ -242,7 +242,7 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(token_blocks, "_BLOCK_ELEMENTS", 1)
     monkeypatch.setattr(softmax, "_SCORES", 67)
     monkeypatch.setattr(neighbours, "_SCORES", 200)
-    monkeypatch.setattr(neighbours, "_ROWS", 3)
+    monkeypatch.setattr(neighbours, "_ROWS", dict.fromkeys((2, 4, 8), 3))
 
 
 def tokens(batch: int, seq_len: int) -> torch.Tensor:

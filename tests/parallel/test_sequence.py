@@ -318,6 +318,7 @@ def check_errors() -> None:
         ({"projection": "max_pool"}, "projection: expected linear, mean_pool or random, .*, got max_pool"),
         ({"projection": "conv"}, "got conv"),
         ({"shorter_input": "stretch"}, "shorter_input: expected prefix, .*, got stretch"),
+        ({"sliding_window": 5}, "sliding_window: expected 0 in sequence parallel, got 5"),
         (
             {"max_position_embeddings": 7, "local_convolution": 9},
             "mesh: expected at most 1 processes for a longest sequence of 7, got 2",

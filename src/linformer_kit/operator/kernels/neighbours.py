@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,9 @@ from linformer_kit.operator.kernels.softmax import Dropout
 from linformer_kit.operator.neighbours import Blocks, Neighbours
 
 _SCORES = 1 << 20  # elements of a block of P̄
-_ROWS = 64  # the least of a block; all of its rows are multiplied with rows + w - 1 tokens
+_ALIGNED = 32  # columns: products and softmax of P̄ take 1.5 times as long with other numbers
+# The least rows of a block, by the bytes of an element; all of them are multiplied with rows + w - 1 tokens.
+_ROWS = {2: 128, 4: 64, 8: 64}
 
 
 def attention_with_neighbours(
@@ -69,30 +72,44 @@ class _Where(NamedTuple):
     window: int
     first: int
 
-    def seen(self, rows: slice, tokens: int) -> slice:
-        """The tokens that some row of a block sees."""
+    def seen(self, rows: slice, slots: int, tokens: int) -> slice:
+        """The tokens that some row of a block sees, and a few more, so that P̄ has aligned rows."""
         start = self.first + rows.start - self.window // 2
-        return slice(max(0, start), min(tokens, start + rows.stop - rows.start + self.window - 1))
+        columns = slots + rows.stop - rows.start + self.window - 1
+        return slice(max(0, start), min(tokens, start - slots - (-columns // _ALIGNED) * _ALIGNED))
 
-    def hidden(self, samples: slice, rows: slice, seen: slice) -> tuple[Tensor | None, Tensor | None]:
-        """True for slots and for tokens that are hidden, `[samples or 1, 1, 1, slots]` and `[.., 1, rows, seen]`."""
-        slots = None
+    def hide(self, scores: Tensor, slots: int, samples: slice, rows: slice, seen: slice) -> None:
+        """Set the scores, `[samples, heads, rows, slots + seen]`, of all that rows do not see to -inf."""
         if self.mask is not None:
-            slots = ~(self.mask if self.mask.shape[0] == 1 else self.mask[samples])
-        row = torch.arange(rows.start, rows.stop, device="cpu")[:, None] + self.first
-        token = torch.arange(seen.start, seen.stop, device="cpu")
-        offset = token - row + self.window // 2
-        tokens = ((offset < 0) | (offset >= self.window))[None, None]
-        if self.lengths is not None and int(self.lengths[samples].min()) < max(seen.stop, self.first + rows.stop):
+            mask = self.mask if self.mask.shape[0] == 1 else self.mask[samples]
+            scores[..., :slots].masked_fill_(~mask, -torch.inf)
+        of_tokens = scores[..., slots:]
+        first = self.first + rows.start
+        count = rows.stop - rows.start
+        of_tokens += _outside(count, seen.stop - seen.start, seen.start - first, self.window, scores.dtype)
+        if self.lengths is not None and int(self.lengths[samples].min()) < max(seen.stop, first + count):
             limit = self.lengths[samples, None, None, None]
-            tokens = tokens | (token >= limit) | (row >= limit)
-        return slots, tokens
+            row = torch.arange(first, first + count, device="cpu")[:, None]
+            token = torch.arange(seen.start, seen.stop, device="cpu")
+            of_tokens.masked_fill_((token >= limit) | (row >= limit), -torch.inf)
+
+
+@functools.lru_cache(maxsize=8)  # the same for all blocks but those at the ends of a text
+def _outside(rows: int, seen: int, start: int, window: int, dtype: torch.dtype) -> Float[Tensor, "1 1 rows seen"]:
+    """-inf for tokens outside of the windows of rows, else 0; `start` is the first token's position from the first row.
+
+    Adding it is faster than filling by a mask.
+    """
+    token = torch.arange(seen, device="cpu") + start
+    offset = token - torch.arange(rows, device="cpu")[:, None] + window // 2
+    outside = (offset < 0) | (offset >= window)
+    return torch.zeros(rows, seen, dtype=dtype, device="cpu").masked_fill_(outside, -torch.inf)[None, None]
 
 
 def _score_blocks(query: Tensor, slots: int, window: int) -> Iterator[tuple[slice, list[slice]]]:
     """Samples, and the rows of each of their blocks."""
     batch, heads, length, _ = query.shape
-    rows = max(_ROWS, window)
+    rows = max(_ROWS[query.element_size()], window)
     samples = max(1, _SCORES // (heads * min(rows, length) * (slots + rows + window)))
     parts = [slice(start, min(start + rows, length)) for start in range(0, length, rows)]
     for start in range(0, batch, samples):
@@ -116,16 +133,12 @@ class _Block:
         return self.joined
 
 
-def _weights(query: Tensor, keys: Tensor, hidden: tuple[Tensor | None, Tensor | None], slots: int) -> Tensor:
+def _weights(query: Tensor, keys: Tensor, hide: Callable[[Tensor], None]) -> Tensor:
     """P̄ of a block of rows, `[samples · heads, rows, slots + seen]`."""
     samples, heads, rows, head_dim = query.shape
     weights = query.new_empty(samples * heads, rows, keys.shape[1])
     weights.baddbmm_(query.flatten(0, 1), keys.transpose(1, 2), beta=0, alpha=head_dim**-0.5)
-    by_head = weights.unflatten(0, (samples, heads))
-    if hidden[0] is not None:
-        by_head[..., :slots].masked_fill_(hidden[0], -torch.inf)
-    if hidden[1] is not None:
-        by_head[..., slots:].masked_fill_(hidden[1], -torch.inf)
+    hide(weights.unflatten(0, (samples, heads)))
     return torch.softmax(weights, -1, out=weights)
 
 
@@ -147,9 +160,10 @@ def _forward(
     for samples, parts in _score_blocks(query, slots, where.window):
         keys, values = _Block(key[samples]), _Block(value[samples])
         for rows in parts:
-            seen = where.seen(rows, near_key.shape[2])
+            seen = where.seen(rows, slots, near_key.shape[2])
             of_block = keys.with_tokens(near_key[samples, :, seen])
-            weights = _weights(query[samples, :, rows], of_block, where.hidden(samples, rows, seen), slots)
+            hide = functools.partial(where.hide, slots=slots, samples=samples, rows=rows, seen=seen)
+            weights = _weights(query[samples, :, rows], of_block, hide)
             if drop:
                 weights.masked_fill_(drop.next(weights), 0.0)
             product = torch.bmm(weights, values.with_tokens(near_value[samples, :, seen]))
@@ -185,10 +199,11 @@ class _NeighbourAttention(torch.autograd.Function):
         for samples, parts in _score_blocks(query, slots, where.window):
             keys, values = _Block(key[samples]), _Block(value[samples])
             for rows in parts:
-                seen = where.seen(rows, near_key.shape[2])
+                seen = where.seen(rows, slots, near_key.shape[2])
                 of_block = keys.with_tokens(near_key[samples, :, seen])
                 queries, grads = query[samples, :, rows], grad[samples, :, rows].flatten(0, 1)
-                weights = _weights(queries, of_block, where.hidden(samples, rows, seen), slots)
+                hide = functools.partial(where.hide, slots=slots, samples=samples, rows=rows, seen=seen)
+                weights = _weights(queries, of_block, hide)
                 columns = values.with_tokens(near_value[samples, :, seen]).transpose(1, 2)
                 of_weights, kept = torch.bmm(grads, columns), weights
                 if drop:
