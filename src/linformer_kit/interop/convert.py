@@ -26,7 +26,15 @@ from linformer_kit.settings import ConvertSettings
 
 _OF_NEW_PROJECTIONS = ("projected_dim", "sharing", "projection", "shorter_input", "sliding_window", "attention")
 _OF_FAIRSEQ = ("num_attention_heads", "classification_head")
-_IN_PLACE = ("projected_dim", "sharing", "projection", "shorter_input", "sliding_window", "max_position_embeddings")
+_IN_PLACE = (
+    "projected_dim",
+    "sharing",
+    "projection",
+    "shorter_input",
+    "sliding_window",
+    "layers",
+    "max_position_embeddings",
+)
 _ENCODER = "a pretrained encoder"
 _IF_THERE: dict[str, Any] = {
     "_raise_exceptions_for_missing_entries": False,
@@ -64,6 +72,8 @@ def convert(settings: ConvertSettings) -> tuple[Converted, PreTrainedTokenizerBa
 def _load(settings: ConvertSettings) -> Converted:
     if settings.in_place:
         return _linearized(settings)
+    if settings.layers is not None:
+        raise InputError(f"layers: expected none without in_place, got {settings.layers}")
     fairseq = _is_fairseq(settings.source)
     for name in _OF_NEW_PROJECTIONS if fairseq else _OF_FAIRSEQ:
         if getattr(settings, name) is not None:

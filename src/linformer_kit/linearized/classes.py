@@ -23,7 +23,13 @@ from transformers.utils import output_capturing
 
 from linformer_kit.errors import InputError
 from linformer_kit.linearized.attention import ATTRIBUTE, GROUPS, IMPLEMENTATION, OWNER, WINDOW
-from linformer_kit.linearized.fields import check_fields, groups_of_layer, later_field, new_projections
+from linformer_kit.linearized.fields import (
+    check_fields,
+    groups_of_layer,
+    later_field,
+    new_projections,
+    unchanged_layers,
+)
 from linformer_kit.linearized.positions import check_positions, set_positions
 from linformer_kit.models.modeling import start_projection
 from linformer_kit.models.saved_lengths import LengthCheckedModel
@@ -122,9 +128,9 @@ class LinearizedModel(LengthCheckedModel):
         return [module for module in self.modules() if isinstance(module, SequenceProjection)]
 
     def attention_names(self) -> list[str]:
-        """Names of all attention modules within the base model, including those with a window."""
+        """Names of all attention modules within the base model, including those that keep their own attention."""
         fields = self.config.linformer
-        known = {*fields["layers"], *fields["local_layers"]}
+        known = {*fields["layers"], *unchanged_layers(fields)}
         return [name for name, _ in self.base_model.named_modules() if name in known]
 
     def projection_matrix_count(self) -> int:
@@ -188,7 +194,7 @@ def attach(model: PreTrainedModel) -> None:
     fields = model.config.linformer
     base = model.base_model
     modules = dict(base.named_modules())
-    for name in (*fields["layers"], *fields["local_layers"]):
+    for name in (*fields["layers"], *unchanged_layers(fields)):
         if name not in modules:
             kind = type(model).__name__
             raise InputError(f"linformer.layers: expected names of modules of {kind}, got {name!r}")
@@ -208,7 +214,7 @@ def attach(model: PreTrainedModel) -> None:
         else:
             like = next(module.parameters())
             module.add_module(ATTRIBUTE, made[layer].to(like.device, like.dtype))
-    for name in fields["local_layers"]:
+    for name in unchanged_layers(fields):
         modules[name].__dict__[ATTRIBUTE] = None
     PreTrainedModel.set_attn_implementation(model, IMPLEMENTATION)
     for changed in (model, base):  # transformers fills this registry in constructors, under the original class

@@ -48,6 +48,7 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
 # Entries that models of earlier versions do not have, their checks and what these models have.
 _LATER: dict[str, tuple[Callable[[Any], bool], Any]] = {
     "sliding_window": (lambda value: is_integer(value) and 0 <= value <= LONGEST, 0),
+    "full_layers": (_are_names, []),
 }
 
 
@@ -99,6 +100,11 @@ def new_projections(fields: dict[str, Any]) -> list[SequenceProjection]:
 def later_field(fields: dict[str, Any], name: str) -> Any:
     """An entry that models of earlier versions do not have."""
     return fields.get(name, _LATER[name][1])
+
+
+def unchanged_layers(fields: dict[str, Any]) -> list[str]:
+    """Names of the attention modules that keep their own attention."""
+    return [*fields["local_layers"], *later_field(fields, "full_layers")]
 
 
 def slots_of_layer(fields: dict[str, Any], layer: int) -> int | list[int]:

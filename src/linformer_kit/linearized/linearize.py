@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any, get_args
 
 from transformers import PreTrainedModel
@@ -18,6 +19,7 @@ from linformer_kit.linearized.fields import new_projections
 from linformer_kit.linearized.layers import AttentionLayer, attention_layers
 from linformer_kit.linearized.positions import check_positions, longest_input, set_positions
 from linformer_kit.operator.checks import check_window
+from linformer_kit.operator.projections import is_integer
 from linformer_kit.settings import Projection, ProjectionInitializer, ResizeMode, Sharing, ShorterInput
 
 DEFAULT_PROJECTED_DIM = 128
@@ -32,6 +34,7 @@ def linearize(
     shorter_input: ShorterInput = "stretch",
     projection_initializer: ProjectionInitializer = "mean_pooling",
     sliding_window: int = 0,
+    layers: Sequence[int] | None = None,
     max_position_embeddings: int | None = None,
     resize_mode: ResizeMode = "extend",
 ) -> LinearizedModel:
@@ -39,15 +42,15 @@ def linearize(
 
     This supports encoders that use transformers' attention interface. The model is changed in-place and becomes a
     subclass of its class (such as `LinearBertForMaskedLM`) with its own configuration and model type; it saves and
-    loads like any other. Layers with a sliding window are unchanged. W_K is applied to the keys before E, so the
-    cheaper order of multiplications is available only in the models of this package (`linformer convert`). E and F are
-    untrained: distil (`linformer distill`) or fine-tune the model before use. With as many slots as tokens, outputs
-    change by rounding only.
+    loads like any other. Layers that have a sliding window of their own are unchanged. W_K is applied to the keys
+    before E, so the cheaper order of multiplications is available only in the models of this package (`linformer
+    convert`). E and F are untrained: distil (`linformer distill`) or fine-tune the model before use. With as many slots
+    as tokens, and without sliding_window, outputs change by rounding only.
 
     Args:
         model: Any encoder, with or without a head.
-        projected_dim: k, at most n; or a list with one k per layer, or with a list of one k per head for each layer;
-            default: 128, or n if that is less.
+        projected_dim: k, at most n; or a list with one k per linear layer, or with a list of one k per head for each
+            of them; default: 128, or n if that is less.
         sharing: `none`, `headwise`, `key_value` or `layerwise` (section 4 of the paper).
         projection: Name of a projection (`operator.projections.PROJECTIONS`).
         shorter_input: What texts shorter than n use: E and windows resampled to their length (`stretch`), which changes
@@ -55,6 +58,7 @@ def linearize(
         projection_initializer: Initialisation of E and F of projection `linear` (`operator.projections.starts`).
         sliding_window: w, the number of tokens that each query sees exactly, its own included, in one softmax with the
             slots; 0: none (docs/operator.md).
+        layers: Numbers of the layers to linearise, from 0; the others keep full attention. None: all.
         max_position_embeddings: n, the new maximum length in tokens; default: that of the model.
         resize_mode: How position embeddings are resized to n: repeated (`extend`) or interpolated (`interpolate`).
 
@@ -76,13 +80,14 @@ def linearize(
         if value not in known:  # checked even if unused
             raise InputError(f"{field}: expected one of {', '.join(known)}, got {value!r}")
     check_window(sliding_window)
-    layers = attention_layers(model)
+    found = attention_layers(model)
+    linear = _chosen(found, layers, type(model).__name__)
     if max_position_embeddings is not None:
         with renamed("seq_len", "max_position_embeddings"), renamed("mode", "resize_mode"):
             check_positions(model, max_position_embeddings, resize_mode)
     fields: dict[str, Any] = {
-        **_of_layers(layers, model),
-        "seq_len": max_position_embeddings or _longest(model, layers),
+        **_of_layers(found, linear, model),
+        "seq_len": max_position_embeddings or _longest(model, linear),
         "sharing": sharing,
         "projection": projection,
         "projection_initializer": projection_initializer,
@@ -105,19 +110,32 @@ def linearize(
     return model
 
 
-def _of_layers(layers: list[AttentionLayer], model: PreTrainedModel) -> dict[str, Any]:
-    """Configuration fields that describe the layers."""
-    kind = type(model).__name__
-    linear = [layer for layer in layers if not layer.local]
+def _chosen(found: list[AttentionLayer], layers: Sequence[int] | None, kind: str) -> list[AttentionLayer]:
+    """The layers to linearise."""
+    linear = [layer for layer in found if not layer.local]
     if not linear:
         raise InputError(f"model: expected a layer that sees the whole input, got {kind} without one")
+    if layers is None:
+        return linear
+    numbers = list(layers)
+    possible = [number for number, layer in enumerate(found) if not layer.local]
+    fits = all(is_integer(number) and number in possible for number in numbers)
+    if not numbers or not fits or len(set(numbers)) < len(numbers):
+        raise InputError(f"layers: expected one or more of {possible}, each once, got {numbers}")
+    return [found[number] for number in sorted(numbers)]
+
+
+def _of_layers(found: list[AttentionLayer], linear: list[AttentionLayer], model: PreTrainedModel) -> dict[str, Any]:
+    """Configuration fields that describe the layers."""
+    kind = type(model).__name__
     shapes = {(layer.num_heads, layer.head_dim, layer.keys) for layer in linear}
     if len(shapes) > 1:
         raise InputError(f"model: expected layers with equal heads and lengths, got {kind} with {sorted(shapes)}")
     return {
         "base_model_type": model.config.model_type,
         "layers": [layer.name for layer in linear],
-        "local_layers": [layer.name for layer in layers if layer.local],
+        "local_layers": [layer.name for layer in found if layer.local],
+        "full_layers": [layer.name for layer in found if not layer.local and layer not in linear],
         "num_heads": linear[0].num_heads,
         "head_dim": linear[0].head_dim,
     }

@@ -40,6 +40,8 @@ class ConvertSettings:
             (`stretch`); default: prefix, with in_place stretch. Not for fairseq.
         sliding_window: Number of tokens that each query sees exactly besides the slots, its own included; default: 0.
             Not for fairseq.
+        layers: With in_place: numbers of the layers to linearise, from 0; the others keep full attention; default:
+            all.
         attention: `full` keeps full attention; default: linformer. Not for fairseq.
         max_position_embeddings: n, the maximum sequence length of the result; default: that of the source.
         resize_mode: How position embeddings are resized to n: repeated (`extend`) or interpolated (`interpolate`).
@@ -57,6 +59,7 @@ class ConvertSettings:
     projection: Projection | None = None
     shorter_input: ShorterInput | None = None
     sliding_window: int | None = None
+    layers: list[int] | None = None
     attention: Attention | None = None
     max_position_embeddings: int | None = None
     resize_mode: ResizeMode = "extend"

@@ -150,6 +150,10 @@ def read_encoder(source: str | os.PathLike[str], model_types: Mapping[str, str],
     if architecture not in known:
         raise InputError(f"{source}: expected architectures in config.json of {', '.join(known)}, got {architecture}")
     _check_attention(source, config)
+    if linear and (full := later_field(config.linformer, "full_layers")):
+        raise InputError(
+            f"{source}: expected a model whose layers are all linear, got full attention in {', '.join(full)}"
+        )
     what, model_class = f"source: expected a pretrained encoder, got {source}", getattr(transformers, architecture)
     if linear:
         config_class: Any = type(config)
