@@ -107,6 +107,18 @@ def test_maps_that_are_called_see_every_token_once():
         assert seen == [(2, N, WIDTH)]
 
 
+@pytest.mark.parametrize("sharing", ["none", "headwise"])
+def test_maps_of_every_token_run_once(monkeypatch, sharing):
+    """With E for each head, the projection needs them too."""
+    attention, seen, run = layer(3, sharing=sharing), [], kernels.apply_linear
+    monkeypatch.setattr(
+        kernels, "apply_linear", lambda module, given: (seen.append((module, given.shape[1])), run(module, given))[1]
+    )
+    attention(inputs(), inputs(), inputs())
+    for module in (attention.k_proj, attention.v_proj):
+        assert seen.count((module, N)) == 1
+
+
 @pytest.mark.parametrize("refused", [-1, 1.5, "3", True, None])
 def test_windows_that_are_no_number_of_tokens_are_refused(refused):
     message = f"sliding_window: expected an integer of 0 or more, got {refused!r}"

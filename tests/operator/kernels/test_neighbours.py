@@ -19,6 +19,7 @@ def blocks(request, monkeypatch):
     """Many blocks of one sequence, several sequences to a block, and one block."""
     monkeypatch.setattr(kernel, "_ROWS", dict.fromkeys((2, 4, 8), request.param[0]))
     monkeypatch.setattr(kernel, "_SCORES", request.param[1])
+    monkeypatch.setattr(kernel, "_ALIGNED", 1)
 
 
 def tensors(dtype=torch.float64) -> list[torch.Tensor]:
