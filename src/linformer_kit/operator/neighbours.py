@@ -86,6 +86,8 @@ class Blocks(NamedTuple):
         """Cut queries into blocks of about w rows."""
         length, tokens, device = query.shape[2], neighbours.key.shape[2], query.device
         rows = max(neighbours.window, _LEAST_ROWS)
+        if not torch.compiler.is_compiling():  # a traced program must not depend on the length
+            rows = max(1, min(rows, length))
         starts = torch.arange(-(-length // rows), device=device) * rows
         row = starts[:, None] + torch.arange(rows, device=device)
         token = starts[:, None] + torch.arange(rows + neighbours.window - 1, device=device)

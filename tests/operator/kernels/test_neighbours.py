@@ -72,6 +72,23 @@ def test_gradients_by_numerical_differentiation(monkeypatch):
         assert torch.autograd.gradcheck(lambda *t, drop=drop: kernel._NeighbourAttention.apply(*t, where, drop), given)
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_gradients_of_gradients_are_those_of_the_plain_operations(masked):
+    given, results = tensors(), []
+    for plain in (False, True):
+        with kernels.plain() if plain else torch.enable_grad():
+            first = torch.autograd.grad(attend(given, 5, masked=masked).square().sum(), given, create_graph=True)
+            results.append(torch.autograd.grad(sum(part.square().sum() for part in first), given))
+    for ours, plain in zip(*results, strict=True):
+        assert plain.any()
+        torch.testing.assert_close(ours, plain, rtol=1e-9, atol=1e-9)
+    frozen = [given[0], *(tensor.detach() for tensor in given[1:])]
+    (of_query,) = torch.autograd.grad(attend(frozen, 5).square().sum(), given[0], create_graph=True)
+    assert torch.autograd.grad(of_query.square().sum(), given[0])[0].any()
+    with pytest.raises(NotImplementedError, match="expected dropout 0"):
+        torch.autograd.grad(attend(given, 5, dropout=0.5).sum(), given, create_graph=True)
+
+
 def test_dropout_drops_slots_and_neighbours_alike(blocks):
     """Each weight is 0 with the probability, else over 1 less it, so the mean of many runs is that without dropout."""
     given = [tensor.detach() for tensor in tensors()]

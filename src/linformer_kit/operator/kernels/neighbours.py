@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from linformer_kit.operator.kernels.conditions import is_ordinary, must_be_plain
 from linformer_kit.operator.kernels.softmax import Dropout
 from linformer_kit.operator.neighbours import Blocks, Neighbours
+from linformer_kit.operator.padding import Padding
 
 _SCORES = 1 << 20  # elements of a block of P̄
 _ALIGNED = 32  # columns: products and softmax of P̄ take 1.5 times as long with other numbers
@@ -42,9 +42,7 @@ def attention_with_neighbours(
         dropout: Dropout on the weights.
     """
     if not (_runs_on_cpu(query, key, value, neighbours) and 0 <= dropout < 1):
-        blocks = Blocks.of(query, neighbours)
-        of_slots, of_seen = (F.dropout(part, dropout) for part in blocks.weights(key, mask))
-        return blocks.product(of_slots, of_seen, value)
+        return _plain(query, key, value, mask, neighbours, dropout)
     drop = Dropout.of(dropout) if dropout else None
     near_key, near_value, window, padding, first = neighbours
     where = _Where(mask, None if padding is None else padding.lengths, window, first)
@@ -52,6 +50,14 @@ def attention_with_neighbours(
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return _NeighbourAttention.apply(*tensors, where, drop)
     return _forward(*tensors, where, drop)
+
+
+def _plain(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, neighbours: Neighbours, dropout: float = 0.0
+) -> Tensor:
+    blocks = Blocks.of(query, neighbours)
+    of_slots, of_seen = (F.dropout(part, dropout) for part in blocks.weights(key, mask))
+    return blocks.product(of_slots, of_seen, value)
 
 
 def _runs_on_cpu(query: Tensor, key: Tensor, value: Tensor, neighbours: Neighbours) -> bool:
@@ -172,7 +178,10 @@ def _forward(
 
 
 class _NeighbourAttention(torch.autograd.Function):
-    """`_forward` with gradients; weights and dropout masks are recomputed in the backward pass."""
+    """`_forward` with gradients; weights and dropout masks are recomputed in the backward pass.
+
+    Gradients of gradients are those of the plain operations.
+    """
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
@@ -182,9 +191,16 @@ class _NeighbourAttention(torch.autograd.Function):
         return _forward(*arguments)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         query, key, value, near_key, near_value, mask, lengths = ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph
+            if ctx.drop is not None:
+                raise NotImplementedError("gradients of gradients: expected dropout 0 with sliding_window")
+            padding = None if lengths is None else Padding.after(lengths, near_key.shape[2])
+            near = Neighbours(near_key, near_value, ctx.window, padding, ctx.first)
+            tensors = [part for part in ctx.saved_tensors[:5] if part.requires_grad]
+            found = iter(torch.autograd.grad(_plain(query, key, value, mask, near), tensors, grad, create_graph=True))
+            return *(next(found) if part.requires_grad else None for part in ctx.saved_tensors[:5]), None, None
         where, drop = _Where(mask, lengths, ctx.window, ctx.first), ctx.drop
         heads, slots, scale = query.shape[1], key.shape[2], query.shape[-1] ** -0.5
         of_query = torch.empty_like(query)
