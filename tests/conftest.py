@@ -42,6 +42,7 @@ OTHERS = {
     "local_norm_first": {"local_convolution": 3, "norm_first": True, "sharing": "layerwise"},
     "window": {"sliding_window": 5},
     "window_norm_first": {"sliding_window": 4, "norm_first": True, "sharing": "layerwise", "local_convolution": 3},
+    "window_mean_pool": {"sliding_window": 5, "slot_exponent": 0.5, "projection": "mean_pool"},
     "local_full": {"local_convolution": 3, "attention": "full"},
 }
 KINDS = (*SHARINGS, *(name for name in PROJECTIONS if name != "linear"), *OTHERS)
@@ -256,6 +257,12 @@ def randomise(module: torch.nn.Module, scale: float = 0.3) -> torch.nn.Module:
         for parameter in module.parameters():
             parameter.normal_(std=scale)
     return module
+
+
+def of_shorter(weights: torch.Tensor, shorter: torch.Tensor, config: LinformerConfig) -> torch.Tensor:
+    """The columns of P̄ that a text without padding has too: its first slots, and all neighbours."""
+    slots = shorter.shape[-1] - config.sliding_window
+    return torch.cat([weights[..., :slots], weights[..., weights.shape[-1] - config.sliding_window :]], dim=-1)
 
 
 def fields(kind: str) -> dict[str, object]:

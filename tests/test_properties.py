@@ -21,6 +21,7 @@ from tests.conftest import SHARINGS, pairs_of, randomise
 from tests.reference.attention import attention_reference
 
 WINDOWS = [0, 0, 1, 2, 5, 8, 70]
+EXPONENTS = [None, None, 0.25, 1.0]
 NESTED = [name for name, kind in PROJECTIONS.items() if kind.nested]
 
 
@@ -67,6 +68,7 @@ def cases(draw, *, padded: bool | None = None, names: list[str] | None = None, w
         bias=draw(st.booleans()),
         bias_order=draw(st.sampled_from(BIAS_ORDERS)),
         sliding_window=draw(st.sampled_from(windows)),
+        slot_exponent=draw(st.sampled_from(EXPONENTS)),
     )
     batch = draw(st.integers(1, 3))
     padding = None
@@ -108,15 +110,15 @@ SOME_SIZES = [(29, 7, 29), (28, 7, 28), (29, 7, 13), (28, 7, 13), (29, 7, 5)]
 
 
 @pytest.mark.parametrize(
-    ("name", "sharing", "sizes", "masked", "bias_order", "shorter_input", "window"),
-    pairs_of(PROJECTIONS, SHARINGS, SOME_SIZES, [False, True], BIAS_ORDERS, SHORTER_INPUTS, [0, 5]),
+    ("name", "sharing", "sizes", "masked", "bias_order", "shorter_input", "window", "exponent"),
+    pairs_of(PROJECTIONS, SHARINGS, SOME_SIZES, [False, True], BIAS_ORDERS, SHORTER_INPUTS, [0, 5], [None, 0.5]),
 )
 def test_equals_the_plain_reference_in_every_combination(
-    name, sharing, sizes, masked, bias_order, shorter_input, window
+    name, sharing, sizes, masked, bias_order, shorter_input, window, exponent
 ):
     n, k, length = sizes
     options = {"projection": name, "sharing": sharing, "bias_order": bias_order, "shorter_input": shorter_input}
-    options["sliding_window"] = window
+    options |= {"sliding_window": window, "slot_exponent": exponent}
     layer = randomise(LinformerAttention(6, 2, n, k, **options)).double()
     padding = None
     if masked:  # right, left, holes, none
@@ -228,6 +230,7 @@ def test_the_state_dict_is_whole(case):
         bias=case.layer.q_proj.bias is not None,
         bias_order=case.layer.bias_order,
         sliding_window=case.layer.sliding_window,
+        slot_exponent=None if case.layer.slot_exponent is None else 1.0,
     ).double()
     other.load_state_dict(case.layer.state_dict())
     outputs = [

@@ -16,9 +16,12 @@ from linformer_kit.operator import projections as fast
 from linformer_kit.operator.reference import (
     AttentionWeights,
     PlainProjection,
+    PlainWeights,
     full_attention_reference,
     linformer_attention_reference,
     matrix_projection_reference,
+    matrix_weights_reference,
+    window_weights_reference,
 )
 
 
@@ -32,9 +35,24 @@ def attention_reference(
         return full_attention_reference(query, key, value, weights, layer.num_heads, padding)
     dims = layer.projection.fewer_slots(layer.projected_dim, layer.num_heads)
     projections = plain_projections(layer.projection, dims)
+    slot_weights = [_weights(layer, head, k) for head, k in enumerate(dims)]
     return linformer_attention_reference(
-        query, key, value, weights, *projections, padding, layer.bias_order, layer.sliding_window
+        query, key, value, weights, *projections, padding, layer.bias_order, layer.sliding_window, slot_weights
     )
+
+
+def _weights(layer: LinformerAttention, head: int, k: int) -> PlainWeights:
+    """The weights of the slots of a head."""
+    exponent = 0.0 if layer.slot_exponent is None else layer.slot_exponent[head]
+    projection = layer.projection
+    stretch, n = projection.shorter_input == "stretch", projection.seq_len
+    if isinstance(projection, fast.MeanPoolProjection | fast.MaxPoolProjection | fast.ConvProjection):
+        return window_weights_reference(lambda length: windows(k, n, length, stretch), exponent)
+    if isinstance(projection, fast.RandomProjection):
+        return matrix_weights_reference(projection.matrix[:k], exponent)
+    if stretch:
+        return lambda length, _: (torch.ones(k, dtype=torch.float64) * length / k) ** exponent
+    return matrix_weights_reference(_matrix(projection, "key_projection", head, k), exponent)
 
 
 def windows(projected_dim: int, max_seq_len: int, length: int, stretch: bool) -> list[range]:
@@ -90,13 +108,18 @@ def _plain(projection: fast.SequenceProjection, name: str, head: int, k: int) ->
         if isinstance(projection, fast.DenseConvProjection):
             return pool(lambda rows: sum(kernel[:, :, tap] @ row for tap, row in enumerate(rows)))
         return pool(lambda rows: sum(kernel[:, tap] * row for tap, row in enumerate(rows)))
-    if projection.sharing != "none":
-        matrix = weight[:k]
-    elif weight.dim() == 3:
-        matrix = weight[head, :k]
-    else:
-        first = sum(projection.head_dims[:head])
-        matrix = weight[first : first + k]
+    matrix = _matrix(projection, name, head, k)
     if stretch:
         return lambda rows: stretched(matrix, len(rows)) @ rows
     return matrix_projection_reference(matrix)
+
+
+def _matrix(projection: fast.LinearProjection, name: str, head: int, k: int) -> Tensor:
+    weight = getattr(projection, name)
+    weight = projection.key_projection if weight is None else weight
+    if projection.sharing != "none":
+        return weight[:k]
+    if weight.dim() == 3:
+        return weight[head, :k]
+    first = sum(projection.head_dims[:head])
+    return weight[first : first + k]

@@ -24,7 +24,15 @@ from linformer_kit.linearized.positions import longest_input
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.settings import ConvertSettings
 
-_OF_NEW_PROJECTIONS = ("projected_dim", "sharing", "projection", "shorter_input", "sliding_window", "attention")
+_OF_NEW_PROJECTIONS = (
+    "projected_dim",
+    "sharing",
+    "projection",
+    "shorter_input",
+    "sliding_window",
+    "slot_exponent",
+    "attention",
+)
 _OF_FAIRSEQ = ("num_attention_heads", "classification_head")
 _IN_PLACE = (
     "projected_dim",
@@ -32,6 +40,7 @@ _IN_PLACE = (
     "projection",
     "shorter_input",
     "sliding_window",
+    "slot_exponent",
     "layers",
     "max_position_embeddings",
 )

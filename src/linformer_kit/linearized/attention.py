@@ -27,6 +27,7 @@ from linformer_kit.operator.values import has_values
 IMPLEMENTATION = "linformer"
 # Attributes of attention modules:
 WINDOW = "linformer_window"  # tokens that each query sees besides the slots
+EXPONENT = "linformer_slot_exponent"  # of the weights of slots, a parameter for each head
 GROUPS = "linformer_groups"  # heads by number of slots, if E and F are shared over layers
 RECORDED = "linformer_recorded"  # whether the last forward pass recorded its weights
 ATTRIBUTE = "linformer"  # E and F, or None for a layer that keeps its own attention
@@ -82,7 +83,8 @@ def linear_attention(
     mapped = HeadMap(None, query.shape[1])  # W_K and W_V have been applied
     key, value = (zero_padding(merge_heads(heads), padding) for heads in (key, value))
     inputs = Inputs(key, value, mapped, mapped, None if padding is None else Padding.of(padding))
-    slots = project(projection, inputs, getattr(module, GROUPS, None), getattr(module, WINDOW, 0))
+    groups, window, exponent = (getattr(module, name, None) for name in (GROUPS, WINDOW, EXPONENT))
+    slots = project(projection, inputs, groups, sliding_window=window or 0, exponent=exponent)
     near = slots[0].neighbours
     if near is not None:
         query = near.ordered_heads(query)

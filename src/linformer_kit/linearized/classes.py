@@ -22,7 +22,7 @@ from transformers.models.auto import modeling_auto
 from transformers.utils import output_capturing
 
 from linformer_kit.errors import InputError
-from linformer_kit.linearized.attention import ATTRIBUTE, GROUPS, IMPLEMENTATION, OWNER, WINDOW
+from linformer_kit.linearized.attention import ATTRIBUTE, EXPONENT, GROUPS, IMPLEMENTATION, OWNER, WINDOW
 from linformer_kit.linearized.fields import (
     check_fields,
     groups_of_layer,
@@ -208,11 +208,14 @@ def attach(model: PreTrainedModel) -> None:
     for layer, name in enumerate(fields["layers"]):
         module = modules[name]
         module.__dict__[WINDOW] = later_field(fields, "sliding_window")
+        like = next(module.parameters())
+        if (exponent := later_field(fields, "slot_exponent")) is not None:
+            start = torch.full((fields["num_heads"],), float(exponent), device=like.device, dtype=like.dtype)
+            module.register_parameter(EXPONENT, nn.Parameter(start))
         if fields["sharing"] == "layerwise":
             module.__dict__[OWNER] = base  # not in `_modules`: the layer does not contain the model
             module.__dict__[GROUPS] = groups_of_layer(fields, layer)
         else:
-            like = next(module.parameters())
             module.add_module(ATTRIBUTE, made[layer].to(like.device, like.dtype))
     for name in unchanged_layers(fields):
         modules[name].__dict__[ATTRIBUTE] = None

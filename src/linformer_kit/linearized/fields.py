@@ -8,6 +8,7 @@ from typing import Any
 from linformer_kit.errors import InputError
 from linformer_kit.linearized.positions import LONGEST
 from linformer_kit.models.configuration import warn_of_unknown
+from linformer_kit.operator.checks import is_finite
 from linformer_kit.operator.projections import (
     HeadGroups,
     SequenceProjection,
@@ -48,6 +49,7 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
 # Entries that models of earlier versions do not have, their checks and what these models have.
 _LATER: dict[str, tuple[Callable[[Any], bool], Any]] = {
     "sliding_window": (lambda value: is_integer(value) and 0 <= value <= LONGEST, 0),
+    "slot_exponent": (lambda value: value is None or is_finite(value), None),
     "full_layers": (_are_names, []),
 }
 

@@ -18,7 +18,7 @@ from linformer_kit.linearized.classes import (
 from linformer_kit.linearized.fields import new_projections
 from linformer_kit.linearized.layers import AttentionLayer, attention_layers
 from linformer_kit.linearized.positions import check_positions, longest_input, set_positions
-from linformer_kit.operator.checks import check_window
+from linformer_kit.operator.checks import check_exponent, check_window
 from linformer_kit.operator.projections import is_integer
 from linformer_kit.settings import Projection, ProjectionInitializer, ResizeMode, Sharing, ShorterInput
 
@@ -34,6 +34,7 @@ def linearize(
     shorter_input: ShorterInput = "stretch",
     projection_initializer: ProjectionInitializer = "mean_pooling",
     sliding_window: int = 0,
+    slot_exponent: float | None = None,
     layers: Sequence[int] | None = None,
     max_position_embeddings: int | None = None,
     resize_mode: ResizeMode = "extend",
@@ -58,6 +59,8 @@ def linearize(
         projection_initializer: Initialisation of E and F of projection `linear` (`operator.projections.starts`).
         sliding_window: w, the number of tokens that each query sees exactly, its own included, in one softmax with the
             slots; 0: none (docs/operator.md).
+        slot_exponent: Initial value of β, a parameter for each head: a slot that stands for c tokens weighs as c^β of
+            them; None: slots weigh as one token.
         layers: Numbers of the layers to linearise, from 0; the others keep full attention. None: all.
         max_position_embeddings: n, the new maximum length in tokens; default: that of the model.
         resize_mode: How position embeddings are resized to n: repeated (`extend`) or interpolated (`interpolate`).
@@ -80,6 +83,7 @@ def linearize(
         if value not in known:  # checked even if unused
             raise InputError(f"{field}: expected one of {', '.join(known)}, got {value!r}")
     check_window(sliding_window)
+    check_exponent(slot_exponent)
     found = attention_layers(model)
     linear = _chosen(found, layers, type(model).__name__)
     if max_position_embeddings is not None:
@@ -93,6 +97,7 @@ def linearize(
         "projection_initializer": projection_initializer,
         "shorter_input": shorter_input,
         "sliding_window": sliding_window,
+        "slot_exponent": slot_exponent,
     }
     default = min(DEFAULT_PROJECTED_DIM, fields["seq_len"])
     fields["projected_dim"] = default if projected_dim is None else _lists(projected_dim)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
@@ -59,7 +60,11 @@ class LinformerAttention(nn.Module):
         bias_order: `before_projection`, E·(X·W + 1·b), or `after_projection`, E·(X·W) + 1·b, as fairseq does.
         sliding_window: w, the number of tokens that each query attends to exactly, its own included, in one softmax
             with the slots: the real tokens from ⌊w/2⌋ before it to ⌊(w - 1)/2⌋ after it; 0: none, as in the paper.
-            Queries must then be those of the same positions as the keys. Full attention is unchanged.
+            Queries must then be those of the same positions as the keys. A slot of a window of tokens counts only for
+            those of them that the query does not see. Full attention is unchanged.
+        slot_exponent: Initial value of β, a parameter for each head: a slot that stands for c tokens weighs as c^β
+            tokens. With 1 this is proportional attention (Bolya et al. 2023). None: slots weigh as one token, as in
+            the paper, and there is no such parameter.
         batch_first: Whether inputs and output are `[batch, length, embed_dim]` and not `[length, batch, embed_dim]`.
             True by default, unlike torch's. As a replacement of a `torch.nn.MultiheadAttention` it must have the same
             value; torch's Transformer layers have False by default.
@@ -74,6 +79,8 @@ class LinformerAttention(nn.Module):
     in_proj_bias = None
     in_proj_weight = NotFused()
     _qkv_same_embed_dim = False
+
+    slot_exponent: nn.Parameter | None
 
     def __init__(
         self,
@@ -90,11 +97,13 @@ class LinformerAttention(nn.Module):
         bias: bool = True,
         bias_order: str = "before_projection",
         sliding_window: int = 0,
+        slot_exponent: float | None = None,
         batch_first: bool = True,
     ) -> None:
         super().__init__()
         checks.check_sizes(embed_dim, num_heads, dropout, bias_order)
         checks.check_window(sliding_window)
+        checks.check_exponent(slot_exponent)
         if isinstance(projection, str):
             if max_seq_len is None or projected_dim is None:
                 raise InputError("max_seq_len and projected_dim: expected a number each, got None")
@@ -124,6 +133,8 @@ class LinformerAttention(nn.Module):
         self.projection = projection
         self.projected_dim = projected_dim
         self.sliding_window = sliding_window
+        start = None if slot_exponent is None else torch.full((num_heads,), float(slot_exponent))
+        self.register_parameter("slot_exponent", None if start is None else nn.Parameter(start))
 
     @property
     def projected_dim(self) -> int | Sequence[int] | None:
@@ -205,7 +216,7 @@ class LinformerAttention(nn.Module):
         projects = self._projects(projection)
         inputs = self._inputs(key, value, layout.to_batch(key_padding_mask), key_lengths, projects)
         checks.check_query(query, inputs.key, self.embed_dim)
-        slots = project(projects, inputs, self._groups, self.sliding_window)
+        slots = self._slots(projects, inputs)
         if slots[0].neighbours is not None:
             checks.check_as_many_queries(query, inputs.key)
         output, weights = self.attend(inputs.key if query is key else query, slots, need_weights)
@@ -232,7 +243,7 @@ class LinformerAttention(nn.Module):
         """
         projects = self._projects(projection)
         inputs = self._inputs(key, value, key_padding_mask, key_lengths, projects)
-        return project(projects, inputs, self._groups, self.sliding_window)
+        return self._slots(projects, inputs)
 
     def attend(
         self, query: Float[Tensor, "batch query_len embed"], slots: list[Slots], need_weights: bool = False
@@ -255,6 +266,9 @@ class LinformerAttention(nn.Module):
         context, weights = attend_slots(heads, slots, dropout=dropout, need_weights=need_weights)
         output = kernels.apply_linear(self.out_proj, merge_heads(context))
         return output if near is None else near.put_back(output), weights
+
+    def _slots(self, projects: Projects, inputs: Inputs) -> list[Slots]:
+        return project(projects, inputs, self._groups, sliding_window=self.sliding_window, exponent=self.slot_exponent)
 
     def _projects(self, projection: Projects | None) -> Projects:
         """The projection to use: that of this call, the module's own, or `tokens_as_slots` (full attention)."""
@@ -294,27 +308,38 @@ class LinformerAttention(nn.Module):
 
 
 def project(
-    projects: Projects, inputs: Inputs, groups: HeadGroups | None = None, sliding_window: int = 0
+    projects: Projects,
+    inputs: Inputs,
+    groups: HeadGroups | None = None,
+    *,
+    sliding_window: int = 0,
+    exponent: Float[Tensor, " all_heads"] | None = None,
 ) -> list[Slots]:
-    """Slots and, with a sliding window, the tokens themselves; full attention sees these anyway.
+    """Slots with their weights and, with a sliding window, the tokens themselves; full attention has these anyway.
 
     Args:
         projects: E and F.
         inputs: Keys and values.
         groups: Heads by number of slots; None: those of the projection.
         sliding_window: w, the number of tokens that each query sees.
+        exponent: Of the weights of the slots in each head; None: each slot weighs as one token.
 
     Returns:
         One entry for each group of heads.
     """
-    if not sliding_window or projects is tokens_as_slots:
+    if (not sliding_window and exponent is None) or projects is tokens_as_slots:
         return projects(inputs, groups)
-    padding, inputs = inputs.padding, inputs.in_order()
+    padding = inputs.padding
+    inputs = inputs.in_order()._replace(counted=True)
     slots = projects(inputs, groups)
+    if exponent is not None:
+        slots = [group.weighted(exponent) for group in slots]
+    if not sliding_window:
+        return slots
     key = inputs.key_map.tokens(inputs.key, inputs.mask)
     value = inputs.value_map.tokens(inputs.value, inputs.mask)
     near = Neighbours(key, value, sliding_window, padding)
-    return [group._replace(neighbours=near.of_heads(group.heads)) for group in slots]
+    return [group.with_neighbours(near) for group in slots]
 
 
 def tokens_as_slots(inputs: Inputs, _: HeadGroups | None = None) -> list[Slots]:

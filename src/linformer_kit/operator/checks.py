@@ -5,6 +5,7 @@ Axes as in `slots`.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -31,6 +32,17 @@ def check_window(sliding_window: Any) -> None:
     """Refuse a window that is not an integer of 0 or more."""
     if not is_integer(sliding_window) or sliding_window < 0:
         raise InputError(f"sliding_window: expected an integer of 0 or more, got {sliding_window!r}")
+
+
+def check_exponent(slot_exponent: Any) -> None:
+    """Refuse an exponent that is neither None nor a finite number."""
+    if slot_exponent is not None and not is_finite(slot_exponent):
+        raise InputError(f"slot_exponent: expected None or a finite number, got {slot_exponent!r}")
+
+
+def is_finite(value: Any) -> bool:
+    """Whether a value is a number, and neither infinite nor NaN."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def check_as_many_queries(query: Tensor, key: Tensor) -> None:

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from linformer_kit.operator.padding import Padding
+from linformer_kit.operator.padding import Padding, of_samples
 
 _LEAST_ROWS = 32  # of a block: smaller products are slower than the tokens that they leave out
 
@@ -29,6 +29,8 @@ class Neighbours(NamedTuple):
     window: int  # w
     padding: Padding | None = None  # of the tokens in their original order
     first: int = 0  # position of the first query, if they are only some of the rows of the sequence
+    # Slot j stands for the tokens from edges[j] up to edges[j + 1]; None: not for tokens next to each other.
+    edges: Int[Tensor, "batch_or_1 edges"] | None = None
 
     @property
     def before(self) -> int:
@@ -40,11 +42,25 @@ class Neighbours(NamedTuple):
         """Number of real tokens of each sequence; None: all."""
         return None if self.padding is None else self.padding.lengths
 
+    def seen_by(
+        self, positions: Int[Tensor, "*rows"]
+    ) -> tuple[Int[Tensor, "batch_or_1 ..."], Int[Tensor, "batch_or_1 ..."]]:
+        """The first token that the query at each position sees, and the one after the last."""
+        tokens = self.key.shape[2]
+        limits = torch.full((1,), tokens, device=positions.device) if self.lengths is None else self.lengths
+        limits = limits.view(-1, *[1] * positions.dim())
+        first = (positions - self.before).clamp(min=0).expand(len(limits), *positions.shape)
+        after = torch.minimum(positions + self.window - self.before, limits)
+        return first, torch.where(positions < limits, after, first)
+
     def of_block(self, samples: slice, rows: slice) -> Neighbours:
         """The neighbours of some queries of some of the sequences."""
-        padding = None if self.padding is None else self.padding.of_samples(samples)
         return self._replace(
-            key=self.key[samples], value=self.value[samples], padding=padding, first=self.first + rows.start
+            key=self.key[samples],
+            value=self.value[samples],
+            padding=None if self.padding is None else self.padding.of_samples(samples),
+            first=self.first + rows.start,
+            edges=of_samples(self.edges, samples),
         )
 
     def of_heads(self, heads: list[int] | None) -> Neighbours:
@@ -79,6 +95,7 @@ class Blocks(NamedTuple):
     key: Float[Tensor, "batch heads blocks seen head_dim"]
     value: Float[Tensor, "batch heads blocks seen head_dim"]
     sees: Bool[Tensor, "batch_or_1 blocks rows seen"]  # whether a row sees a token
+    unseen: Float[Tensor, "batch_or_1 blocks rows slots"] | None  # logarithm of a slot's share outside of the window
     length: int  # number of queries; the last block is filled up
 
     @classmethod
@@ -91,32 +108,34 @@ class Blocks(NamedTuple):
         starts = torch.arange(-(-length // rows), device=device) * rows
         row = starts[:, None] + torch.arange(rows, device=device)
         token = starts[:, None] + torch.arange(rows + neighbours.window - 1, device=device)
-        # Of the whole sequence.
-        row_position = row + neighbours.first
-        position = token + neighbours.first - neighbours.before
-        offset = position[:, None, :] - row_position[..., None] + neighbours.before
-        sees = (offset >= 0) & (offset < neighbours.window) & (position >= 0)[:, None]
-        limits = torch.full((1,), tokens, device=device) if neighbours.lengths is None else neighbours.lengths
-        limits = limits[:, None, None]
-        sees = sees & (row_position < limits)[..., None] & (position < limits)[:, :, None]
+        position = token + neighbours.first - neighbours.before  # in the whole sequence
+        first, after = (end[..., None] for end in neighbours.seen_by(row + neighbours.first))
+        unseen = None
+        if neighbours.edges is not None:
+            edges = neighbours.edges[:, None, None]
+            unseen = log_unseen(edges[..., :-1], edges[..., 1:], first, after, dtype=query.dtype)
         return cls(
             _taken(query, row, length),
             _taken(neighbours.key, position, tokens),
             _taken(neighbours.value, position, tokens),
-            sees,
+            (position[:, None, :] >= first) & (position[:, None, :] < after),
+            unseen,
             length,
         )
 
     def weights(
-        self, key: Float[Tensor, "batch heads slots head_dim"], mask: Bool[Tensor, "batch_or_1 1 1 slots"] | None
+        self,
+        key: Float[Tensor, "batch heads slots head_dim"],
+        mask: Shaped[Tensor, "batch_or_1 heads_or_1 1 slots"] | None,
     ) -> tuple[Float[Tensor, "batch heads blocks rows slots"], Float[Tensor, "batch heads blocks rows seen"]]:
-        """One softmax over the slots, where `mask` is True, and the tokens that each row sees."""
-        of_slots = self.query.flatten(2, 3) @ key.transpose(-2, -1)
-        if mask is not None:
-            of_slots = of_slots.masked_fill(~mask, -math.inf)
-        of_seen = (self.query @ self.key.transpose(-2, -1)).masked_fill(~self.sees[:, None], -math.inf)
-        scores = torch.cat([of_slots.unflatten(2, self.query.shape[2:4]), of_seen], dim=-1)
-        weights = (scores / math.sqrt(self.query.shape[-1])).softmax(dim=-1)
+        """One softmax over the slots, with `Slots.mask`, and the tokens that each row sees."""
+        scale = self.query.shape[-1] ** -0.5
+        of_slots = hidden((self.query.flatten(2, 3) @ key.transpose(-2, -1)) * scale, mask)
+        of_slots = of_slots.unflatten(2, self.query.shape[2:4])
+        if self.unseen is not None:
+            of_slots = of_slots + self.unseen[:, None]
+        of_seen = hidden((self.query @ self.key.transpose(-2, -1)) * scale, self.sees[:, None])
+        weights = torch.cat([of_slots, of_seen], dim=-1).softmax(dim=-1)
         return weights[..., : key.shape[2]], weights[..., key.shape[2] :]
 
     def product(
@@ -157,6 +176,34 @@ class Blocks(NamedTuple):
         rows, seen = self.query.shape[3], self.key.shape[3]
         first = torch.arange(rows, device=self.key.device)
         return first[:, None] + torch.arange(seen - rows + 1, device=self.key.device)
+
+
+def log_unseen(
+    low: Int[Tensor, "*#shape"],
+    high: Int[Tensor, "*#shape"],
+    first: Int[Tensor, "*#shape"],
+    after: Int[Tensor, "*#shape"],
+    *,
+    dtype: torch.dtype,
+) -> Float[Tensor, ...]:
+    """The logarithm of the share of the tokens from `low` to `high` that are not from `first` to `after`.
+
+    So each token counts once: as a neighbour, or in its slot. Zero where there is no token.
+    """
+    both = (torch.minimum(high, after) - torch.maximum(low, first)).clamp(min=0)
+    wide = torch.promote_types(dtype, torch.float32)
+    count = (high - low).clamp(min=1)
+    return ((count - both).to(wide).log() - count.to(wide).log()).to(dtype)
+
+
+def hidden(
+    scores: Float[Tensor, "batch heads *rows last"],
+    mask: Shaped[Tensor, "batch_or_1 heads_or_1 ... last"] | None,
+) -> Float[Tensor, "batch heads *rows last"]:
+    """Scores with a mask, True where a key may be attended to, or with numbers to add; None: unchanged."""
+    if mask is None:
+        return scores
+    return scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
 
 
 def _rows_moved(by_head: Tensor, move: Callable[[Tensor], Tensor]) -> Tensor:

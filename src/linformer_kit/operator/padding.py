@@ -5,13 +5,15 @@ Axes as in `slots`.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from linformer_kit.operator.values import values_are_cheap
+
+_Maybe = TypeVar("_Maybe", Tensor, Tensor | None)
 
 
 class Padding(NamedTuple):
@@ -69,6 +71,11 @@ class Padding(NamedTuple):
         """The padding of some of the sequences."""
         order = None if self.order is None else self.order[samples]
         return Padding(self.mask[samples], self.lengths[samples], order)
+
+
+def of_samples(tensor: _Maybe, samples: slice) -> _Maybe:
+    """Some of the sequences of a tensor, `[batch, …]`, or all of `[1, …]`, which is for every sequence, or of None."""
+    return tensor if tensor is None or tensor.shape[0] == 1 else tensor[samples]
 
 
 def zero_padding(

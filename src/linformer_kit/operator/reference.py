@@ -44,11 +44,36 @@ def full_attention_reference(
 
 # The n → k map of one head, for the references: [real tokens, head_dim] of one sequence to [slots, head_dim].
 PlainProjection = Callable[[Tensor], Tensor]
+# The weights of the slots of one head, from the number of real tokens and the numbers of those that a query sees.
+PlainWeights = Callable[[int, list[int]], Tensor]
 
 
 def matrix_projection_reference(matrix: Float[Tensor, "projected max_seq_len"]) -> PlainProjection:
     """The linear projection X → E·X with the first columns of E."""
     return lambda rows: matrix[:, : len(rows)] @ rows
+
+
+def window_weights_reference(windows: Callable[[int], list[range]], exponent: float | Tensor) -> PlainWeights:
+    """Weights of slots that stand for windows of tokens: c^exponent, less the share of the tokens that a query sees.
+
+    Args:
+        windows: The tokens of each slot, from the number of real tokens.
+        exponent: β; 0: each slot weighs as one token.
+    """
+
+    def weights(length: int, seen: list[int]) -> Tensor:
+        sizes = torch.tensor([len(window) for window in windows(length)], dtype=torch.float64)
+        unseen = torch.tensor([len(set(window) - set(seen)) for window in windows(length)])
+        return sizes**exponent * unseen / sizes
+
+    return weights
+
+
+def matrix_weights_reference(matrix: Float[Tensor, "projected max_seq_len"], exponent: float | Tensor) -> PlainWeights:
+    """Weights of slots of a matrix: (n/k times the share of a row of |E| that is on real tokens)^exponent."""
+    slots, columns = matrix.shape
+    rows = matrix.detach().abs()
+    return lambda length, _: (columns / slots * rows[:, :length].sum(1) / rows.sum(1)) ** exponent
 
 
 def linformer_attention_reference(
@@ -61,6 +86,7 @@ def linformer_attention_reference(
     padding_mask: Bool[Tensor, "batch seq_len"] | None = None,
     bias_order: str = "before_projection",
     sliding_window: int = 0,
+    slot_weights: Sequence[PlainWeights] | None = None,
 ) -> Float[Tensor, "batch query_len embed"]:
     """Equation 7: head_i = softmax(Q·W_i^Q·(E_i·K·W_i^K)ᵀ/√d)·F_i·V·W_i^V, one sequence and one head after the other.
 
@@ -74,8 +100,10 @@ def linformer_attention_reference(
         padding_mask: True where key and value are padding; the projections see the other rows only.
         bias_order: `before_projection`: E·(X·W + 1·b); `after_projection`: E·(X·W) + 1·b, as fairseq does.
         sliding_window: w, tokens that each query sees exactly, in one softmax with the slots (`neighbours_reference`).
+        slot_weights: Weights of the slots of each head, of which the logarithms are added to their scores; None: 1.
 
-    Source: Wang et al. 2020, section 4. The window is not in the paper: Zhu et al. 2021 (Long-Short Transformer).
+    Source: Wang et al. 2020, section 4. Not in the paper: the window (Zhu et al. 2021, Long-Short Transformer) and the
+    weights (Bolya et al. 2023, Token Merging, section 3).
     """
     outputs = []
     for sample in range(len(query)):
@@ -94,13 +122,14 @@ def linformer_attention_reference(
                     (value, value_projections[index], weights.value, weights.value_bias),
                 )
             )
-            rows = [
-                _softmax_attention_reference(
-                    row[None], torch.cat([k_slots, k[seen]]), torch.cat([v_slots, v[seen]]), None
-                )
-                for row, seen in zip(q, near, strict=True)
-            ]
-            heads.append(torch.cat(rows))
+            rows = []
+            for row, seen in zip(q, near, strict=True):
+                of_slots = q.new_ones(len(k_slots)) if slot_weights is None else slot_weights[index](len(k), seen).to(q)
+                some = of_slots > 0
+                keys, values = torch.cat([k_slots[some], k[seen]]), torch.cat([v_slots[some], v[seen]])
+                bias = torch.cat([of_slots[some].log(), q.new_zeros(len(seen))])
+                rows.append((row @ keys.T / math.sqrt(q.shape[1]) + bias).softmax(dim=-1) @ values)
+            heads.append(torch.stack(rows))
         outputs.append(F.linear(torch.cat(heads, dim=-1), weights.output, weights.output_bias))
     return torch.stack(outputs)
 

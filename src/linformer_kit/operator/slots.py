@@ -15,11 +15,12 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from linformer_kit.operator import kernels
 from linformer_kit.operator.neighbours import Blocks, Neighbours
+from linformer_kit.operator.padding import of_samples
 
 
 def split_heads(hidden: Float[Tensor, "batch seq_len embed"], num_heads: int) -> Float[Tensor, "batch heads seq_len d"]:
@@ -42,11 +43,37 @@ class Slots(NamedTuple):
     heads: list[int] | None  # None: all heads
     projected: bool = True  # False with full attention, where each token is its own slot
     neighbours: Neighbours | None = None  # tokens that queries see besides the slots, with a sliding window
+    counts: Shaped[Tensor, "batch_or_1 heads_or_1 slots"] | None = None  # real tokens that each slot stands for
+    windows: bool = False  # whether slots stand for consecutive tokens, in the order of the text
+    bias: Float[Tensor, "batch_or_1 heads 1 slots"] | None = None  # added to scores: logarithms of the slots' weights
 
     @property
-    def mask(self) -> Bool[Tensor, "batch_or_1 1 1 slots"] | None:
-        """True for slots that a query may attend to; None: all of them."""
-        return None if self.empty is None else ~_some_key(self.empty)[:, None, None, :]
+    def mask(self) -> Shaped[Tensor, "batch_or_1 heads_or_1 1 slots"] | None:
+        """True for slots that a query may attend to, or numbers to add to their scores; None: all slots count alike."""
+        hidden = None if self.empty is None else _some_key(self.empty)[:, None, None, :]
+        if self.bias is None:
+            return None if hidden is None else ~hidden
+        return self.bias if hidden is None else self.bias.masked_fill(hidden, -math.inf)
+
+    def weighted(self, exponent: Float[Tensor, " all_heads"]) -> Slots:
+        """Let a slot that stands for c tokens weigh as c^exponent of them.
+
+        Source: proportional attention of Bolya et al. 2023 (Token Merging), where the exponent is 1.
+        """
+        assert self.counts is not None
+        own = exponent if self.heads is None else exponent[self.heads]
+        of_none = self.counts == 0
+        logarithms = self.counts.to(exponent.dtype).masked_fill(of_none, 1.0).log()
+        bias = (own[:, None] * logarithms).masked_fill(_some_key(of_none), -math.inf)
+        return self._replace(bias=bias[:, :, None].to(self.key.dtype))
+
+    def with_neighbours(self, neighbours: Neighbours) -> Slots:
+        """Let queries see tokens besides the slots; slots of windows then count for the rest of their tokens only."""
+        near = neighbours.of_heads(self.heads)
+        if self.windows:
+            assert self.counts is not None
+            near = near._replace(edges=F.pad(self.counts[:, 0].cumsum(-1), (1, 0)))
+        return self._replace(neighbours=near)
 
     def arranged(self) -> Slots:
         """The same slots, with the memory layout for queries that run block by block."""
@@ -55,9 +82,14 @@ class Slots(NamedTuple):
 
     def of_block(self, samples: slice, rows: slice) -> Slots:
         """The slots for some queries of some of the sequences."""
-        empty = self.empty if self.empty is None or self.empty.shape[0] == 1 else self.empty[samples]
         near = None if self.neighbours is None else self.neighbours.of_block(samples, rows)
-        return self._replace(key=self.key[samples], value=self.value[samples], empty=empty, neighbours=near)
+        return self._replace(
+            key=self.key[samples],
+            value=self.value[samples],
+            empty=of_samples(self.empty, samples),
+            bias=of_samples(self.bias, samples),
+            neighbours=near,
+        )
 
 
 def attend_slots(
@@ -122,7 +154,8 @@ def _blocks(query: Tensor, group: Slots) -> Blocks | None:
 def _mapping(query: Tensor, group: Slots, blocks: Blocks | None, most: int) -> Tensor:
     """P̄ of a group: its slots, filled up with zeros to `most`, and the neighbours of each query."""
     if blocks is None:
-        return F.pad(context_mapping(query, group.key, group.empty), (0, most - group.key.shape[2]))
+        mapping = context_mapping(query, group.key, group.empty, bias=group.bias)
+        return F.pad(mapping, (0, most - group.key.shape[2]))
     of_slots, of_seen = blocks.weights(group.key, group.mask)
     of_slots = F.pad(of_slots, (0, most - of_slots.shape[-1]))
     return blocks.joined(torch.cat([of_slots, blocks.by_neighbour(of_seen)], dim=-1))
@@ -140,17 +173,22 @@ def context_mapping(
     query: Float[Tensor, "batch heads query_len head_dim"],
     key: Float[Tensor, "batch heads keys head_dim"],
     key_padding_mask: Bool[Tensor, "batch_or_1 keys"] | None = None,
+    *,
+    bias: Float[Tensor, "batch_or_1 heads 1 keys"] | None = None,
 ) -> Float[Tensor, "batch heads query_len keys"]:
     """The context mapping P of equation 2, or P̄ of equation 7 if the keys are slots: softmax(Q·Kᵀ/√d).
 
-    `key_padding_mask` is True where a key is padding; if all keys are, the mask is ignored, so rows stay finite.
+    `key_padding_mask` is True where a key is padding; if all keys are, the mask is ignored, so rows stay finite. `bias`
+    is added to the scores.
     """
     scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
+    if bias is not None:
+        scores = scores + bias
     if key_padding_mask is not None:
         scores = scores.masked_fill(_some_key(key_padding_mask)[:, None, None, :], -math.inf)
     return scores.softmax(dim=-1)
 
 
-def _some_key(padding_mask: Bool[Tensor, "batch keys"]) -> Bool[Tensor, "batch keys"]:
-    """The mask, cleared for sequences in which it would hide all keys."""
-    return padding_mask & ~padding_mask.all(dim=1, keepdim=True)
+def _some_key(hidden: Bool[Tensor, "*batch keys"]) -> Bool[Tensor, "*batch keys"]:
+    """The mask, True for hidden keys, cleared where it would hide all of them."""
+    return hidden & ~hidden.all(dim=-1, keepdim=True)

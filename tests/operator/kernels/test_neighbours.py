@@ -24,34 +24,46 @@ def blocks(request, monkeypatch):
 
 def tensors(dtype=torch.float64) -> list[torch.Tensor]:
     sizes = [LENGTH, SLOTS, SLOTS, LENGTH, LENGTH]
-    return [torch.randn(BATCH, HEADS, size, DIM, dtype=dtype, requires_grad=True) for size in sizes]
+    given = [torch.randn(BATCH, HEADS, size, DIM, dtype=dtype, requires_grad=True) for size in sizes]
+    return [*given, torch.randn(BATCH, HEADS, 1, SLOTS, dtype=dtype, requires_grad=True)]
 
 
-def attend(given, window, *, masked=False, dropout=0.0, first=0, rows=slice(None)):
-    query, key, value, near_key, near_value = given
+def gradients(total, given, **options):
+    return torch.autograd.grad(total, given, allow_unused=True, materialize_grads=True, **options)
+
+
+# First tokens of windows of one, of several, and of no token; the whole of a short text in one window.
+EDGES = torch.tensor([[0, 1, 3, 3, 10, 20, 28, 29], [0, 2, 9, 11, 11, 11, 11, 11], [0, 1, 1, 1, 1, 1, 1, 1]])
+
+
+def attend(given, window, *, masked=False, weighted=False, dropout=0.0, first=0, rows=slice(None)):
+    query, key, value, near_key, near_value, bias = given
     padding = Padding.after(torch.tensor([LENGTH, 11, 1]), LENGTH) if masked else None
     mask = None
     if masked:
         mask = torch.ones(BATCH, 1, 1, SLOTS, dtype=torch.bool)
         mask[1, ..., 3:] = False
-    near = Neighbours(near_key, near_value, window, padding, first)
+    if weighted:
+        mask = bias if mask is None else bias.masked_fill(~mask, -torch.inf)
+    edges = None if not weighted else EDGES if masked else EDGES[:1]
+    near = Neighbours(near_key, near_value, window, padding, first, edges)
     return kernels.attention_with_neighbours(query[:, :, rows], key, value, mask, near, dropout=dropout)
 
 
+@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("window", [1, 2, 5, 70])
-def test_blocks_equal_the_plain_operations(blocks, window, masked):
-    given = tensors()
-    results = []
+def test_blocks_equal_the_plain_operations(blocks, window, masked, weighted):
+    given, results = tensors(), []
     for plain in (False, True):
         with kernels.plain() if plain else torch.enable_grad():
-            out = attend(given, window, masked=masked)
+            out = attend(given, window, masked=masked, weighted=weighted)
             weights = torch.sin(torch.arange(out.numel(), dtype=torch.float64)).view(out.shape)
-            results.append([out, *torch.autograd.grad((out * weights).sum(), given)])
+            results.append([out, *gradients((out * weights).sum(), given)])
     for ours, plain in zip(*results, strict=True):
         torch.testing.assert_close(ours, plain, rtol=1e-10, atol=1e-10)
     with torch.no_grad():
-        assert torch.equal(attend(given, window, masked=masked), results[0][0])
+        assert torch.equal(attend(given, window, masked=masked, weighted=weighted), results[0][0])
 
 
 @pytest.mark.parametrize("plain", [False, True])
@@ -59,15 +71,17 @@ def test_blocks_equal_the_plain_operations(blocks, window, masked):
 def test_some_rows_see_what_they_see_in_the_whole_text(blocks, window, plain):
     given = tensors()
     with kernels.plain() if plain else torch.no_grad(), torch.no_grad():
-        whole = attend(given, window, masked=True)
-        part = attend(given, window, masked=True, first=8, rows=slice(8, 21))
+        whole = attend(given, window, masked=True, weighted=True)
+        part = attend(given, window, masked=True, weighted=True, first=8, rows=slice(8, 21))
     torch.testing.assert_close(part, whole[:, :, 8:21], rtol=1e-12, atol=1e-12)
 
 
 def test_gradients_by_numerical_differentiation(monkeypatch):
     monkeypatch.setattr(kernel, "_ROWS", dict.fromkeys((2, 4, 8), 3))
     given = [tensor.detach()[:2, :, :7].requires_grad_() for tensor in tensors()]
-    where = kernel._Where(None, torch.tensor([7, 4]), 4, 0)
+    edges = torch.tensor([[0, 1, 1, 3, 6, 7, 7, 7], [0, 1, 2, 4, 4, 4, 4, 4]])
+    near = Neighbours(given[3], given[4], 4, Padding.after(torch.tensor([7, 4]), 7), 0, edges)
+    where = kernel._Where.of(near, given[0])
     for drop in (None, Dropout(0.3, seed=5)):
         assert torch.autograd.gradcheck(lambda *t, drop=drop: kernel._NeighbourAttention.apply(*t, where, drop), given)
 
@@ -77,16 +91,17 @@ def test_gradients_of_gradients_are_those_of_the_plain_operations(masked):
     given, results = tensors(), []
     for plain in (False, True):
         with kernels.plain() if plain else torch.enable_grad():
-            first = torch.autograd.grad(attend(given, 5, masked=masked).square().sum(), given, create_graph=True)
-            results.append(torch.autograd.grad(sum(part.square().sum() for part in first), given))
+            out = attend(given, 5, masked=masked, weighted=masked).square().sum()
+            first = gradients(out, given, create_graph=True)
+            results.append(gradients(sum(part.square().sum() for part in first), given))
     for ours, plain in zip(*results, strict=True):
-        assert plain.any()
+        assert plain.any() or not masked
         torch.testing.assert_close(ours, plain, rtol=1e-9, atol=1e-9)
     frozen = [given[0], *(tensor.detach() for tensor in given[1:])]
     (of_query,) = torch.autograd.grad(attend(frozen, 5).square().sum(), given[0], create_graph=True)
     assert torch.autograd.grad(of_query.square().sum(), given[0])[0].any()
     with pytest.raises(NotImplementedError, match="expected dropout 0"):
-        torch.autograd.grad(attend(given, 5, dropout=0.5).sum(), given, create_graph=True)
+        gradients(attend(given, 5, dropout=0.5).sum(), given, create_graph=True)
 
 
 def test_dropout_drops_slots_and_neighbours_alike(blocks):

@@ -41,6 +41,7 @@ CLASSES: dict[str, type[LinformerPreTrainedModel]] = {
 # Their parameter names and ours, in the order of replacement; names that stay the same are omitted.
 ENCODER_NAMES = (
     ("attention.self.linformer.", "self_attn.projection."),
+    ("attention.self.linformer_slot_exponent", "self_attn.slot_exponent"),
     *((f"linformer.{name}", f"encoder.projection.{name}") for name in ("key_projection", "matrix")),
     ("embeddings.LayerNorm", "embeddings.layer_norm"),
     ("encoder.layer.", "encoder.layers."),
@@ -208,7 +209,7 @@ def build_linear(
             kept[name] = None
     if isinstance(config, LinearizedConfig):
         own = {name: config.linformer[name] for name in _OF_PROJECTIONS}
-        own["sliding_window"] = later_field(config.linformer, "sliding_window")
+        own |= {name: later_field(config.linformer, name) for name in ("sliding_window", "slot_exponent")}
         wanted = dict(fields)
         longest = wanted.pop("max_position_embeddings", None)
         model = build_model(

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from linformer_kit.operator.kernels.conditions import is_ordinary, must_be_plain
-from linformer_kit.operator.kernels.softmax import Dropout
-from linformer_kit.operator.neighbours import Blocks, Neighbours
-from linformer_kit.operator.padding import Padding
+from linformer_kit.operator.kernels.softmax import Dropout, add_to_bias, bias_gradient, hide, needs_gradient
+from linformer_kit.operator.neighbours import Blocks, Neighbours, log_unseen
+from linformer_kit.operator.padding import Padding, of_samples
 
 _SCORES = 1 << 20  # elements of a block of P̄
 _ALIGNED = 32  # columns: products and softmax of P̄ take 1.5 times as long with other numbers
@@ -26,7 +26,7 @@ def attention_with_neighbours(
     query: Float[Tensor, "batch heads query_len head_dim"],
     key: Float[Tensor, "batch heads slots head_dim"],
     value: Float[Tensor, "batch heads slots head_dim"],
-    mask: Bool[Tensor, "batch_or_1 1 1 slots"] | None,
+    mask: Shaped[Tensor, "batch_or_1 heads_or_1 1 slots"] | None,
     neighbours: Neighbours,
     *,
     dropout: float = 0.0,
@@ -37,17 +37,16 @@ def attention_with_neighbours(
         query: Queries, in the order of the neighbours.
         key: Keys of the slots.
         value: Values of the slots.
-        mask: True where a slot may be attended to; at least one in each sequence.
+        mask: `Slots.mask`.
         neighbours: Keys and values of the tokens.
         dropout: Dropout on the weights.
     """
     if not (_runs_on_cpu(query, key, value, neighbours) and 0 <= dropout < 1):
         return _plain(query, key, value, mask, neighbours, dropout)
     drop = Dropout.of(dropout) if dropout else None
-    near_key, near_value, window, padding, first = neighbours
-    where = _Where(mask, None if padding is None else padding.lengths, window, first)
-    tensors = (query, key, value, near_key, near_value)
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+    tensors = (query, key, value, neighbours.key, neighbours.value, mask)
+    where = _Where.of(neighbours, query)
+    if needs_gradient(*tensors):
         return _NeighbourAttention.apply(*tensors, where, drop)
     return _forward(*tensors, where, drop)
 
@@ -70,34 +69,85 @@ def _runs_on_cpu(query: Tensor, key: Tensor, value: Tensor, neighbours: Neighbou
     )
 
 
-class _Where(NamedTuple):
-    """What queries may attend to: slots by a mask, tokens by their position."""
+class _At(NamedTuple):
+    """A block of rows, and the columns of its scores: the slots, then the tokens that some of its rows see."""
 
-    mask: Bool[Tensor, "batch_or_1 1 1 slots"] | None
+    samples: slice
+    rows: slice
+    slots: int
+    seen: slice
+
+
+class _Where(NamedTuple):
+    """Which tokens queries see, and how much of the slots these are."""
+
     lengths: Int[Tensor, " batch"] | None
     window: int
     first: int
+    edges: Int[Tensor, "batch_or_1 edges"] | None
+    overlaps: _Overlaps | None
 
-    def seen(self, rows: slice, slots: int, tokens: int) -> slice:
-        """The tokens that some row of a block sees, and a few more, so that P̄ has aligned rows."""
+    @classmethod
+    def of(cls, neighbours: Neighbours, query: Tensor) -> _Where:
+        """For queries with these neighbours."""
+        _, _, window, padding, first, edges = neighbours
+        overlaps = None if edges is None else _Overlaps.of(neighbours, edges, query)
+        return cls(None if padding is None else padding.lengths, window, first, edges, overlaps)
+
+    def neighbours(self, key: Tensor, value: Tensor) -> Neighbours:
+        """The same neighbours with these keys and values."""
+        padding = None if self.lengths is None else Padding.after(self.lengths, key.shape[2])
+        return Neighbours(key, value, self.window, padding, self.first, self.edges)
+
+    def block(self, samples: slice, rows: slice, slots: int, tokens: int) -> _At:
+        """The block of some rows, with a few tokens more, so that P̄ has aligned rows."""
         start = self.first + rows.start - self.window // 2
         columns = slots + rows.stop - rows.start + self.window - 1
-        return slice(max(0, start), min(tokens, start - slots - (-columns // _ALIGNED) * _ALIGNED))
+        seen = slice(max(0, start), min(tokens, start - slots - (-columns // _ALIGNED) * _ALIGNED))
+        return _At(samples, rows, slots, seen)
 
-    def hide(self, scores: Tensor, slots: int, samples: slice, rows: slice, seen: slice) -> None:
-        """Set the scores, `[samples, heads, rows, slots + seen]`, of all that rows do not see to -inf."""
-        if self.mask is not None:
-            mask = self.mask if self.mask.shape[0] == 1 else self.mask[samples]
-            scores[..., :slots].masked_fill_(~mask, -torch.inf)
-        of_tokens = scores[..., slots:]
-        first = self.first + rows.start
-        count = rows.stop - rows.start
+    def hide(self, scores: Tensor, at: _At) -> None:
+        """Set the scores, `[samples, heads, rows, slots + seen]`, of tokens that rows do not see to -inf."""
+        of_tokens = scores[..., at.slots :]
+        first, seen = self.first + at.rows.start, at.seen
+        count = at.rows.stop - at.rows.start
         of_tokens += _outside(count, seen.stop - seen.start, seen.start - first, self.window, scores.dtype)
-        if self.lengths is not None and int(self.lengths[samples].min()) < max(seen.stop, first + count):
-            limit = self.lengths[samples, None, None, None]
+        if self.lengths is not None and int(self.lengths[at.samples].min()) < max(seen.stop, first + count):
+            limit = self.lengths[at.samples, None, None, None]
             row = torch.arange(first, first + count, device="cpu")[:, None]
             token = torch.arange(seen.start, seen.stop, device="cpu")
             of_tokens.masked_fill_((token >= limit) | (row >= limit), -torch.inf)
+
+
+class _Overlaps(NamedTuple):
+    """The slots that stand for tokens of each query's window."""
+
+    slots: Int[Tensor, "batch_or_1 query_len most"]
+    unseen: Float[Tensor, "batch_or_1 query_len most"]  # added to their scores
+
+    @classmethod
+    def of(cls, neighbours: Neighbours, edges: Tensor, query: Tensor) -> _Overlaps:
+        """For queries with these neighbours, and slots between these edges."""
+        position = torch.arange(query.shape[2], device="cpu") + neighbours.first
+        first, after = neighbours.seen_by(position)  # [batch_or_1, query_len]
+        sequences = max(len(first), len(edges))
+        first, after, starts, ends = (
+            part.expand(sequences, -1).contiguous() for part in (first, after, edges[:, :-1], edges[:, 1:])
+        )
+        least = torch.searchsorted(ends, first, right=True)
+        most = int((torch.searchsorted(starts, after) - least).max().clamp(min=0))
+        slots = least[..., None] + torch.arange(most, device="cpu")
+        beyond = slots >= starts.shape[1]
+        slots = slots.masked_fill(beyond, 0)
+        low, high = (part.gather(1, slots.flatten(1)).view_as(slots) for part in (starts, ends))
+        unseen = log_unseen(low, high, first[..., None], after[..., None], dtype=query.dtype)
+        return cls(slots, unseen.masked_fill(beyond, 0.0))
+
+    def weigh(self, scores: Tensor, at: _At) -> None:
+        """Let slots count for the tokens only that rows do not see; scores as in `_Where.hide`."""
+        slots, unseen = (of_samples(part, at.samples)[:, None, at.rows] for part in self)
+        shape = (*scores.shape[:3], -1)
+        scores.scatter_add_(-1, slots.expand(shape), unseen.expand(shape))
 
 
 @functools.lru_cache(maxsize=8)  # the same for all blocks but those at the ends of a text
@@ -139,12 +189,16 @@ class _Block:
         return self.joined
 
 
-def _weights(query: Tensor, keys: Tensor, hide: Callable[[Tensor], None]) -> Tensor:
+def _weights(query: Tensor, keys: Tensor, mask: Tensor | None, where: _Where, at: _At) -> Tensor:
     """P̄ of a block of rows, `[samples · heads, rows, slots + seen]`."""
     samples, heads, rows, head_dim = query.shape
     weights = query.new_empty(samples * heads, rows, keys.shape[1])
     weights.baddbmm_(query.flatten(0, 1), keys.transpose(1, 2), beta=0, alpha=head_dim**-0.5)
-    hide(weights.unflatten(0, (samples, heads)))
+    scores = weights.unflatten(0, (samples, heads))
+    hide(scores[..., : at.slots], of_samples(mask, at.samples))
+    if where.overlaps is not None:
+        where.overlaps.weigh(scores, at)
+    where.hide(scores, at)
     return torch.softmax(weights, -1, out=weights)
 
 
@@ -154,6 +208,7 @@ def _forward(
     value: Tensor,
     near_key: Tensor,
     near_value: Tensor,
+    mask: Tensor | None,
     where: _Where,
     drop: Dropout | None,
 ) -> Tensor:
@@ -166,13 +221,13 @@ def _forward(
     for samples, parts in _score_blocks(query, slots, where.window):
         keys, values = _Block(key[samples]), _Block(value[samples])
         for rows in parts:
-            seen = where.seen(rows, slots, near_key.shape[2])
-            of_block = keys.with_tokens(near_key[samples, :, seen])
-            hide = functools.partial(where.hide, slots=slots, samples=samples, rows=rows, seen=seen)
-            weights = _weights(query[samples, :, rows], of_block, hide)
+            at = where.block(samples, rows, slots, near_key.shape[2])
+            weights = _weights(
+                query[samples, :, rows], keys.with_tokens(near_key[samples, :, at.seen]), mask, where, at
+            )
             if drop:
                 weights.masked_fill_(drop.next(weights), 0.0)
-            product = torch.bmm(weights, values.with_tokens(near_value[samples, :, seen]))
+            product = torch.bmm(weights, values.with_tokens(near_value[samples, :, at.seen]))
             context[samples, :, rows] = product.unflatten(0, (-1, heads))
     return context.mul_(drop.scale) if drop else context
 
@@ -185,23 +240,22 @@ class _NeighbourAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
-        *tensors, where, ctx.drop = arguments
-        ctx.save_for_backward(*tensors, where.mask, where.lengths)
-        ctx.window, ctx.first = where.window, where.first
+        *tensors, ctx.where, ctx.drop = arguments
+        ctx.save_for_backward(*tensors)
         return _forward(*arguments)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        query, key, value, near_key, near_value, mask, lengths = ctx.saved_tensors
+        query, key, value, near_key, near_value, mask = ctx.saved_tensors
+        where, drop = ctx.where, ctx.drop
         if torch.is_grad_enabled():  # create_graph
-            if ctx.drop is not None:
+            if drop is not None:
                 raise NotImplementedError("gradients of gradients: expected dropout 0 with sliding_window")
-            padding = None if lengths is None else Padding.after(lengths, near_key.shape[2])
-            near = Neighbours(near_key, near_value, ctx.window, padding, ctx.first)
-            tensors = [part for part in ctx.saved_tensors[:5] if part.requires_grad]
-            found = iter(torch.autograd.grad(_plain(query, key, value, mask, near), tensors, grad, create_graph=True))
-            return *(next(found) if part.requires_grad else None for part in ctx.saved_tensors[:5]), None, None
-        where, drop = _Where(mask, lengths, ctx.window, ctx.first), ctx.drop
+            context = _plain(query, key, value, mask, where.neighbours(near_key, near_value))
+            needed = ctx.needs_input_grad[: len(ctx.saved_tensors)]
+            tensors = [part for part, is_needed in zip(ctx.saved_tensors, needed, strict=True) if is_needed]
+            found = iter(torch.autograd.grad(context, tensors, grad, create_graph=True))
+            return *(next(found) if is_needed else None for is_needed in needed), None, None
         heads, slots, scale = query.shape[1], key.shape[2], query.shape[-1] ** -0.5
         of_query = torch.empty_like(query)
         # Sum over blocks in full precision.
@@ -209,33 +263,36 @@ class _NeighbourAttention(torch.autograd.Function):
         of_key, of_value, of_near_key, of_near_value = (
             torch.zeros_like(part, dtype=full) for part in (key, value, near_key, near_value)
         )
+        of_bias = bias_gradient(mask, ctx.needs_input_grad[5])
         if drop:
             drop.start()
             grad = grad * drop.scale
         for samples, parts in _score_blocks(query, slots, where.window):
             keys, values = _Block(key[samples]), _Block(value[samples])
             for rows in parts:
-                seen = where.seen(rows, slots, near_key.shape[2])
-                of_block = keys.with_tokens(near_key[samples, :, seen])
+                at = where.block(samples, rows, slots, near_key.shape[2])
+                of_block = keys.with_tokens(near_key[samples, :, at.seen])
                 queries, grads = query[samples, :, rows], grad[samples, :, rows].flatten(0, 1)
-                hide = functools.partial(where.hide, slots=slots, samples=samples, rows=rows, seen=seen)
-                weights = _weights(queries, of_block, hide)
-                columns = values.with_tokens(near_value[samples, :, seen]).transpose(1, 2)
+                weights = _weights(queries, of_block, mask, where, at)
+                columns = values.with_tokens(near_value[samples, :, at.seen]).transpose(1, 2)
                 of_weights, kept = torch.bmm(grads, columns), weights
                 if drop:
                     dropped = drop.next(weights)
                     kept, of_weights = weights.masked_fill(dropped, 0.0), of_weights.masked_fill_(dropped, 0.0)
-                _add(of_value, of_near_value, torch.bmm(kept.transpose(1, 2), grads), samples, seen)
-                of_scores = torch._softmax_backward_data(of_weights, weights, -1, weights.dtype).mul_(scale)
+                _add(of_value, of_near_value, torch.bmm(kept.transpose(1, 2), grads), at)
+                of_scores = torch._softmax_backward_data(of_weights, weights, -1, weights.dtype)
+                add_to_bias(of_bias, of_scores[..., :slots].unflatten(0, (-1, heads)), samples)
+                of_scores.mul_(scale)
                 of_query[samples, :, rows] = torch.bmm(of_scores, of_block).unflatten(0, (-1, heads))
                 of_columns = torch.bmm(of_scores.transpose(1, 2), queries.flatten(0, 1))
-                _add(of_key, of_near_key, of_columns, samples, seen)
+                _add(of_key, of_near_key, of_columns, at)
         of_tensors = (of_key, of_value, of_near_key, of_near_value)
-        return of_query, *(part.to(query.dtype) for part in of_tensors), None, None
+        of_mask = None if of_bias is None else of_bias.to(query.dtype)
+        return of_query, *(part.to(query.dtype) for part in of_tensors), of_mask, None, None
 
 
-def _add(of_slots: Tensor, of_tokens: Tensor, of_columns: Tensor, samples: slice, seen: slice) -> None:
+def _add(of_slots: Tensor, of_tokens: Tensor, of_columns: Tensor, at: _At) -> None:
     """Add the gradient of a block's columns to those of slots and tokens."""
     by_head = of_columns.unflatten(0, (-1, of_slots.shape[1]))
-    of_slots[samples] += by_head[:, :, : of_slots.shape[2]]
-    of_tokens[samples, :, seen] += by_head[:, :, of_slots.shape[2] :]
+    of_slots[at.samples] += by_head[:, :, : at.slots]
+    of_tokens[at.samples, :, at.seen] += by_head[:, :, at.slots :]

@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from linformer_kit.operator.kernels.conditions import bfloat16_in_blocks, is_ordinary, must_be_plain
 from linformer_kit.operator.kernels.tokens import blocks
+from linformer_kit.operator.padding import of_samples
 
 _SCORES = 3 << 20  # elements of a block of the context mapping
 
@@ -21,7 +22,7 @@ def attention(
     query: Float[Tensor, "batch heads query_len head_dim"],
     key: Float[Tensor, "batch heads keys head_dim"],
     value: Float[Tensor, "batch heads keys head_dim"],
-    mask: Bool[Tensor, "batch_or_1 1 1 keys"] | None = None,
+    mask: Shaped[Tensor, "batch_or_1 heads_or_1 1 keys"] | None = None,
     *,
     dropout: float = 0.0,
 ) -> Float[Tensor, "batch heads query_len head_dim"]:
@@ -35,13 +36,13 @@ def attention(
         query: Queries.
         key: Keys, few; fastest in the layout of `arranged`.
         value: Values, likewise.
-        mask: True where a key may be attended to; at least one in each sequence.
+        mask: True where a key may be attended to, or a number to add to the score; at least one key in each sequence.
         dropout: Dropout on the weights.
     """
     if not (_attends_in_blocks(query, key, value) and 0 <= dropout < 1):
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
     drop = Dropout.of(dropout) if dropout else None
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value)):
+    if needs_gradient(query, key, value, mask):
         return _BlockAttention.apply(query, key, value, mask, drop)
     return _block_attention(query, key, value, mask, drop)
 
@@ -105,7 +106,7 @@ def _block_attention(
     if drop:
         drop.start()
     for samples, rows in _score_blocks(query, key.shape[-1]):
-        weights = _block_weights(query[samples, :, rows], key[samples], _of_samples(mask, samples))
+        weights = _block_weights(query[samples, :, rows], key[samples], of_samples(mask, samples))
         if drop:
             weights.masked_fill_(drop.next(weights), 0.0)
         context[samples, :, rows] = torch.bmm(weights, value[samples].flatten(0, 1)).unflatten(0, (-1, heads))
@@ -125,13 +126,14 @@ class _BlockAttention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None, None]:
         query, key, value, mask = ctx.saved_tensors
         heads, scale, drop = query.shape[1], query.shape[-1] ** -0.5, ctx.drop
         of_query = torch.empty_like(query)
         # Sum over blocks in full precision.
         full = torch.promote_types(query.dtype, torch.float32)
         of_key, of_value = (torch.zeros_like(part, dtype=full) for part in (key, value))
+        of_bias = bias_gradient(mask, ctx.needs_input_grad[3])
         key_rows, key_columns = (key * scale).contiguous(), key.transpose(2, 3).contiguous()
         value_columns = value.transpose(2, 3).contiguous()
         if drop:
@@ -139,7 +141,7 @@ class _BlockAttention(torch.autograd.Function):
             grad = grad * drop.scale
         for samples, rows in _score_blocks(query, key.shape[2]):
             queries, grads = query[samples, :, rows], grad[samples, :, rows].flatten(0, 1)
-            weights = _block_weights(queries, key_columns[samples], _of_samples(mask, samples))
+            weights = _block_weights(queries, key_columns[samples], of_samples(mask, samples))
             of_weights = torch.bmm(grads, value_columns[samples].flatten(0, 1))
             kept = weights
             if drop:
@@ -147,9 +149,11 @@ class _BlockAttention(torch.autograd.Function):
                 kept, of_weights = weights.masked_fill(dropped, 0.0), of_weights.masked_fill_(dropped, 0.0)
             of_value[samples] += torch.bmm(kept.transpose(1, 2), grads).unflatten(0, (-1, heads))
             of_scores = torch._softmax_backward_data(of_weights, weights, -1, weights.dtype)
+            add_to_bias(of_bias, of_scores.unflatten(0, (-1, heads)), samples)
             of_query[samples, :, rows] = torch.bmm(of_scores, key_rows[samples].flatten(0, 1)).unflatten(0, (-1, heads))
             of_key[samples] += torch.bmm(of_scores.transpose(1, 2), queries.flatten(0, 1)).unflatten(0, (-1, heads))
-        return of_query, (of_key * scale).to(key.dtype), of_value.to(value.dtype), None, None
+        of_mask = None if of_bias is None else of_bias.to(query.dtype)
+        return of_query, (of_key * scale).to(key.dtype), of_value.to(value.dtype), of_mask, None
 
 
 def _score_blocks(query: Tensor, keys: int) -> Iterator[tuple[slice, slice]]:
@@ -157,8 +161,42 @@ def _score_blocks(query: Tensor, keys: int) -> Iterator[tuple[slice, slice]]:
     return blocks(batch, length, max(1, _SCORES // (heads * keys)))
 
 
-def _of_samples(mask: Tensor | None, samples: slice) -> Tensor | None:
-    return mask if mask is None or mask.shape[0] == 1 else mask[samples]
+def needs_gradient(*tensors: Tensor | None) -> bool:
+    """Whether a gradient for any of them is to be computed."""
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+
+
+def hide(
+    scores: Float[Tensor, "samples heads rows keys"], mask: Shaped[Tensor, "samples_or_1 heads_or_1 1 keys"] | None
+) -> None:
+    """Apply a mask to scores in-place: False sets them to -inf, a number is added."""
+    if mask is None:
+        return
+    if mask.dtype == torch.bool:
+        scores.masked_fill_(~mask, -torch.inf)
+    else:
+        scores += mask
+
+
+def bias_gradient(mask: Tensor | None, needed: bool) -> Tensor | None:
+    """Zeros for the gradient of a mask of numbers, in full precision; None if it needs none."""
+    if mask is None or not needed:
+        return None
+    return torch.zeros_like(mask, dtype=torch.promote_types(mask.dtype, torch.float32))
+
+
+def add_to_bias(
+    of_bias: Float[Tensor, "batch_or_1 heads 1 keys"] | None,
+    of_scores: Float[Tensor, "samples heads rows keys"],
+    samples: slice,
+) -> None:
+    """Add the gradient of a block of scores to that of the numbers added to them."""
+    if of_bias is not None:
+        part = of_scores.sum(2, keepdim=True, dtype=of_bias.dtype)
+        if len(of_bias) == 1:
+            of_bias += part.sum(0)
+        else:
+            of_bias[samples] += part
 
 
 def _block_weights(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
@@ -166,6 +204,5 @@ def _block_weights(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
     samples, heads, rows, head_dim = query.shape
     weights = query.new_empty(samples * heads, rows, key.shape[-1])
     weights.baddbmm_(query.flatten(0, 1), key.flatten(0, 1), beta=0, alpha=head_dim**-0.5)
-    if mask is not None:
-        weights.unflatten(0, (samples, heads)).masked_fill_(~mask, -torch.inf)
+    hide(weights.unflatten(0, (samples, heads)), mask)
     return torch.softmax(weights, -1, out=weights)

@@ -32,6 +32,7 @@ class Inputs(NamedTuple):
     key_map: HeadMap
     value_map: HeadMap
     padding: Padding | None = None  # None: all tokens are real
+    counted: bool = False  # whether slots must know how many tokens they stand for
 
     @property
     def mask(self) -> Bool[Tensor, "batch seq_len"] | None:
@@ -48,10 +49,10 @@ class Inputs(NamedTuple):
         key, key_map = self.key_map.in_order(self.key, self.mask)
         value, value_map = self.value_map.in_order(self.value, self.mask)
         if self.padding is None:
-            return Inputs(key, value, key_map, value_map)
+            return self._replace(key=key, value=value, key_map=key_map, value_map=value_map)
         ordered = self.padding.real_first(key)
         value = ordered if value is key else self.padding.real_first(value)
-        return Inputs(ordered, value, key_map, value_map, self.padding.reordered())
+        return Inputs(ordered, value, key_map, value_map, self.padding.reordered(), self.counted)
 
 
 class Piece(NamedTuple):

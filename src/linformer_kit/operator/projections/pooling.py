@@ -6,6 +6,7 @@ Axes as in `slots`.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +18,14 @@ from linformer_kit.operator.projections.windows import MappedWindowProjection, W
 from linformer_kit.operator.slots import Slots
 
 
+class _Pooled(NamedTuple):
+    """Windows of a number of slots, reduced to their means."""
+
+    means: list[Tensor]  # of each tensor of tokens
+    empty: Tensor | None  # the mask of empty slots
+    counts: Tensor | None  # real tokens of each window
+
+
 class MeanPoolProjection(WindowProjection):
     """Slot i is the mean of the real tokens in window i (section 4, "general projections")."""
 
@@ -26,7 +35,7 @@ class MeanPoolProjection(WindowProjection):
         inputs, groups = self._prepared(inputs, groups)
         tokens = [inputs.key] if inputs.value is inputs.key else [inputs.key, inputs.value]
         if self.piece is None:
-            pooled = [self._means(k, tokens, inputs.lengths) for k, _ in groups.groups]
+            pooled = [self._means(k, tokens, inputs) for k, _ in groups.groups]
         else:
             pooled = self._means_of_pieces([k for k, _ in groups.groups], tokens, inputs.mask, self.piece)
         return [
@@ -35,18 +44,20 @@ class MeanPoolProjection(WindowProjection):
                 of_heads(inputs.value_map.of_compressed(means[-1]), heads, 1),
                 empty,
                 heads,
+                counts=counts,
+                windows=True,
             )
-            for (_, heads), (means, empty) in zip(groups.groups, pooled, strict=True)
+            for (_, heads), (means, empty, counts) in zip(groups.groups, pooled, strict=True)
         ]
 
-    def _means(self, slots: int, tokens: list[Tensor], lengths: Tensor | None) -> tuple[list[Tensor], Tensor | None]:
-        """Window means of each tensor of tokens, and the mask of empty slots."""
-        windows, empty = self._windows(slots, tokens[0], lengths)
-        return [self._mean(windows, hidden) for hidden in tokens], empty
+    def _means(self, slots: int, tokens: list[Tensor], inputs: Inputs) -> _Pooled:
+        windows, empty = self._windows(slots, tokens[0], inputs.lengths)
+        means = [self._mean(windows, hidden) for hidden in tokens]
+        return _Pooled(means, empty, windows.sizes if inputs.counted else None)
 
     def _means_of_pieces(
         self, slots: list[int], tokens: list[Tensor], padding_mask: Tensor | None, piece: Piece
-    ) -> list[tuple[list[Tensor], Tensor | None]]:
+    ) -> list[_Pooled]:
         """As `_means` for several numbers of slots, from sums and counts over this process's positions."""
         hidden = tokens[0]
         wide = torch.promote_types(hidden.dtype, torch.float32)
@@ -60,11 +71,11 @@ class MeanPoolProjection(WindowProjection):
                 zeros = values.new_zeros(len(values), k, values.shape[2], dtype=wide)
                 parts.append(zeros.index_add(1, window, values.to(wide)))
         sums, size = piece.add(parts), 1 + len(tokens)
-        pooled: list[tuple[list[Tensor], Tensor | None]] = []
+        pooled = []
         for start in range(0, len(sums), size):
             count, *totals = sums[start : start + size]
             means = [(total / count.clamp(min=1)).to(hidden.dtype) for total in totals]
-            pooled.append((means, count[..., 0] == 0))
+            pooled.append(_Pooled(means, count[..., 0] == 0, count[..., 0].long()[:, None]))
         return pooled
 
     @staticmethod

@@ -26,6 +26,11 @@ class Windows(NamedTuple):
     real: Bool[Tensor, "batch_or_1 slots window"]
 
     @property
+    def sizes(self) -> Int[Tensor, "batch_or_1 1 slots"]:
+        """The number of real tokens in each window, for all heads."""
+        return self.real.sum(-1)[:, None]
+
+    @property
     def empty(self) -> Bool[Tensor, "batch_or_1 slots"]:
         """True for a slot without any real token."""
         return ~self.real[..., 0]
@@ -118,7 +123,7 @@ class MappedWindowProjection(WindowProjection):
 
     def forward(self, inputs: Inputs, groups: HeadGroups | None = None) -> list[Slots]:
         inputs, groups = self._prepared(inputs, groups)
-        key, value, key_map, value_map, _ = inputs
+        key, value, key_map, value_map = inputs[:4]
         maps = (
             (key_map, key_map(key, inputs.mask), "key_projection"),
             (value_map, value_map(value, inputs.mask), "value_projection"),
@@ -130,7 +135,8 @@ class MappedWindowProjection(WindowProjection):
                 head_map.add_bias(self._reduce(windows, of_heads(mapped, heads, 2), name), heads)
                 for head_map, mapped, name in maps
             )
-            slots.append(Slots(key_slots, value_slots, empty, heads))
+            counts = windows.sizes if inputs.counted else None
+            slots.append(Slots(key_slots, value_slots, empty, heads, counts=counts, windows=True))
         return slots
 
 
