@@ -297,8 +297,8 @@ def test_dynamic_quantisation(config, kind):
             inputs = torch.randn(2, 23, 33)
             key, value = attention.k_proj(inputs), attention.v_proj(inputs)
             given = Inputs(key, value, HeadMap(None, 3), HeadMap(None, 3))
-            exponent = attention.slot_exponent
-            slots = project(projection, given, sliding_window=attention.sliding_window, exponent=exponent)
+            exact = {"sliding_window": attention.sliding_window, "global_tokens": attention.global_tokens}
+            slots = project(projection, given, **exact, exponent=attention.slot_exponent)
             expected, _ = attention.attend(inputs, slots)
             torch.testing.assert_close(attention(inputs, inputs, inputs, projection=projection)[0], expected)
 

@@ -37,7 +37,16 @@ def attention_reference(
     projections = plain_projections(layer.projection, dims)
     slot_weights = [_weights(layer, head, k) for head, k in enumerate(dims)]
     return linformer_attention_reference(
-        query, key, value, weights, *projections, padding, layer.bias_order, layer.sliding_window, slot_weights
+        query,
+        key,
+        value,
+        weights,
+        *projections,
+        padding,
+        layer.bias_order,
+        layer.sliding_window,
+        slot_weights,
+        layer.global_tokens,
     )
 
 

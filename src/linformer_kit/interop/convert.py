@@ -30,6 +30,7 @@ _OF_NEW_PROJECTIONS = (
     "projection",
     "shorter_input",
     "sliding_window",
+    "global_tokens",
     "slot_exponent",
     "attention",
 )
@@ -40,6 +41,7 @@ _IN_PLACE = (
     "projection",
     "shorter_input",
     "sliding_window",
+    "global_tokens",
     "slot_exponent",
     "layers",
     "max_position_embeddings",

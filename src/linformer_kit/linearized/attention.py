@@ -27,6 +27,7 @@ from linformer_kit.operator.values import has_values
 IMPLEMENTATION = "linformer"
 # Attributes of attention modules:
 WINDOW = "linformer_window"  # tokens that each query sees besides the slots
+GLOBAL = "linformer_global_tokens"  # tokens at the start that each query sees besides the slots
 EXPONENT = "linformer_slot_exponent"  # of the weights of slots, a parameter for each head
 GROUPS = "linformer_groups"  # heads by number of slots, if E and F are shared over layers
 RECORDED = "linformer_recorded"  # whether the last forward pass recorded its weights
@@ -83,8 +84,14 @@ def linear_attention(
     mapped = HeadMap(None, query.shape[1])  # W_K and W_V have been applied
     key, value = (zero_padding(merge_heads(heads), padding) for heads in (key, value))
     inputs = Inputs(key, value, mapped, mapped, None if padding is None else Padding.of(padding))
-    groups, window, exponent = (getattr(module, name, None) for name in (GROUPS, WINDOW, EXPONENT))
-    slots = project(projection, inputs, groups, sliding_window=window or 0, exponent=exponent)
+    slots = project(
+        projection,
+        inputs,
+        getattr(module, GROUPS, None),
+        sliding_window=getattr(module, WINDOW, 0),
+        global_tokens=getattr(module, GLOBAL, 0),
+        exponent=getattr(module, EXPONENT, None),
+    )
     near = slots[0].neighbours
     if near is not None:
         query = near.ordered_heads(query)

@@ -22,7 +22,7 @@ from transformers.models.auto import modeling_auto
 from transformers.utils import output_capturing
 
 from linformer_kit.errors import InputError
-from linformer_kit.linearized.attention import ATTRIBUTE, EXPONENT, GROUPS, IMPLEMENTATION, OWNER, WINDOW
+from linformer_kit.linearized.attention import ATTRIBUTE, EXPONENT, GLOBAL, GROUPS, IMPLEMENTATION, OWNER, WINDOW
 from linformer_kit.linearized.fields import (
     check_fields,
     groups_of_layer,
@@ -208,6 +208,7 @@ def attach(model: PreTrainedModel) -> None:
     for layer, name in enumerate(fields["layers"]):
         module = modules[name]
         module.__dict__[WINDOW] = later_field(fields, "sliding_window")
+        module.__dict__[GLOBAL] = later_field(fields, "global_tokens")
         like = next(module.parameters())
         if (exponent := later_field(fields, "slot_exponent")) is not None:
             start = torch.full((fields["num_heads"],), float(exponent), device=like.device, dtype=like.dtype)

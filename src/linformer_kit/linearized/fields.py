@@ -27,6 +27,10 @@ def _is_size(value: Any) -> bool:
     return is_integer(value) and 0 < value <= LONGEST
 
 
+def _is_count(value: Any) -> bool:
+    return is_integer(value) and 0 <= value <= LONGEST
+
+
 def _are_names(value: Any) -> bool:
     return isinstance(value, list) and all(map(_is_word, value)) and len(set(value)) == len(value)
 
@@ -48,7 +52,8 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
 
 # Entries that models of earlier versions do not have, their checks and what these models have.
 _LATER: dict[str, tuple[Callable[[Any], bool], Any]] = {
-    "sliding_window": (lambda value: is_integer(value) and 0 <= value <= LONGEST, 0),
+    "sliding_window": (_is_count, 0),
+    "global_tokens": (_is_count, 0),
     "slot_exponent": (lambda value: value is None or is_finite(value), None),
     "full_layers": (_are_names, []),
 }

@@ -18,7 +18,7 @@ from linformer_kit.linearized.classes import (
 from linformer_kit.linearized.fields import new_projections
 from linformer_kit.linearized.layers import AttentionLayer, attention_layers
 from linformer_kit.linearized.positions import check_positions, longest_input, set_positions
-from linformer_kit.operator.checks import check_exponent, check_window
+from linformer_kit.operator.checks import check_count, check_exponent
 from linformer_kit.operator.projections import is_integer
 from linformer_kit.settings import Projection, ProjectionInitializer, ResizeMode, Sharing, ShorterInput
 
@@ -34,6 +34,7 @@ def linearize(
     shorter_input: ShorterInput = "stretch",
     projection_initializer: ProjectionInitializer = "mean_pooling",
     sliding_window: int = 0,
+    global_tokens: int = 0,
     slot_exponent: float | None = None,
     layers: Sequence[int] | None = None,
     max_position_embeddings: int | None = None,
@@ -59,6 +60,7 @@ def linearize(
         projection_initializer: Initialisation of E and F of projection `linear` (`operator.projections.starts`).
         sliding_window: w, the number of tokens that each query sees exactly, its own included, in one softmax with the
             slots; 0: none (docs/operator.md).
+        global_tokens: g, the number of tokens at the start that every query sees exactly, besides the slots.
         slot_exponent: Initial value of β, a parameter for each head: a slot that stands for c tokens weighs as c^β of
             them; None: slots weigh as one token.
         layers: Numbers of the layers to linearise, from 0; the others keep full attention. None: all.
@@ -82,7 +84,8 @@ def linearize(
     ):
         if value not in known:  # checked even if unused
             raise InputError(f"{field}: expected one of {', '.join(known)}, got {value!r}")
-    check_window(sliding_window)
+    check_count("sliding_window", sliding_window)
+    check_count("global_tokens", global_tokens)
     check_exponent(slot_exponent)
     found = attention_layers(model)
     linear = _chosen(found, layers, type(model).__name__)
@@ -97,6 +100,7 @@ def linearize(
         "projection_initializer": projection_initializer,
         "shorter_input": shorter_input,
         "sliding_window": sliding_window,
+        "global_tokens": global_tokens,
         "slot_exponent": slot_exponent,
     }
     default = min(DEFAULT_PROJECTED_DIM, fields["seq_len"])

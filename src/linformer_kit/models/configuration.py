@@ -169,7 +169,7 @@ def warn_of_unknown(names: frozenset[str]) -> None:
 def _check_fields(config: LinformerConfig) -> None:
     for name in _POSITIVE:
         _require(is_integer(value := getattr(config, name)) and value > 0, name, "a positive integer", value)
-    for name in ("type_vocab_size", "position_offset", "local_convolution", "sliding_window"):
+    for name in ("type_vocab_size", "position_offset", "local_convolution", "sliding_window", "global_tokens"):
         _require(is_integer(value := getattr(config, name)) and value >= 0, name, "an integer of 0 or more", value)
     width = config.local_convolution
     _require(width == 0 or width % 2 == 1, "local_convolution", "0 or an odd number", width)

@@ -104,6 +104,7 @@ class LinformerLayer(GradientCheckpointingLayer):
             dropout=config.attention_probs_dropout_prob,
             bias_order=config.bias_order,
             sliding_window=config.sliding_window,
+            global_tokens=config.global_tokens,
             slot_exponent=config.slot_exponent if config.attention == "linformer" else None,
         )
         self.self_attn_layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)

@@ -62,6 +62,9 @@ class LinformerAttention(nn.Module):
             with the slots: the real tokens from ⌊w/2⌋ before it to ⌊(w - 1)/2⌋ after it; 0: none, as in the paper.
             Queries must then be those of the same positions as the keys. A slot of a window of tokens counts only for
             those of them that the query does not see. Full attention is unchanged.
+        global_tokens: g, the number of tokens at the start of a text that every query attends to exactly, as slots of
+            their own before the k others, which hold the rest of the text; 0: none, as in the paper. Pretrained
+            encoders give much weight to their first token. Full attention is unchanged.
         slot_exponent: Initial value of β, a parameter for each head: a slot that stands for c tokens weighs as c^β
             tokens. With 1 this is proportional attention (Bolya et al. 2023). None: slots weigh as one token, as in
             the paper, and there is no such parameter.
@@ -97,12 +100,14 @@ class LinformerAttention(nn.Module):
         bias: bool = True,
         bias_order: str = "before_projection",
         sliding_window: int = 0,
+        global_tokens: int = 0,
         slot_exponent: float | None = None,
         batch_first: bool = True,
     ) -> None:
         super().__init__()
         checks.check_sizes(embed_dim, num_heads, dropout, bias_order)
-        checks.check_window(sliding_window)
+        checks.check_count("sliding_window", sliding_window)
+        checks.check_count("global_tokens", global_tokens)
         checks.check_exponent(slot_exponent)
         if isinstance(projection, str):
             if max_seq_len is None or projected_dim is None:
@@ -133,6 +138,7 @@ class LinformerAttention(nn.Module):
         self.projection = projection
         self.projected_dim = projected_dim
         self.sliding_window = sliding_window
+        self.global_tokens = global_tokens
         start = None if slot_exponent is None else torch.full((num_heads,), float(slot_exponent))
         self.register_parameter("slot_exponent", None if start is None else nn.Parameter(start))
 
@@ -204,7 +210,8 @@ class LinformerAttention(nn.Module):
             The output, with the shape of query, and P̄, `[batch, heads, query_len, projected_dim]` (`[…, seq_len]` with
             full attention; without the batch axis for one sequence, without the heads axis if averaged), or None. If
             heads differ in k, P̄ is padded with zeros to the largest; if a short text fills fewer windows, there are
-            fewer slots. With a sliding window, w columns follow, for the neighbours of each query from left to right.
+            fewer slots. The columns of global tokens come first; with a sliding window, w columns follow, for the
+            neighbours of each query from left to right.
 
         Raises:
             InputError: for wrong shapes, a sequence longer than max_seq_len, and any mask over pairs of positions: each
@@ -268,7 +275,14 @@ class LinformerAttention(nn.Module):
         return output if near is None else near.put_back(output), weights
 
     def _slots(self, projects: Projects, inputs: Inputs) -> list[Slots]:
-        return project(projects, inputs, self._groups, sliding_window=self.sliding_window, exponent=self.slot_exponent)
+        return project(
+            projects,
+            inputs,
+            self._groups,
+            sliding_window=self.sliding_window,
+            global_tokens=self.global_tokens,
+            exponent=self.slot_exponent,
+        )
 
     def _projects(self, projection: Projects | None) -> Projects:
         """The projection to use: that of this call, the module's own, or `tokens_as_slots` (full attention)."""
@@ -313,6 +327,7 @@ def project(
     groups: HeadGroups | None = None,
     *,
     sliding_window: int = 0,
+    global_tokens: int = 0,
     exponent: Float[Tensor, " all_heads"] | None = None,
 ) -> list[Slots]:
     """Slots with their weights and, with a sliding window, the tokens themselves; full attention has these anyway.
@@ -322,22 +337,29 @@ def project(
         inputs: Keys and values.
         groups: Heads by number of slots; None: those of the projection.
         sliding_window: w, the number of tokens that each query sees.
+        global_tokens: g, the number of tokens at the start that all queries see.
         exponent: Of the weights of the slots in each head; None: each slot weighs as one token.
 
     Returns:
         One entry for each group of heads.
     """
-    if (not sliding_window and exponent is None) or projects is tokens_as_slots:
+    if projects is tokens_as_slots or not (sliding_window or global_tokens or exponent is not None):
         return projects(inputs, groups)
     padding = inputs.padding
     inputs = inputs.in_order()._replace(counted=True)
-    slots = projects(inputs, groups)
+    if not torch.compiler.is_exporting() and inputs.key.shape[1] <= global_tokens:
+        return tokens_as_slots(inputs)
+    seen = inputs if sliding_window else inputs.first(global_tokens)
+    key = seen.key_map.tokens(seen.key, seen.mask)
+    value = seen.value_map.tokens(seen.value, seen.mask)
+    slots = projects(inputs.after(global_tokens), groups)
+    if global_tokens:
+        first = (key[:, :, :global_tokens], value[:, :, :global_tokens])
+        slots = [group.after_tokens(*first, inputs.lengths) for group in slots]
     if exponent is not None:
         slots = [group.weighted(exponent) for group in slots]
     if not sliding_window:
         return slots
-    key = inputs.key_map.tokens(inputs.key, inputs.mask)
-    value = inputs.value_map.tokens(inputs.value, inputs.mask)
     near = Neighbours(key, value, sliding_window, padding)
     return [group.with_neighbours(near) for group in slots]
 

@@ -28,10 +28,10 @@ def check_sizes(embed_dim: Any, num_heads: Any, dropout: Any, bias_order: Any) -
         raise InputError(f"bias_order: expected one of {', '.join(BIAS_ORDERS)}, got {bias_order!r}")
 
 
-def check_window(sliding_window: Any) -> None:
-    """Refuse a window that is not an integer of 0 or more."""
-    if not is_integer(sliding_window) or sliding_window < 0:
-        raise InputError(f"sliding_window: expected an integer of 0 or more, got {sliding_window!r}")
+def check_count(name: str, value: Any) -> None:
+    """Refuse a number of tokens that is not an integer of 0 or more."""
+    if not is_integer(value) or value < 0:
+        raise InputError(f"{name}: expected an integer of 0 or more, got {value!r}")
 
 
 def check_exponent(slot_exponent: Any) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
@@ -29,7 +30,7 @@ class Neighbours(NamedTuple):
     window: int  # w
     padding: Padding | None = None  # of the tokens in their original order
     first: int = 0  # position of the first query, if they are only some of the rows of the sequence
-    # Slot j stands for the tokens from edges[j] up to edges[j + 1]; None: not for tokens next to each other.
+    # The first slots: number j stands for the tokens from edges[j] up to edges[j + 1]. None: no slot does so.
     edges: Int[Tensor, "batch_or_1 edges"] | None = None
 
     @property
@@ -95,7 +96,8 @@ class Blocks(NamedTuple):
     key: Float[Tensor, "batch heads blocks seen head_dim"]
     value: Float[Tensor, "batch heads blocks seen head_dim"]
     sees: Bool[Tensor, "batch_or_1 blocks rows seen"]  # whether a row sees a token
-    unseen: Float[Tensor, "batch_or_1 blocks rows slots"] | None  # logarithm of a slot's share outside of the window
+    # Logarithms of the shares of the first slots that are outside of the rows' windows.
+    unseen: Float[Tensor, "batch_or_1 blocks rows first_slots"] | None
     length: int  # number of queries; the last block is filled up
 
     @classmethod
@@ -133,7 +135,7 @@ class Blocks(NamedTuple):
         of_slots = hidden((self.query.flatten(2, 3) @ key.transpose(-2, -1)) * scale, mask)
         of_slots = of_slots.unflatten(2, self.query.shape[2:4])
         if self.unseen is not None:
-            of_slots = of_slots + self.unseen[:, None]
+            of_slots = of_slots + F.pad(self.unseen, (0, key.shape[2] - self.unseen.shape[-1]))[:, None]
         of_seen = hidden((self.query @ self.key.transpose(-2, -1)) * scale, self.sees[:, None])
         weights = torch.cat([of_slots, of_seen], dim=-1).softmax(dim=-1)
         return weights[..., : key.shape[2]], weights[..., key.shape[2] :]

@@ -87,6 +87,7 @@ def linformer_attention_reference(
     bias_order: str = "before_projection",
     sliding_window: int = 0,
     slot_weights: Sequence[PlainWeights] | None = None,
+    global_tokens: int = 0,
 ) -> Float[Tensor, "batch query_len embed"]:
     """Equation 7: head_i = softmax(Q·W_i^Q·(E_i·K·W_i^K)ᵀ/√d)·F_i·V·W_i^V, one sequence and one head after the other.
 
@@ -101,6 +102,7 @@ def linformer_attention_reference(
         bias_order: `before_projection`: E·(X·W + 1·b); `after_projection`: E·(X·W) + 1·b, as fairseq does.
         sliding_window: w, tokens that each query sees exactly, in one softmax with the slots (`neighbours_reference`).
         slot_weights: Weights of the slots of each head, of which the logarithms are added to their scores; None: 1.
+        global_tokens: g, tokens at the start that every query sees exactly; the projections see the others only.
 
     Source: Wang et al. 2020, section 4. Not in the paper: the window (Zhu et al. 2021, Long-Short Transformer) and the
     weights (Bolya et al. 2023, Token Merging, section 3).
@@ -115,7 +117,9 @@ def linformer_attention_reference(
             (k, k_slots), (v, v_slots) = (
                 (
                     F.linear(rows[sample][real], weight[head], _slice(bias, head)),
-                    _project_reference(rows[sample][real], project, weight[head], _slice(bias, head), bias_order),
+                    _project_reference(
+                        rows[sample][real][global_tokens:], project, weight[head], _slice(bias, head), bias_order
+                    ),
                 )
                 for rows, project, weight, bias in (
                     (key, key_projections[index], weights.key, weights.key_bias),
@@ -124,10 +128,14 @@ def linformer_attention_reference(
             )
             rows = []
             for row, seen in zip(q, near, strict=True):
-                of_slots = q.new_ones(len(k_slots)) if slot_weights is None else slot_weights[index](len(k), seen).to(q)
+                exact = sorted({*range(min(global_tokens, len(k))), *seen})
+                of_slots = q.new_ones(len(k_slots))
+                if slot_weights is not None and len(k_slots):
+                    rest = [token - global_tokens for token in seen if token >= global_tokens]
+                    of_slots = slot_weights[index](len(k) - global_tokens, rest).to(q)
                 some = of_slots > 0
-                keys, values = torch.cat([k_slots[some], k[seen]]), torch.cat([v_slots[some], v[seen]])
-                bias = torch.cat([of_slots[some].log(), q.new_zeros(len(seen))])
+                keys, values = torch.cat([k_slots[some], k[exact]]), torch.cat([v_slots[some], v[exact]])
+                bias = torch.cat([of_slots[some].log(), q.new_zeros(len(exact))])
                 rows.append((row @ keys.T / math.sqrt(q.shape[1]) + bias).softmax(dim=-1) @ values)
             heads.append(torch.stack(rows))
         outputs.append(F.linear(torch.cat(heads, dim=-1), weights.output, weights.output_bias))
@@ -206,7 +214,9 @@ class AttentionWeights(NamedTuple):
 def _project_reference(
     rows: Tensor, project: PlainProjection, weight: Tensor, bias: Tensor | None, bias_order: str
 ) -> Tensor:
-    """E·(X·W + 1·b) or E·(X·W) + 1·b for one head of one sequence."""
+    """E·(X·W + 1·b) or E·(X·W) + 1·b for one head of one sequence; no slots for no tokens."""
+    if not len(rows):
+        return weight.new_zeros(0, len(weight))
     if bias is None or bias_order == "before_projection":
         return project(F.linear(rows, weight, bias))
     return project(F.linear(rows, weight)) + bias

@@ -44,7 +44,7 @@ class Slots(NamedTuple):
     projected: bool = True  # False with full attention, where each token is its own slot
     neighbours: Neighbours | None = None  # tokens that queries see besides the slots, with a sliding window
     counts: Shaped[Tensor, "batch_or_1 heads_or_1 slots"] | None = None  # real tokens that each slot stands for
-    windows: bool = False  # whether slots stand for consecutive tokens, in the order of the text
+    tiles: int = 0  # the first slots, which stand for consecutive tokens from the start of the text; others for no such
     bias: Float[Tensor, "batch_or_1 heads 1 slots"] | None = None  # added to scores: logarithms of the slots' weights
 
     @property
@@ -68,12 +68,37 @@ class Slots(NamedTuple):
         return self._replace(bias=bias[:, :, None].to(self.key.dtype))
 
     def with_neighbours(self, neighbours: Neighbours) -> Slots:
-        """Let queries see tokens besides the slots; slots of windows then count for the rest of their tokens only."""
+        """Let queries see tokens besides the slots; `tiles` then count for the rest of their tokens only."""
         near = neighbours.of_heads(self.heads)
-        if self.windows:
+        if self.tiles:
             assert self.counts is not None
-            near = near._replace(edges=F.pad(self.counts[:, 0].cumsum(-1), (1, 0)))
+            sizes = self.counts[:, 0, : self.tiles].long()
+            near = near._replace(edges=F.pad(sizes.cumsum(-1), (1, 0)))
         return self._replace(neighbours=near)
+
+    def after_tokens(self, key: Tensor, value: Tensor, lengths: Tensor | None) -> Slots:
+        """Put slots before these that are single tokens, of which the first `lengths` are real (None: all)."""
+        heads = slice(None) if self.heads is None else self.heads
+        tokens, device = key.shape[2], key.device
+        real = torch.arange(tokens, device=device) < (tokens if lengths is None else lengths[:, None])
+        real = real.view(-1, tokens)
+        empty = self.empty
+        if lengths is not None:  # without tokens after the first ones, their slots stand for nothing
+            none = (lengths <= tokens)[:, None].expand(-1, self.key.shape[2])
+            empty = torch.cat([~real, none if empty is None else none | empty], dim=1)
+        elif empty is not None:
+            empty = torch.cat([~real.expand(len(empty), -1), empty], dim=1)
+        counts = self.counts
+        if counts is not None:
+            shape = (max(len(counts), len(real)), counts.shape[1], -1)
+            counts = torch.cat([real[:, None].to(counts).expand(shape), counts.expand(shape)], dim=2)
+        return self._replace(
+            key=torch.cat([key[:, heads], self.key], dim=2),
+            value=torch.cat([value[:, heads], self.value], dim=2),
+            empty=empty,
+            counts=counts,
+            tiles=tokens + self.tiles,
+        )
 
     def arranged(self) -> Slots:
         """The same slots, with the memory layout for queries that run block by block."""

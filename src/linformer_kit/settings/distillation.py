@@ -20,6 +20,7 @@ class LinearizeSettings:
         shorter_input: Inputs shorter than n use E and pooling windows resampled to their length (`stretch`; inputs of
             up to k tokens then change little), or the first columns and windows (`prefix`).
         sliding_window: Number of tokens that each query sees exactly besides the slots, its own included; 0: none.
+        global_tokens: Number of tokens at the start that every query sees exactly besides the slots; 0: none.
         slot_exponent: Initial value of β, learned for each head: a slot that stands for c tokens weighs as c^β of
             them; default: slots weigh as one token.
         layers: Numbers of the layers to linearise, from 0; the others keep full attention; default: all.
@@ -33,6 +34,7 @@ class LinearizeSettings:
     projection_initializer: ProjectionInitializer = "mean_pooling"
     shorter_input: ShorterInput = "stretch"
     sliding_window: int = 0
+    global_tokens: int = 0
     slot_exponent: float | None = None
     layers: list[int] | None = None
     max_position_embeddings: int | None = None

@@ -59,6 +59,8 @@ class ModelSettings:
             convolution, as in the paper. It adds the local order of tokens, which slots mix (docs/learning.md).
         sliding_window: w, the number of tokens that each query attends to exactly, its own included, in one softmax
             with the slots; 0: none, as in the paper. It has no effect with full attention (docs/operator.md).
+        global_tokens: g, the number of tokens at the start of a text that every query attends to exactly, besides the k
+            slots, which then hold the rest; 0: none, as in the paper (docs/operator.md).
         slot_exponent: Initial value of β, learned for each head: a slot that stands for c tokens weighs as c^β of
             them; default: slots weigh as one token and nothing is learned, as in the paper (docs/operator.md).
         norm_first: Apply LayerNorm before attention and feed-forward, and once at the end (pre-norm), instead of after
@@ -93,6 +95,7 @@ class ModelSettings:
     linear_initializer: LinearInitializer = "normal"
     local_convolution: int = 0
     sliding_window: int = 0
+    global_tokens: int = 0
     slot_exponent: float | None = None
     norm_first: bool = False
     layer_norm_eps: float = 1e-5

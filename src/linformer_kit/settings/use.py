@@ -40,6 +40,8 @@ class ConvertSettings:
             (`stretch`); default: prefix, with in_place stretch. Not for fairseq.
         sliding_window: Number of tokens that each query sees exactly besides the slots, its own included; default: 0.
             Not for fairseq.
+        global_tokens: Number of tokens at the start that every query sees exactly besides the slots; default: 0. Not
+            for fairseq.
         slot_exponent: Initial value of β, learned for each head: a slot that stands for c tokens weighs as c^β of
             them; default: slots weigh as one token. Not for fairseq.
         layers: With in_place: numbers of the layers to linearise, from 0; the others keep full attention; default:
@@ -61,6 +63,7 @@ class ConvertSettings:
     projection: Projection | None = None
     shorter_input: ShorterInput | None = None
     sliding_window: int | None = None
+    global_tokens: int | None = None
     slot_exponent: float | None = None
     layers: list[int] | None = None
     attention: Attention | None = None

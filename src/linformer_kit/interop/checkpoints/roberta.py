@@ -209,7 +209,8 @@ def build_linear(
             kept[name] = None
     if isinstance(config, LinearizedConfig):
         own = {name: config.linformer[name] for name in _OF_PROJECTIONS}
-        own |= {name: later_field(config.linformer, name) for name in ("sliding_window", "slot_exponent")}
+        later = ("sliding_window", "global_tokens", "slot_exponent")
+        own |= {name: later_field(config.linformer, name) for name in later}
         wanted = dict(fields)
         longest = wanted.pop("max_position_embeddings", None)
         model = build_model(

@@ -54,6 +54,26 @@ class Inputs(NamedTuple):
         value = ordered if value is key else self.padding.real_first(value)
         return Inputs(ordered, value, key_map, value_map, self.padding.reordered(), self.counted)
 
+    def first(self, tokens: int) -> Inputs:
+        """The first tokens, of inputs in order."""
+        key = self.key[:, :tokens]
+        padding = None if self.padding is None else self.padding.first(tokens)
+        return self._replace(key=key, value=key if self.value is self.key else self.value[:, :tokens], padding=padding)
+
+    def after(self, tokens: int) -> Inputs:
+        """The tokens after the first ones, of inputs in order."""
+        if not tokens:
+            return self
+        key = self.key[:, tokens:]
+        value = key if self.value is self.key else self.value[:, tokens:]
+        return self._replace(
+            key=key,
+            value=value,
+            key_map=self.key_map.after(tokens, self.key, key),
+            value_map=self.value_map.after(tokens, self.value, value),
+            padding=None if self.padding is None else self.padding.after_first(tokens),
+        )
+
 
 class Piece(NamedTuple):
     """The piece of one process, of a sequence split over several (`parallel`)."""

@@ -9,6 +9,7 @@ Axes as in `slots`.
 
 from __future__ import annotations
 
+import copy
 from typing import TypeGuard
 
 from jaxtyping import Bool, Float
@@ -44,6 +45,13 @@ class HeadMap:
         self.num_heads = num_heads
         self.bias_first = bias_order == "before_projection"
         self._mapped: tuple[Tensor, Tensor] | None = None  # the last inputs of `mapped`, and its result
+
+    def after(self, tokens: int, inputs: Tensor, rest: Tensor) -> HeadMap:
+        """The map for `rest`, the inputs after the first tokens; nothing known from all inputs is computed again."""
+        later = copy.copy(self)
+        if self._mapped is not None and self._mapped[0] is inputs:
+            later._mapped = rest, self._mapped[1][:, tokens:]
+        return later
 
     def mapped_tokens(self, inputs: Float[Tensor, "batch seq_len embed"]) -> Float[Tensor, "batch seq_len embed"]:
         """f(X) for full attention; includes the bias with either bias_order."""

@@ -45,7 +45,7 @@ class MeanPoolProjection(WindowProjection):
                 empty,
                 heads,
                 counts=counts,
-                windows=True,
+                tiles=means[0].shape[1],
             )
             for (_, heads), (means, empty, counts) in zip(groups.groups, pooled, strict=True)
         ]

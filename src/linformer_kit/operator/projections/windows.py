@@ -136,7 +136,7 @@ class MappedWindowProjection(WindowProjection):
                 for head_map, mapped, name in maps
             )
             counts = windows.sizes if inputs.counted else None
-            slots.append(Slots(key_slots, value_slots, empty, heads, counts=counts, windows=True))
+            slots.append(Slots(key_slots, value_slots, empty, heads, counts=counts, tiles=k))
         return slots
 
 
