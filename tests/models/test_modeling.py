@@ -379,7 +379,7 @@ def test_hidden_states_and_attentions(config, kind):
     assert len(out.hidden_states) == 3 and torch.equal(out.hidden_states[-1], out.last_hidden_state)
     windowed = PROJECTIONS[model.config.projection].windowed  # 31 of 37 positions fill 6 of 7 windows
     slots = 31 if model.config.attention == "full" else 6 if windowed else SIZES["projected_dim"]
-    columns = slots + model.config.sliding_window
+    columns = slots + model.config.global_tokens + model.config.sliding_window
     assert [weights.shape for weights in out.attentions] == [(2, 3, 31, columns)] * 2
 
 
