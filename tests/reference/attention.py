@@ -16,6 +16,7 @@ from linformer_kit.operator import projections as fast
 from linformer_kit.operator.reference import (
     AttentionWeights,
     PlainProjection,
+    dynamic_projection_reference,
     full_attention_reference,
     linformer_attention_reference,
     matrix_projection_reference,
@@ -31,10 +32,33 @@ def attention_reference(
     if layer.projection is None:
         return full_attention_reference(query, key, value, weights, layer.num_heads, padding)
     dims = layer.projection.fewer_slots(layer.projected_dim, layer.num_heads)
-    projections = plain_projections(layer.projection, dims)
-    return linformer_attention_reference(
-        query, key, value, weights, *projections, padding, layer.bias_order, layer.sliding_window
-    )
+    settings = {"bias_order": layer.bias_order, "sliding_window": layer.sliding_window}
+    return projected_attention_reference(layer.projection, dims, (query, key, value), weights, key, padding, **settings)
+
+
+def projected_attention_reference(
+    projection: fast.SequenceProjection,
+    dims: tuple[int, ...],
+    inputs: tuple[Tensor, Tensor, Tensor],
+    weights: AttentionWeights,
+    tokens: Tensor,
+    padding: Tensor | None = None,
+    **settings,
+) -> Tensor:
+    """Equation 7, one sequence at a time for a projection that depends on the `tokens` before W_K."""
+    if not isinstance(projection, fast.DynamicProjection):
+        maps = plain_projections(projection, dims)
+        return linformer_attention_reference(*inputs, weights, *maps, padding, **settings)
+    outputs = []
+    for sample in range(len(tokens)):
+        one = slice(sample, sample + 1)
+        of_one = None if padding is None else padding[one]
+        rows = tokens[sample] if padding is None else tokens[sample][~padding[sample]]
+        matrices = [_matrix(projection, projection.key_projection, head, k) for head, k in enumerate(dims)]
+        maps = [dynamic_projection_reference(rows, matrix) for matrix in matrices]
+        of_inputs = [each[one] for each in inputs]
+        outputs.append(linformer_attention_reference(*of_inputs, weights, maps, maps, of_one, **settings))
+    return torch.cat(outputs)
 
 
 def windows(projected_dim: int, max_seq_len: int, length: int, stretch: bool) -> list[range]:
@@ -90,13 +114,17 @@ def _plain(projection: fast.SequenceProjection, name: str, head: int, k: int) ->
         if isinstance(projection, fast.DenseConvProjection):
             return pool(lambda rows: sum(kernel[:, :, tap] @ row for tap, row in enumerate(rows)))
         return pool(lambda rows: sum(kernel[:, tap] * row for tap, row in enumerate(rows)))
-    if projection.sharing != "none":
-        matrix = weight[:k]
-    elif weight.dim() == 3:
-        matrix = weight[head, :k]
-    else:
-        first = sum(projection.head_dims[:head])
-        matrix = weight[first : first + k]
+    matrix = _matrix(projection, weight, head, k)
     if stretch:
         return lambda rows: stretched(matrix, len(rows)) @ rows
     return matrix_projection_reference(matrix)
+
+
+def _matrix(projection: fast.SequenceProjection, weight: Tensor, head: int, k: int) -> Tensor:
+    """The first k rows of a head."""
+    if projection.sharing != "none":
+        return weight[:k]
+    if weight.dim() == 3:
+        return weight[head, :k]
+    first = sum(projection.head_dims[:head])
+    return weight[first : first + k]

@@ -6,7 +6,7 @@ Axes as in `slots`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, get_args
+from typing import NamedTuple, cast, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -32,6 +32,7 @@ class Inputs(NamedTuple):
     key_map: HeadMap
     value_map: HeadMap
     padding: Padding | None = None  # None: all tokens are real
+    unmapped: Float[Tensor, "batch seq_len embed"] | None = None  # input of W_K, if `key` is its output; else None
 
     @property
     def mask(self) -> Bool[Tensor, "batch seq_len"] | None:
@@ -47,11 +48,13 @@ class Inputs(NamedTuple):
         """Move real tokens first; maps that must run on every token run before, on tokens in their original order."""
         key, key_map = self.key_map.in_order(self.key, self.mask)
         value, value_map = self.value_map.in_order(self.value, self.mask)
+        unmapped = self.unmapped if key is self.key else self.key
         if self.padding is None:
-            return Inputs(key, value, key_map, value_map)
+            return Inputs(key, value, key_map, value_map, None, unmapped)
         ordered = self.padding.real_first(key)
         value = ordered if value is key else self.padding.real_first(value)
-        return Inputs(ordered, value, key_map, value_map, self.padding.reordered())
+        unmapped = None if unmapped is None else self.padding.real_first(unmapped)
+        return Inputs(ordered, value, key_map, value_map, self.padding.reordered(), unmapped)
 
 
 class Piece(NamedTuple):
@@ -65,7 +68,7 @@ class SequenceProjection(nn.Module):
     """Base class of projections: sizes, sharing, and heads in groups of equal k.
 
     Args:
-        seq_len: n, the longest sequence.
+        seq_len: n, the longest sequence; may be None if the projection has none (`bounded`).
         projected_dim: k, the number of slots, from 1 to seq_len; or one for each head.
         num_heads: h.
         sharing: `none`: E and F for each head; `headwise`: E and F for all heads; `key_value` and `layerwise`: one
@@ -78,6 +81,7 @@ class SequenceProjection(nn.Module):
         InputError: for a projected_dim outside 1 … seq_len, an unknown sharing or shorter_input.
     """
 
+    bounded = True  # whether seq_len limits the length of sequences
     nested = True  # whether heads may use different numbers of slots, and fewer than the projection has
     stretches = True  # whether shorter_input has an effect
     windowed = False  # whether slots are windows, whose number grows when a model is extended
@@ -86,7 +90,7 @@ class SequenceProjection(nn.Module):
 
     def __init__(
         self,
-        seq_len: int,
+        seq_len: int | None,
         projected_dim: int | Sequence[int],
         *,
         num_heads: int,
@@ -94,13 +98,13 @@ class SequenceProjection(nn.Module):
         shorter_input: str = "prefix",
     ) -> None:
         super().__init__()
-        if not is_integer(seq_len) or seq_len < 1:
+        if (seq_len is not None or self.bounded) and not (is_integer(seq_len) and cast(int, seq_len) > 0):
             raise InputError(f"seq_len: expected a positive integer, got {seq_len!r}")
         if sharing not in SHARINGS:
             raise InputError(f"sharing: expected one of {', '.join(SHARINGS)}, got {sharing!r}")
         if shorter_input not in SHORTER_INPUTS:
             raise InputError(f"shorter_input: expected one of {', '.join(SHORTER_INPUTS)}, got {shorter_input!r}")
-        self.seq_len = seq_len
+        self.seq_len = cast(int, seq_len)
         self._set_head_dims(slots_by_head(projected_dim, num_heads, limit=seq_len, limited_by="the longest sequence"))
         self.sharing = sharing
         self.shorter_input = shorter_input
@@ -171,7 +175,7 @@ class SequenceProjection(nn.Module):
         """Check the arguments of `forward`, and move real tokens first."""
         length = inputs.key.shape[1]
         # An exported program runs with many lengths, so it must not depend on the length of the traced input.
-        if not torch.compiler.is_exporting() and length > self.seq_len:
+        if self.bounded and not torch.compiler.is_exporting() and length > self.seq_len:
             raise InputError(f"sequence length: expected at most {self.seq_len}, got {length}")
         if groups is None and inputs.key_map.num_heads == self.num_heads:
             groups = self._groups
@@ -217,7 +221,8 @@ class SequenceProjection(nn.Module):
         """Raise the errors of `resize`."""
         if self.piece is not None:
             raise InputError("projection: expected a whole one to resize, got one split over several processes")
-        check_resize(self.seq_len, seq_len, mode, least=self.projected_dim)
+        least = self.projected_dim
+        check_resize(self.seq_len if self.bounded else least, seq_len, mode, least=least)
         if mode == "extend" and self.stretches and self.shorter_input == "stretch":
             raise InputError("mode: expected interpolate with shorter_input stretch, which stretches every length")
 
