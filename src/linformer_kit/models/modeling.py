@@ -129,7 +129,8 @@ class LinformerPreTrainedModel(LengthCheckedModel):
                 texts up to the old length are unchanged, bit for bit. Windows of pooling and convolution keep their
                 size and their number grows, with `config.projected_dim`; a random matrix gets new columns.
                 `interpolate` stretches E and F (keeping their row sums), kernels and positions to the new length,
-                longer or shorter; windows grow or shrink. Outputs of texts of the old length change.
+                longer or shorter; windows grow or shrink. Outputs of texts of the old length change. A dynamic
+                projection does not depend on n, and only positions are resized.
 
         This resets `set_projected_dim`. E, F and the positions are replaced by new parameters, so create the optimizer
         afterwards. Other models that share this model's configuration object are not resized. The tokenizer's
@@ -143,7 +144,7 @@ class LinformerPreTrainedModel(LengthCheckedModel):
         config = self.config
         projections = [module for module in self.modules() if isinstance(module, SequenceProjection)]
         check_position_table(self)
-        if not projections:
+        if not any(projection.bounded for projection in projections):
             check_resize(config.max_position_embeddings, seq_len, mode)
         for projection in projections:
             projection.check_resize(seq_len, mode)
