@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from linformer_kit import DynamicProjection, InputError, LinformerAttention, LinformerForMaskedLM, LinformerModel
 from tests.conftest import SHARINGS, pairs_of, randomise, tokens
@@ -118,11 +119,24 @@ def test_half_precision_sums_as_float32(dtype):
     torch.testing.assert_close(slots.value.float(), torch.ones(1, 1, 1, 2), rtol=0.01, atol=0)
 
 
+def test_fewer_slots_cost_less():
+    """Scores, sums and W_K and W_V of slots are all linear in k."""
+    layer, hidden, costs = build(), torch.randn(2, N, EMBED, dtype=torch.float64), []
+    for slots in (None, 1):
+        layer.projected_dim = slots
+        with FlopCounterMode(display=False) as counter:
+            layer.project(hidden, hidden)
+        costs.append(counter.get_total_flops())
+    assert costs[0] == K * costs[1]
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
 def test_large_scores_stay_finite():
     layer = build()
     hidden = (torch.randn(5, N, EMBED, dtype=torch.float64) * 1e6).requires_grad_()
-    out = layer(hidden, hidden, hidden, masked(N))[0]
-    out.sum().backward()
+    with torch.autograd.detect_anomaly():  # raises for a NaN in any step, one of a text of padding only too
+        out = layer(hidden, hidden, hidden, masked(N))[0]
+        out.sum().backward()
     assert out.isfinite().all() and hidden.grad.isfinite().all()
 
 

@@ -78,15 +78,14 @@ class DynamicProjection(LearnedProjection, MatrixProjection):
         separate = self.by_head and not self.uniform
         rows = self.key_projection if separate else self.key_projection[..., :slots, :]
         scores = kernels.compress(rows.flatten(0, -2), tokens.transpose(1, 2))
-        wide = torch.promote_types(scores.dtype, torch.float32)
         if inputs.mask is None:
-            weights = scores.softmax(dim=-1, dtype=wide)
+            weights = scores.softmax(dim=-1)
         else:
             padding = inputs.mask[:, None]
-            # Finite scores: a text of padding only has no NaN, and the second mask sets it to zero.
+            # Not minus infinity, which makes the softmax of a text of padding only NaN until the second mask.
             masked = scores.masked_fill(padding, torch.finfo(scores.dtype).min)
-            weights = masked.softmax(dim=-1, dtype=wide).masked_fill(padding, 0.0)
-        return weights.to(scores.dtype).unflatten(1, rows.shape[:-1])
+            weights = masked.softmax(dim=-1).masked_fill(padding, 0.0)
+        return weights.unflatten(1, rows.shape[:-1])
 
     def _resize(self, seq_len: int, mode: str) -> None:
         """Nothing depends on the length."""
