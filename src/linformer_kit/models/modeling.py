@@ -74,7 +74,7 @@ class LinformerPreTrainedModel(LengthCheckedModel):
         given = arguments[1] if len(arguments) > 1 else named.get("state_dict")
         for name, module in self.named_modules():
             if isinstance(module, SequenceProjection) and module.piece is not None:
-                names = [f"{name}.{own}" for own in module.state_dict()]
+                names = [f"{name}.{own}" for own in module.of_positions()]
                 if given is None or any(given[own].shape[-1] != module.seq_len for own in names if own in given):
                     got = "None" if given is None else f"a piece of {name}"
                     raise InputError(

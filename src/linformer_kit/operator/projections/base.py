@@ -62,6 +62,7 @@ class Piece(NamedTuple):
 
     positions: slice  # this process's part of the n positions
     add: Callable[[list[Tensor]], list[Tensor]]  # sums each tensor over the processes, all in one message
+    most: Callable[[Tensor], Tensor]  # elementwise maximum over the processes, without gradients
 
 
 class SequenceProjection(nn.Module):
@@ -228,6 +229,10 @@ class SequenceProjection(nn.Module):
 
     def _resize(self, seq_len: int, mode: str) -> None:
         raise NotImplementedError
+
+    def of_positions(self) -> dict[str, Tensor]:
+        """Parameters and buffers by name that have a column for each position, on their last axis."""
+        return {}
 
     def _added(self, parts: list[Tensor]) -> list[Tensor]:
         """Turn sums over this process's positions into sums over the whole sequence."""

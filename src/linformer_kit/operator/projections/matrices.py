@@ -32,6 +32,9 @@ class MatrixProjection(SequenceProjection):
         """Whether each head has its own matrices."""
         return False
 
+    def of_positions(self) -> dict[str, Tensor]:
+        return dict((*self.named_parameters(), *self.named_buffers()))
+
     def _matrices(self) -> tuple[Tensor, Tensor]:
         """E and F; the same tensor object if E = F."""
         raise NotImplementedError
