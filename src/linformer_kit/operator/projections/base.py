@@ -99,13 +99,14 @@ class SequenceProjection(nn.Module):
         shorter_input: str = "prefix",
     ) -> None:
         super().__init__()
-        if (seq_len is not None or self.bounded) and not (is_integer(seq_len) and cast(int, seq_len) > 0):
+        given = seq_len is not None or self.bounded
+        if given and not (is_integer(seq_len) and cast(int, seq_len) > 0):
             raise InputError(f"seq_len: expected a positive integer, got {seq_len!r}")
         if sharing not in SHARINGS:
             raise InputError(f"sharing: expected one of {', '.join(SHARINGS)}, got {sharing!r}")
         if shorter_input not in SHORTER_INPUTS:
             raise InputError(f"shorter_input: expected one of {', '.join(SHORTER_INPUTS)}, got {shorter_input!r}")
-        self.seq_len = cast(int, seq_len)
+        self.seq_len = cast(int, seq_len)  # None only if not `bounded`, where nothing computes with it
         self._set_head_dims(slots_by_head(projected_dim, num_heads, limit=seq_len, limited_by="the longest sequence"))
         self.sharing = sharing
         self.shorter_input = shorter_input
