@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from linformer_kit.operator.projections import (
         ConvProjection,
         DenseConvProjection,
+        DynamicProjection,
         LinearProjection,
         MaxPoolProjection,
         MeanPoolProjection,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "ConvProjection": "operator.projections",
     "DenseConvProjection": "operator.projections",
+    "DynamicProjection": "operator.projections",
     "LinearProjection": "operator.projections",
     "LinformerAttention": "operator.attention",
     "LinformerConfig": "models.configuration",

@@ -103,13 +103,13 @@ def test_models_that_are_exported(config, projection, shorter_input, monkeypatch
         assert model(ids, padding).last_hidden_state.device == META
 
 
-@pytest.mark.parametrize("projection", ["linear", "mean_pool", "random"])
+@pytest.mark.parametrize("projection", ["linear", "mean_pool", "random", "dynamic"])
 def test_a_piece_of_a_sequence(projection):
     """The part that one of several processes computes."""
     with META:
         attention = LinformerAttention(33, 3, 37, 7, projection=projection)
         hidden, lengths = torch.empty(2, 17, 33), torch.empty(2, dtype=torch.long)
-    attention.projection.piece = Piece(slice(17), lambda parts: parts)
+    attention.projection.piece = Piece(slice(17), lambda parts: parts, lambda largest: largest)
     backward(attention(hidden, hidden, hidden, key_lengths=lengths)[0].sum(), attention)
 
 

@@ -55,11 +55,13 @@ def test_pictures_and_numbers(saved, kind, drawn, tmp_path, capsys):
         "random": {"layer_0_R", "layer_1_R"},
         "mean_pool": set(),
         "max_pool": set(),
+        "dynamic": set(),
         "full": set(),
         "local_full": set(),
         "local_norm_first": {"all_layers_E"},
+        "window_norm_first": {"all_layers_E"},
     }
-    expected |= dict.fromkeys(("norm_first", "local"), expected["headwise"])
+    expected |= dict.fromkeys(("norm_first", "local", "window"), expected["headwise"])
     by_head = {f"layer_{layer}_{matrix}_head_0" for layer in (0, 1) for matrix in "EF"}
     assert images == expected.get(kind, by_head)
     assert (out / "context_mapping.png").stat().st_size > 10_000

@@ -89,7 +89,7 @@ def test_sharing(name, sharing, tmp_path):
     assert torch.equal(before, copied) and torch.equal(before, loaded)
 
 
-@pytest.mark.parametrize("projection", ["mean_pool", "max_pool", "conv", "dense_conv", "random"])
+@pytest.mark.parametrize("projection", ["mean_pool", "max_pool", "conv", "dense_conv", "random", "dynamic"])
 def test_projections(projection, tmp_path):
     torch.manual_seed(0)
     linear = linearize(build(FAMILIES["bert"]), 5, projection=projection)

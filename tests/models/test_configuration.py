@@ -56,7 +56,7 @@ def test_saving_and_loading_keep_every_field(config, tmp_path):
         ({"sharing": "all"}, "sharing: expected one of none, headwise, key_value, layerwise, got 'all'"),
         (
             {"projection": "dense"},
-            "projection: expected one of linear, mean_pool, max_pool, conv, dense_conv, random, got",
+            "projection: expected one of linear, mean_pool, max_pool, conv, dense_conv, random, dynamic, got",
         ),
         ({"attention": "sparse"}, "attention: expected one of linformer, full, got 'sparse'"),
         ({"hidden_dropout_prob": 1}, "hidden_dropout_prob: expected a number from 0 up to but not 1, got 1"),

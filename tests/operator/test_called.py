@@ -22,10 +22,10 @@ from linformer_kit import LinformerAttention
 from linformer_kit.operator.attention import project
 from linformer_kit.operator.projections import PROJECTIONS, HeadMap, Inputs
 from linformer_kit.operator.projections.head_maps import is_affine
-from linformer_kit.operator.reference import AttentionWeights, linformer_attention_reference
+from linformer_kit.operator.reference import AttentionWeights
 from linformer_kit.operator.slots import merge_heads
 from tests.conftest import KINDS, SHARINGS, fields, pairs_of, randomise, tokens
-from tests.reference.attention import plain_projections
+from tests.reference.attention import projected_attention_reference
 
 EMBED, HEADS, N, K = 33, 3, 31, 7
 MAPS = ("q_proj", "k_proj", "v_proj", "out_proj")
@@ -127,9 +127,8 @@ def reference(layer: LinformerAttention, inputs: Tensor, mask: Tensor | None) ->
     key, value = layer.k_proj(inputs), layer.v_proj(inputs)
     whole = torch.eye(EMBED, dtype=inputs.dtype)
     weights = AttentionWeights(whole, whole, whole, whole, None, None, None, None)
-    projections = plain_projections(layer.projection, layer.projection.head_dims)
-    query = layer.q_proj(inputs)
-    return layer.out_proj(linformer_attention_reference(query, key, value, weights, *projections, mask))
+    dims, mapped = layer.projection.head_dims, (layer.q_proj(inputs), key, value)
+    return layer.out_proj(projected_attention_reference(layer.projection, dims, mapped, weights, inputs, mask))
 
 
 def compare(layer: LinformerAttention, inputs: Tensor, mask: Tensor | None) -> None:
@@ -296,7 +295,7 @@ def test_dynamic_quantisation(config, kind):
         if (projection := attention.projection or small.encoder.projection) is not None:
             inputs = torch.randn(2, 23, 33)
             key, value = attention.k_proj(inputs), attention.v_proj(inputs)
-            given = Inputs(key, value, HeadMap(None, 3), HeadMap(None, 3))
+            given = Inputs(key, value, HeadMap(None, 3), HeadMap(None, 3), unmapped=inputs)
             exact = {"sliding_window": attention.sliding_window, "global_tokens": attention.global_tokens}
             slots = project(projection, given, **exact, exponent=attention.slot_exponent)
             expected, _ = attention.attend(inputs, slots)

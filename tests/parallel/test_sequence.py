@@ -35,6 +35,8 @@ KINDS: list[dict[str, Any]] = [
     {"projection": "mean_pool"},
     {"projection": "mean_pool", "projected_dim": [[7, 5, 7], [3, 3, 3]]},
     {"projection": "random", "projected_dim": [[7, 5, 7], [3, 3, 3]]},
+    {"projection": "dynamic", "sharing": "none", "projected_dim": [[7, 5, 7], [3, 3, 3]]},
+    {"projection": "dynamic", "sharing": "layerwise", "bias_order": "after_projection"},
     {"local_convolution": 5},
     {"local_convolution": 1, "attention_probs_dropout_prob": 0.0},
 ]
@@ -291,6 +293,7 @@ def check_traffic() -> None:
         ({"sharing": "layerwise"}, k * (embed + 1)),
         ({"sharing": "none"}, 2 * k * embed),
         ({"projection": "mean_pool"}, k * (embed + 1)),
+        ({"projection": "dynamic"}, k * (embed + 1)),
         ({"local_convolution": 5}, 2 * k * (embed + 1)),
     ):
         for seq_len in (11, 37, 83):
@@ -304,10 +307,10 @@ def check_traffic() -> None:
                 loss.backward()
             expected = [("allreduce_", batch * numbers * 8)] * layers
             expected += [("send", 2 * batch * embed * 8)] * layers * ("local_convolution" in fields)
-            assert sorted(forward.messages) == sorted([("allgather_", batch * 8), *expected]), (
-                fields,
-                forward.messages,
-            )
+            softmax = [("allreduce_", batch * k * 8)] * layers * (fields.get("projection") == "dynamic")
+            found = sorted(forward.messages)
+            assert found == sorted([("allgather_", batch * 8), *expected, *softmax, *softmax]), (fields, found)
+            expected += softmax  # the sum, and not the maximum
             assert sorted(backward.messages) == sorted(expected), (fields, backward.messages)
 
 
@@ -315,7 +318,7 @@ def check_errors() -> None:
     mesh = init_device_mesh("cpu", (2,))
     for fields, message in (
         ({"attention": "full"}, "attention: expected linformer, .*, got full"),
-        ({"projection": "max_pool"}, "projection: expected linear, mean_pool or random, .*, got max_pool"),
+        ({"projection": "max_pool"}, "projection: expected linear, mean_pool, random or dynamic, .*, got max_pool"),
         ({"projection": "conv"}, "got conv"),
         ({"shorter_input": "stretch"}, "shorter_input: expected prefix, .*, got stretch"),
         ({"sliding_window": 5}, "sliding_window: expected 0 in sequence parallel, got 5"),

@@ -17,6 +17,7 @@ from linformer_kit.operator.reference import (
     AttentionWeights,
     PlainProjection,
     PlainWeights,
+    dynamic_projection_reference,
     full_attention_reference,
     linformer_attention_reference,
     matrix_projection_reference,
@@ -34,20 +35,39 @@ def attention_reference(
     if layer.projection is None:
         return full_attention_reference(query, key, value, weights, layer.num_heads, padding)
     dims = layer.projection.fewer_slots(layer.projected_dim, layer.num_heads)
-    projections = plain_projections(layer.projection, dims)
-    slot_weights = [_weights(layer, head, k) for head, k in enumerate(dims)]
-    return linformer_attention_reference(
-        query,
-        key,
-        value,
-        weights,
-        *projections,
-        padding,
-        layer.bias_order,
-        layer.sliding_window,
-        slot_weights,
-        layer.global_tokens,
-    )
+    settings = {
+        "bias_order": layer.bias_order,
+        "sliding_window": layer.sliding_window,
+        "slot_weights": [_weights(layer, head, k) for head, k in enumerate(dims)],
+        "global_tokens": layer.global_tokens,
+    }
+    return projected_attention_reference(layer.projection, dims, (query, key, value), weights, key, padding, **settings)
+
+
+def projected_attention_reference(
+    projection: fast.SequenceProjection,
+    dims: tuple[int, ...],
+    inputs: tuple[Tensor, Tensor, Tensor],
+    weights: AttentionWeights,
+    tokens: Tensor,
+    padding: Tensor | None = None,
+    **settings,
+) -> Tensor:
+    """Equation 7, one sequence at a time for a projection that depends on the `tokens` before W_K."""
+    if not isinstance(projection, fast.DynamicProjection):
+        maps = plain_projections(projection, dims)
+        return linformer_attention_reference(*inputs, weights, *maps, padding, **settings)
+    outputs = []
+    for sample in range(len(tokens)):
+        one = slice(sample, sample + 1)
+        of_one = None if padding is None else padding[one]
+        rows = tokens[sample] if padding is None else tokens[sample][~padding[sample]]
+        rows = rows[settings.get("global_tokens", 0) :]
+        matrices = [_matrix(projection, projection.key_projection, head, k) for head, k in enumerate(dims)]
+        maps = [dynamic_projection_reference(rows, matrix) for matrix in matrices]
+        of_inputs = [each[one] for each in inputs]
+        outputs.append(linformer_attention_reference(*of_inputs, weights, maps, maps, of_one, **settings))
+    return torch.cat(outputs)
 
 
 def _weights(layer: LinformerAttention, head: int, k: int) -> PlainWeights:
@@ -59,9 +79,9 @@ def _weights(layer: LinformerAttention, head: int, k: int) -> PlainWeights:
         return window_weights_reference(lambda length: windows(k, n, length, stretch), exponent)
     if isinstance(projection, fast.RandomProjection):
         return matrix_weights_reference(projection.matrix[:k], exponent)
-    if stretch:
+    if stretch or isinstance(projection, fast.DynamicProjection):
         return lambda length, _: (torch.ones(k, dtype=torch.float64) * length / k) ** exponent
-    return matrix_weights_reference(_matrix(projection, "key_projection", head, k), exponent)
+    return matrix_weights_reference(_matrix(projection, projection.key_projection, head, k), exponent)
 
 
 def windows(projected_dim: int, max_seq_len: int, length: int, stretch: bool) -> list[range]:
@@ -117,15 +137,14 @@ def _plain(projection: fast.SequenceProjection, name: str, head: int, k: int) ->
         if isinstance(projection, fast.DenseConvProjection):
             return pool(lambda rows: sum(kernel[:, :, tap] @ row for tap, row in enumerate(rows)))
         return pool(lambda rows: sum(kernel[:, tap] * row for tap, row in enumerate(rows)))
-    matrix = _matrix(projection, name, head, k)
+    matrix = _matrix(projection, weight, head, k)
     if stretch:
         return lambda rows: stretched(matrix, len(rows)) @ rows
     return matrix_projection_reference(matrix)
 
 
-def _matrix(projection: fast.LinearProjection, name: str, head: int, k: int) -> Tensor:
-    weight = getattr(projection, name)
-    weight = projection.key_projection if weight is None else weight
+def _matrix(projection: fast.SequenceProjection, weight: Tensor, head: int, k: int) -> Tensor:
+    """The first k rows of a head."""
     if projection.sharing != "none":
         return weight[:k]
     if weight.dim() == 3:

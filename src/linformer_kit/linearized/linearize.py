@@ -68,7 +68,8 @@ def linearize(
         resize_mode: How position embeddings are resized to n: repeated (`extend`) or interpolated (`interpolate`).
 
     Returns:
-        The model. Each E and F is a parameter `[projected_dim, n]`, for sharing `none` with a first axis of heads, at
+        The model. Each E and F is a parameter `[projected_dim, n]` (W_P of projection `dynamic`:
+        `[projected_dim, num_heads·head_dim]`), for sharing `none` with a first axis of heads, at
         `<attention layer>.linformer`, for `layerwise` at the base model's `linformer`.
 
     Raises:

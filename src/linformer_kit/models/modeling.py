@@ -76,7 +76,7 @@ class LinformerPreTrainedModel(LengthCheckedModel):
         given = arguments[1] if len(arguments) > 1 else named.get("state_dict")
         for name, module in self.named_modules():
             if isinstance(module, SequenceProjection) and module.piece is not None:
-                names = [f"{name}.{own}" for own in module.state_dict()]
+                names = [f"{name}.{own}" for own in module.of_positions()]
                 if given is None or any(given[own].shape[-1] != module.seq_len for own in names if own in given):
                     got = "None" if given is None else f"a piece of {name}"
                     raise InputError(
@@ -131,7 +131,8 @@ class LinformerPreTrainedModel(LengthCheckedModel):
                 texts up to the old length are unchanged, bit for bit. Windows of pooling and convolution keep their
                 size and their number grows, with `config.projected_dim`; a random matrix gets new columns.
                 `interpolate` stretches E and F (keeping their row sums), kernels and positions to the new length,
-                longer or shorter; windows grow or shrink. Outputs of texts of the old length change.
+                longer or shorter; windows grow or shrink. Outputs of texts of the old length change. A dynamic
+                projection does not depend on n, and only positions are resized.
 
         This resets `set_projected_dim`. E, F and the positions are replaced by new parameters, so create the optimizer
         afterwards. Other models that share this model's configuration object are not resized. The tokenizer's
@@ -145,7 +146,7 @@ class LinformerPreTrainedModel(LengthCheckedModel):
         config = self.config
         projections = [module for module in self.modules() if isinstance(module, SequenceProjection)]
         check_position_table(self)
-        if not projections:
+        if not any(projection.bounded for projection in projections):
             check_resize(config.max_position_embeddings, seq_len, mode)
         for projection in projections:
             projection.check_resize(seq_len, mode)

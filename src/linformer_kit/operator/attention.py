@@ -23,7 +23,14 @@ from linformer_kit.operator.drop_in import (
 )
 from linformer_kit.operator.neighbours import Neighbours
 from linformer_kit.operator.padding import Padding
-from linformer_kit.operator.projections import HeadGroups, HeadMap, Inputs, SequenceProjection, build_projection
+from linformer_kit.operator.projections import (
+    PROJECTIONS,
+    HeadGroups,
+    HeadMap,
+    Inputs,
+    SequenceProjection,
+    build_projection,
+)
 from linformer_kit.operator.projections.sizes import slots_by_head
 from linformer_kit.operator.slots import Slots, attend_slots, merge_heads, split_heads
 
@@ -43,7 +50,7 @@ class LinformerAttention(nn.Module):
     Args:
         embed_dim: Width of inputs and output.
         num_heads: Number of heads; divides embed_dim.
-        max_seq_len: Longest sequence of keys. Required if `projection` is a name.
+        max_seq_len: Longest sequence of keys. Required if `projection` is a name, except `dynamic`, which has none.
         projected_dim: Number of slots, at most max_seq_len, or a list with one number per head. Required if
             `projection` is a name; with a module, at most its number of slots.
         sharing: `none`, `headwise` (the default), `key_value` or `layerwise`. For `layerwise`, build one projection
@@ -110,7 +117,8 @@ class LinformerAttention(nn.Module):
         checks.check_count("global_tokens", global_tokens)
         checks.check_exponent(slot_exponent)
         if isinstance(projection, str):
-            if max_seq_len is None or projected_dim is None:
+            bounded = projection not in PROJECTIONS or PROJECTIONS[projection].bounded
+            if projected_dim is None or (max_seq_len is None and bounded):
                 raise InputError("max_seq_len and projected_dim: expected a number each, got None")
             projection = build_projection(
                 projection,

@@ -67,13 +67,10 @@ class Padding(NamedTuple):
         """The padding after `real_first`, on the right."""
         return self if self.order is None else Padding.after(self.lengths, self.mask.shape[1])
 
-    def first(self, tokens: int) -> Padding:
-        """The padding of the first tokens; real tokens must be first."""
-        return Padding(self.mask[:, :tokens], self.lengths.clamp(max=tokens), None)
-
-    def after_first(self, tokens: int) -> Padding:
-        """The padding of the others; real tokens must be first."""
-        return Padding(self.mask[:, tokens:], (self.lengths - tokens).clamp(min=0), None)
+    def cut(self, tokens: slice) -> Padding:
+        """The padding of some of the tokens, of which the real ones must be first."""
+        mask = self.mask[:, tokens]
+        return Padding(mask, (~mask).sum(dim=1), None)
 
     def of_samples(self, samples: slice) -> Padding:
         """The padding of some of the sequences."""

@@ -76,6 +76,21 @@ def matrix_weights_reference(matrix: Float[Tensor, "projected max_seq_len"], exp
     return lambda length, _: (columns / slots * rows[:, :length].sum(1) / rows.sum(1)) ** exponent
 
 
+def dynamic_projection_reference(
+    rows: Float[Tensor, "real embed"], weight: Float[Tensor, "projected embed"]
+) -> PlainProjection:
+    """The dynamic projection of one sequence, X → Pᵀ·X with P = softmax(rows·W_P) over the positions.
+
+    Args:
+        rows: The real tokens of the input of the keys.
+        weight: W_Pᵀ of a head.
+
+    Source: Zhu et al. 2021 (Long-Short Transformer), "Long-range attention via dynamic projections".
+    """
+    weights = F.linear(rows, weight).softmax(dim=0)
+    return lambda mapped: weights.T @ mapped
+
+
 def linformer_attention_reference(
     query: Float[Tensor, "batch query_len embed"],
     key: Float[Tensor, "batch seq_len embed"],

@@ -22,6 +22,13 @@ def add(parts: list[Tensor], *, group: dist.ProcessGroup) -> list[Tensor]:
     return [total.view(part.shape).to(part.dtype) for total, part in zip(sums, parts, strict=True)]
 
 
+def most(tensor: Tensor, *, group: dist.ProcessGroup) -> Tensor:
+    """The elementwise maximum over the processes; without gradients."""
+    largest = tensor.detach().clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+    return largest
+
+
 def exchange(
     first: Shaped[Tensor, "batch reach embed"], last: Shaped[Tensor, "batch reach embed"], *, group: dist.ProcessGroup
 ) -> tuple[Shaped[Tensor, "batch reach embed"], Shaped[Tensor, "batch reach embed"]]:

@@ -33,7 +33,7 @@ from linformer_kit.models.inputs import check_mask
 from linformer_kit.models.modeling import LinformerModel, LinformerPreTrainedModel
 from linformer_kit.operator.padding import real_tokens_first
 from linformer_kit.operator.projections import Piece, SequenceProjection
-from linformer_kit.parallel.collectives import add, exchange, of_all
+from linformer_kit.parallel.collectives import add, exchange, most, of_all
 from linformer_kit.parallel.sequence_checks import (
     check_lengths_of_pieces,
     check_model,
@@ -208,8 +208,7 @@ class SequenceParallel:
         base = self.model.base_model
         for name, module in self.model.named_modules():
             if isinstance(module, SequenceProjection):
-                tensors = (*module.named_parameters(), *module.named_buffers())
-                found |= {f"{name}.{own}": (tensor, -1, 0) for own, tensor in tensors}
+                found |= {f"{name}.{own}": (tensor, -1, 0) for own, tensor in module.of_positions().items()}
             if module is base.embeddings.position_embeddings:
                 found[f"{name}.weight"] = (module.weight, 0, base.embeddings.position_offset)
         return found
@@ -221,7 +220,8 @@ class SequenceParallel:
             base.pooler.register_forward_pre_hook(lambda _, arguments: self._of_first(arguments[0]))
         for module in self.model.modules():
             if isinstance(module, SequenceProjection):
-                module.piece = Piece(self.positions, functools.partial(add, group=self.group))
+                summed, largest = functools.partial(add, group=self.group), functools.partial(most, group=self.group)
+                module.piece = Piece(self.positions, summed, largest)
             if isinstance(module, LinformerClassificationHead):
                 module.register_forward_pre_hook(
                     lambda _, arguments: (self._of_first(first_token(*arguments))[:, None], None)

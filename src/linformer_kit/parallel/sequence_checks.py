@@ -50,7 +50,7 @@ def check_model(model: nn.Module, ranks: int) -> None:
             raise InputError("model: expected a whole one, got one that is split already")
         if not projection.supports_sequence_parallel:
             raise InputError(
-                "projection: expected linear, mean_pool or random, whose slots are sums over positions, "
+                "projection: expected linear, mean_pool, random or dynamic, whose slots are sums over positions, "
                 f"got {config.projection}"
             )
         if projection.stretches and projection.shorter_input == "stretch":

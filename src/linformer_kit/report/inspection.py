@@ -79,7 +79,7 @@ def draw_context_mappings(results: dict[str, Any], mappings: np.ndarray, path: P
         if tokens <= _LABELLED_TOKENS:
             axis.set_yticks(range(tokens), [_label(token) for token in results["tokens"]], fontsize=6)
         axis.set_ylabel("token")
-    full, placed = results["attention"] == "full", results["projection"] != "random"
+    full, placed = results["attention"] == "full", results["projection"] not in ("random", "dynamic")
     for axis in axes[-1]:
         axis.set_xlabel("token" if full else "slot, by its place in the text" if placed else "slot")
     bar = figure.colorbar(image, ax=axes, shrink=min(1.0, 2 / layers), extend="max")

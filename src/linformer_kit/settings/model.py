@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Sharing = Literal["none", "headwise", "key_value", "layerwise"]
-Projection = Literal["linear", "mean_pool", "max_pool", "conv", "dense_conv", "random"]
+Projection = Literal["linear", "mean_pool", "max_pool", "conv", "dense_conv", "random", "dynamic"]
 Attention = Literal["linformer", "full"]
 BiasOrder = Literal["before_projection", "after_projection"]
 ShorterInput = Literal["prefix", "stretch"]
@@ -35,7 +35,8 @@ class ModelSettings:
         projected_dim: k, the length of the projected keys and values; or a list with one k per layer, or with a list
             of one k per head for each layer.
         sharing: Which of the matrices E and F are shared (section 4 of the paper).
-        projection: Kind of projection of n positions to k slots.
+        projection: Kind of projection of n positions to k slots; `dynamic` computes E = F from the tokens
+            (docs/operator.md).
         projection_initializer: Initialisation of E and F where `projection` is `linear` (docs/learning.md).
         shorter_input: Inputs shorter than n use the first columns of E and the first pooling windows (`prefix`), or E
             and windows resampled to their length (`stretch`).

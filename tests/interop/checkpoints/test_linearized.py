@@ -45,6 +45,8 @@ def batch(vocabulary: int = 53) -> dict[str, torch.Tensor]:
         {"projection": "mean_pool"},
         {"projection": "random", "sharing": "layerwise"},
         {"projection": "conv"},
+        {"projection": "dynamic", "sharing": "none"},
+        {"projection": "dynamic", "sharing": "headwise", "sliding_window": 4},
     ],
     ids=str,
 )
@@ -56,9 +58,16 @@ def test_outputs_are_the_same(kind, options, tmp_path):
     assert ours.projection_matrix_count() == theirs.projection_matrix_count()
     inputs = batch()
     real = inputs["attention_mask"].bool()
+    error = 1e-6 if options.get("projection") == "dynamic" else 1e-10  # W_K·W_P is rounded to float32
     torch.testing.assert_close(
-        ours(**inputs).last_hidden_state[real], theirs(**inputs).last_hidden_state[real], rtol=1e-10, atol=1e-10
+        ours(**inputs).last_hidden_state[real], theirs(**inputs).last_hidden_state[real], rtol=error, atol=error
     )
+
+
+def test_a_dynamic_projection_of_all_layers_depends_on_each_map(tmp_path):
+    linear("RobertaModel", tmp_path, projected_dim=7, projection="dynamic", sharing="layerwise")
+    with pytest.raises(InputError, match=r"expected its own W_P in each layer .* got sharing layerwise"):
+        load_roberta_checkpoint(tmp_path / "linear")
 
 
 @torch.no_grad()

@@ -86,7 +86,7 @@ def test_frozen_projections_stay_frozen(name, mode):
         ({"sharing": "all"}, "sharing: expected one of none, headwise, key_value, layerwise, got 'all'"),
         (
             {"name": "dense"},
-            "projection: expected one of linear, mean_pool, max_pool, conv, dense_conv, random, got 'dense'",
+            "projection: expected one of linear, mean_pool, max_pool, conv, dense_conv, random, dynamic, got 'dense'",
         ),
         ({"shorter_input": "crop"}, "shorter_input: expected one of prefix, stretch, got 'crop'"),
         ({"projected_dim": [7, 5]}, "projected_dim: expected one number for each of 3 heads, got 2"),

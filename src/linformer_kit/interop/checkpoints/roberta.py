@@ -211,6 +211,8 @@ def build_linear(
         own = {name: config.linformer[name] for name in _OF_PROJECTIONS}
         later = ("sliding_window", "global_tokens", "slot_exponent")
         own |= {name: later_field(config.linformer, name) for name in later}
+        if own["projection"] == "dynamic":
+            weights = _before_maps(str(source), weights)
         wanted = dict(fields)
         longest = wanted.pop("max_position_embeddings", None)
         model = build_model(
@@ -227,6 +229,26 @@ def build_linear(
         resize(model, made.max_position_embeddings, resize_mode)
         weights = model.state_dict()
     return build_model(model_class, made, weights, str(source), new_projections=True)
+
+
+def _before_maps(source: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """W_P for the tokens before W_K instead of the mapped ones: W_K·W_P, since the bias has no effect in the softmax.
+
+    Raises:
+        InputError: for one W_P of all layers, whose products with the W_K of each layer differ.
+    """
+    changed = dict(weights)
+    for name, matrix in weights.items():
+        owner, found, _ = name.rpartition("projection.key_projection")
+        if found and f"{owner}k_proj.weight" not in weights:
+            raise InputError(
+                f"{source}: expected its own W_P in each layer of a dynamic projection, which belongs to the mapped "
+                "keys here, got sharing layerwise"
+            )
+        if found:
+            product = matrix.double() @ weights[f"{owner}k_proj.weight"].double()
+            changed[name] = product.to(matrix.dtype)
+    return changed
 
 
 def _read_config(source: str) -> tuple[Any, Weights | None]:

@@ -10,10 +10,12 @@ To add a projection, add a class, a line in `PROJECTIONS`, and a name in `settin
     MaxPoolProjection      maxima over k windows, after W
     ConvProjection         k windows with a learned kernel for each dimension of a head, after W
     DenseConvProjection    likewise, with a kernel that mixes the dimensions of a head
+    DynamicProjection      E = F = a softmax over the positions       as LinearProjection
 
     base         base classes                     sizes        numbers of slots, for heads and layers
     matrices     linear, random                   windows      windows that tile a sequence
     pooling      means, maxima                    convolution  learned kernels
+    dynamic      matrices computed from the tokens
     head_maps    W_K and W_V, before or after E   starts       initialisation of E and F
     resampling   E, F and tokens for another length
 
@@ -35,6 +37,7 @@ from linformer_kit.operator.projections.base import (
     SequenceProjection,
 )
 from linformer_kit.operator.projections.convolution import ConvProjection, DenseConvProjection
+from linformer_kit.operator.projections.dynamic import DynamicProjection
 from linformer_kit.operator.projections.head_maps import HeadMap
 from linformer_kit.operator.projections.matrices import LinearProjection, RandomProjection
 from linformer_kit.operator.projections.pooling import MaxPoolProjection, MeanPoolProjection
@@ -48,6 +51,7 @@ __all__ = [
     "SHORTER_INPUTS",
     "ConvProjection",
     "DenseConvProjection",
+    "DynamicProjection",
     "HeadGroups",
     "HeadMap",
     "Inputs",
@@ -72,13 +76,14 @@ PROJECTIONS: dict[str, type[SequenceProjection]] = {
     "conv": ConvProjection,
     "dense_conv": DenseConvProjection,
     "random": RandomProjection,
+    "dynamic": DynamicProjection,
 }
 
 
 def build_projection(
     name: str,
     *,
-    seq_len: int,
+    seq_len: int | None,
     projected_dim: int | Sequence[int],
     num_heads: int,
     head_dim: int,
@@ -86,7 +91,7 @@ def build_projection(
     shorter_input: str | None = None,
     initializer: str | None = None,
 ) -> SequenceProjection:
-    """Build a projection by name; head_dim is for convolutions only, initializer for linear projections only.
+    """Build a projection by name; head_dim is for convolutions and `dynamic`, initializer for `linear`.
 
     None stands for the default of the projection.
 
@@ -97,7 +102,7 @@ def build_projection(
         raise InputError(f"projection: expected one of {', '.join(PROJECTIONS)}, got {name!r}")
     kind = PROJECTIONS[name]
     arguments: dict[str, Any] = {"num_heads": num_heads, "sharing": sharing, "shorter_input": shorter_input}
-    if issubclass(kind, ConvProjection):
+    if issubclass(kind, (ConvProjection, DynamicProjection)):
         arguments["head_dim"] = head_dim
     if issubclass(kind, LinearProjection):
         arguments["initializer"] = initializer

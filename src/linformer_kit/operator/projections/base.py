@@ -6,7 +6,7 @@ Axes as in `slots`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, get_args
+from typing import NamedTuple, cast, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -32,6 +32,7 @@ class Inputs(NamedTuple):
     key_map: HeadMap
     value_map: HeadMap
     padding: Padding | None = None  # None: all tokens are real
+    unmapped: Float[Tensor, "batch seq_len embed"] | None = None  # input of W_K, if `key` is its output; else None
     counted: bool = False  # whether slots must know how many tokens they stand for
 
     @property
@@ -48,30 +49,33 @@ class Inputs(NamedTuple):
         """Move real tokens first; maps that must run on every token run before, on tokens in their original order."""
         key, key_map = self.key_map.in_order(self.key, self.mask)
         value, value_map = self.value_map.in_order(self.value, self.mask)
+        unmapped = self.unmapped if key is self.key else self.key
         if self.padding is None:
-            return self._replace(key=key, value=value, key_map=key_map, value_map=value_map)
+            return self._replace(key=key, value=value, key_map=key_map, value_map=value_map, unmapped=unmapped)
         ordered = self.padding.real_first(key)
         value = ordered if value is key else self.padding.real_first(value)
-        return Inputs(ordered, value, key_map, value_map, self.padding.reordered(), self.counted)
+        unmapped = None if unmapped is None else self.padding.real_first(unmapped)
+        return Inputs(ordered, value, key_map, value_map, self.padding.reordered(), unmapped, self.counted)
 
     def first(self, tokens: int) -> Inputs:
         """The first tokens, of inputs in order."""
-        key = self.key[:, :tokens]
-        padding = None if self.padding is None else self.padding.first(tokens)
-        return self._replace(key=key, value=key if self.value is self.key else self.value[:, :tokens], padding=padding)
+        return self._cut(slice(tokens))
 
     def after(self, tokens: int) -> Inputs:
         """The tokens after the first ones, of inputs in order."""
         if not tokens:
             return self
-        key = self.key[:, tokens:]
-        value = key if self.value is self.key else self.value[:, tokens:]
+        rest = self._cut(slice(tokens, None))
+        key_map = self.key_map.after(tokens, self.key, rest.key)
+        return rest._replace(key_map=key_map, value_map=self.value_map.after(tokens, self.value, rest.value))
+
+    def _cut(self, tokens: slice) -> Inputs:
+        key = self.key[:, tokens]
         return self._replace(
             key=key,
-            value=value,
-            key_map=self.key_map.after(tokens, self.key, key),
-            value_map=self.value_map.after(tokens, self.value, value),
-            padding=None if self.padding is None else self.padding.after_first(tokens),
+            value=key if self.value is self.key else self.value[:, tokens],
+            padding=None if self.padding is None else self.padding.cut(tokens),
+            unmapped=None if self.unmapped is None else self.unmapped[:, tokens],
         )
 
 
@@ -80,13 +84,14 @@ class Piece(NamedTuple):
 
     positions: slice  # this process's part of the n positions
     add: Callable[[list[Tensor]], list[Tensor]]  # sums each tensor over the processes, all in one message
+    most: Callable[[Tensor], Tensor]  # elementwise maximum over the processes, without gradients
 
 
 class SequenceProjection(nn.Module):
     """Base class of projections: sizes, sharing, and heads in groups of equal k.
 
     Args:
-        seq_len: n, the longest sequence.
+        seq_len: n, the longest sequence; may be None if the projection has none (`bounded`).
         projected_dim: k, the number of slots, from 1 to seq_len; or one for each head.
         num_heads: h.
         sharing: `none`: E and F for each head; `headwise`: E and F for all heads; `key_value` and `layerwise`: one
@@ -99,6 +104,7 @@ class SequenceProjection(nn.Module):
         InputError: for a projected_dim outside 1 … seq_len, an unknown sharing or shorter_input.
     """
 
+    bounded = True  # whether seq_len limits the length of sequences
     nested = True  # whether heads may use different numbers of slots, and fewer than the projection has
     stretches = True  # whether shorter_input has an effect
     windowed = False  # whether slots are windows, whose number grows when a model is extended
@@ -107,7 +113,7 @@ class SequenceProjection(nn.Module):
 
     def __init__(
         self,
-        seq_len: int,
+        seq_len: int | None,
         projected_dim: int | Sequence[int],
         *,
         num_heads: int,
@@ -115,13 +121,14 @@ class SequenceProjection(nn.Module):
         shorter_input: str = "prefix",
     ) -> None:
         super().__init__()
-        if not is_integer(seq_len) or seq_len < 1:
+        given = seq_len is not None or self.bounded
+        if given and not (is_integer(seq_len) and cast(int, seq_len) > 0):
             raise InputError(f"seq_len: expected a positive integer, got {seq_len!r}")
         if sharing not in SHARINGS:
             raise InputError(f"sharing: expected one of {', '.join(SHARINGS)}, got {sharing!r}")
         if shorter_input not in SHORTER_INPUTS:
             raise InputError(f"shorter_input: expected one of {', '.join(SHORTER_INPUTS)}, got {shorter_input!r}")
-        self.seq_len = seq_len
+        self.seq_len = cast(int, seq_len)  # None only if not `bounded`, where nothing computes with it
         self._set_head_dims(slots_by_head(projected_dim, num_heads, limit=seq_len, limited_by="the longest sequence"))
         self.sharing = sharing
         self.shorter_input = shorter_input
@@ -192,7 +199,7 @@ class SequenceProjection(nn.Module):
         """Check the arguments of `forward`, and move real tokens first."""
         length = inputs.key.shape[1]
         # An exported program runs with many lengths, so it must not depend on the length of the traced input.
-        if not torch.compiler.is_exporting() and length > self.seq_len:
+        if self.bounded and not torch.compiler.is_exporting() and length > self.seq_len:
             raise InputError(f"sequence length: expected at most {self.seq_len}, got {length}")
         if groups is None and inputs.key_map.num_heads == self.num_heads:
             groups = self._groups
@@ -238,12 +245,17 @@ class SequenceProjection(nn.Module):
         """Raise the errors of `resize`."""
         if self.piece is not None:
             raise InputError("projection: expected a whole one to resize, got one split over several processes")
-        check_resize(self.seq_len, seq_len, mode, least=self.projected_dim)
+        least = self.projected_dim
+        check_resize(self.seq_len if self.bounded else least, seq_len, mode, least=least)
         if mode == "extend" and self.stretches and self.shorter_input == "stretch":
             raise InputError("mode: expected interpolate with shorter_input stretch, which stretches every length")
 
     def _resize(self, seq_len: int, mode: str) -> None:
         raise NotImplementedError
+
+    def of_positions(self) -> dict[str, Tensor]:
+        """Parameters and buffers by name that have a column for each position, on their last axis."""
+        return {}
 
     def _added(self, parts: list[Tensor]) -> list[Tensor]:
         """Turn sums over this process's positions into sums over the whole sequence."""

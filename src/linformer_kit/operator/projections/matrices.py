@@ -22,8 +22,8 @@ from linformer_kit.operator.projections.starts import STARTS
 from linformer_kit.operator.slots import Slots
 
 
-class _MatrixProjection(SequenceProjection):
-    """E and F are matrices, learned or fixed; the columns of every parameter and buffer are positions."""
+class MatrixProjection(SequenceProjection):
+    """E and F are matrices: learned, fixed, or computed from the tokens."""
 
     supports_sequence_parallel = True
 
@@ -31,6 +31,9 @@ class _MatrixProjection(SequenceProjection):
     def by_head(self) -> bool:
         """Whether each head has its own matrices."""
         return False
+
+    def of_positions(self) -> dict[str, Tensor]:
+        return dict((*self.named_parameters(), *self.named_buffers()))
 
     def _matrices(self) -> tuple[Tensor, Tensor]:
         """E and F; the same tensor object if E = F."""
@@ -49,11 +52,11 @@ class _MatrixProjection(SequenceProjection):
         return [group._replace(counts=of_group) for group, of_group in zip(slots, counts, strict=True)]
 
     def _project(self, inputs: Inputs, groups: HeadGroups) -> list[Slots]:
-        key_matrix, value_matrix, inputs = self._for_length(inputs)
+        key_matrix, value_matrix, inputs = self._for_length(inputs, groups)
         if self._maps_first(inputs, groups):
             return self._project_mapped(key_matrix, value_matrix, inputs, groups)
         # (E·X)·W + (E·m)⊗b equals E·(X·W + m⊗b), with W on k rows instead of n; E·X is computed once if E·X = F·X.
-        key, value, key_map, value_map = inputs[:4]
+        key, value, key_map, value_map, *_ = inputs
         tied = value_matrix is key_matrix and value is key
         key_matrix = key_matrix[..., : groups.most, :]
         parts = [kernels.compress(key_matrix, key), _row_sums(key_matrix, inputs.mask)]
@@ -73,10 +76,10 @@ class _MatrixProjection(SequenceProjection):
     def _counts(self, slots: int, heads: list[int] | None, inputs: Inputs) -> Tensor:
         """The tokens that each slot stands for: n/k, times the share of its row of |E| that is on real tokens.
 
-        With `stretch`, m/k of m tokens.
+        If the matrix depends on the text, m/k of m tokens.
         """
         real = inputs.key.new_ones(1, inputs.key.shape[1]) if inputs.mask is None else (~inputs.mask).to(inputs.key)
-        if self.stretches and self.shorter_input == "stretch":
+        if not self.bounded or (self.stretches and self.shorter_input == "stretch"):
             return (real.sum(-1) / slots)[:, None, None].expand(-1, 1, slots)
         rows = self._rows(self._matrices()[0], slots, heads).abs()
         here = _first_columns(rows, inputs.key.shape[1])
@@ -112,7 +115,7 @@ class _MatrixProjection(SequenceProjection):
             for (_, heads), key_slots, value_slots in zip(groups.groups, products[::2], products[1::2], strict=True)
         ]
 
-    def _for_length(self, inputs: Inputs) -> tuple[Tensor, Tensor, Inputs]:
+    def _for_length(self, inputs: Inputs, groups: HeadGroups) -> tuple[Tensor, Tensor, Inputs]:
         """E and F with a column for each token: the first columns, stretched ones, or all with spread tokens."""
         key_matrix, value_matrix = self._matrices()
         tied = value_matrix is key_matrix
@@ -166,7 +169,7 @@ class _MatrixProjection(SequenceProjection):
         return torch.stack([matrices[head][..., :slots, :] for head in heads or range(self.num_heads)], dim=-3)
 
 
-class LinearProjection(LearnedProjection, _MatrixProjection):
+class LinearProjection(LearnedProjection, MatrixProjection):
     """Learned E and F: each slot is a weighted sum of all positions (equation 7).
 
     The parameters are `key_projection` (E) and, unless E = F, `value_projection` (F), each `[projected_dim, seq_len]`.
@@ -215,7 +218,7 @@ class LinearProjection(LearnedProjection, _MatrixProjection):
             self._replace_parameters(lambda matrix: matrix[..., torch.arange(seq_len, device=matrix.device) % old])
 
 
-class RandomProjection(_MatrixProjection):
+class RandomProjection(MatrixProjection):
     """E = F = R with independent entries N(0, 1/k), fixed: the matrix of Theorems 1 and 2.
 
     R is the buffer `matrix`, `[projected_dim, seq_len]`, saved with the model. All heads share it with any sharing;

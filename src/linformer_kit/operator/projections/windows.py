@@ -123,7 +123,7 @@ class MappedWindowProjection(WindowProjection):
 
     def forward(self, inputs: Inputs, groups: HeadGroups | None = None) -> list[Slots]:
         inputs, groups = self._prepared(inputs, groups)
-        key, value, key_map, value_map = inputs[:4]
+        key, value, key_map, value_map, *_ = inputs
         maps = (
             (key_map, key_map(key, inputs.mask), "key_projection"),
             (value_map, value_map(value, inputs.mask), "value_projection"),
