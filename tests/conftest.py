@@ -21,7 +21,7 @@ import transformers
 from jaxtyping import config as jaxtyping_config
 from matplotlib.figure import Figure
 
-from linformer_kit import LinformerConfig, LinformerForMaskedLM
+from linformer_kit import LinformerConfig, LinformerForMaskedLM, linearize
 from linformer_kit.commands.cli import main
 from linformer_kit.data.tokenizer import train_tokenizer
 from linformer_kit.operator.kernels import neighbours, softmax
@@ -263,6 +263,12 @@ def of_shorter(weights: torch.Tensor, shorter: torch.Tensor, config: LinformerCo
     """The columns of P̄ that a text without padding has too: its first slots, and all neighbours."""
     slots = shorter.shape[-1] - config.sliding_window
     return torch.cat([weights[..., :slots], weights[..., weights.shape[-1] - config.sliding_window :]], dim=-1)
+
+
+def as_in_the_paper(model, *arguments, **options):
+    """The model linearised with learned E and F and nothing beside the slots, unless options say otherwise."""
+    paper = {"projection": "linear", "sliding_window": 0, "global_tokens": 0}
+    return linearize(model, *arguments, **paper | options)
 
 
 def fields(kind: str) -> dict[str, object]:

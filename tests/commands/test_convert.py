@@ -187,13 +187,24 @@ def test_in_place(tmp_path, capsys):
     options = ["--projected_dim", "[3, 5]", "--sharing", "layerwise", "--max_position_embeddings", "74"]
     main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours"), "--in_place", *options])
     out = capsys.readouterr().out
-    assert "LinearBertForMaskedLM" in out and "n 74, k [3, 5], sharing layerwise" in out
-    assert "New: 1 matrices E and F (linear). They are untrained: run `linformer distill` before use." in out
+    shape = "n 74, k [3, 5], sharing layerwise, sliding_window 64, global_tokens 1"
+    assert "LinearBertForMaskedLM" in out and shape in out
+    assert "New: slots (mean_pool): run `linformer distill` for outputs nearer to those before." in out
     model = AutoModelForMaskedLM.from_pretrained(tmp_path / "ours")
     assert type(model).__name__ == "LinearBertForMaskedLM"
     assert model(torch.full((1, 74), 5)).logits.isfinite().all()
     assert AutoTokenizer.from_pretrained(tmp_path / "ours").model_max_length == 74
     assert (tmp_path / "ours" / "modules.json").exists() and damage(tmp_path / "ours") is None
+
+
+def test_what_is_untrained_is_said(tmp_path, capsys):
+    source("BertForMaskedLM", tmp_path / "theirs")
+    save_tokenizer(tmp_path / "theirs")
+    options = ["--projected_dim", "5", "--sharing", "layerwise", "--projection", "linear", "--sliding_window", "0"]
+    main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours"), "--in_place", *options])
+    out = capsys.readouterr().out
+    assert "k 5, sharing layerwise, global_tokens 1\n" in out
+    assert "New: 1 matrices E and F (linear). They are untrained: run `linformer distill` before use." in out
 
 
 def test_a_model_of_images_in_place(tmp_path, capsys):

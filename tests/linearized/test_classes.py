@@ -34,6 +34,7 @@ from linformer_kit.linearized import classes
 from linformer_kit.linearized.classes import LinearizedConfig
 from linformer_kit.models.configuration import warn_of_unknown
 from linformer_kit.settings import LinearizeSettings
+from tests.conftest import as_in_the_paper
 
 SIZES = FAMILIES["bert"].sizes
 LENGTH = SIZES["max_position_embeddings"]
@@ -42,7 +43,7 @@ LENGTH = SIZES["max_position_embeddings"]
 @pytest.fixture
 def model():
     torch.manual_seed(0)
-    return linearize(BertForMaskedLM(BertConfig(**SIZES)).eval(), 7)
+    return as_in_the_paper(BertForMaskedLM(BertConfig(**SIZES)).eval(), 7)
 
 
 def test_the_class_is_one_of_transformers_too(model):
@@ -167,7 +168,7 @@ def test_a_class_of_which_nothing_was_built_yet_records_too(monkeypatch):
     """transformers learns what a class records when one is built, which a class that is changed is not."""
     monkeypatch.setattr(output_capturing, "_CAN_RECORD_REGISTRY", type(output_capturing._CAN_RECORD_REGISTRY)())
     monkeypatch.setattr(modeling_utils, "_CAN_RECORD_REGISTRY", output_capturing._CAN_RECORD_REGISTRY)
-    model = linearize(BertForMaskedLM(BertConfig(**SIZES)).eval(), 7)
+    model = as_in_the_paper(BertForMaskedLM(BertConfig(**SIZES)).eval(), 7)
     for shown in (
         model(**example(model, 31), output_attentions=True, output_hidden_states=True),
         model.bert(**example(model, 31), output_attentions=True, output_hidden_states=True),
@@ -208,7 +209,7 @@ def test_masks_that_do_not_fit(mask, message, model):
 def test_models_of_one_configuration_stay_apart():
     config = BertConfig(**SIZES)
     first, second = BertModel(config).eval(), BertModel(config).eval()
-    linearize(first, 7)
+    as_in_the_paper(first, 7)
     inputs = example(second, 31)
     with torch.no_grad():
         assert second(**inputs)[0].shape == first(**inputs)[0].shape
@@ -216,7 +217,7 @@ def test_models_of_one_configuration_stay_apart():
 
 
 def test_tuples_are_lists(tmp_path):
-    model = linearize(build(FAMILIES["bert"]), (3, (5, 7, 4), 6))
+    model = as_in_the_paper(build(FAMILIES["bert"]), (3, (5, 7, 4), 6))
     assert model.config.linformer["projected_dim"] == [3, [5, 7, 4], 6]
 
 
@@ -318,7 +319,7 @@ def test_refused_settings_change_nothing(options, message):
     model = build(FAMILIES["bert"])
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(InputError, match=message):
-        linearize(model, **options)
+        as_in_the_paper(model, **options)
     assert type(model) is BertModel and model.config.model_type == "bert"
     assert model.config.max_position_embeddings == LENGTH
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
@@ -329,7 +330,7 @@ def test_a_model_without_weights_is_refused():
     with torch.device("meta"):
         model = BertModel(BertConfig(**SIZES))
     with pytest.raises(InputError, match=r"^model: expected one with weights, got BertModel on the meta device$"):
-        linearize(model)
+        as_in_the_paper(model)
 
 
 def test_defaults_are_those_of_the_command():
@@ -340,14 +341,14 @@ def test_defaults_are_those_of_the_command():
 
 def test_linear_twice_is_refused(model):
     with pytest.raises(InputError, match="expected one with full attention, got LinearBertForMaskedLM, which is"):
-        linearize(model)
+        as_in_the_paper(model)
 
 
 def test_the_probe_leaves_the_model_as_it_was():
     model = build(FAMILIES["bert"]).train()
     model.encoder.layer[1].eval()
     modes = [module.training for module in model.modules()]
-    linearize(model, 7)
+    as_in_the_paper(model, 7)
     named = [module.training for name, module in model.named_modules() if "linformer" not in name]
     assert named == modes
 
@@ -356,7 +357,7 @@ def test_the_probe_leaves_the_model_as_it_was():
 @torch.no_grad()
 def test_a_longer_model(name):
     torch.manual_seed(0)
-    longer = linearize(build(FAMILIES[name]), 7, max_position_embeddings=122)
+    longer = as_in_the_paper(build(FAMILIES[name]), 7, max_position_embeddings=122)
     assert longer(**example(longer, 122))[0].isfinite().all()
     assert longer.config.linformer["seq_len"] == 122
     with pytest.raises(InputError, match="expected at most 122, got 123"):
@@ -369,7 +370,7 @@ def test_longer_later(name, tmp_path):
     """Short texts give what they gave: with `prefix` bit for bit, with `stretch` for a multiple of n."""
     for shorter_input in ("prefix", "stretch"):
         torch.manual_seed(0)
-        model = linearize(build(FAMILIES[name]), 7, shorter_input=shorter_input)
+        model = as_in_the_paper(build(FAMILIES[name]), 7, shorter_input=shorter_input)
         for projection in model.projections():
             torch.nn.init.normal_(projection.key_projection, std=0.2)
         inputs = example(model, 43)
@@ -385,7 +386,7 @@ def test_longer_later(name, tmp_path):
 
 @torch.no_grad()
 def test_windows_become_more_in_a_longer_model(tmp_path):
-    model = linearize(build(FAMILIES["bert"]), 61, projection="mean_pool", shorter_input="prefix")
+    model = as_in_the_paper(build(FAMILIES["bert"]), 61, projection="mean_pool", shorter_input="prefix")
     model.resize_sequence_length(122)
     assert model.config.linformer["projected_dim"] == 122
     model.save_pretrained(tmp_path)
@@ -394,7 +395,7 @@ def test_windows_become_more_in_a_longer_model(tmp_path):
 
 
 def test_images_have_one_size():
-    model = linearize(build(FAMILIES["vit"]), 7)
+    model = as_in_the_paper(build(FAMILIES["vit"]), 7)
     with pytest.raises(InputError, match="seq_len: expected none for LinearViTModel, whose inputs have a fixed size"):
         model.resize_sequence_length(99)
 

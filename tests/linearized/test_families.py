@@ -9,9 +9,10 @@ import torch
 import transformers
 from transformers import AutoModel
 
-from linformer_kit import InputError, linearize
+from linformer_kit import InputError
 from linformer_kit.experiments.quality.families import FAMILIES, build, difference, example, measure_family
 from linformer_kit.linearized.layers import attention_layers
+from tests.conftest import as_in_the_paper
 
 OWN_PADDING = ("roberta", "xlm-roberta", "camembert", "data2vec-text")  # count positions by the padding token
 TEXT = [name for name, family in FAMILIES.items() if "vocab_size" in family.sizes]
@@ -34,7 +35,7 @@ def test_nothing_changes_with_as_many_slots_as_tokens(family):
 def test_with_fewer_slots_something_does(family):
     """Else attention would not have been replaced."""
     model = build(family)
-    linear = linearize(copy.deepcopy(model), 7)
+    linear = as_in_the_paper(copy.deepcopy(model), 7)
     own, error = difference(model, linear, example(model, 43))
     assert error > 1000 * own
 
@@ -43,7 +44,7 @@ def test_names_stay_and_matrices_are_added(family):
     model = build(family)
     before = {name: tensor.shape for name, tensor in model.named_parameters()}
     layers = [layer for layer in attention_layers(model) if not layer.local]
-    linear = linearize(model, 7)
+    linear = as_in_the_paper(model, 7)
     assert linear is model
     after = {name: tensor.shape for name, tensor in linear.named_parameters()}
     assert {name: after.pop(name) for name in before} == before
@@ -55,7 +56,7 @@ def test_names_stay_and_matrices_are_added(family):
 def test_padding_reaches_nothing(name):
     """With few slots too, and for any content of the padding."""
     torch.manual_seed(0)
-    linear = linearize(build(FAMILIES[name]), 5)
+    linear = as_in_the_paper(build(FAMILIES[name]), 5)
     inputs = example(linear, 31, padded=True)
     real = int(inputs["attention_mask"][1].sum())
     with torch.no_grad():
@@ -73,7 +74,7 @@ def test_padding_reaches_nothing(name):
 @pytest.mark.parametrize("sharing", ["none", "key_value", "layerwise"])
 def test_sharing(name, sharing, tmp_path):
     torch.manual_seed(0)
-    linear = linearize(build(FAMILIES[name]), 5, sharing=sharing)
+    linear = as_in_the_paper(build(FAMILIES[name]), 5, sharing=sharing)
     layers, heads = len(linear.config.linformer["layers"]), 3
     assert (
         linear.projection_matrix_count() == {"none": 2 * layers * heads, "key_value": layers, "layerwise": 1}[sharing]
@@ -92,7 +93,7 @@ def test_sharing(name, sharing, tmp_path):
 @pytest.mark.parametrize("projection", ["mean_pool", "max_pool", "conv", "dense_conv", "random", "dynamic"])
 def test_projections(projection, tmp_path):
     torch.manual_seed(0)
-    linear = linearize(build(FAMILIES["bert"]), 5, projection=projection)
+    linear = as_in_the_paper(build(FAMILIES["bert"]), 5, projection=projection)
     inputs = example(linear, 31, padded=True)
     with torch.no_grad():
         before = linear(**inputs)[0]
@@ -142,7 +143,7 @@ def test_refused_with_the_reason(name):
     model = getattr(transformers, name)(getattr(transformers, config)(**sizes))
     kind, names, training = type(model), list(model.state_dict()), model.training
     with pytest.raises(InputError, match=r"^model: expected .*, got") as error:
-        linearize(model, 4)
+        as_in_the_paper(model, 4)
     assert reason in str(error.value)
     assert (type(model), list(model.state_dict()), model.training) == (kind, names, training)
 
@@ -151,5 +152,5 @@ def test_positions_that_are_not_known_here():
     sizes = {**FAMILIES["bert"].sizes, "max_position_embeddings": 16}
     model = transformers.SiglipTextModel(transformers.SiglipTextConfig(**sizes))
     with pytest.raises(InputError, match="max_position_embeddings: expected none for SiglipTextModel, whose positions"):
-        linearize(model, 4, max_position_embeddings=32)
-    assert linearize(model, 4).config.linformer["seq_len"] == 16
+        as_in_the_paper(model, 4, max_position_embeddings=32)
+    assert as_in_the_paper(model, 4).config.linformer["seq_len"] == 16

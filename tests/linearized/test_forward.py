@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, BertConfig, BertForMaskedLM
 
-from linformer_kit import InputError, linearize
+from linformer_kit import InputError
 from linformer_kit.experiments.quality.families import FAMILIES, build, example
+from tests.conftest import as_in_the_paper
 
 SIZES = FAMILIES["bert"].sizes
 LENGTH = SIZES["max_position_embeddings"]
@@ -22,12 +23,12 @@ BOTH = {"output_attentions": True, "output_hidden_states": True}
 @pytest.fixture
 def model():
     torch.manual_seed(0)
-    return linearize(BertForMaskedLM(BertConfig(**SIZES)).eval(), 7)
+    return as_in_the_paper(BertForMaskedLM(BertConfig(**SIZES)).eval(), 7)
 
 
 def of(name: str):
     torch.manual_seed(0)
-    return linearize(build(FAMILIES[name]), 7)
+    return as_in_the_paper(build(FAMILIES[name]), 7)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -88,7 +89,7 @@ def test_heads_and_their_base_models_refuse_longer_texts(model):
 @pytest.mark.unchecked
 def test_compiled_once_for_every_length():
     """As one graph, with everything that is recorded."""
-    model = linearize(BertForMaskedLM(BertConfig(**SIZES | {"num_hidden_layers": 2})).eval(), 7)
+    model = as_in_the_paper(BertForMaskedLM(BertConfig(**SIZES | {"num_hidden_layers": 2})).eval(), 7)
     torch.compiler.reset()
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="eager")
     for length in (31, 17):
@@ -191,7 +192,7 @@ class Recorded(nn.Module):
 def test_what_stands_for_the_projection_is_called(sharing):
     """As adapters do that train a copy of it."""
     torch.manual_seed(0)
-    model = linearize(build(FAMILIES["bert"]), 7, sharing=sharing)
+    model = as_in_the_paper(build(FAMILIES["bert"]), 7, sharing=sharing)
     inputs = example(model, 31)
     before = model(**inputs)[0]
     owners = [model] if sharing == "layerwise" else [layer.attention.self for layer in model.encoder.layer]

@@ -6,16 +6,16 @@ import pytest
 import torch
 from transformers import AutoModel, AutoModelForMaskedLM
 
-from linformer_kit import InputError, linearize
+from linformer_kit import InputError
 from linformer_kit.commands.cli import main
 from linformer_kit.experiments.quality.families import FAMILIES, build, example
 from linformer_kit.linearized.layers import attention_layers
-from tests.conftest import fail_last_line, write_corpus, write_teacher
+from tests.conftest import as_in_the_paper, fail_last_line, write_corpus, write_teacher
 
 
 def of(name: str, layers=(1,), **options: object):
     torch.manual_seed(0)
-    return linearize(build(FAMILIES[name]), 7, layers=layers, **options)
+    return as_in_the_paper(build(FAMILIES[name]), 7, layers=layers, **options)
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "modernbert", "vit"])

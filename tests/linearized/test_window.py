@@ -8,9 +8,10 @@ import pytest
 import torch
 from transformers import AutoModel
 
-from linformer_kit import InputError, linearize
+from linformer_kit import InputError
 from linformer_kit.commands.cli import main
 from linformer_kit.experiments.quality.families import FAMILIES, build, example
+from tests.conftest import as_in_the_paper
 
 LENGTH = FAMILIES["bert"].sizes["max_position_embeddings"]
 TEXT = [name for name, family in FAMILIES.items() if "vocab_size" in family.sizes]
@@ -18,7 +19,7 @@ TEXT = [name for name, family in FAMILIES.items() if "vocab_size" in family.size
 
 def of(name: str, window: int = 5, **options: object):
     torch.manual_seed(0)
-    return linearize(build(FAMILIES[name]), 7, sliding_window=window, **options)
+    return as_in_the_paper(build(FAMILIES[name]), 7, sliding_window=window, **options)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

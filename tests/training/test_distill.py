@@ -112,6 +112,7 @@ def test_the_student_comes_nearer(teacher, texts, tmp_path):
         eval_steps=50,
         learning_rate=1e-3,
         projected_dim=2,
+        sliding_window=3,
     )
     curve = json.loads((tmp_path / "student" / "metrics.json").read_text())["curve"]
     assert curve["error"][-1][1] < 0.75 * curve["error"][0][1]

@@ -6,8 +6,11 @@ from transformers import PreTrainedModel
 
 from linformer_kit.interop.convert import convert
 from linformer_kit.linearized.classes import LinearizedModel
+from linformer_kit.linearized.fields import later_field
 from linformer_kit.linearized.positions import longest_input
 from linformer_kit.settings import ConvertSettings
+
+EXACT = ("sliding_window", "global_tokens")  # tokens that queries see beside the slots
 
 
 def main(settings: ConvertSettings) -> None:
@@ -16,10 +19,10 @@ def main(settings: ConvertSettings) -> None:
     shape, projection = _described(model)
     print(f"{type(model).__name__}, {model.num_parameters():,} parameters, {shape}")
     if projection is not None and not learned:
-        print(
-            f"New: {model.projection_matrix_count()} matrices E and F ({projection}). They are untrained: "
-            f"{'run `linformer distill`' if settings.in_place else 'continue training'} before use."
-        )
+        matrices = model.projection_matrix_count()
+        new = f"{matrices} matrices E and F ({projection}). They are untrained" if matrices else f"slots ({projection})"
+        training = "run `linformer distill`" if settings.in_place else "continue training"
+        print(f"New: {new}: {training} {'before use' if matrices else 'for outputs nearer to those before'}.")
     if left_out:
         print(f"Left out: {', '.join(sorted({name.rpartition('.')[0] for name in left_out}))}")
     if tokenizer is None and longest_input(model) is not None:
@@ -35,9 +38,12 @@ def _described(model: PreTrainedModel) -> tuple[str, str | None]:
         longest, slots, sharing, projection = (
             linear[name] for name in ("seq_len", "projected_dim", "sharing", "projection")
         )
+        exact = {name: later_field(linear, name) for name in EXACT}
     elif config.attention == "full":
         return f"n {config.max_position_embeddings:,}, full attention", None
     else:
         longest, slots = config.max_position_embeddings, config.projected_dim
         sharing, projection = config.sharing, config.projection
-    return f"n {longest:,}, k {slots}, sharing {sharing}", projection
+        exact = {name: getattr(config, name) for name in EXACT}
+    beside = "".join(f", {name} {value}" for name, value in exact.items() if value)
+    return f"n {longest:,}, k {slots}, sharing {sharing}{beside}", projection

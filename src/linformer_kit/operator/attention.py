@@ -340,6 +340,8 @@ def project(
 ) -> list[Slots]:
     """Slots with their weights and, with a sliding window, the tokens themselves; full attention has these anyway.
 
+    If every token of a short text has a slot of its own, this is full attention.
+
     Args:
         projects: E and F.
         inputs: Keys and values.
@@ -355,7 +357,9 @@ def project(
         return projects(inputs, groups)
     padding = inputs.padding
     inputs = inputs.in_order()._replace(counted=True)
-    if not torch.compiler.is_exporting() and inputs.key.shape[1] <= global_tokens:
+    rest = inputs.key.shape[1] - global_tokens
+    keeps = isinstance(projects, SequenceProjection) and projects.keeps_tokens(rest, groups)
+    if not torch.compiler.is_exporting() and (rest <= 0 or keeps):
         return tokens_as_slots(inputs)
     seen = inputs if sliding_window else inputs.first(global_tokens)
     key = seen.key_map.tokens(seen.key, seen.mask)

@@ -30,11 +30,11 @@ class LinearizeSettings:
 
     projected_dim: int | list[int] | list[list[int]] | None = None
     sharing: Sharing = "headwise"
-    projection: Projection = "linear"
+    projection: Projection = "mean_pool"
     projection_initializer: ProjectionInitializer = "mean_pooling"
     shorter_input: ShorterInput = "stretch"
-    sliding_window: int = 0
-    global_tokens: int = 0
+    sliding_window: int = 64
+    global_tokens: int = 1
     slot_exponent: float | None = None
     layers: list[int] | None = None
     max_position_embeddings: int | None = None

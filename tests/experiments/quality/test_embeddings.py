@@ -25,7 +25,7 @@ def models(tmp_path_factory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("models")
     teacher = write_teacher(folder / "teacher", "it 's good bad train dev 0 1 2 3 text", "RobertaModel")
     student = folder / "student"
-    main(["convert", str(teacher), str(student), "--in_place", "--projected_dim", "3"])
+    main(["convert", str(teacher), str(student), "--in_place", "--projected_dim", "3", "--sliding_window", "2"])
     return teacher, student
 
 
@@ -191,6 +191,6 @@ def test_a_model_that_is_none_is_refused(models, tmp_path, capsys):
 
 def test_a_longer_student_is_one(models):
     """Else time and memory at another length would be those of another model."""
-    student = linearize(transformers.AutoModel.from_pretrained(models[0]), 3)
+    student = linearize(transformers.AutoModel.from_pretrained(models[0]), 3, projection="linear")
     student.resize_sequence_length(2 * LENGTH, mode="interpolate")
     assert student.projections()[0].key_projection.shape == (3, 2 * LENGTH)

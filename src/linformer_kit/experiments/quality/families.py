@@ -118,14 +118,15 @@ def measure_family(family: Family, seed: int, *, dtype: torch.dtype = torch.floa
     model = build(family).to(dtype)
     layers = attention_layers(model)
     length = longest_input(model) or layers[0].keys
-    linear = linearize(copy.deepcopy(model), length)
+    slots_alone: dict[str, Any] = {"sliding_window": 0, "global_tokens": 0}
+    linear = linearize(copy.deepcopy(model), length, projection="linear", **slots_alone)
     whole = example(model, length)
     whole.pop("attention_mask", None)
     with torch.no_grad():
         for projection in linear.projections():
             for matrix in projection.parameters():
                 matrix.copy_(torch.eye(length))
-    pooled = linearize(copy.deepcopy(model), length, projection="mean_pool")
+    pooled = linearize(copy.deepcopy(model), length, projection="mean_pool", **slots_alone)
     part = example(model, 2 * length // 3, padded=True)
     own, identity = difference(model, linear, whole)
     own_padded, mean_pool = difference(model, pooled, part)

@@ -226,6 +226,10 @@ class SequenceProjection(nn.Module):
             self._require_uniform({*dims, *self.head_dims})
         return dims
 
+    def keeps_tokens(self, length: int, groups: HeadGroups | None = None) -> bool:
+        """Whether each token of texts of this length, or less, is a slot of its own."""
+        return False
+
     def resize(self, seq_len: int, mode: str) -> None:
         """Change the maximum sequence length in-place, and for windows with `extend` also the number of slots.
 

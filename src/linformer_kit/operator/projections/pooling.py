@@ -50,6 +50,10 @@ class MeanPoolProjection(WindowProjection):
             for (_, heads), (means, empty, counts) in zip(groups.groups, pooled, strict=True)
         ]
 
+    def keeps_tokens(self, length: int, groups: HeadGroups | None = None) -> bool:
+        dims = self.head_dims if groups is None else groups.dims
+        return self.shorter_input == "stretch" and length <= min(dims)
+
     def _means(self, slots: int, tokens: list[Tensor], inputs: Inputs) -> _Pooled:
         windows, empty = self._windows(slots, tokens[0], inputs.lengths)
         means = [self._mean(windows, hidden) for hidden in tokens]
