@@ -50,7 +50,7 @@ class Neighbours(NamedTuple):
         tokens = self.key.shape[2]
         limits = torch.full((1,), tokens, device=positions.device) if self.lengths is None else self.lengths
         limits = limits.view(-1, *[1] * positions.dim())
-        first = (positions - self.before).clamp(min=0).expand(len(limits), *positions.shape)
+        first = (positions - self.before).clamp(min=0).expand(limits.shape[0], *positions.shape)
         after = torch.minimum(positions + self.window - self.before, limits)
         return first, torch.where(positions < limits, after, first)
 
@@ -107,7 +107,7 @@ class Blocks(NamedTuple):
         rows = max(neighbours.window, _LEAST_ROWS)
         if not torch.compiler.is_compiling():  # a traced program must not depend on the length
             rows = max(1, min(rows, length))
-        starts = torch.arange(-(-length // rows), device=device) * rows
+        starts = torch.arange((length + rows - 1) // rows, device=device) * rows  # ONNX rounds towards zero
         row = starts[:, None] + torch.arange(rows, device=device)
         token = starts[:, None] + torch.arange(rows + neighbours.window - 1, device=device)
         position = token + neighbours.first - neighbours.before  # in the whole sequence

@@ -87,10 +87,10 @@ class Slots(NamedTuple):
             none = (lengths <= tokens)[:, None].expand(-1, self.key.shape[2])
             empty = torch.cat([~real, none if empty is None else none | empty], dim=1)
         elif empty is not None:
-            empty = torch.cat([~real.expand(len(empty), -1), empty], dim=1)
+            empty = torch.cat([~real.expand(empty.shape[0], -1), empty], dim=1)
         counts = self.counts
         if counts is not None:
-            shape = (max(len(counts), len(real)), counts.shape[1], -1)
+            shape = (counts.shape[0] if lengths is None else lengths.shape[0], counts.shape[1], -1)
             counts = torch.cat([real[:, None].to(counts).expand(shape), counts.expand(shape)], dim=2)
         return self._replace(
             key=torch.cat([key[:, heads], self.key], dim=2),
