@@ -212,9 +212,10 @@ def check_heads() -> None:
     compare(
         build(lk.LinformerForSequenceClassification, num_labels=23, problem_type="regression"), regression, "regression"
     )
-    checkpointed = build()
-    checkpointed.gradient_checkpointing_enable()
-    compare(checkpointed, batch, "gradient checkpointing")
+    for fields in ({}, {"sliding_window": 6}):
+        checkpointed = build(**fields)
+        checkpointed.gradient_checkpointing_enable()
+        compare(checkpointed, batch, (fields, "gradient checkpointing"))
     types = {**batch, "token_type_ids": ids % 3}
     compare(build(type_vocab_size=3), types, "token types")
     del batch["attention_mask"]
