@@ -239,6 +239,11 @@ def config():
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Make blocks so small that the models of a test run in many of them."""
+    shrink_blocks(monkeypatch)
+
+
+def shrink_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `small_blocks` does, for other processes."""
     monkeypatch.setattr(token_blocks, "_BLOCK_TOKENS", 2)
     monkeypatch.setattr(token_blocks, "_BLOCK_ELEMENTS", 1)
     monkeypatch.setattr(softmax, "_SCORES", 67)

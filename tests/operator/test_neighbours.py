@@ -9,7 +9,10 @@ import torch
 
 from linformer_kit import InputError, LinearProjection, LinformerAttention
 from linformer_kit.operator import kernels
+from linformer_kit.operator.neighbours import Neighbours
+from linformer_kit.operator.padding import Padding
 from linformer_kit.operator.reference import neighbours_reference
+from linformer_kit.operator.slots import Slots, attend_slots
 from tests.conftest import randomise
 
 WIDTH, HEADS, N, K = 6, 2, 23, 5
@@ -130,3 +133,44 @@ def test_queries_of_another_text_are_refused():
     attention = layer(3)
     with pytest.raises(InputError, match=r"^query, key: expected one length with sliding_window, got 7 and 23$"):
         attention(inputs(length=7), inputs(), inputs())
+
+
+CUTS = [slice(0, 7), slice(7, 12), slice(12, N)]
+
+
+def of_pieces(parts: list[list[torch.Tensor]], piece: int):
+    """`Piece.exchange` of a piece, with the tensors of all pieces here."""
+
+    def exchange(given: list[torch.Tensor], before: int, after: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        assert all(map(torch.equal, given, parts[piece]))
+        # Zeros beyond the ends of the sequence.
+        left = parts[piece - 1] if piece else [torch.zeros_like(part) for part in parts[0]]
+        right = parts[piece + 1] if piece + 1 < len(parts) else [torch.zeros_like(part) for part in parts[-1]]
+        return [t[..., t.shape[-2] - before :, :] for t in left], [t[..., :after, :] for t in right]
+
+    return exchange
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("window", [1, 2, 3, 8, 10])
+def test_a_piece_with_tokens_of_both_sides_gives_its_rows_of_the_whole(window, plain):
+    """Texts that end in the last piece, at an edge, in the second piece, and after one token."""
+    lengths = torch.tensor([N, 12, 9, 1])
+    query, key, value = torch.randn(3, 4, HEADS, N, 3, dtype=torch.float64)
+    sizes = torch.tensor([[5, 5, 5, 5, 3], [5, 5, 2, 0, 0], [5, 4, 0, 0, 0], [1, 0, 0, 0, 0]])
+    slots = Slots(*torch.randn(2, 4, HEADS, K, 3, dtype=torch.float64), None, None, counts=sizes[:, None], tiles=K)
+    is_real = (torch.arange(N) < lengths[:, None])[..., None].double()
+    parts = [[key[:, :, cut], value[:, :, cut], is_real[:, cut]] for cut in CUTS]
+
+    def attend(rows: slice, near: Neighbours) -> list[torch.Tensor]:
+        with kernels.plain() if plain else torch.no_grad():
+            given = query[:, :, rows], [slots.with_neighbours(near)]
+            return [attend_slots(*given)[0], *attend_slots(*given, need_weights=True)]
+
+    whole = attend(slice(None), Neighbours(key, value, window, Padding.after(lengths, N)))
+    for index, cut in enumerate(CUTS):
+        count = cut.stop - cut.start
+        here = Padding.after((lengths - cut.start).clamp(0, count), count)
+        piece = Neighbours(*parts[index][:2], window, here).around(of_pieces(parts, index), cut.start)
+        for ours, other in zip(attend(cut, piece), whole, strict=True):
+            torch.testing.assert_close(ours, other[:, :, cut], rtol=1e-10, atol=1e-10)

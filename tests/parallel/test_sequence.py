@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,8 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import linformer_kit as lk
+from linformer_kit.operator import neighbours, padding
 from linformer_kit.operator.padding import real_tokens_first
-from tests.conftest import SIZES, randomise
+from tests.conftest import SHARINGS, SIZES, randomise, shrink_blocks
 from tests.processes import run_processes
 
 pytestmark = pytest.mark.e2e
@@ -39,6 +41,10 @@ KINDS: list[dict[str, Any]] = [
     {"projection": "dynamic", "sharing": "layerwise", "bias_order": "after_projection"},
     {"local_convolution": 5},
     {"local_convolution": 1, "attention_probs_dropout_prob": 0.0},
+    {"projection": "dynamic", "slot_exponent": 0.5},
+    {"sliding_window": 5, "projected_dim": [[7, 5, 3], [2, 2, 2]]},
+    {"sliding_window": 4, "local_convolution": 3, "sharing": "layerwise", "norm_first": True},
+    {"sliding_window": 8, "projection": "mean_pool", "slot_exponent": 0.5, "bias_order": "after_projection"},
 ]
 
 
@@ -149,6 +155,53 @@ def test_loss_and_every_gradient_equal_those_of_one_process(tmp_path):
     run(3, check_kinds, tmp_path)
 
 
+def random_fields(draw: random.Random) -> dict[str, Any]:
+    """A model with a sliding window, whose pieces may be just as long as half the window."""
+    projection = draw.choice(["linear", "linear", "mean_pool", "random", "dynamic"])
+    return {
+        "sliding_window": draw.randint(1, 8),
+        "max_position_embeddings": draw.choice([12, 13, 19, 37]),
+        "local_convolution": draw.choice([0, 0, 3, 7]),
+        "projection": projection,
+        "sharing": draw.choice(SHARINGS),
+        "projected_dim": draw.choice([7, 7, [[7, 5, 7], [3, 3, 3]]]),
+        "bias_order": draw.choice(["before_projection", "after_projection"]),
+        "slot_exponent": draw.choice([None, 0.5]),
+    }
+
+
+def check_windows(seed: int, cases: int) -> None:
+    """Drawn models and lengths, the same on every process."""
+    draw = random.Random(seed)
+    with pytest.MonkeyPatch.context() as patched:
+        shrink_blocks(patched)
+        patched.setattr(neighbours, "_LEAST_ROWS", 3)
+        for case in range(cases):
+            fields = random_fields(draw)
+            seq_len = draw.randint(1, fields["max_position_embeddings"])
+            unread = draw.random() < 0.3  # an order of tokens even if real ones are first, as on accelerators
+            hooked = draw.random() < 0.3  # maps that are not affine, which run on every token
+            what = (seed, case, fields, seq_len, unread, hooked)
+            whole = build(**fields)
+            for layer in whole.linformer.encoder.layers if hooked else ():
+                layer.self_attn.k_proj.register_forward_hook(lambda _, inputs, output: output.tanh())
+            with pytest.MonkeyPatch.context() as reading:
+                if unread:
+                    reading.setattr(padding, "values_are_cheap", lambda _: False)
+                compare(whole, make_batch(seq_len, seed=case), what)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_windows_over_the_edges_of_pieces(tmp_path, ranks):
+    run(ranks, check_windows, tmp_path, ranks, 11)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_many_windows_over_the_edges_of_pieces(tmp_path, ranks):
+    run(ranks, check_windows, tmp_path, 5 * ranks, 101)
+
+
 def check_heads() -> None:
     batch = make_batch(23)
     ids, mask = batch["input_ids"], batch["attention_mask"]
@@ -159,9 +212,10 @@ def check_heads() -> None:
     compare(
         build(lk.LinformerForSequenceClassification, num_labels=23, problem_type="regression"), regression, "regression"
     )
-    checkpointed = build()
-    checkpointed.gradient_checkpointing_enable()
-    compare(checkpointed, batch, "gradient checkpointing")
+    for fields in ({}, {"sliding_window": 6}):
+        checkpointed = build(**fields)
+        checkpointed.gradient_checkpointing_enable()
+        compare(checkpointed, batch, (fields, "gradient checkpointing"))
     types = {**batch, "token_type_ids": ids % 3}
     compare(build(type_vocab_size=3), types, "token types")
     del batch["attention_mask"]
@@ -170,25 +224,45 @@ def check_heads() -> None:
 
 
 def check_hidden_states(ids: torch.Tensor, mask: torch.Tensor) -> None:
-    """Outputs, put together again, with NaN in all padding; and the pooler's."""
-    for fields in ({}, {"local_convolution": 3}):
+    """Outputs and P̄, put together again, with NaN in all padding; and the pooler's."""
+    windowed: list[dict[str, Any]] = [
+        {"sliding_window": 5},
+        {"sliding_window": 8, "local_convolution": 3, "sharing": "layerwise"},
+    ]
+    for fields in ({}, {"local_convolution": 3}, *windowed):
         model = build(lk.LinformerModel, pooler=True, **fields).eval()
         embeds = torch.randn(*ids.shape, SIZES["hidden_size"], generator=torch.Generator().manual_seed(1)).double()
         embeds[mask == 0] = math.nan
         inputs = {"inputs_embeds": embeds, "attention_mask": mask}
         with torch.no_grad():
-            expected = model(**inputs, output_hidden_states=True)
+            expected = model(**inputs, output_hidden_states=True, output_attentions=True)
             parallel = split(model)
-            found = model(**parallel.shard(inputs), output_hidden_states=True)
-        for state, other in zip(found.hidden_states, expected.hidden_states, strict=True):
-            together = zero_padded(parallel.gather(state, ids.shape[1]), mask)
+            found = model(**parallel.shard(inputs), output_hidden_states=True, output_attentions=True)
+            with pytest.MonkeyPatch.context() as patched:
+                shrink_blocks(patched)
+                in_blocks = model(**parallel.shard(inputs)).last_hidden_state
+        pairs = [
+            *zip(found.hidden_states, expected.hidden_states, strict=True),
+            (in_blocks, expected.last_hidden_state),
+            *(
+                (by_token(ours), by_token(other))
+                for ours, other in zip(found.attentions, expected.attentions, strict=True)
+            ),
+        ]
+        for ours, other in pairs:
+            together = zero_padded(parallel.gather(ours, ids.shape[1]), mask)
             if dist.get_rank() == 0:
-                assert_close(together, ordered(other, mask), "hidden states")
+                assert_close(together, ordered(other, mask), (fields, "hidden states and P̄"))
         pooled = [torch.empty_like(found.pooler_output) for _ in range(dist.get_world_size())]
         dist.all_gather(pooled, found.pooler_output)
         if dist.get_rank() == 0:
             for output in pooled:
                 assert_close(output[:5], expected.pooler_output[:5], "pooler")
+
+
+def by_token(weights: torch.Tensor) -> torch.Tensor:
+    """P̄, `[batch, heads, query_len, columns]`, with queries on the second axis."""
+    return weights.transpose(1, 2).flatten(2)
 
 
 def test_heads_hidden_states_and_padding(tmp_path):
@@ -286,7 +360,7 @@ class Traffic(TorchDispatchMode):
 
 
 def check_traffic() -> None:
-    layers, batch, embed, k = 2, 6, 33, 7
+    layers, batch, embed, k, rank = 2, 6, 33, 7, dist.get_rank()
     for fields, numbers in (
         ({"sharing": "headwise"}, 2 * k * (embed + 1)),
         ({"sharing": "key_value"}, k * (embed + 1)),
@@ -295,6 +369,8 @@ def check_traffic() -> None:
         ({"projection": "mean_pool"}, k * (embed + 1)),
         ({"projection": "dynamic"}, k * (embed + 1)),
         ({"local_convolution": 5}, 2 * k * (embed + 1)),
+        ({"sliding_window": 1}, 2 * k * (embed + 1)),
+        ({"sliding_window": 6}, 2 * k * (embed + 1)),
     ):
         for seq_len in (11, 37, 83):
             model = build(**fields, max_position_embeddings=83)
@@ -305,13 +381,18 @@ def check_traffic() -> None:
                 loss = model(**piece, num_items_in_batch=count).loss
             with Traffic() as backward:
                 loss.backward()
-            expected = [("allreduce_", batch * numbers * 8)] * layers
-            expected += [("send", 2 * batch * embed * 8)] * layers * ("local_convolution" in fields)
-            softmax = [("allreduce_", batch * k * 8)] * layers * (fields.get("projection") == "dynamic")
-            found = sorted(forward.messages)
-            assert found == sorted([("allgather_", batch * 8), *expected, *softmax, *softmax]), (fields, found)
-            expected += softmax  # the sum, and not the maximum
-            assert sorted(backward.messages) == sorted(expected), (fields, backward.messages)
+            both = [("allreduce_", batch * numbers * 8)]
+            both += [("send", 2 * batch * embed * 8)] * ("local_convolution" in fields)
+            softmax = [("allreduce_", batch * k * 8)] * (fields.get("projection") == "dynamic")
+            counts = [("allreduce_", (batch + 1) * k * 8)] * ("sliding_window" in fields)
+            # ⌊w/2⌋ tokens go to the next process, ⌊(w - 1)/2⌋ to the one before; their gradients come back.
+            near = [("send", batch * tokens * (2 * embed + 1) * 8) for tokens in (3, 2)]
+            near *= fields.get("sliding_window") == 6
+            sent, returned = near[rank : rank + 1], near[1 - rank : 2 - rank]
+            found, expected = sorted(forward.messages), [*both, *softmax, *softmax, *counts, *sent]
+            assert found == sorted([("allgather_", batch * 8), *expected * layers]), (fields, found)
+            found, expected = sorted(backward.messages), [*both, *softmax, *returned]  # no maximum, no counts
+            assert found == sorted(expected * layers), (fields, found)
 
 
 def check_errors() -> None:
@@ -321,9 +402,13 @@ def check_errors() -> None:
         ({"projection": "max_pool"}, "projection: expected linear, mean_pool, random or dynamic, .*, got max_pool"),
         ({"projection": "conv"}, "got conv"),
         ({"shorter_input": "stretch"}, "shorter_input: expected prefix, .*, got stretch"),
-        ({"sliding_window": 5}, "sliding_window: expected 0 in sequence parallel, got 5"),
+        ({"global_tokens": 5}, "global_tokens: expected 0 in sequence parallel, got 5"),
         (
             {"max_position_embeddings": 7, "local_convolution": 9},
+            "mesh: expected at most 1 processes for a longest sequence of 7, got 2",
+        ),
+        (
+            {"max_position_embeddings": 7, "sliding_window": 8},
             "mesh: expected at most 1 processes for a longest sequence of 7, got 2",
         ),
     ):

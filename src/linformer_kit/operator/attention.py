@@ -28,6 +28,7 @@ from linformer_kit.operator.projections import (
     HeadGroups,
     HeadMap,
     Inputs,
+    Piece,
     SequenceProjection,
     build_projection,
 )
@@ -91,6 +92,7 @@ class LinformerAttention(nn.Module):
     _qkv_same_embed_dim = False
 
     slot_exponent: nn.Parameter | None
+    piece: Piece | None = None  # None: this process has the whole sequence
 
     def __init__(
         self,
@@ -290,6 +292,7 @@ class LinformerAttention(nn.Module):
             sliding_window=self.sliding_window,
             global_tokens=self.global_tokens,
             exponent=self.slot_exponent,
+            piece=self.piece,
         )
 
     def _projects(self, projection: Projects | None) -> Projects:
@@ -337,6 +340,7 @@ def project(
     sliding_window: int = 0,
     global_tokens: int = 0,
     exponent: Float[Tensor, " all_heads"] | None = None,
+    piece: Piece | None = None,
 ) -> list[Slots]:
     """Slots with their weights and, with a sliding window, the tokens themselves; full attention has these anyway.
 
@@ -349,6 +353,7 @@ def project(
         sliding_window: w, the number of tokens that each query sees.
         global_tokens: g, the number of tokens at the start that all queries see.
         exponent: Of the weights of the slots in each head; None: each slot weighs as one token.
+        piece: The piece of the sequence that `inputs` are; None: they are whole.
 
     Returns:
         One entry for each group of heads.
@@ -373,6 +378,8 @@ def project(
     if not sliding_window:
         return slots
     near = Neighbours(key, value, sliding_window, padding)
+    if piece is not None:
+        near = near.around(piece.exchange, piece.positions.start)
     return [group.with_neighbours(near) for group in slots]
 
 

@@ -17,8 +17,10 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from linformer_kit.operator.padding import Padding, of_samples
+from linformer_kit.operator.padding import Padding, of_samples, padding_after
 
+# Of some tensors, the last tokens of the piece before and the first of the piece after; how many of each.
+Exchange = Callable[[list[Tensor], int, int], tuple[list[Tensor], list[Tensor]]]
 _LEAST_ROWS = 32  # of a block: smaller products are slower than the tokens that they leave out
 
 
@@ -28,10 +30,12 @@ class Neighbours(NamedTuple):
     key: Float[Tensor, "batch heads seq_len head_dim"]
     value: Float[Tensor, "batch heads seq_len head_dim"]
     window: int  # w
-    padding: Padding | None = None  # of the tokens in their original order
-    first: int = 0  # position of the first query, if they are only some of the rows of the sequence
+    padding: Padding | None = None  # of the queries' tokens in their original order
+    first: int = 0  # index of the first query's own token, if queries are only some of the tokens
     # The first slots: number j stands for the tokens from edges[j] up to edges[j + 1]. None: no slot does so.
     edges: Int[Tensor, "batch_or_1 edges"] | None = None
+    offset: int = 0  # position of the first token, if these are a piece of a sequence
+    key_lengths: Int[Tensor, " batch"] | None = None  # real tokens, if not those of `padding`
 
     @property
     def before(self) -> int:
@@ -41,7 +45,30 @@ class Neighbours(NamedTuple):
     @property
     def lengths(self) -> Int[Tensor, " batch"] | None:
         """Number of real tokens of each sequence; None: all."""
+        if self.key_lengths is not None:
+            return self.key_lengths
         return None if self.padding is None else self.padding.lengths
+
+    def around(self, exchange: Exchange, offset: int) -> Neighbours:
+        """With the tokens on both sides of a piece of a sequence, which its first and last queries see.
+
+        Args:
+            exchange: `Piece.exchange`.
+            offset: Position of the piece in the sequence.
+        """
+        batch, _, length, _ = self.key.shape
+        is_real = self.key.new_ones(batch, length, 1)
+        if self.lengths is not None:
+            is_real = is_real.masked_fill(padding_after(self.lengths, length)[..., None], 0.0)
+        before, after = exchange([self.key, self.value, is_real], self.before, self.window - self.before - 1)
+        first = min(offset, self.before)  # before the first piece there are no tokens
+        key, value = (
+            torch.cat([left[:, :, self.before - first :], part, right], dim=2)
+            for left, part, right in zip(before[:2], (self.key, self.value), after[:2], strict=True)
+        )
+        # Before a piece with tokens all are real.
+        real = first + (length if self.lengths is None else self.lengths) + (after[2] != 0).sum((1, 2))
+        return self._replace(key=key, value=value, first=first, offset=offset - first, key_lengths=real)
 
     def seen_by(
         self, positions: Int[Tensor, "*rows"]
@@ -62,6 +89,7 @@ class Neighbours(NamedTuple):
             padding=None if self.padding is None else self.padding.of_samples(samples),
             first=self.first + rows.start,
             edges=of_samples(self.edges, samples),
+            key_lengths=of_samples(self.key_lengths, samples),
         )
 
     def of_heads(self, heads: list[int] | None) -> Neighbours:
@@ -110,7 +138,7 @@ class Blocks(NamedTuple):
         starts = torch.arange((length + rows - 1) // rows, device=device) * rows  # ONNX rounds towards zero
         row = starts[:, None] + torch.arange(rows, device=device)
         token = starts[:, None] + torch.arange(rows + neighbours.window - 1, device=device)
-        position = token + neighbours.first - neighbours.before  # in the whole sequence
+        position = token + neighbours.first - neighbours.before
         first, after = (end[..., None] for end in neighbours.seen_by(row + neighbours.first))
         unseen = None
         if neighbours.edges is not None:

@@ -73,7 +73,7 @@ class Slots(NamedTuple):
         if self.tiles:
             assert self.counts is not None
             sizes = self.counts[:, 0, : self.tiles].long()
-            near = near._replace(edges=F.pad(sizes.cumsum(-1), (1, 0)))
+            near = near._replace(edges=F.pad(sizes.cumsum(-1), (1, 0)) - near.offset)
         return self._replace(neighbours=near)
 
     def after_tokens(self, key: Tensor, value: Tensor, lengths: Tensor | None) -> Slots:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from jaxtyping import Shaped
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -16,10 +16,7 @@ def add(parts: list[Tensor], *, group: dist.ProcessGroup) -> list[Tensor]:
 
     Assumes that each process uses the sums in its own loss, and that the losses are added: gradients are summed too.
     """
-    wide = functools.reduce(torch.promote_types, [part.dtype for part in parts])
-    summed = _Sum.apply(torch.cat([part.flatten().to(wide) for part in parts]), group)
-    sums = summed.split([part.numel() for part in parts])
-    return [total.view(part.shape).to(part.dtype) for total, part in zip(sums, parts, strict=True)]
+    return _unpacked(_Sum.apply(_packed(parts), group), parts)
 
 
 def most(tensor: Tensor, *, group: dist.ProcessGroup) -> Tensor:
@@ -30,14 +27,25 @@ def most(tensor: Tensor, *, group: dist.ProcessGroup) -> Tensor:
 
 
 def exchange(
-    first: Shaped[Tensor, "batch reach embed"], last: Shaped[Tensor, "batch reach embed"], *, group: dist.ProcessGroup
-) -> tuple[Shaped[Tensor, "batch reach embed"], Shaped[Tensor, "batch reach embed"]]:
-    """Send `first` to the previous process and `last` to the next one.
+    parts: list[Tensor], before: int, after: int, *, group: dist.ProcessGroup
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Send the ends of this process's piece to both neighbours, each in one message.
+
+    Args:
+        parts: Tensors `[…, piece, width]` of the tokens of this process.
+        before: Number of tokens to receive from the previous process, its last ones.
+        after: Number of tokens to receive from the next process, its first ones.
+        group: The process group.
 
     Returns:
-        `last` of the previous process and `first` of the next one; zeros beyond the ends.
+        For each tensor, the tokens before the piece, and the tokens after it; zeros beyond the ends of the sequence and
+        of a piece with fewer tokens.
     """
-    return _Exchange.apply(first, last, group)
+    # Only the last piece with tokens can be partly filled, so what it sends to the next process has no effect.
+    first = [_filled(part[..., :after, :], after) for part in parts]
+    last = [_filled(part[..., max(0, part.shape[-2] - before) :, :], before) for part in parts]
+    previous, following = _Exchange.apply(_packed(first), _packed(last), group)
+    return _unpacked(previous, last), _unpacked(following, first)
 
 
 def of_all(tensor: Tensor, *, group: dist.ProcessGroup) -> list[Tensor]:
@@ -45,6 +53,22 @@ def of_all(tensor: Tensor, *, group: dist.ProcessGroup) -> list[Tensor]:
     everywhere = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
     dist.all_gather(everywhere, tensor.contiguous(), group=group)
     return everywhere
+
+
+def _filled(part: Tensor, length: int) -> Tensor:
+    return F.pad(part, (0, 0, 0, length - part.shape[-2]))
+
+
+def _packed(parts: list[Tensor]) -> Tensor:
+    """All tensors in one, in the widest of their number formats."""
+    wide = functools.reduce(torch.promote_types, [part.dtype for part in parts])
+    return torch.cat([part.flatten().to(wide) for part in parts])
+
+
+def _unpacked(packed: Tensor, like: list[Tensor]) -> list[Tensor]:
+    """The inverse of `_packed`, for tensors of these shapes and formats."""
+    parts = packed.split([part.numel() for part in like])
+    return [part.view(wanted.shape).to(wanted.dtype) for part, wanted in zip(parts, like, strict=True)]
 
 
 class _Sum(torch.autograd.Function):
@@ -63,18 +87,18 @@ class _Sum(torch.autograd.Function):
 
 
 class _Exchange(torch.autograd.Function):
-    """Exchange ends with the neighbours; its transpose is the same exchange."""
+    """Send a vector to the previous process and one to the next; its transpose is the same exchange."""
 
     @staticmethod
     def forward(ctx: Any, first: Tensor, last: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
         ctx.group = group
         rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-        before, after = (torch.zeros_like(sent, memory_format=torch.contiguous_format) for sent in (first, last))
+        before, after = torch.zeros_like(last), torch.zeros_like(first)  # as the other processes send
         operations = []
         for peer, sent, received in ((rank - 1, first, before), (rank + 1, last, after)):
             if 0 <= peer < ranks:
-                operations.append(dist.P2POp(dist.isend, sent.contiguous(), group=group, group_peer=peer))
-                operations.append(dist.P2POp(dist.irecv, received, group=group, group_peer=peer))
+                pairs = ((dist.isend, sent.contiguous()), (dist.irecv, received))
+                operations += [dist.P2POp(f, of, group=group, group_peer=peer) for f, of in pairs if of.numel()]
         for work in dist.batch_isend_irecv(operations) if operations else ():
             work.wait()
         return before, after

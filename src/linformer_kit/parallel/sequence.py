@@ -4,8 +4,8 @@ A slot is a sum over positions, E·X = Σ_r E_r·X_r. Each process computes its 
 independent of n, gives every process all slots. Queries and everything else need only the local tokens.
 
 The pieces are stripes: process r of R has positions r, r + R, r + 2R, …, so that texts of every length are spread
-evenly. This is possible because attention over slots does not depend on the order of tokens. `local_convolution` does,
-so with it the pieces are blocks, and the tokens at their edges are sent to the neighbours.
+evenly. This is possible because attention over slots does not depend on the order of tokens. `local_convolution` and
+`sliding_window` do, so with them the pieces are blocks, and what is at their edges is sent to the neighbours.
 
 Axes: batch, seq_len (n of the whole sequence), piece (positions here), embed.
 """
@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -31,6 +30,7 @@ from linformer_kit.models.encoder import LocalConvolution
 from linformer_kit.models.heads import LinformerClassificationHead
 from linformer_kit.models.inputs import check_mask
 from linformer_kit.models.modeling import LinformerModel, LinformerPreTrainedModel
+from linformer_kit.operator.attention import LinformerAttention
 from linformer_kit.operator.padding import real_tokens_first
 from linformer_kit.operator.projections import Piece, SequenceProjection
 from linformer_kit.parallel.collectives import add, exchange, most, of_all
@@ -67,8 +67,9 @@ class SequenceParallel:
 
     Raises:
         InputError: for a model whose slots are not sums over positions or depend on the length of the text:
-            `attention="full"`, projections `max_pool`, `conv` and `dense_conv`, `shorter_input="stretch"`; for question
-            answering, whose loss is over all positions; for more processes than positions; for a model split already.
+            `attention="full"`, projections `max_pool`, `conv` and `dense_conv`, `shorter_input="stretch"`; for
+            `global_tokens`; for question answering, whose loss is over all positions; for so many processes that a
+            piece has no position, or fewer than half of a sliding window or convolution; for a model split already.
     """
 
     def __init__(self, model: LinformerPreTrainedModel, mesh: DeviceMesh) -> None:
@@ -79,7 +80,7 @@ class SequenceParallel:
         self.model = model
         config: LinformerConfig = model.config
         self.seq_len: int = config.max_position_embeddings
-        self._striped = config.local_convolution == 0
+        self._striped = config.local_convolution == 0 and config.sliding_window == 0
         self.positions = self._positions_of(self.rank)
         for tensor in (*model.parameters(), *model.buffers()):
             dist.broadcast(tensor.detach(), group=self.group, group_src=0)
@@ -218,10 +219,15 @@ class SequenceParallel:
         base.register_forward_pre_hook(self._check_piece, with_kwargs=True)
         if base.pooler is not None:
             base.pooler.register_forward_pre_hook(lambda _, arguments: self._of_first(arguments[0]))
+        piece = Piece(
+            self.positions,
+            add=functools.partial(add, group=self.group),
+            most=functools.partial(most, group=self.group),
+            exchange=functools.partial(exchange, group=self.group),
+        )
         for module in self.model.modules():
-            if isinstance(module, SequenceProjection):
-                summed, largest = functools.partial(add, group=self.group), functools.partial(most, group=self.group)
-                module.piece = Piece(self.positions, summed, largest)
+            if isinstance(module, (SequenceProjection, LinformerAttention)):
+                module.piece = piece
             if isinstance(module, LinformerClassificationHead):
                 module.register_forward_pre_hook(
                     lambda _, arguments: (self._of_first(first_token(*arguments))[:, None], None)
@@ -241,9 +247,7 @@ class SequenceParallel:
         reach, length = module.weight.shape[1] // 2, hidden.shape[1]
         if padding is not None:
             hidden = padding.zero(hidden)
-        # Only the last piece with tokens can be partly filled, so what it sends to the next process has no effect.
-        ends = F.pad(hidden, (0, 0, 0, max(0, reach - length)))
-        before, after = exchange(ends[:, :reach], ends[:, -reach:], group=self.group)
+        (before,), (after,) = exchange([hidden], reach, reach, group=self.group)
         return torch.cat([before, hidden, after], dim=1), None, slice(reach, reach + length)
 
     @torch.no_grad()

@@ -43,8 +43,8 @@ def check_model(model: nn.Module, ranks: int) -> None:
     projections = [module for module in model.modules() if isinstance(module, SequenceProjection)]
     if config.attention == "full":
         raise InputError("attention: expected linformer, whose slots are sums over positions, got full")
-    if config.sliding_window:
-        raise InputError(f"sliding_window: expected 0 in sequence parallel, got {config.sliding_window}")
+    if config.global_tokens:
+        raise InputError(f"global_tokens: expected 0 in sequence parallel, got {config.global_tokens}")
     for projection in projections:
         if projection.piece is not None:
             raise InputError("model: expected a whole one, got one that is split already")
@@ -55,7 +55,8 @@ def check_model(model: nn.Module, ranks: int) -> None:
             )
         if projection.stretches and projection.shorter_input == "stretch":
             raise InputError("shorter_input: expected prefix, where each position has its own column, got stretch")
-    least = max(1, config.local_convolution // 2)  # positions of a piece: a convolution reaches one piece further only
+    # Positions of a piece: convolutions and windows reach one piece further only.
+    least = max(1, config.local_convolution // 2, config.sliding_window // 2)
     if config.max_position_embeddings < ranks * least:
         raise InputError(
             f"mesh: expected at most {config.max_position_embeddings // least} processes for a longest sequence of "

@@ -90,9 +90,9 @@ class _Where(NamedTuple):
     @classmethod
     def of(cls, neighbours: Neighbours, query: Tensor) -> _Where:
         """For queries with these neighbours."""
-        _, _, window, padding, first, edges = neighbours
+        edges = neighbours.edges
         overlaps = None if edges is None else _Overlaps.of(neighbours, edges, query)
-        return cls(None if padding is None else padding.lengths, window, first, edges, overlaps)
+        return cls(neighbours.lengths, neighbours.window, neighbours.first, edges, overlaps)
 
     def neighbours(self, key: Tensor, value: Tensor) -> Neighbours:
         """The same neighbours with these keys and values."""

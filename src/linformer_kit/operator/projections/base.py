@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from linformer_kit.errors import InputError
+from linformer_kit.operator.neighbours import Exchange
 from linformer_kit.operator.padding import Padding
 from linformer_kit.operator.projections.head_maps import HeadMap
 from linformer_kit.operator.projections.sizes import HeadGroups, check_resize, is_integer, slots_by_head
@@ -99,6 +100,7 @@ class Piece(NamedTuple):
     positions: slice  # this process's part of the n positions
     add: Callable[[list[Tensor]], list[Tensor]]  # sums each tensor over the processes, all in one message
     most: Callable[[Tensor], Tensor]  # elementwise maximum over the processes, without gradients
+    exchange: Exchange  # tokens of the pieces before and after this one, if pieces are consecutive positions
 
 
 class SequenceProjection(nn.Module):

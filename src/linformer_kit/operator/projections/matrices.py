@@ -80,7 +80,8 @@ class MatrixProjection(SequenceProjection):
         """
         real = inputs.key.new_ones(1, inputs.key.shape[1]) if inputs.mask is None else (~inputs.mask).to(inputs.key)
         if not self.bounded or (self.stretches and self.shorter_input == "stretch"):
-            return (real.sum(-1) / slots)[:, None, None].expand(-1, 1, slots)
+            (lengths,) = self._added([real.sum(-1)])
+            return (lengths / slots)[:, None, None].expand(-1, 1, slots)
         rows = self._rows(self._matrices()[0], slots, heads).abs()
         here = _first_columns(rows, inputs.key.shape[1])
         on_real = torch.einsum("hkm,bm->bhk", here, real.to(here))
