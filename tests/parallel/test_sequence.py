@@ -369,6 +369,7 @@ def check_traffic() -> None:
         ({"projection": "mean_pool"}, k * (embed + 1)),
         ({"projection": "dynamic"}, k * (embed + 1)),
         ({"local_convolution": 5}, 2 * k * (embed + 1)),
+        ({"slot_exponent": 0.5}, 2 * k * (embed + 1)),
         ({"sliding_window": 1}, 2 * k * (embed + 1)),
         ({"sliding_window": 6}, 2 * k * (embed + 1)),
     ):
@@ -384,7 +385,7 @@ def check_traffic() -> None:
             both = [("allreduce_", batch * numbers * 8)]
             both += [("send", 2 * batch * embed * 8)] * ("local_convolution" in fields)
             softmax = [("allreduce_", batch * k * 8)] * (fields.get("projection") == "dynamic")
-            counts = [("allreduce_", (batch + 1) * k * 8)] * ("sliding_window" in fields)
+            counts = [("allreduce_", (batch + 1) * k * 8)] * ("slot_exponent" in fields)
             # ⌊w/2⌋ tokens go to the next process, ⌊(w - 1)/2⌋ to the one before; their gradients come back.
             near = [("send", batch * tokens * (2 * embed + 1) * 8) for tokens in (3, 2)]
             near *= fields.get("sliding_window") == 6

@@ -361,7 +361,8 @@ def project(
     if projects is tokens_as_slots or not (sliding_window or global_tokens or exponent is not None):
         return projects(inputs, groups)
     padding = inputs.padding
-    inputs = inputs.in_order()._replace(counted=True)
+    counted = exponent is not None or getattr(projects, "windowed", True)  # with neighbours only windows need it
+    inputs = inputs.in_order()._replace(counted=counted)
     rest = inputs.key.shape[1] - global_tokens
     keeps = isinstance(projects, SequenceProjection) and projects.keeps_tokens(rest, groups)
     if not torch.compiler.is_exporting() and (rest <= 0 or keeps):
