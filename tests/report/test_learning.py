@@ -25,6 +25,7 @@ def trial(variant: str, rate: float, seed: int, loss: float | None, **more) -> d
         "validation_loss": loss,
         "curve": [[0, 7.0], [10, 6.0], [20, loss]],
         "unigram_entropy": 6.25,
+        "parameters": 1301 if variant == "full" else 1409,
         "corpus": {
             "fingerprint": "f",
             "vocab_size": 1009,
@@ -81,10 +82,11 @@ def test_learning_rates_that_were_tried():
 def test_losses_in_a_cell():
     lines = learning.cell_table(RESULTS, "a")
     assert "n 127, 1,301 sequences to train, 17 to validate, vocabulary 1,009; unigram entropy 6.250 nats." in lines[0]
-    assert cells_of(lines, "full") == ["full", "0.002", "20", "4.250 ± 0.354", "4.000, 4.500", "", "", ""]
-    ours = ["ours", "0.001", "20", "4.375 ± 0.177", "4.250, 4.500", "+0.125 ± 0.177", "4.625 ± 0.177", "5.375 ± 0.177"]
+    assert cells_of(lines, "full") == ["full", "1,301", "0.002", "20", "4.250 ± 0.354", "4.000, 4.500", "", "", ""]
+    ours = ["ours", "1,409", "0.001", "20", "4.375 ± 0.177", "4.250, 4.500", "+0.125 ± 0.177"]
+    ours += ["4.625 ± 0.177", "5.375 ± 0.177"]
     assert cells_of(lines, "ours") == ours
-    assert cells_of(lines, "fixed")[3:6] == ["diverged", "diverged (seed 5)", ""]
+    assert cells_of(lines, "fixed")[4:7] == ["diverged", "diverged (seed 5)", ""]
     assert learning.cell_table(RESULTS, "b") == ["Nothing yet."]
 
 
@@ -100,14 +102,14 @@ def test_losses_of_other_text_are_not_subtracted():
         if entry["variant"] == "ours":
             entry["corpus"]["seq_len"] = 61
     lines = learning.cell_table(results, "a")
-    assert cells_of(lines, "ours (measured at n 61)")[3:6] == ["4.375 ± 0.177", "4.250, 4.500", ""]
+    assert cells_of(lines, "ours (measured at n 61)")[4:7] == ["4.375 ± 0.177", "4.250, 4.500", ""]
 
 
 def test_a_study_whose_baseline_is_not_there_yet():
     results = {**RESULTS, "trials": [entry for entry in RESULTS["trials"] if entry["variant"] != "full"]}
     lines = learning.cell_table(results, "a")
     assert "unigram entropy 6.250 nats." in lines[0]
-    assert cells_of(lines, "ours")[3:6] == ["4.375 ± 0.177", "4.250, 4.500", ""]
+    assert cells_of(lines, "ours")[4:7] == ["4.375 ± 0.177", "4.250, 4.500", ""]
     assert not any(line.startswith("| full |") for line in lines)
 
 
@@ -119,7 +121,7 @@ def test_minutes_of_those_before_count():
             entry["before"] = f"a-full-0.002-{entry['seed']}"
     results["seconds_per_update"] = {"a-full": 0.25, "a-ours": 0.5}
     lines = learning.cell_table(results, "a")
-    assert cells_of(lines, "full")[6:8] == ["3.000", "250.000"] and cells_of(lines, "ours")[6:8] == ["4.000", "500.000"]
+    assert cells_of(lines, "full")[7:9] == ["3.000", "250.000"] and cells_of(lines, "ours")[7:9] == ["4.000", "500.000"]
 
 
 @pytest.mark.parametrize("minutes", [None, 3.0])

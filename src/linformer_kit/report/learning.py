@@ -116,6 +116,7 @@ def cell_table(results: dict[str, Any], cell: str) -> list[str]:
         rows.append(
             [
                 variant if other == corpus["seq_len"] else f"{variant} (measured at n {other})",
+                f"{entries[0]['parameters']:,}",
                 f"{results['learning_rates'][variant]:g}",
                 listed(sorted({entry["updates"] for entry in entries})),
                 _mean(losses),
@@ -124,7 +125,7 @@ def cell_table(results: dict[str, Any], cell: str) -> list[str]:
                 *(_mean([value(entry) for entry in entries], absent="") for value in extras.values()),
             ]
         )
-    header = ["variant", "learning rate", "updates", "loss (nats)", f"seeds {listed(settings['seeds'])}"]
+    header = ["variant", "parameters", "learning rate", "updates", "loss (nats)", f"seeds {listed(settings['seeds'])}"]
     header += [f"less {settings['baseline']}", *extras]
     return [
         f"n {corpus['seq_len']}, {_count(corpus['train_sequences'])} sequences to train, "
@@ -146,6 +147,7 @@ def _extra_columns(results: dict[str, Any], entries: list[Entry]) -> dict[str, p
     columns: dict[str, partial] = {}
     if any(entry["minutes"] for entry in entries):
         columns["minutes, those before included"] = partial(minutes_of, results["trials"])
+    if any(entry["kind"] in results["seconds_per_update"] for entry in entries):
         columns["an update, ms"] = partial(_update_time, results["seconds_per_update"])
     dims = sorted({int(dim) for entry in entries for dim in entry.get("by_projected_dim", {})}, reverse=True)
     for dim in dims:

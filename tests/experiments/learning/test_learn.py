@@ -93,6 +93,10 @@ class InThisProcess:
         pass
 
 
+def in_this_process(function, *arguments):
+    return function(*arguments)
+
+
 @pytest.fixture
 def here(monkeypatch):
     """Trainings run in this process, one after the other; their names, in order."""
@@ -103,7 +107,8 @@ def here(monkeypatch):
         return running.run_trial(trial, *rest)
 
     monkeypatch.setattr(learn, "fresh_processes", InThisProcess)
-    monkeypatch.setattr(learn, "in_fresh_process", lambda function, *arguments: function(*arguments))
+    monkeypatch.setattr(learn, "in_fresh_process", in_this_process)
+    monkeypatch.setattr(learn, "seconds_per_update", lambda *_: 0.5)
     monkeypatch.setattr(learn, "run_trial", run)
     return ran
 
@@ -118,7 +123,8 @@ def untrained(here, monkeypatch):
         updates = trial.settings.max_steps
         corpus = {"fingerprint": "f", "seq_len": 23, "vocab_size": 277, "train_sequences": 5, "validation_sequences": 3}
         made = {"updates": updates, "validation_loss": 4.0, "curve": [[0, 5.0], [updates, 4.0]], "corpus": corpus}
-        return {**{name: getattr(trial, name) for name in said}, **made, "unigram_entropy": 4.5}
+        made |= {"unigram_entropy": 4.5, "parameters": 1301}
+        return {**{name: getattr(trial, name) for name in said}, **made}
 
     monkeypatch.setattr(learn, "run_trial", run)
     return here
@@ -130,7 +136,9 @@ def finished(corpus, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("study") / "out"
     whole_study(corpus)
     recipe = str(corpus / "study.yaml")
-    main(["bench", "learning", "--recipe", recipe, "--output_dir", str(folder), "--processes", "2"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(learn, "in_fresh_process", in_this_process)
+        main(["bench", "learning", "--recipe", recipe, "--output_dir", str(folder), "--processes", "2"])
     return folder
 
 
@@ -169,7 +177,9 @@ def test_what_is_measured(finished):
         assert set(entry["sentences"]) == forms
         assert entry.get("by_projected_dim", {}).keys() == (set() if entry["variant"] == "full" else {"3"})
         assert entry["corpus"]["seq_len"] == 58 if entry["variant"] == "grown" else 29 if "/" in entry["cell"] else 23
-    assert not results["seconds_per_update"]
+    kinds = {entry["kind"] for entry in results["trials"]}
+    assert len(kinds) == 6 and results["seconds_per_update"].keys() == kinds
+    assert all(0 < seconds < 60 for seconds in results["seconds_per_update"].values())
 
 
 def test_models_go_on_from_those_before(finished):
@@ -244,7 +254,7 @@ def test_a_variant_may_have_fewer_seeds(corpus, untrained, tmp_path):
     ran = [(entry["variant"], entry["seed"]) for entry in results["trials"]]
     assert sorted(ran) == [("full", 1), ("full", 2), ("more", 2), ("ours", 2)]
     rows = [line.split(" | ") for line in (folder / "learning.md").read_text().splitlines() if line.startswith("| ")]
-    assert {row[0]: row[4] for row in rows[2:]} == {
+    assert {row[0]: row[5] for row in rows[2:]} == {
         "| full": "4.000, 4.000",
         "| ours": "4.000 (seed 2)",
         "| more": "4.000 (seed 2)",
@@ -272,7 +282,8 @@ def test_variants_start_as_their_names_say(name):
     own = yaml.safe_load((RECIPES / "learning" / f"{name}.yaml").read_text()).get("base", {}).get("model", {})
     for trial in checks.one_of_each_kind(dataclasses.replace(settings, english_file=["x"])):
         said = [start for start in STARTS if start in trial.variant.replace(",", "").split()]
-        default = "shifted_pooling" if "tiny" in trial.variant else own.get("projection_initializer", "pooling")
+        as_tiny = "tiny" in trial.variant or trial.variant.startswith("linear")
+        default = "shifted_pooling" if as_tiny else own.get("projection_initializer", "pooling")
         assert trial.settings.model.projection_initializer == (said or [default])[0]
 
 
@@ -380,7 +391,7 @@ def test_what_diverges_is_said_and_ends_nothing(corpus, here, tmp_path):
     losses = {(entry["variant"], entry["learning_rate"]): entry["validation_loss"] for entry in results["trials"]}
     assert losses["full", 1e30] is None and losses["full", 1e31] is None and losses["ours", 1e-3] is not None
     text = (folder / "learning.md").read_text()
-    assert "| full | **diverged** | diverged |" in text and "| full | 1e+30 | 1 | diverged | diverged |  |" in text
+    assert "| full | **diverged** | diverged |" in text and "| 1e+30 | 1 | diverged | diverged |  |" in text
 
 
 def trial_of(settings: LearningSettings, cell: str, variant: str, rate: float = 1e-3, seed: int = 1) -> trials.Trial:

@@ -71,13 +71,15 @@ def learn(study: LearningSettings) -> Experiment:
         rates = {variant: _best_rate(settings, variant, results["trials"]) for variant in study.variants}
         results["learning_rates"] = rates
         for variants in in_order(study):
-            run.all_of(
+            trials = [
                 make_trial(study, cell, variant, rates[variant], seed, rates)
                 for cell in study.cells
                 for seed in study.seeds
                 for variant in variants
                 if seed in seeds_of(settings, variant)
-            )
+            ]
+            run.all_of(trials)
+            run.measure_updates(trials)
     experiment.finish()
     return experiment
 
@@ -95,7 +97,7 @@ class _Run:
         left = [trial for trial in trials if trial.name not in done]
         self.bar.total = self.bar.n + len(left)
         self.bar.refresh()
-        self._measure_updates(left)
+        self.measure_updates(trial for trial in left if trial.minutes)
         known = self.results["seconds_per_update"]
         left = [timed(trial, known[trial.kind]) if trial.minutes else trial for trial in left]
         threads = max(1, torch.get_num_threads() // self.study.processes)
@@ -128,10 +130,10 @@ class _Run:
         self.bar.set_postfix_str(f"{entry['name']}: {'diverged' if loss is None else f'{loss:.3f}'}")
         self.bar.update()
 
-    def _measure_updates(self, trials: list[Trial]) -> None:
-        """Measure the time of an update of each kind of trial that has minutes, one at a time."""
+    def measure_updates(self, trials: Iterable[Trial]) -> None:
+        """Measure the time of an update of each kind of trial, one at a time."""
         known = self.results["seconds_per_update"]
-        kinds = {trial.kind: trial for trial in trials if trial.minutes and trial.kind not in known}
+        kinds = {trial.kind: trial for trial in trials if trial.kind not in known}
         threads = torch.get_num_threads()
         rounds = [
             {kind: in_fresh_process(seconds_per_update, trial, self.folder, threads) for kind, trial in kinds.items()}
