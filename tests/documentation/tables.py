@@ -36,7 +36,7 @@ NOT_RUN = {
     "linearize.md": {"pip install -e '.[export]'": _INSTALLS},
     "operator.md": {
         "head_i = softmax( Q W_i^Q · (E_i · K W_i^K)ᵀ / √d ) · F_i · V W_i^V          P̄ = the softmax, n×k": _NOT_TYPED,
-        "head_i(t) = softmax( [ q_t · (E_i K_i)ᵀ , q_t · K_i,N(t)ᵀ ] / √d ) · [ F_i V_i ; V_i,N(t) ]": _NOT_TYPED,
+        "head_i(t) = softmax( [ q_t · (E_i K_i)ᵀ / √d + b_i(t) , q_t · K_i,N(t)ᵀ / √d ] ) · [ F_i V_i ; V_i,N(t) ]": _NOT_TYPED,
         "P = softmax_j( X W_P )     W_P ∈ R^{d_m×k}, the softmax over the m real positions j, one column for each slot": _NOT_TYPED,
     },
     "theory.md": {

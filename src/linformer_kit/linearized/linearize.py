@@ -46,8 +46,11 @@ def linearize(
     subclass of its class (such as `LinearBertForMaskedLM`) with its own configuration and model type; it saves and
     loads like any other. Layers that have a sliding window of their own are unchanged. W_K is applied to the keys
     before E, so the cheaper order of multiplications is available only in the models of this package (`linformer
-    convert`). E and F are untrained: distil (`linformer distill`) or fine-tune the model before use. With as many slots
-    as tokens, and without sliding_window, outputs change by rounding only.
+    convert`).
+
+    With the default settings nothing in the model is untrained, and outputs of texts of up to projected_dim tokens
+    change by rounding only. Distillation (`linformer distill`) brings those of longer texts nearer to what they were.
+    Learned E and F (projection `linear`, `dynamic`, convolutions) must be distilled or fine-tuned before use.
 
     Args:
         model: Any encoder, with or without a head.

@@ -35,13 +35,14 @@ class ConvertSettings:
             faster.
         projected_dim: k of the new E and F; default: 128, at most n. Not for fairseq.
         sharing: Which of the new matrices E and F are shared; default: headwise. Not for fairseq.
-        projection: Kind of projection of n positions to k slots; default: linear. Not for fairseq.
+        projection: Kind of projection of n positions to k slots; default: linear, with in_place mean_pool. Not for
+            fairseq.
         shorter_input: Which columns and windows inputs shorter than n use, the first (`prefix`) or resampled ones
             (`stretch`); default: prefix, with in_place stretch. Not for fairseq.
-        sliding_window: Number of tokens that each query sees exactly besides the slots, its own included; default: 0.
-            Not for fairseq.
-        global_tokens: Number of tokens at the start that every query sees exactly besides the slots; default: 0. Not
-            for fairseq.
+        sliding_window: Number of tokens that each query sees exactly besides the slots, its own included; default: 0,
+            with in_place 64. Not for fairseq.
+        global_tokens: Number of tokens at the start that every query sees exactly besides the slots; default: 0, with
+            in_place 1. Not for fairseq.
         slot_exponent: Initial value of β, learned for each head: a slot that stands for c tokens weighs as c^β of
             them; default: slots weigh as one token. Not for fairseq.
         layers: With in_place: numbers of the layers to linearise, from 0; the others keep full attention; default:
