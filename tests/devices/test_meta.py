@@ -109,7 +109,7 @@ def test_a_piece_of_a_sequence(projection):
     with META:
         attention = LinformerAttention(33, 3, 37, 7, projection=projection)
         hidden, lengths = torch.empty(2, 17, 33), torch.empty(2, dtype=torch.long)
-    attention.projection.piece = Piece(slice(17), lambda parts: parts, lambda largest: largest)
+    attention.projection.piece = Piece(slice(17), lambda parts: parts, lambda largest: largest, None)
     backward(attention(hidden, hidden, hidden, key_lengths=lengths)[0].sum(), attention)
 
 

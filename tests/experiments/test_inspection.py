@@ -78,7 +78,7 @@ def test_the_default_text_is_real(saved, tmp_path):
 def test_context_mappings_are_those_of_the_model(config):
     model = randomise(LinformerModel(config(projected_dim=[7, 3]))).eval()
     ids = tokens(1, 31)
-    mappings, effective = context_mappings(model, ids, [1, 0], [2, 1])
+    mappings, effective, _ = context_mappings(model, ids, [1, 0], [2, 1])
     attentions = model(ids, output_attentions=True).attentions
     assert torch.equal(mappings[0, :, :, :3], attentions[1][0, [2, 1]]) and mappings[0, :, :, 3:].isnan().all()
     assert torch.equal(mappings[1], attentions[0][0, [2, 1]])
@@ -97,10 +97,35 @@ def test_context_mappings_are_those_of_the_model(config):
 )
 def test_slots_that_a_head_lacks_are_no_zeros(config, changes, slots):
     model = randomise(LinformerModel(config(projected_dim=[[7, 3, 5]] * 2, **changes))).eval()
-    mappings, _ = context_mappings(model, tokens(1, 23), [0, 1], [0, 1, 2])
+    mappings, *_ = context_mappings(model, tokens(1, 23), [0, 1], [0, 1, 2])
     for head, count in enumerate(slots):
         assert mappings[:, head, :, count:].isnan().all()
         torch.testing.assert_close(mappings[:, head, :, :count].sum(dim=-1), torch.ones(2, 23))
+
+
+@pytest.mark.parametrize("changes", [{}, {"projection": "mean_pool"}, {"shorter_input": "stretch"}])
+def test_columns_of_global_tokens_and_neighbours(config, changes):
+    more = {"global_tokens": 2, "sliding_window": 4}
+    model = randomise(LinformerModel(config(projected_dim=[[7, 3, 5], [5, 2, 5]], **more, **changes))).eval()
+    ids = tokens(1, 37)
+    mappings, _, columns = context_mappings(model, ids, [0, 1], [1, 2])
+    assert columns == (2, 5, 4) and mappings.shape == (2, 2, 37, 11)
+    torch.testing.assert_close(mappings.nansum(dim=-1), torch.ones(2, 2, 37))
+    attentions = model(ids, output_attentions=True).attentions
+    assert torch.equal(mappings[0, 0, :, :5], attentions[0][0, 1, :, :5]) and mappings[0, 0, :, 5:7].isnan().all()
+    assert torch.equal(mappings[..., 7:], torch.stack([each[0, [1, 2], :, -4:] for each in attentions]))
+    drawn = in_drawn_order(model, mappings, [0, 1], [1, 2])
+    for part in (slice(0, 2), slice(7, 11)):
+        assert torch.equal(drawn[..., part], mappings[..., part])
+    if model.config.projection == "linear":
+        order = slot_order(model.encoder.projections[0].key_projection.detach()[:3])
+        assert torch.equal(drawn[0, 0, :, 2:5], mappings[0, 0][:, 2 + order])
+
+
+def test_a_text_of_global_tokens_has_no_slots(config):
+    model = randomise(LinformerModel(config(global_tokens=3))).eval()
+    mappings, _, columns = context_mappings(model, tokens(1, 3), [0], [1])
+    assert columns == (0, 3, 0) and not mappings.isnan().any()
 
 
 @pytest.mark.e2e

@@ -11,7 +11,13 @@ from PIL import Image
 
 from linformer_kit.report.inspection import draw_context_mappings, draw_projections
 
-INSPECTED = {"attention": "linformer", "projection": "linear", "layers": [1], "heads": [0]}
+INSPECTED = {
+    "attention": "linformer",
+    "projection": "linear",
+    "layers": [1],
+    "heads": [0],
+    "columns": {"global tokens": 0, "slots": 3, "neighbours": 0},
+}
 
 
 @pytest.fixture
@@ -62,6 +68,13 @@ def test_only_slots_with_a_place_have_one(tmp_path, projection, label, drawn):
     results = {**INSPECTED, "projection": projection, "tokens": ["a"] * 5}
     draw_context_mappings(results, np.ones((1, 1, 5, 3)), tmp_path / "drawn.png")
     assert drawn().get_xlabel() == label
+
+
+def test_global_tokens_and_neighbours_are_set_apart(tmp_path, drawn):
+    columns = {"global tokens": 2, "slots": 5, "neighbours": 4}
+    draw_context_mappings({**INSPECTED, "columns": columns, "tokens": ["a"] * 5}, np.ones((1, 1, 5, 11)), tmp_path / "a.png")
+    assert drawn().get_xlabel() == "2 global, 5 slots, 4 neighbours"
+    assert [line.get_xdata()[0] for line in drawn().lines] == [1.5, 6.5]
 
 
 def _image(matrix: np.ndarray) -> SimpleNamespace:

@@ -27,6 +27,7 @@ from linformer_kit.report.inspection import draw_context_mappings, draw_projecti
 from linformer_kit.settings import InspectSettings, recorded_name
 
 _PANELS = 4  # layers, and heads, that are plotted by default
+_PARTS = ("global tokens", "slots", "neighbours")  # what the columns of P̄ stand for
 
 
 def main(settings: InspectSettings) -> None:
@@ -53,7 +54,7 @@ def inspect(settings: InspectSettings) -> str:
     layers = _chosen("layers", settings.layers, model.config.num_hidden_layers)
     heads = _chosen("heads", settings.heads, model.config.num_attention_heads)
     ids = _tokens(settings, text, tokenizer, model)
-    mappings, effective = context_mappings(model, ids, layers, heads)
+    mappings, effective, parts = context_mappings(model, ids, layers, heads)
     images = projection_images(model, layers, heads)
     arrays: dict[str, Any] = {image.name.replace(" ", "_"): image.matrix for image in images}
     arrays["context_mappings"] = mappings.numpy()
@@ -67,6 +68,7 @@ def inspect(settings: InspectSettings) -> str:
         "heads": heads,
         "arrays": {name: list(array.shape) for name, array in arrays.items()},
         "effective_slots": effective.tolist(),
+        "columns": dict(zip(_PARTS, parts, strict=True)),
     }
     with whole_folder(folder) as part:
         np.savez_compressed(part / "inspection.npz", **arrays)
@@ -81,10 +83,11 @@ def inspect(settings: InspectSettings) -> str:
 @torch.no_grad()
 def context_mappings(
     model: LinformerModel, input_ids: Int[Tensor, "1 seq_len"], layers: list[int], heads: list[int]
-) -> tuple[Float[Tensor, "chosen_layers chosen_heads seq_len slots"], Float[Tensor, "layers heads"]]:
+) -> tuple[Float[Tensor, "chosen_layers chosen_heads seq_len slots"], Float[Tensor, "layers heads"], tuple[int, ...]]:
     """P̄ (P with full attention) of some layers and heads for one text, and the effective slots of all.
 
-    Heads with fewer slots than the largest number are filled with NaN.
+    The columns are those of global tokens, of slots and of neighbours, of each kind as many as the last result says.
+    What a head does not have, as slots beyond its k, is NaN.
 
     Raises:
         InputError: if the attention has non-finite values.
@@ -92,20 +95,26 @@ def context_mappings(
     attentions = [weights[0].float() for weights in model(input_ids, output_attentions=True).attentions]
     for layer, weights in enumerate(attentions):
         _check_finite(f"the attention of layer {layer}", weights)
-    slots = {layer: _slots_by_head(model, layer, input_ids.shape[1]) for layer in layers}
-    most = max(slots[layer][head] for layer in layers for head in heads)
-    mappings = torch.full((len(layers), len(heads), input_ids.shape[1], most), torch.nan)
+    length = input_ids.shape[1]
+    columns = {layer: _columns_of(model, layer, length) for layer in layers}
+    first, near = (max(getattr(each, part) for each in columns.values()) for part in ("first", "near"))
+    most = max(columns[layer].slots[head] for layer in layers for head in heads)
+    mappings = torch.full((len(layers), len(heads), length, first + most + near), torch.nan)
     for row, layer in enumerate(layers):
+        here = columns[layer]
         for column, head in enumerate(heads):
-            k = slots[layer][head]
-            mappings[row, column, :, :k] = attentions[layer][head, :, :k]
-    return mappings, torch.stack([effective_slots(weights) for weights in attentions])
+            weights, k = attentions[layer][head], here.slots[head]
+            mappings[row, column, :, first - here.first : first + k] = weights[:, : here.first + k]
+            if here.near:
+                mappings[row, column, :, first + most :] = weights[:, -near:]
+    return mappings, torch.stack([effective_slots(weights) for weights in attentions]), (first, most, near)
 
 
 def effective_slots(mappings: Float[Tensor, "*heads seq_len slots"]) -> Float[Tensor, "*heads"]:
     """Number of slots that a head spreads its attention over: exp of the entropy of P̄'s rows, averaged over the tokens.
 
-    1 if each token attends to a single slot, the number of slots if it attends to all equally.
+    1 if each token attends to a single slot, the number of slots if it attends to all equally. Global tokens and
+    neighbours count as slots.
     """
     return torch.special.entr(mappings).sum(dim=-1).mean(dim=-1).exp()
 
@@ -148,13 +157,12 @@ def in_drawn_order(model: LinformerModel, mappings: Tensor, layers: list[int], h
     drawn = mappings.clone()
     for row, layer in enumerate(layers):
         module = model.encoder.projections[layer]
-        if not isinstance(module, LinearProjection):
+        columns, first = _columns_of(model, layer, mappings.shape[2]), model.config.global_tokens
+        if not isinstance(module, LinearProjection) or columns.first != first:
             continue
-        slots = _slots_by_head(model, layer, mappings.shape[2])
         for column, head in enumerate(heads):
-            k = slots[head]
-            order = slot_order(_of_head(module, module.key_projection.detach(), head)[:k])
-            drawn[row, column, :, :k] = mappings[row, column][:, order]
+            order = slot_order(_of_head(module, module.key_projection.detach(), head)[: columns.slots[head]])
+            drawn[row, column, :, first : first + len(order)] = mappings[row, column][:, first + order]
     return drawn
 
 
@@ -186,11 +194,28 @@ def _of_head(module: LinearProjection | ConvProjection, matrix: Tensor, head: in
     return matrix[head] if module.uniform else matrix.split(module.head_dims)[head]
 
 
+class _Columns(NamedTuple):
+    """What the columns of P̄ of a layer stand for, in this order."""
+
+    first: int  # global tokens
+    slots: list[int]  # of each head
+    near: int  # neighbours
+
+
+def _columns_of(model: LinformerModel, layer: int, seq_len: int) -> _Columns:
+    """The columns of P̄ for a text; with full attention, all are its tokens."""
+    module, config = model.encoder.projections[layer], model.config
+    first, near = config.global_tokens, config.sliding_window
+    rest = seq_len - first
+    if module is None or ((first or near) and (rest <= 0 or module.keeps_tokens(rest))):
+        return _Columns(0, [seq_len] * config.num_attention_heads, 0)
+    return _Columns(first, _slots_by_head(model, layer, rest), near)
+
+
 def _slots_by_head(model: LinformerModel, layer: int, seq_len: int) -> list[int]:
-    """Number of slots of each head of a layer for a text; with full attention, its number of tokens."""
+    """Number of slots of each head of a layer for a text."""
     module, heads = model.encoder.projections[layer], model.config.num_attention_heads
-    if module is None:
-        return [seq_len] * heads
+    assert module is not None
     dims = module.fewer_slots(model.encoder.attentions[layer].projected_dim, heads)
     if not module.windowed:
         return list(dims)

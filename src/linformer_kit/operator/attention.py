@@ -361,7 +361,8 @@ def project(
     if projects is tokens_as_slots or not (sliding_window or global_tokens or exponent is not None):
         return projects(inputs, groups)
     padding = inputs.padding
-    counted = exponent is not None or getattr(projects, "windowed", True)  # with neighbours only windows need it
+    # Neighbours are left out of slots that stand for some tokens alone: windows and global tokens.
+    counted = exponent is not None or global_tokens > 0 or getattr(projects, "windowed", True)
     inputs = inputs.in_order()._replace(counted=counted)
     rest = inputs.key.shape[1] - global_tokens
     keeps = isinstance(projects, SequenceProjection) and projects.keeps_tokens(rest, groups)

@@ -49,13 +49,13 @@ def inspection_markdown(results: dict[str, Any]) -> str:
         f"Text: {results['text']}, {len(results['tokens']):,} tokens.",
         "",
         "Effective slots: exp of the entropy of the context mapping's rows, averaged over the tokens. 1: each token "
-        "attends to one slot; the number of slots: to all slots equally.",
+        "attends to one slot; the number of slots: to all slots equally. Global tokens and neighbours count as slots.",
         "",
         *table(header, rows),
         "",
         f"`inspection.npz` holds the context mappings of layers {listed(results['layers'])} and heads "
-        f"{listed(results['heads'])} as `context_mappings[layer, head, token, slot]`, NaN for slots that a head "
-        "lacks, and the matrices in `projections.png`, all with slots in the model's own order.",
+        f"{listed(results['heads'])} as `context_mappings[layer, head, token, slot]`, global tokens before the slots "
+        "and neighbours after them, NaN for what a head lacks, and the matrices in `projections.png`, all with slots in the model's own order.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -80,8 +80,14 @@ def draw_context_mappings(results: dict[str, Any], mappings: np.ndarray, path: P
             axis.set_yticks(range(tokens), [_label(token) for token in results["tokens"]], fontsize=6)
         axis.set_ylabel("token")
     full, placed = results["attention"] == "full", results["projection"] not in ("random", "dynamic")
+    first, slots, near = results["columns"].values()
+    for axis in axes.flat:
+        for edge in (first, first + slots):
+            if 0 < edge < first + slots + near:
+                axis.axvline(edge - 0.5, color="white", linewidth=0.8)
+    beside = f"{first:,} global, {slots:,} slots, {near:,} neighbours" if first or near else ""
     for axis in axes[-1]:
-        axis.set_xlabel("token" if full else "slot, by its place in the text" if placed else "slot")
+        axis.set_xlabel("token" if full else beside or ("slot, by its place in the text" if placed else "slot"))
     bar = figure.colorbar(image, ax=axes, shrink=min(1.0, 2 / layers), extend="max")
     bar.set_label("attention weight, P" if full else "attention weight, P̄")
     save_figure(figure, path)
