@@ -67,7 +67,9 @@ def folders(corpus, encoder, texts, teacher, tmp_path_factory) -> dict[int, Path
         for name, options in {"": {}, **({} if processes == 1 else {"-sharded": SHARDED})}.items():
             rate = {"learning_rate": 1e-2, **options}
             commands.append(finetune_command(still, texts, folder / f"finetune{name}", **batch, **rate))
-            commands.append(distill_command(teacher, corpus, folder / f"distill{name}", **batch, **options))
+            # Without neighbours, which leave a student little to learn.
+            slots = {"projection": "linear", "sliding_window": 0, "global_tokens": 0}
+            commands.append(distill_command(teacher, corpus, folder / f"distill{name}", **batch, **slots, **options))
         if processes == 2:
             quiet = {"model.hidden_dropout_prob": 0.0, **CASES["layerwise"]}
             commands.append(pretrain_command(corpus, folder / "layerwise-sharded", **batch, **quiet, **SHARDED))

@@ -72,7 +72,9 @@ def test_only_slots_with_a_place_have_one(tmp_path, projection, label, drawn):
 
 def test_global_tokens_and_neighbours_are_set_apart(tmp_path, drawn):
     columns = {"global tokens": 2, "slots": 5, "neighbours": 4}
-    draw_context_mappings({**INSPECTED, "columns": columns, "tokens": ["a"] * 5}, np.ones((1, 1, 5, 11)), tmp_path / "a.png")
+    draw_context_mappings(
+        {**INSPECTED, "columns": columns, "tokens": ["a"] * 5}, np.ones((1, 1, 5, 11)), tmp_path / "a.png"
+    )
     assert drawn().get_xlabel() == "2 global, 5 slots, 4 neighbours"
     assert [line.get_xdata()[0] for line in drawn().lines] == [1.5, 6.5]
 

@@ -55,7 +55,8 @@ def inspection_markdown(results: dict[str, Any]) -> str:
         "",
         f"`inspection.npz` holds the context mappings of layers {listed(results['layers'])} and heads "
         f"{listed(results['heads'])} as `context_mappings[layer, head, token, slot]`, global tokens before the slots "
-        "and neighbours after them, NaN for what a head lacks, and the matrices in `projections.png`, all with slots in the model's own order.",
+        "and neighbours after them, NaN for what a head lacks, and the matrices in `projections.png`, all with slots "
+        "in the model's own order.",
     ]
     return "\n".join(lines) + "\n"
 
