@@ -34,7 +34,7 @@ def test_function_and_settings_agree():
 def test_nothing_is_untrained():
     before, after = pair("bert")
     assert after.state_dict().keys() == before.state_dict().keys()
-    assert after.config.linformer["sliding_window"] == 64 and after.config.linformer["global_tokens"] == 1
+    assert after.config.linformer["sliding_window"] == 128 and after.config.linformer["global_tokens"] == 1
 
 
 @pytest.mark.parametrize("name", TEXT)

@@ -75,7 +75,7 @@ def test_global_tokens_and_neighbours_are_set_apart(tmp_path, drawn):
     draw_context_mappings(
         {**INSPECTED, "columns": columns, "tokens": ["a"] * 5}, np.ones((1, 1, 5, 11)), tmp_path / "a.png"
     )
-    assert drawn().get_xlabel() == "2 global, 5 slots, 4 neighbours"
+    assert drawn().get_xlabel() == "2 global tokens, 5 slots, 4 neighbours"
     assert [line.get_xdata()[0] for line in drawn().lines] == [1.5, 6.5]
 
 

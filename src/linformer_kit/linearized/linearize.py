@@ -33,7 +33,7 @@ def linearize(
     projection: Projection = "mean_pool",
     shorter_input: ShorterInput = "stretch",
     projection_initializer: ProjectionInitializer = "mean_pooling",
-    sliding_window: int = 64,
+    sliding_window: int = 128,
     global_tokens: int = 1,
     slot_exponent: float | None = None,
     layers: Sequence[int] | None = None,

@@ -86,7 +86,8 @@ def draw_context_mappings(results: dict[str, Any], mappings: np.ndarray, path: P
         for edge in (first, first + slots):
             if 0 < edge < first + slots + near:
                 axis.axvline(edge - 0.5, color="white", linewidth=0.8)
-    beside = f"{first:,} global, {slots:,} slots, {near:,} neighbours" if first or near else ""
+    parts = [f"{count:,} {name}" for name, count in results["columns"].items() if count]
+    beside = ", ".join(parts) if len(parts) > 1 else ""
     for axis in axes[-1]:
         axis.set_xlabel("token" if full else beside or ("slot, by its place in the text" if placed else "slot"))
     bar = figure.colorbar(image, ax=axes, shrink=min(1.0, 2 / layers), extend="max")

@@ -33,7 +33,7 @@ class LinearizeSettings:
     projection: Projection = "mean_pool"
     projection_initializer: ProjectionInitializer = "mean_pooling"
     shorter_input: ShorterInput = "stretch"
-    sliding_window: int = 64
+    sliding_window: int = 128
     global_tokens: int = 1
     slot_exponent: float | None = None
     layers: list[int] | None = None

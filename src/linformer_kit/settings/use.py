@@ -40,7 +40,7 @@ class ConvertSettings:
         shorter_input: Which columns and windows inputs shorter than n use, the first (`prefix`) or resampled ones
             (`stretch`); default: prefix, with in_place stretch. Not for fairseq.
         sliding_window: Number of tokens that each query sees exactly besides the slots, its own included; default: 0,
-            with in_place 64. Not for fairseq.
+            with in_place 128. Not for fairseq.
         global_tokens: Number of tokens at the start that every query sees exactly besides the slots; default: 0, with
             in_place 1. Not for fairseq.
         slot_exponent: Initial value of β, learned for each head: a slot that stands for c tokens weighs as c^β of
