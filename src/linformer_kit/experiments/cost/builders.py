@@ -27,10 +27,11 @@ from linformer_kit.errors import InputError
 from linformer_kit.experiments.cost.encoders import KINDS, Encoder, Kind, sizes
 from linformer_kit.experiments.cost.layers import Called, EncoderLayer, StridedAttention, bidirectional_lstm
 from linformer_kit.operator import kernels
+from linformer_kit.operator.attention import LinformerAttention
 from linformer_kit.settings.bench import SystemsSettings
 
 # The sizes of the models in each system's paper.
-WINDOW = 512  # tokens; Longformer's window, and the blocks of blockwise attention
+WINDOW = 512  # tokens; the window of Longformer and of ours with one, and the blocks of blockwise attention
 BIG_BIRD_BLOCK = 64
 BIG_BIRD_RANDOM_BLOCKS = 3
 LANDMARKS = 64
@@ -84,6 +85,15 @@ def full(settings: SystemsSettings, n: int, k: int | None) -> nn.Module:
 def linformer(settings: SystemsSettings, n: int, k: int | None) -> nn.Module:
     """This package's Linformer, layerwise sharing."""
     return Called(_one_layer("linformer", settings, n, k), _ours)
+
+
+def windowed_linformer(settings: SystemsSettings, n: int, k: int | None) -> nn.Module:
+    """As `linformer`, with a sliding window of `WINDOW` tokens."""
+    encoder = _one_layer("linformer", settings, n, k)
+    for module in encoder.modules():
+        if isinstance(module, LinformerAttention):
+            module.sliding_window = WINDOW
+    return Called(encoder, _ours)
 
 
 def plain_linformer(settings: SystemsSettings, n: int, k: int | None) -> nn.Module:

@@ -111,6 +111,14 @@ SYSTEMS = {
         builders.linformer,
         projected=True,
     ),
+    "windowed": System(
+        "Linformer with a window (linformer-kit)",
+        "O(n)",
+        f"the same with a sliding window of {WINDOW}",
+        builders.windowed_linformer,
+        claim="linear in n and in k + w",
+        projected=True,
+    ),
     "plain": System(
         "Linformer (linformer-kit, plain)",
         "O(n)",
