@@ -15,6 +15,7 @@ from linformer_kit.errors import InputError
 from linformer_kit.experiments.cost import builders, systems
 from linformer_kit.experiments.cost.layers import StridedAttention, stride_of, strided_block_mask, transposed
 from linformer_kit.experiments.cost.registry import SYSTEMS
+from linformer_kit.operator.attention import LinformerAttention
 from linformer_kit.settings.bench import SystemsSettings
 
 WIDTH, HEADS, K, N = 30, 5, 13, 112
@@ -74,6 +75,11 @@ def changed_positions(layer: nn.Module, position: int) -> list[int]:
     other = hidden.clone()
     other[0, position] += 1
     return (layer(hidden) != layer(other)).any(dim=-1)[0].nonzero().flatten().tolist()
+
+
+def test_the_window_is_longformers(small):
+    (attention,) = (part for part in built("windowed", small(), N).modules() if isinstance(part, LinformerAttention))
+    assert attention.sliding_window == builders.WINDOW == 16
 
 
 def test_blocks_do_not_see_each_other(small):
