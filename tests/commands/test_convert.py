@@ -187,7 +187,7 @@ def test_in_place(tmp_path, capsys):
     options = ["--projected_dim", "[3, 5]", "--sharing", "layerwise", "--max_position_embeddings", "74"]
     main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours"), "--in_place", *options])
     out = capsys.readouterr().out
-    shape = "n 74, k [3, 5], sharing layerwise, sliding_window 64, global_tokens 1"
+    shape = "n 74, k [3, 5], sharing layerwise, sliding_window 128, global_tokens 1"
     assert "LinearBertForMaskedLM" in out and shape in out
     assert "New: slots (mean_pool): run `linformer distill` for outputs nearer to those before." in out
     model = AutoModelForMaskedLM.from_pretrained(tmp_path / "ours")
