@@ -75,12 +75,15 @@ def pooling_windows(
     tiled: int | Tensor = max_seq_len
     windows: int | Tensor = projected_dim
     fillable = -(-seq_len * projected_dim // max_seq_len)
+    longest = max_seq_len
     if stretch:
+        if not torch.compiler.is_exporting():  # an exported program must not depend on the length
+            longest = max(1, seq_len)
         tiled, windows = real[:, None], real.clamp(min=1, max=projected_dim)[:, None]
         fillable = min(projected_dim, seq_len)
     edges = torch.arange((fillable if count is None else count) + 1, device=real.device) * tiled // windows
     edges = torch.minimum(edges.expand(real.shape[0], -1), real[:, None])
-    positions = edges[:, :-1, None] + torch.arange(-(-max_seq_len // projected_dim), device=real.device)
+    positions = edges[:, :-1, None] + torch.arange(-(-longest // projected_dim), device=real.device)
     return Windows(positions.clamp(max=seq_len - 1), positions < edges[:, 1:, None])
 
 
