@@ -81,6 +81,19 @@ def test_the_tables_of_docs_learning_are_made_from_the_numbers():
         assert tables == study_tables(results, heading="###")
 
 
+def test_rows_of_tables_are_those_of_the_results():
+    """Between `<!-- rows of <folder> -->` and `<!-- end -->` stand some rows of the tables of that folder."""
+    found = [
+        (folder, rows)
+        for path in DOCS.glob("*.md")
+        for folder, rows in re.findall(r"<!-- rows of (\S+) -->\n(.*?)<!-- end -->", path.read_text("utf-8"), re.DOTALL)
+    ]
+    assert found
+    for folder, rows in found:
+        there = {line for path in (FOLDER / folder).glob("*.md") for line in path.read_text("utf-8").splitlines()}
+        assert {line for line in rows.splitlines() if line} <= there, folder
+
+
 def test_the_guide_has_the_table_of_families():
     tables = [path.with_suffix(".md").read_text(encoding="utf-8") for path in FOLDER.glob("*/families.json")]
     rows = [line for table in tables for line in table.splitlines() if line.startswith("|")]

@@ -87,6 +87,8 @@ def test_what_it_leaves(run):
     assert results["layerwise_steps"] == 1 and results["updates"] == 6
     assert {"loss", "error", "cosine", "agreement"} == results["curve"].keys()
     assert results["student"]["projected_dim"] == 5 and results["teacher"]["layers"] == 3
+    assert results["student"]["exact"] == {"sliding_window": 128, "global_tokens": 1}
+    assert "projection mean_pool, sliding_window 128, global_tokens 1, " in (run / "metrics.md").read_text()
     assert "| cosine of mean embeddings |" in (run / "metrics.md").read_text()
     assert (run / "curve.png").read_bytes().startswith(b"\x89PNG")
     model = AutoModelForMaskedLM.from_pretrained(run)

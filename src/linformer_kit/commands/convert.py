@@ -6,11 +6,9 @@ from transformers import PreTrainedModel
 
 from linformer_kit.interop.convert import convert
 from linformer_kit.linearized.classes import LinearizedModel
-from linformer_kit.linearized.fields import later_field
+from linformer_kit.linearized.fields import EXACT, later_field
 from linformer_kit.linearized.positions import longest_input
 from linformer_kit.settings import ConvertSettings
-
-EXACT = ("sliding_window", "global_tokens")  # tokens that queries see beside the slots
 
 
 def main(settings: ConvertSettings) -> None:

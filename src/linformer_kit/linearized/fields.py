@@ -50,6 +50,8 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     "shorter_input": _is_word,
 }
 
+EXACT = ("sliding_window", "global_tokens")  # entries for tokens that queries see exactly, besides the slots
+
 # Entries that models of earlier versions do not have, their checks and what these models have.
 _LATER: dict[str, tuple[Callable[[Any], bool], Any]] = {
     "sliding_window": (_is_count, 0),

@@ -39,13 +39,15 @@ def distill_markdown(results: dict[str, Any]) -> str:
         for name, words in _MEASURES.items()
         if (values := curve.get(name))
     ]
+    exact = "".join(f"{name} {count}, " for name, count in student.get("exact", {}).items() if count)
     lines = [
         "# Distillation",
         "",
         f"Teacher: {teacher['name']} ({teacher['type']}), {teacher['parameters']:,} parameters, "
         f"{teacher['layers']} layers.",
         f"Student: {student['layers']} layers, n {student['seq_len']:,}, k {student['projected_dim']}, "
-        f"sharing {student['sharing']}, projection {student['projection']}, {student['parameters']:,} parameters.",
+        f"sharing {student['sharing']}, projection {student['projection']}, {exact}"
+        f"{student['parameters']:,} parameters.",
         f"Text: {results['text']['description']}.",
         "",
         *table(["on held-out text", "before", f"after {results['updates']:,} updates"], rows),

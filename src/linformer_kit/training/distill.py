@@ -20,6 +20,7 @@ from linformer_kit.interop.checkpoints.sentences import lengthened, sentence_fil
 from linformer_kit.interop.loading import auto_class_of, fingerprint, input_length, load_model
 from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.linearized.depth import keep_layers, layers_to_keep
+from linformer_kit.linearized.fields import EXACT, later_field
 from linformer_kit.linearized.layers import attention_layers
 from linformer_kit.linearized.linearize import linearize
 from linformer_kit.report.distillation import write_distill_report
@@ -261,6 +262,7 @@ def _results(settings: DistillSettings, pair: _Pair, inputs: Inputs, training: T
             "layers": student.config.num_hidden_layers,
             "projection_matrices": student.projection_matrix_count(),
             **{name: linear[name] for name in ("seq_len", "projected_dim", "sharing", "projection", "shorter_input")},
+            "exact": {name: later_field(linear, name) for name in EXACT},
         },
         "text": {
             "description": inputs.description,
