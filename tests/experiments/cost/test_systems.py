@@ -77,9 +77,11 @@ def changed_positions(layer: nn.Module, position: int) -> list[int]:
     return (layer(hidden) != layer(other)).any(dim=-1)[0].nonzero().flatten().tolist()
 
 
-def test_the_window_is_longformers(small):
-    (attention,) = (part for part in built("windowed", small(), N).modules() if isinstance(part, LinformerAttention))
-    assert attention.sliding_window == builders.WINDOW == 16
+@pytest.mark.parametrize("window", [32, 64, 512])
+def test_a_window_is_as_wide_as_its_name_says(window, small):
+    layer = built(f"window-{window}", small(), N)
+    (attention,) = (part for part in layer.modules() if isinstance(part, LinformerAttention))
+    assert attention.sliding_window == window
 
 
 def test_blocks_do_not_see_each_other(small):

@@ -31,7 +31,7 @@ from linformer_kit.operator.attention import LinformerAttention
 from linformer_kit.settings.bench import SystemsSettings
 
 # The sizes of the models in each system's paper.
-WINDOW = 512  # tokens; the window of Longformer and of ours with one, and the blocks of blockwise attention
+WINDOW = 512  # tokens; Longformer's window, the largest of ours, and the blocks of blockwise attention
 BIG_BIRD_BLOCK = 64
 BIG_BIRD_RANDOM_BLOCKS = 3
 LANDMARKS = 64
@@ -87,12 +87,12 @@ def linformer(settings: SystemsSettings, n: int, k: int | None) -> nn.Module:
     return Called(_one_layer("linformer", settings, n, k), _ours)
 
 
-def windowed_linformer(settings: SystemsSettings, n: int, k: int | None) -> nn.Module:
-    """As `linformer`, with a sliding window of `WINDOW` tokens."""
+def windowed_linformer(settings: SystemsSettings, n: int, k: int | None, *, window: int) -> nn.Module:
+    """As `linformer`, with a sliding window."""
     encoder = _one_layer("linformer", settings, n, k)
     for module in encoder.modules():
         if isinstance(module, LinformerAttention):
-            module.sliding_window = WINDOW
+            module.sliding_window = window
     return Called(encoder, _ours)
 
 

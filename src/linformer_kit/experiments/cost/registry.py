@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -111,14 +112,17 @@ SYSTEMS = {
         builders.linformer,
         projected=True,
     ),
-    "windowed": System(
-        "Linformer with a window (linformer-kit)",
-        "O(n)",
-        f"the same with a sliding window of {WINDOW}",
-        builders.windowed_linformer,
-        claim="linear in n and in k + w",
-        projected=True,
-    ),
+    **{
+        f"window-{window}": System(
+            f"Linformer, window {window} (linformer-kit)",
+            "O(n)",
+            f"the same with a sliding window of {window}",
+            functools.partial(builders.windowed_linformer, window=window),
+            claim="linear in n and in k + w",
+            projected=True,
+        )
+        for window in (32, 64, WINDOW)
+    },
     "plain": System(
         "Linformer (linformer-kit, plain)",
         "O(n)",
