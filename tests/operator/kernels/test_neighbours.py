@@ -132,3 +132,14 @@ def test_autocast_and_mixed_formats_run_plain():
         assert attend(given, 5).dtype == torch.bfloat16
         given[0] = given[0].bfloat16()
         assert attend(given, 5).dtype == torch.bfloat16
+
+
+def test_gradients_of_values_are_summed_in_full_precision(monkeypatch):
+    """In bfloat16 a thousand small parts would be lost beside the sum of the first ones."""
+    monkeypatch.setattr(kernel, "_ROWS", dict.fromkeys((2, 4, 8), 1))
+    zeros = [torch.zeros(1, 1, size, 1, dtype=torch.bfloat16) for size in (2048, 2, 2, 2048, 2048)]
+    query, key, value, near_key, near_value = zeros
+    value.requires_grad_()
+    near = Neighbours(near_key, near_value, 1)
+    kernels.attention_with_neighbours(query, key, value, None, near).sum().backward()
+    torch.testing.assert_close(value.grad.float(), torch.full((1, 1, 2, 1), 2048 / 3), rtol=0.01, atol=0)

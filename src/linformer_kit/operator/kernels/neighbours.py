@@ -137,11 +137,9 @@ class _Overlaps(NamedTuple):
         least = torch.searchsorted(ends, first, right=True)
         most = int((torch.searchsorted(starts, after) - least).max().clamp(min=0))
         slots = least[..., None] + torch.arange(most, device="cpu")
-        beyond = slots >= starts.shape[1]
-        slots = slots.masked_fill(beyond, 0)
+        slots = slots.masked_fill(slots >= starts.shape[1], 0)  # a row with fewer slots does not see the first
         low, high = (part.gather(1, slots.flatten(1)).view_as(slots) for part in (starts, ends))
-        unseen = log_unseen(low, high, first[..., None], after[..., None], dtype=query.dtype)
-        return cls(slots, unseen.masked_fill(beyond, 0.0))
+        return cls(slots, log_unseen(low, high, first[..., None], after[..., None], dtype=query.dtype))
 
     def weigh(self, scores: Tensor, at: _At) -> None:
         """Let slots count for the tokens only that rows do not see; scores as in `_Where.hide`."""
