@@ -203,7 +203,7 @@ def test_what_is_untrained_is_said(tmp_path, capsys):
     options = ["--projected_dim", "5", "--sharing", "layerwise", "--projection", "linear", "--sliding_window", "0"]
     main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours"), "--in_place", *options])
     out = capsys.readouterr().out
-    assert "k 5, sharing layerwise, global_tokens 1\n" in out
+    assert "k 5, sharing layerwise\n" in out
     assert "New: 1 matrices E and F (linear). They are untrained: run `linformer distill` before use." in out
 
 
@@ -233,6 +233,21 @@ def test_bad_input_in_place(options, message, tmp_path, capsys):
     source("RobertaForMaskedLM", tmp_path / "theirs")
     error = fail(capsys, "convert", tmp_path / "theirs", tmp_path / "ours", "--in_place", *options)
     assert message in error and not (tmp_path / "ours").exists()
+
+
+def test_slots_are_refused_with_full_attention(tmp_path, capsys):
+    source("RobertaForMaskedLM", tmp_path / "theirs")
+    options = ["--attention", "full", "--sliding_window", "5"]
+    error = fail(capsys, "convert", tmp_path / "theirs", tmp_path / "ours", *options)
+    assert "sliding_window: expected none with full attention, got 5" in error and not (tmp_path / "ours").exists()
+
+
+def test_a_new_model_has_a_new_exponent(tmp_path):
+    source("RobertaForMaskedLM", tmp_path / "theirs")
+    options = ["--slot_exponent", "0.5", "--projected_dim", "7"]
+    main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours"), *options])
+    layer = AutoModelForMaskedLM.from_pretrained(tmp_path / "ours").base_model.encoder.layers[0]
+    assert layer.self_attn.slot_exponent.eq(0.5).all()
 
 
 def test_refused_in_place(tmp_path, capsys):

@@ -122,6 +122,16 @@ def test_columns_of_global_tokens_and_neighbours(config, changes):
         assert torch.equal(drawn[0, 0, :, 2:5], mappings[0, 0][:, 2 + order])
 
 
+def test_columns_where_layers_that_share_slots_differ_in_k(config):
+    """A short text is a slot for each token in a layer with more slots than tokens, and fewer in another."""
+    more = {"projection": "mean_pool", "shorter_input": "stretch", "sliding_window": 4, "sharing": "layerwise"}
+    model = randomise(LinformerModel(config(projected_dim=[29, 5], **more))).eval()
+    mappings, _, columns = context_mappings(model, tokens(1, 23), [0, 1], [0])
+    assert columns == (0, 23, 4)
+    torch.testing.assert_close(mappings.nansum(dim=-1), torch.ones(2, 1, 23))
+    assert mappings[0, 0, :, 23:].isnan().all() and mappings[1, 0, :, 5:23].isnan().all()
+
+
 def test_a_text_of_global_tokens_has_no_slots(config):
     model = randomise(LinformerModel(config(global_tokens=3))).eval()
     mappings, _, columns = context_mappings(model, tokens(1, 3), [0], [1])

@@ -46,6 +46,21 @@ def test_texts_of_as_many_tokens_as_slots_are_exact(name, tokens):
     torch.testing.assert_close(after(**inputs)[0], before(**inputs)[0], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("projection", ["linear", "dynamic", "random", "mean_pool", "max_pool", "conv", "dense_conv"])
+def test_a_token_is_global_where_slots_are_windows(projection):
+    """Other slots of a short text hold each token several times, and one token would weigh little beside them."""
+    fields = pair("bert", projection=projection)[1].config.linformer
+    assert fields["global_tokens"] == (projection not in ("linear", "dynamic", "random"))
+
+
+@torch.no_grad()
+def test_learned_slots_keep_short_texts_nearly():
+    before, after = pair("bert", projection="linear")
+    inputs = example(before, 3)
+    cosine = torch.cosine_similarity(after(**inputs)[0].mean(1), before(**inputs)[0].mean(1))
+    assert cosine.min() > 0.99
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 @torch.no_grad()
 def test_short_texts_are_exact_beside_long_ones(side):

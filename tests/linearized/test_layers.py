@@ -41,6 +41,14 @@ def test_attentions_of_both_kinds():
     assert model.projection_matrix_count() == 2
 
 
+@pytest.mark.parametrize("shape", [(2, 30), (3, 31), (2, 1, 31, 31)])
+def test_masks_are_checked_in_full_layers_too(shape):
+    model, mask = of("bert", [1]), torch.ones(shape, dtype=torch.long)
+    mask[..., -1] = 0
+    with pytest.raises(InputError, match=r"^attention_mask: expected \[(2|batch), (31|seq_len)\].*got \["):
+        model(input_ids=torch.ones(2, 31, dtype=torch.long), attention_mask=mask)
+
+
 @torch.no_grad()
 def test_a_saved_model_keeps_its_full_layers(tmp_path):
     model = of("bert")
@@ -52,7 +60,7 @@ def test_a_saved_model_keeps_its_full_layers(tmp_path):
     assert "encoder.layer.0" in str(loaded.config.linformer["full_layers"])
 
 
-@pytest.mark.parametrize("layers", [[], [9], [-1], [1, 1], [True, 1], ["0"], [0.5]])
+@pytest.mark.parametrize("layers", [[], [9], [-1], [1, 1], [True, 1], ["0"], [0.5], 0])
 def test_other_layers_are_refused(layers):
     with pytest.raises(InputError, match=r"^layers: expected one or more of \[0, 1.*\], each once, got "):
         of("bert", layers)

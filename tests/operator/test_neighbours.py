@@ -124,7 +124,7 @@ def test_maps_of_every_token_run_once(monkeypatch, sharing):
 
 @pytest.mark.parametrize("refused", [-1, 1.5, "3", True, None])
 def test_windows_that_are_no_number_of_tokens_are_refused(refused):
-    message = f"sliding_window: expected an integer of 0 or more, got {refused!r}"
+    message = f"sliding_window: expected an integer from 0 to 16,777,216, got {refused!r}"
     with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
         LinformerAttention(WIDTH, HEADS, N, K, sliding_window=refused)
 

@@ -36,12 +36,14 @@ def _described(model: PreTrainedModel) -> tuple[str, str | None]:
         longest, slots, sharing, projection = (
             linear[name] for name in ("seq_len", "projected_dim", "sharing", "projection")
         )
-        exact = {name: later_field(linear, name) for name in EXACT}
+        more = {name: later_field(linear, name) for name in (*EXACT, "slot_exponent")}
+        if full := later_field(linear, "full_layers"):
+            more["full_layers"] = len(full)
     elif config.attention == "full":
         return f"n {config.max_position_embeddings:,}, full attention", None
     else:
         longest, slots = config.max_position_embeddings, config.projected_dim
         sharing, projection = config.sharing, config.projection
-        exact = {name: getattr(config, name) for name in EXACT}
-    beside = "".join(f", {name} {value}" for name, value in exact.items() if value)
+        more = {name: getattr(config, name) for name in (*EXACT, "slot_exponent")}
+    beside = "".join(f", {name} {value}" for name, value in more.items() if value)
     return f"n {longest:,}, k {slots}, sharing {sharing}{beside}", projection

@@ -207,7 +207,8 @@ def _columns_of(model: LinformerModel, layer: int, seq_len: int) -> _Columns:
     module, config = model.encoder.projections[layer], model.config
     first, near = config.global_tokens, config.sliding_window
     rest = seq_len - first
-    if module is None or ((first or near) and (rest <= 0 or module.keeps_tokens(rest))):
+    groups = model.encoder.attentions[layer].groups
+    if module is None or ((first or near) and (rest <= 0 or module.keeps_tokens(rest, groups))):
         return _Columns(0, [seq_len] * config.num_attention_heads, 0)
     return _Columns(first, _slots_by_head(model, layer, rest), near)
 

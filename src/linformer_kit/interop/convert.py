@@ -19,33 +19,16 @@ from linformer_kit.interop.checkpoints.fairseq import convert_fairseq
 from linformer_kit.interop.checkpoints.sentences import sentence_files, write_files
 from linformer_kit.interop.loading import TOKENIZER_FILES, auto_class_of, load_pretrained
 from linformer_kit.linearized.classes import MODEL_TYPE, LinearizedModel
+from linformer_kit.linearized.fields import EXACT
 from linformer_kit.linearized.linearize import linearize
 from linformer_kit.linearized.positions import longest_input
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.settings import ConvertSettings
 
-_OF_NEW_PROJECTIONS = (
-    "projected_dim",
-    "sharing",
-    "projection",
-    "shorter_input",
-    "sliding_window",
-    "global_tokens",
-    "slot_exponent",
-    "attention",
-)
+_OF_SLOTS = ("projected_dim", "sharing", "projection", "shorter_input", *EXACT, "slot_exponent")
+_OF_NEW_PROJECTIONS = (*_OF_SLOTS, "attention")
 _OF_FAIRSEQ = ("num_attention_heads", "classification_head")
-_IN_PLACE = (
-    "projected_dim",
-    "sharing",
-    "projection",
-    "shorter_input",
-    "sliding_window",
-    "global_tokens",
-    "slot_exponent",
-    "layers",
-    "max_position_embeddings",
-)
+_IN_PLACE = (*_OF_SLOTS, "layers", "max_position_embeddings")
 _ENCODER = "a pretrained encoder"
 _IF_THERE: dict[str, Any] = {
     "_raise_exceptions_for_missing_entries": False,
@@ -97,6 +80,8 @@ def _load(settings: ConvertSettings) -> Converted:
         return converted
     names = (*_OF_NEW_PROJECTIONS, "max_position_embeddings")
     fields: dict[str, Any] = {name: value for name in names if (value := getattr(settings, name)) is not None}
+    if settings.attention == "full" and (unused := [name for name in _OF_SLOTS if name in fields]):
+        raise InputError(f"{unused[0]}: expected none with full attention, got {fields[unused[0]]!r}")
     if _model_type(settings.source) == MODEL_TYPE:
         for name in _OF_NEW_PROJECTIONS:
             if name in fields:

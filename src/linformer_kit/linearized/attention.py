@@ -17,7 +17,7 @@ from transformers.utils import output_capturing
 
 from linformer_kit.errors import InputError
 from linformer_kit.linearized.layers import check_weights
-from linformer_kit.operator.attention import project
+from linformer_kit.operator.attention import Projects, project
 from linformer_kit.operator.drop_in import padding_from_scores
 from linformer_kit.operator.padding import Padding, zero_padding
 from linformer_kit.operator.projections import HeadMap, Inputs, SequenceProjection
@@ -31,7 +31,7 @@ GLOBAL = "linformer_global_tokens"  # tokens at the start that each query sees b
 EXPONENT = "linformer_slot_exponent"  # of the weights of slots, a parameter for each head
 GROUPS = "linformer_groups"  # heads by number of slots, if E and F are shared over layers
 RECORDED = "linformer_recorded"  # whether the last forward pass recorded its weights
-ATTRIBUTE = "linformer"  # E and F, or None for a layer that keeps its own attention
+ATTRIBUTE = "linformer"  # E and F, `tokens_as_slots` for full attention, or None for a local layer
 OWNER = "linformer_owner"  # the module that holds the E and F shared by all layers
 
 
@@ -70,8 +70,6 @@ def linear_attention(
     projection = projection_of(module)
     need_weights = need_weights or _is_recorded(module, arguments)
     if projection is None:
-        if attention_mask is not None and attention_mask.dim() == 2:  # a layer that keeps its full attention
-            attention_mask = (attention_mask != 0)[:, None, None, :]
         if need_weights:
             return _attend_pairs(query, key, value, attention_mask, scaling, dropout)
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **arguments)
@@ -101,8 +99,10 @@ def linear_attention(
     return context.transpose(1, 2).contiguous(), weights
 
 
-def projection_of(module: nn.Module) -> SequenceProjection | None:
+def projection_of(module: nn.Module) -> Projects | None:
     """E and F of an attention layer, looked up at every call so that a replacement is used; None for local layers.
+
+    Those of a layer that keeps full attention are `tokens_as_slots`.
 
     Raises:
         InputError: for a layer of a model that is not linearised.
@@ -116,7 +116,7 @@ def projection_of(module: nn.Module) -> SequenceProjection | None:
 
 def is_linear(module: nn.Module) -> bool:
     """Whether an attention layer has E and F."""
-    return getattr(_owner(module), ATTRIBUTE, None) is not None
+    return isinstance(getattr(_owner(module), ATTRIBUTE, None), SequenceProjection)
 
 
 def _owner(module: nn.Module) -> nn.Module:

@@ -18,6 +18,7 @@ import transformers
 from huggingface_hub.dataclasses import strict
 from torch import nn
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
+from transformers import initialization as init
 from transformers.models.auto import modeling_auto
 from transformers.utils import output_capturing
 
@@ -33,6 +34,7 @@ from linformer_kit.linearized.fields import (
 from linformer_kit.linearized.positions import check_positions, set_positions
 from linformer_kit.models.modeling import start_projection
 from linformer_kit.models.saved_lengths import LengthCheckedModel
+from linformer_kit.operator.attention import tokens_as_slots
 from linformer_kit.operator.projections import SequenceProjection, each_dim, more_windows
 from linformer_kit.settings import ResizeMode
 
@@ -113,6 +115,8 @@ class LinearizedModel(LengthCheckedModel):
             start_projection(module)
         else:
             super()._init_weights(module)
+        if (exponent := getattr(module, EXPONENT, None)) is not None:
+            init.constant_(exponent, self.config.linformer["slot_exponent"])
 
     def set_attn_implementation(self, attn_implementation: Any, *arguments: Any, **named: Any) -> None:
         """Accept linear attention only.
@@ -218,8 +222,10 @@ def attach(model: PreTrainedModel) -> None:
             module.__dict__[GROUPS] = groups_of_layer(fields, layer)
         else:
             module.add_module(ATTRIBUTE, made[layer].to(like.device, like.dtype))
-    for name in unchanged_layers(fields):
+    for name in fields["local_layers"]:
         modules[name].__dict__[ATTRIBUTE] = None
+    for name in later_field(fields, "full_layers"):
+        modules[name].__dict__[ATTRIBUTE] = tokens_as_slots
     PreTrainedModel.set_attn_implementation(model, IMPLEMENTATION)
     for changed in (model, base):  # transformers fills this registry in constructors, under the original class
         output_capturing._CAN_RECORD_REGISTRY[changed] = changed._can_record_outputs

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from linformer_kit.errors import InputError
-from linformer_kit.linearized.positions import LONGEST
 from linformer_kit.models.configuration import warn_of_unknown
-from linformer_kit.operator.checks import is_finite
+from linformer_kit.operator.checks import LONGEST, is_finite
 from linformer_kit.operator.projections import (
     HeadGroups,
     SequenceProjection,

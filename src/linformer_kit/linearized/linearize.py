@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, get_args
 
 from transformers import PreTrainedModel
@@ -19,10 +19,11 @@ from linformer_kit.linearized.fields import new_projections
 from linformer_kit.linearized.layers import AttentionLayer, attention_layers
 from linformer_kit.linearized.positions import check_positions, longest_input, set_positions
 from linformer_kit.operator.checks import check_count, check_exponent
-from linformer_kit.operator.projections import is_integer
+from linformer_kit.operator.projections import PROJECTIONS, is_integer
 from linformer_kit.settings import Projection, ProjectionInitializer, ResizeMode, Sharing, ShorterInput
 
 DEFAULT_PROJECTED_DIM = 128
+_WINDOWED = [name for name, kind in PROJECTIONS.items() if kind.windowed]
 
 
 def linearize(
@@ -34,7 +35,7 @@ def linearize(
     shorter_input: ShorterInput = "stretch",
     projection_initializer: ProjectionInitializer = "mean_pooling",
     sliding_window: int = 128,
-    global_tokens: int = 1,
+    global_tokens: int | None = None,
     slot_exponent: float | None = None,
     layers: Sequence[int] | None = None,
     max_position_embeddings: int | None = None,
@@ -63,7 +64,9 @@ def linearize(
         projection_initializer: Initialisation of E and F of projection `linear` (`operator.projections.starts`).
         sliding_window: w, the number of tokens that each query sees exactly, its own included, in one softmax with the
             slots; 0: none (docs/operator.md).
-        global_tokens: g, the number of tokens at the start that every query sees exactly, besides the slots.
+        global_tokens: g, the number of tokens at the start that every query sees exactly, besides the slots; default: 1
+            where slots are windows of tokens (`mean_pool`, `max_pool`, `conv`, `dense_conv`), else 0. Other slots of a
+            short text hold each token several times, and one global token would weigh little beside them.
         slot_exponent: Initial value of β, a parameter for each head: a slot that stands for c tokens weighs as c^β of
             them; None: slots weigh as one token.
         layers: Numbers of the layers to linearise, from 0; the others keep full attention. None: all.
@@ -89,7 +92,8 @@ def linearize(
         if value not in known:  # checked even if unused
             raise InputError(f"{field}: expected one of {', '.join(known)}, got {value!r}")
     check_count("sliding_window", sliding_window)
-    check_count("global_tokens", global_tokens)
+    if global_tokens is not None:
+        check_count("global_tokens", global_tokens)
     check_exponent(slot_exponent)
     found = attention_layers(model)
     linear = _chosen(found, layers, type(model).__name__)
@@ -104,7 +108,7 @@ def linearize(
         "projection_initializer": projection_initializer,
         "shorter_input": shorter_input,
         "sliding_window": sliding_window,
-        "global_tokens": global_tokens,
+        "global_tokens": int(projection in _WINDOWED) if global_tokens is None else global_tokens,
         "slot_exponent": slot_exponent,
     }
     default = min(DEFAULT_PROJECTED_DIM, fields["seq_len"])
@@ -130,11 +134,11 @@ def _chosen(found: list[AttentionLayer], layers: Sequence[int] | None, kind: str
         raise InputError(f"model: expected a layer that sees the whole input, got {kind} without one")
     if layers is None:
         return linear
-    numbers = list(layers)
+    numbers = list(layers) if isinstance(layers, Iterable) else []
     possible = [number for number, layer in enumerate(found) if not layer.local]
     fits = all(is_integer(number) and number in possible for number in numbers)
     if not numbers or not fits or len(set(numbers)) < len(numbers):
-        raise InputError(f"layers: expected one or more of {possible}, each once, got {numbers}")
+        raise InputError(f"layers: expected one or more of {possible}, each once, got {layers!r}")
     return [found[number] for number in sorted(numbers)]
 
 

@@ -9,11 +9,11 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from linformer_kit.errors import InputError
+from linformer_kit.operator.checks import LONGEST
 from linformer_kit.operator.projections import check_resize, is_integer
 from linformer_kit.operator.projections.resampling import resize_positions
 
 _TABLE = "position_embeddings"
-LONGEST = 1 << 24  # tokens; larger numbers are treated as a mistake, since no machine has the memory for them
 _OF_POSITIONS = ("position_ids", "token_type_ids")  # buffers of the same length as the table
 
 

@@ -5,6 +5,7 @@ The same equation as plain code, one head at a time, is `reference.linformer_att
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -172,7 +173,7 @@ class LinformerAttention(nn.Module):
             groups = HeadGroups.of(by_head(projected_dim, self.num_heads))
         # The groups are computed here and not at each call; None: those of the projection.
         self._fewer_slots: int | Sequence[int] | None = projected_dim
-        self._groups: HeadGroups | None = groups
+        self.groups: HeadGroups | None = groups
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         split_fused_weights(state_dict, prefix, self)
@@ -288,7 +289,7 @@ class LinformerAttention(nn.Module):
         return project(
             projects,
             inputs,
-            self._groups,
+            self.groups,
             sliding_window=self.sliding_window,
             global_tokens=self.global_tokens,
             exponent=self.slot_exponent,
@@ -361,11 +362,13 @@ def project(
     if projects is tokens_as_slots or not (sliding_window or global_tokens or exponent is not None):
         return projects(inputs, groups)
     padding = inputs.padding
+    # The projection shared by all layers of a model comes as a function that calls it (`LinformerEncoder.forward`).
+    module = projects.func if isinstance(projects, functools.partial) else projects
     # Neighbours are left out of slots that stand for some tokens alone: windows and global tokens.
-    counted = exponent is not None or global_tokens > 0 or getattr(projects, "windowed", True)
+    counted = exponent is not None or global_tokens > 0 or getattr(module, "windowed", True)
     inputs = inputs.in_order()._replace(counted=counted)
     rest = inputs.key.shape[1] - global_tokens
-    keeps = isinstance(projects, SequenceProjection) and projects.keeps_tokens(rest, groups)
+    keeps = isinstance(module, SequenceProjection) and module.keeps_tokens(rest, groups)
     if not torch.compiler.is_exporting() and (rest <= 0 or keeps):
         return tokens_as_slots(inputs)
     seen = inputs if sliding_window else inputs.first(global_tokens)

@@ -15,6 +15,8 @@ from linformer_kit.errors import InputError
 from linformer_kit.operator.projections import BIAS_ORDERS, SequenceProjection, is_integer
 from linformer_kit.operator.values import values_are_cheap
 
+LONGEST = 1 << 24  # tokens; larger numbers are treated as a mistake, since no machine has the memory for them
+
 
 def check_sizes(embed_dim: Any, num_heads: Any, dropout: Any, bias_order: Any) -> None:
     """Refuse sizes that are not positive integers, heads that do not divide the width, and unknown names."""
@@ -29,9 +31,9 @@ def check_sizes(embed_dim: Any, num_heads: Any, dropout: Any, bias_order: Any) -
 
 
 def check_count(name: str, value: Any) -> None:
-    """Refuse a number of tokens that is not an integer of 0 or more."""
-    if not is_integer(value) or value < 0:
-        raise InputError(f"{name}: expected an integer of 0 or more, got {value!r}")
+    """Refuse a number of tokens that is not an integer from 0 to `LONGEST`."""
+    if not is_integer(value) or not 0 <= value <= LONGEST:
+        raise InputError(f"{name}: expected an integer from 0 to {LONGEST:,}, got {value!r}")
 
 
 def check_exponent(slot_exponent: Any) -> None:

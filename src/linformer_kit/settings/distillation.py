@@ -20,10 +20,12 @@ class LinearizeSettings:
         shorter_input: Inputs shorter than n use E and pooling windows resampled to their length (`stretch`; inputs of
             up to k tokens then change little), or the first columns and windows (`prefix`).
         sliding_window: Number of tokens that each query sees exactly besides the slots, its own included; 0: none.
-        global_tokens: Number of tokens at the start that every query sees exactly besides the slots; 0: none.
+        global_tokens: Number of tokens at the start that every query sees exactly besides the slots; default: 1 where
+            slots are windows of tokens, else 0.
         slot_exponent: Initial value of β, learned for each head: a slot that stands for c tokens weighs as c^β of
             them; default: slots weigh as one token.
-        layers: Numbers of the layers to linearise, from 0; the others keep full attention; default: all.
+        layers: Numbers of the layers to linearise, from 0, of those that student_layers leaves; the others keep full
+            attention; default: all.
         max_position_embeddings: n, the maximum sequence length in tokens; default: that of the model.
         resize_mode: How position embeddings are resized to n: repeated (`extend`) or interpolated (`interpolate`).
     """
@@ -34,7 +36,7 @@ class LinearizeSettings:
     projection_initializer: ProjectionInitializer = "mean_pooling"
     shorter_input: ShorterInput = "stretch"
     sliding_window: int = 128
-    global_tokens: int = 1
+    global_tokens: int | None = None
     slot_exponent: float | None = None
     layers: list[int] | None = None
     max_position_embeddings: int | None = None

@@ -42,7 +42,7 @@ class ConvertSettings:
         sliding_window: Number of tokens that each query sees exactly besides the slots, its own included; default: 0,
             with in_place 128. Not for fairseq.
         global_tokens: Number of tokens at the start that every query sees exactly besides the slots; default: 0, with
-            in_place 1. Not for fairseq.
+            in_place 1 where slots are windows of tokens. Not for fairseq.
         slot_exponent: Initial value of β, learned for each head: a slot that stands for c tokens weighs as c^β of
             them; default: slots weigh as one token. Not for fairseq.
         layers: With in_place: numbers of the layers to linearise, from 0; the others keep full attention; default:

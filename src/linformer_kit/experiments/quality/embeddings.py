@@ -29,8 +29,9 @@ from linformer_kit.experiments.experiment import Experiment, check_output, requi
 from linformer_kit.experiments.measure import in_fresh_process, interleaved, peak_bytes, summary
 from linformer_kit.interop.loading import input_length, load_model
 from linformer_kit.linearized.classes import LinearizedModel
-from linformer_kit.linearized.positions import LONGEST, longest_input, set_positions
+from linformer_kit.linearized.positions import longest_input, set_positions
 from linformer_kit.models.modeling import LinformerPreTrainedModel
+from linformer_kit.operator.checks import LONGEST
 from linformer_kit.report.embeddings import write_embeddings_report
 from linformer_kit.settings import FinetuneSettings, portable
 from linformer_kit.settings.bench import EmbeddingsSettings

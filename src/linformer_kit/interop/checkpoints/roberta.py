@@ -16,7 +16,7 @@ from linformer_kit.errors import InputError
 from linformer_kit.interop.checkpoints.build import Converted, build_model, linformer_config, reading, resize
 from linformer_kit.interop.checkpoints.pretrained import Weights, check_pretrained_folder, check_size, read_config
 from linformer_kit.linearized.classes import LinearizedConfig, linear_model_class, stock_name
-from linformer_kit.linearized.fields import later_field
+from linformer_kit.linearized.fields import EXACT, later_field
 from linformer_kit.models.heads import (
     LinformerForMaskedLM,
     LinformerForQuestionAnswering,
@@ -209,8 +209,7 @@ def build_linear(
             kept[name] = None
     if isinstance(config, LinearizedConfig):
         own = {name: config.linformer[name] for name in _OF_PROJECTIONS}
-        later = ("sliding_window", "global_tokens", "slot_exponent")
-        own |= {name: later_field(config.linformer, name) for name in later}
+        own |= {name: later_field(config.linformer, name) for name in (*EXACT, "slot_exponent")}
         if own["projection"] == "dynamic":
             weights = _before_maps(str(source), weights)
         wanted = dict(fields)

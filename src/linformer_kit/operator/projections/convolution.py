@@ -72,5 +72,5 @@ class DenseConvProjection(ConvProjection):
     def _reduce(self, windows: Windows, mapped: Tensor, name: str) -> Tensor:
         self._check_head_dim(mapped)
         inside = windows.of(mapped.flatten(2)).unflatten(3, mapped.shape[2:])
-        kernel = self._kernel(name).expand(mapped.shape[2], -1, -1, -1).to(inside.dtype)
+        kernel = self._kernel(name)[..., : inside.shape[2]].expand(mapped.shape[2], -1, -1, -1).to(inside.dtype)
         return torch.einsum("bswhi,hoiw->bhso", inside, kernel)
