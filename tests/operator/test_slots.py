@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from linformer_kit.operator.attention import LinformerAttention
 from linformer_kit.operator.slots import Slots, attend_slots, context_mapping, merge_heads, split_heads
 
 
@@ -42,3 +43,19 @@ def test_attention_over_nothing_but_padding_is_finite(need_weights, projected):
     out.sum().backward()
     assert out.isfinite().all()
     assert query.grad.isfinite().all() and key.grad.isfinite().all() and value.grad.isfinite().all()
+
+
+def test_a_slot_that_stands_for_no_token_has_no_weight():
+    attention = LinformerAttention(8, 2, 16, 4, slot_exponent=0.5).double()
+    with torch.no_grad():
+        attention.projection.key_projection[1] = 0
+        attention.projection.value_projection[1] = 0
+    tokens = torch.randn(2, 16, 8, dtype=torch.float64)
+    weights = attention(tokens, tokens, tokens, need_weights=True, average_attn_weights=False)[1]
+    assert weights[..., 1].eq(0).all() and weights[..., [0, 2, 3]].gt(0).all()
+    with torch.no_grad():
+        attention.projection.key_projection.zero_()
+    weights = attention(tokens, tokens, tokens, need_weights=True)[1]
+    torch.testing.assert_close(
+        weights, torch.full_like(weights, 1 / 4), msg="all slots are alike if none stands for a token"
+    )
