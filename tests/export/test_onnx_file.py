@@ -103,13 +103,14 @@ LINEARIZED = {
     "prefix": {"projection": "linear", "shorter_input": "prefix", "sharing": "layerwise", "sliding_window": 0},
     "mean_pool": {"projection": "mean_pool", "sliding_window": 0},
     "default": {},
+    "several blocks": {"sliding_window": 8, "global_tokens": 3},  # of queries, in the longest text
 }
 
 
 @pytest.mark.parametrize(
     "class_name", slow_but(["BertForSequenceClassification"], ["BertForSequenceClassification", "RobertaModel"])
 )
-@pytest.mark.parametrize("how", slow_but(["default"], LINEARIZED))
+@pytest.mark.parametrize("how", slow_but(["several blocks"], LINEARIZED))
 @pytest.mark.e2e
 def test_linearised_encoders(class_name, how, tmp_path):
     kind = getattr(transformers, class_name)

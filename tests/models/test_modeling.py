@@ -337,7 +337,7 @@ def test_activation_checkpointing_gives_the_same_gradients(config, kind):
 
 
 # Compiling and exporting takes a second each; of ways that differ little one will do.
-TRACED = ("none", "layerwise", "mean_pool", "conv", "local_norm_first", "full")
+TRACED = ("none", "layerwise", "mean_pool", "conv", "local_norm_first", "full", "window")
 
 
 @pytest.mark.parametrize("kind", slow_but(TRACED, KINDS))

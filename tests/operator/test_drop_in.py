@@ -194,3 +194,16 @@ def test_what_has_no_place_is_an_error():
         ours.load_state_dict(nn.MultiheadAttention(EMBED, HEADS, kdim=13, vdim=17).state_dict())
     with pytest.raises(RuntimeError, match=r"Missing key.*projection\.key_projection"):  # one of ours has E and F
         ours.load_state_dict({name: t for name, t in ours.state_dict().items() if "projection." not in name})
+
+
+def test_modules_with_other_settings_print_differently():
+    plain = LinformerAttention(8, 2, 16, 4)
+    exact = LinformerAttention(8, 2, 16, 4, sliding_window=3, global_tokens=1, slot_exponent=0.5)
+    assert "sliding_window" not in repr(plain)
+    assert "sliding_window=3, global_tokens=1" in repr(exact)
+
+
+@pytest.mark.parametrize("projection", ["linear", "dynamic"])
+def test_initialisers_that_do_not_exist_are_refused(projection):
+    with pytest.raises(InputError, match=r"^projection_initializer: expected one of pooling, .*, got 'nonsense'$"):
+        LinformerAttention(8, 2, 16, 4, projection=projection, projection_initializer="nonsense")

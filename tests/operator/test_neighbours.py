@@ -129,13 +129,61 @@ def test_windows_that_are_no_number_of_tokens_are_refused(refused):
         LinformerAttention(WIDTH, HEADS, N, K, sliding_window=refused)
 
 
-def test_queries_of_another_text_are_refused():
-    attention = layer(3)
-    with pytest.raises(InputError, match=r"^query, key: expected one length with sliding_window, got 7 and 23$"):
-        attention(inputs(length=7), inputs(), inputs())
+def test_weights_of_a_text_whose_tokens_are_slots_have_columns_for_neighbours_too():
+    attention = layer(3, projection="mean_pool", shorter_input="stretch")
+    x = inputs(length=4)
+    out, weights = attention(x, x, x, need_weights=True)
+    assert weights.shape == (2, HEADS, 4, 4 + 3) and weights[..., 4:].eq(0).all()
+    torch.testing.assert_close(out, attention(x, x, x)[0])
+    assert attention(x, x, x, need_weights=True, average_attn_weights=True)[1].shape == (2, 4, 4 + 3)
+
+
+@pytest.mark.parametrize("lengths", [(7, 23), (7, 4)])
+@pytest.mark.parametrize("projection", ["linear", "mean_pool"])
+def test_queries_of_another_text_are_refused(projection, lengths):
+    """Also where every token is a slot: what works should not depend on the length."""
+    attention = layer(3, projection=projection, shorter_input="stretch")
+    queries, keys = (inputs(length=length) for length in lengths)
+    message = f"query, key: expected one length with sliding_window, got {lengths[0]} and {lengths[1]}"
+    with pytest.raises(InputError, match=f"^{message}$"):
+        attention(queries, keys, keys)
+    if lengths[1] == N:
+        with pytest.raises(InputError, match=f"^{message}$"):
+            attention.attend(queries, attention.project(keys, keys))
 
 
 CUTS = [slice(0, 7), slice(7, 12), slice(12, N)]
+
+
+@pytest.mark.parametrize("projection", ["linear", "mean_pool", "dynamic"])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.e2e
+@pytest.mark.unchecked
+def test_one_program_for_every_length(projection, masked):
+    """Texts of fewer tokens than the global ones, and of several blocks."""
+    longest = 37
+    layer = LinformerAttention(WIDTH, HEADS, longest, K, projection=projection, sliding_window=5, global_tokens=3)
+    attention = randomise(layer).double().eval()
+    length = torch.export.Dim("length", min=1, max=longest)
+
+    class Alone(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = attention
+
+        def forward(self, hidden, mask=None):
+            return self.attention(hidden, hidden, hidden, mask)[0]
+
+    def example(tokens):
+        mask = torch.arange(tokens)[None] >= torch.tensor([[tokens], [max(1, tokens // 2)]])
+        return (inputs(2, tokens), mask) if masked else (inputs(2, tokens),)
+
+    given = example(23)
+    program = torch.export.export(Alone(), given, dynamic_shapes=({1: length},) * len(given)).module()
+    for tokens in (1, 2, 3, 4, 32, 33, longest):
+        hidden, *mask = example(tokens)
+        real = ~mask[0] if masked else torch.ones(2, tokens, dtype=torch.bool)
+        torch.testing.assert_close(program(hidden, *mask)[real], Alone()(hidden, *mask)[real], rtol=1e-4, atol=1e-4)
 
 
 def of_pieces(parts: list[list[torch.Tensor]], piece: int):

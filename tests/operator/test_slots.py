@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from linformer_kit import InputError
 from linformer_kit.operator.attention import LinformerAttention
 from linformer_kit.operator.slots import Slots, attend_slots, context_mapping, merge_heads, split_heads
 
@@ -59,3 +60,20 @@ def test_a_slot_that_stands_for_no_token_has_no_weight():
     torch.testing.assert_close(
         weights, torch.full_like(weights, 1 / 4), msg="all slots are alike if none stands for a token"
     )
+
+
+@pytest.mark.parametrize(("projection", "length"), [("random", 4096), ("dynamic", 70_000), ("mean_pool", 70_000)])
+def test_counts_of_tokens_beyond_the_range_of_float16(projection, length):
+    attention = LinformerAttention(8, 2, length, 1, projection=projection, slot_exponent=1.0).half()
+    tokens = torch.randn(1, length, 8, dtype=torch.float16)
+    (slots,) = attention.project(tokens, tokens)
+    assert slots.bias.dtype == torch.float16
+    torch.testing.assert_close(
+        slots.bias.flatten().double(), torch.full((2,), length, dtype=torch.float64).log(), rtol=1e-3, atol=0
+    )
+
+
+def test_exponents_that_are_no_number_or_too_large_are_refused():
+    for refused in (math.nan, math.inf, 1e300, -101, "1", True):
+        with pytest.raises(InputError, match=r"^slot_exponent: expected None or a number from -100 to 100, got "):
+            LinformerAttention(8, 2, 16, 4, slot_exponent=refused)

@@ -368,6 +368,7 @@ def check_traffic() -> None:
         ({"sharing": "none"}, 2 * k * embed),
         ({"projection": "mean_pool"}, k * (embed + 1)),
         ({"projection": "dynamic"}, k * (embed + 1)),
+        ({"projection": "dynamic", "sharing": "none"}, 2 * k * embed),
         ({"local_convolution": 5}, 2 * k * (embed + 1)),
         ({"slot_exponent": 0.5}, 2 * k * (embed + 1)),
         ({"sliding_window": 1}, 2 * k * (embed + 1)),
@@ -384,7 +385,8 @@ def check_traffic() -> None:
                 loss.backward()
             both = [("allreduce_", batch * numbers * 8)]
             both += [("send", 2 * batch * embed * 8)] * ("local_convolution" in fields)
-            softmax = [("allreduce_", batch * k * 8)] * (fields.get("projection") == "dynamic")
+            rows = k * (model.config.num_attention_heads if fields.get("sharing") == "none" else 1)
+            softmax = [("allreduce_", batch * rows * 8)] * (fields.get("projection") == "dynamic")
             counts = [("allreduce_", (batch + 1) * k * 8)] * ("slot_exponent" in fields)
             # ⌊w/2⌋ tokens go to the next process, ⌊(w - 1)/2⌋ to the one before; their gradients come back.
             near = [("send", batch * tokens * (2 * embed + 1) * 8) for tokens in (3, 2)]

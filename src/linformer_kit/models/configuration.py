@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
 from linformer_kit.errors import InputError
-from linformer_kit.operator.checks import check_exponent
+from linformer_kit.operator.checks import check_count, check_exponent
 from linformer_kit.operator.projections import PROJECTIONS, is_integer, largest_dim
 from linformer_kit.settings import (
     Attention,
@@ -169,8 +169,10 @@ def warn_of_unknown(names: frozenset[str]) -> None:
 def _check_fields(config: LinformerConfig) -> None:
     for name in _POSITIVE:
         _require(is_integer(value := getattr(config, name)) and value > 0, name, "a positive integer", value)
-    for name in ("type_vocab_size", "position_offset", "local_convolution", "sliding_window", "global_tokens"):
+    for name in ("type_vocab_size", "position_offset", "local_convolution"):
         _require(is_integer(value := getattr(config, name)) and value >= 0, name, "an integer of 0 or more", value)
+    for name in ("sliding_window", "global_tokens"):
+        check_count(name, getattr(config, name))
     width = config.local_convolution
     _require(width == 0 or width % 2 == 1, "local_convolution", "0 or an odd number", width)
     for name in _PROBABILITIES:

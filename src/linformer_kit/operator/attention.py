@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
@@ -180,7 +181,9 @@ class LinformerAttention(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def extra_repr(self) -> str:
-        return f"{self.embed_dim}, num_heads={self.num_heads}, bias_order={self.bias_order}"
+        more = {name: getattr(self, name) for name in ("sliding_window", "global_tokens") if getattr(self, name)}
+        parts = [f"{self.embed_dim}, num_heads={self.num_heads}, bias_order={self.bias_order}"]
+        return ", ".join(parts + [f"{name}={value}" for name, value in more.items()])
 
     def forward(
         self,
@@ -222,7 +225,7 @@ class LinformerAttention(nn.Module):
             full attention; without the batch axis for one sequence, without the heads axis if averaged), or None. If
             heads differ in k, P̄ is padded with zeros to the largest; if a short text fills fewer windows, there are
             fewer slots. The columns of global tokens come first; with a sliding window, w columns follow, for the
-            neighbours of each query from left to right.
+            neighbours of each query from left to right; they are 0 where every token of a text has a slot of its own.
 
         Raises:
             InputError: for wrong shapes, a sequence longer than max_seq_len, and any mask over pairs of positions: each
@@ -234,10 +237,13 @@ class LinformerAttention(nn.Module):
         projects = self._projects(projection)
         inputs = self._inputs(key, value, layout.to_batch(key_padding_mask), key_lengths, projects)
         checks.check_query(query, inputs.key, self.embed_dim)
+        windowed = self.sliding_window > 0 and projects is not tokens_as_slots
+        if windowed:
+            checks.check_as_many_queries(query.shape[1], inputs.key.shape[1])
         slots = self._slots(projects, inputs)
-        if slots[0].neighbours is not None:
-            checks.check_as_many_queries(query, inputs.key)
         output, weights = self.attend(inputs.key if query is key else query, slots, need_weights)
+        if weights is not None and windowed and slots[0].neighbours is None:  # every token is a slot
+            weights = F.pad(weights, (0, self.sliding_window))
         if weights is not None and average_attn_weights:
             weights = weights.mean(dim=1)
         return layout.of_output(output), layout.of_batch(weights)
@@ -269,7 +275,7 @@ class LinformerAttention(nn.Module):
         """The second half of `forward`: softmax(Q·W_Q·slotsᵀ/√d) over the slots for each query, and W_O.
 
         Args:
-            query: Input of the queries, the batch first.
+            query: Input of the queries, the batch first; with a sliding window those of all positions of the keys.
             slots: Return value of `project` for the same sequences.
             need_weights: Whether to return the context mapping P̄.
 
@@ -278,6 +284,7 @@ class LinformerAttention(nn.Module):
         """
         near = slots[0].neighbours
         if near is not None:
+            checks.check_as_many_queries(query.shape[1], near.query_len)
             query = near.ordered(query)
         heads = split_heads(kernels.apply_linear(self.q_proj, query), self.num_heads)
         dropout = self.dropout if self.training else 0.0
@@ -365,8 +372,11 @@ def project(
     # The projection shared by all layers of a model comes as a function that calls it (`LinformerEncoder.forward`).
     module = projects.func if isinstance(projects, functools.partial) else projects
     # Neighbours are left out of slots that stand for some tokens alone: windows and global tokens.
-    counted = exponent is not None or global_tokens > 0 or getattr(module, "windowed", True)
-    inputs = inputs.in_order()._replace(counted=counted)
+    windows = sliding_window > 0 and (global_tokens > 0 or getattr(module, "windowed", True))
+    counted = exponent is not None or windows
+    inputs, query_len = inputs.in_order()._replace(counted=counted), inputs.key.shape[1]
+    if global_tokens and torch.compiler.is_exporting():  # the program must run for a text of fewer tokens
+        inputs = inputs.padded(global_tokens)
     rest = inputs.key.shape[1] - global_tokens
     keeps = isinstance(module, SequenceProjection) and module.keeps_tokens(rest, groups)
     if not torch.compiler.is_exporting() and (rest <= 0 or keeps):
@@ -382,7 +392,7 @@ def project(
         slots = [group.weighted(exponent) for group in slots]
     if not sliding_window:
         return slots
-    near = Neighbours(key, value, sliding_window, padding)
+    near = Neighbours(key, value, sliding_window, padding, key_lengths=inputs.lengths, query_len=query_len)
     if piece is not None:
         near = near.around(piece.exchange, piece.positions.start)
     return [group.with_neighbours(near) for group in slots]

@@ -16,6 +16,7 @@ from linformer_kit.operator.projections import BIAS_ORDERS, SequenceProjection, 
 from linformer_kit.operator.values import values_are_cheap
 
 LONGEST = 1 << 24  # tokens; larger numbers are treated as a mistake, since no machine has the memory for them
+_STEEPEST = 100  # exponent of slot weights, likewise
 
 
 def check_sizes(embed_dim: Any, num_heads: Any, dropout: Any, bias_order: Any) -> None:
@@ -37,9 +38,11 @@ def check_count(name: str, value: Any) -> None:
 
 
 def check_exponent(slot_exponent: Any) -> None:
-    """Refuse an exponent that is neither None nor a finite number."""
-    if slot_exponent is not None and not is_finite(slot_exponent):
-        raise InputError(f"slot_exponent: expected None or a finite number, got {slot_exponent!r}")
+    """Refuse an exponent that is neither None nor a number from -`_STEEPEST` to `_STEEPEST`."""
+    if slot_exponent is not None and not (is_finite(slot_exponent) and abs(slot_exponent) <= _STEEPEST):
+        raise InputError(
+            f"slot_exponent: expected None or a number from -{_STEEPEST} to {_STEEPEST}, got {slot_exponent!r}"
+        )
 
 
 def is_finite(value: Any) -> bool:
@@ -47,12 +50,10 @@ def is_finite(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def check_as_many_queries(query: Tensor, key: Tensor) -> None:
+def check_as_many_queries(queries: int, positions: int) -> None:
     """Refuse, with a sliding window, queries that are not those of the same positions as the keys."""
-    if query.shape[1] != key.shape[1]:
-        raise InputError(
-            f"query, key: expected one length with sliding_window, got {query.shape[1]} and {key.shape[1]}"
-        )
+    if queries != positions:
+        raise InputError(f"query, key: expected one length with sliding_window, got {queries} and {positions}")
 
 
 def check_module(

@@ -36,6 +36,7 @@ class Neighbours(NamedTuple):
     edges: Int[Tensor, "batch_or_1 edges"] | None = None
     offset: int = 0  # position of the first token, if these are a piece of a sequence
     key_lengths: Int[Tensor, " batch"] | None = None  # real tokens, if not those of `padding`
+    query_len: int = 0  # number of the queries
 
     @property
     def before(self) -> int:
@@ -88,6 +89,7 @@ class Neighbours(NamedTuple):
             value=self.value[samples],
             padding=None if self.padding is None else self.padding.of_samples(samples),
             first=self.first + rows.start,
+            query_len=rows.stop - rows.start,
             edges=of_samples(self.edges, samples),
             key_lengths=of_samples(self.key_lengths, samples),
         )
@@ -133,9 +135,12 @@ class Blocks(NamedTuple):
         """Cut queries into blocks of about w rows."""
         length, tokens, device = query.shape[2], neighbours.key.shape[2], query.device
         rows = max(neighbours.window, _LEAST_ROWS)
-        if not torch.compiler.is_compiling():  # a traced program must not depend on the length
+        if torch.compiler.is_compiling():  # a traced program must not depend on the length: always several blocks
+            count = (length + 2 * rows - 1) // rows  # ONNX rounds towards zero
+        else:
             rows = max(1, min(rows, length))
-        starts = torch.arange((length + rows - 1) // rows, device=device) * rows  # ONNX rounds towards zero
+            count = -(-length // rows)
+        starts = torch.arange(count, device=device) * rows
         row = starts[:, None] + torch.arange(rows, device=device)
         token = starts[:, None] + torch.arange(rows + neighbours.window - 1, device=device)
         position = token + neighbours.first - neighbours.before
@@ -160,11 +165,11 @@ class Blocks(NamedTuple):
     ) -> tuple[Float[Tensor, "batch heads blocks rows slots"], Float[Tensor, "batch heads blocks rows seen"]]:
         """One softmax over the slots, with `Slots.mask`, and the tokens that each row sees."""
         scale = self.query.shape[-1] ** -0.5
-        of_slots = hidden((self.query.flatten(2, 3) @ key.transpose(-2, -1)) * scale, mask)
+        of_slots = masked_scores((self.query.flatten(2, 3) @ key.transpose(-2, -1)) * scale, mask)
         of_slots = of_slots.unflatten(2, self.query.shape[2:4])
         if self.unseen is not None:
             of_slots = of_slots + F.pad(self.unseen, (0, key.shape[2] - self.unseen.shape[-1]))[:, None]
-        of_seen = hidden((self.query @ self.key.transpose(-2, -1)) * scale, self.sees[:, None])
+        of_seen = masked_scores(_products(self.query, self.key.transpose(-2, -1)) * scale, self.sees[:, None])
         weights = torch.cat([of_slots, of_seen], dim=-1).softmax(dim=-1)
         return weights[..., : key.shape[2]], weights[..., key.shape[2] :]
 
@@ -175,13 +180,16 @@ class Blocks(NamedTuple):
         value: Float[Tensor, "batch heads slots head_dim"],
     ) -> Float[Tensor, "batch heads queries head_dim"]:
         """The weighted sum of the values of slots and tokens."""
-        return self.joined((of_slots.flatten(2, 3) @ value).view_as(self.query) + of_seen @ self.value)
+        return self.joined((of_slots.flatten(2, 3) @ value).view_as(self.query) + _products(of_seen, self.value))
 
     def joined(
         self, blocks: Shaped[Tensor, "batch heads blocks rows last"]
     ) -> Shaped[Tensor, "batch heads queries last"]:
         """Rows of all blocks, one after the other."""
-        return blocks.flatten(2, 3)[:, :, : self.length]
+        rows = blocks.flatten(2, 3)
+        if torch.compiler.is_compiling():  # a slice would compare the length with that of the blocks
+            return rows.index_select(2, torch.arange(self.length, device=rows.device))
+        return rows[:, :, : self.length]
 
     def cut(self, rows: Shaped[Tensor, "batch heads queries last"]) -> Shaped[Tensor, "batch heads blocks rows last"]:
         """The inverse of `joined`; the last block is filled up with copies of the last row."""
@@ -226,7 +234,7 @@ def log_unseen(
     return ((count - both).to(wide).log() - count.to(wide).log()).to(dtype)
 
 
-def hidden(
+def masked_scores(
     scores: Float[Tensor, "batch heads *rows last"],
     mask: Shaped[Tensor, "batch_or_1 heads_or_1 ... last"] | None,
 ) -> Float[Tensor, "batch heads *rows last"]:
@@ -234,6 +242,13 @@ def hidden(
     if mask is None:
         return scores
     return scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+
+
+def _products(
+    left: Float[Tensor, "batch heads blocks rows inner"], right: Float[Tensor, "batch heads blocks inner columns"]
+) -> Float[Tensor, "batch heads blocks rows columns"]:
+    """The product of each block; in one axis, since `@` with three would compare their numbers when traced."""
+    return torch.bmm(left.flatten(0, 2), right.flatten(0, 2)).unflatten(0, left.shape[:3])
 
 
 def _rows_moved(by_head: Tensor, move: Callable[[Tensor], Tensor]) -> Tensor:

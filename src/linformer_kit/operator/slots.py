@@ -63,7 +63,8 @@ class Slots(NamedTuple):
         assert self.counts is not None
         own = exponent if self.heads is None else exponent[self.heads]
         of_none = self.counts == 0
-        logarithms = self.counts.to(exponent.dtype).masked_fill(of_none, 1.0).log()
+        wide = torch.promote_types(torch.promote_types(self.counts.dtype, exponent.dtype), torch.float32)
+        logarithms = self.counts.to(wide).masked_fill(of_none, 1).log()
         bias = (own[:, None] * logarithms).masked_fill(_some_key(of_none), -math.inf)
         return self._replace(bias=bias[:, :, None].to(self.key.dtype))
 

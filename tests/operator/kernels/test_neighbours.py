@@ -50,6 +50,18 @@ def attend(given, window, *, masked=False, weighted=False, dropout=0.0, first=0,
     return kernels.attention_with_neighbours(query[:, :, rows], key, value, mask, near, dropout=dropout)
 
 
+def test_blocks_of_wide_windows_are_no_larger_than_the_most(monkeypatch):
+    monkeypatch.setattr(kernel, "_ROWS", dict.fromkeys((2, 4, 8), 2))
+    monkeypatch.setattr(kernel, "_MOST_ROWS", 4)
+    sizes, real = [], kernel._outside
+    monkeypatch.setattr(kernel, "_outside", lambda rows, *others: sizes.append(rows) or real(rows, *others))
+    given = tensors()
+    out = attend(given, 9)
+    assert set(sizes) == {4, LENGTH % 4}
+    with kernels.plain():
+        torch.testing.assert_close(out, attend(given, 9))
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("window", [1, 2, 5, 70])

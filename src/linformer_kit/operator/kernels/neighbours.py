@@ -20,6 +20,7 @@ _SCORES = 1 << 20  # elements of a block of P̄
 _ALIGNED = 32  # columns: products and softmax of P̄ take 1.5 times as long with other numbers
 # The least rows of a block, by the bytes of an element; all of them are multiplied with rows + w - 1 tokens.
 _ROWS = {2: 128, 4: 64, 8: 64}
+_MOST_ROWS = 512  # with wide windows, so that scores of a block fit in memory
 
 
 def attention_with_neighbours(
@@ -163,7 +164,7 @@ def _outside(rows: int, seen: int, start: int, window: int, dtype: torch.dtype) 
 def _score_blocks(query: Tensor, slots: int, window: int) -> Iterator[tuple[slice, list[slice]]]:
     """Samples, and the rows of each of their blocks."""
     batch, heads, length, _ = query.shape
-    rows = max(_ROWS[query.element_size()], window)
+    rows = max(_ROWS[query.element_size()], min(window, _MOST_ROWS))
     samples = max(1, _SCORES // (heads * min(rows, length) * (slots + rows + window)))
     parts = [slice(start, min(start + rows, length)) for start in range(0, length, rows)]
     for start in range(0, batch, samples):

@@ -42,6 +42,7 @@ from linformer_kit.operator.projections.head_maps import HeadMap
 from linformer_kit.operator.projections.matrices import LinearProjection, RandomProjection
 from linformer_kit.operator.projections.pooling import MaxPoolProjection, MeanPoolProjection
 from linformer_kit.operator.projections.sizes import HeadGroups, check_resize, each_dim, is_integer, largest_dim
+from linformer_kit.operator.projections.starts import check_start
 from linformer_kit.operator.projections.windows import more_windows
 
 __all__ = [
@@ -100,6 +101,8 @@ def build_projection(
     """
     if name not in list(PROJECTIONS):
         raise InputError(f"projection: expected one of {', '.join(PROJECTIONS)}, got {name!r}")
+    if initializer is not None:
+        check_start(initializer)
     kind = PROJECTIONS[name]
     arguments: dict[str, Any] = {"num_heads": num_heads, "sharing": sharing, "shorter_input": shorter_input}
     if issubclass(kind, (ConvProjection, DynamicProjection)):

@@ -67,20 +67,19 @@ class Inputs(NamedTuple):
         """The tokens after the first ones, of inputs in order."""
         if not tokens:
             return self
-        if torch.compiler.is_exporting():  # the program must run for a text without further tokens
-            return self._padded()._cut(slice(tokens, None))
         rest = self._cut(slice(tokens, None))
         key_map = self.key_map.after(tokens, self.key, rest.key)
         return rest._replace(key_map=key_map, value_map=self.value_map.after(tokens, self.value, rest.value))
 
-    def _padded(self) -> Inputs:
-        """With one position of padding more."""
+    def padded(self, positions: int) -> Inputs:
+        """With more positions of padding at the end."""
         key, value, unmapped = (
-            None if hidden is None else F.pad(hidden, (0, 0, 0, 1)) for hidden in (self.key, self.value, self.unmapped)
+            None if hidden is None else F.pad(hidden, (0, 0, 0, positions))
+            for hidden in (self.key, self.value, self.unmapped)
         )
         assert key is not None and value is not None
         mask = self.key.new_zeros(self.key.shape[:2], dtype=torch.bool) if self.mask is None else self.mask
-        padding = Padding(F.pad(mask, (0, 1), value=True), (~mask).sum(dim=1), None)
+        padding = Padding(F.pad(mask, (0, positions), value=True), (~mask).sum(dim=1), None)
         value = key if self.value is self.key else value
         return self._replace(key=key, value=value, padding=padding, unmapped=unmapped)
 

@@ -12,13 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linformer_kit.errors import InputError
 from linformer_kit.operator import kernels
 from linformer_kit.operator.projections.base import Inputs, LearnedProjection, SequenceProjection
 from linformer_kit.operator.projections.head_maps import HeadMap, of_heads
 from linformer_kit.operator.projections.resampling import stretch_matrix, stretch_to_lengths, stretch_tokens
 from linformer_kit.operator.projections.sizes import HeadGroups
-from linformer_kit.operator.projections.starts import STARTS
+from linformer_kit.operator.projections.starts import STARTS, check_start
 from linformer_kit.operator.slots import Slots
 
 
@@ -78,13 +77,15 @@ class MatrixProjection(SequenceProjection):
 
         If the matrix depends on the text, m/k of m tokens.
         """
-        real = inputs.key.new_ones(1, inputs.key.shape[1]) if inputs.mask is None else (~inputs.mask).to(inputs.key)
+        wide = torch.promote_types(inputs.key.dtype, torch.float32)  # a count may exceed the range of float16
+        shape = (1, inputs.key.shape[1])
+        real = inputs.key.new_ones(shape, dtype=wide) if inputs.mask is None else (~inputs.mask).to(wide)
         if not self.bounded or (self.stretches and self.shorter_input == "stretch"):
             (lengths,) = self._added([real.sum(-1)])
             return (lengths / slots)[:, None, None].expand(-1, 1, slots)
-        rows = self._rows(self._matrices()[0], slots, heads).abs()
+        rows = self._rows(self._matrices()[0], slots, heads).abs().to(wide)
         here = _first_columns(rows, inputs.key.shape[1])
-        on_real = torch.einsum("hkm,bm->bhk", here, real.to(here))
+        on_real = torch.einsum("hkm,bm->bhk", here, real)
         on_real, on_all = self._added([on_real, rows.sum(-1)])
         return self.seq_len / slots * on_real / on_all.clamp(min=torch.finfo(rows.dtype).tiny)
 
@@ -190,8 +191,7 @@ class LinearProjection(LearnedProjection, MatrixProjection):
         **arguments: Any,
     ) -> None:
         super().__init__(seq_len, projected_dim, **arguments)
-        if initializer not in STARTS:
-            raise InputError(f"projection_initializer: expected one of {', '.join(STARTS)}, got {initializer!r}")
+        check_start(initializer)
         self.initializer = initializer
         self._make_parameters()
 
