@@ -130,10 +130,31 @@ def test_curves(minutes, tmp_path, figures):
     for entry in results["trials"]:
         entry["minutes"] = minutes
     curves = {variant: learning.at_chosen_rate(results, "a", variant) for variant in results["settings"]["variants"]}
-    draw_curves(curves, tmp_path / "a.png", title="A")
+    draw_curves(curves, tmp_path / "a.png", baseline="full", title="A")
     (axes,) = figures[0].axes
     assert [line.get_label() for line in axes.lines] == ["full (4.250)", "ours (4.375)"]
     assert axes.lines[1].get_xdata().tolist() == ([10, 20] if minutes is None else [1.5, 3.0])
     assert axes.lines[1].get_ydata().tolist() == [6.0, 4.375]
     assert axes.get_xlabel() == ("updates" if minutes is None else "minutes of this training")
     assert (tmp_path / "a.png").stat().st_size > 5000
+
+
+def test_curves_of_many_variants(tmp_path, figures):
+    """Six are drawn: the baseline, then those with more seeds, then the best."""
+
+    def trained(loss, seeds=1):
+        return [{"minutes": None, "validation_loss": loss, "curve": [[1, loss]], "updates": 1}] * seeds
+
+    curves = {f"of {loss}": trained(loss) for loss in (1.0, 2.0, 3.0, 4.0, 5.0)}
+    curves = {"diverged": trained(None), **curves, "twice": trained(8.0, seeds=2), "baseline": trained(9.0)}
+    draw_curves(curves, tmp_path / "a.png", baseline="baseline", title="A")
+    (axes,) = figures[0].axes
+    assert [line.get_label().rsplit(" ", 1)[0] for line in axes.lines] == [
+        "of 1.0",
+        "of 2.0",
+        "of 3.0",
+        "of 4.0",
+        "twice",
+        "baseline",
+    ]
+    assert "6 of 7 variants" in figures[0].legends[0].get_title().get_text()

@@ -29,7 +29,8 @@ def write_learning_report(results: dict[str, Any], folder: Path) -> str:
         for cell in results["settings"]["cells"]:
             curves = {variant: at_chosen_rate(results, cell, variant) for variant in results["settings"]["variants"]}
             title = f"{results['settings']['title']}: {cell}"
-            draw_curves(curves, folder / f"curves-{file_name(cell)}.png", title=title)
+            path = folder / f"curves-{file_name(cell)}.png"
+            draw_curves(curves, path, baseline=results["settings"]["baseline"], title=title)
     return text
 
 
