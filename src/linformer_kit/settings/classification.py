@@ -73,6 +73,7 @@ class FinetuneSettings(LabelledSettings, OneModelTrainingSettings):
     per_device_train_batch_size: int = 16
     per_device_eval_batch_size: int = 32
     learning_rate: float = 5e-5
+    projection_learning_rate_factor: float = 0.1
     num_train_epochs: float = 3.0
     max_steps: int | None = None
     warmup_steps: float = 0.06
