@@ -279,7 +279,7 @@ def test_help_shows_types_and_the_defaults_of_the_recipe(capsys):
         main(["pretrain", "--help"])
     out = " ".join(capsys.readouterr().out.split())
     assert exit_.value.code == 0
-    assert "(required, type: float, default: 0.003)" in out
+    assert "(required, type: float, default: 0.006)" in out
     assert "n, the maximum sequence length in tokens. (type: int, default: 128)" in out
     assert "(type: int | list[int] | list[list[int]], default: 32)" in out
 

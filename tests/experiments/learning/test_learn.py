@@ -282,8 +282,8 @@ def test_variants_start_as_their_names_say(name):
     own = yaml.safe_load((RECIPES / "learning" / f"{name}.yaml").read_text()).get("base", {}).get("model", {})
     for trial in checks.one_of_each_kind(dataclasses.replace(settings, english_file=["x"])):
         said = [start for start in STARTS if start in trial.variant.replace(",", "").split()]
-        as_tiny = "tiny" in trial.variant or trial.variant.startswith("linear")
-        default = "shifted_pooling" if as_tiny else own.get("projection_initializer", "pooling")
+        shifted = trial.variant.startswith("linear")
+        default = "shifted_pooling" if shifted else own.get("projection_initializer", "pooling")
         assert trial.settings.model.projection_initializer == (said or [default])[0]
 
 
