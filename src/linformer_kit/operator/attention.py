@@ -77,7 +77,7 @@ class LinformerAttention(nn.Module):
             encoders give much weight to their first token. Full attention is unchanged.
         slot_exponent: Initial value of β, a parameter for each head: a slot that stands for c tokens weighs as c^β
             tokens. With 1 this is proportional attention (Bolya et al. 2023). None: slots weigh as one token, as in
-            the paper, and there is no such parameter.
+            the paper, and there is no such parameter. Full attention does not use it.
         batch_first: Whether inputs and output are `[batch, length, embed_dim]` and not `[length, batch, embed_dim]`.
             True by default, unlike torch's. As a replacement of a `torch.nn.MultiheadAttention` it must have the same
             value; torch's Transformer layers have False by default.
@@ -181,9 +181,9 @@ class LinformerAttention(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def extra_repr(self) -> str:
-        more = {name: getattr(self, name) for name in ("sliding_window", "global_tokens") if getattr(self, name)}
         parts = [f"{self.embed_dim}, num_heads={self.num_heads}, bias_order={self.bias_order}"]
-        return ", ".join(parts + [f"{name}={value}" for name, value in more.items()])
+        parts += [f"{name}={value}" for name in ("sliding_window", "global_tokens") if (value := getattr(self, name))]
+        return ", ".join(parts if self.slot_exponent is None else [*parts, "slot_exponent"])
 
     def forward(
         self,
