@@ -168,9 +168,8 @@ def _attend(query: Tensor, group: Slots, dropout: float) -> Tensor:
         )
     # With gradients, the kernel for slots is used for full attention too: flash attention's backward pass is slower on
     # CPUs (docs/speed.md).
-    if group.projected or torch.is_grad_enabled():
-        return kernels.attention(query, group.key, group.value, group.mask, dropout=dropout)
-    return F.scaled_dot_product_attention(query, group.key, group.value, attn_mask=group.mask, dropout_p=dropout)
+    few = group.projected or torch.is_grad_enabled()
+    return kernels.attention(query, group.key, group.value, group.mask, dropout=dropout, few_keys=few)
 
 
 def _blocks(query: Tensor, group: Slots) -> Blocks | None:

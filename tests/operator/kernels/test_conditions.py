@@ -54,7 +54,7 @@ def test_many_gradients_at_once(monkeypatch):
     monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
     inputs, weight = torch.randn(64, 512, requires_grad=True), torch.randn(64, 512, requires_grad=True)
     output = kernels.linear(inputs, weight)
-    assert type(output.grad_fn).__name__ == "_OneDNNLinearBackward"
+    assert type(output.grad_fn).__name__ == "_LinearBackward"
     upstream = torch.randn(3, 64, 64)
     batched = torch.autograd.grad(output, (inputs, weight), upstream, retain_graph=True, is_grads_batched=True)
     for index, grad in enumerate(upstream):
@@ -112,8 +112,32 @@ def test_whose_processor(monkeypatch, text, intel):
 )
 def test_blocks_of_bfloat16_where_they_were_measured(monkeypatch, capabilities, onednn, fast):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
-    monkeypatch.setattr(conditions, "onednn_has_bfloat16", lambda: onednn)
+    monkeypatch.setattr(conditions, "onednn_has", lambda dtype: onednn)
     assert conditions.bfloat16_in_blocks.__wrapped__() == fast
+
+
+RECORDED = {
+    "AVX-512 with bfloat16": ({"avx2": True, "avx512_f": True, "avx512_bf16": True}, True, False),
+    "AVX-512 with bfloat16 and AMX": ({"avx512_f": True, "avx512_bf16": True, "amx_bf16": True}, True, False),
+    "AMX with float16": ({"avx512_bf16": True, "amx_bf16": True, "avx512_fp16": True, "amx_fp16": True}, True, True),
+    "AVX-512 without bfloat16": ({"avx2": True, "avx512_f": True, "avx512_bf16": False}, False, False),
+    "AVX2": ({"avx2": True, "avx512_f": False}, False, False),
+    "ARM with both": ({"neon": True, "bf16": True, "fp16_arith": True}, True, True),
+    "ARM without": ({"neon": True, "bf16": False}, False, False),
+    "not known to torch": ({}, True, True),
+}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_instructions_of_recorded_processors(monkeypatch, name):
+    capabilities, *expected = RECORDED[name]
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    monkeypatch.setattr(conditions, "onednn_has", lambda dtype: True)
+    has = conditions.has_instructions.__wrapped__
+    assert [has(dtype) for dtype in (torch.bfloat16, torch.float16)] == expected
+    assert has(torch.float32) and has(torch.float64)
+    monkeypatch.setattr(conditions, "onednn_has", lambda dtype: False)  # ONEDNN_MAX_CPU_ISA says so
+    assert has(torch.bfloat16) == (not capabilities)
 
 
 @pytest.mark.e2e
@@ -122,7 +146,7 @@ def test_onednn_with_fewer_instructions_than_the_processor_has():
     script = (
         "import torch; from linformer_kit.operator import kernels; from linformer_kit.operator.kernels import conditions\n"
         "x, linear = torch.ones(1024, 64).bfloat16(), torch.nn.Linear(64, 64).bfloat16()\n"
-        "with torch.no_grad(): print(kernels.apply_linear(linear, x).shape, conditions.onednn_has_bfloat16())"
+        "with torch.no_grad(): print(kernels.apply_linear(linear, x).shape, conditions.onednn_has(torch.bfloat16))"
     )
     ran = subprocess.run(
         [sys.executable, "-c", script],

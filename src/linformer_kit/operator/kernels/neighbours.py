@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from linformer_kit.operator.kernels.conditions import is_ordinary, must_be_plain
+from linformer_kit.operator.kernels.conditions import is_ordinary, must_be_plain, widens
 from linformer_kit.operator.kernels.softmax import Dropout, add_to_bias, bias_gradient, hide, needs_gradient
 from linformer_kit.operator.neighbours import Blocks, Neighbours, log_unseen
 from linformer_kit.operator.padding import Padding, of_samples
@@ -80,20 +80,21 @@ class _At(NamedTuple):
 
 
 class _Where(NamedTuple):
-    """Which tokens queries see, and how much of the slots these are."""
+    """Which tokens queries see, how much of the slots these are, and the number format to compute in."""
 
     lengths: Int[Tensor, " batch"] | None
     window: int
     first: int
     edges: Int[Tensor, "batch_or_1 edges"] | None
     overlaps: _Overlaps | None
+    dtype: torch.dtype
 
     @classmethod
     def of(cls, neighbours: Neighbours, query: Tensor) -> _Where:
         """For queries with these neighbours."""
-        edges = neighbours.edges
-        overlaps = None if edges is None else _Overlaps.of(neighbours, edges, query)
-        return cls(neighbours.lengths, neighbours.window, neighbours.first, edges, overlaps)
+        edges, dtype = neighbours.edges, torch.float32 if widens(query) else query.dtype
+        overlaps = None if edges is None else _Overlaps.of(neighbours, edges, query.shape[2], dtype)
+        return cls(neighbours.lengths, neighbours.window, neighbours.first, edges, overlaps, dtype)
 
     def neighbours(self, key: Tensor, value: Tensor) -> Neighbours:
         """The same neighbours with these keys and values."""
@@ -127,9 +128,9 @@ class _Overlaps(NamedTuple):
     unseen: Float[Tensor, "batch_or_1 query_len most"]  # added to their scores
 
     @classmethod
-    def of(cls, neighbours: Neighbours, edges: Tensor, query: Tensor) -> _Overlaps:
+    def of(cls, neighbours: Neighbours, edges: Tensor, queries: int, dtype: torch.dtype) -> _Overlaps:
         """For queries with these neighbours, and slots between these edges."""
-        position = torch.arange(query.shape[2], device="cpu") + neighbours.first
+        position = torch.arange(queries, device="cpu") + neighbours.first
         first, after = neighbours.seen_by(position)  # [batch_or_1, query_len]
         sequences = max(len(first), len(edges))
         first, after, starts, ends = (
@@ -140,7 +141,7 @@ class _Overlaps(NamedTuple):
         slots = least[..., None] + torch.arange(most, device="cpu")
         slots = slots.masked_fill(slots >= starts.shape[1], 0)  # a row with fewer slots does not see the first
         low, high = (part.gather(1, slots.flatten(1)).view_as(slots) for part in (starts, ends))
-        return cls(slots, log_unseen(low, high, first[..., None], after[..., None], dtype=query.dtype))
+        return cls(slots, log_unseen(low, high, first[..., None], after[..., None], dtype=dtype))
 
     def weigh(self, scores: Tensor, at: _At) -> None:
         """Let slots count for the tokens only that rows do not see; scores as in `_Where.hide`."""
@@ -161,11 +162,11 @@ def _outside(rows: int, seen: int, start: int, window: int, dtype: torch.dtype) 
     return torch.zeros(rows, seen, dtype=dtype, device="cpu").masked_fill_(outside, -torch.inf)[None, None]
 
 
-def _score_blocks(query: Tensor, slots: int, window: int) -> Iterator[tuple[slice, list[slice]]]:
+def _score_blocks(query: Tensor, slots: int, where: _Where) -> Iterator[tuple[slice, list[slice]]]:
     """Samples, and the rows of each of their blocks."""
     batch, heads, length, _ = query.shape
-    rows = max(_ROWS[query.element_size()], min(window, _MOST_ROWS))
-    samples = max(1, _SCORES // (heads * min(rows, length) * (slots + rows + window)))
+    rows = max(_ROWS[where.dtype.itemsize], min(where.window, _MOST_ROWS))
+    samples = max(1, _SCORES // (heads * min(rows, length) * (slots + rows + where.window)))
     parts = [slice(start, min(start + rows, length)) for start in range(0, length, rows)]
     for start in range(0, batch, samples):
         yield slice(start, min(start + samples, batch)), parts
@@ -174,8 +175,8 @@ def _score_blocks(query: Tensor, slots: int, window: int) -> Iterator[tuple[slic
 class _Block:
     """Keys and values of a block of rows: the slots, which stay, followed by the tokens that the rows see."""
 
-    def __init__(self, slots: Tensor) -> None:
-        self.slots = slots.flatten(0, 1)
+    def __init__(self, slots: Tensor, dtype: torch.dtype) -> None:
+        self.slots = slots.flatten(0, 1).to(dtype)
         self.joined = self.slots
 
     def with_tokens(self, tokens: Tensor) -> Float[Tensor, "samples_and_heads columns head_dim"]:
@@ -217,13 +218,12 @@ def _forward(
     context = query.new_empty(batch, length, heads, value.shape[-1]).transpose(1, 2)
     if drop:
         drop.start()
-    for samples, parts in _score_blocks(query, slots, where.window):
-        keys, values = _Block(key[samples]), _Block(value[samples])
+    for samples, parts in _score_blocks(query, slots, where):
+        keys, values = _Block(key[samples], where.dtype), _Block(value[samples], where.dtype)
         for rows in parts:
             at = where.block(samples, rows, slots, near_key.shape[2])
-            weights = _weights(
-                query[samples, :, rows], keys.with_tokens(near_key[samples, :, at.seen]), mask, where, at
-            )
+            queries = query[samples, :, rows].to(where.dtype)
+            weights = _weights(queries, keys.with_tokens(near_key[samples, :, at.seen]), mask, where, at)
             if drop:
                 weights.masked_fill_(drop.next(weights), 0.0)
             product = torch.bmm(weights, values.with_tokens(near_value[samples, :, at.seen]))
@@ -266,12 +266,13 @@ class _NeighbourAttention(torch.autograd.Function):
         if drop:
             drop.start()
             grad = grad * drop.scale
-        for samples, parts in _score_blocks(query, slots, where.window):
-            keys, values = _Block(key[samples]), _Block(value[samples])
+        for samples, parts in _score_blocks(query, slots, where):
+            keys, values = _Block(key[samples], where.dtype), _Block(value[samples], where.dtype)
             for rows in parts:
                 at = where.block(samples, rows, slots, near_key.shape[2])
                 of_block = keys.with_tokens(near_key[samples, :, at.seen])
-                queries, grads = query[samples, :, rows], grad[samples, :, rows].flatten(0, 1)
+                queries, grads = (part[samples, :, rows].to(where.dtype) for part in (query, grad))
+                grads = grads.flatten(0, 1)
                 weights = _weights(queries, of_block, mask, where, at)
                 columns = values.with_tokens(near_value[samples, :, at.seen]).transpose(1, 2)
                 of_weights, kept = torch.bmm(grads, columns), weights

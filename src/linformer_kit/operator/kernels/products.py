@@ -1,4 +1,4 @@
-"""Products with a weight and with E, through oneDNN where torch's default is slow."""
+"""Products with a weight and with E: through oneDNN where torch's default is slow, in float32 where the format is."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from torch import Tensor, nn
 from linformer_kit.operator.hooks import is_replaced
 from linformer_kit.operator.kernels.conditions import (
     bfloat16_in_blocks,
+    in_float32,
     is_ordinary,
     must_be_plain,
     onednn_is_faster,
+    widens,
 )
+from linformer_kit.operator.kernels.tokens import blocks
 
 _ONEDNN_LEAST = 1 << 20  # multiplications; below, the overhead of the call exceeds the time it saves
+_WIDE_TOKENS = 4096  # tokens that are in float32 at one time
 
 
 def linear(
@@ -28,13 +32,17 @@ def linear(
     """X·Wᵀ + 1·b.
 
     In float32, uses oneDNN if torch's default, MKL, does not use AVX-512. In bfloat16, torch uses oneDNN itself, but
-    writes the bias into the result first and adds it from there; without gradients this calls oneDNN directly.
+    writes the bias into the result first and adds it from there; without gradients this calls oneDNN directly. In a
+    format that the processor has no instructions for, computes in float32 and rounds once.
     """
-    if not _suits_onednn(inputs, weight, bias):
+    wide = widens(inputs, weight, bias)
+    if not wide and not _suits_onednn(inputs, weight, bias):
         return F.linear(inputs, weight, bias)
-    if not _needs_gradients(inputs, weight, bias):
-        return _onednn_linear(inputs, weight, bias)
-    return (_OneDNNLinear.apply if inputs.dtype == torch.float32 else F.linear)(inputs, weight, bias)
+    if _needs_gradients(inputs, weight, bias):
+        return (_Linear.apply if wide or inputs.dtype == torch.float32 else F.linear)(inputs, weight, bias)
+    if wide:
+        return linear(*in_float32(inputs, weight, bias)).to(inputs.dtype)
+    return _onednn_linear(inputs, weight, bias)
 
 
 def linear_gelu(
@@ -43,7 +51,11 @@ def linear_gelu(
     bias: Float[Tensor, " out"] | None = None,
 ) -> Float[Tensor, "*rows out"]:
     """GELU(X·Wᵀ + 1·b), exact; without gradients it is fused into the product if `linear` would use oneDNN."""
-    if not _suits_onednn(inputs, weight, bias) or _needs_gradients(inputs, weight, bias):
+    if _needs_gradients(inputs, weight, bias):
+        return F.gelu(linear(inputs, weight, bias))
+    if widens(inputs, weight, bias):
+        return linear_gelu(*in_float32(inputs, weight, bias)).to(inputs.dtype)
+    if not _suits_onednn(inputs, weight, bias):
         return F.gelu(linear(inputs, weight, bias))
     return _onednn_linear(inputs, weight, bias, "gelu", "none")
 
@@ -66,14 +78,18 @@ def compress(
     """E·X of each sequence, with one E for all sequences or one for each.
 
     Uses `torch.bmm`, not `matrix @ hidden`, which copies hidden, transposed, to compute one product of all sequences.
+    In a format that the processor has no instructions for, computes in float32 and rounds once.
     """
-    if must_be_plain() or matrix.dim() > 2 or len(hidden) == 0:
+    if must_be_plain() or len(hidden) == 0:
         return matrix @ hidden
-    if _suits_onednn(matrix, hidden[0].T):
-        return torch.stack([linear(matrix, sequence.T) for sequence in hidden])
-    if _needs_gradients(matrix, hidden):
-        return _Compress.apply(matrix, hidden) if _is_one_format(matrix, hidden) else matrix @ hidden
-    return torch.bmm(matrix.expand(len(hidden), -1, -1), hidden)
+    if not widens(matrix, hidden):
+        if matrix.dim() > 2:
+            return matrix @ hidden
+        if _suits_onednn(matrix, hidden[0].T):
+            return torch.stack([linear(matrix, sequence.T) for sequence in hidden])
+        if _needs_gradients(matrix, hidden) and not _is_one_format(matrix, hidden):
+            return matrix @ hidden
+    return (_Compress.apply if _needs_gradients(matrix, hidden) else _product)(matrix, hidden)
 
 
 def _is_one_format(matrix: Tensor, hidden: Tensor) -> bool:
@@ -87,22 +103,41 @@ def _is_one_format(matrix: Tensor, hidden: Tensor) -> bool:
 
 
 class _Compress(torch.autograd.Function):
-    """E·X that saves X itself for the backward pass, and rounds the gradient of E once for all sequences."""
+    """E·X that saves X itself for the backward pass, and rounds the gradient of a shared E once for all sequences."""
 
     @staticmethod
     def forward(ctx: Any, matrix: Tensor, hidden: Tensor) -> Tensor:
         of_matrix, of_hidden = ctx.needs_input_grad
         ctx.save_for_backward(matrix if of_hidden else None, hidden if of_matrix else None)
-        return torch.bmm(matrix.expand(len(hidden), -1, -1), hidden)
+        ctx.is_shared = matrix.dim() == 2
+        return _product(matrix, hidden)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         matrix, hidden = ctx.saved_tensors
-        of_matrix, of_hidden = ctx.needs_input_grad
-        return (
-            torch.einsum("bkd,bnd->kn", grad, hidden) if of_matrix else None,
-            torch.bmm(matrix.T.expand(len(grad), -1, -1), grad) if of_hidden else None,
-        )
+        dtype = grad.dtype
+        if widens(grad):
+            matrix, hidden, grad = in_float32(matrix, hidden, grad)
+        of_matrix = of_hidden = None
+        if hidden is not None:
+            of_matrix = torch.einsum("bkd,bnd->kn" if ctx.is_shared else "bkd,bnd->bkn", grad, hidden).to(dtype)
+        if matrix is not None:
+            of_hidden = torch.bmm(matrix.mT.expand(len(grad), -1, -1), grad).to(dtype)
+        return of_matrix, of_hidden
+
+
+def _product(
+    matrix: Float[Tensor, "*batch projected seq_len"], hidden: Float[Tensor, "batch seq_len embed"]
+) -> Float[Tensor, "batch projected embed"]:
+    """E·X; where `widens`, with sums in float32 over one block of tokens after the other."""
+    if not widens(matrix, hidden):
+        return torch.bmm(matrix.expand(len(hidden), -1, -1), hidden)
+    batch, length, embed = hidden.shape
+    matrix = matrix.expand(batch, -1, -1)
+    out = hidden.new_zeros(batch, matrix.shape[1], embed, dtype=torch.float32)
+    for samples, rows in blocks(batch, length, _WIDE_TOKENS):
+        out[samples].baddbmm_(matrix[samples, :, rows].float(), hidden[samples, rows].float())
+    return out.to(hidden.dtype)
 
 
 def _suits_onednn(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
@@ -134,14 +169,14 @@ def _onednn_linear(
     return torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, activation, [], algorithm)
 
 
-class _OneDNNLinear(torch.autograd.Function):
-    """`linear` through oneDNN, with gradients through oneDNN too."""
+class _Linear(torch.autograd.Function):
+    """`linear` with gradients that are such products too."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         of_inputs, of_weight, _ = ctx.needs_input_grad
         ctx.save_for_backward(inputs if of_weight else None, weight if of_inputs else None)
-        return _onednn_linear(inputs, weight, bias)
+        return linear(inputs, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:

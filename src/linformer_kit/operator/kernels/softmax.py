@@ -11,7 +11,13 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from linformer_kit.operator.kernels.conditions import bfloat16_in_blocks, is_ordinary, must_be_plain
+from linformer_kit.operator.kernels.conditions import (
+    bfloat16_in_blocks,
+    in_float32,
+    is_ordinary,
+    must_be_plain,
+    widens,
+)
 from linformer_kit.operator.kernels.tokens import blocks
 from linformer_kit.operator.padding import of_samples
 
@@ -25,21 +31,29 @@ def attention(
     mask: Shaped[Tensor, "batch_or_1 heads_or_1 1 keys"] | None = None,
     *,
     dropout: float = 0.0,
+    few_keys: bool = True,
 ) -> Float[Tensor, "batch heads query_len head_dim"]:
-    """softmax(Q·Kᵀ/√d)·V over slots, without the whole query_len × keys matrix in memory.
+    """softmax(Q·Kᵀ/√d)·V, without the whole query_len × keys matrix in memory.
 
     On CPUs with bfloat16 instructions, torch's flash attention does not use them for the products, but batched products
     do. There are few slots, so all scores of a block of queries fit in the cache. They are rounded to bfloat16 before
-    the softmax, as in eager attention; flash attention keeps them in float32.
+    the softmax, as in eager attention; flash attention keeps them in float32. In a format that the processor has no
+    instructions for, computes in float32 and rounds once.
 
     Args:
         query: Queries.
-        key: Keys, few; fastest in the layout of `arranged`.
+        key: Keys; fastest in the layout of `arranged`.
         value: Values, likewise.
         mask: True where a key may be attended to, or a number to add to the score; at least one key in each sequence.
         dropout: Dropout on the weights.
+        few_keys: Whether to use batched products where they are faster for few keys; otherwise flash attention.
     """
-    if not (_attends_in_blocks(query, key, value) and 0 <= dropout < 1):
+    if widens(query, key, value):
+        dtype = query.dtype
+        query, key, value = in_float32(query, key, value)
+        mask = mask if mask is None or mask.dtype == torch.bool else mask.float()
+        return attention(query, key, value, mask, dropout=dropout, few_keys=few_keys).to(dtype)
+    if not (few_keys and _attends_in_blocks(query, key, value) and 0 <= dropout < 1):
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
     drop = Dropout.of(dropout) if dropout else None
     if needs_gradient(query, key, value, mask):

@@ -1,0 +1,159 @@
+"""Number formats that the processor has no instructions for: computed in float32, and rounded once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from linformer_kit.operator import kernels
+from linformer_kit.operator.attention import LinformerAttention
+from linformer_kit.operator.kernels import conditions, products
+from linformer_kit.operator.kernels.products import linear_gelu
+from linformer_kit.operator.neighbours import Neighbours
+
+pytestmark = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+ONE_ROUNDING = {torch.bfloat16: 2**-8, torch.float16: 2**-11}
+
+
+@pytest.fixture(autouse=True)
+def without_instructions(monkeypatch):
+    monkeypatch.setattr(conditions, "has_instructions", lambda dtype: dtype.itemsize > 2)
+
+
+def random(*shape, dtype):
+    return (torch.randn(*shape) / 4).to(dtype).requires_grad_()
+
+
+def linear_case(dtype):
+    return F.linear, kernels.linear, [random(2, 9, 16, dtype=dtype), random(8, 16, dtype=dtype), random(8, dtype=dtype)]
+
+
+def without_bias(dtype):
+    return F.linear, kernels.linear, [random(2, 9, 16, dtype=dtype), random(8, 16, dtype=dtype)]
+
+
+def gelu_case(dtype):
+    def reference(*tensors):
+        return F.gelu(F.linear(*tensors))
+
+    return reference, linear_gelu, [random(18, 16, dtype=dtype), random(8, 16, dtype=dtype), random(8, dtype=dtype)]
+
+
+def compress_case(dtype):
+    return torch.matmul, kernels.compress, [random(4, 9, dtype=dtype), random(3, 9, 16, dtype=dtype)]
+
+
+def each_its_own(dtype):
+    return torch.matmul, kernels.compress, [random(3, 4, 9, dtype=dtype), random(3, 9, 16, dtype=dtype)]
+
+
+def of_heads(dtype, *lengths):
+    return [random(3, 2, length, 8, dtype=dtype) for length in lengths]
+
+
+def attention_case(dtype):
+    mask = torch.arange(5) < torch.tensor([5, 2, 1])[:, None, None, None]
+
+    def reference(query, key, value):
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+
+    return reference, lambda *tensors: kernels.attention(*tensors, mask), of_heads(dtype, 11, 5, 5)
+
+
+def weighted(dtype):
+    def reference(query, key, value, bias):
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+
+    return reference, kernels.attention, [*of_heads(dtype, 11, 5, 5), random(1, 2, 1, 5, dtype=dtype)]
+
+
+def neighbours_case(dtype):
+    def ours(query, key, value, near_key, near_value, bias):
+        near = Neighbours(near_key, near_value, 3, edges=torch.tensor([[0, 3, 5, 8, 11]]))
+        return kernels.attention_with_neighbours(query, key, value, bias, near)
+
+    def reference(*tensors):
+        with kernels.plain():
+            return ours(*tensors)
+
+    return reference, ours, [*of_heads(dtype, 11, 4, 4, 11, 11), random(1, 2, 1, 4, dtype=dtype)]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        linear_case,
+        without_bias,
+        gelu_case,
+        compress_case,
+        each_its_own,
+        attention_case,
+        weighted,
+        neighbours_case,
+    ],
+)
+@pytest.mark.parametrize("block", [4, 4096])
+def test_as_in_float32_and_rounded_once(monkeypatch, case, dtype, block):
+    """Gradients too; without gradients the same."""
+    monkeypatch.setattr(products, "_WIDE_TOKENS", block)
+    reference, ours, tensors = case(dtype)
+    out = ours(*tensors)
+    wide = [tensor.detach().float().requires_grad_() for tensor in tensors]
+    exact = reference(*wide)
+    direction = torch.randn_like(exact).to(dtype)
+    gradients = torch.autograd.grad(out, tensors, direction)
+    expected = torch.autograd.grad(exact, wide, direction.float())
+    if case is not gelu_case:  # which rounds its inner product for the backward pass
+        pairs = list(zip((out, *gradients), (exact, *expected), strict=True))
+        for found, wanted in pairs:
+            assert found.dtype == dtype
+            torch.testing.assert_close(found.float(), wanted, rtol=ONE_ROUNDING[dtype], atol=1e-5)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(*tensors).float(), exact.detach(), rtol=ONE_ROUNDING[dtype], atol=1e-5)
+
+
+@pytest.mark.parametrize("case", [linear_case, gelu_case, attention_case])
+def test_torch_multiplies_no_tensor_of_this_format(monkeypatch, case, dtype):
+    _, ours, tensors = case(dtype)
+    formats = []
+    for name in ("linear", "gelu", "scaled_dot_product_attention"):
+        monkeypatch.setattr(F, name, recorded(getattr(F, name), formats))
+    with torch.no_grad():
+        ours(*tensors)
+    assert formats and dtype not in formats
+
+
+def recorded(function, formats):
+    def call(*tensors, **others):
+        formats.extend(tensor.dtype for tensor in tensors if isinstance(tensor, torch.Tensor))
+        return function(*tensors, **others)
+
+    return call
+
+
+def test_plain_autocast_and_mixed_formats_do_not_widen(dtype):
+    tensor = torch.ones(2, 2, dtype=dtype)
+    assert conditions.widens(tensor, None, tensor)
+    assert not conditions.widens(tensor, tensor.float()) and not conditions.widens(tensor.float())
+    with kernels.plain():
+        assert not conditions.widens(tensor)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not conditions.widens(tensor)
+    assert not conditions.widens(tensor.to("meta"))
+
+
+@pytest.mark.parametrize("options", [{}, {"projection": "dynamic", "sliding_window": 5}, {"projection": None}])
+def test_a_layer_is_at_least_as_exact_as_with_plain_operations(dtype, options):
+    layer = LinformerAttention(32, 4, 64, 8, **options).to(dtype)
+    inputs = torch.randn(8, 64, 32).to(dtype)
+    exact = LinformerAttention(32, 4, 64, 8, **options)
+    exact.load_state_dict(layer.state_dict())
+
+    def error():
+        with torch.no_grad():
+            return (layer(*[inputs] * 3)[0].float() - exact(*[inputs.float()] * 3)[0]).square().mean().sqrt()
+
+    ours = error()
+    with kernels.plain():
+        assert ours <= error() * 1.05
