@@ -75,9 +75,8 @@ class LocalConvolution(nn.Module):
             hidden = zero_padding(hidden, padding.mask[:, first : first + hidden.shape[1]])
         # As an image of one row with channels last, the only layout that is fast on CPUs.
         image = hidden.transpose(1, 2)[:, :, None]
-        convolved = F.conv2d(image, self.weight[:, None, None], padding=(0, reach), groups=embed)[:, :, 0].transpose(
-            1, 2
-        )
+        weight = self.weight[:, None, None]
+        convolved = kernels.widened(F.conv2d, image, weight, padding=(0, reach), groups=embed)[:, :, 0].transpose(1, 2)
         return convolved if rows is None else convolved[:, rows.start - first : rows.stop - first]
 
 

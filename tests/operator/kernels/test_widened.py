@@ -48,6 +48,13 @@ def each_its_own(dtype):
     return torch.matmul, kernels.compress, [random(3, 4, 9, dtype=dtype), random(3, 9, 16, dtype=dtype)]
 
 
+def other_products(dtype):
+    def ours(*tensors):
+        return kernels.widened(torch.matmul, *tensors)
+
+    return torch.matmul, ours, [random(2, 4, 9, dtype=dtype), random(3, 2, 9, 8, dtype=dtype)]
+
+
 def of_heads(dtype, *lengths):
     return [random(3, 2, length, 8, dtype=dtype) for length in lengths]
 
@@ -88,6 +95,7 @@ def neighbours_case(dtype):
         gelu_case,
         compress_case,
         each_its_own,
+        other_products,
         attention_case,
         weighted,
         neighbours_case,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -90,6 +91,13 @@ def compress(
         if _needs_gradients(matrix, hidden) and not _is_one_format(matrix, hidden):
             return matrix @ hidden
     return (_Compress.apply if _needs_gradients(matrix, hidden) else _product)(matrix, hidden)
+
+
+def widened(function: Callable[..., Tensor], *tensors: Tensor, **options: Any) -> Tensor:
+    """function(*tensors); in a format that the processor has no instructions for, in float32 and rounded once."""
+    if not widens(*tensors):
+        return function(*tensors, **options)
+    return function(*in_float32(*tensors), **options).to(tensors[0].dtype)
 
 
 def _is_one_format(matrix: Tensor, hidden: Tensor) -> bool:

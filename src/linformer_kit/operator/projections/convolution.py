@@ -5,6 +5,7 @@ Axes as in `slots`.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from linformer_kit.errors import InputError
+from linformer_kit.operator import kernels
 from linformer_kit.operator.projections.base import LearnedProjection
 from linformer_kit.operator.projections.resampling import stretch_matrix
 from linformer_kit.operator.projections.windows import MappedWindowProjection, Windows
@@ -73,4 +75,4 @@ class DenseConvProjection(ConvProjection):
         self._check_head_dim(mapped)
         inside = windows.of(mapped.flatten(2)).unflatten(3, mapped.shape[2:])
         kernel = self._kernel(name)[..., : inside.shape[2]].expand(mapped.shape[2], -1, -1, -1).to(inside.dtype)
-        return torch.einsum("bswhi,hoiw->bhso", inside, kernel)
+        return kernels.widened(functools.partial(torch.einsum, "bswhi,hoiw->bhso"), inside, kernel)

@@ -107,7 +107,7 @@ class MatrixProjection(SequenceProjection):
         )
         products = self._added(
             [
-                self._rows(matrix, k, heads) @ of_heads(mapped, heads, 1)
+                kernels.widened(torch.matmul, self._rows(matrix, k, heads), of_heads(mapped, heads, 1))
                 for k, heads in groups.groups
                 for matrix, mapped in maps
             ]
