@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from linformer_kit.operator.kernels.processor import Processor
+
 
 def heads_of(batch, heads, length, head_dim, dtype):
     """As a linear map leaves them: positions before heads in memory."""
@@ -18,3 +20,9 @@ def attention_inputs(shape, dtype, masked):
     tensors = [heads_of(batch, heads, length, width, dtype) for length, width in sizes]
     mask = torch.arange(keys) < torch.randint(1, keys + 1, (batch if masked == "each" else 1, 1))
     return tensors, None if masked == "none" else mask[:, None, None]
+
+
+def prefer_onednn(monkeypatch, preferred=True):
+    """Let float32 products run as on a processor where MKL is slow, or is not."""
+    here = Processor.here()._replace(vectors="AVX512", has_mkl=True, is_intel=not preferred)
+    monkeypatch.setattr(Processor, "here", staticmethod(lambda: here))

@@ -8,14 +8,16 @@ import torch.nn.functional as F
 from torch import nn
 
 from linformer_kit.operator import kernels
-from linformer_kit.operator.kernels import conditions, products
+from linformer_kit.operator.kernels import products
+from linformer_kit.operator.kernels.processor import Processor
+from tests.operator.kernels.inputs import prefer_onednn
 
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(1031,), (3, 347), (2, 3, 173)])
 def test_float32_maps_through_onednn(monkeypatch, shape, bias):
     """Outputs and gradients; torch's own map sums in another order, so an error of five of its is no loss of precision."""
-    monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
+    prefer_onednn(monkeypatch)
     inputs, weight = torch.randn(*shape, 31), torch.randn(37, 31)
     offset = torch.randn(37) if bias else None
     assert products._suits_onednn(inputs, weight)
@@ -43,7 +45,7 @@ def test_float32_maps_through_onednn(monkeypatch, shape, bias):
 @pytest.mark.parametrize("batch", [0, 1, 3])
 @pytest.mark.parametrize("fast", [True, False])
 def test_compress(monkeypatch, batch, fast):
-    monkeypatch.setattr(products, "onednn_is_faster", lambda: fast)
+    prefer_onednn(monkeypatch, fast)
     matrix, hidden = torch.randn(31, 337, requires_grad=True), torch.randn(batch, 337, 149, requires_grad=True)
     compressed = kernels.compress(matrix, hidden)
     expected = torch.einsum("kn,bnd->bkd", matrix.double(), hidden.double())
@@ -58,7 +60,7 @@ def test_compress(monkeypatch, batch, fast):
 
 @pytest.mark.parametrize(("needs", "saved"), [((True, False), 37 * 31), ((False, True), 1031 * 31)])
 def test_only_what_a_gradient_needs_is_kept(monkeypatch, needs, saved):
-    monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
+    prefer_onednn(monkeypatch)
     tensors = [
         torch.randn(shape).requires_grad_(need) for shape, need in zip(((1031, 31), (37, 31)), needs, strict=True)
     ]
@@ -81,7 +83,7 @@ def test_only_what_a_gradient_needs_is_kept(monkeypatch, needs, saved):
     ids=["little work", "one row", "wide bias", "double", "subclass", "subclass of weights"],
 )
 def test_what_onednn_is_not_asked_for(monkeypatch, change):
-    monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
+    prefer_onednn(monkeypatch)
     monkeypatch.setattr(products, "_onednn_linear", None)  # calling it would fail
     tensors = change(torch.randn(1031, 31), torch.randn(37, 31), torch.randn(37))
     torch.testing.assert_close(kernels.linear(*tensors), F.linear(*tensors))
@@ -92,7 +94,7 @@ def test_what_onednn_is_not_asked_for(monkeypatch, change):
 @pytest.mark.e2e
 def test_compressing_keeps_no_copy(monkeypatch):
     """The hidden states are kept as they are, and the gradient of E sums all sequences before it is rounded."""
-    monkeypatch.setattr(products, "onednn_is_faster", lambda: False)
+    prefer_onednn(monkeypatch, False)
     matrix, hidden = torch.randn(7, 37, requires_grad=True), torch.randn(5, 37, 11, requires_grad=True)
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.data_ptr()), lambda tensor: tensor):
@@ -115,9 +117,9 @@ class Marked(torch.Tensor):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_maps_without_gradients(monkeypatch, dtype, bias):
     """With and without GELU, as exact as torch's own in the same number format."""
-    if dtype == torch.bfloat16 and not conditions.bfloat16_in_blocks():
+    if dtype == torch.bfloat16 and not Processor.here().bfloat16_in_blocks:
         pytest.skip("not on this processor")
-    monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
+    prefer_onednn(monkeypatch)
     module = nn.Linear(31, 37, bias=bias).to(dtype)
     inputs = torch.randn(3, 347, 31).to(dtype)
     asked = []

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from linformer_kit.operator import kernels, slots
-from linformer_kit.operator.kernels import conditions, softmax
+from linformer_kit.operator.kernels import softmax
+from linformer_kit.operator.kernels.processor import Processor
 from tests.operator.kernels.inputs import attention_inputs, heads_of
 
 # batch, heads, query_len, keys, head_dim
@@ -40,7 +41,7 @@ def test_block_attention_by_numerical_differentiation(small_blocks, drop):
     )
 
 
-@pytest.mark.skipif(not conditions.bfloat16_in_blocks(), reason="not on this processor")
+@pytest.mark.skipif(not Processor.here().bfloat16_in_blocks, reason="not on this processor")
 @pytest.mark.parametrize("spread", [1, 3, 9])
 @pytest.mark.parametrize("shape", [(1, 12, 1000, 256, 64), (3, 3, 211, 67, 32), (2, 3, 61, 13, 24)])
 def test_bfloat16_is_as_exact_as_eager_attention(shape, spread):
@@ -86,7 +87,7 @@ def test_dropout_in_blocks():
         assert (almost_all == 0).double().mean() > 0.9999
 
 
-@pytest.mark.skipif(not conditions.bfloat16_in_blocks(), reason="not on this processor")
+@pytest.mark.skipif(not Processor.here().bfloat16_in_blocks, reason="not on this processor")
 def test_dropout_follows_the_global_seed():
     tensors, _ = attention_inputs((2, 3, 31, 7, 4), torch.bfloat16, "none")
     first, second, again = (
@@ -106,7 +107,7 @@ def test_attention_weights_are_not_kept_for_the_backward_pass():
     assert max(kept) < 2 * 3 * 101 * 97
 
 
-@pytest.mark.skipif(not conditions.bfloat16_in_blocks(), reason="not on this processor")
+@pytest.mark.skipif(not Processor.here().bfloat16_in_blocks, reason="not on this processor")
 def test_dropout_draws_on_the_processor_whatever_the_default_device():
     tensors, _ = attention_inputs((2, 3, 31, 7, 4), torch.bfloat16, "none")
     with torch.device("meta"):

@@ -16,6 +16,7 @@ from linformer_kit.models.encoder import LinformerLayer
 from linformer_kit.operator import kernels
 from linformer_kit.operator.kernels import products, softmax
 from tests.conftest import SIZES, slow_but
+from tests.operator.kernels.inputs import prefer_onednn
 
 
 @given(st.integers(0, 9), st.integers(0, 40), st.integers(1, 50))
@@ -201,7 +202,7 @@ def test_blocks_only_where_nobody_can_tell(monkeypatch, small_blocks, how):
 
 
 def test_plain_on_request(monkeypatch, small_blocks):
-    monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
+    prefer_onednn(monkeypatch)
     model = model_of()
     ids = torch.randint(5, 101, (1, 31))
     weight = torch.randn(1024, 1024)

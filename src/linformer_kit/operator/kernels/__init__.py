@@ -15,13 +15,15 @@ uses the plain operations, and so does code within `plain()`.
 Axes as in `slots`.
 """
 
-from linformer_kit.operator.kernels.conditions import has_onednn, plain
+from linformer_kit.operator.kernels.conditions import plain
 from linformer_kit.operator.kernels.neighbours import attention_with_neighbours
+from linformer_kit.operator.kernels.processor import Processor, has_onednn
 from linformer_kit.operator.kernels.products import apply_linear, compress, linear, widened
 from linformer_kit.operator.kernels.softmax import arranged, attention
 from linformer_kit.operator.kernels.tokens import block_tokens, blocks, is_large, runs_in_blocks
 
 __all__ = [
+    "Processor",
     "apply_linear",
     "arranged",
     "attention",

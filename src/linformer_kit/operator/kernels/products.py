@@ -12,13 +12,12 @@ from torch import Tensor, nn
 
 from linformer_kit.operator.hooks import is_replaced
 from linformer_kit.operator.kernels.conditions import (
-    bfloat16_in_blocks,
     in_float32,
     is_ordinary,
     must_be_plain,
-    onednn_is_faster,
     widens,
 )
+from linformer_kit.operator.kernels.processor import Processor
 from linformer_kit.operator.kernels.tokens import blocks
 
 _ONEDNN_LEAST = 1 << 20  # multiplications; below, the overhead of the call exceeds the time it saves
@@ -153,8 +152,8 @@ def _suits_onednn(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) ->
         not must_be_plain()
         and inputs.dtype == weight.dtype
         and (
-            (inputs.dtype == torch.float32 and onednn_is_faster())
-            or (inputs.dtype == torch.bfloat16 and bias is not None and bfloat16_in_blocks())
+            (inputs.dtype == torch.float32 and Processor.here().onednn_is_faster)
+            or (inputs.dtype == torch.bfloat16 and bias is not None and Processor.here().bfloat16_in_blocks)
         )
         and is_ordinary(inputs)
         and is_ordinary(weight)

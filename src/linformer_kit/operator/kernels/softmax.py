@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from linformer_kit.operator.kernels.conditions import (
-    bfloat16_in_blocks,
     in_float32,
     is_ordinary,
     must_be_plain,
     widens,
 )
+from linformer_kit.operator.kernels.processor import Processor
 from linformer_kit.operator.kernels.tokens import blocks
 from linformer_kit.operator.padding import of_samples
 
@@ -77,7 +77,7 @@ def _attends_in_blocks(query: Tensor, key: Tensor, value: Tensor) -> bool:
         and all(map(is_ordinary, (query, key, value)))
         and (not torch.is_autocast_enabled("cpu") or torch.get_autocast_dtype("cpu") == torch.bfloat16)
         and bool(torch.backends.mkldnn.enabled)
-        and bfloat16_in_blocks()
+        and Processor.here().bfloat16_in_blocks
     )
 
 

@@ -1,0 +1,116 @@
+"""What the processor can do, and which implementation of each operation is fastest there.
+
+The choices are functions of what torch and the system report, so that they can be tested for other processors. Which
+ones were measured: benchmarks/README.md.
+"""
+
+from __future__ import annotations
+
+import functools
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+# The capabilities, as torch names them, with which products in a number format are fast: on x86, then on ARM.
+_INSTRUCTIONS = {
+    torch.bfloat16: ("avx512_bf16", "amx_bf16", "bf16"),
+    torch.float16: ("avx512_fp16", "amx_fp16", "fp16_arith"),
+}
+
+
+class Choice(NamedTuple):
+    """The implementation of an operation, and the reason for it."""
+
+    operation: str
+    way: str
+    reason: str
+
+
+class Processor(NamedTuple):
+    """What torch and the system report of a processor."""
+
+    capabilities: Mapping[str, Any]  # `torch.cpu.get_capabilities()`; empty: not known
+    vectors: str  # `torch.backends.cpu.get_cpu_capability()`, such as AVX2
+    is_intel: bool
+    has_mkl: bool
+    onednn: frozenset[torch.dtype]  # formats that oneDNN supports; empty: torch without oneDNN
+
+    @staticmethod
+    @functools.cache
+    def here() -> Processor:
+        """The processor of this machine."""
+        return Processor(
+            capabilities=torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {},
+            vectors=torch.backends.cpu.get_cpu_capability(),
+            is_intel=_is_intel(),
+            has_mkl=torch.backends.mkl.is_available(),
+            onednn=_formats_of_onednn(),
+        )
+
+    def has_instructions(self, dtype: torch.dtype) -> bool:
+        """Whether there are instructions for products in a number format, and oneDNN uses them.
+
+        ONEDNN_MAX_CPU_ISA may disable instructions. True for processors that torch knows nothing about: there torch
+        decides.
+        """
+        if dtype not in _INSTRUCTIONS or not self.capabilities:
+            return True
+        return dtype in self.onednn and any(self.capabilities.get(name) for name in _INSTRUCTIONS[dtype])
+
+    @property
+    def bfloat16_in_blocks(self) -> bool:
+        """Whether there are bfloat16 instructions that torch's flash attention does not use.
+
+        Measured with AVX-512. On processors with AMX, flash attention uses the AMX tiles.
+        """
+        known = self.capabilities
+        return bool(known.get("avx512_bf16")) and not known.get("amx_bf16") and torch.bfloat16 in self.onednn
+
+    @property
+    def onednn_is_faster(self) -> bool:
+        """Whether MKL is slow in float32: it uses AVX-512 on Intel's processors only."""
+        return self.vectors == "AVX512" and self.has_mkl and torch.float32 in self.onednn and not self.is_intel
+
+    def choices(self, dtype: torch.dtype) -> list[Choice]:
+        """How the operations of a layer run in inference with this number format."""
+        if not self.has_instructions(dtype):
+            missing = f"no instructions for {str(dtype).removeprefix('torch.')}"
+            return [
+                Choice(operation, f"in float32: {way}", f"{missing}; {reason}")
+                for operation, way, reason in self.choices(torch.float32)
+            ]
+        product, slots = (
+            Choice("products", "torch", "fast here"),
+            Choice("attention to slots", "flash attention", "fast here"),
+        )
+        windows = Choice("attention to slots and neighbours", "batched products in blocks", "scores stay in the cache")
+        if dtype == torch.float32 and self.onednn_is_faster:
+            product = Choice("products", "oneDNN", "MKL uses AVX-512 on Intel's processors only")
+        if dtype == torch.bfloat16 and self.bfloat16_in_blocks:
+            product = Choice("products", "oneDNN", "torch would add the bias in a pass of its own")
+            slots = slots._replace(way=windows.way, reason="flash attention does without the bfloat16 instructions")
+        return [product, slots, windows]
+
+
+def has_onednn() -> bool:
+    """Whether torch was built with oneDNN and its operator can be called directly."""
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def _formats_of_onednn() -> frozenset[torch.dtype]:
+    if not has_onednn():
+        return frozenset()
+    known = torch.ops.mkldnn
+    supported = {torch.float32: True, torch.bfloat16: known._is_mkldnn_bf16_supported()}
+    supported[torch.float16] = known._is_mkldnn_fp16_supported()
+    return frozenset(dtype for dtype, is_supported in supported.items() if is_supported)
+
+
+def _is_intel() -> bool:
+    try:
+        return "GenuineIntel" in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return "Intel" in platform.processor()
