@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from linformer_kit.environment import FIELDS, environment, use_bf16
+from linformer_kit.operator.kernels import Processor
 
 
 def test_the_machine_is_named():
@@ -17,8 +18,13 @@ def test_the_machine_is_named():
 @pytest.fixture
 def processor(monkeypatch):
     """Call it with whether the processor has bf16 instructions."""
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    return lambda bf16: monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: bf16)
+
+    def give(bf16):
+        onednn = frozenset({torch.float32, torch.bfloat16})
+        here = Processor.here()._replace(capabilities={"avx512_f": True, "avx512_bf16": bf16}, onednn=onednn)
+        monkeypatch.setattr(Processor, "here", staticmethod(lambda: here))
+
+    return give
 
 
 @pytest.mark.parametrize("available", [True, False])

@@ -14,6 +14,7 @@ import torch
 import transformers
 
 from linformer_kit._version import __version__
+from linformer_kit.operator.kernels import Processor
 
 _STATUS = Path("/proc/self/status")
 
@@ -78,7 +79,8 @@ def use_bf16(asked: str, *, on_cpu: bool, fp16: bool = False) -> bool:
     if fp16:
         return False
     if on_cpu:
-        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        here = Processor.here()
+        return bool(here.capabilities) and here.has_instructions(torch.bfloat16)
     return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
 
 

@@ -52,6 +52,14 @@ def ceiling_markdown(results: dict[str, Any]) -> str:
         "Each product at its shapes in the layer: the fastest run of the fastest implementation. The sum of their "
         "times is a lower bound for the layer's.",
     ]
+    rows = [[name, *choice.values()] for name, choices in results["choices"].items() for choice in choices]
+    if rows:
+        lines += [
+            "",
+            "## What a layer uses here",
+            "",
+            *table(["format", "operation", "implementation", "reason"], rows),
+        ]
     return "\n".join(lines) + "\n"
 
 

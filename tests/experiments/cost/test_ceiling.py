@@ -88,5 +88,7 @@ def test_command(tmp_path, capsys):
         (37, 7, 1),
         (37, 17, 1),
     ]
+    assert list(results["choices"]) == ["float32", "bfloat16", "float16"]
     printed = capsys.readouterr().out
+    assert "| bfloat16 | attention to slots | " in printed
     assert printed.startswith((tmp_path / "ceiling.md").read_text()) and printed.endswith(f"Saved in {tmp_path}\n")

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from linformer_kit.experiments.experiment import Experiment
 from linformer_kit.experiments.measure import Timings, interleaved
 from linformer_kit.experiments.prepare import check, default_tokens, pairs, torch_dtype
-from linformer_kit.operator.kernels import has_onednn
+from linformer_kit.operator.kernels import Processor, has_onednn
 from linformer_kit.report.ceiling import write_ceiling_report
 from linformer_kit.settings import portable
 from linformer_kit.settings.bench import BenchSettings, CeilingSettings, RateSettings
@@ -38,9 +38,18 @@ def main(settings: CeilingSettings) -> None:
         settings=portable(settings),
         write=write_ceiling_report,
     ) as experiment:
+        experiment.results["choices"] = choices(device)
         experiment.results |= measure_ceiling(settings, by_length, device)
         experiment.save()
     experiment.show()
+
+
+def choices(device: torch.device) -> dict[str, list[dict[str, str]]]:
+    """For each number format the implementations that a layer uses on this machine, and why; on CPUs only."""
+    if device.type != "cpu":
+        return {}
+    formats = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    return {name: [choice._asdict() for choice in Processor.here().choices(dtype)] for name, dtype in formats.items()}
 
 
 def measure_ceiling(settings: CeilingSettings, by_length: dict[int, list[int]], device: torch.device) -> dict[str, Any]:
