@@ -50,13 +50,12 @@ def widens(*tensors: Tensor | None) -> bool:
     There torch computes products in this format with one core and without vectors, or oneDNN emulates them; both take
     longer than float32 with its conversions (docs/speed.md), and round more often.
     """
+    if must_be_plain() or torch.is_autocast_enabled("cpu"):  # first: the processor cannot be asked in a trace
+        return False
     given = [tensor for tensor in tensors if tensor is not None]
     dtype = given[0].dtype
-    return (
-        not Processor.here().has_instructions(dtype)
-        and all(tensor.dtype == dtype and is_ordinary(tensor) for tensor in given)
-        and not must_be_plain()
-        and not torch.is_autocast_enabled("cpu")
+    return not Processor.here().has_instructions(dtype) and all(
+        tensor.dtype == dtype and is_ordinary(tensor) for tensor in given
     )
 
 
