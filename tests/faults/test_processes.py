@@ -65,7 +65,8 @@ def folders(corpus, encoder, texts, teacher, tmp_path_factory) -> dict[int, Path
             model.save_pretrained(still)
             load_tokenizer(str(encoder), max_length=23).save_pretrained(still)
         for name, options in {"": {}, **({} if processes == 1 else {"-sharded": SHARDED})}.items():
-            rate = {"learning_rate": 1e-2, **options}
+            # At its default, a tenth, E would hardly learn in so few updates.
+            rate = {"learning_rate": 1e-2, "projection_learning_rate_factor": 1, **options}
             commands.append(finetune_command(still, texts, folder / f"finetune{name}", **batch, **rate))
             # Without neighbours, which leave a student little to learn.
             slots = {"projection": "linear", "sliding_window": 0, "global_tokens": 0}
