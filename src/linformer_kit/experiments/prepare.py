@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 
 import torch
 
@@ -44,6 +45,12 @@ def pairs(lengths: list[int], projected_dims: list[int]) -> dict[int, list[int]]
     least = min(projected_dims)
     require(min(lengths) > least, "lengths", f"more than the smallest of projected_dims, {least}", min(lengths))
     return {n: [k for k in sorted(set(projected_dims)) if k < n] for n in sorted(set(lengths))}
+
+
+def check_memory(memory: bool, device: torch.device) -> None:
+    """Raise `InputError` if memory is to be measured and this system cannot: on a CPU it needs Linux (/proc)."""
+    possible = device.type != "cpu" or sys.platform == "linux"
+    require(possible or not memory, "memory", "false, or Linux or an accelerator", "true")
 
 
 def default_tokens(tokens: int | None, device: torch.device) -> int:

@@ -8,12 +8,13 @@ from typing import Any
 
 from linformer_kit.report.base import table, write_report
 from linformer_kit.report.figures import log_ticks, new_figure, number_ticks, save_figure, show_grid
-from linformer_kit.report.numbers import ABSENT, listed, microseconds
+from linformer_kit.report.numbers import ABSENT, listed, mebibytes, microseconds
 
 _OURS = "linformer"
 _LINE_STYLES = ("-", "--", ":")
 _MARKERS = ("o", "s", "^", "D", "v")
 _COLOURS = 10  # of matplotlib's cycle
+_MODES = {"forward": "a forward pass", "train": "forward and backward"}
 
 
 def write_systems_report(results: dict[str, Any], folder: Path) -> str:
@@ -43,9 +44,11 @@ def systems_markdown(results: dict[str, Any]) -> str:
         f"{environment['threads']} threads, torch {environment['torch']}, transformers {environment['transformers']}, "
         f"{environment['date']}, commit {environment['commit']}.",
         "" if results["complete"] else "\nNot complete: interrupted or still running.\n",
-        "Time per token in µs, median; p in time ∝ nᵖ for one sequence, fitted over the lengths given.",
+        f"Time of {_MODES[settings.get('mode', 'forward')]} per token in µs, median; p in time ∝ nᵖ for one sequence, "
+        "fitted over the lengths given.",
         "",
         *_times(settings["lengths"], entries),
+        *_memory(settings["lengths"], entries),
         "",
         "## Systems compared",
         "",
@@ -79,6 +82,22 @@ def _times(lengths: list[int], entries: list[dict[str, Any]]) -> list[str]:
         fitted = [f"{fit['value']:.2f}", listed(fit["lengths"])] if fit else ["", ""]
         rows.append([_label(entry), entry["complexity"], *(times.get(n, ABSENT) for n in lengths), *fitted])
     return table(["system", "complexity", *(f"n {n:,}" for n in lengths), "p", "fitted over n"], rows)
+
+
+def _memory(lengths: list[int], entries: list[dict[str, Any]]) -> list[str]:
+    measured = [{run["n"]: run["peak_bytes"] for run in entry["runs"] if "peak_bytes" in run} for entry in entries]
+    if not any(measured):
+        return []
+    rows = [
+        [_label(entry), *(mebibytes(peaks[n]) if n in peaks else ABSENT for n in lengths)]
+        for entry, peaks in zip(entries, measured, strict=True)
+    ]
+    return [
+        "",
+        "Peak memory of such a run in MiB, beside weights and input:",
+        "",
+        *table(["system", *(f"n {n:,}" for n in lengths)], rows),
+    ]
 
 
 def peer_ratios(entries: list[dict[str, Any]]) -> dict[str, dict[tuple[int, int], float]]:

@@ -121,6 +121,8 @@ class SystemsSettings(BenchSettings):
     """One layer of each kind of encoder, timed at several sequence lengths.
 
     Attributes:
+        mode: Time a `forward` pass, or forward and backward as in training (`train`).
+        memory: Measure peak memory too, each layer in a separate process; on a CPU only on Linux.
         systems: Systems to time; default: all. Results name those that are not installed.
         lengths: Values of n in tokens.
         projected_dims: Values of k of the Linformers; all pairs with k < n are measured.
@@ -130,6 +132,8 @@ class SystemsSettings(BenchSettings):
         max_seconds: Skip longer lengths for layers that take longer than this.
     """
 
+    mode: Mode = "forward"
+    memory: bool = False
     systems: list[str] | None = None
     lengths: list[int] = field(default_factory=lambda: [512, 1024, 2048, 4096, 8192, 16384])
     projected_dims: list[int] = field(default_factory=lambda: [256])

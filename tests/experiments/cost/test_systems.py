@@ -205,6 +205,32 @@ def test_results(small, tmp_path):
     assert nineteen["skipped"] == [{"n": 16, "reason": "k 19 is not below n"}]
 
 
+def test_training_and_memory(small, tmp_path, monkeypatch):
+    """A training run has gradients of weights and input, and keeps activations."""
+    layers = []
+
+    def noted(settings: SystemsSettings, n: int, k: int | None) -> nn.Module:
+        layers.append(builders.full(settings, n, k))
+        layers[-1].register_full_backward_hook(lambda _, inputs, __: seen.append((_.training, inputs[0].shape)))
+        return layers[-1]
+
+    seen: list[tuple[bool, torch.Size]] = []
+    sizes = {"lengths": [N], "tokens": 8 * N, "systems": ["full"]}
+    with monkeypatch.context() as context:
+        context.setitem(SYSTEMS, "full", replace(SYSTEMS["full"], build=noted))
+        measured(small(**sizes, mode="train"), tmp_path / "hooked")
+    assert seen == [(True, torch.Size([8, N, WIDTH]))] * 3  # once to start, and two repetitions
+    assert all(parameter.grad is None for parameter in layers[0].parameters())
+    (entry,) = measured(small(**{**sizes, "tokens": 512 * N}, mode="train", memory=True), tmp_path / "train")["systems"]
+    kept = entry["runs"][0]["peak_bytes"]
+    assert kept > 512 * N * WIDTH * 4 * 5  # float32; at least the input of each product
+    text = (tmp_path / "train" / "systems.md").read_text()
+    assert (
+        "Time of forward and backward per token" in text
+        and f"| Transformer (linformer-kit) | {kept / 2**20:,.0f} |" in text
+    )
+
+
 def test_a_failure_is_reported_and_the_rest_goes_on(small, tmp_path, monkeypatch):
     def failing(settings: SystemsSettings, n: int, k: int | None) -> nn.Module:
         raise RuntimeError("\n  no such kernel\nat line 3")

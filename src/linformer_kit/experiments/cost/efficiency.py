@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -19,9 +18,9 @@ from linformer_kit.experiments.cost.ceiling import machine_rates, products_summa
 from linformer_kit.experiments.cost.encoders import VOCAB_SIZE, Encoder, build, random_ids, runner, score_bytes
 from linformer_kit.experiments.cost.memory import TOKENS, extrapolate, free_bytes, largest_batch, measure_memory
 from linformer_kit.experiments.cost.operations import TRAINING, bound, layer_cost
-from linformer_kit.experiments.experiment import Experiment, require
+from linformer_kit.experiments.experiment import Experiment
 from linformer_kit.experiments.measure import interleaved, summary
-from linformer_kit.experiments.prepare import check, default_tokens, pairs, torch_dtype
+from linformer_kit.experiments.prepare import check, check_memory, default_tokens, pairs, torch_dtype
 from linformer_kit.report.efficiency import write_efficiency_report
 from linformer_kit.settings import portable
 from linformer_kit.settings.bench import EfficiencySettings
@@ -47,8 +46,7 @@ def _settled(settings: EfficiencySettings, device: torch.device) -> tuple[Effici
     cpu_training = settings.mode == "train" and device.type == "cpu"
     lengths = [n for n in _LENGTHS if n <= _LONGEST_TRAINED or not cpu_training]
     lengths = lengths if settings.lengths is None else settings.lengths
-    on_cpu = settings.memory and device.type == "cpu"
-    require(not on_cpu or sys.platform == "linux", "memory", "false, or Linux or an accelerator", "true")
+    check_memory(settings.memory, device)
     tokens = default_tokens(settings.tokens, device)
     baselines = list(dict.fromkeys(settings.baselines))
     by_length = pairs(lengths, settings.projected_dims)

@@ -1,4 +1,4 @@
-"""Table 1 of the paper in practice: the time of one layer of each kind of encoder against n.
+"""Table 1 of the paper in practice: time and memory of one layer of each kind of encoder against n.
 
 `linformer bench systems` times them alternately at each length and fits the exponent. Results list systems that are
 not installed, fail or take too long, with the reason.
@@ -11,7 +11,6 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from functools import partial
 from importlib import metadata
 from typing import Any
 
@@ -23,8 +22,8 @@ from tqdm import tqdm
 from linformer_kit.errors import InputError
 from linformer_kit.experiments.cost.registry import SYSTEMS
 from linformer_kit.experiments.experiment import Experiment, require
-from linformer_kit.experiments.measure import interleaved, summary, synchronize
-from linformer_kit.experiments.prepare import check, default_tokens, torch_dtype
+from linformer_kit.experiments.measure import in_fresh_process, interleaved, peak_bytes, summary, synchronize
+from linformer_kit.experiments.prepare import check, check_memory, default_tokens, torch_dtype
 from linformer_kit.report.systems import write_systems_report
 from linformer_kit.settings import portable
 from linformer_kit.settings.bench import SystemsSettings
@@ -47,6 +46,7 @@ def checked(settings: SystemsSettings) -> SystemsSettings:
         require(name in SYSTEMS, "systems", f"some of {', '.join(SYSTEMS)}", name)
     for name in ("lengths", "projected_dims"):
         require(bool(getattr(settings, name)), name, "at least one", "none")
+    check_memory(settings.memory, device)
     return dataclasses.replace(
         settings,
         systems=systems,
@@ -119,35 +119,82 @@ def _version(package: str | None) -> str | None:
 def _measure_length(settings: SystemsSettings, n: int, entries: list[dict[str, Any]], bar: tqdm) -> None:
     """Add a run at this length, or the reason for its absence, to each entry."""
     device = torch.device(settings.device)
-    batch = max(1, default_tokens(settings.tokens, device) // n)
-    torch.manual_seed(settings.seed)
-    hidden = torch.randn(batch, n, settings.hidden_size).to(device, torch_dtype(settings))
+    hidden = _hidden(settings, n)
+    batch = len(hidden)
     torch.compiler.reset()  # compilations for other lengths count towards a limit
     cases: dict[str, Callable[[], object]] = {}
     first_runs: dict[str, float] = {}
     for entry in entries:
         try:
-            layer, first_runs[_key(entry)] = _ready(settings, entry, hidden)
-            cases[_key(entry)] = partial(layer, hidden)
+            cases[_key(entry)], first_runs[_key(entry)] = _ready(settings, entry, hidden)
             bar.update()
         except Exception as error:  # any error of a library is its result
             entry["skipped"].append({"n": n, "reason": _reason(error, entry["name"])})
             bar.update(1 + settings.repetitions)
-    with torch.inference_mode():
-        timings = interleaved(
-            cases,
-            device=device,
-            repetitions=settings.repetitions,
-            warmup=0,  # each layer has already run once
-            seconds=settings.seconds,
-            done=lambda _: bar.update(),
-        )
+    timings = interleaved(
+        cases,
+        device=device,
+        repetitions=settings.repetitions,
+        warmup=0,  # each layer has already run once
+        seconds=settings.seconds,
+        done=lambda _: bar.update(),
+    )
+    cases.clear()
     for entry in entries:
         if taken := timings.get(_key(entry)):
             run = {"n": n, "batch": batch, **summary(taken), "first_run_s": first_runs[_key(entry)]}
             run["per_token_s"] = run["median_s"] / (batch * n)
+            if settings.memory:
+                bar.set_description(f"n {n:,}, memory of {_key(entry)}")
+                arguments = (entry["name"], n, entry["k"], torch.get_num_threads())
+                run["peak_bytes"] = in_fresh_process(_peak_bytes, settings, *arguments)
             entry["runs"].append(run)
             entry["exponent"] = fitted_exponent(entry["runs"])
+
+
+def _hidden(settings: SystemsSettings, n: int) -> Float[Tensor, "batch seq_len embed"]:
+    """Random input of a layer, about `tokens` tokens; in training with a gradient, as between two layers."""
+    device = torch.device(settings.device)
+    batch = max(1, default_tokens(settings.tokens, device) // n)
+    torch.manual_seed(settings.seed)
+    hidden = torch.randn(batch, n, settings.hidden_size).to(device, torch_dtype(settings))
+    return hidden.requires_grad_(settings.mode == "train")
+
+
+def _run(layer: nn.Module, hidden: Float[Tensor, "batch seq_len embed"]) -> Callable[[], Tensor]:
+    """A function for one run: a forward pass, or, if the input has a gradient, forward and backward.
+
+    It returns the output of the layer; gradients are dropped.
+    """
+    if not hidden.requires_grad:
+        return torch.inference_mode()(lambda: layer(hidden))
+
+    def step() -> Tensor:
+        output = layer(hidden)
+        output.float().square().mean().backward()
+        layer.zero_grad(set_to_none=True)
+        hidden.grad = None
+        return output.detach()
+
+    return step
+
+
+def _peak_bytes(settings: SystemsSettings, name: str, n: int, k: int | None, threads: int) -> int:
+    """Peak memory of one run beside weights and input; in a fresh process. A first run initialises libraries."""
+    torch.set_num_threads(threads)
+    hidden = _hidden(settings, n)
+    run = _run(_layer(settings, name, hidden, k), hidden)
+    run()
+    return peak_bytes(run, hidden.device)
+
+
+def _layer(
+    settings: SystemsSettings, name: str, hidden: Float[Tensor, "batch seq_len embed"], k: int | None
+) -> nn.Module:
+    """The layer for this input, in evaluation mode unless it is to be trained."""
+    torch.manual_seed(settings.seed)
+    layer = SYSTEMS[name].build(settings, hidden.shape[1], k).to(hidden.device, hidden.dtype)
+    return layer.train(settings.mode == "train")
 
 
 def _key(entry: dict[str, Any]) -> str:
@@ -156,8 +203,8 @@ def _key(entry: dict[str, Any]) -> str:
 
 def _ready(
     settings: SystemsSettings, entry: dict[str, Any], hidden: Float[Tensor, "batch seq_len embed"]
-) -> tuple[nn.Module, float]:
-    """The layer after a first run, which includes compilation, and the seconds of that run.
+) -> tuple[Callable[[], Tensor], float]:
+    """The function that runs a layer, after a first run, which includes compilation, and the seconds of that run.
 
     Raises:
         InputError: if the layer does not support this length, took too long at a shorter one or has non-finite outputs.
@@ -169,17 +216,15 @@ def _ready(
         raise InputError(
             f"took {runs[-1]['median_s']:.3g} s at n {runs[-1]['n']:,}, more than {settings.max_seconds:g} s"
         )
-    torch.manual_seed(settings.seed)
-    layer = SYSTEMS[entry["name"]].build(settings, n, k).to(hidden.device, hidden.dtype).eval()
+    run = _run(_layer(settings, entry["name"], hidden, k), hidden)
     synchronize(hidden.device)
     start = time.perf_counter()
-    with torch.inference_mode():
-        output = layer(hidden)
+    output = run()
     synchronize(hidden.device)
     seconds = time.perf_counter() - start
     if output.shape != hidden.shape or not output.isfinite().all():
         raise InputError(f"expected finite {list(hidden.shape)}, got {list(output.shape)} with NaN or infinity")
-    return layer, seconds
+    return run, seconds
 
 
 def _reason(error: Exception, name: str) -> str:
