@@ -170,10 +170,10 @@ class LinformerLayer(GradientCheckpointingLayer):
             hidden = self.self_attn_layer_norm(hidden)
         inputs = self.final_layer_norm(hidden) if self.norm_first else hidden
         if type(self.activation) is GELUActivation and not is_replaced(self.activation):
-            activated = kernels.apply_linear(self.fc1, inputs, gelu=True)
+            transformed = kernels.apply_feed_forward(self.fc1, self.fc2, inputs)
         else:
-            activated = self.activation(kernels.apply_linear(self.fc1, inputs))
-        hidden = hidden + self.dropout(kernels.apply_linear(self.fc2, activated))
+            transformed = kernels.apply_linear(self.fc2, self.activation(kernels.apply_linear(self.fc1, inputs)))
+        hidden = hidden + self.dropout(transformed)
         return hidden if self.norm_first else self.final_layer_norm(hidden)
 
 

@@ -91,6 +91,92 @@ def test_what_onednn_is_not_asked_for(monkeypatch, change):
         kernels.linear(torch.randn(1031, 31), torch.randn(37, 31))
 
 
+def feed_forward(dtype=torch.float64, *, bias=True):
+    """Two maps with GELU between them, and their input."""
+    torch.manual_seed(0)
+    first, second = nn.Linear(7, 29, bias=bias, dtype=dtype), nn.Linear(29, 11, bias=bias, dtype=dtype)
+    return first, second, torch.randn(2, 13, 7, dtype=dtype, requires_grad=True)
+
+
+def plain_feed_forward(first, second, inputs):
+    return F.linear(F.gelu(F.linear(inputs, first.weight, first.bias)), second.weight, second.bias)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("trained", ["all", "inputs", "first", "second", "second.bias"])
+def test_feed_forward(trained, bias):
+    """Outputs and gradients, of those parameters that have one."""
+    first, second, inputs = feed_forward(bias=bias)
+    wanted = {"inputs": [inputs], "first": [*first.parameters()], "second": [*second.parameters()]}
+    wanted |= {
+        "all": [tensor for part in wanted.values() for tensor in part],
+        "second.bias": [second.bias] if bias else [second.weight],
+    }
+    for tensor in wanted["all"]:
+        tensor.requires_grad_(any(tensor is other for other in wanted[trained]))
+    output, expected = kernels.apply_feed_forward(first, second, inputs), plain_feed_forward(first, second, inputs)
+    assert type(output.grad_fn).__name__ == "_GeluLinearBackward"
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-14)
+    upstream = torch.randn_like(output)
+    ours, theirs = (torch.autograd.grad(result, wanted[trained], upstream) for result in (output, expected))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
+def test_feed_forward_by_numerical_differentiation():
+    first, second, inputs = feed_forward()
+    parameters = (inputs, *first.parameters(), *second.parameters())
+
+    def function(inputs, *given):
+        maps = [torch.nn.utils.skip_init(nn.Linear, *part.weight.T.shape) for part in (first, second)]
+        for part, (weight, bias) in zip(maps, (given[:2], given[2:]), strict=True):
+            del part.weight, part.bias
+            part.weight, part.bias = weight, bias
+        return kernels.apply_feed_forward(*maps, inputs)
+
+    # As attributes that are no parameters, the weights would not count as trained.
+    assert type(function(*parameters).grad_fn).__name__ == "_GeluLinearBackward"
+    assert torch.autograd.gradcheck(function, parameters)
+    assert torch.autograd.gradgradcheck(function, parameters)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_feed_forward_keeps_the_input_of_gelu_alone(autocast):
+    """Under autocast, in its format; gradients are as exact as those of the plain operations."""
+    first, second, inputs = feed_forward(torch.float32)
+    kept: list[tuple[int, torch.dtype]] = []
+
+    def gradients(function):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            output = function(first, second, inputs)
+        return torch.autograd.grad(output.double().square().sum(), [inputs, *first.parameters(), *second.parameters()])
+
+    def note(tensor):
+        kept.append((tensor.numel(), tensor.dtype))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        ours = gradients(kernels.apply_feed_forward)
+    assert [found for found in kept if found[0] == 2 * 13 * 29] == [
+        (2 * 13 * 29, torch.bfloat16 if autocast else torch.float32)
+    ]
+    theirs = gradients(plain_feed_forward)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine.dtype == torch.float32
+        torch.testing.assert_close(mine, other, rtol=2**-6 if autocast else 1e-4, atol=2**-6 if autocast else 1e-4)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_feed_forward_calls_what_has_hooks(which):
+    *maps, inputs = feed_forward()
+    calls = []
+    maps[which].register_forward_hook(lambda module, given, output: calls.append(output) or output * 2)
+    output = kernels.apply_feed_forward(*maps, inputs)
+    assert len(calls) == 1
+    hidden = F.linear(inputs, maps[0].weight, maps[0].bias) * (2 if which == 0 else 1)
+    expected = F.linear(F.gelu(hidden), maps[1].weight, maps[1].bias) * (2 if which == 1 else 1)
+    torch.testing.assert_close(output, expected)
+
+
 @pytest.mark.e2e
 def test_compressing_keeps_no_copy(monkeypatch):
     """The hidden states are kept as they are, and the gradient of E sums all sequences before it is rounded."""

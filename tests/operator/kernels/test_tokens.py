@@ -387,7 +387,7 @@ def test_windows_that_are_alike_for_all_samples(small_blocks):
 def test_what_is_fast_is_used(monkeypatch):
     """Counts calls: no other test would notice that a fast implementation is never used."""
     calls = []
-    for name in ("attention", "compress", "linear", "apply_linear", "arranged"):
+    for name in ("attention", "compress", "linear", "apply_linear", "apply_feed_forward", "arranged"):
         real = getattr(kernels, name)
 
         def record(*inputs, real=real, name=name, **options):
@@ -397,13 +397,13 @@ def test_what_is_fast_is_used(monkeypatch):
         monkeypatch.setattr(kernels, name, record)
     ids = torch.randint(5, 101, (1, 31))
     model_of()(ids)
-    per_layer = {"attention": 1, "compress": 2, "linear": 2, "apply_linear": 4}
+    per_layer = {"attention": 1, "compress": 2, "linear": 2, "apply_linear": 2, "apply_feed_forward": 1}
     assert {name: calls.count(name) for name in set(calls)} == {name: 2 * count for name, count in per_layer.items()}
     calls.clear()
     full = model_of(attention="full")
     full(ids)
-    assert calls.count("attention") == 2 and calls.count("apply_linear") == 12
+    assert calls.count("attention") == 2 and calls.count("apply_linear") == 8
     calls.clear()
     with torch.no_grad():  # flash attention's forward pass is as fast
         full(ids)
-    assert calls.count("flash attention") == 2 and "attention" not in calls and calls.count("apply_linear") == 12
+    assert calls.count("flash attention") == 2 and "attention" not in calls and calls.count("apply_linear") == 8

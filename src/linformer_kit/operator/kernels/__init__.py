@@ -5,6 +5,7 @@ only, each for a measured reason (docs/speed.md). Traced, exported, compiled and
 uses the plain operations, and so does code within `plain()`.
 
     linear, apply_linear, compress    X·Wᵀ + b for tensors, for a module, and E·X
+    apply_feed_forward                two linear modules with GELU between them
     widened                           other products, in float32 where the processor has nothing better
     attention, arranged               attention over few keys, and the memory layout of keys and values for it
     attention_with_neighbours         attention over few keys and a sliding window of tokens
@@ -18,12 +19,13 @@ Axes as in `slots`.
 from linformer_kit.operator.kernels.conditions import plain
 from linformer_kit.operator.kernels.neighbours import attention_with_neighbours
 from linformer_kit.operator.kernels.processor import Processor, has_onednn
-from linformer_kit.operator.kernels.products import apply_linear, compress, linear, widened
+from linformer_kit.operator.kernels.products import apply_feed_forward, apply_linear, compress, linear, widened
 from linformer_kit.operator.kernels.softmax import arranged, attention
 from linformer_kit.operator.kernels.tokens import block_tokens, blocks, is_large, runs_in_blocks
 
 __all__ = [
     "Processor",
+    "apply_feed_forward",
     "apply_linear",
     "arranged",
     "attention",

@@ -72,6 +72,23 @@ def apply_linear(
     return (linear_gelu if gelu else linear)(inputs, module.weight, module.bias)
 
 
+def apply_feed_forward(
+    first: nn.Module, second: nn.Module, inputs: Float[Tensor, "*rows columns"]
+) -> Float[Tensor, "*rows out"]:
+    """second(GELU(first(inputs))) for two linear modules, called as by `apply_linear`.
+
+    Without gradients GELU may be fused into the first product. With gradients, only the input of GELU is kept for the
+    backward pass, which computes its output, as large, again: of a layer that is a quarter of all it would keep.
+    """
+    must_call = type(second) is not nn.Linear or is_replaced(second)
+    if must_call or not _needs_gradients(inputs, *first.parameters(), *second.parameters()):
+        return apply_linear(second, apply_linear(first, inputs, gelu=True))
+    hidden = apply_linear(first, inputs)
+    if not _keeps_no_output(hidden, second.weight, second.bias):
+        return apply_linear(second, F.gelu(hidden))
+    return _GeluLinear.apply(hidden, second.weight, second.bias)
+
+
 def compress(
     matrix: Float[Tensor, "*batch projected seq_len"], hidden: Float[Tensor, "batch seq_len embed"]
 ) -> Float[Tensor, "batch projected embed"]:
@@ -145,6 +162,49 @@ def _product(
     for samples, rows in blocks(batch, length, _WIDE_TOKENS):
         out[samples].baddbmm_(matrix[samples, :, rows].float(), hidden[samples, rows].float())
     return out.to(hidden.dtype)
+
+
+def _keeps_no_output(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether `_GeluLinear` can compute this product."""
+    return (
+        not must_be_plain()
+        and all(is_ordinary(tensor) for tensor in (hidden, weight, bias) if tensor is not None)
+        and hidden.dtype == (torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else weight.dtype)
+    )
+
+
+class _GeluLinear(torch.autograd.Function):
+    """GELU(X)·Wᵀ + b that keeps X and not GELU(X); gradients of gradients are those of the plain operations."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(hidden, weight, bias)
+        return linear(F.gelu(hidden), weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias = ctx.saved_tensors
+        of_hidden, of_weight, of_bias = ctx.needs_input_grad
+        if torch.is_grad_enabled():  # create_graph
+            tensors = [
+                part for part, is_needed in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=True) if is_needed
+            ]
+            product = F.linear(F.gelu(hidden), weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype))
+            found = iter(torch.autograd.grad(product, tensors, grad, create_graph=True))
+            return tuple(next(found) if is_needed else None for is_needed in ctx.needs_input_grad)
+        rows = grad.reshape(-1, grad.shape[-1])
+        weight_gradient = hidden_gradient = None
+        if of_weight:
+            activated = F.gelu(hidden).flatten(0, -2)
+            weight_gradient = linear(rows.T, activated.T).to(weight.dtype)
+            del activated  # before the next tensor of its size
+        if of_hidden:
+            of_activated = linear(grad, weight.to(grad.dtype).T)
+            if is_ordinary(of_activated):  # its memory serves the result
+                hidden_gradient = torch.ops.aten.gelu_backward.grad_input(of_activated, hidden, grad_input=of_activated)
+            else:
+                hidden_gradient = torch.ops.aten.gelu_backward(of_activated, hidden)
+        return hidden_gradient, weight_gradient, rows.sum(dim=0).to(weight.dtype) if of_bias else None
 
 
 def _suits_onednn(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
