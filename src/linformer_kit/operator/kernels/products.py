@@ -80,11 +80,10 @@ def apply_feed_forward(
     Without gradients GELU may be fused into the first product. With gradients, only the input of GELU is kept for the
     backward pass, which computes its output, as large, again: of a layer that is a quarter of all it would keep.
     """
-    must_call = type(second) is not nn.Linear or is_replaced(second)
-    if must_call or not _needs_gradients(inputs, *first.parameters(), *second.parameters()):
+    if not _needs_gradients(inputs, *first.parameters(), *second.parameters()):
         return apply_linear(second, apply_linear(first, inputs, gelu=True))
     hidden = apply_linear(first, inputs)
-    if not _keeps_no_output(hidden, second.weight, second.bias):
+    if _must_keep_output(second, hidden):
         return apply_linear(second, F.gelu(hidden))
     return _GeluLinear.apply(hidden, second.weight, second.bias)
 
@@ -164,13 +163,12 @@ def _product(
     return out.to(hidden.dtype)
 
 
-def _keeps_no_output(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether `_GeluLinear` can compute this product."""
-    return (
-        not must_be_plain()
-        and all(is_ordinary(tensor) for tensor in (hidden, weight, bias) if tensor is not None)
-        and hidden.dtype == (torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else weight.dtype)
-    )
+def _must_keep_output(second: nn.Module, hidden: Tensor) -> bool:
+    """Whether `_GeluLinear` cannot take the place of GELU and this module."""
+    if must_be_plain() or type(second) is not nn.Linear or is_replaced(second):
+        return True
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else second.weight.dtype
+    return hidden.dtype != dtype or not all(map(is_ordinary, (hidden, *second.parameters())))
 
 
 class _GeluLinear(torch.autograd.Function):
