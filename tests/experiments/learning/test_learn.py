@@ -25,7 +25,7 @@ from tests.conftest import PRETRAIN_SIZES, write_corpus
 
 pytestmark = pytest.mark.e2e
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 BASE = {
     "model": PRETRAIN_SIZES,
     "mlm_probability": 0.4,
