@@ -408,6 +408,14 @@ def test_a_trial_is_base_then_cell_then_variant(corpus):
     assert (trial.settings.adam_beta2, settings.base.adam_beta2) == (0.9, 0.98)
 
 
+@pytest.mark.parametrize("asked", ["true", "false"])
+def test_a_variant_may_set_mixed_precision(corpus, asked):
+    """Its setting is a name, which YAML and the parser take for a bool; activation checkpointing is a bool."""
+    settings = study(corpus, variants={"full": {"bf16": asked, "activation_checkpointing": True}})
+    trial = trial_of(settings, "short", "full")
+    assert (trial.settings.bf16, trial.settings.activation_checkpointing) == (asked, True)
+
+
 def test_names_of_trials(corpus, tmp_path):
     """They depend on what is trained, not on paths."""
     settings = study(corpus)
