@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from linformer_kit.errors import OutOfMemoryError
+from linformer_kit.errors import InputError, OutOfMemoryError
 from linformer_kit.experiments import measure
 from linformer_kit.training.memory import keep_freed_memory
 
@@ -57,6 +57,13 @@ def test_summary():
 @pytest.mark.e2e
 def test_what_was_freed_before_counts_again():
     assert 75_000_000 < measure.in_fresh_process(_taken_again) < 160_000_000
+
+
+def test_memory_of_a_system_that_does_not_report_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(measure, "_CLEAR_REFS", tmp_path / "none")
+    expected = r"memory: expected Linux \(for the resident set in /proc\) or an accelerator, got neither"
+    with pytest.raises(InputError, match=expected):
+        measure.peak_bytes(list, CPU)
 
 
 @pytest.mark.e2e

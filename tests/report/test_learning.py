@@ -124,6 +124,14 @@ def test_minutes_of_those_before_count():
     assert cells_of(lines, "full")[7:9] == ["3.000", "250.000"] and cells_of(lines, "ours")[7:9] == ["4.000", "500.000"]
 
 
+def test_memory_of_an_update():
+    """In MiB, rounded; empty for variants where it is not known."""
+    peaks = {"a-full": 1301 * 2**20 + 2**19 + 1}
+    lines = learning.cell_table({**RESULTS, "peak_bytes_of_update": peaks}, "a")
+    assert "| less full | memory of an update, MiB | run with k 8 |" in "\n".join(lines)
+    assert cells_of(lines, "full")[7] == "1302" and cells_of(lines, "ours")[7] == ""
+
+
 @pytest.mark.parametrize("minutes", [None, 3.0])
 def test_curves(minutes, tmp_path, figures):
     results = copy.deepcopy(RESULTS)

@@ -20,8 +20,11 @@ import torch
 
 from linformer_kit.environment import status_bytes
 from linformer_kit.errors import PROCESS_KILLED, InputError, OutOfMemoryError
+from linformer_kit.training.memory import most_bytes
 
 Timings = dict[str, list[float]]  # seconds of each run, by name
+
+_CLEAR_REFS = Path("/proc/self/clear_refs")  # proc(5)
 
 
 def interleaved(
@@ -124,31 +127,53 @@ def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
 def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
     """Peak memory while a function runs, minus the memory in use before.
 
+    Raises:
+        InputError: as `PeakMemory`.
+    """
+    peak = PeakMemory(device)
+    run()
+    return peak.bytes_so_far()
+
+
+class PeakMemory:
+    """Peak memory since it was made, minus the memory in use then.
+
     On a CPU this is the resident set of the process: measure in a fresh process, and amounts much larger than a few MB.
     On an accelerator it is the allocated memory.
+
+    Args:
+        device: Device of the tensors.
+
+    Raises:
+        InputError: for a CPU on a system that does not report resident memory.
     """
-    synchronize(device)
-    if device.type == "cpu":
-        before, after = _resident_peak(run)
-        return max(0, after - before)
-    torch.accelerator.reset_peak_memory_stats(device)
-    before = torch.accelerator.memory_allocated(device)
-    run()
-    synchronize(device)
-    return torch.accelerator.max_memory_allocated(device) - before
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        synchronize(device)
+        if device.type == "cpu":
+            self._before = _reset_resident_peak()
+        else:
+            torch.accelerator.reset_peak_memory_stats(device)
+            self._before = torch.accelerator.memory_allocated(device)
+
+    def bytes_so_far(self) -> int:
+        """The peak so far, in bytes."""
+        synchronize(self._device)
+        peak = most_bytes(self._device)
+        assert peak is not None
+        return max(0, peak - self._before)
 
 
-def _resident_peak(run: Callable[[], object]) -> tuple[int, int]:
-    """Resident bytes before, and the peak while a function runs."""
+def _reset_resident_peak() -> int:
+    """Return free memory to the system, reset the peak to the resident bytes, and return them."""
+    if not os.access(_CLEAR_REFS, os.W_OK):
+        raise InputError("memory: expected Linux (for the resident set in /proc) or an accelerator, got neither")
     _give_back_free_memory()
     before = status_bytes("VmRSS")
-    if before is None:
-        raise InputError("memory: expected Linux (for the resident set in /proc) or an accelerator, got neither")
-    Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the current value
-    run()
-    after = status_bytes("VmHWM")
-    assert after is not None
-    return before, after
+    assert before is not None
+    _CLEAR_REFS.write_text("5")  # resets the peak to the current value
+    return before
 
 
 def _give_back_free_memory() -> None:

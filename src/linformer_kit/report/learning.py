@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from linformer_kit.report.base import environment_line, file_name, table, write_report
 from linformer_kit.report.learning_figures import draw_curves
@@ -12,6 +12,13 @@ from linformer_kit.report.numbers import listed, mean_and_deviation
 from linformer_kit.settings.study import rates_of, seeds_of, where_tuned
 
 Entry = dict[str, Any]  # one training, as in `learning.json`
+
+
+class _Column(NamedTuple):
+    """A further measurement: a function that reads it from an entry, and the digits after the decimal point."""
+
+    value: partial
+    decimals: int = 3
 
 
 def write_learning_report(results: dict[str, Any], folder: Path) -> str:
@@ -123,7 +130,7 @@ def cell_table(results: dict[str, Any], cell: str) -> list[str]:
                 _mean(losses),
                 _by_seed(entries, settings["seeds"]),
                 "" if variant == settings["baseline"] or not paired else _mean(paired, sign="+"),
-                *(_mean([value(entry) for entry in entries], absent="") for value in extras.values()),
+                *(_of_column(column, entries) for column in extras.values()),
             ]
         )
     header = ["variant", "parameters", "learning rate", "updates", "loss (nats)", f"seeds {listed(settings['seeds'])}"]
@@ -143,18 +150,21 @@ def _comparable(entry: Entry, other: Entry) -> bool:
     return same and None not in (entry["validation_loss"], other["validation_loss"])
 
 
-def _extra_columns(results: dict[str, Any], entries: list[Entry]) -> dict[str, partial]:
-    """Further measurements: the heading of a column, and a function that reads its value from an entry."""
-    columns: dict[str, partial] = {}
+def _extra_columns(results: dict[str, Any], entries: list[Entry]) -> dict[str, _Column]:
+    """Columns of further measurements, by their headings."""
+    columns: dict[str, _Column] = {}
     if any(entry["minutes"] for entry in entries):
-        columns["minutes, those before included"] = partial(minutes_of, results["trials"])
-    if any(entry["kind"] in results["seconds_per_update"] for entry in entries):
-        columns["an update, ms"] = partial(_update_time, results["seconds_per_update"])
+        columns["minutes, those before included"] = _Column(partial(minutes_of, results["trials"]))
+    kinds = {entry["kind"] for entry in entries}
+    if kinds & (seconds := results["seconds_per_update"]).keys():
+        columns["an update, ms"] = _Column(partial(_of_kind, seconds, 1e3))
+    if kinds & (peaks := results.get("peak_bytes_of_update", {})).keys():
+        columns["memory of an update, MiB"] = _Column(partial(_of_kind, peaks, 2**-20), decimals=0)
     dims = sorted({int(dim) for entry in entries for dim in entry.get("by_projected_dim", {})}, reverse=True)
     for dim in dims:
-        columns[f"run with k {dim}"] = partial(_measured, "by_projected_dim", str(dim))
+        columns[f"run with k {dim}"] = _Column(partial(_measured, "by_projected_dim", str(dim)))
     for form in dict.fromkeys(form for entry in entries for form in entry.get("sentences", {})):
-        columns[f"short texts, {form}" if form else "short texts"] = partial(_measured, "sentences", form)
+        columns[f"short texts, {form}" if form else "short texts"] = _Column(partial(_measured, "sentences", form))
     return columns
 
 
@@ -164,20 +174,25 @@ def minutes_of(trials: list[Entry], entry: Entry) -> float | None:
     return None if entry["minutes"] is None else (earlier or 0.0) + entry["minutes"]
 
 
-def _update_time(known: dict[str, float], entry: Entry) -> float | None:
-    return known[entry["kind"]] * 1e3 if entry["kind"] in known else None
+def _of_column(column: _Column, entries: list[Entry]) -> str:
+    return _mean([column.value(entry) for entry in entries], absent="", decimals=column.decimals)
+
+
+def _of_kind(known: dict[str, float], factor: float, entry: Entry) -> float | None:
+    """A measurement of the kind of an entry, in another unit."""
+    return known[entry["kind"]] * factor if entry["kind"] in known else None
 
 
 def _measured(name: str, key: str, entry: Entry) -> float | None:
     return entry.get(name, {}).get(key)
 
 
-def _mean(numbers: list[float | None], sign: str = "", absent: str = "diverged") -> str:
+def _mean(numbers: list[float | None], sign: str = "", absent: str = "diverged", decimals: int = 3) -> str:
     """Mean and, for numbers that differ, the sample standard deviation."""
     there = [number for number in numbers if number is not None]
     if len(there) < len(numbers):
         return absent
-    return mean_and_deviation(there if len(set(there)) > 1 else there[:1], 3, sign=sign)
+    return mean_and_deviation(there if len(set(there)) > 1 else there[:1], decimals, sign=sign)
 
 
 def _by_seed(entries: list[Entry], seeds: list[int]) -> str:

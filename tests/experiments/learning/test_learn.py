@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import sys
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 import yaml
 
 import linformer_kit as lk
@@ -18,14 +20,18 @@ from linformer_kit.commands.cli import main
 from linformer_kit.commands.parser import parse
 from linformer_kit.commands.table import RECIPES
 from linformer_kit.errors import InputError
+from linformer_kit.experiments import measure
 from linformer_kit.experiments.learning import checks, learn, running, trials
+from linformer_kit.experiments.measure import in_fresh_process
 from linformer_kit.operator.projections.starts import STARTS
 from linformer_kit.settings.study import LearningSettings
+from linformer_kit.training.loop import Training
 from tests.conftest import PRETRAIN_SIZES, write_corpus
 
 pytestmark = pytest.mark.e2e
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+MEASURABLE = sys.platform == "linux" or torch.accelerator.is_available()
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 BASE = {
     "model": PRETRAIN_SIZES,
     "mlm_probability": 0.4,
@@ -108,7 +114,7 @@ def here(monkeypatch):
 
     monkeypatch.setattr(learn, "fresh_processes", InThisProcess)
     monkeypatch.setattr(learn, "in_fresh_process", in_this_process)
-    monkeypatch.setattr(learn, "seconds_per_update", lambda *_: 0.5)
+    monkeypatch.setattr(learn, "cost_of_update", lambda *_: running.UpdateCost(0.5, 3 << 20))
     monkeypatch.setattr(learn, "run_trial", run)
     return ran
 
@@ -180,6 +186,8 @@ def test_what_is_measured(finished):
     kinds = {entry["kind"] for entry in results["trials"]}
     assert len(kinds) == 6 and results["seconds_per_update"].keys() == kinds
     assert all(0 < seconds < 60 for seconds in results["seconds_per_update"].values())
+    assert results["peak_bytes_of_update"].keys() == (kinds if MEASURABLE else set())
+    assert all(0 <= peak < 2**31 for peak in results["peak_bytes_of_update"].values())
 
 
 def test_models_go_on_from_those_before(finished):
@@ -351,7 +359,10 @@ def test_a_study_goes_on_where_it_began(finished, corpus):
 
 def test_equal_time(corpus, untrained, tmp_path, monkeypatch):
     """Updates are timed once for all seeds and rates, one variant at a time; as many are made as fit."""
-    monkeypatch.setattr(learn, "seconds_per_update", lambda trial, *_: 0.5 if trial.variant == "full" else 0.25)
+    cost = {"full": running.UpdateCost(0.5, 5 << 20)}
+    monkeypatch.setattr(
+        learn, "cost_of_update", lambda trial, *_: cost.get(trial.variant, running.UpdateCost(0.25, 3 << 20))
+    )
     variants = {"full": {"model.attention": "full"}, "ours": {}, "more": {"after": "ours", "minutes": 0.025}}
     settings = study(corpus, minutes=0.05, variants=variants, learning_rates=[1e-3], cells={"short": {}})
     experiment = learn.learn(dataclasses.replace(settings, output_dir=str(tmp_path / "out")))
@@ -361,21 +372,21 @@ def test_equal_time(corpus, untrained, tmp_path, monkeypatch):
     assert updates == {"full": 6, "ours": 12, "more": 6}
     text = (folder / "learning.md").read_text()
     row = next(line for line in text.splitlines() if line.startswith("| more |"))
-    assert row.endswith("| 0.075 | 250.000 |")
+    assert row.endswith("| 0.075 | 250.000 | 3 |")
     fewer = {name: variants[name] for name in ("full", "ours")}
     results = learn.learn(dataclasses.replace(settings, output_dir=str(folder), resume=True, variants=fewer)).results
     assert sorted(results["seconds_per_update"].values()) == [0.25, 0.5], "nothing of what is not studied any more"
+    assert sorted(results["peak_bytes_of_update"].values()) == [3 << 20, 5 << 20]
 
 
 def test_a_study_killed_while_it_is_timed_keeps_the_times(corpus, untrained, tmp_path, monkeypatch):
-    monkeypatch.setattr(learn, "seconds_per_update", lambda *_: 0.5)
     settings = study(corpus, minutes=0.05, variants={"full": {}}, learning_rates=[1e-3], cells={"short": {}})
     settings = dataclasses.replace(settings, output_dir=str(tmp_path / "out"))
     with monkeypatch.context() as patched:
         patched.setattr(learn, "run_trial", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             learn.learn(settings)
-    monkeypatch.setattr(learn, "seconds_per_update", None)  # calling it would fail
+    monkeypatch.setattr(learn, "cost_of_update", None)  # calling it would fail
     results = learn.learn(dataclasses.replace(settings, resume=True)).results
     assert {entry["updates"] for entry in results["trials"]} == {6}
 
@@ -408,6 +419,14 @@ def test_a_trial_is_base_then_cell_then_variant(corpus):
     assert (trial.settings.adam_beta2, settings.base.adam_beta2) == (0.9, 0.98)
 
 
+@pytest.mark.parametrize("asked", ["true", "false"])
+def test_a_variant_may_set_mixed_precision(corpus, asked):
+    """Its setting is a name, which YAML and the parser take for a bool; activation checkpointing is a bool."""
+    settings = study(corpus, variants={"full": {"bf16": asked, "activation_checkpointing": True}})
+    trial = trial_of(settings, "short", "full")
+    assert (trial.settings.bf16, trial.settings.activation_checkpointing) == (asked, True)
+
+
 def test_names_of_trials(corpus, tmp_path):
     """They depend on what is trained, not on paths."""
     settings = study(corpus)
@@ -432,7 +451,80 @@ def test_the_time_of_an_update_is_a_median(corpus, tmp_path, monkeypatch):
     """Of 20 updates after the first ones; a slow one has no more weight."""
     clock = iter([*range(10), 1000, *range(1001, 1100)])
     monkeypatch.setattr(running, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    assert running.seconds_per_update(trial_of(study(corpus), "short", "full"), tmp_path, 1) == 1
+    assert running.cost_of_update(trial_of(study(corpus), "short", "full"), tmp_path, 1).seconds == 1
+
+
+class MadeUpMemory:
+    """A process whose peak grows by 3 bytes with each update and by 1,000 with an evaluation."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.bytes = 0
+
+    def bytes_so_far(self) -> int:
+        return self.bytes
+
+
+def test_the_memory_of_an_update_is_that_of_all_updates_without_the_evaluation(corpus, tmp_path, monkeypatch):
+    """The updates run between two readings; evaluation, with its larger batches, comes after them."""
+    memory = MadeUpMemory(torch.device("cpu"))
+
+    class Recording(Training):
+        def _update(self, data):
+            memory.bytes += 3
+            super()._update(data)
+
+        def _evaluate(self):
+            memory.bytes += 1000
+            return super()._evaluate()
+
+    monkeypatch.setattr(running, "Training", Recording)
+    monkeypatch.setattr(running, "PeakMemory", lambda device: memory)
+    assert running.cost_of_update(trial_of(study(corpus), "short", "full"), tmp_path, 1).peak_bytes == 25 * 3
+    assert memory.bytes == 25 * 3 + 1000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the resident set is read from /proc")
+def test_memory_of_an_update_holds_what_the_optimizer_keeps(corpus, tmp_path):
+    """Weights do not count. Gradients and both moments of AdamW count: three times their size."""
+    wide = {"model.intermediate_size": 20_011, "per_device_train_batch_size": 1}
+    trial = trial_of(study(corpus, variants={"full": wide}), "short", "full")
+    weights = 2 * 2 * 33 * 20_011 * 4  # of two layers' feed-forward matrices
+    peak = in_fresh_process(running.cost_of_update, trial, tmp_path, 1).peak_bytes
+    assert 3 * weights < peak < 10 * weights, "the libraries alone take more"
+
+
+def test_a_system_that_does_not_report_memory_measures_time(corpus, here, tmp_path, monkeypatch):
+    """No entry, no column and no error."""
+    monkeypatch.setattr(measure, "_CLEAR_REFS", tmp_path / "none")
+    monkeypatch.setattr(learn, "cost_of_update", running.cost_of_update)
+    settings = study(corpus, learning_rates=[1e-3], variants={"full": {}}, cells={"short": {}}, seeds=[1])
+    experiment = learn.learn(dataclasses.replace(settings, output_dir=str(tmp_path / "out")))
+    assert len(experiment.results["seconds_per_update"]) == 1 and experiment.results["peak_bytes_of_update"] == {}
+    assert "| an update, ms |" in experiment.text and "MiB" not in experiment.text
+
+
+def test_results_without_memory_are_resumed(corpus, untrained, tmp_path, monkeypatch):
+    """As written by earlier versions: known times are not measured again, so their memory stays unknown."""
+    settings = study(corpus, learning_rates=[1e-3], variants={"full": {}}, cells={"short": {}}, seeds=[1])
+    settings = dataclasses.replace(settings, output_dir=str(tmp_path / "out"))
+    results = learn.learn(settings).results
+    path = tmp_path / "out" / "learning.json"
+    path.write_text(json.dumps({name: value for name, value in results.items() if name != "peak_bytes_of_update"}))
+    measured = []
+
+    def cost(trial, *_):
+        measured.append(trial.variant)
+        return running.UpdateCost(0.25, (5 if len(measured) == 1 else 7) << 20)
+
+    monkeypatch.setattr(learn, "cost_of_update", cost)
+    more = dataclasses.replace(settings, resume=True, variants={"full": {}, "ours": {}})
+    experiment = learn.learn(more)
+    assert measured == ["ours"] * 2
+    lines = experiment.text.splitlines()
+    assert [line.split(" | ")[-2:] for line in lines if line.startswith(("| full", "| ours"))] == [
+        ["500.000", " |"],
+        ["250.000", "7 |"],
+    ]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from linformer_kit.environment import best_device
 from linformer_kit.errors import PROCESS_KILLED, InputError, OutOfMemoryError
 from linformer_kit.experiments.experiment import Experiment, earlier_file
 from linformer_kit.experiments.learning.checks import check, in_order, one_of_each_kind
-from linformer_kit.experiments.learning.running import run_trial, seconds_per_update
+from linformer_kit.experiments.learning.running import cost_of_update, run_trial
 from linformer_kit.experiments.learning.trials import Trial, make_trial, recorded_study, timed
 from linformer_kit.experiments.measure import fresh_processes, in_fresh_process
 from linformer_kit.files.manifest import read_json
@@ -57,7 +57,13 @@ def learn(study: LearningSettings) -> Experiment:
         device=best_device(),
         settings=recorded_study(study),
         write=write_learning_report,
-        fields={"learning_rates": {}, "seconds_per_update": {}, "trials": [], "complete": False},
+        fields={
+            "learning_rates": {},
+            "seconds_per_update": {},
+            "peak_bytes_of_update": {},
+            "trials": [],
+            "complete": False,
+        },
     )
     results, settings = experiment.results, experiment.results["settings"]
     earlier = earlier_file(study.output_dir, "learning", resume=study.resume)
@@ -131,15 +137,17 @@ class _Run:
         self.bar.update()
 
     def measure_updates(self, trials: Iterable[Trial]) -> None:
-        """Measure the time of an update of each kind of trial, one at a time."""
+        """Measure time and memory of an update of each kind of trial without a known time, one at a time."""
         known = self.results["seconds_per_update"]
         kinds = {trial.kind: trial for trial in trials if trial.kind not in known}
         threads = torch.get_num_threads()
         rounds = [
-            {kind: in_fresh_process(seconds_per_update, trial, self.folder, threads) for kind, trial in kinds.items()}
+            {kind: in_fresh_process(cost_of_update, trial, self.folder, threads) for kind, trial in kinds.items()}
             for _ in range(_TIMED_ROUNDS if kinds else 0)
         ]
-        known |= {kind: min(each[kind] for each in rounds) for kind in kinds}
+        known |= {kind: min(each[kind].seconds for each in rounds) for kind in kinds}
+        peaks = {kind: [each[kind].peak_bytes for each in rounds] for kind in kinds}
+        self.results["peak_bytes_of_update"] |= {kind: max(each) for kind, each in peaks.items() if None not in each}
         self.experiment.save()  # so that a resumed study uses the same times
 
 
@@ -182,6 +190,9 @@ def _continued(study: LearningSettings, here: dict[str, Any], path: Path) -> dic
     meant = {trial.kind for trial in one_of_each_kind(study)}
     return {
         "environment": {**there, "commit": ", ".join(commits)},
-        "seconds_per_update": {kind: time for kind, time in earlier["seconds_per_update"].items() if kind in meant},
+        **{
+            name: {kind: value for kind, value in earlier.get(name, {}).items() if kind in meant}
+            for name in ("seconds_per_update", "peak_bytes_of_update")
+        },
         "trials": [entry for entry in earlier["trials"] if entry["kind"] in meant],
     }

@@ -1,4 +1,4 @@
-"""Run and measure one training of a learning study, and time its updates."""
+"""Run and measure one training of a learning study, and measure time and memory of its updates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -21,9 +21,10 @@ from torch.utils.data import default_collate
 from linformer_kit.data.masked_text import load_masked_text
 from linformer_kit.data.tokenizer import load_tokenizer
 from linformer_kit.environment import best_device
+from linformer_kit.errors import InputError
 from linformer_kit.experiments.learning.short_texts import short_text_losses
 from linformer_kit.experiments.learning.trials import Trial
-from linformer_kit.experiments.measure import synchronize
+from linformer_kit.experiments.measure import PeakMemory, synchronize
 from linformer_kit.models.heads import LinformerForMaskedLM
 from linformer_kit.settings import PretrainSettings
 from linformer_kit.training import pretrain
@@ -33,6 +34,13 @@ from linformer_kit.training.metrics import mean_token_loss
 
 _TRIALS_FOLDER = "trials"
 _TIMED_UPDATES, _WARM_UPDATES = 20, 5
+
+
+class UpdateCost(NamedTuple):
+    """What an update of a model takes: median time in seconds, and peak memory in bytes, None if not measurable."""
+
+    seconds: float
+    peak_bytes: int | None
 
 
 def run_trial(
@@ -72,8 +80,15 @@ def run_trial(
         }
 
 
-def seconds_per_update(trial: Trial, folder: Path, threads: int) -> float:
-    """Median time in seconds of an update of the trial's model, data and optimizer included."""
+def cost_of_update(trial: Trial, folder: Path, threads: int) -> UpdateCost:
+    """Time and memory of an update of the trial's model, data and optimizer included; runs in a fresh process.
+
+    Memory is the peak from before the first update to the end of the last one, minus the memory in use before: weights
+    and libraries. So gradients and AdamW's moments count, and the evaluation at the end does not. On a CPU it is VmHWM
+    minus VmRSS. Freed memory stays resident (`keep_freed_memory`), so that is the size to which the updates make the
+    heap grow: their largest live memory and what fragmentation adds. What was freed before the first update is
+    returned to the system first, and counts if an update uses it.
+    """
     _configure_worker(threads)
     updates = _WARM_UPDATES + _TIMED_UPDATES
     settings = dataclasses.replace(
@@ -92,22 +107,37 @@ def seconds_per_update(trial: Trial, folder: Path, threads: int) -> float:
             model = LinformerForMaskedLM(config)
         task = pretrain.masked_language_model(settings, data, model)
         plan = dataclasses.replace(pretrain.plan(settings), evaluate_first=False)
-        clock = _Clock(best_device())
-        Training(task, settings, plan, Path(temporary), after_update=clock.updated).run()
-    return statistics.median(itertools.islice(clock.seconds(), _WARM_UPDATES, None))
+        meter = _Meter(best_device())
+        training = Training(task, settings, plan, Path(temporary), after_update=meter.updated)
+        meter.start()
+        training.run()
+    return UpdateCost(statistics.median(itertools.islice(meter.seconds(), _WARM_UPDATES, None)), meter.peak_bytes)
 
 
-class _Clock:
-    """Records when each update ended."""
+class _Meter:
+    """Records when each update ended, and the peak memory up to then.
+
+    Attributes:
+        peak_bytes: Peak memory from `start` to the end of the last update so far; None if not measurable.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._ends: list[float] = []
+        self._memory: PeakMemory | None = None
+        self.peak_bytes: int | None = None
+
+    def start(self) -> None:
+        """Start to measure memory, if this system can."""
+        with contextlib.suppress(InputError):
+            self._memory = PeakMemory(self._device)
 
     def updated(self) -> None:
-        """Record the end of an update."""
+        """Record the end of an update. Memory is read here, as an evaluation follows the last one."""
         synchronize(self._device)
         self._ends.append(time.perf_counter())
+        if self._memory is not None:
+            self.peak_bytes = self._memory.bytes_so_far()
 
     def seconds(self) -> Iterator[float]:
         """Seconds of each update except the first."""

@@ -139,7 +139,9 @@ def _change(fields: dict[str, Any], name: str, value: Any, owner: str) -> None:
         place = place.get(part) if isinstance(place, dict) else None
     known = isinstance(place, dict) and last in place and not isinstance(place.get(last), dict)
     require(known, f"{owner}.{name}", "a setting of linformer pretrain", "an unknown one or a group")
-    place[last] = value
+    # The parser reads the quoted "true" of a variant as a bool, as its values have no type; `bf16` is a name.
+    named = isinstance(place[last], str) and isinstance(value, bool)
+    place[last] = str(value).lower() if named else value
 
 
 def _parsed(fields: dict[str, Any], owner: str) -> PretrainSettings:
