@@ -9,17 +9,22 @@ from typing import Any
 
 from linformer_kit.report.base import environment_line, table, write_report
 from linformer_kit.report.ceiling import rates_lines
+from linformer_kit.report.efficiency_entries import (
+    BASELINES,
+    EXTRAPOLATED,
+    Cell,
+    entry_name,
+    ordered,
+    sorted_entries,
+)
 from linformer_kit.report.efficiency_figures import draw_efficiency
-from linformer_kit.report.numbers import ABSENT, billions, mebibytes, microseconds, milliseconds
+from linformer_kit.report.efficiency_memory import memory_tables
+from linformer_kit.report.numbers import ABSENT, billions, microseconds, milliseconds
 
-BASELINES = {
-    "eager": "Transformer, softmax over a stored n×n matrix (Hugging Face, eager)",
-    "full": 'Transformer, scaled_dot_product_attention (ours, attention="full")',
-    "roberta": "Transformer, scaled_dot_product_attention (Hugging Face RobertaModel)",
-}
-_EXTRAPOLATED = "~"
-
-Cell = dict[str, Any]
+_EAGER = (
+    "Eager attention stores the n×n scores, which current libraries no longer do by default. It is what the paper "
+    "compared with: these savings are for comparison with the paper's, and are not what a user of today saves."
+)
 
 
 def write_efficiency_report(results: dict[str, Any], folder: Path) -> str:
@@ -50,19 +55,19 @@ def efficiency_markdown(results: dict[str, Any]) -> str:
         *_how(results),
         *rates_lines(results, settings["dtype"]),
         "",
-        "n: tokens in a sequence; k: projected dimension. `~`: extrapolated from the two longest sequences measured, "
-        "as a·n + b·n². `–`: not measured.",
+        "n: tokens in a sequence; k: projected dimension. `–`: not measured. `~`: extrapolated from the two longest "
+        "sequences measured, as a·n + b·n²; these values have tables of their own and are in no mean.",
     ]
-    for name in settings["baselines"]:
+    for name in ordered(settings["baselines"]):
         lines += ["", f"## Time saved against {BASELINES[name]}", "", *_saved(results, "time_saved", name)]
     beside = "; in parentheses the paper's (Table 3, one V100)" if settings["mode"] == "forward" else ""
     lines += ["", f"Time of the Transformer over the Linformer's{beside}.", ""]
     lines += ["## Time", "", *_times(results), "", "## Share of the machine's limits", "", *_shares(results)]
     if settings["memory"]:
-        for name in settings["baselines"]:
+        for name in ordered(settings["baselines"]):
             lines += ["", f"## Memory saved against {BASELINES[name]}", "", *_saved(results, "memory_saved", name)]
         note = f"Largest batch of the Linformer over the Transformer's, neither rounded{beside}."
-        lines += ["", note, "", "## Memory", "", *_memory(results)]
+        lines += ["", note, "", "## Memory", "", *memory_tables(results)]
     return "\n".join(lines) + "\n"
 
 
@@ -108,50 +113,68 @@ def _grid(cells: list[Cell], show: Callable[[Cell], str]) -> list[str]:
 
 
 def _saved(results: dict[str, Any], field: str, name: str) -> list[str]:
-    def show(cell: Cell) -> str:
-        saved, published = cell[field].get(name), cell[f"paper_{field}"]
-        ours = ABSENT if saved is None else f"{_ratio(saved['ratio'])}{_EXTRAPOLATED if saved['extrapolated'] else ''}"
-        return ours if published is None else f"{ours} ({published:g})"
+    """The measured savings against one Transformer, their mean, and the extrapolated ones in a table below."""
+    beyond = [cell for cell in results["cells"] if cell[field].get(name) and cell[field][name]["extrapolated"]]
+    lines = [_EAGER, ""] if name == "eager" else []
+    lines += _grid(results["cells"], lambda cell: _beside_paper(cell, field, name, extrapolated=False))
+    lines += _against_paper(results, field, name)
+    if beyond:
+        lines += ["", "### Extrapolated", ""]
+        lines += _grid(beyond, lambda cell: _beside_paper(cell, field, name, extrapolated=True))
+    return lines
 
-    return [*_grid(results["cells"], show), *_against_paper(results, field, name)]
+
+def _beside_paper(cell: Cell, field: str, name: str, *, extrapolated: bool) -> str:
+    """The saving if it was measured or, as asked, extrapolated; in parentheses the paper's, if there is one."""
+    saved, published = cell[field].get(name), cell[f"paper_{field}"]
+    shown = saved is not None and saved["extrapolated"] is extrapolated
+    ours = f"{_ratio(saved['ratio'])}{EXTRAPOLATED * extrapolated}" if shown else ABSENT
+    return ours if published is None else f"{ours} ({published:g})"
 
 
 def _against_paper(results: dict[str, Any], field: str, name: str) -> list[str]:
-    """Savings relative to the paper's, over the cells that the paper has."""
+    """Savings relative to the paper's, over the measured cells that the paper has."""
+    both = [cell for cell in results["cells"] if cell[field].get(name) and cell[f"paper_{field}"]]
     ratios = {
         f"n {cell['seq_len']:,}, k {cell['projected_dim']:,}": cell[field][name]["ratio"] / cell[f"paper_{field}"]
-        for cell in results["cells"]
-        if cell[field].get(name) and cell[f"paper_{field}"]
+        for cell in both
+        if not cell[field][name]["extrapolated"]
     }
     if not ratios:
         return []
     least = min(ratios, key=lambda cell: ratios[cell])
     mean = statistics.geometric_mean(ratios.values())
+    left = len(both) - len(ratios)
     return [
         "",
-        f"Ratio to the paper's figure: geometric mean of {len(ratios)} cells {mean:.2f}; lowest at {least}: "
-        f"{ratios[least]:.2f}.",
+        f"Ratio to the paper's figure: geometric mean of {len(ratios)} measured cells {mean:.2f}"
+        + (f", without {left} extrapolated" if left else "")
+        + f"; lowest at {least}: {ratios[least]:.2f}.",
     ]
 
 
 def _times(results: dict[str, Any]) -> list[str]:
     """Median time of a batch, and of one layer per token, for all encoders."""
-    rows = []
-    for entry in _sorted(results):
-        time = entry["time"]
-        spread = " – ".join(milliseconds(time[name], ",.1f") for name in ("min_s", "max_s")) if time else ABSENT
-        per_token = entry.get("seconds_per_token_layer")
-        rows.append(
-            [
-                f"{entry['seq_len']:,}",
-                _name(entry),
-                milliseconds(time["median_s"], ",.1f") if time else ABSENT,
-                spread,
-                f"{time['runs']}" if time else "0",
-                ABSENT if per_token is None else microseconds(per_token) + _EXTRAPOLATED * entry["extrapolated"],
-            ]
-        )
-    return table(["n", "encoder", "batch, ms", "least – most, ms", "runs", "token and layer, µs"], rows)
+    entries = sorted_entries(results)
+    header = ["n", "encoder", "batch, ms", "least – most, ms", "runs", "token and layer, µs"]
+    beyond = [
+        [f"{entry['seq_len']:,}", entry_name(entry), microseconds(entry["seconds_per_token_layer"]) + EXTRAPOLATED]
+        for entry in entries
+        if entry["extrapolated"]
+    ]
+    lines = table(header, [_time_row(entry) for entry in entries])
+    return lines + (["", "### Extrapolated", "", *table(["n", "encoder", header[-1]], beyond)] if beyond else [])
+
+
+def _time_row(entry: Cell) -> list[str]:
+    """An entry's measured times; what was extrapolated is not shown."""
+    shown = [f"{entry['seq_len']:,}", entry_name(entry)]
+    time = entry["time"]
+    if time is None:
+        return [*shown, ABSENT, ABSENT, "0", ABSENT]
+    spread = " – ".join(milliseconds(time[name], ",.1f") for name in ("min_s", "max_s"))
+    per_token = microseconds(entry["seconds_per_token_layer"])
+    return [*shown, milliseconds(time["median_s"], ",.1f"), spread, f"{time['runs']}", per_token]
 
 
 def _shares(results: dict[str, Any]) -> list[str]:
@@ -159,13 +182,13 @@ def _shares(results: dict[str, Any]) -> list[str]:
     rows = [
         [
             f"{entry['seq_len']:,}",
-            _name(entry),
+            entry_name(entry),
             billions(entry["layer_flop"], ",.3g"),
             f"{entry['layer_bytes'] / 1e6:,.3g}",
             f"{entry['share_of_machine']:.0%} ({entry['bound_by']})",
             f"{entry['share_of_products']:.0%}" if "share_of_products" in entry else "",
         ]
-        for entry in _sorted(results)
+        for entry in sorted_entries(results)
         if entry["time"]
     ]
     header = ["n", "encoder", "layer, GFLOP", "layer, MB", "share of the machine's limit", "share of its own products"]
@@ -176,52 +199,6 @@ def _shares(results: dict[str, Any]) -> list[str]:
         "longer (in parentheses which). Own products: the fastest times of the layer's matrix products alone, at the "
         "same shapes in the same run, over the fastest time of the encoder by layer, embeddings included.",
     ]
-
-
-def _memory(results: dict[str, Any]) -> list[str]:
-    rows = []
-    for entry in _sorted(results):
-        memory = entry["memory"] or {}
-        mark = _EXTRAPOLATED if memory.get("extrapolated") else ""
-        per_sample, batch = memory.get("bytes_per_sample"), memory.get("largest_batch")
-        row = [
-            f"{entry['seq_len']:,}",
-            _name(entry),
-            f"{mebibytes(memory['peak_bytes'])} ({memory['batch']:,})" if "peak_bytes" in memory else ABSENT,
-            ABSENT if per_sample is None else mebibytes(per_sample, ",.1f") + mark,
-            ABSENT if batch is None else f"{int(batch):,}{mark}",
-        ]
-        rows.append([*row, f"{memory['found_batch']:,}"] if memory.get("found_batch") is not None else row)
-    found = any(len(row) > 5 for row in rows)
-    header = ["n", "encoder", "peak, MiB (batch)", "sample, MiB", f"largest batch in {_budget(results)}"]
-    rows = [[*row, *[ABSENT] * (6 - len(row))] if found else row for row in rows]
-    return [*table(header + ["largest batch found"] * found, rows), "", *_memory_note(results)]
-
-
-def _memory_note(results: dict[str, Any]) -> list[str]:
-    train = results["settings"]["mode"] == "train"
-    needed = "the weights of 12 layers and their gradients" if train else "the weights of 12 layers"
-    return [
-        "Each encoder was measured in a separate process, after a short sequence: the peak memory during the run "
-        "minus the memory in use before (the resident set on a CPU, allocated memory on accelerators). "
-        f"The largest batch is what fits in addition to {needed}, by the memory of a sample"
-        + (" in 12 layers." if train else ", which the layers use one after the other.")
-        + " Memory is extrapolated where a Transformer took over 10 s for a pass, or eager attention does not fit in "
-        "40 % of the free memory."
-    ]
-
-
-def _budget(results: dict[str, Any]) -> str:
-    return f"{results['settings']['budget_gib']:g} GiB"
-
-
-def _sorted(results: dict[str, Any]) -> list[Cell]:
-    """All entries by length, Transformers first."""
-    return sorted(results["baselines"] + results["cells"], key=lambda entry: entry["seq_len"])
-
-
-def _name(entry: Cell) -> str:
-    return f"Linformer, k {entry['projected_dim']:,}" if "projected_dim" in entry else f"Transformer, {entry['name']}"
 
 
 def _ratio(ratio: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,18 +12,19 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullFormatter
 
+from linformer_kit.report.efficiency_entries import Cell, ordered
 from linformer_kit.report.figures import log_ticks, new_figure, number_ticks, save_figure, show_grid
 
 _PANELS = {
-    "eager": "against eager attention",
     "full": "against SDPA (ours)",
     "roberta": "against SDPA (RobertaModel)",
+    "eager": "against eager attention",
 }
-_LABELS = {"eager": "Transformer, eager", "full": "Transformer, SDPA (ours)", "roberta": "Transformer, SDPA (HF)"}
-_MARKERS = {"eager": "s", "full": "^", "roberta": "v"}
+_LABELS = {"full": "Transformer, SDPA (ours)", "roberta": "Transformer, SDPA (HF)", "eager": "Transformer, eager"}
+_MARKERS = {"full": "^", "roberta": "v", "eager": "s"}
+_GREYS = {"full": "black", "roberta": "dimgray", "eager": "darkgray"}
 _TICKS, _MORE_TICKS = (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)  # more ticks for ranges below a factor of ten
 
-Cell = dict[str, Any]
 Point = tuple[int, float, bool]  # n, height, whether extrapolated
 
 
@@ -40,7 +42,7 @@ def draw_efficiency(results: dict[str, Any], folder: Path) -> None:
 
 def _draw_saved(results: dict[str, Any], field: str, label: str, path: Path) -> None:
     """Plot a panel for each baseline with a line for each k; the paper's figures are dashed in the same colour."""
-    names = results["settings"]["baselines"]
+    names = ordered(results["settings"]["baselines"])
     figure, axes = new_figure((1.6 + 3.9 * len(names), 4.3), 1, len(names), squeeze=False, sharey=True)
     colours = _colours(results["cells"])
     for axis, name in zip(axes[0], names, strict=True):
@@ -73,9 +75,9 @@ def _draw_time_per_token(results: dict[str, Any], path: Path) -> None:
     for k, colour in _colours(results["cells"]).items():
         cells = [cell for cell in results["cells"] if cell["projected_dim"] == k]
         _line(axis, _per_token(cells), color=colour, marker="o", label=f"Linformer, k {k:,}")
-    for name, grey in zip(results["settings"]["baselines"], ("black", "dimgray", "darkgray"), strict=False):
+    for name in ordered(results["settings"]["baselines"]):
         entries = [entry for entry in results["baselines"] if entry["name"] == name]
-        _line(axis, _per_token(entries), color=grey, marker=_MARKERS[name], label=_LABELS[name])
+        _line(axis, _per_token(entries), color=_GREYS[name], marker=_MARKERS[name], label=_LABELS[name])
     _scales(axis, results["cells"])
     axis.set_ylabel("time per token and layer, µs")
     number_ticks(axis.yaxis, ",g")
@@ -90,11 +92,13 @@ def _per_token(entries: Iterable[Cell]) -> list[Point]:
 
 
 def _line(axis: Axes, points: list[Point], *, marker: str, color: Any, label: str | None = None) -> None:
-    """Plot a line through points ordered by n; extrapolated points are hollow."""
+    """Plot a line through points ordered by n; extrapolated points are hollow, and the line to them is dotted."""
     if not points:
         return
     points = sorted(points)
-    axis.plot([n for n, *_ in points], [height for _, height, _ in points], color=color, linewidth=1.6, zorder=2)
+    for (n1, height1, guessed1), (n2, height2, guessed2) in itertools.pairwise(points):
+        style = ":" if guessed1 or guessed2 else "-"
+        axis.plot([n1, n2], [height1, height2], color=color, linestyle=style, linewidth=1.6, zorder=2)
     for hollow in (False, True):
         chosen = [(n, height) for n, height, extrapolated in points if extrapolated is hollow]
         if chosen:
@@ -109,7 +113,7 @@ def _hollow(results: dict[str, Any]) -> list[Line2D]:
     memories = [entry["memory"] for entry in results["baselines"] if entry["memory"]]
     if not any(entry["extrapolated"] for entry in results["baselines"] + memories):
         return []
-    return [Line2D([], [], color="black", linestyle="", marker="o", markersize=4.5, mfc="white", label="extrapolated")]
+    return [Line2D([], [], color="black", linestyle=":", marker="o", markersize=4.5, mfc="white", label="extrapolated")]
 
 
 def _scales(axis: Axes, cells: list[Cell]) -> None:
