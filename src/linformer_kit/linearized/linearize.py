@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 from transformers import PreTrainedModel
@@ -134,7 +134,7 @@ def _chosen(found: list[AttentionLayer], layers: Sequence[int] | None, kind: str
         raise InputError(f"model: expected a layer that sees the whole input, got {kind} without one")
     if layers is None:
         return linear
-    numbers = list(layers) if isinstance(layers, Iterable) else []
+    numbers = list(layers) if isinstance(layers, Iterable) and not isinstance(layers, Mapping) else []
     possible = [number for number, layer in enumerate(found) if not layer.local]
     fits = all(is_integer(number) and number in possible for number in numbers)
     if not numbers or not fits or len(set(numbers)) < len(numbers):

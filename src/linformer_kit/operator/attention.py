@@ -122,6 +122,8 @@ class LinformerAttention(nn.Module):
         checks.check_exponent(slot_exponent)
         if isinstance(projection, str):
             bounded = projection not in PROJECTIONS or PROJECTIONS[projection].bounded
+            if projected_dim is None and not bounded:
+                raise InputError("projected_dim: expected a number, got None")
             if projected_dim is None or (max_seq_len is None and bounded):
                 raise InputError("max_seq_len and projected_dim: expected a number each, got None")
             projection = build_projection(

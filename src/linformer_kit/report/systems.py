@@ -101,11 +101,14 @@ def _memory(lengths: list[int], entries: list[dict[str, Any]]) -> list[str]:
 
 
 def peer_ratios(entries: list[dict[str, Any]]) -> dict[str, dict[tuple[int, int], float]]:
-    """The time of each other Linformer divided by ours, by its name and (n, k), where both were measured."""
+    """The time of each other Linformer divided by ours, by its name and (n, k), where both were measured.
+
+    Ours with a sliding window computes something else, so it is not among them.
+    """
     times = {
         (entry["name"], run["n"], entry["k"]): run["per_token_s"]
         for entry in entries
-        if entry["k"] is not None
+        if entry["k"] is not None and not entry["name"].startswith("window-")
         for run in entry["runs"]
     }
     ratios: dict[str, dict[tuple[int, int], float]] = {}

@@ -9,6 +9,7 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from linformer_kit.operator import kernels
+from linformer_kit.operator.attention import LinformerAttention
 from linformer_kit.operator.kernels import conditions
 from tests.operator.kernels.inputs import attention_inputs, prefer_onednn
 from tests.operator.kernels.test_tokens import model_of
@@ -71,6 +72,43 @@ def test_many_gradients_of_a_feed_forward_part_at_once():
     for index, grad in enumerate(upstream):
         single = torch.autograd.grad(output, given, grad, retain_graph=True)
         torch.testing.assert_close([part[index] for part in batched], [*single], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"sliding_window": 4, "global_tokens": 1, "slot_exponent": 1.0},
+        {"projection": "mean_pool", "sliding_window": 5},
+    ],
+)
+@pytest.mark.parametrize("way", ["is_grads_batched", "vmap"])
+def test_many_gradients_of_a_layer_at_once(options, way):
+    attention = LinformerAttention(12, 3, 32, 5, **options).double()
+    feed = nn.Linear(12, 17).double(), nn.Linear(17, 12).double()
+    x = torch.randn(2, 9, 12, dtype=torch.float64, requires_grad=True)
+    output = kernels.apply_feed_forward(*feed, attention(x, x, x)[0])
+    given = (x, *(part for part in attention.parameters() if part.requires_grad), *feed[1].parameters())
+    upstream = torch.randn(3, *output.shape, dtype=torch.float64)
+    if way == "vmap":
+        batched = torch.func.vmap(lambda grad: torch.autograd.grad(output, given, grad, retain_graph=True))(upstream)
+    else:
+        batched = torch.autograd.grad(output, given, upstream, retain_graph=True, is_grads_batched=True)
+    for index, grad in enumerate(upstream):
+        single = torch.autograd.grad(output, given, grad, retain_graph=True)
+        torch.testing.assert_close([part[index] for part in batched], [*single], rtol=0, atol=1e-10)
+
+
+def test_gradients_of_gradients_with_global_tokens():
+    """Slots that are tokens are computed from the tokens that queries see besides: each gradient counts once."""
+    attention = LinformerAttention(12, 3, 32, 5, sliding_window=4, global_tokens=2).double()
+    x = torch.randn(2, 9, 12, dtype=torch.float64, requires_grad=True)
+    results = []
+    for plain in (False, True):
+        with kernels.plain() if plain else torch.enable_grad():
+            (first,) = torch.autograd.grad(attention(x, x, x)[0].square().sum(), x, create_graph=True)
+            results.append((first, *torch.autograd.grad(first.square().sum(), x)))
+    torch.testing.assert_close(*results, rtol=0, atol=1e-10)
 
 
 def test_plain_ends_with_its_block_and_with_errors():

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from linformer_kit.operator import kernels
+from linformer_kit.operator.attention import LinformerAttention
 from linformer_kit.operator.kernels import neighbours as kernel
 from linformer_kit.operator.kernels.softmax import Dropout
 from linformer_kit.operator.neighbours import Neighbours
@@ -156,3 +157,11 @@ def test_gradients_of_values_are_summed_in_full_precision(monkeypatch):
     near = Neighbours(near_key, near_value, 1)
     kernels.attention_with_neighbours(query, key, value, None, near).sum().backward()
     torch.testing.assert_close(value.grad.float(), torch.full((1, 1, 2, 1), 2048 / 3), rtol=0.01, atol=0)
+
+
+def test_an_empty_batch_with_padding():
+    attention = LinformerAttention(12, 3, 32, 5, projection="mean_pool", sliding_window=4)
+    empty = torch.randn(0, 9, 12, requires_grad=True)
+    output, _ = attention(empty, empty, empty, torch.zeros(0, 9, dtype=torch.bool))
+    output.sum().backward()
+    assert output.shape == empty.grad.shape == (0, 9, 12)

@@ -122,6 +122,14 @@ def test_feed_forward(trained, bias):
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
 
 
+def test_feed_forward_of_one_vector():
+    first, second, inputs = feed_forward()
+    output, expected = (way(first, second, inputs[0, 0]) for way in (kernels.apply_feed_forward, plain_feed_forward))
+    given = (inputs, *second.parameters())
+    ours, theirs = (torch.autograd.grad(result.sum(), given) for result in (output, expected))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
 def test_feed_forward_by_numerical_differentiation():
     first, second, inputs = feed_forward()
     parameters = (inputs, *first.parameters(), *second.parameters())

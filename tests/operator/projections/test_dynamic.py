@@ -154,7 +154,7 @@ def test_resizing_changes_no_number(seq_len):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"projected_dim": None}, "max_seq_len and projected_dim: expected a number each, got None"),
+        ({"projected_dim": None}, "projected_dim: expected a number, got None"),
         ({"projected_dim": 0}, "projected_dim: expected a positive integer, got 0"),
         ({"max_seq_len": 5}, "projected_dim: expected 1 to 5 (the longest sequence), got 7"),
         ({"max_seq_len": 0}, "seq_len: expected a positive integer, got 0"),

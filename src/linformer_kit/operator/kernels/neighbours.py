@@ -137,7 +137,8 @@ class _Overlaps(NamedTuple):
             part.expand(sequences, -1).contiguous() for part in (first, after, edges[:, :-1], edges[:, 1:])
         )
         least = torch.searchsorted(ends, first, right=True)
-        most = int((torch.searchsorted(starts, after) - least).max().clamp(min=0))
+        overlapping = torch.searchsorted(starts, after) - least
+        most = int(overlapping.max().clamp(min=0)) if overlapping.numel() else 0
         slots = least[..., None] + torch.arange(most, device="cpu")
         slots = slots.masked_fill(slots >= starts.shape[1], 0)  # a row with fewer slots does not see the first
         low, high = (part.gather(1, slots.flatten(1)).view_as(slots) for part in (starts, ends))
@@ -247,13 +248,21 @@ class _NeighbourAttention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         query, key, value, near_key, near_value, mask = ctx.saved_tensors
         where, drop = ctx.where, ctx.drop
-        if torch.is_grad_enabled():  # create_graph
+        create_graph = torch.is_grad_enabled()
+        if create_graph or must_be_plain() or not is_ordinary(grad):  # or many gradients in one backward pass
             if drop is not None:
-                raise NotImplementedError("gradients of gradients: expected dropout 0 with sliding_window")
-            context = _plain(query, key, value, mask, where.neighbours(near_key, near_value))
+                raise NotImplementedError(
+                    "gradients of gradients, and several in one backward pass: expected dropout 0 with sliding_window, "
+                    "or operator.kernels.plain()"
+                )
             needed = ctx.needs_input_grad[: len(ctx.saved_tensors)]
-            tensors = [part for part, is_needed in zip(ctx.saved_tensors, needed, strict=True) if is_needed]
-            found = iter(torch.autograd.grad(context, tensors, grad, create_graph=True))
+            with torch.enable_grad():
+                # Views, because slots that are global tokens are computed from the tokens: their gradients are apart.
+                given: list[Any] = [None if part is None else part.view_as(part) for part in ctx.saved_tensors]
+                query, key, value, near_key, near_value, mask = given
+                context = _plain(query, key, value, mask, where.neighbours(near_key, near_value))
+            tensors = [part for part, is_needed in zip(given, needed, strict=True) if is_needed]
+            found = iter(torch.autograd.grad(context, tensors, grad, create_graph=create_graph))
             return *(next(found) if is_needed else None for is_needed in needed), None, None
         heads, slots, scale = query.shape[1], key.shape[2], query.shape[-1] ** -0.5
         of_query = torch.empty_like(query)

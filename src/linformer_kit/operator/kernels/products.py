@@ -143,7 +143,11 @@ class _Compress(torch.autograd.Function):
             matrix, hidden, grad = in_float32(matrix, hidden, grad)
         of_matrix = of_hidden = None
         if hidden is not None:
-            of_matrix = torch.einsum("bkd,bnd->kn" if ctx.is_shared else "bkd,bnd->bkn", grad, hidden).to(dtype)
+            if ctx.is_shared and is_ordinary(grad) and not must_be_plain():  # one product, not one for each sequence
+                of_matrix = torch.einsum("bkd,bnd->kn", grad, hidden).to(dtype)
+            else:
+                of_each = torch.matmul(grad, hidden.mT)
+                of_matrix = (of_each.sum(dim=0) if ctx.is_shared else of_each).to(dtype)
         if matrix is not None:
             of_hidden = torch.bmm(matrix.mT.expand(len(grad), -1, -1), grad).to(dtype)
         return of_matrix, of_hidden
@@ -184,21 +188,23 @@ class _GeluLinear(torch.autograd.Function):
         hidden, weight, bias = ctx.saved_tensors
         of_hidden, of_weight, of_bias = ctx.needs_input_grad
         if torch.is_grad_enabled():  # create_graph
-            tensors = [
-                part for part, is_needed in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=True) if is_needed
-            ]
-            product = F.linear(F.gelu(hidden), weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype))
+            # Views, because a weight may be computed from the other tensors.
+            given: list[Any] = [None if part is None else part.view_as(part) for part in ctx.saved_tensors]
+            tensors = [part for part, is_needed in zip(given, ctx.needs_input_grad, strict=True) if is_needed]
+            hidden, weight, bias = given
+            bias = None if bias is None else bias.to(grad.dtype)
+            product = F.linear(F.gelu(hidden), weight.to(grad.dtype), bias)
             found = iter(torch.autograd.grad(product, tensors, grad, create_graph=True))
             return tuple(next(found) if is_needed else None for is_needed in ctx.needs_input_grad)
         rows = grad.reshape(-1, grad.shape[-1])
         weight_gradient = hidden_gradient = None
         if of_weight:
-            activated = F.gelu(hidden).flatten(0, -2)
+            activated = F.gelu(hidden).reshape(-1, hidden.shape[-1])
             weight_gradient = linear(rows.T, activated.T).to(weight.dtype)
             del activated  # before the next tensor of its size
         if of_hidden:
             of_activated = linear(grad, weight.to(grad.dtype).T)
-            if is_ordinary(of_activated):  # its memory serves the result
+            if is_ordinary(of_activated) and not must_be_plain():  # its memory serves the result
                 hidden_gradient = torch.ops.aten.gelu_backward.grad_input(of_activated, hidden, grad_input=of_activated)
             else:
                 hidden_gradient = torch.ops.aten.gelu_backward(of_activated, hidden)
