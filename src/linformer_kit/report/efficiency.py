@@ -66,7 +66,7 @@ def efficiency_markdown(results: dict[str, Any]) -> str:
     if settings["memory"]:
         for name in ordered(settings["baselines"]):
             lines += ["", f"## Memory saved against {BASELINES[name]}", "", *_saved(results, "memory_saved", name)]
-        note = f"Largest batch of the Linformer over the Transformer's, neither rounded{beside}."
+        note = f"Computed largest batch of the Linformer over the Transformer's, neither rounded{beside}."
         lines += ["", note, "", "## Memory", "", *memory_tables(results)]
     return "\n".join(lines) + "\n"
 

@@ -60,24 +60,27 @@ class EfficiencySettings(RateSettings):
         mode: Measure a `forward` pass, or forward and backward as in training (`train`).
         lengths: Values of n in tokens; default: 512 to 65,536 in powers of two, in training on a CPU up to 8,192.
         projected_dims: Values of k; all pairs with k < n are measured.
-        baselines: Transformers to compare with: softmax over a stored n×n matrix (`eager`) and
-            scaled_dot_product_attention in Hugging Face's RobertaModel (`roberta`) and in this package (`full`).
+        baselines: Transformers to compare with: scaled_dot_product_attention in this package (`full`) and in Hugging
+            Face's RobertaModel (`roberta`), and softmax over a stored n×n matrix (`eager`).
         layers: Number of layers; default: 12 on an accelerator, on a CPU 2 up to n = 8,192 and 1 above.
         repetitions: Number of timed runs of each encoder; fewer if they exceed `seconds`.
         seconds: Time limit for all runs of one encoder at one length; at least one run is done.
         memory: Measure memory too, each encoder in a separate process.
         budget_gib: Memory in GiB for which the largest batch is determined.
+        confirm_batches: Run each largest batch once, with the layers measured, where it fits in 80 % of the free
+            memory; long runs. Only on a CPU: on an accelerator the largest batch is found by runs anyway.
     """
 
     mode: Mode = "forward"
     lengths: list[int] | None = None
     projected_dims: list[int] = field(default_factory=lambda: [128, 256, 512, 1024, 2048])
-    baselines: list[Baseline] = field(default_factory=lambda: ["eager", "full", "roberta"])
+    baselines: list[Baseline] = field(default_factory=lambda: ["full", "roberta", "eager"])
     layers: int | None = None
     repetitions: int = 5
     seconds: float = 10.0
     memory: bool = True
     budget_gib: float = 16.0
+    confirm_batches: bool = False
 
 
 @dataclass(kw_only=True)

@@ -16,9 +16,16 @@ from tqdm import tqdm
 from linformer_kit.experiments import paper
 from linformer_kit.experiments.cost.ceiling import machine_rates, products_summary, slot_products, token_products
 from linformer_kit.experiments.cost.encoders import VOCAB_SIZE, Encoder, build, random_ids, runner, score_bytes
-from linformer_kit.experiments.cost.memory import TOKENS, extrapolate, free_bytes, largest_batch, measure_memory
+from linformer_kit.experiments.cost.memory import (
+    TOKENS,
+    confirm_batch,
+    extrapolate,
+    free_bytes,
+    largest_batch,
+    measure_memory,
+)
 from linformer_kit.experiments.cost.operations import TRAINING, bound, layer_cost
-from linformer_kit.experiments.experiment import Experiment
+from linformer_kit.experiments.experiment import Experiment, require
 from linformer_kit.experiments.measure import interleaved, summary
 from linformer_kit.experiments.prepare import check, check_memory, default_tokens, pairs, torch_dtype
 from linformer_kit.report.efficiency import write_efficiency_report
@@ -47,6 +54,9 @@ def _settled(settings: EfficiencySettings, device: torch.device) -> tuple[Effici
     lengths = [n for n in _LENGTHS if n <= _LONGEST_TRAINED or not cpu_training]
     lengths = lengths if settings.lengths is None else settings.lengths
     check_memory(settings.memory, device)
+    if settings.confirm_batches:
+        require(settings.memory, "confirm_batches", "false without memory", "true")
+        require(device.type == "cpu", "confirm_batches", f"false on {device.type}", "true")
     tokens = default_tokens(settings.tokens, device)
     baselines = list(dict.fromkeys(settings.baselines))
     by_length = pairs(lengths, settings.projected_dims)
@@ -202,7 +212,11 @@ class _Length:
             return None
         self._say(f"memory of {encoder.name}")
         memory = measure_memory(encoder, batch, self.settings, self.device)
-        return {**memory, "extrapolated": False, "largest_batch": largest_batch(memory, self.settings)}
+        memory |= {"extrapolated": False, "largest_batch": largest_batch(memory, self.settings)}
+        if self.settings.confirm_batches:
+            self._say(f"largest batch of {encoder.name}")
+            memory["confirmed"] = confirm_batch(encoder, memory, self.settings, self.device)
+        return memory
 
     def _room(self, encoder: Encoder) -> float:
         """Largest batch with which eager attention takes at most 40 % of the free memory; no limit for others."""
