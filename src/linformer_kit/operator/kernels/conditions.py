@@ -62,3 +62,8 @@ def widens(*tensors: Tensor | None) -> bool:
 def in_float32(*tensors: Tensor | None) -> Iterator[Any]:
     """The tensors in float32; None stays None."""
     return (None if tensor is None else tensor.float() for tensor in tensors)
+
+
+def needs_gradient(*tensors: Tensor | None) -> bool:
+    """Whether a gradient for any of them is to be computed."""
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from linformer_kit.operator.kernels.conditions import is_ordinary, must_be_plain, widens
-from linformer_kit.operator.kernels.softmax import Dropout, add_to_bias, bias_gradient, hide, needs_gradient
+from linformer_kit.operator.kernels.conditions import is_ordinary, must_be_plain, needs_gradient, widens
+from linformer_kit.operator.kernels.softmax import Dropout, add_to_bias, bias_gradient, hide
 from linformer_kit.operator.neighbours import Blocks, Neighbours, log_unseen
 from linformer_kit.operator.padding import Padding, of_samples
 

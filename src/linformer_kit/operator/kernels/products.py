@@ -15,6 +15,7 @@ from linformer_kit.operator.kernels.conditions import (
     in_float32,
     is_ordinary,
     must_be_plain,
+    needs_gradient,
     widens,
 )
 from linformer_kit.operator.kernels.processor import Processor
@@ -38,7 +39,7 @@ def linear(
     wide = widens(inputs, weight, bias)
     if not wide and not _suits_onednn(inputs, weight, bias):
         return F.linear(inputs, weight, bias)
-    if _needs_gradients(inputs, weight, bias):
+    if needs_gradient(inputs, weight, bias):
         return (_Linear.apply if wide or inputs.dtype == torch.float32 else F.linear)(inputs, weight, bias)
     if wide:
         return linear(*in_float32(inputs, weight, bias)).to(inputs.dtype)
@@ -51,7 +52,7 @@ def linear_gelu(
     bias: Float[Tensor, " out"] | None = None,
 ) -> Float[Tensor, "*rows out"]:
     """GELU(X·Wᵀ + 1·b), exact; without gradients it is fused into the product if `linear` would use oneDNN."""
-    if _needs_gradients(inputs, weight, bias):
+    if needs_gradient(inputs, weight, bias):
         return F.gelu(linear(inputs, weight, bias))
     if widens(inputs, weight, bias):
         return linear_gelu(*in_float32(inputs, weight, bias)).to(inputs.dtype)
@@ -80,7 +81,7 @@ def apply_feed_forward(
     Without gradients GELU may be fused into the first product. With gradients, only the input of GELU is kept for the
     backward pass, which computes its output, as large, again: of a layer that is a quarter of all it would keep.
     """
-    if not _needs_gradients(inputs, *first.parameters(), *second.parameters()):
+    if not needs_gradient(inputs, *first.parameters(), *second.parameters()):
         return apply_linear(second, apply_linear(first, inputs, gelu=True))
     hidden = apply_linear(first, inputs)
     if _must_keep_output(second, hidden):
@@ -103,9 +104,9 @@ def compress(
             return matrix @ hidden
         if _suits_onednn(matrix, hidden[0].T):
             return torch.stack([linear(matrix, sequence.T) for sequence in hidden])
-        if _needs_gradients(matrix, hidden) and not _is_one_format(matrix, hidden):
+        if needs_gradient(matrix, hidden) and not _is_one_format(matrix, hidden):
             return matrix @ hidden
-    return (_Compress.apply if _needs_gradients(matrix, hidden) else _product)(matrix, hidden)
+    return (_Compress.apply if needs_gradient(matrix, hidden) else _product)(matrix, hidden)
 
 
 def widened(function: Callable[..., Tensor], *tensors: Tensor, **options: Any) -> Tensor:
@@ -228,10 +229,6 @@ def _suits_onednn(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) ->
         and not torch.is_autocast_enabled("cpu")
         and bool(torch.backends.mkldnn.enabled)
     )
-
-
-def _needs_gradients(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
 def _onednn_linear(

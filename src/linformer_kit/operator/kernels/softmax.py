@@ -15,6 +15,7 @@ from linformer_kit.operator.kernels.conditions import (
     in_float32,
     is_ordinary,
     must_be_plain,
+    needs_gradient,
     widens,
 )
 from linformer_kit.operator.kernels.processor import Processor
@@ -173,11 +174,6 @@ class _BlockAttention(torch.autograd.Function):
 def _score_blocks(query: Tensor, keys: int) -> Iterator[tuple[slice, slice]]:
     batch, heads, length, _ = query.shape
     return blocks(batch, length, max(1, _SCORES // (heads * keys)))
-
-
-def needs_gradient(*tensors: Tensor | None) -> bool:
-    """Whether a gradient for any of them is to be computed."""
-    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
 def hide(
