@@ -152,6 +152,14 @@ def test_other_kinds(kind, texts, tmp_path):
     assert type(AutoModel.from_pretrained(tmp_path / "student")).__name__ == "LinearRobertaModel"
 
 
+def test_a_classifier_cannot_answer_in_pieces(texts, tmp_path, capsys):
+    teacher = write_teacher(tmp_path / "teacher", WORDS, "RobertaForSequenceClassification", num_labels=3)
+    longer = {"train_file": texts, "max_position_embeddings": 4 * LENGTH}
+    error = fail_last_line(capsys, *command(teacher, tmp_path / "student", **longer))
+    assert "long_inputs: expected stretch for RobertaForSequenceClassification" in error
+    distill(teacher, tmp_path / "student", **longer, max_steps=2, long_inputs="stretch")
+
+
 def test_fewer_layers(teacher, texts, tmp_path):
     distill(teacher, tmp_path / "student", train_file=texts, student_layers=2)
     model = AutoModelForMaskedLM.from_pretrained(tmp_path / "student")
@@ -159,11 +167,15 @@ def test_fewer_layers(teacher, texts, tmp_path):
     assert json.loads((tmp_path / "student" / "metrics.json").read_text())["student"]["layers"] == 2
 
 
-def test_longer_than_its_teacher(teacher, texts, tmp_path):
-    distill(teacher, tmp_path / "student", train_file=texts, max_position_embeddings=4 * LENGTH)
+@pytest.mark.parametrize("long_inputs", ["pieces", "stretch"])
+def test_longer_than_its_teacher(teacher, texts, tmp_path, long_inputs):
+    longer = {"max_position_embeddings": 4 * LENGTH, "long_inputs": long_inputs}
+    distill(teacher, tmp_path / "student", train_file=texts, **longer)
     model = AutoModelForMaskedLM.from_pretrained(tmp_path / "student")
     assert model(torch.full((1, 4 * LENGTH), 7)).logits.isfinite().all()
-    assert json.loads((tmp_path / "student" / "metrics.json").read_text())["text"]["longest"] == LENGTH
+    found = json.loads((tmp_path / "student" / "metrics.json").read_text())["text"]
+    assert found["longest"] == 4 * LENGTH
+    assert found["piece_length"] == (LENGTH if long_inputs == "pieces" else None)
 
 
 def test_what_sentence_transformers_needs_goes_along(texts, tmp_path):

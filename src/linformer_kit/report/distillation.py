@@ -40,6 +40,8 @@ def distill_markdown(results: dict[str, Any]) -> str:
         if (values := curve.get(name))
     ]
     exact = "".join(f"{name} {count}, " for name, count in student.get("exact", {}).items() if count)
+    piece = results["text"].get("piece_length")
+    long = f" The teacher reads texts of more than {piece:,} tokens in pieces." if piece else ""
     lines = [
         "# Distillation",
         "",
@@ -48,7 +50,7 @@ def distill_markdown(results: dict[str, Any]) -> str:
         f"Student: {student['layers']} layers, n {student['seq_len']:,}, k {student['projected_dim']}, "
         f"sharing {student['sharing']}, projection {student['projection']}, {exact}"
         f"{student['parameters']:,} parameters.",
-        f"Text: {results['text']['description']}.",
+        f"Text: {results['text']['description']}.{long}",
         "",
         *table(["on held-out text", "before", f"after {results['updates']:,} updates"], rows),
         "",

@@ -53,6 +53,9 @@ class DistillSettings(LinearizeSettings, TrainingSettings):
         output_dir: Folder for the model, checkpoints and results.
         student: Folder of an existing linear student to train further; default: the teacher, linearised.
         student_layers: Number of layers of the student, taken from the teacher at even intervals; default: all.
+        long_inputs: How the teacher reads texts that are longer than its own longest input: in pieces of that length,
+            and its hidden states are joined (`pieces`), or whole, with position embeddings resized as by
+            `resize_mode` (`stretch`).
         train_file: Training files, folders or globs (.txt .py .md .jsonl .csv .tsv .parquet); default: the source of
             the Python standard library.
         validation_file: Validation files, folders or globs; default: a part of the texts is held out.
@@ -85,6 +88,7 @@ class DistillSettings(LinearizeSettings, TrainingSettings):
     teacher: str
     student: str | None = None
     student_layers: int | None = None
+    long_inputs: Literal["pieces", "stretch"] = "pieces"
     train_file: list[str] | None = None
     validation_file: list[str] | None = None
     text_column: str = "text"

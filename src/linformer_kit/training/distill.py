@@ -23,6 +23,7 @@ from linformer_kit.linearized.depth import keep_layers, layers_to_keep
 from linformer_kit.linearized.fields import EXACT, later_field
 from linformer_kit.linearized.layers import attention_layers
 from linformer_kit.linearized.linearize import linearize
+from linformer_kit.linearized.positions import check_positions, set_positions
 from linformer_kit.report.distillation import write_distill_report
 from linformer_kit.settings import DistillSettings, LinearizeSettings, check_training, portable, recorded_name
 from linformer_kit.training.loop import Training
@@ -38,6 +39,8 @@ _TEACHER, _STUDENT = "a pretrained encoder", "a linear student"
 # Endings of the class names that can be teachers, and of those whose inputs are whole texts.
 _TEACHERS = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "Model")
 _CLASSIFIERS = ("ForSequenceClassification", "ForQuestionAnswering")
+# Kinds of answers that the pieces of a text have together: one for each token, or their mean.
+_BY_TOKEN = ("words", "tokens", "embeddings")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +53,8 @@ class _Pair:
         tokenizer: The tokenizer of both; its `model_max_length` is the student's.
         attention_names: Names of the attention modules of student and teacher.
         stands_for: As for `Distillation`.
-        longest: Length of the longest input that both accept.
+        longest: Length of the longest input, in tokens.
+        piece_length: As for `Distillation`.
     """
 
     teacher: PreTrainedModel
@@ -59,6 +63,7 @@ class _Pair:
     attention_names: tuple[list[str], list[str]]
     stands_for: list[int] | None
     longest: int
+    piece_length: int | None
 
 
 @callers_random_state()
@@ -156,9 +161,19 @@ def load_pair(settings: DistillSettings) -> _Pair:
         student = _earlier_student(settings, teacher, tokenizer)
         made = student.config.num_hidden_layers
         stands_for = None if made == teacher.config.num_hidden_layers else layers_to_keep(teacher, made)
-    tokenizer.model_max_length = student.config.linformer["seq_len"]
-    longest = input_length(teacher, tokenizer, None)
-    return _Pair(teacher.float(), student.float(), tokenizer, (student.attention_names(), names), stands_for, longest)
+    longest = tokenizer.model_max_length = student.config.linformer["seq_len"]
+    limit = input_length(teacher, tokenizer, None)
+    piece_length = limit if longest > limit else None
+    if piece_length is not None and settings.long_inputs == "stretch":
+        with renamed("seq_len", "max_position_embeddings"), renamed("mode", "resize_mode"):
+            check_positions(teacher, longest, settings.resize_mode)
+        set_positions(teacher, longest, settings.resize_mode)
+        piece_length = None
+    if piece_length is not None and kind_of(teacher) not in _BY_TOKEN:
+        kind = type(teacher).__name__
+        raise InputError(f"long_inputs: expected stretch for {kind}, which has one answer for a whole text, got pieces")
+    names_of_both = student.attention_names(), names
+    return _Pair(teacher.float(), student.float(), tokenizer, names_of_both, stands_for, longest, piece_length)
 
 
 def _earlier_student(
@@ -214,6 +229,7 @@ def _distillation(settings: DistillSettings, pair: _Pair, inputs: Inputs) -> Dis
         train=inputs.train,
         validation=inputs.validation,
         longest=pair.longest,
+        piece_length=pair.piece_length,
         seed=settings.seed,
         weights=Weights(settings.hidden_weight, settings.attention_weight, settings.output_weight),
         layerwise_steps=_layerwise_steps(settings),
@@ -269,6 +285,7 @@ def _results(settings: DistillSettings, pair: _Pair, inputs: Inputs, training: T
             "train": len(inputs.train),
             "validation": len(inputs.validation),
             "longest": pair.longest,
+            "piece_length": pair.piece_length,
         },
         **measurements(training),
         "layerwise_steps": _layerwise_steps(settings),

@@ -20,6 +20,7 @@ from linformer_kit.data.encoding import Window
 from linformer_kit.data.passages import passage_keys
 from linformer_kit.training.tasks.answers import agreement, kind_of, mean_embedding, output_loss
 from linformer_kit.training.tasks.base import Batch, Task
+from linformer_kit.training.tasks.pieces import cut, special_tokens
 from linformer_kit.training.tasks.tracing import Trace, traced
 
 MEASURES = ("loss", "error", "cosine", "agreement")
@@ -83,6 +84,7 @@ class Distillation(Task):
         train: Training inputs, indexed by the keys of `passage_keys`.
         validation: Validation inputs.
         longest: Length of the longest input, in tokens.
+        piece_length: Longest input of the teacher in tokens; it reads longer ones in pieces. None: it reads all whole.
         seed: Seed of the order.
         weights: Weights of the parts of the loss.
         layerwise_steps: Number of first updates in which layers are trained independently.
@@ -100,6 +102,7 @@ class Distillation(Task):
         train: Dataset,
         validation: Sequence[Window],
         longest: int,
+        piece_length: int | None = None,
         seed: int,
         weights: Weights,
         layerwise_steps: int,
@@ -116,6 +119,7 @@ class Distillation(Task):
         self.kind = kind_of(teacher)
         self.mask_token_id = tokenizer.mask_token_id
         self._longest, self._seed = longest, seed
+        self._piece_length, self._special = piece_length, special_tokens(tokenizer)
         self._layerwise = False
 
     def train(self, mode: bool = True) -> Distillation:
@@ -135,9 +139,7 @@ class Distillation(Task):
 
     def _compare(self, inputs: Batch, *, layerwise: bool) -> _Comparison:
         """Run teacher and student on a batch, and compute the loss."""
-        with torch.no_grad(), traced(self.teacher, self.teacher_attention) as theirs:
-            target = self.teacher(**inputs)
-        theirs = _of_layers(theirs, self.stands_for)
+        theirs, target = self._ask(inputs)
         with traced(self.model, self.student_attention, theirs.inputs if layerwise else None) as ours:
             outputs = self.model(**inputs)
         real = _real(inputs, theirs.outputs[-1])
@@ -146,6 +148,18 @@ class Distillation(Task):
         if self.weights.output and not layerwise:
             loss = loss + self.weights.output * output_loss(*answers, self.temperature)
         return _Comparison(loss, ours, theirs, real, answers)
+
+    @torch.no_grad()
+    def _ask(self, inputs: Batch) -> tuple[Trace, Mapping[str, Tensor]]:
+        """Trace and outputs of the teacher."""
+        pieces = None
+        if self._piece_length is not None and inputs["input_ids"].shape[1] > self._piece_length:
+            pieces = cut(inputs, longest=self._piece_length, special=self._special)
+        with traced(self.teacher, self.teacher_attention) as trace:
+            outputs = self.teacher(**(inputs if pieces is None else pieces.inputs))
+        if pieces is not None:
+            trace, outputs = pieces.joined_trace(trace), pieces.joined_outputs(outputs)
+        return _of_layers(trace, self.stands_for), outputs
 
     def _layer_loss(self, ours: Trace, theirs: Trace, real: Tensor) -> Tensor:
         loss = theirs.outputs[0].new_zeros((), dtype=torch.float32)

@@ -1,0 +1,86 @@
+"""Texts that are too long for a teacher: read in pieces, whose hidden states are put together again.
+
+Axes: batch, seq_len (n), pieces, piece_len.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Int, Shaped
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from linformer_kit.training.tasks.base import Batch
+from linformer_kit.training.tasks.tracing import Trace
+
+
+class Pieces(NamedTuple):
+    """A batch of texts cut into pieces. Each has the special tokens that a whole text has at its start and end.
+
+    Attributes:
+        inputs: Inputs of all pieces, padded on the right.
+        piece: Index of the piece that holds each token of the texts; 0 for padding.
+        place: Position of each token in its piece; 0 for padding.
+    """
+
+    inputs: Batch
+    piece: Int[Tensor, "batch seq_len"]
+    place: Int[Tensor, "batch seq_len"]
+
+    def joined(self, tensor: Shaped[Tensor, "pieces piece_len *features"]) -> Shaped[Tensor, "batch seq_len *features"]:
+        """Values of the tokens of the pieces in the order of the texts; those of padding are arbitrary."""
+        return tensor[self.piece, self.place]
+
+    def joined_trace(self, trace: Trace) -> Trace:
+        """The trace of the texts from that of their pieces."""
+        return Trace(
+            *([self.joined(tensor) for tensor in each] for each in (trace.inputs, trace.outputs, trace.attention))
+        )
+
+    def joined_outputs(self, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Outputs for each token of the texts; outputs of whole pieces, such as a pooler's, are left out."""
+        shape = self.inputs["input_ids"].shape
+        return {name: self.joined(tensor) for name, tensor in outputs.items() if tensor.shape[:2] == shape}
+
+
+def cut(inputs: Batch, *, longest: int, special: tuple[int, int]) -> Pieces:
+    """Cut texts into the fewest pieces of at most `longest` tokens, about equally long.
+
+    Args:
+        inputs: `input_ids`, `attention_mask` and other inputs of one value for each token, `[batch, seq_len]`.
+        longest: Most tokens of a piece, special tokens included.
+        special: Number of special tokens at the start and at the end of a text (`special_tokens`).
+    """
+    mask = inputs["attention_mask"]
+    first, last = special
+    piece, place = torch.zeros_like(mask), torch.zeros_like(mask)
+    rows: list[tuple[int, Tensor]] = []
+    for row, real in enumerate(mask != 0):
+        tokens = real.nonzero().flatten()
+        body = tokens[first : len(tokens) - last]
+        count = 1 if len(tokens) <= longest else math.ceil(len(body) / (longest - first - last))
+        for number, part in enumerate(body.tensor_split(count)):
+            taken = torch.cat([tokens[:first], part, tokens[len(tokens) - last :]])
+            # The special tokens of a text are those of its first and last piece.
+            own = slice(0 if number == 0 else first, len(taken) - (0 if number == count - 1 else last))
+            piece[row, taken[own]] = len(rows)
+            place[row, taken[own]] = torch.arange(len(taken), device=mask.device)[own]
+            rows.append((row, taken))
+    width = max(len(taken) for _, taken in rows)
+    lengths = torch.tensor([len(taken) for _, taken in rows], device=mask.device)
+    source = torch.stack([torch.nn.functional.pad(taken, (0, width - len(taken))) for _, taken in rows])
+    rows_of_pieces = torch.tensor([row for row, _ in rows], device=mask.device)[:, None]
+    # Padding repeats a token of the text, and is masked.
+    parts = {name: tensor[rows_of_pieces, source] for name, tensor in inputs.items()}
+    parts["attention_mask"] = (torch.arange(width, device=mask.device) < lengths[:, None]).to(mask)
+    return Pieces(parts, piece, place)
+
+
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
+    """Number of special tokens that a tokenizer adds at the start and at the end of a text."""
+    special = tokenizer("a", return_special_tokens_mask=True)["special_tokens_mask"]
+    return special.index(0), special[::-1].index(0)

@@ -1,0 +1,109 @@
+"""Texts longer than a teacher's longest input are read in pieces."""
+
+from __future__ import annotations
+
+import torch
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from linformer_kit import linearize
+from linformer_kit.experiments.quality.families import FAMILIES, build
+from linformer_kit.training.tasks.distillation import Distillation, Weights
+from linformer_kit.training.tasks.pieces import cut, special_tokens
+from linformer_kit.training.tasks.tracing import traced
+
+CLS, SEP, PAD = 101, 102, 0
+
+
+def batch_of(lengths: list[int], *, first: int, last: int, left: bool = False) -> dict[str, torch.Tensor]:
+    """Texts of these lengths, special tokens included; every other token occurs once."""
+    width, ids, mask, count = max(lengths), [], [], 1000
+    for length in lengths:
+        text = [CLS] * first + list(range(count, count + length - first - last)) + [SEP] * last
+        count += length
+        padding = [PAD] * (width - length)
+        ids.append(padding + text if left else text + padding)
+        mask.append([int(token != PAD) for token in ids[-1]])
+    inputs = {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
+    return inputs | {"token_type_ids": inputs["input_ids"] % 7}
+
+
+@given(
+    lengths=st.lists(st.integers(3, 41), min_size=1, max_size=4),
+    special=st.tuples(st.integers(0, 2), st.integers(0, 1)),
+    longest=st.integers(5, 23),
+    left=st.booleans(),
+)
+def test_pieces_hold_every_token_once(lengths, special, longest, left):
+    first, last = special
+    inputs = batch_of(lengths, first=first, last=last, left=left)
+    pieces = cut(inputs, longest=longest, special=special)
+    real, parts = inputs["attention_mask"] == 1, pieces.inputs
+    for name in ("input_ids", "token_type_ids"):
+        assert pieces.joined(parts[name])[real].tolist() == inputs[name][real].tolist()
+    sizes = parts["attention_mask"].sum(dim=1)
+    assert sizes.max() <= longest and parts["input_ids"].shape[1] == sizes.max()
+    for ids, size in zip(parts["input_ids"], sizes, strict=True):
+        assert ids[:first].tolist() == [CLS] * first and ids[size - last : size].tolist() == [SEP] * last
+        assert not set(ids[first : size - last].tolist()) & {CLS, SEP}
+    room = longest - first - last
+    expected = [1 if length <= longest else -(-(length - first - last) // room) for length in lengths]
+    assert len(sizes) == sum(expected)
+    for count, own in zip(expected, sizes.split(expected), strict=True):
+        assert len(own) == count and own.max() - own.min() <= 1
+
+
+def test_a_long_text_is_what_its_pieces_are(words):
+    """Hidden states are those of each piece alone, those of special tokens those of the first and the last piece."""
+    torch.manual_seed(0)
+    teacher = build(FAMILIES["bert"])
+    student = linearize(build(FAMILIES["bert"]), 7)
+    names = student.attention_names()
+    first, last = special_tokens(words)
+    inputs = batch_of([29, 13], first=first, last=last)
+    inputs = {name: tensor % 11 + 1 if name == "input_ids" else tensor for name, tensor in inputs.items()}
+    inputs["token_type_ids"] = torch.zeros_like(inputs["input_ids"])
+    task = Distillation(
+        student,
+        words,
+        teacher=teacher,
+        attention_names=(names, names),
+        train=[None],
+        validation=[],
+        longest=31,
+        piece_length=17,
+        seed=0,
+        weights=Weights(1, 1, 1),
+        layerwise_steps=0,
+    )
+    trace, outputs = task._ask(inputs)
+    body = inputs["input_ids"][0, first : 29 - last]
+    halves = [
+        torch.cat([inputs["input_ids"][0, :first], half, inputs["input_ids"][0, 29 - last : 29]])[None]
+        for half in body.tensor_split(2)
+    ]
+    found = []
+    for half in halves:
+        with torch.no_grad(), traced(teacher, names) as own:
+            teacher(input_ids=half)
+        found.append(own)
+    for kind in ("inputs", "outputs", "attention"):
+        for layer, joined in enumerate(getattr(trace, kind)):
+            one, two = (getattr(own, kind)[layer][0] for own in found)
+            expected = torch.cat([one[: len(one) - last], two[first:]])
+            torch.testing.assert_close(joined[0, :29], expected)
+            assert joined.shape[:2] == (2, 29)
+    torch.testing.assert_close(outputs["last_hidden_state"], trace.outputs[-1])
+    with torch.no_grad():
+        alone = teacher(input_ids=inputs["input_ids"][1:, :13]).last_hidden_state[0]
+    torch.testing.assert_close(outputs["last_hidden_state"][1, :13], alone)
+    assert task(inputs, None).isfinite()
+
+
+def test_number_of_special_tokens(words):
+    assert special_tokens(words) == (1, 1)
+    plain = Tokenizer(WordLevel({"a": 0}, unk_token="a"))
+    assert special_tokens(transformers.PreTrainedTokenizerFast(tokenizer_object=plain)) == (0, 0)
