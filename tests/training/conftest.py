@@ -115,3 +115,13 @@ def run(build):
         return training
 
     return make
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory) -> Path:
+    """Files of sentences, for distillation."""
+    folder = tmp_path_factory.mktemp("texts")
+    for number in range(11):
+        sentences = [f"number {number} was {('good', 'bad')[line % 2]} {line}." for line in range(13)]
+        (folder / f"{number}.txt").write_text(" ".join(sentences))
+    return folder

@@ -38,15 +38,6 @@ OPTIONS = {
 
 
 @pytest.fixture(scope="module")
-def texts(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("texts")
-    for number in range(11):
-        sentences = [f"number {number} was {('good', 'bad')[line % 2]} {line}." for line in range(13)]
-        (folder / f"{number}.txt").write_text(" ".join(sentences))
-    return folder
-
-
-@pytest.fixture(scope="module")
 def pairs(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("pairs") / "pairs.csv"
     with path.open("w", newline="") as file:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from linformer_kit.settings import (
+    AdaptersSettings,
     ConvertSettings,
     DistillSettings,
     EvaluateSettings,
@@ -92,6 +93,11 @@ COMMANDS = {
         "linformer_kit.commands.distill:main",
         positionals=("teacher", "output_dir"),
         memory=(*_BATCHES, "max_position_embeddings"),
+    ),
+    "adapters": Command(
+        "List the adapters that ship with the package, for `linearize` and `convert`",
+        AdaptersSettings,
+        "linformer_kit.commands.adapters:main",
     ),
     "export": Command(
         "Export a model to ONNX or int8 weights, and check the result against PyTorch",

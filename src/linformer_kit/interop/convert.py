@@ -28,7 +28,7 @@ from linformer_kit.settings import ConvertSettings
 _OF_SLOTS = ("projected_dim", "sharing", "projection", "shorter_input", *EXACT, "slot_exponent")
 _OF_NEW_PROJECTIONS = (*_OF_SLOTS, "attention")
 _OF_FAIRSEQ = ("num_attention_heads", "classification_head")
-_IN_PLACE = (*_OF_SLOTS, "layers", "max_position_embeddings")
+_IN_PLACE = (*_OF_SLOTS, "adapter", "layers", "max_position_embeddings")
 _ENCODER = "a pretrained encoder"
 _IF_THERE: dict[str, Any] = {
     "_raise_exceptions_for_missing_entries": False,
@@ -51,6 +51,8 @@ def convert(settings: ConvertSettings) -> tuple[Converted, PreTrainedTokenizerBa
     converted = _load(settings)
     tokenizer = _tokenizer(settings, converted.model)
     longer = settings.max_position_embeddings
+    if settings.adapter is not None:
+        longer = longest_input(converted.model)
     beside = sentence_files(settings.source, longer=longer) if settings.in_place else {}
     with whole_folder(out) as folder:
         converted.model.save_pretrained(folder)
@@ -66,8 +68,9 @@ def convert(settings: ConvertSettings) -> tuple[Converted, PreTrainedTokenizerBa
 def _load(settings: ConvertSettings) -> Converted:
     if settings.in_place:
         return _linearized(settings)
-    if settings.layers is not None:
-        raise InputError(f"layers: expected none without in_place, got {settings.layers}")
+    for name in ("layers", "adapter"):
+        if getattr(settings, name) is not None:
+            raise InputError(f"{name}: expected none without in_place, got {getattr(settings, name)}")
     fairseq = _is_fairseq(settings.source)
     for name in _OF_NEW_PROJECTIONS if fairseq else _OF_FAIRSEQ:
         if getattr(settings, name) is not None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 from transformers import PreTrainedModel
 
 from linformer_kit.errors import InputError, renamed
+from linformer_kit.linearized.adapter import Adapter, read_adapter
 from linformer_kit.linearized.classes import (
     LinearizedModel,
     attach,
@@ -20,7 +22,14 @@ from linformer_kit.linearized.layers import AttentionLayer, attention_layers
 from linformer_kit.linearized.positions import check_positions, longest_input, set_positions
 from linformer_kit.operator.checks import check_count, check_exponent
 from linformer_kit.operator.projections import PROJECTIONS, is_integer
-from linformer_kit.settings import Projection, ProjectionInitializer, ResizeMode, Sharing, ShorterInput
+from linformer_kit.settings import (
+    LinearizeSettings,
+    Projection,
+    ProjectionInitializer,
+    ResizeMode,
+    Sharing,
+    ShorterInput,
+)
 
 DEFAULT_PROJECTED_DIM = 128
 _WINDOWED = [name for name, kind in PROJECTIONS.items() if kind.windowed]
@@ -30,6 +39,7 @@ def linearize(
     model: PreTrainedModel,
     projected_dim: int | list[int] | list[list[int]] | None = None,
     *,
+    adapter: str | os.PathLike[str] | None = None,
     sharing: Sharing = "headwise",
     projection: Projection = "mean_pool",
     shorter_input: ShorterInput = "stretch",
@@ -57,6 +67,9 @@ def linearize(
         model: Any encoder, with or without a head.
         projected_dim: k, at most n; or a list with one k per linear layer, or with a list of one k per head for each
             of them; default: 128, or n if that is less.
+        adapter: Name of an adapter that ships with the package (`linformer adapters` lists them), folder or hub id of
+            one that `linformer distill --adapter` made for this model. It is merged into the weights, and determines
+            all other arguments. None: the weights stay as they are.
         sharing: `none`, `headwise`, `key_value` or `layerwise` (section 4 of the paper).
         projection: Name of a projection (`operator.projections.PROJECTIONS`).
         shorter_input: What texts shorter than n use: E and windows resampled to their length (`stretch`), which changes
@@ -79,46 +92,80 @@ def linearize(
         `<attention layer>.linformer`, for `layerwise` at the base model's `linformer`.
 
     Raises:
-        InputError: for a decoder, a model that does not use the interface, and invalid settings. Nothing is changed
-            then.
+        InputError: for a decoder, a model that does not use the interface, invalid settings, and an adapter that is
+            damaged, of another model, or contradicted by other arguments. Nothing is changed then.
 
     Example:
         >>> model = lk.linearize(AutoModel.from_pretrained("FacebookAI/roberta-base"), projected_dim=128)
     """
+    given = LinearizeSettings(
+        projected_dim=projected_dim,  # type: ignore[arg-type]
+        sharing=sharing,
+        projection=projection,
+        projection_initializer=projection_initializer,
+        shorter_input=shorter_input,
+        sliding_window=sliding_window,
+        global_tokens=global_tokens,
+        slot_exponent=slot_exponent,
+        layers=layers,  # type: ignore[arg-type]
+        max_position_embeddings=max_position_embeddings,
+        resize_mode=resize_mode,
+    )
+    if adapter is None:
+        return _linearized(model, given)
+    found = read_adapter(os.fspath(adapter))
+    _check_given(given, found)
+    attention_layers(model)  # raises an error for a model that cannot be linearised
+    found.check_base(model)
+    linear = _linearized(model, found.settings)
+    found.merge_into(linear)
+    return linear
+
+
+def _check_given(given: LinearizeSettings, adapter: Adapter) -> None:
+    """Reject arguments that contradict the adapter; defaults count as unset."""
+    for name, default in vars(LinearizeSettings()).items():
+        value, known = getattr(given, name), getattr(adapter.settings, name)
+        if value not in (default, known):
+            raise InputError(f"{name}: expected {known!r}, as adapter {adapter.name} has, got {value!r}")
+
+
+def _linearized(model: PreTrainedModel, settings: LinearizeSettings) -> LinearizedModel:
+    projection, seq_len, mode = settings.projection, settings.max_position_embeddings, settings.resize_mode
     for field, value, known in (
-        ("projection_initializer", projection_initializer, get_args(ProjectionInitializer)),
-        ("resize_mode", resize_mode, get_args(ResizeMode)),
+        ("projection_initializer", settings.projection_initializer, get_args(ProjectionInitializer)),
+        ("resize_mode", mode, get_args(ResizeMode)),
     ):
         if value not in known:  # checked even if unused
             raise InputError(f"{field}: expected one of {', '.join(known)}, got {value!r}")
-    check_count("sliding_window", sliding_window)
-    if global_tokens is not None:
-        check_count("global_tokens", global_tokens)
-    check_exponent(slot_exponent)
+    check_count("sliding_window", settings.sliding_window)
+    if settings.global_tokens is not None:
+        check_count("global_tokens", settings.global_tokens)
+    check_exponent(settings.slot_exponent)
     found = attention_layers(model)
-    linear = _chosen(found, layers, type(model).__name__)
-    if max_position_embeddings is not None:
+    linear = _chosen(found, settings.layers, type(model).__name__)
+    if seq_len is not None:
         with renamed("seq_len", "max_position_embeddings"), renamed("mode", "resize_mode"):
-            check_positions(model, max_position_embeddings, resize_mode)
+            check_positions(model, seq_len, mode)
     fields: dict[str, Any] = {
         **_of_layers(found, linear, model),
-        "seq_len": max_position_embeddings or _longest(model, linear),
-        "sharing": sharing,
+        "seq_len": seq_len or _longest(model, linear),
+        "sharing": settings.sharing,
         "projection": projection,
-        "projection_initializer": projection_initializer,
-        "shorter_input": shorter_input,
-        "sliding_window": sliding_window,
-        "global_tokens": int(projection in _WINDOWED) if global_tokens is None else global_tokens,
-        "slot_exponent": slot_exponent,
+        "projection_initializer": settings.projection_initializer,
+        "shorter_input": settings.shorter_input,
+        "sliding_window": settings.sliding_window,
+        "global_tokens": int(projection in _WINDOWED) if settings.global_tokens is None else settings.global_tokens,
+        "slot_exponent": settings.slot_exponent,
     }
-    default = min(DEFAULT_PROJECTED_DIM, fields["seq_len"])
-    fields["projected_dim"] = default if projected_dim is None else _lists(projected_dim)
+    default, dims = min(DEFAULT_PROJECTED_DIM, fields["seq_len"]), settings.projected_dim
+    fields["projected_dim"] = default if dims is None else _lists(dims)
     new_projections(fields)  # raises errors before anything is changed
     _own_configuration(model)
     stock: tuple[Any, Any] = type(model), type(model.config)
     config_class = linear_config_class(stock[1])
-    if max_position_embeddings is not None:
-        set_positions(model, max_position_embeddings, resize_mode)
+    if seq_len is not None:
+        set_positions(model, seq_len, mode)
     model.config.__class__ = config_class
     model.config.model_type = config_class.model_type
     model.config.linformer = fields

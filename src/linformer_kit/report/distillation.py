@@ -49,7 +49,7 @@ def distill_markdown(results: dict[str, Any]) -> str:
         f"{teacher['layers']} layers.",
         f"Student: {student['layers']} layers, n {student['seq_len']:,}, k {student['projected_dim']}, "
         f"sharing {student['sharing']}, projection {student['projection']}, {exact}"
-        f"{student['parameters']:,} parameters.",
+        f"{student['parameters']:,} parameters{_adapter(student)}.",
         f"Text: {results['text']['description']}.{long}",
         "",
         *table(["on held-out text", "before", f"after {results['updates']:,} updates"], rows),
@@ -58,6 +58,16 @@ def distill_markdown(results: dict[str, Any]) -> str:
         f"Training took {results['seconds'] / 60:.1f} minutes.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _adapter(student: dict[str, Any]) -> str:
+    """What was trained, if that was not all parameters."""
+    adapter = student.get("adapter")
+    return (
+        f", trained by an adapter of rank {adapter['rank']} with {adapter['parameters']:,} parameters"
+        if adapter
+        else ""
+    )
 
 
 def draw_curve(results: dict[str, Any], path: Path) -> None:

@@ -28,6 +28,7 @@ from linformer_kit.settings.model import (
 from linformer_kit.settings.pretraining import CorpusSettings, PretrainSettings
 from linformer_kit.settings.training import LARGEST_SEED, TrainingSettings, check_training
 from linformer_kit.settings.use import (
+    AdaptersSettings,
     ConvertSettings,
     ExportSettings,
     FillMaskSettings,
@@ -40,6 +41,7 @@ from linformer_kit.settings.use import (
 __all__ = [
     "IGNORED_LABEL",
     "LARGEST_SEED",
+    "AdaptersSettings",
     "Attention",
     "BiasOrder",
     "ClassifierSettings",

@@ -53,6 +53,10 @@ class DistillSettings(LinearizeSettings, TrainingSettings):
         output_dir: Folder for the model, checkpoints and results.
         student: Folder of an existing linear student to train further; default: the teacher, linearised.
         student_layers: Number of layers of the student, taken from the teacher at even intervals; default: all.
+        adapter: Train an adapter, not all weights: low-rank changes of the linear maps of the layers, and E, F and
+            slot exponents. It is saved in `adapter/` in PEFT's format, besides the model; needs the extra `adapter`.
+        adapter_rank: Rank of the low-rank changes.
+        base_model_name: Hub id of the teacher, for the adapter's files; default: the name of the teacher.
         long_inputs: How the teacher reads texts that are longer than its own longest input: in pieces of that length,
             and its hidden states are joined (`pieces`), or whole, with position embeddings resized as by
             `resize_mode` (`stretch`).
@@ -88,6 +92,9 @@ class DistillSettings(LinearizeSettings, TrainingSettings):
     teacher: str
     student: str | None = None
     student_layers: int | None = None
+    adapter: bool = False
+    adapter_rank: int = 16
+    base_model_name: str | None = None
     long_inputs: Literal["pieces", "stretch"] = "pieces"
     train_file: list[str] | None = None
     validation_file: list[str] | None = None

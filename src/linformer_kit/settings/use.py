@@ -24,6 +24,17 @@ class FillMaskSettings:
 
 
 @dataclass(kw_only=True)
+class AdaptersSettings:
+    """The adapters that ship with the package.
+
+    Attributes:
+        card: Name of an adapter whose card to print, or its folder; default: list all.
+    """
+
+    card: str | None = None
+
+
+@dataclass(kw_only=True)
 class ConvertSettings:
     """Conversion of a checkpoint to a Linformer.
 
@@ -33,6 +44,8 @@ class ConvertSettings:
         out: New folder for the Linformer and its tokenizer.
         in_place: Keep the model's class and replace only its attention; false: make a model of this package, which is
             faster.
+        adapter: With in_place: name, folder or hub id of an adapter of `linformer distill --adapter` to merge; it
+            determines all settings below.
         projected_dim: k of the new E and F; default: 128, at most n. Not for fairseq.
         sharing: Which of the new matrices E and F are shared; default: headwise. Not for fairseq.
         projection: Kind of projection of n positions to k slots; default: linear, with in_place mean_pool. Not for
@@ -59,6 +72,7 @@ class ConvertSettings:
     source: str
     out: str
     in_place: bool = False
+    adapter: str | None = None
     projected_dim: int | list[int] | list[list[int]] | None = None
     sharing: Sharing | None = None
     projection: Projection | None = None

@@ -16,7 +16,7 @@ from linformer_kit.data.tokenizer import tokenizer_fingerprint
 from linformer_kit.data.unlabelled import Inputs, load_inputs
 from linformer_kit.environment import environment, versions
 from linformer_kit.errors import DivergedError, InputError, renamed
-from linformer_kit.interop.checkpoints.sentences import lengthened, sentence_files, write_files
+from linformer_kit.interop.checkpoints.sentences import Files, lengthened, sentence_files, write_files
 from linformer_kit.interop.loading import auto_class_of, fingerprint, input_length, load_model
 from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.linearized.depth import keep_layers, layers_to_keep
@@ -26,6 +26,7 @@ from linformer_kit.linearized.linearize import linearize
 from linformer_kit.linearized.positions import check_positions, set_positions
 from linformer_kit.report.distillation import write_distill_report
 from linformer_kit.settings import DistillSettings, LinearizeSettings, check_training, portable, recorded_name
+from linformer_kit.training.adapter import add_adapter, low_rank_parameters, made_adapter, write_adapter
 from linformer_kit.training.loop import Training
 from linformer_kit.training.plan import Plan
 from linformer_kit.training.randomness import callers_random_state
@@ -34,6 +35,7 @@ from linformer_kit.training.state import TrainingState
 from linformer_kit.training.tasks.answers import kind_of
 from linformer_kit.training.tasks.distillation import MEASURES, Distillation, Weights, learning_rate_share
 
+ADAPTER = "adapter"  # subfolder of the output folder
 _LINEARIZE_FIELDS = [field.name for field in dataclasses.fields(LinearizeSettings)]
 _TEACHER, _STUDENT = "a pretrained encoder", "a linear student"
 # Endings of the class names that can be teachers, and of those whose inputs are whole texts.
@@ -55,6 +57,7 @@ class _Pair:
         stands_for: As for `Distillation`.
         longest: Length of the longest input, in tokens.
         piece_length: As for `Distillation`.
+        base: The model that an adapter changes: the teacher as it was loaded. None: all weights are trained.
     """
 
     teacher: PreTrainedModel
@@ -64,6 +67,7 @@ class _Pair:
     stands_for: list[int] | None
     longest: int
     piece_length: int | None
+    base: PreTrainedModel | None
 
 
 @callers_random_state()
@@ -100,11 +104,27 @@ def distill(settings: DistillSettings) -> tuple[dict[str, Any], Path]:
     training = run.train(_distillation(settings, pair, inputs), _plan(settings), said=said)
     results = _results(settings, pair, inputs, training)
     if training.diverged is None:
-        run.save_model(pair.student, pair.tokenizer, beside=functools.partial(write_files, beside))
+        _save(run, settings, pair, results, beside)
     run.write(functools.partial(write_distill_report, results))
     if training.diverged is not None:
         raise DivergedError(training.diverged)
     return results, run.folder
+
+
+def _save(run: Run, settings: DistillSettings, pair: _Pair, results: dict[str, Any], beside: Files) -> None:
+    """Save the student, and the adapter if there is one: then the student is the base model with the adapter merged."""
+    model = pair.student
+    adapter = None if pair.base is None else made_adapter(pair.student, pair.base, settings)
+    if pair.base is not None and adapter is not None:
+        model = linearize(pair.base, **vars(adapter.settings))
+        adapter.merge_into(model)
+
+    def write(folder: Path) -> None:
+        write_files(beside, folder)
+        if adapter is not None:
+            write_adapter(adapter, pair.student, results, folder / ADAPTER)
+
+    run.save_model(model, pair.tokenizer, beside=write)
 
 
 def check(settings: DistillSettings) -> None:
@@ -132,6 +152,13 @@ def check(settings: DistillSettings) -> None:
         raise InputError(f"layerwise_steps: expected 0 to {settings.max_steps}, got {settings.layerwise_steps}")
     if settings.packing and settings.text_pair_column is not None:
         raise InputError("packing: expected false for pairs of texts, got true")
+    if settings.adapter_rank < 1:
+        raise InputError(f"adapter_rank: expected 1 or more, got {settings.adapter_rank}")
+    for name in ("student", "student_layers"):
+        if settings.adapter and (value := getattr(settings, name)) is not None:
+            raise InputError(f"{name}: expected none with adapter, which changes the teacher itself, got {value}")
+    if settings.adapter and settings.fully_shard:
+        raise InputError("fully_shard: expected false with adapter, got true")
     if not settings.joint_learning_rate_factor > 0:
         raise InputError(f"joint_learning_rate_factor: expected more than 0, got {settings.joint_learning_rate_factor}")
 
@@ -149,6 +176,7 @@ def load_pair(settings: DistillSettings) -> _Pair:
         if not type(teacher).__name__.endswith(_TEACHERS) or teacher.main_input_name != "input_ids":
             expected = ", ".join(_TEACHERS)
             raise InputError(f"model: expected an encoder of texts ({expected}), got {type(teacher).__name__}")
+        base = copy.deepcopy(teacher) if settings.adapter else None
         names = [layer.name for layer in attention_layers(teacher)]
         stands_for = None
         if settings.student is None:
@@ -172,8 +200,10 @@ def load_pair(settings: DistillSettings) -> _Pair:
     if piece_length is not None and kind_of(teacher) not in _BY_TOKEN:
         kind = type(teacher).__name__
         raise InputError(f"long_inputs: expected stretch for {kind}, which has one answer for a whole text, got pieces")
-    names_of_both = student.attention_names(), names
-    return _Pair(teacher.float(), student.float(), tokenizer, names_of_both, stands_for, longest, piece_length)
+    teacher, student, both = teacher.float(), student.float(), (student.attention_names(), names)
+    if settings.adapter:
+        add_adapter(student, settings.adapter_rank)
+    return _Pair(teacher, student, tokenizer, both, stands_for, longest, piece_length, base)
 
 
 def _earlier_student(
@@ -274,11 +304,12 @@ def _results(settings: DistillSettings, pair: _Pair, inputs: Inputs, training: T
             "layers": teacher.config.num_hidden_layers,
         },
         "student": {
-            "parameters": student.num_parameters(),
+            "parameters": student.num_parameters() - low_rank_parameters(student),
             "layers": student.config.num_hidden_layers,
             "projection_matrices": student.projection_matrix_count(),
             **{name: linear[name] for name in ("seq_len", "projected_dim", "sharing", "projection", "shorter_input")},
             "exact": {name: later_field(linear, name) for name in EXACT},
+            "adapter": None if pair.base is None else _adapter_size(settings, student),
         },
         "text": {
             "description": inputs.description,
@@ -293,6 +324,11 @@ def _results(settings: DistillSettings, pair: _Pair, inputs: Inputs, training: T
         "settings": portable(settings),
         "versions": versions(),
     }
+
+
+def _adapter_size(settings: DistillSettings, student: LinearizedModel) -> dict[str, int]:
+    trained = sum(parameter.numel() for parameter in student.parameters() if parameter.requires_grad)
+    return {"rank": settings.adapter_rank, "parameters": trained}
 
 
 def _curves(state: TrainingState) -> dict[str, list[list[float]]]:

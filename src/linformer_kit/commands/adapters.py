@@ -1,0 +1,41 @@
+"""`linformer adapters`."""
+
+from __future__ import annotations
+
+from linformer_kit.files.manifest import read_json
+from linformer_kit.linearized.adapter import ABOUT, CARD, adapter_folder, shipped_adapters
+from linformer_kit.report.base import table
+from linformer_kit.settings import AdaptersSettings
+
+_COLUMNS = ["adapter", "base model", "licence", "n", "k", "cosine", "MB"]
+
+
+def main(settings: AdaptersSettings) -> None:
+    """Print the adapters as a table, or the card of one."""
+    if settings.card is not None:
+        print((adapter_folder(settings.card) / CARD).read_text(encoding="utf-8"), end="")
+        return
+    rows = []
+    for name, folder in shipped_adapters().items():
+        about = read_json(folder / ABOUT)
+        base, made = about["base_model"], about["distillation"]
+        size = sum(path.stat().st_size for path in folder.iterdir()) / 1e6
+        cosine = f"{made['curve']['cosine'][-1][1]:.3f}"
+        student = made["student"]
+        rows.append(
+            [
+                name,
+                base["name"],
+                base["license"],
+                f"{student['seq_len']:,}",
+                str(student["projected_dim"]),
+                cosine,
+                f"{size:.1f}",
+            ]
+        )
+    if not rows:
+        print("This version ships no adapters; `linformer distill --adapter true` makes one.")
+        return
+    print("\n".join(table(_COLUMNS, rows)))
+    print("\nCosine: mean over held-out text of the embeddings, compared with the base model's. In Python:")
+    print(f'  model = lk.linearize(AutoModel.from_pretrained("{rows[0][1]}"), adapter="{rows[0][0]}")')

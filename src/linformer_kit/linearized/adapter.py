@@ -1,0 +1,169 @@
+"""Adapters: the changes that turn one pretrained encoder into a distilled linear one, a folder of some MB.
+
+    adapter_config.json           PEFT's configuration: rank, scale and the adapted layers
+    adapter_model.safetensors     A and B of each adapted layer; E and F, and exponents of slots, if they are learned
+    linformer.json                the base model, the settings of `linearize`, and how the adapter was made
+    README.md                     the same for readers
+    manifest.json                 size and SHA-256 of the other files
+
+PEFT loads such a folder as well, onto a base model linearised with the settings of `linformer.json`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from linformer_kit.errors import InputError, input_errors
+from linformer_kit.files.manifest import MANIFEST, damage, read_json
+from linformer_kit.linearized.attention import EXPONENT
+from linformer_kit.operator.projections import SequenceProjection
+from linformer_kit.settings import LinearizeSettings, is_local_path
+
+CONFIG, WEIGHTS, ABOUT = "adapter_config.json", "adapter_model.safetensors", "linformer.json"
+CARD = "README.md"
+PREFIX = "base_model.model."  # PEFT's, before the name of each weight
+FORMAT = 1
+SHIPPED = Path(__file__).parent.parent / "adapters"
+_A, _B = ".lora_A.weight", ".lora_B.weight"
+_POOLER = "pooler."  # absent from models with a head, and not used by any adapter
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter that was read, or made by training.
+
+    Attributes:
+        name: Its name in errors.
+        weights: Tensors by name: `<layer>.lora_A.weight` `[rank, in]`, `<layer>.lora_B.weight` `[out, rank]`, and
+            parameters of the linearised base model that replace its own.
+        scale: Factor of B·A.
+        about: Contents of `linformer.json`.
+    """
+
+    name: str
+    weights: dict[str, Tensor]
+    scale: float
+    about: dict[str, Any]
+
+    @property
+    def settings(self) -> LinearizeSettings:
+        """Arguments of `linearize`."""
+        return LinearizeSettings(**self.about["linearize"])
+
+    def check_base(self, model: PreTrainedModel) -> None:
+        """Check that a model with full attention is the one that the adapter was trained on.
+
+        Raises:
+            InputError: if it has other weights.
+        """
+        base = self.about["base_model"]
+        if model.dtype not in (torch.float32, torch.bfloat16):
+            raise InputError(f"model: expected float32 or bfloat16 for adapter {self.name}, got {model.dtype}")
+        if base_fingerprint(model) != base["fingerprint"]:
+            kind = type(model).__name__
+            raise InputError(f"model: expected {base['name']} for adapter {self.name}, got a {kind} with other weights")
+
+    @torch.no_grad()
+    def merge_into(self, model: PreTrainedModel) -> None:
+        """Add the changes to the weights of the linearised base model, in-place.
+
+        Raises:
+            InputError: for weights that do not fit the model. Nothing is changed then.
+        """
+        own = dict(model.base_model.named_parameters())
+        added, values = self._added(), {name: each for name, each in self.weights.items() if ".lora_" not in name}
+        for name in learned_parameters(model.base_model).keys() | added.keys() | values.keys():
+            change = added.get(name, values.get(name))
+            if name not in own or change is None or own[name].shape != change.shape:
+                got = "none" if change is None else f"one of shape {list(change.shape)}"
+                raise InputError(f"adapter: expected values that fit {type(model).__name__}, got {got} for {name}")
+        for name, change in added.items():
+            own[name].copy_(own[name].float() + change.to(own[name].device))
+        for name, value in values.items():
+            own[name].copy_(value)
+
+    def _added(self) -> dict[str, Tensor]:
+        """What is added to parameters of the base model, in float32."""
+        layers = [name.removesuffix(_A) for name in self.weights if name.endswith(_A)]
+        pairs = {layer: (self.weights[layer + _B].float(), self.weights[layer + _A].float()) for layer in layers}
+        return {f"{layer}.weight": self.scale * (b @ a) for layer, (b, a) in pairs.items()}
+
+
+def read_adapter(name: str) -> Adapter:
+    """Read an adapter that ships with the package, of a folder, or of the hub.
+
+    Raises:
+        InputError: if there is none, or it is damaged or not one of this package.
+    """
+    folder = adapter_folder(name)
+    if found := damage(folder):
+        raise InputError(f"adapter: {found}")
+    about, config = read_json(folder / ABOUT), read_json(folder / CONFIG)
+    if about.get("format") != FORMAT:
+        raise InputError(f"adapter: expected format {FORMAT} in {folder / ABOUT}, got {about.get('format')!r}")
+    with input_errors(f"adapter: expected weights in {folder / WEIGHTS}"):
+        weights = load_file(folder / WEIGHTS)
+        scale = config["lora_alpha"] / config["r"]
+    return Adapter(name, {key.removeprefix(PREFIX): tensor for key, tensor in weights.items()}, scale, about)
+
+
+def shipped_adapters() -> dict[str, Path]:
+    """Folders of the adapters that ship with the package, by name."""
+    return {path.parent.name: path.parent for path in sorted(SHIPPED.glob(f"*/{ABOUT}"))}
+
+
+def adapter_folder(name: str) -> Path:
+    """Folder of an adapter that ships with the package, of a path, or of the hub, downloaded.
+
+    Raises:
+        InputError: if there is none.
+    """
+    folder = _folder(name)
+    for file in (CONFIG, WEIGHTS, ABOUT, CARD):
+        if not (folder / file).is_file():
+            raise InputError(f"adapter: expected one of `linformer distill --adapter`, got {folder} without {file}")
+    return folder
+
+
+def _folder(name: str) -> Path:
+    if (shipped := shipped_adapters().get(name)) is not None:
+        return shipped
+    if is_local_path(name):
+        if not Path(name).is_dir():
+            raise InputError(f"adapter: expected a folder, got {name}, which does not exist")
+        return Path(name)
+    known = ", ".join(shipped_adapters()) or "none"
+    with input_errors(f"adapter: expected a folder, a hub id, or one that ships ({known}), got {name}"):
+        return Path(snapshot_download(name, allow_patterns=[CONFIG, WEIGHTS, ABOUT, MANIFEST, CARD]))
+
+
+def learned_parameters(base: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters that linearisation adds to a base model: E, F and exponents of slots, by name."""
+    inside = [name for name, module in base.named_modules() if isinstance(module, SequenceProjection)]
+    return {
+        name: parameter
+        for name, parameter in base.named_parameters()
+        if name.endswith(f".{EXPONENT}") or any(name.startswith(f"{module}.") for module in inside)
+    }
+
+
+def base_fingerprint(model: PreTrainedModel) -> str:
+    """Hexadecimal hash of the weights of an encoder without its head and pooler, rounded to bfloat16.
+
+    So the same in float32 and bfloat16, and for each of the classes that hold the encoder.
+    """
+    content = hashlib.sha256()
+    for name, parameter in model.base_model.named_parameters():
+        if not name.startswith(_POOLER):
+            content.update(f"{name} {tuple(parameter.shape)}".encode())
+            content.update(parameter.detach().cpu().bfloat16().view(torch.int16).contiguous().numpy().data)
+    return content.hexdigest()

@@ -1,0 +1,140 @@
+"""Train an adapter instead of all weights: low-rank changes of the layers' linear maps, and E, F and slot exponents.
+
+Source of the low-rank changes: Hu et al. 2021 (arXiv 2106.09685), by PEFT.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import ModelCard
+from safetensors.torch import save_file
+from torch import nn
+from transformers import PreTrainedModel
+
+from linformer_kit.errors import InputError
+from linformer_kit.files.manifest import write_manifest
+from linformer_kit.linearized.adapter import (
+    ABOUT,
+    CARD,
+    FORMAT,
+    PREFIX,
+    WEIGHTS,
+    Adapter,
+    base_fingerprint,
+    learned_parameters,
+)
+from linformer_kit.linearized.classes import LinearizedModel
+from linformer_kit.report.adapter import adapter_card
+from linformer_kit.settings import DistillSettings, LinearizeSettings, is_local_path, recorded_name
+from linformer_kit.training.tasks.tracing import layer_names
+
+_SCALE = 2  # factor of B·A: PEFT's lora_alpha / r
+_NAME = "default"  # PEFT's name of the only adapter
+_UNKNOWN = "unknown"
+
+
+def add_adapter(student: LinearizedModel, rank: int) -> None:
+    """Give each linear map of the layers a change B·A of low rank, in-place; all other weights are frozen.
+
+    E, F and exponents of slots, which the teacher does not have, are trained as a whole.
+
+    Raises:
+        InputError: without PEFT.
+    """
+    inject = _peft().inject_adapter_in_model
+    base = student.base_model
+    inject(_configuration(student, rank, None), base)
+    student.requires_grad_(False)
+    for parameter in (*_low_rank(base).values(), *learned_parameters(base).values()):
+        parameter.requires_grad_(True)
+
+
+def low_rank_parameters(student: LinearizedModel) -> int:
+    """Number of parameters of all A and B."""
+    return sum(parameter.numel() for parameter in _low_rank(student).values())
+
+
+def made_adapter(student: LinearizedModel, teacher: PreTrainedModel, settings: DistillSettings) -> Adapter:
+    """The adapter of a trained student, rounded to bfloat16.
+
+    Args:
+        student: The student, after `add_adapter`.
+        teacher: The base model.
+        settings: Settings of the distillation.
+    """
+    weights = {
+        name.replace(f".{_NAME}.", "."): parameter.detach().to("cpu", torch.bfloat16).contiguous()
+        for name, parameter in student.base_model.named_parameters()
+        if parameter.requires_grad
+    }
+    name = settings.base_model_name or recorded_name(settings.teacher)
+    names = [field.name for field in dataclasses.fields(LinearizeSettings)]
+    about = {
+        "format": FORMAT,
+        "base_model": {"name": name, "fingerprint": base_fingerprint(teacher), "license": _license(settings.teacher)},
+        "linearize": {name: getattr(settings, name) for name in names},
+    }
+    return Adapter(name, weights, _SCALE, about)
+
+
+def write_adapter(adapter: Adapter, student: LinearizedModel, results: dict[str, Any], folder: Path) -> None:
+    """Write an adapter as a folder in PEFT's format.
+
+    Args:
+        adapter: The adapter.
+        student: The student, after `add_adapter`.
+        results: Results of the distillation; they go along.
+        folder: Folder for the files.
+    """
+    folder.mkdir()
+    rank = results["student"]["adapter"]["rank"]
+    _configuration(student, rank, adapter.about["base_model"]["name"]).save_pretrained(str(folder))
+    save_file({PREFIX + name: tensor for name, tensor in adapter.weights.items()}, folder / WEIGHTS)
+    about = adapter.about | {"distillation": results}
+    (folder / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    (folder / CARD).write_text(adapter_card(about), encoding="utf-8")
+    write_manifest(folder)
+
+
+def _configuration(student: LinearizedModel, rank: int, base_model: str | None) -> Any:
+    """PEFT's configuration of the adapter; for a saved one with the name of the base model."""
+    layers = tuple(f"{name}." for name in layer_names(student.attention_names()))
+    linear = [
+        name.removesuffix(".base_layer")
+        for name, module in student.base_model.named_modules()
+        if name.startswith(layers) and isinstance(module, nn.Linear) and ".lora_" not in name
+    ]
+    return _peft().LoraConfig(
+        r=rank,
+        lora_alpha=_SCALE * rank,
+        lora_dropout=0.0,
+        target_modules=linear,
+        base_model_name_or_path=base_model,
+        inference_mode=base_model is not None,
+    )
+
+
+def _low_rank(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: parameter for name, parameter in model.named_parameters() if ".lora_" in name}
+
+
+def _peft() -> Any:
+    try:
+        import peft
+    except ImportError:
+        raise InputError("adapter: expected PEFT (pip install linformer-kit[adapter]), got none") from None
+    return peft
+
+
+def _license(base: str) -> str:
+    """The licence that the model card of the base model names."""
+    try:
+        card = ModelCard.load(Path(base) / "README.md" if is_local_path(base) else base)
+    except Exception:  # no card, no network, or a card without settings
+        return _UNKNOWN
+    return str(card.data.get("license") or _UNKNOWN)

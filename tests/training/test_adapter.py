@@ -1,0 +1,196 @@
+"""Adapters: what a distillation trains and saves, and what `linearize` makes of it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
+
+import linformer_kit as lk
+from linformer_kit.commands.cli import main
+from linformer_kit.files.manifest import write_manifest
+from linformer_kit.linearized.adapter import read_adapter
+from tests.conftest import fail_last_line, write_teacher
+from tests.training.test_distill import LENGTH, WORDS, command, distill
+
+pytestmark = pytest.mark.e2e
+TRAINED = {"adapter": "true", "adapter_rank": 3, "learning_rate": 0.01, "max_position_embeddings": 2 * LENGTH}
+# Slots without parameters; and E, F and exponents that are learned.
+KINDS = {"pooled": {}, "learned": {"projection": "linear", "slot_exponent": 0.5, "global_tokens": 1}}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def run(request, texts, tmp_path_factory) -> tuple[Path, Path]:
+    """A base model, and the folder of a distillation with an adapter."""
+    folder = tmp_path_factory.mktemp(request.param)
+    teacher = write_teacher(folder / "teacher", WORDS, "RobertaModel")
+    (teacher / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+    distill(teacher, folder / "student", train_file=texts, **TRAINED, **KINDS[request.param])
+    return teacher, folder / "student"
+
+
+@pytest.fixture(scope="module")
+def ids() -> torch.Tensor:
+    return torch.randint(5, 20, (3, 2 * LENGTH), generator=torch.Generator().manual_seed(0))
+
+
+def test_an_adapter_makes_the_student_of_its_base_model(run, ids):
+    teacher, student = run
+    base = AutoModel.from_pretrained(teacher)
+    before = lk.linearize(copy.deepcopy(base), 5, max_position_embeddings=2 * LENGTH)
+    model = lk.linearize(base, adapter=student / "adapter").eval()
+    with torch.no_grad():
+        merged = AutoModel.from_pretrained(student)(ids).last_hidden_state
+        torch.testing.assert_close(model(ids).last_hidden_state, merged)
+        assert (before(ids).last_hidden_state - merged).abs().max() > 1e-3
+
+
+def test_convert_merges_it(run, tmp_path, ids, capsys):
+    teacher, student = run
+    adapter = str(student / "adapter")
+    main(["convert", str(teacher), str(tmp_path / "linear"), "--in_place", "--adapter", adapter])
+    assert f"n {2 * LENGTH}, k 5" in capsys.readouterr().out
+    expected = AutoModel.from_pretrained(student)(ids).last_hidden_state
+    torch.testing.assert_close(AutoModel.from_pretrained(tmp_path / "linear")(ids).last_hidden_state, expected)
+    error = fail_last_line(capsys, "convert", str(teacher), str(tmp_path / "no"), "--adapter", adapter)
+    assert "adapter: expected none without in_place" in error
+
+
+def test_the_list_of_those_that_ship(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("linformer_kit.linearized.adapter.SHIPPED", tmp_path)
+    main(["adapters"])
+    assert "ships no adapters" in capsys.readouterr().out
+    shutil.copytree(run[1] / "adapter", tmp_path / "tiny")
+    main(["adapters"])
+    assert f"| tiny | teacher | apache-2.0 | {2 * LENGTH} | 5 |" in capsys.readouterr().out
+    main(["adapters", "--card", "tiny"])
+    assert "# Linear attention for teacher" in capsys.readouterr().out
+    lk.linearize(AutoModel.from_pretrained(run[0]), adapter="tiny")
+    assert "got other" in fail_last_line(capsys, "adapters", "--card", "other")
+
+
+def test_other_classes_of_the_base_model_take_it(run, ids):
+    teacher, student = run
+    classifier = AutoModelForSequenceClassification.from_pretrained(teacher)
+    expected = AutoModel.from_pretrained(student)(ids).last_hidden_state
+    head = copy.deepcopy(classifier.classifier).eval()
+    model = lk.linearize(classifier, adapter=str(student / "adapter")).eval()
+    torch.testing.assert_close(model(ids).logits, head(expected))
+
+
+def test_peft_loads_it(run, ids):
+    teacher, student = run
+    about = json.loads((student / "adapter" / "linformer.json").read_text())
+    linear = lk.linearize(AutoModel.from_pretrained(teacher), **about["linearize"])
+    model = PeftModel.from_pretrained(linear, student / "adapter").eval()
+    expected = AutoModel.from_pretrained(student)(ids).last_hidden_state
+    torch.testing.assert_close(model(ids).last_hidden_state, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_only_the_adapter_is_trained_and_saved(run):
+    teacher, student = run
+    base, merged = AutoModel.from_pretrained(teacher), AutoModel.from_pretrained(student)
+    adapter = read_adapter(str(student / "adapter"))
+    for name, parameter in base.named_parameters():
+        changed = f"{name.removesuffix('.weight')}.lora_A.weight" in adapter.weights
+        same = name.endswith("position_embeddings.weight") or torch.equal(parameter, merged.get_parameter(name))
+        assert changed != same or "pooler" in name, name
+    results = json.loads((student / "metrics.json").read_text())["student"]
+    assert results["adapter"] == {"rank": 3, "parameters": sum(each.numel() for each in adapter.weights.values())}
+    assert results["parameters"] == merged.num_parameters()
+    assert all(each.dtype == torch.bfloat16 for each in adapter.weights.values())
+    assert adapter.about["base_model"]["license"] == "apache-2.0"
+    learned = {name.rpartition(".")[2] for name in adapter.weights if "lora" not in name}
+    assert ("linformer_slot_exponent" in learned) == (adapter.settings.slot_exponent is not None)
+    card = (student / "adapter" / "README.md").read_text()
+    assert "base_model: teacher\n" in card and "| cosine of mean embeddings |" in card
+    assert f"texts of up to {2 * LENGTH} tokens" in card
+
+
+def test_bfloat16(run, ids):
+    teacher, student = run
+    expected = AutoModel.from_pretrained(student)(ids).last_hidden_state
+    model = lk.linearize(AutoModel.from_pretrained(teacher, dtype=torch.bfloat16), adapter=student / "adapter")
+    close = torch.cosine_similarity(model(ids).last_hidden_state.float().flatten(1), expected.flatten(1))
+    assert close.min() > 0.999
+
+
+@pytest.mark.parametrize("kind", ["weights", "dtype", "argument", "linear", "damage", "foreign", "format", "nowhere"])
+def test_what_does_not_fit_is_refused(run, tmp_path, kind):
+    teacher, student = run
+    folder = shutil.copytree(student / "adapter", tmp_path / "adapter")
+    model, arguments = AutoModel.from_pretrained(teacher), {}
+    if kind == "weights":
+        model.encoder.layer[1].output.dense.weight.data[0, 0] += 1
+        message = "model: expected teacher for adapter .*, got a RobertaModel with other weights"
+    elif kind == "dtype":
+        model, message = model.half(), "model: expected float32 or bfloat16 for adapter .*, got torch.float16"
+    elif kind == "argument":
+        arguments, message = {"projected_dim": 7}, "projected_dim: expected 5, as adapter .* has, got 7"
+    elif kind == "linear":
+        model, message = lk.linearize(model), "model: expected one with full attention, got LinearRobertaModel"
+    elif kind == "damage":
+        weights = bytearray((folder / "adapter_model.safetensors").read_bytes())
+        weights[-1] ^= 1
+        (folder / "adapter_model.safetensors").write_bytes(weights)
+        message = "adapter: .*adapter_model.safetensors"
+    elif kind == "foreign":
+        (folder / "linformer.json").unlink()
+        message = "adapter: expected one of `linformer distill --adapter`"
+    elif kind == "format":
+        (folder / "linformer.json").write_text(json.dumps({"format": 2}))
+        write_manifest(folder)
+        message = "adapter: expected format 1 in .*, got 2"
+    else:
+        folder, message = tmp_path / "nowhere", "adapter: expected a folder, got .*nowhere, which does not exist"
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    with pytest.raises(lk.InputError, match=message):
+        lk.linearize(model, adapter=folder, **arguments)
+    assert type(model).__name__ in ("RobertaModel", "LinearRobertaModel")
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[name])
+
+
+def test_weights_of_another_shape_change_nothing(run, ids):
+    teacher, student = run
+    adapter = read_adapter(str(student / "adapter"))
+    model = lk.linearize(AutoModel.from_pretrained(teacher), **vars(adapter.settings))
+    before = model(ids).last_hidden_state
+    name = next(name for name in adapter.weights if name.endswith("lora_B.weight"))
+    adapter.weights[name] = adapter.weights[name][1:]
+    with pytest.raises(lk.InputError, match="adapter: expected values that fit LinearRobertaModel, got one of shape"):
+        adapter.merge_into(model)
+    torch.testing.assert_close(model(ids).last_hidden_state, before, rtol=0, atol=0)
+
+
+def test_a_masked_language_model_continues_after_an_interruption(texts, tmp_path):
+    teacher = write_teacher(tmp_path / "teacher", WORDS)
+    distill(teacher, tmp_path / "whole", train_file=texts, **TRAINED)
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+    shutil.rmtree(tmp_path / "cut" / "checkpoint-6")
+    distill(teacher, tmp_path / "cut", train_file=texts, **TRAINED, resume="true")
+    whole, resumed = (AutoModelForMaskedLM.from_pretrained(tmp_path / name) for name in ("whole", "cut"))
+    for name, parameter in whole.named_parameters():
+        assert torch.equal(parameter, resumed.get_parameter(name)), name
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"adapter_rank": 0}, "adapter_rank: expected 1 or more, got 0"),
+        ({"student_layers": 2}, "student_layers: expected none with adapter, which changes the teacher itself, got 2"),
+        ({"fully_shard": "true"}, "fully_shard: expected false with adapter, got true"),
+    ],
+    ids=str,
+)
+def test_bad_settings(options, message, texts, tmp_path, capsys):
+    teacher = write_teacher(tmp_path / "teacher", WORDS)
+    options = {"train_file": texts, **TRAINED, **options}
+    assert message in fail_last_line(capsys, *command(teacher, tmp_path / "student", **options))
+    assert not (tmp_path / "student").exists()
