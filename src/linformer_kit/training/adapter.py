@@ -14,7 +14,7 @@ import torch
 from huggingface_hub import ModelCard
 from safetensors.torch import save_file
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from linformer_kit.errors import InputError
 from linformer_kit.files.manifest import write_manifest
@@ -31,11 +31,14 @@ from linformer_kit.linearized.adapter import (
 from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.report.adapter import adapter_card
 from linformer_kit.settings import DistillSettings, LinearizeSettings, is_local_path, recorded_name
+from linformer_kit.training.tasks.answers import mean_embedding
 from linformer_kit.training.tasks.tracing import layer_names
 
 _SCALE = 2  # factor of B·A: PEFT's lora_alpha / r
 _NAME = "default"  # PEFT's name of the only adapter
 _UNKNOWN = "unknown"
+# More tokens than most models have slots.
+_EXAMPLE = "Each token attends to a few slots and to its neighbours, so that a long text takes linear time. " * 12
 
 
 def add_adapter(student: LinearizedModel, rank: int) -> None:
@@ -82,12 +85,25 @@ def made_adapter(student: LinearizedModel, teacher: PreTrainedModel, settings: D
     return Adapter(name, weights, _SCALE, about)
 
 
-def write_adapter(adapter: Adapter, student: LinearizedModel, results: dict[str, Any], folder: Path) -> None:
+@torch.no_grad()
+def example_embedding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """A text and its embedding, the normalised mean hidden state, by which users can check that they get the same."""
+    longest = model.config.linformer["seq_len"]
+    inputs = tokenizer(_EXAMPLE, truncation=True, max_length=longest, return_tensors="pt").to(model.device)
+    hidden = model.base_model(**inputs).last_hidden_state
+    embedding = torch.nn.functional.normalize(mean_embedding(hidden, inputs["attention_mask"] != 0), dim=-1)[0]
+    return {"text": _EXAMPLE, "embedding": [round(value, 6) for value in embedding.tolist()]}
+
+
+def write_adapter(
+    adapter: Adapter, student: LinearizedModel, example: dict[str, Any], results: dict[str, Any], folder: Path
+) -> None:
     """Write an adapter as a folder in PEFT's format.
 
     Args:
         adapter: The adapter.
         student: The student, after `add_adapter`.
+        example: `example_embedding` of the base model with the adapter.
         results: Results of the distillation; they go along.
         folder: Folder for the files.
     """
@@ -95,7 +111,7 @@ def write_adapter(adapter: Adapter, student: LinearizedModel, results: dict[str,
     rank = results["student"]["adapter"]["rank"]
     _configuration(student, rank, adapter.about["base_model"]["name"]).save_pretrained(str(folder))
     save_file({PREFIX + name: tensor for name, tensor in adapter.weights.items()}, folder / WEIGHTS)
-    about = adapter.about | {"distillation": results}
+    about = adapter.about | {"example": example, "distillation": results}
     (folder / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
     (folder / CARD).write_text(adapter_card(about), encoding="utf-8")
     write_manifest(folder)

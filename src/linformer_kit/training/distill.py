@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 from pathlib import Path
 from typing import Any
 
 from accelerate import PartialState
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from linformer_kit.data.encoding import Encoder
-from linformer_kit.data.tokenizer import tokenizer_fingerprint
 from linformer_kit.data.unlabelled import Inputs, load_inputs
 from linformer_kit.environment import environment, versions
-from linformer_kit.errors import DivergedError, InputError, renamed
+from linformer_kit.errors import DivergedError, InputError
 from linformer_kit.interop.checkpoints.sentences import Files, lengthened, sentence_files, write_files
-from linformer_kit.interop.loading import auto_class_of, fingerprint, input_length, load_model
+from linformer_kit.interop.loading import fingerprint
 from linformer_kit.linearized.classes import LinearizedModel
-from linformer_kit.linearized.depth import keep_layers, layers_to_keep
 from linformer_kit.linearized.fields import EXACT, later_field
-from linformer_kit.linearized.layers import attention_layers
 from linformer_kit.linearized.linearize import linearize
-from linformer_kit.linearized.positions import check_positions, set_positions
 from linformer_kit.report.distillation import write_distill_report
-from linformer_kit.settings import DistillSettings, LinearizeSettings, check_training, portable, recorded_name
-from linformer_kit.training.adapter import add_adapter, low_rank_parameters, made_adapter, write_adapter
+from linformer_kit.settings import DistillSettings, check_training, portable, recorded_name
+from linformer_kit.training.adapter import (
+    example_embedding,
+    low_rank_parameters,
+    made_adapter,
+    write_adapter,
+)
 from linformer_kit.training.loop import Training
+from linformer_kit.training.pair import Pair, load_pair
 from linformer_kit.training.plan import Plan
 from linformer_kit.training.randomness import callers_random_state
 from linformer_kit.training.run import Run, measurements
@@ -36,38 +36,8 @@ from linformer_kit.training.tasks.answers import kind_of
 from linformer_kit.training.tasks.distillation import MEASURES, Distillation, Weights, learning_rate_share
 
 ADAPTER = "adapter"  # subfolder of the output folder
-_LINEARIZE_FIELDS = [field.name for field in dataclasses.fields(LinearizeSettings)]
-_TEACHER, _STUDENT = "a pretrained encoder", "a linear student"
-# Endings of the class names that can be teachers, and of those whose inputs are whole texts.
-_TEACHERS = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "Model")
+# Endings of the class names of teachers whose inputs are whole texts.
 _CLASSIFIERS = ("ForSequenceClassification", "ForQuestionAnswering")
-# Kinds of answers that the pieces of a text have together: one for each token, or their mean.
-_BY_TOKEN = ("words", "tokens", "embeddings")
-
-
-@dataclasses.dataclass(frozen=True)
-class _Pair:
-    """Teacher and student.
-
-    Attributes:
-        teacher: The model with full attention.
-        student: The model with linear attention.
-        tokenizer: The tokenizer of both; its `model_max_length` is the student's.
-        attention_names: Names of the attention modules of student and teacher.
-        stands_for: As for `Distillation`.
-        longest: Length of the longest input, in tokens.
-        piece_length: As for `Distillation`.
-        base: The model that an adapter changes: the teacher as it was loaded. None: all weights are trained.
-    """
-
-    teacher: PreTrainedModel
-    student: LinearizedModel
-    tokenizer: PreTrainedTokenizerBase
-    attention_names: tuple[list[str], list[str]]
-    stands_for: list[int] | None
-    longest: int
-    piece_length: int | None
-    base: PreTrainedModel | None
 
 
 @callers_random_state()
@@ -111,18 +81,19 @@ def distill(settings: DistillSettings) -> tuple[dict[str, Any], Path]:
     return results, run.folder
 
 
-def _save(run: Run, settings: DistillSettings, pair: _Pair, results: dict[str, Any], beside: Files) -> None:
+def _save(run: Run, settings: DistillSettings, pair: Pair, results: dict[str, Any], beside: Files) -> None:
     """Save the student, and the adapter if there is one: then the student is the base model with the adapter merged."""
-    model = pair.student
-    adapter = None if pair.base is None else made_adapter(pair.student, pair.base, settings)
-    if pair.base is not None and adapter is not None:
-        model = linearize(pair.base, **vars(adapter.settings))
+    model, adapter, example = pair.student, None, {}
+    if pair.base is not None:
+        adapter = made_adapter(pair.student, pair.base, settings)
+        model = linearize(pair.base, **vars(adapter.settings)).eval()
         adapter.merge_into(model)
+        example = example_embedding(model, pair.tokenizer)
 
     def write(folder: Path) -> None:
         write_files(beside, folder)
         if adapter is not None:
-            write_adapter(adapter, pair.student, results, folder / ADAPTER)
+            write_adapter(adapter, pair.student, example, results, folder / ADAPTER)
 
     run.save_model(model, pair.tokenizer, beside=write)
 
@@ -163,79 +134,7 @@ def check(settings: DistillSettings) -> None:
         raise InputError(f"joint_learning_rate_factor: expected more than 0, got {settings.joint_learning_rate_factor}")
 
 
-def load_pair(settings: DistillSettings) -> _Pair:
-    """Load the teacher and its student: a linearised copy of the teacher, or an earlier student.
-
-    Raises:
-        InputError: for a teacher that cannot be linearised, and for a student that does not match its teacher.
-    """
-    set_seed(settings.seed)
-    with renamed("model", "teacher"):
-        auto_class = auto_class_of(settings.teacher, _TEACHER)
-        teacher, tokenizer = load_model(settings.teacher, auto_class, _TEACHER)
-        if not type(teacher).__name__.endswith(_TEACHERS) or teacher.main_input_name != "input_ids":
-            expected = ", ".join(_TEACHERS)
-            raise InputError(f"model: expected an encoder of texts ({expected}), got {type(teacher).__name__}")
-        base = copy.deepcopy(teacher) if settings.adapter else None
-        names = [layer.name for layer in attention_layers(teacher)]
-        stands_for = None
-        if settings.student is None:
-            student = copy.deepcopy(teacher)
-            if settings.student_layers is not None:
-                stands_for = layers_to_keep(teacher, settings.student_layers)
-                keep_layers(student, stands_for)
-            student = linearize(student, **{name: getattr(settings, name) for name in _LINEARIZE_FIELDS})
-    if settings.student is not None:
-        student = _earlier_student(settings, teacher, tokenizer)
-        made = student.config.num_hidden_layers
-        stands_for = None if made == teacher.config.num_hidden_layers else layers_to_keep(teacher, made)
-    longest = tokenizer.model_max_length = student.config.linformer["seq_len"]
-    limit = input_length(teacher, tokenizer, None)
-    piece_length = limit if longest > limit else None
-    if piece_length is not None and settings.long_inputs == "stretch":
-        with renamed("seq_len", "max_position_embeddings"), renamed("mode", "resize_mode"):
-            check_positions(teacher, longest, settings.resize_mode)
-        set_positions(teacher, longest, settings.resize_mode)
-        piece_length = None
-    if piece_length is not None and kind_of(teacher) not in _BY_TOKEN:
-        kind = type(teacher).__name__
-        raise InputError(f"long_inputs: expected stretch for {kind}, which has one answer for a whole text, got pieces")
-    teacher, student, both = teacher.float(), student.float(), (student.attention_names(), names)
-    if settings.adapter:
-        add_adapter(student, settings.adapter_rank)
-    return _Pair(teacher, student, tokenizer, both, stands_for, longest, piece_length, base)
-
-
-def _earlier_student(
-    settings: DistillSettings, teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> LinearizedModel:
-    with renamed("model", "student"):
-        student, own_tokenizer = load_model(
-            str(settings.student), auto_class_of(str(settings.student), _STUDENT), _STUDENT
-        )
-    given = LinearizeSettings(**{name: getattr(settings, name) for name in _LINEARIZE_FIELDS})
-    for name in _LINEARIZE_FIELDS:
-        if getattr(given, name) != getattr(LinearizeSettings(), name):
-            raise InputError(f"{name}: expected none with student, which has its own, got {getattr(given, name)!r}")
-    if settings.student_layers is not None:
-        raise InputError(f"student_layers: expected none with student, got {settings.student_layers}")
-    base = type(teacher).__name__
-    if not isinstance(student, LinearizedModel) or not isinstance(student, type(teacher)):
-        kind = type(student).__name__
-        raise InputError(f"student: expected a {base} made linear (`linformer convert --in_place`), got {kind}")
-    for name in ("hidden_size", "vocab_size", "num_labels"):
-        own, wanted = getattr(student.config, name), getattr(teacher.config, name)
-        if own != wanted:
-            raise InputError(f"student: expected {name} {wanted}, as the teacher has, got {own}")
-    own, wanted = student.config.num_hidden_layers, teacher.config.num_hidden_layers
-    if own > wanted:
-        raise InputError(f"student: expected at most the {wanted} layers of the teacher, got {own}")
-    if tokenizer_fingerprint(own_tokenizer) != tokenizer_fingerprint(tokenizer):
-        raise InputError(f"student: expected the tokenizer of the teacher, got another one in {settings.student}")
-    return student
-
-
-def _load_inputs(settings: DistillSettings, pair: _Pair) -> Inputs:
+def _load_inputs(settings: DistillSettings, pair: Pair) -> Inputs:
     kind = type(pair.teacher).__name__
     whole = kind.endswith(_CLASSIFIERS) or settings.text_pair_column is not None
     packing = not whole if settings.packing is None else settings.packing
@@ -248,7 +147,7 @@ def _load_inputs(settings: DistillSettings, pair: _Pair) -> Inputs:
     return inputs
 
 
-def _distillation(settings: DistillSettings, pair: _Pair, inputs: Inputs) -> Distillation:
+def _distillation(settings: DistillSettings, pair: Pair, inputs: Inputs) -> Distillation:
     """The training task."""
     return Distillation(
         pair.student,
@@ -290,7 +189,7 @@ def _plan(settings: DistillSettings) -> Plan:
     )
 
 
-def _results(settings: DistillSettings, pair: _Pair, inputs: Inputs, training: Training) -> dict[str, Any]:
+def _results(settings: DistillSettings, pair: Pair, inputs: Inputs, training: Training) -> dict[str, Any]:
     teacher, student = pair.teacher, pair.student
     linear = student.config.linformer
     return {

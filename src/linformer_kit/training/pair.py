@@ -1,0 +1,130 @@
+"""Teacher and student of a distillation: loaded, checked and made to fit each other."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
+
+from linformer_kit.data.tokenizer import tokenizer_fingerprint
+from linformer_kit.errors import InputError, renamed
+from linformer_kit.interop.loading import auto_class_of, input_length, load_model
+from linformer_kit.linearized.classes import LinearizedModel
+from linformer_kit.linearized.depth import keep_layers, layers_to_keep
+from linformer_kit.linearized.layers import attention_layers
+from linformer_kit.linearized.linearize import linearize
+from linformer_kit.linearized.positions import check_positions, set_positions
+from linformer_kit.settings import DistillSettings, LinearizeSettings
+from linformer_kit.training.adapter import add_adapter
+from linformer_kit.training.tasks.answers import kind_of
+
+_LINEARIZE_FIELDS = [field.name for field in dataclasses.fields(LinearizeSettings)]
+_TEACHER, _STUDENT = "a pretrained encoder", "a linear student"
+# Endings of the class names that can be teachers.
+_TEACHERS = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "Model")
+# Kinds of answers that the pieces of a text have together: one for each token, or their mean.
+_BY_TOKEN = ("words", "tokens", "embeddings")
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """Teacher and student.
+
+    Attributes:
+        teacher: The model with full attention.
+        student: The model with linear attention.
+        tokenizer: The tokenizer of both; its `model_max_length` is the student's.
+        attention_names: Names of the attention modules of student and teacher.
+        stands_for: As for `Distillation`.
+        longest: Length of the longest input, in tokens.
+        piece_length: As for `Distillation`.
+        base: The model that an adapter changes: the teacher as it was loaded. None: all weights are trained.
+    """
+
+    teacher: PreTrainedModel
+    student: LinearizedModel
+    tokenizer: PreTrainedTokenizerBase
+    attention_names: tuple[list[str], list[str]]
+    stands_for: list[int] | None
+    longest: int
+    piece_length: int | None
+    base: PreTrainedModel | None
+
+
+def load_pair(settings: DistillSettings) -> Pair:
+    """Load the teacher and its student: a linearised copy of the teacher, or an earlier student.
+
+    Raises:
+        InputError: for a teacher that cannot be linearised, and for a student that does not match its teacher.
+    """
+    set_seed(settings.seed)
+    with renamed("model", "teacher"):
+        auto_class = auto_class_of(settings.teacher, _TEACHER)
+        teacher, tokenizer = load_model(settings.teacher, auto_class, _TEACHER)
+        if not type(teacher).__name__.endswith(_TEACHERS) or teacher.main_input_name != "input_ids":
+            expected = ", ".join(_TEACHERS)
+            raise InputError(f"model: expected an encoder of texts ({expected}), got {type(teacher).__name__}")
+        base = copy.deepcopy(teacher).float() if settings.adapter else None
+        names = [layer.name for layer in attention_layers(teacher)]
+        stands_for = None
+        if settings.student is None:
+            student = copy.deepcopy(teacher)
+            if settings.student_layers is not None:
+                stands_for = layers_to_keep(teacher, settings.student_layers)
+                keep_layers(student, stands_for)
+            student = linearize(student, **{name: getattr(settings, name) for name in _LINEARIZE_FIELDS})
+    if settings.student is not None:
+        student = _earlier_student(settings, teacher, tokenizer)
+        made = student.config.num_hidden_layers
+        stands_for = None if made == teacher.config.num_hidden_layers else layers_to_keep(teacher, made)
+    longest = tokenizer.model_max_length = student.config.linformer["seq_len"]
+    piece_length = _prepare_for(longest, input_length(teacher, tokenizer, None), teacher, settings)
+    teacher, student, both = teacher.float(), student.float(), (student.attention_names(), names)
+    if settings.adapter:
+        add_adapter(student, settings.adapter_rank)
+    return Pair(teacher, student, tokenizer, both, stands_for, longest, piece_length, base)
+
+
+def _prepare_for(longest: int, limit: int, teacher: PreTrainedModel, settings: DistillSettings) -> int | None:
+    """Let a teacher read texts of up to `longest` tokens: resize it, or return the length of the pieces that it reads."""
+    if longest <= limit:
+        return None
+    if settings.long_inputs == "stretch":
+        with renamed("seq_len", "max_position_embeddings"), renamed("mode", "resize_mode"):
+            check_positions(teacher, longest, settings.resize_mode)
+        set_positions(teacher, longest, settings.resize_mode)
+        return None
+    if kind_of(teacher) not in _BY_TOKEN:
+        kind = type(teacher).__name__
+        raise InputError(f"long_inputs: expected stretch for {kind}, which has one answer for a whole text, got pieces")
+    return limit
+
+
+def _earlier_student(
+    settings: DistillSettings, teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> LinearizedModel:
+    with renamed("model", "student"):
+        student, own_tokenizer = load_model(
+            str(settings.student), auto_class_of(str(settings.student), _STUDENT), _STUDENT
+        )
+    given = LinearizeSettings(**{name: getattr(settings, name) for name in _LINEARIZE_FIELDS})
+    for name in _LINEARIZE_FIELDS:
+        if getattr(given, name) != getattr(LinearizeSettings(), name):
+            raise InputError(f"{name}: expected none with student, which has its own, got {getattr(given, name)!r}")
+    if settings.student_layers is not None:
+        raise InputError(f"student_layers: expected none with student, got {settings.student_layers}")
+    base = type(teacher).__name__
+    if not isinstance(student, LinearizedModel) or not isinstance(student, type(teacher)):
+        kind = type(student).__name__
+        raise InputError(f"student: expected a {base} made linear (`linformer convert --in_place`), got {kind}")
+    for name in ("hidden_size", "vocab_size", "num_labels"):
+        own, wanted = getattr(student.config, name), getattr(teacher.config, name)
+        if own != wanted:
+            raise InputError(f"student: expected {name} {wanted}, as the teacher has, got {own}")
+    own, wanted = student.config.num_hidden_layers, teacher.config.num_hidden_layers
+    if own > wanted:
+        raise InputError(f"student: expected at most the {wanted} layers of the teacher, got {own}")
+    if tokenizer_fingerprint(own_tokenizer) != tokenizer_fingerprint(tokenizer):
+        raise InputError(f"student: expected the tokenizer of the teacher, got another one in {settings.student}")
+    return student
