@@ -16,6 +16,7 @@ from linformer_kit.settings import (
     InspectSettings,
     PredictSettings,
     PretrainSettings,
+    ReportSettings,
     SpectrumSettings,
     TheoremsSettings,
 )
@@ -118,6 +119,12 @@ COMMANDS = {
         "linformer_kit.experiments.spectrum.figure1:main",
         positionals=("model",),
         memory=("seq_len", "samples"),
+    ),
+    "report": Command(
+        "Put the results of many runs into one HTML page",
+        ReportSettings,
+        "linformer_kit.commands.report:main",
+        positionals=("folder",),
     ),
     "theorems": Command(
         "Test Theorems 1 and 2 on random attention and on a model's attention",

@@ -31,6 +31,7 @@ RUN_FILES = (
     "curve.png",
     "confusion.png",
     "mistakes.jsonl",
+    "report.html",
     "settings.yaml",
     "tokenizer.json",
     "tokenizer_config.json",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from linformer_kit.files.writing import write_whole
+from linformer_kit.report.page import write_page
 
 
 def write_json(results: dict[str, Any], path: Path) -> None:
@@ -20,8 +21,21 @@ def write_json(results: dict[str, Any], path: Path) -> None:
     write_whole(path, numbers + "\n")
 
 
-def write_report(results: dict[str, Any], folder: Path, name: str, markdown: Callable[[dict[str, Any]], str]) -> str:
-    """Write `<name>.json` and, made from the same results, `<name>.md`.
+def write_report(
+    results: dict[str, Any],
+    folder: Path,
+    name: str,
+    markdown: Callable[[dict[str, Any]], str],
+    draw: Callable[[dict[str, Any], Path], object] = lambda results, folder: None,
+) -> str:
+    """Write `<name>.json` and, made from the same results, `<name>.md`, the figures and `report.html`.
+
+    Args:
+        results: The results.
+        folder: Output folder.
+        name: Name of the files.
+        markdown: Makes the report.
+        draw: Draws the figures into the folder.
 
     Returns:
         The Markdown text.
@@ -29,6 +43,8 @@ def write_report(results: dict[str, Any], folder: Path, name: str, markdown: Cal
     write_json(results, folder / f"{name}.json")
     text = markdown(results)
     write_whole(folder / f"{name}.md", text)
+    draw(results, folder)
+    write_page(results, text, folder)
     return text
 
 

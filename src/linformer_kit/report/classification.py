@@ -31,12 +31,14 @@ def write_finetune_report(results: dict[str, Any], folder: Path) -> str:
     Returns:
         The Markdown text.
     """
-    text = write_report(results, folder, "metrics", finetune_markdown)
+    return write_report(results, folder, "metrics", finetune_markdown, _draw_finetune)
+
+
+def _draw_finetune(results: dict[str, Any], folder: Path) -> None:
     draw_curves(results, folder / "curve.png")
     best = best_run(results)
     if best["confusion"] is not None:
         draw_confusion(best["confusion"], results["texts"]["labels"], folder / "confusion.png")
-    return text
 
 
 def finetune_markdown(results: dict[str, Any]) -> str:
@@ -78,11 +80,13 @@ def write_evaluation_report(results: dict[str, Any], folder: Path) -> str:
     Returns:
         The Markdown text.
     """
-    text = write_report(results, folder, "metrics", evaluation_markdown)
     write_mistakes(results["mistakes"], folder)
+    return write_report(results, folder, "metrics", evaluation_markdown, _draw_evaluation)
+
+
+def _draw_evaluation(results: dict[str, Any], folder: Path) -> None:
     if results["confusion"] is not None:
         draw_confusion(results["confusion"], results["texts"]["labels"], folder / "confusion.png")
-    return text
 
 
 def evaluation_markdown(results: dict[str, Any]) -> str:

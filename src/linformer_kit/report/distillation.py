@@ -26,9 +26,7 @@ def write_distill_report(results: dict[str, Any], folder: Path) -> str:
     Returns:
         The Markdown text.
     """
-    text = write_report(results, folder, "metrics", distill_markdown)
-    draw_curve(results, folder / "curve.png")
-    return text
+    return write_report(results, folder, "metrics", distill_markdown, draw_curve)
 
 
 def distill_markdown(results: dict[str, Any]) -> str:
@@ -70,7 +68,7 @@ def _adapter(student: dict[str, Any]) -> str:
     )
 
 
-def draw_curve(results: dict[str, Any], path: Path) -> None:
+def draw_curve(results: dict[str, Any], folder: Path) -> None:
     """Plot error and cosine on held-out text against updates, and mark the start of joint training of the layers."""
     figure, (left, right) = new_figure((10, 4), 1, 2)
     for axes, name in ((left, "error"), (right, "cosine")):
@@ -86,7 +84,7 @@ def draw_curve(results: dict[str, Any], path: Path) -> None:
         show_grid(axes)
     left.set_yscale("log")
     number_ticks(left.yaxis, "g", minor=True)
-    save_figure(figure, path)
+    save_figure(figure, folder / "curve.png")
 
 
 def _shown(name: str, value: float | None) -> str:

@@ -37,9 +37,7 @@ def write_efficiency_report(results: dict[str, Any], folder: Path) -> str:
     Returns:
         The Markdown text.
     """
-    text = write_report(results, folder, "efficiency", efficiency_markdown)
-    draw_efficiency(results, folder)
-    return text
+    return write_report(results, folder, "efficiency", efficiency_markdown, draw_efficiency)
 
 
 def efficiency_markdown(results: dict[str, Any]) -> str:

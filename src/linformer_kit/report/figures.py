@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,6 +39,13 @@ def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure to an image file; needs no display."""
     with errors_named(path):
         figure.savefig(path, dpi=_DOTS_PER_INCH)
+
+
+def png_of(figure: Figure) -> bytes:
+    """A figure as the content of a PNG file."""
+    image = io.BytesIO()
+    figure.savefig(image, dpi=_DOTS_PER_INCH)
+    return image.getvalue()
 
 
 def show_grid(axes: Axes, which: Literal["major", "both"] = "major") -> None:

@@ -31,14 +31,16 @@ def write_learning_report(results: dict[str, Any], folder: Path) -> str:
     Returns:
         The Markdown text.
     """
-    text = write_report(results, folder, "learning", learning_markdown)
+    return write_report(results, folder, "learning", learning_markdown, _draw)
+
+
+def _draw(results: dict[str, Any], folder: Path) -> None:
     if results["complete"]:
         for cell in results["settings"]["cells"]:
             curves = {variant: at_chosen_rate(results, cell, variant) for variant in results["settings"]["variants"]}
             title = f"{results['settings']['title']}: {cell}"
             path = folder / f"curves-{file_name(cell)}.png"
             draw_curves(curves, path, baseline=results["settings"]["baseline"], title=title)
-    return text
 
 
 def learning_markdown(results: dict[str, Any]) -> str:

@@ -25,9 +25,7 @@ def write_pretrain_report(results: dict[str, Any], folder: Path) -> str:
     Returns:
         The Markdown text.
     """
-    text = write_report(results, folder, "metrics", pretrain_markdown)
-    draw_perplexity(results, folder / "perplexity.png")
-    return text
+    return write_report(results, folder, "metrics", pretrain_markdown, draw_perplexity)
 
 
 def pretrain_markdown(results: dict[str, Any]) -> str:
@@ -84,7 +82,7 @@ def pretrain_markdown(results: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def draw_perplexity(results: dict[str, Any], path: Path) -> None:
+def draw_perplexity(results: dict[str, Any], folder: Path) -> None:
     """Plot validation perplexity against updates, with the unigram perplexity as a horizontal line."""
     figure, axes = new_figure((7, 4.5))
     for name, model in results["models"].items():
@@ -105,7 +103,7 @@ def draw_perplexity(results: dict[str, Any], path: Path) -> None:
     axes.set_ylabel("validation perplexity (masked tokens)")
     show_grid(axes, "both")
     axes.legend()
-    save_figure(figure, path)
+    save_figure(figure, folder / "perplexity.png")
 
 
 def _perplexity(loss: float) -> str:

@@ -28,9 +28,7 @@ def write_spectrum_report(results: dict[str, Any], folder: Path) -> str:
     Returns:
         The Markdown text.
     """
-    text = write_report(results, folder, "spectrum", spectrum_markdown)
-    draw_spectrum(results, folder / "spectrum.png")
-    return text
+    return write_report(results, folder, "spectrum", spectrum_markdown, draw_spectrum)
 
 
 def spectrum_markdown(results: dict[str, Any]) -> str:
@@ -108,12 +106,12 @@ def _chosen(chosen: dict[str, Any]) -> list[str]:
     ]
 
 
-def draw_spectrum(results: dict[str, Any], path: Path) -> None:
+def draw_spectrum(results: dict[str, Any], folder: Path) -> None:
     """Plot Figure 1: cumulative curves of the layers on the left, layers × heads at one rank on the right.
 
     Args:
         results: As for `write_spectrum_report`.
-        path: Output file.
+        folder: Output folder.
     """
     curves, at = np.array(results["cumulative"]), results["at"]
     layers, heads, rank = curves.shape
@@ -155,4 +153,4 @@ def draw_spectrum(results: dict[str, Any], path: Path) -> None:
     weights = ", random weights" if results["untrained"] else ""
     title = f"Spectrum of attention: {results['model']}{weights}, n {results['seq_len']}"
     figure.suptitle(title, fontsize=11, parse_math=False)
-    save_figure(figure, path)
+    save_figure(figure, folder / "spectrum.png")

@@ -27,9 +27,7 @@ def write_systems_report(results: dict[str, Any], folder: Path) -> str:
     Returns:
         The Markdown text.
     """
-    text = write_report(results, folder, "systems", systems_markdown)
-    draw_systems(results, folder / "systems.png")
-    return text
+    return write_report(results, folder, "systems", systems_markdown, draw_systems)
 
 
 def systems_markdown(results: dict[str, Any]) -> str:
@@ -168,7 +166,7 @@ def _skipped(entries: list[dict[str, Any]]) -> list[str]:
     return ["", "## Not run", "", *table(["system", "n", "why"], rows)]
 
 
-def draw_systems(results: dict[str, Any], path: Path) -> None:
+def draw_systems(results: dict[str, Any], folder: Path) -> None:
     """Plot time per token against n on logarithmic axes, a line for each system; ours are thick and black."""
     figure, axes = new_figure((10, 6))
     drawn = [entry for entry in results["systems"] if entry["runs"]]
@@ -195,7 +193,7 @@ def draw_systems(results: dict[str, Any], path: Path) -> None:
     show_grid(axes, "both")
     if drawn:
         _legend_by_height(figure, axes)
-    save_figure(figure, path)
+    save_figure(figure, folder / "systems.png")
 
 
 def _legend_by_height(figure: Any, axes: Any) -> None:

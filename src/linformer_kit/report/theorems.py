@@ -40,10 +40,12 @@ def write_theorems_report(results: dict[str, Any], folder: Path) -> str:
     Returns:
         The Markdown text.
     """
-    text = write_report(results, folder, "theorems", theorems_markdown)
+    return write_report(results, folder, "theorems", theorems_markdown, _draw)
+
+
+def _draw(results: dict[str, Any], folder: Path) -> None:
     for name, theorem, measure, bounded, title in _PICTURES:
         draw_errors(results, theorem, measure, folder / f"{name}.png", title=title, bounded=bounded)
-    return text
 
 
 def theorems_markdown(results: dict[str, Any]) -> str:

@@ -24,6 +24,19 @@ class FillMaskSettings:
 
 
 @dataclass(kw_only=True)
+class ReportSettings:
+    """One HTML page of many results.
+
+    Attributes:
+        folder: Folder whose results, and those of all folders below it, are shown.
+        output: The HTML file.
+    """
+
+    folder: str
+    output: str = "report.html"
+
+
+@dataclass(kw_only=True)
 class AdaptersSettings:
     """The adapters that ship with the package.
 

@@ -87,7 +87,7 @@ def load_pair(settings: DistillSettings) -> Pair:
 
 
 def _prepare_for(longest: int, limit: int, teacher: PreTrainedModel, settings: DistillSettings) -> int | None:
-    """Let a teacher read texts of up to `longest` tokens: resize it, or return the length of the pieces that it reads."""
+    """Let a teacher read texts of up to `longest` tokens: resize it, or return the length of its pieces."""
     if longest <= limit:
         return None
     if settings.long_inputs == "stretch":

@@ -1,0 +1,81 @@
+"""Results as one HTML file that needs no network: the Markdown report, the figures, and how to repeat it."""
+
+from __future__ import annotations
+
+import base64
+import functools
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markdown_it import MarkdownIt
+from markupsafe import Markup
+
+from linformer_kit.files.writing import write_whole
+
+PAGE = "report.html"
+
+
+class Figure(NamedTuple):
+    """A figure in a page: its caption, and the PNG file in base64."""
+
+    caption: str
+    data: str
+
+
+def write_page(results: dict[str, Any], text: str, folder: Path) -> None:
+    """Write `report.html` from results, their Markdown report and the PNG files of the folder.
+
+    Args:
+        results: Results with `command`, `settings` and, unless the results have none, `environment` and `versions`.
+        text: The report.
+        folder: Folder of the figures, and of the page.
+    """
+    write_whole(folder / PAGE, render("page.html.j2", **page_fields(results, text, folder)))
+
+
+def page_fields(results: dict[str, Any], text: str, folder: Path) -> dict[str, Any]:
+    """What a page shows of one folder of results, for the template."""
+    machine: dict[str, Any] = {name: results[name] for name in ("environment", "versions") if name in results}
+    return {
+        "title": title_of(text),
+        "body": html_of(text),
+        "figures": figures_of(sorted(folder.glob("*.png"))),
+        "command": results.get("command", ""),
+        "settings": _yaml(results.get("settings", {})),
+        "environment": _yaml(machine),
+    }
+
+
+def render(template: str, **fields: Any) -> str:
+    """Render a template of this package; all values are escaped, except those of `html_of`."""
+    return _templates().get_template(template).render(**fields)
+
+
+def html_of(text: str) -> Markup:
+    """Markdown as HTML. HTML within the Markdown is shown as text."""
+    return Markup(MarkdownIt("commonmark", {"html": False}).enable("table").render(text))
+
+
+def title_of(text: str) -> str:
+    """The first heading of a Markdown text."""
+    return next((line.removeprefix("# ") for line in text.splitlines() if line.startswith("# ")), "Results")
+
+
+def figures_of(paths: Iterable[Path]) -> list[Figure]:
+    """PNG files, with captions from their names."""
+    return [
+        Figure(path.stem.replace("_", " ").replace("-", " "), base64.b64encode(path.read_bytes()).decode())
+        for path in paths
+    ]
+
+
+def _yaml(values: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True)
+
+
+@functools.cache
+def _templates() -> Environment:
+    return Environment(loader=PackageLoader(__package__), autoescape=True, undefined=StrictUndefined)
