@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ class BatchSettings(Protocol):
     """The settings of a forward pass."""
 
     batch_size: int
-    bf16: str
+    bf16: Literal["auto", "true", "false"]
 
 
 class Embedder:
