@@ -87,8 +87,9 @@ class Inputs:
         ]
         return Search([fact.question for fact in facts], documents, list(range(len(facts))))
 
-    def _count(self, text: str) -> int:
-        return len(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    def _count(self, sentence: str) -> int:
+        """Tokens of a sentence within a text."""
+        return len(self.tokenizer(f" {sentence}", add_special_tokens=False, verbose=False)["input_ids"])
 
     def fingerprint(self) -> str:
         """Hexadecimal hash of all texts, queries and classes."""

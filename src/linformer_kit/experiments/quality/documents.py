@@ -132,11 +132,11 @@ def _measure_cost(
     """Measure the time of all methods for a document of one length, then the memory of each; write after each."""
     costs = experiment.results["cost"]
     (document,) = inputs.prefixes([inputs.noise], length)
-    if any(str(length) not in costs.setdefault(name, {}) for name in methods):
+    if any(str(length) not in costs.get(name, {}) for name in methods):
         cases = {name: lambda method=method: method([document], "time") for name, method in methods.items()}
         timings = interleaved(cases, device=best_device(), repetitions=settings.repetitions, seconds=_SECONDS)
         for name, runs in timings.items():
-            costs[name][str(length)] = {**summary(runs), "peak_bytes": None}
+            costs.setdefault(name, {})[str(length)] = {**summary(runs), "peak_bytes": None}
         experiment.save()  # keeps the times if memory runs out below
     torch.cuda.empty_cache()  # the processes that measure memory share the device
     for name in methods if settings.memory else ():

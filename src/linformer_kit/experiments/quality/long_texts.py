@@ -35,8 +35,8 @@ class LongText:
         return self.text if tokens >= self.tokens else self.text[: self.ends[tokens - 1]]
 
     def part(self, first: int, last: int) -> LongText:
-        """The text of the tokens from `first` to before `last`."""
-        start, end = int(self.starts[first]), int(self.ends[last - 1])
+        """The text of the tokens from `first` to before `last`, white space before it included."""
+        start, end = int(self.ends[first - 1]) if first else 0, int(self.ends[last - 1])
         return LongText(self.text[start:end], self.starts[first:last] - start, self.ends[first:last] - start)
 
     def token_span(self, start: int, end: int) -> tuple[int, int]:
