@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import transformers
+from safetensors.torch import load_file, save_file
 
 from linformer_kit import linearize
 from linformer_kit.commands.cli import main
@@ -126,14 +128,27 @@ def test_methods_can_be_added(given, tmp_path, capsys):
     options = ["--tasks", "passkey", "--methods"]
     main(command(given, tmp_path / "out", *options, "cut"))
     before = results_of(tmp_path / "out")
-    main(command(given, tmp_path / "out", *options, "stretched", "--resume", "true"))
+    before["cost"]["cut"]["61"]["peak_bytes"] = 17
+    (tmp_path / "out" / "documents.json").write_text(json.dumps(before))
+    main(command(given, tmp_path / "out", *options, "cut", "stretched", "--resume", "true"))
     after = results_of(tmp_path / "out")
-    assert list(after["methods"]) == ["cut", "stretched"]
+    assert list(after["methods"]) == list(after["cost"]) == ["cut", "stretched"]
     assert after["scores"]["passkey"]["cut"] == before["scores"]["passkey"]["cut"]
-    assert after["cost"]["cut"] == before["cost"]["cut"]
-    assert after["cost"].keys() == {"cut", "stretched"}
+    assert after["cost"]["cut"]["61"]["peak_bytes"] == 17
+    assert all(tuple(costs) == LENGTHS for costs in after["cost"].values())
+    main(command(given, tmp_path / "out", *options, "pieces", "--resume", "true"))
+    assert list(results_of(tmp_path / "out")["methods"]) == ["cut", "stretched", "pieces"]
     error = fail(capsys, *command(given, tmp_path / "out", *options, "cut", "--resume", "true", "--seed", "1"))
     assert "resume: expected seed as in " in error and "0, got 1" in error
+    student = ["--models", given["student"], "--names", "one", "--resume", "true"]
+    main(command(given, tmp_path / "out", *options, "cut", *student))
+    student[1] = shutil.copytree(given["student"], tmp_path / "student")
+    weights = load_file(student[1] / "model.safetensors")
+    save_file(
+        {name: 2 * weight for name, weight in weights.items()}, student[1] / "model.safetensors", {"format": "pt"}
+    )
+    error = fail(capsys, *command(given, tmp_path / "out", *options, "cut", *student))
+    assert "resume: expected the model one of " in error
     other = {**given, "teacher": write_bert(tmp_path / "teacher", hidden_size=39)}
     error = fail(capsys, *command(other, tmp_path / "out", *options, "cut", "--resume", "true"))
     assert "resume: expected the teacher of " in error
@@ -240,6 +255,8 @@ def test_only_late_sentences_are_averaged(monkeypatch):
         (["--min_tokens", "3"], "min_tokens: expected labelled texts with it, got none"),
         (["--train_file", "LABELLED", "--labelled_text_column", "body", "--label_column", "none"], "labelled.jsonl line 1: no column 'none' (label_column); it has"),
         (["--train_file", "LABELLED", "--labelled_text_column", "body", "--label_column", "kind", "--min_tokens", "9999"], "min_tokens: expected texts of more tokens, got none of more than 9999"),
+        (["--train_file", "LISTS", "--labelled_text_column", "body", "--label_column", "kind"], "label_column: expected one class for each text, got lists of classes"),
+        (["--train_file", "LABELLED", "--labelled_text_column", "body", "--label_column", "kind", "--max_train_samples", "1"], "expected training texts of two or more classes, got 1 texts"),
         (["--labelled_task", "qnli", "--data_dir", "TASKS"], "labelled_task: expected a task with single texts, got qnli"),
         (["--models", "STUDENT", "--lengths", "61", "257"], "lengths: expected at most 251 (the limit of student), got 257"),
         (["--models", "STUDENT", "--names", "cut"], "names: expected 1 different names, none of a method, got ['cut']"),
@@ -255,6 +272,9 @@ def test_refused(options, message, given, tmp_path, capsys):
     if "TASKS" in options:
         (tmp_path / "tasks").mkdir()
         places["TASKS"] = write_tasks(tmp_path / "tasks")
+    if "LISTS" in options:
+        places["LISTS"] = tmp_path / "lists.jsonl"
+        places["LISTS"].write_text(given["labelled"].read_text().replace('"0"', '["a"]').replace('"1"', '["b", "c"]'))
     options = [places.get(option, option) for option in options]
     error = fail(capsys, *command(given, tmp_path / "out", *options))
     assert message in error and not (tmp_path / "out").exists()

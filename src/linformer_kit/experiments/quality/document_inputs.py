@@ -191,7 +191,12 @@ def _labelled(settings: DocumentsSettings, tokenizer: Any) -> tuple[Labelled, La
     require(not found.labels.multi_label, "label_column", "one class for each text", "lists of classes")
     train = _long_examples(settings, tokenizer, found.train, "max_train_samples", found)
     validation = _long_examples(settings, tokenizer, found.validation, "max_eval_samples", found)
-    require(len(set(train[1])) > 1, "min_tokens", "training texts of two or more classes", f"{len(train[0])} texts")
+    require(
+        len(set(train[1])) > 1,
+        "min_tokens, max_train_samples",
+        "training texts of two or more classes",
+        f"{len(train[0])} texts",
+    )
     return train, validation
 
 

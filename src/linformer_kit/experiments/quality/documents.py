@@ -136,7 +136,7 @@ def _measure_cost(
         cases = {name: lambda method=method: method([document], "time") for name, method in methods.items()}
         timings = interleaved(cases, device=best_device(), repetitions=settings.repetitions, seconds=_SECONDS)
         for name, runs in timings.items():
-            costs.setdefault(name, {})[str(length)] = {**summary(runs), "peak_bytes": None}
+            costs.setdefault(name, {}).setdefault(str(length), {"peak_bytes": None}).update(summary(runs))
         experiment.save()  # keeps the times if memory runs out below
     torch.cuda.empty_cache()  # the processes that measure memory share the device
     for name in methods if settings.memory else ():
