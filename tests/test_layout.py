@@ -175,6 +175,7 @@ def test_importing_the_package_is_light():
         ["export", "--help"],
         ["bench"],
         ["bench", "table2", "--help"],
+        ["bench", "documents", "--help"],
     ],
 )
 @pytest.mark.e2e

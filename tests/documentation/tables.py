@@ -90,6 +90,9 @@ OPTIONS = {
     "linformer bench systems": f"{_LAYER} --lengths 512 1024 --tokens 1024",
     "linformer bench table2": "--num_train_epochs 1 --data_dir tasks --tasks imdb --seeds 1 --learning_rates 1e-3",
     "linformer bench long": f"{_LAYER} --n 521 --reference_length 307 --vocab_size 101 --layers 2",
+    "linformer bench documents": (
+        "--articles 7 --queries 2 --candidates 3 --lengths 512 577 --fact_lengths 256 --repetitions 1 --memory false"
+    ),
     "linformer bench learning": (
         "--seeds 0 --learning_rates 1e-3 --base.max_steps 2 --base.eval_steps 2 --base.save_steps 2 --base.warmup_steps 1 "
         "--base.per_device_train_batch_size 2"

@@ -10,6 +10,7 @@ import pytest
 
 from linformer_kit.experiments.quality.table2 import chosen_cells
 from linformer_kit.report.distillation import distill_markdown
+from linformer_kit.report.documents import documents_markdown
 from linformer_kit.report.efficiency import efficiency_markdown
 from linformer_kit.report.embeddings import embeddings_markdown
 from linformer_kit.report.families import families_markdown
@@ -23,6 +24,7 @@ from linformer_kit.report.theorems import theorems_markdown
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 DOCS = Path(__file__).parents[2] / "docs"
 MARKDOWN = {
+    "documents": documents_markdown,
     "efficiency": efficiency_markdown,
     "embeddings": embeddings_markdown,
     "families": families_markdown,
@@ -37,6 +39,7 @@ MARKDOWN = {
 COMMANDS = {"metrics": "distill", "spectrum": "spectrum", "theorems": "theorems"}  # of the others `bench …`
 RESULTS = sorted(path for name in MARKDOWN for path in FOLDER.glob(f"*/{name}.json"))
 FIELDS = {
+    "documents": {"settings", "methods", "positions", "scores", "cost", "complete"},
     "efficiency": {"settings", "baselines", "cells", "gemm", "copy", "complete"},
     "learning": {"settings", "learning_rates", "seconds_per_update", "trials", "complete"},
     "embeddings": {"settings", "models", "complete"},

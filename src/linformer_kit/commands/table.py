@@ -29,6 +29,7 @@ from linformer_kit.settings.bench import (
     SystemsSettings,
     Table2Settings,
 )
+from linformer_kit.settings.documents import DocumentsSettings
 from linformer_kit.settings.study import LearningSettings
 
 RECIPES = Path(__file__).parent.parent / "recipes"
@@ -169,6 +170,13 @@ COMMANDS = {
         EmbeddingsSettings,
         "linformer_kit.experiments.quality.embeddings:main",
         memory=("batch_size", "tokens", "lengths"),
+    ),
+    "bench documents": Command(
+        "Compare ways to embed long texts: search, hidden facts, classification, time and memory",
+        DocumentsSettings,
+        "linformer_kit.experiments.quality.documents:main",
+        positionals=("teacher",),
+        memory=("batch_size", "lengths", "fact_lengths"),
     ),
     "bench families": Command(
         "Linearise encoders of each family, and check that k = n leaves their outputs unchanged",

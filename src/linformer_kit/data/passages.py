@@ -6,7 +6,6 @@ Passages are pure functions of seed, epoch and index, so a resumed run sees the 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,12 +14,12 @@ from torch.utils.data import Dataset as TorchDataset
 
 from linformer_kit.data.encoding import Encoder, Window
 from linformer_kit.data.masking import BlockMasker
+from linformer_kit.data.sentences import split_sentences
 
 SHORTEST = 8  # tokens of the shortest passages
 _FULL_LENGTH = 0.5  # share of the forward passes with passages of the maximum length
 _CHARACTERS = 5  # mean number of characters per token, about
 _MOST_CHARACTERS = 10  # upper estimate of the characters per token
-_BETWEEN_SENTENCES = re.compile(r"(?<=[.!?])(?=\s)|(?<=\n)(?=\n)")
 
 Key = tuple[int, int, int]  # epoch, index of the passage, length in tokens
 
@@ -67,7 +66,7 @@ class Passages(TorchDataset):
 
 def _sentences(text: str, tokens: int, random: np.random.Generator) -> str:
     """Whole sentences from a random start, about as many as fit in `tokens`, at least one."""
-    sentences = [sentence for sentence in _BETWEEN_SENTENCES.split(text) if sentence.strip()] or [text]
+    sentences = split_sentences(text) or [text]
     first = int(random.integers(len(sentences)))
     taken = sentences[first]
     for sentence in sentences[first + 1 :]:

@@ -13,7 +13,7 @@ import transformers
 from linformer_kit import linearize
 from linformer_kit.commands.cli import main
 from linformer_kit.errors import OutOfMemoryError
-from linformer_kit.experiments.quality import embeddings
+from linformer_kit.experiments.quality import embedder, embeddings
 from linformer_kit.settings.bench import EmbeddingsSettings
 from tests.conftest import PRETRAIN_SIZES, fail, write_tasks, write_teacher
 
@@ -82,10 +82,11 @@ def test_everything_runs_on_the_device_that_the_results_name(models, monkeypatch
     """On the meta device instead of an accelerator: a pass with tensors on another device fails there too."""
     device = torch.device("meta")
     seen = []
-    monkeypatch.setattr(embeddings, "best_device", lambda: device)
+    for module in (embeddings, embedder):
+        monkeypatch.setattr(module, "best_device", lambda: device)
     monkeypatch.setattr(torch, "autocast", lambda kind, *_, **__: seen.append(torch.device(kind)) or nullcontext())
     settings = EmbeddingsSettings(models=[str(model) for model in models], tokens=46, bf16="true")
-    embedders = {name: embeddings._Embedder(name, settings) for name in settings.models}
+    embedders = {name: embedder.load_embedder(name, settings) for name in settings.models}
 
     def interleaved(cases, *, device, **_):
         seen.append(device)
@@ -96,15 +97,15 @@ def test_everything_runs_on_the_device_that_the_results_name(models, monkeypatch
         assert embeddings._times(embedders, length, settings) == {name: [device] for name in settings.models}
     monkeypatch.setattr(embeddings, "peak_bytes", lambda run, device: (run()[0].device, device))
     assert embeddings._peak(settings.models[1], LENGTH, settings, 1) == (device, device)
-    embedder = embedders[settings.models[1]]
+    student = embedders[settings.models[1]]
 
     def looked_at(module, arguments, named):
         seen.append(named["input_ids"].device)
         raise InterruptedError  # what follows needs numbers
 
-    embedder.model.register_forward_pre_hook(looked_at, with_kwargs=True)
+    student.model.register_forward_pre_hook(looked_at, with_kwargs=True)
     with pytest.raises(InterruptedError):
-        embedder.embed([("it 's good", None)], "texts")
+        student.embed([("it 's good", None)], "texts")
     assert set(seen) == {device}
 
 

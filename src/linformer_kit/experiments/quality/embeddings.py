@@ -5,41 +5,30 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from sklearn.linear_model import LogisticRegression
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
-from tqdm import tqdm
-from transformers import AutoModel
 
 from linformer_kit.data.documents import read_documents
-from linformer_kit.data.encoding import Encoder, Window
+from linformer_kit.data.encoding import Encoder
 from linformer_kit.data.examples import Example
 from linformer_kit.data.files import find_files
 from linformer_kit.data.labelled import load_labelled
-from linformer_kit.environment import best_device, use_bf16
+from linformer_kit.environment import best_device
 from linformer_kit.errors import renamed
 from linformer_kit.experiments.experiment import Experiment, check_output, require
 from linformer_kit.experiments.measure import in_fresh_process, interleaved, peak_bytes, summary
-from linformer_kit.interop.loading import input_length, load_model
-from linformer_kit.linearized.classes import LinearizedModel
-from linformer_kit.linearized.positions import longest_input, set_positions
-from linformer_kit.models.modeling import LinformerPreTrainedModel
+from linformer_kit.experiments.quality.embedder import Embedder, lengthened, load_embedder, regression_accuracy
 from linformer_kit.operator.checks import LONGEST
 from linformer_kit.report.embeddings import write_embeddings_report
 from linformer_kit.settings import FinetuneSettings, portable
 from linformer_kit.settings.bench import EmbeddingsSettings
-from linformer_kit.training.tasks.answers import mean_embedding
 
 Side = tuple[list[Example], list[Any]]  # texts and their classes
 
-_KIND = "an encoder of texts"
 _CHARACTERS = 6  # per token, an upper limit of the mean
 _MOST_CHARACTERS = 100_000  # of a text; the rest is dropped, as it is beyond every length
 _SECONDS = 60.0  # for all runs of one model at one length
@@ -62,7 +51,7 @@ def measure_embeddings(settings: EmbeddingsSettings) -> Experiment:
     names = _check(settings)
     passages = _passages(settings)
     tasks: dict[str, tuple[Side, Side]] = {name: _task(settings, name) for name in settings.tasks}
-    embedders = {name: _Embedder(model, settings) for name, model in names.items()}
+    embedders = {name: load_embedder(model, settings) for name, model in names.items()}
     if passages:
         _check_embedders(settings, embedders)
     experiment = Experiment(
@@ -81,7 +70,7 @@ def measure_embeddings(settings: EmbeddingsSettings) -> Experiment:
     return experiment
 
 
-def _check_embedders(settings: EmbeddingsSettings, embedders: dict[str, _Embedder]) -> None:
+def _check_embedders(settings: EmbeddingsSettings, embedders: dict[str, Embedder]) -> None:
     """Reject models whose embeddings differ in width, or that do not take the lengths."""
     width = next(iter(embedders.values())).width
     for name, embedder in embedders.items():
@@ -96,7 +85,7 @@ def _check_embedders(settings: EmbeddingsSettings, embedders: dict[str, _Embedde
 def _measure_quality(
     experiment: Experiment,
     settings: EmbeddingsSettings,
-    embedders: dict[str, _Embedder],
+    embedders: dict[str, Embedder],
     passages: list[str],
     tasks: dict[str, tuple[Side, Side]],
 ) -> None:
@@ -118,7 +107,7 @@ def _measure_quality(
 def _measure_cost(
     experiment: Experiment,
     settings: EmbeddingsSettings,
-    embedders: dict[str, _Embedder],
+    embedders: dict[str, Embedder],
     names: dict[str, str],
     length: int,
 ) -> None:
@@ -134,49 +123,14 @@ def _measure_cost(
         experiment.save()
 
 
-class _Embedder:
-    """An encoder whose embeddings are the mean of its hidden states, normalised to length 1."""
-
-    def __init__(self, model: str, settings: EmbeddingsSettings) -> None:
-        with renamed("model", "models"):
-            self.model, self.tokenizer = load_model(model, AutoModel, _KIND)
-        self.device = best_device()
-        self.model.to(self.device)
-        self.longest = input_length(self.model, self.tokenizer, None)
-        self.width: int = self.model.config.hidden_size
-        self.batch_size = settings.batch_size
-        self.bf16 = use_bf16(settings.bf16, on_cpu=self.device.type == "cpu")
-
-    @torch.inference_mode()
-    def embed(self, texts: Sequence[tuple[str, str | None]], what: str, *, length: int | None = None) -> np.ndarray:
-        """Embeddings, `[texts, embed]`, of texts truncated to the longest input or to a length in tokens."""
-        encoded = Encoder(self.tokenizer, length or self.longest)(texts)
-        windows: list[Window] = [text.windows[0] for text in encoded]
-        order = sorted(range(len(windows)), key=lambda index: -len(windows[index]["input_ids"]))
-        vectors = np.empty((len(windows), self.width), dtype=np.float32)
-        for start in tqdm(range(0, len(order), self.batch_size), desc=what, unit="batch", dynamic_ncols=True, delay=2):
-            chosen = order[start : start + self.batch_size]
-            vectors[chosen] = self._embed([windows[index] for index in chosen])
-        return vectors
-
-    def _embed(self, windows: list[Window]) -> np.ndarray:
-        batch = self.tokenizer.pad({"input_ids": [window["input_ids"] for window in windows]}, return_tensors="pt")
-        batch = batch.to(self.device)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
-            hidden = self.model(**batch)[0]
-        vectors = mean_embedding(hidden, batch["attention_mask"] != 0)
-        return torch.nn.functional.normalize(vectors, dim=-1).cpu().numpy()
-
-
-def _accuracy(embedder: _Embedder, train: Side, validation: Side, what: str) -> float:
+def _accuracy(embedder: Embedder, train: Side, validation: Side, what: str) -> float:
     """Validation accuracy of a logistic regression on the embeddings."""
-    features = [_features(embedder, side[0], what) for side in (train, validation)]
-    classifier = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000, C=0.1))
-    classifier.fit(features[0], train[1])
-    return float((classifier.predict(features[1]) == np.array(validation[1])).mean())
+    return regression_accuracy(
+        (_features(embedder, train[0], what), train[1]), (_features(embedder, validation[0], what), validation[1])
+    )
 
 
-def _features(embedder: _Embedder, examples: list[Example], what: str) -> np.ndarray:
+def _features(embedder: Embedder, examples: list[Example], what: str) -> np.ndarray:
     """Embeddings; for pairs, both embeddings, their absolute difference and their product."""
     first = embedder.embed([(example.text, None) for example in examples], what)
     if examples[0].text_pair is None:
@@ -209,21 +163,15 @@ def _passages(settings: EmbeddingsSettings) -> list[str]:
     return [long[place] for place in np.linspace(0, len(long) - 1, settings.samples).astype(int)]
 
 
-def _times(embedders: dict[str, _Embedder], length: int, settings: EmbeddingsSettings) -> dict[str, list[float]]:
+def _times(embedders: dict[str, Embedder], length: int, settings: EmbeddingsSettings) -> dict[str, list[float]]:
     """Seconds of each run of each model over one batch of inputs of a length; the models alternate."""
     cases = {name: _pass(embedder, length, settings) for name, embedder in embedders.items()}
     return interleaved(cases, device=best_device(), repetitions=settings.repetitions, seconds=_SECONDS)
 
 
-def _pass(embedder: _Embedder, length: int, settings: EmbeddingsSettings) -> Callable[[], object]:
+def _pass(embedder: Embedder, length: int, settings: EmbeddingsSettings) -> Callable[[], object]:
     """A forward pass over random tokens, of the model resized to the length if it is shorter."""
-    model, device = embedder.model, embedder.device
-    if (longest_input(model) or length) < length:
-        model = copy.deepcopy(model)
-        if isinstance(model, (LinearizedModel, LinformerPreTrainedModel)):
-            model.resize_sequence_length(length, mode="interpolate")  # possible for every length
-        else:
-            set_positions(model, length, "interpolate")
+    model, device = lengthened(embedder.model, length), embedder.device
     ids = torch.randint(model.config.vocab_size, (max(1, settings.tokens // length), length)).to(device)
 
     @torch.inference_mode()
@@ -237,7 +185,7 @@ def _pass(embedder: _Embedder, length: int, settings: EmbeddingsSettings) -> Cal
 def _peak(name: str, length: int, settings: EmbeddingsSettings, threads: int) -> int:
     """Peak memory of `_pass` in bytes, in addition to the model's own; runs in a fresh process."""
     torch.set_num_threads(threads)
-    run = _pass(_Embedder(name, settings), length, settings)
+    run = _pass(load_embedder(name, settings), length, settings)
     run()
     return peak_bytes(run, best_device())
 

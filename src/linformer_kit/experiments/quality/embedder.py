@@ -1,0 +1,128 @@
+"""Encoders as sentence embedders, and the accuracy of a logistic regression on embeddings."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from tqdm import tqdm
+from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
+
+from linformer_kit.data.encoding import Encoder, Window
+from linformer_kit.environment import best_device, use_bf16
+from linformer_kit.errors import renamed
+from linformer_kit.interop.loading import input_length, load_model
+from linformer_kit.linearized.classes import LinearizedModel
+from linformer_kit.linearized.positions import check_positions, longest_input, set_positions
+from linformer_kit.models.modeling import LinformerPreTrainedModel
+from linformer_kit.settings import ResizeMode
+from linformer_kit.training.tasks.answers import mean_embedding
+
+Features = tuple[np.ndarray, Sequence[Any]]  # embeddings, [texts, embed], and the class of each text
+
+_KIND = "an encoder of texts"
+
+
+class BatchSettings(Protocol):
+    """The settings of a forward pass."""
+
+    batch_size: int
+    bf16: Literal["auto", "true", "false"]
+
+
+class Embedder:
+    """An encoder whose embeddings are the mean of its hidden states, normalised to length 1.
+
+    Args:
+        model: The encoder; it is moved to the best device.
+        tokenizer: Its tokenizer.
+        settings: Texts per forward pass, and mixed precision.
+
+    Attributes:
+        longest: Maximum input length in tokens.
+        width: Size of the embeddings.
+    """
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: BatchSettings) -> None:
+        self.model, self.tokenizer = model, tokenizer
+        self.device = best_device()
+        self.model.to(self.device)
+        self.longest = input_length(self.model, self.tokenizer, None)
+        self.width: int = self.model.config.hidden_size
+        self.batch_size = settings.batch_size
+        self.bf16 = use_bf16(settings.bf16, on_cpu=self.device.type == "cpu")
+
+    def embed(self, texts: Sequence[tuple[str, str | None]], what: str, *, length: int | None = None) -> np.ndarray:
+        """Embeddings, `[texts, embed]`, of texts truncated to the longest input or to a length in tokens."""
+        encoded = Encoder(self.tokenizer, length or self.longest)(texts)
+        return self.embed_windows([text.windows[0] for text in encoded], what)
+
+    @torch.inference_mode()
+    def embed_windows(self, windows: Sequence[Window], what: str) -> np.ndarray:
+        """Embeddings, `[windows, embed]`, of tokenised texts; `what` describes them in the progress bar."""
+        order = sorted(range(len(windows)), key=lambda index: -len(windows[index]["input_ids"]))
+        vectors = np.empty((len(windows), self.width), dtype=np.float32)
+        for start in tqdm(range(0, len(order), self.batch_size), desc=what, unit="batch", dynamic_ncols=True, delay=2):
+            chosen = order[start : start + self.batch_size]
+            vectors[chosen] = self._embed([windows[index] for index in chosen])
+        return vectors
+
+    def _embed(self, windows: list[Window]) -> np.ndarray:
+        batch = self.tokenizer.pad({"input_ids": [window["input_ids"] for window in windows]}, return_tensors="pt")
+        batch = batch.to(self.device)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+            hidden = self.model(**batch)[0]
+        vectors = mean_embedding(hidden, batch["attention_mask"] != 0)
+        return torch.nn.functional.normalize(vectors, dim=-1).cpu().numpy()
+
+
+def load_embedder(name: str, settings: BatchSettings, *, field: str = "models") -> Embedder:
+    """The embedder of a folder or hub id.
+
+    Args:
+        name: Folder or hub id of an encoder.
+        settings: As for `Embedder`.
+        field: The setting that names the model, for errors.
+
+    Raises:
+        InputError: as `load_model`.
+    """
+    with renamed("model", field):
+        return Embedder(*load_model(name, AutoModel, _KIND), settings)
+
+
+def lengthened(model: PreTrainedModel, length: int, mode: ResizeMode = "interpolate") -> PreTrainedModel:
+    """The model itself if it takes inputs of this length in tokens, else a longer copy.
+
+    Args:
+        model: Any encoder, linear or not.
+        length: Number of tokens.
+        mode: How positions are resized.
+
+    Raises:
+        InputError: for a model that cannot be resized to this length.
+    """
+    if (longest_input(model) or length) >= length:
+        return model
+    model = copy.deepcopy(model)
+    with renamed("seq_len", "lengths"), renamed("mode", "resize_mode"):
+        if isinstance(model, (LinearizedModel, LinformerPreTrainedModel)):
+            model.resize_sequence_length(length, mode=mode)
+        else:
+            check_positions(model, length, mode)
+            set_positions(model, length, mode)
+    return model
+
+
+def regression_accuracy(train: Features, validation: Features) -> float:
+    """Validation accuracy of a logistic regression on embeddings."""
+    classifier = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000, C=0.1))
+    classifier.fit(*train)
+    features, classes = validation
+    return float((classifier.predict(features) == np.array(classes)).mean())
