@@ -79,7 +79,7 @@ def test_a_partial_report(tmp_path):
     partial = results(scores={"late_sentence": {}, "needle": {}}, cost={}, complete=False)
     text = write_documents_report(partial, tmp_path)
     assert "Not complete" in text and "##" not in text.replace("# Embeddings", "")
-    assert {path.name for path in tmp_path.iterdir()} == {"documents.json", "documents.md"}
+    assert {path.name for path in tmp_path.iterdir()} == {"documents.json", "documents.md", "report.html"}
     partial["scores"]["late_sentence"] = {"cut": {"512": search(0.5, positions=[search(0.8), search(0.1)])}}
     text = write_documents_report(partial, tmp_path)
     assert "| cut | 50.0% (60.0%) | – |" in text and "0–512 | 512" in text
@@ -88,7 +88,7 @@ def test_a_partial_report(tmp_path):
 def test_figures(tmp_path, figures):
     write_documents_report(results(), tmp_path)
     cost, positions = figures
-    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".md", ".png"}
+    assert {path.suffix for path in tmp_path.iterdir()} == {".html", ".json", ".md", ".png"}
     assert len(cost.axes) == 6 and [axis.get_visible() for axis in cost.axes] == [True] * 4 + [False] * 2
     (late, *_) = cost.axes
     xs, ys = late.lines[1].get_data()

@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+import torch
 
 from linformer_kit.commands.cli import main
 from linformer_kit.report.base import write_report
@@ -46,7 +47,7 @@ class Page(HTMLParser):
 
 
 def results_of(command: str, **fields: object) -> dict[str, object]:
-    environment = {"device": "a processor", "date": "2026-11-24"}
+    environment = {"device": "a processor", "date": "2026-11-24", "torch": torch.__version__}
     return {"command": command, "environment": environment, "settings": {"seed": 3, "names": [HOSTILE]}, **fields}
 
 
@@ -65,7 +66,7 @@ def test_one_result(tmp_path):
     text = (tmp_path / "report.html").read_text()
     page = Page(text)
     assert "<title>A report</title>" in text and "linformer bench long --config settings.yaml" in page.text
-    assert "seed: 3" in page.text and "device: a processor" in page.text
+    assert "seed: 3" in page.text and "device: a processor" in page.text and f"torch: {torch.__version__}" in page.text
     assert {"table", "figure", "h1"} <= set(page.names) and "script" not in page.names
     assert page.text.count(HOSTILE) == 2  # as text, in the report and in the settings
     (image,) = page.addresses

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import functools
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -73,7 +74,8 @@ def figures_of(paths: Iterable[Path]) -> list[Figure]:
 
 
 def _yaml(values: Mapping[str, Any]) -> str:
-    return yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True)
+    plain = json.loads(json.dumps(values))  # YAML has no tuples, and no subclasses of str such as torch's version
+    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
 
 
 @functools.cache
