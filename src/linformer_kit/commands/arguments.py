@@ -63,7 +63,8 @@ def usage(name: str, command: Command) -> str:
 
 
 @functools.cache
-def _sentences(owner: type) -> dict[str, str]:
+def sentences(owner: type) -> dict[str, str]:
+    """What each setting of a dataclass does, by name, from the docstrings of it and its base classes."""
     kinds = reversed(owner.__mro__)
     params = [param for kind in kinds for param in docstring(kind.__doc__ or "").params]
     return {param.arg_name: " ".join((param.description or "").split()) for param in params}
@@ -114,7 +115,7 @@ def _shown(setting: Setting, recipe: Sequence[Mapping[str, Any]]) -> tuple[str, 
 
 def _help(setting: Setting, recipe: Sequence[Mapping[str, Any]]) -> str:
     """What a setting does, from the docstring of its class, and its default unless it is an unset flag."""
-    text, _, unset = _sentences(setting.owner)[setting.field.name].partition(_DEFAULT)
+    text, _, unset = sentences(setting.owner)[setting.field.name].partition(_DEFAULT)
     source, value = _shown(setting, recipe)
     if setting.is_nested or (value is False and _is_flag(setting)):
         end = ""
