@@ -63,22 +63,6 @@ def test_positionals_of_fill_mask():
     assert (settings.model, settings.text, settings.top_k, settings.json) == ("folder", "import <mask>", 3, True)
 
 
-@pytest.mark.parametrize("arguments", [["bench"], ["bench", "--help"]])
-def test_a_group_lists_its_commands(arguments, capsys):
-    with pytest.raises(SystemExit) as exit_:
-        main(arguments)
-    printed = capsys.readouterr().out
-    assert exit_.value.code == 0
-    assert printed.startswith("usage: linformer bench") and "efficiency  " in printed and "pretrain" not in printed
-
-
-def test_groups_are_listed_among_the_commands(capsys):
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    printed = capsys.readouterr().out
-    assert "bench  " in printed and "efficiency" not in printed
-
-
 @pytest.mark.parametrize(
     ("arguments", "name", "value"),
     [
@@ -272,16 +256,6 @@ def test_print_config_names_every_setting(capsys):
         main(["pretrain", "--seed", "7", "--print_config"])
     assert exit_.value.code == 0
     assert "seed: 7\n" in capsys.readouterr().out
-
-
-def test_help_shows_types_and_the_defaults_of_the_recipe(capsys):
-    with pytest.raises(SystemExit) as exit_:
-        main(["pretrain", "--help"])
-    out = " ".join(capsys.readouterr().out.split())
-    assert exit_.value.code == 0
-    assert "(required, type: float, default: 0.006)" in out
-    assert "n, the maximum sequence length in tokens. (type: int, default: 128)" in out
-    assert "(type: int | list[int] | list[list[int]], default: 32)" in out
 
 
 def test_python_m_is_the_command():

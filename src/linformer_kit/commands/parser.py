@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from docstring_parser import parse as docstring
 from jsonargparse import ArgumentParser, Namespace
 
 from linformer_kit._version import __version__
+from linformer_kit.commands.arguments import add_settings, usage
+from linformer_kit.commands.help import HelpFormatter, epilog, overview
 from linformer_kit.commands.spelling import normalise, readable, values_of
 from linformer_kit.commands.table import COMMANDS, GROUPS, RECIPES, Command
 from linformer_kit.errors import InputError
@@ -31,18 +32,18 @@ def parse(arguments: Sequence[str]) -> tuple[str, Any]:
     """
     group = arguments[0] if arguments and arguments[0] in GROUPS else None
     words = arguments[bool(group) : 1 + bool(group)]
-    command = COMMANDS.get(" ".join([group, *words] if group else words))
+    name = " ".join([group, *words] if group else words)
+    command = COMMANDS.get(name)
     rest = normalise(arguments[len(words) + bool(group) :], command.settings) if command else []
     configs = [_read_settings(Path(path)) for path in values_of("--config", rest)]
-    recipes: list[Path] = []
+    recipe = ""
+    recipes: dict[Path, dict[str, Any]] = {}
     if command and command.recipe:
         named = [config["recipe"] for config in configs if "recipe" in config]
         folder = RECIPES / command.recipes
-        recipe = _recipe_file([command.recipe, *named, *values_of("--recipe", rest)][-1], folder)
-        recipes = [*folder.glob(_COMMON_RECIPE), recipe]
-        for path in recipes:
-            _read_settings(path)
-    parser = _build_parser(group, command, recipes)
+        recipe = [command.recipe, *named, *values_of("--recipe", rest)][-1]
+        recipes = {path: _read_settings(path) for path in [*folder.glob(_COMMON_RECIPE), _recipe_file(recipe, folder)]}
+    parser = _build_parser(group, name, recipes, recipe)
     try:
         namespace = parser.parse_args([*words, *rest])
     except OverflowError as error:
@@ -52,51 +53,52 @@ def parse(arguments: Sequence[str]) -> tuple[str, Any]:
         raise SystemExit(0)
     values = namespace[namespace.command]
     values.pop("config", None)
-    return " ".join([group, *words] if group else words), _instantiate(command.settings, values)
+    return name, _instantiate(command.settings, values)
 
 
-def _build_parser(group: str | None, wanted: Command | None, recipes: list[Path]) -> ArgumentParser:
+def _build_parser(group: str | None, name: str, recipes: dict[Path, dict[str, Any]], recipe: str) -> ArgumentParser:
     """Build the parser of a group's commands, or of all other commands and the names of the groups.
 
     Only the wanted command gets its settings: reading those of all commands takes longer than some commands run.
     """
+    prog = f"linformer {group}" if group else "linformer"
+    summary = GROUPS[group][0] if group else "Linformer: encoders with linear-time attention"
     parser = _OneLineParser(
-        prog=f"linformer {group}" if group else "linformer",
-        description=f"{GROUPS[group]}."
-        if group
-        else "Linformer: pretrain, use, study and measure encoders with linear-time attention.",
+        prog=prog,
+        usage=f"{prog} COMMAND [options]",
+        description=f"{summary}.\n\n{overview(group)}",
+        epilog=f"`{prog} COMMAND --help` shows the settings of a command, with examples.",
         version=__version__,
         allow_abbrev=False,
+        formatter_class=HelpFormatter,
     )
-    subcommands = parser.add_subcommands(required=False, dest="command")
-    for name, command in COMMANDS.items():
-        *owner, last = name.split()
+    # The overview lists the commands.
+    subcommands = parser.add_subcommands(required=False, dest="command", description=None, help=argparse.SUPPRESS)
+    for each, command in COMMANDS.items():
+        *owner, last = each.split()
         if owner == ([group] if group else []):
-            child = _command_parser(command, recipes) if command is wanted else _OneLineParser()
-            subcommands.add_subcommand(last, child, help=f"{command.summary}.")
-    for name, summary in GROUPS.items() if group is None else ():
-        subcommands.add_subcommand(name, _OneLineParser(), help=f"{summary}; `linformer {name}` lists its commands.")
+            child = _command_parser(name, command, recipes, recipe) if each == name else _OneLineParser()
+            subcommands.add_subcommand(last, child)
+    for each in GROUPS if group is None else ():
+        subcommands.add_subcommand(each, _OneLineParser())
     return parser
 
 
-def _command_parser(command: Command, recipes: list[Path]) -> ArgumentParser:
-    defaults: list[str | os.PathLike[Any]] = [*recipes] if command.recipe else []
-    child = _OneLineParser(description=f"{command.summary}.", default_config_files=defaults)
-    child.add_argument("--config", action="config", help="YAML file of settings; may be repeated.")
+def _command_parser(name: str, command: Command, recipes: dict[Path, dict[str, Any]], recipe: str) -> ArgumentParser:
+    note = f"\n\n[recipe: ...] marks the values of the recipe `{recipe}`." if command.recipe else ""
+    choices = _recipe_files(RECIPES / command.recipes) if command.recipe else []
+    child = _OneLineParser(
+        usage=usage(name, command),
+        description=f"{command.summary}.{note}",
+        epilog=epilog(name, command, choices),
+        default_config_files=[*recipes],
+    )
     if command.recipe:
-        child.add_argument(
-            "--recipe",
-            default=command.recipe,
-            help=f"Recipe ({_recipe_names(RECIPES / command.recipes)}) or YAML file; all other arguments override it.",
-        )
-    help_texts = {
-        param.arg_name: param.description
-        for kind in reversed(command.settings.__mro__)
-        for param in docstring(kind.__doc__ or "").params
-    }
-    for positional in command.positionals:
-        child.add_argument(positional, type=str, help=help_texts[positional])
-    child.add_class_arguments(command.settings, None, skip=set(command.positionals))
+        text = "Recipe, see below, or a YAML file of settings; other arguments override it."
+        text += f" [default: {command.recipe}]"
+        child.add_argument("--recipe", default=command.recipe, metavar="NAME", help=text)
+    child.add_argument("--config", action="config", metavar="FILE", help="YAML file of settings; may be repeated.")
+    add_settings(child, command, list(recipes.values()))
     return child
 
 
@@ -117,7 +119,11 @@ def _recipe_file(name: str, recipes: Path) -> Path:
 
 
 def _recipe_names(recipes: Path) -> str:
-    return ", ".join(sorted(path.stem for path in recipes.glob("*.yaml") if path.name != _COMMON_RECIPE))
+    return ", ".join(path.stem for path in _recipe_files(recipes))
+
+
+def _recipe_files(recipes: Path) -> list[Path]:
+    return sorted(path for path in recipes.glob("*.yaml") if path.name != _COMMON_RECIPE)
 
 
 def _read_settings(path: Path) -> dict[str, Any]:

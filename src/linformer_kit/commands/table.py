@@ -37,23 +37,58 @@ _BATCHES = ("per_device_train_batch_size", "per_device_eval_batch_size")
 
 
 class Command(NamedTuple):
-    """A subcommand: one line of help, its settings dataclass, `module:function`, default recipe, positionals, the
-    folder of its recipes below `RECIPES`, and the settings (dotted names) to lower when memory runs out."""
+    """A subcommand: one line of help, its settings dataclass, `module:function`, its topic in the list of commands,
+    examples of its arguments, default recipe, positionals, the folder of its recipes below `RECIPES`, and the settings
+    (dotted names) to lower when memory runs out."""
 
     summary: str
     settings: type
     function: str
+    topic: str
+    examples: tuple[str, ...]
     recipe: str | None = None
     positionals: tuple[str, ...] = ()
     recipes: str = ""
     memory: tuple[str, ...] = ()
 
 
+# In the order of help; commands of one topic follow each other.
 COMMANDS = {
+    "predict": Command(
+        "Classify the texts of a file",
+        PredictSettings,
+        "linformer_kit.commands.predict:main",
+        "Use a model",
+        ("my-classifier new-reviews.csv --output answers.jsonl", "my-classifier books.jsonl --stride 64 --resume"),
+        positionals=("model", "file"),
+        memory=("batch_size", "max_length"),
+    ),
+    "evaluate": Command(
+        "Measure a classifier on labelled texts",
+        EvaluateSettings,
+        "linformer_kit.commands.evaluate:main",
+        "Use a model",
+        ("my-classifier --validation_file more-reviews.csv", "my-classifier --task sst2"),
+        positionals=("model",),
+        memory=("batch_size", "max_length"),
+    ),
+    "fill-mask": Command(
+        "Predict the <mask> tokens of a text",
+        FillMaskSettings,
+        "linformer_kit.commands.fill_mask:main",
+        "Use a model",
+        ("my-model 'import <mask>' --top_k 3",),
+        positionals=("model", "text"),
+    ),
     "pretrain": Command(
         "Pretrain a masked language model on text",
         PretrainSettings,
         "linformer_kit.commands.pretrain:main",
+        "Train",
+        (
+            "--train_file notes/ corpus.jsonl --output_dir my-model",
+            "--recipe small --model.projected_dim 64 --max_steps 5000",
+        ),
         "tiny",
         memory=(*_BATCHES, "model.max_position_embeddings"),
     ),
@@ -61,63 +96,63 @@ COMMANDS = {
         "Fine-tune an encoder to classify texts (Table 2)",
         FinetuneSettings,
         "linformer_kit.commands.finetune:main",
+        "Train",
+        (
+            "--model my-model --train_file reviews.csv",
+            "--model my-model --task sst2 --seeds 1 2 3",
+        ),
         memory=(*_BATCHES, "max_length"),
-    ),
-    "evaluate": Command(
-        "Measure a classifier on labelled texts",
-        EvaluateSettings,
-        "linformer_kit.commands.evaluate:main",
-        positionals=("model",),
-        memory=("batch_size", "max_length"),
-    ),
-    "predict": Command(
-        "Classify the texts of a file",
-        PredictSettings,
-        "linformer_kit.commands.predict:main",
-        positionals=("model", "file"),
-        memory=("batch_size", "max_length"),
-    ),
-    "fill-mask": Command(
-        "Predict the <mask> tokens of a text",
-        FillMaskSettings,
-        "linformer_kit.commands.fill_mask:main",
-        positionals=("model", "text"),
-    ),
-    "convert": Command(
-        "Convert a RoBERTa, BERT or fairseq checkpoint to a Linformer, or linearise an encoder in place",
-        ConvertSettings,
-        "linformer_kit.commands.convert:main",
-        positionals=("source", "out"),
     ),
     "distill": Command(
         "Linearise an encoder and distil the original into it",
         DistillSettings,
         "linformer_kit.commands.distill:main",
+        "Train",
+        (
+            "my-bert linear-bert --train_file articles/ books/",
+            "my-bert long-bert --max_position_embeddings 4096",
+        ),
         positionals=("teacher", "output_dir"),
         memory=(*_BATCHES, "max_position_embeddings"),
     ),
+    "convert": Command(
+        "Convert a checkpoint to a Linformer, or linearise it in place",
+        ConvertSettings,
+        "linformer_kit.commands.convert:main",
+        "Convert",
+        ("FacebookAI/roberta-base my-linformer --projected_dim 256", "my-encoder linear-encoder --in_place"),
+        positionals=("source", "out"),
+    ),
     "adapters": Command(
-        "List the adapters that ship with the package, for `linearize` and `convert`",
+        "List the adapters that ship with the package",
         AdaptersSettings,
         "linformer_kit.commands.adapters:main",
+        "Convert",
+        ("",),
     ),
     "export": Command(
-        "Export a model to ONNX or int8 weights, and check the result against PyTorch",
+        "Export a model to ONNX or int8, and check it against PyTorch",
         ExportSettings,
         "linformer_kit.commands.export:main",
+        "Convert",
+        ("my-classifier served", "my-classifier served --int8 --validation_file a.csv"),
         positionals=("model", "out"),
     ),
     "inspect": Command(
-        "Plot which slots the heads of a model attend to, and its E and F",
+        "Plot which slots a model's heads attend to, and its E and F",
         InspectSettings,
         "linformer_kit.experiments.inspection:main",
+        "Measure",
+        ("my-linformer pictures --text_file a.txt --layers 0 11",),
         positionals=("model", "output_dir"),
         memory=("max_tokens",),
     ),
     "spectrum": Command(
-        "Measure how fast the singular values of a model's attention decay (Fig 1), and choose k by them",
+        "Measure the singular values of attention (Fig 1); choose k",
         SpectrumSettings,
         "linformer_kit.experiments.spectrum.figure1:main",
+        "Measure",
+        ("FacebookAI/roberta-base --text_file articles/", "my-model --choose --budget 128"),
         positionals=("model",),
         memory=("seq_len", "samples"),
     ),
@@ -128,47 +163,72 @@ COMMANDS = {
         positionals=("folder",),
     ),
     "theorems": Command(
-        "Test Theorems 1 and 2 on random attention and on a model's attention",
+        "Test Theorems 1 and 2 on random and on a model's attention",
         TheoremsSettings,
         "linformer_kit.experiments.theorems.trials:main",
+        "Measure",
+        ("--lengths 128 512", "--model FacebookAI/roberta-base --text_file articles/"),
         memory=("lengths", "samples"),
     ),
     "bench efficiency": Command(
-        "Measure the time and memory that Linformers save over Transformers of equal size (Table 3, Fig 2)",
+        "Compare time and memory with Transformers (Table 3, Fig 2)",
         EfficiencySettings,
         "linformer_kit.experiments.cost.efficiency:main",
+        "Speed and memory",
+        ("--lengths 512 2048 --projected_dims 128 256", "--mode train --device cuda"),
         memory=("tokens", "lengths"),
     ),
     "bench ceiling": Command(
         "Measure the machine's limits on the speed of these encoders",
         CeilingSettings,
         "linformer_kit.experiments.cost.ceiling:main",
+        "Speed and memory",
+        ("--lengths 512 4096 --dtype float32",),
         memory=("tokens", "square", "copy_mib"),
     ),
     "bench systems": Command(
-        "Time one layer of each kind of encoder at several sequence lengths (Table 1)",
+        "Time one layer of each kind of encoder by length (Table 1)",
         SystemsSettings,
         "linformer_kit.experiments.cost.systems:main",
+        "Speed and memory",
+        ("--dtype float32", "--mode train --memory --lengths 512 4096"),
         memory=("tokens", "lengths"),
     ),
+    "bench long": Command(
+        "Encode a million tokens in one pass",
+        LongSettings,
+        "linformer_kit.experiments.cost.long:main",
+        "Speed and memory",
+        ("--n 262144 --layers 2",),
+        memory=("n",),
+    ),
     "bench learning": Command(
-        "Compare how well several encoders learn: many small trainings from one recipe",
+        "Compare how well encoders learn, by many small trainings",
         LearningSettings,
         "linformer_kit.experiments.learning.learn:main",
+        "Quality",
+        ("--recipe start --processes 2", "--recipe gap --base.max_steps 500 --seeds 0 1"),
         "start",
         recipes="learning",
         memory=("processes", "base.per_device_train_batch_size"),
     ),
     "bench table2": Command(
-        "Measure accuracy and cost of several encoders on the paper's four tasks (Table 2)",
+        "Fine-tune encoders on the paper's four tasks (Table 2)",
         Table2Settings,
         "linformer_kit.experiments.quality.table2:main",
+        "Quality",
+        (
+            "--models my-model my-other-model --tasks sst2 imdb",
+            "--models a b --seeds 1 2 --learning_rates 3e-5 1e-4",
+        ),
         memory=(*_BATCHES, "max_length"),
     ),
     "bench embeddings": Command(
-        "Compare linearised sentence embedders with their teacher: cosine, tasks, time and memory",
+        "Compare linearised sentence embedders with their teacher",
         EmbeddingsSettings,
         "linformer_kit.experiments.quality.embeddings:main",
+        "Quality",
+        ("--models teacher student --text_file articles/",),
         memory=("batch_size", "tokens", "lengths"),
     ),
     "bench documents": Command(
@@ -179,13 +239,12 @@ COMMANDS = {
         memory=("batch_size", "lengths", "fact_lengths"),
     ),
     "bench families": Command(
-        "Linearise encoders of each family, and check that k = n leaves their outputs unchanged",
+        "Linearise encoders of each family and check them at k = n",
         FamiliesSettings,
         "linformer_kit.experiments.quality.families:main",
-    ),
-    "bench long": Command(
-        "Encode a million tokens in one pass", LongSettings, "linformer_kit.experiments.cost.long:main", memory=("n",)
+        "Quality",
+        ("--output_dir families",),
     ),
 }
-# The first words of commands of two words.
-GROUPS = {"bench": "Measure speed, memory and quality on this machine"}
+# The first words of commands of two words: one line of help, and the topic.
+GROUPS = {"bench": ("Measure speed, memory and quality on this machine", "Measure")}

@@ -67,8 +67,8 @@ class EfficiencySettings(RateSettings):
         seconds: Time limit for all runs of one encoder at one length; at least one run is done.
         memory: Measure memory too, each encoder in a separate process.
         budget_gib: Memory in GiB for which the largest batch is determined.
-        confirm_batches: Run each largest batch once, with the layers measured, where it fits in 80 % of the free
-            memory; long runs. Only on a CPU: on an accelerator the largest batch is found by runs anyway.
+        confirm_batches: Run each computed largest batch once, if it fits in 80 % of the free memory; takes long. Only
+            on a CPU: on an accelerator the largest batch is always found by running.
     """
 
     mode: Mode = "forward"
@@ -128,13 +128,13 @@ class SystemsSettings(BenchSettings):
     Attributes:
         mode: Time a `forward` pass, or forward and backward as in training (`train`).
         memory: Measure peak memory too, each layer in a separate process; on a CPU only on Linux.
-        systems: Systems to time; default: all. Results name those that are not installed.
+        systems: Systems to time; results name those that are not installed; default: all.
         lengths: Values of n in tokens.
         projected_dims: Values of k of the Linformers; all pairs with k < n are measured.
         tokens: Number of tokens per batch, at least one sequence; default: 4,096 on a CPU, else 65,536.
         repetitions: Number of timed runs of each layer at each length; the layers alternate.
         seconds: Time limit for all runs of one layer at one length; fewer runs if it is exceeded.
-        max_seconds: Skip longer lengths for layers that take longer than this.
+        max_seconds: Skip longer lengths for layers that take more seconds than this.
     """
 
     mode: Mode = "forward"

@@ -12,20 +12,21 @@ class LinearizeSettings:
     """Linearisation: how the attention of an encoder of transformers is replaced.
 
     Attributes:
-        projected_dim: k; or a list with one k per layer, or with a list of one k per head for each layer; default: 128,
-            at most n.
+        projected_dim: k, the number of slots; or a list with one k per layer, or for each layer a list of one k per
+            head; default: 128, at most n.
         sharing: Which of the matrices E and F are shared.
-        projection: Kind of projection of n positions to k slots.
+        projection: How n positions are projected to k slots.
         projection_initializer: Initialisation of E and F where `projection` is `linear`.
-        shorter_input: Inputs shorter than n use E and pooling windows resampled to their length (`stretch`; inputs of
-            up to k tokens then change little), or the first columns and windows (`prefix`).
-        sliding_window: Number of tokens that each query sees exactly besides the slots, its own included; 0: none.
-        global_tokens: Number of tokens at the start that every query sees exactly besides the slots; default: 1 where
-            slots are windows of tokens, else 0.
-        slot_exponent: Initial value of β, learned for each head: a slot that stands for c tokens weighs as c^β of
-            them; default: slots weigh as one token.
-        layers: Numbers of the layers to linearise, from 0, of those that student_layers leaves; the others keep full
-            attention; default: all.
+        shorter_input: How inputs shorter than n use E and the pooling windows: the first columns and windows
+            (`prefix`), or all, resampled to the length of the input (`stretch`). With `stretch`, inputs of up to k
+            tokens change little.
+        sliding_window: Number of neighbouring tokens that each query attends to exactly, its own included; 0: none.
+        global_tokens: Number of tokens at the start that every query attends to exactly; default: 1 where slots are
+            windows of tokens, else 0.
+        slot_exponent: Initial value of β, learned for each head: a slot of c tokens is weighted as c^β tokens; default:
+            each slot is weighted as one token.
+        layers: Layers to linearise, numbered from 0 after student_layers is applied; the others keep full attention;
+            default: all.
         max_position_embeddings: n, the maximum sequence length in tokens; default: that of the model.
         resize_mode: How position embeddings are resized to n: repeated (`extend`) or interpolated (`interpolate`).
     """
@@ -51,15 +52,14 @@ class DistillSettings(LinearizeSettings, TrainingSettings):
         teacher: Folder or hub id of an encoder: a masked language model, a text or token classifier, a question
             answering model, or an encoder without a head.
         output_dir: Folder for the model, checkpoints and results.
-        student: Folder of an existing linear student to train further; default: the teacher, linearised.
-        student_layers: Number of layers of the student, taken from the teacher at even intervals; default: all.
-        adapter: Train an adapter, not all weights: low-rank changes of the linear maps of the layers, and E, F and
-            slot exponents. It is saved in `adapter/` in PEFT's format, besides the model; needs the extra `adapter`.
-        adapter_rank: Rank of the low-rank changes.
+        student: Folder of an existing linear student to train further; default: the linearised teacher.
+        student_layers: Number of layers of the student, taken from the teacher at equal distances; default: all.
+        adapter: Train an adapter instead of all weights: low-rank changes of the layers' linear maps, E, F and slot
+            exponents. It is saved in `adapter/` in PEFT's format, in addition to the model; needs the extra `adapter`.
+        adapter_rank: Rank of the adapter's low-rank changes.
         base_model_name: Hub id of the teacher, for the adapter's files; default: the name of the teacher.
-        long_inputs: How the teacher reads texts that are longer than its own longest input: in pieces of that length,
-            and its hidden states are joined (`pieces`), or whole, with position embeddings resized as by
-            `resize_mode` (`stretch`).
+        long_inputs: How the teacher reads texts longer than its maximum length: in pieces of that length, whose hidden
+            states are joined (`pieces`), or whole, with position embeddings resized by `resize_mode` (`stretch`).
         train_file: Training files, folders or globs (.txt .py .md .jsonl .csv .tsv .parquet); default: the source of
             the Python standard library.
         validation_file: Validation files, folders or globs; default: a part of the texts is held out.
@@ -67,16 +67,16 @@ class DistillSettings(LinearizeSettings, TrainingSettings):
         text_pair_column: Column of the second text, where inputs are pairs.
         document: How .txt files are split into documents; `auto`: `wikitext` if the file starts with a WikiText
             heading, else `file`.
-        packing: Cut documents into passages of whole sentences, half of the batches with n tokens, the others with
-            random lengths; false: each text is one input; default: false for text classifiers and pairs, else true.
+        packing: Cut documents into passages of whole sentences: half of the batches have n tokens, the others random
+            lengths; false: each text is one input; default: false for text classifiers and pairs, else true.
         validation_fraction: Share of the texts held out for validation.
         max_eval_samples: Maximum number of validation inputs.
         cache_dir: Folder of the cache of text; default: linformer_kit in $XDG_CACHE_HOME or ~/.cache.
         max_steps: Number of updates.
-        layerwise_steps: Updates at the start in which each layer is trained separately, on the inputs of the teacher's
+        layerwise_steps: Updates of the first phase, which trains each layer separately on the inputs of the teacher's
             layer; default: a quarter of max_steps.
-        joint_learning_rate_factor: Learning rate of the joint phase after layerwise_steps, as a multiple of
-            learning_rate; each phase has its own warm-up and decay to 0.
+        joint_learning_rate_factor: Learning rate of the second phase, which trains all layers together, as a multiple
+            of learning_rate; each phase has its own warm-up and decay to 0.
         hidden_weight: Weight of the loss on the hidden states after each layer.
         attention_weight: Weight of the loss on the attention outputs.
         output_weight: Weight of the loss on the outputs: Kullback-Leibler divergence of the predictions, or, without a

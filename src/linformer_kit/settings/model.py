@@ -32,23 +32,23 @@ class ModelSettings:
     Attributes:
         vocab_size: Number of tokens in the vocabulary; `pretrain` trains a tokenizer of this size.
         max_position_embeddings: n, the maximum sequence length in tokens.
-        projected_dim: k, the length of the projected keys and values; or a list with one k per layer, or with a list
-            of one k per head for each layer.
+        projected_dim: k, the number of slots (projected keys and values); or a list with one k per layer, or for each
+            layer a list of one k per head.
         sharing: Which of the matrices E and F are shared (section 4 of the paper).
-        projection: Kind of projection of n positions to k slots; `dynamic` computes E = F from the tokens
+        projection: How n positions are projected to k slots; `dynamic` computes E = F from the tokens
             (docs/operator.md).
         projection_initializer: Initialisation of E and F where `projection` is `linear` (docs/learning.md).
-        shorter_input: Inputs shorter than n use the first columns of E and the first pooling windows (`prefix`), or E
-            and windows resampled to their length (`stretch`).
-        attention: `linformer`, or `full`: the Transformer of equal size, the baseline of every comparison.
-        bias_order: Whether the biases of keys and values are added before E and F or, as fairseq does, after.
+        shorter_input: How inputs shorter than n use E and the pooling windows: the first columns and windows
+            (`prefix`), or all, resampled to the length of the input (`stretch`).
+        attention: Kind of attention: `linformer`, or `full`, the Transformer of equal size to compare with.
+        bias_order: Whether the biases of keys and values are added before E and F, or after them as in fairseq.
         hidden_size: d_m, the width of the model.
         num_hidden_layers: Number of layers.
         num_attention_heads: h, the number of heads per layer; must divide hidden_size.
         intermediate_size: Width of the feed-forward layer.
         hidden_act: Activation of the feed-forward layer.
         hidden_dropout_prob: Dropout after embeddings, attention and feed-forward.
-        attention_probs_dropout_prob: Dropout on the context mapping.
+        attention_probs_dropout_prob: Dropout on the attention probabilities.
         classifier_dropout: Dropout in the classification heads; default: hidden_dropout_prob.
         type_vocab_size: Number of token types; 0: no token types.
         position_offset: Unused rows at the start of the position table (2 in RoBERTa and fairseq checkpoints).
@@ -56,14 +56,14 @@ class ModelSettings:
         linear_initializer: Initialisation of the linear layers except the decoder: `normal` with standard deviation
             initializer_range, as in BERT and RoBERTa, or `lecun_normal` with 1/√inputs, which narrow models need
             (docs/log.md).
-        local_convolution: Kernel size, an odd number, of a depthwise convolution parallel to each attention; 0: no
-            convolution, as in the paper. It adds the local order of tokens, which slots mix (docs/learning.md).
-        sliding_window: w, the number of tokens that each query attends to exactly, its own included, in one softmax
-            with the slots; 0: none, as in the paper. It has no effect with full attention (docs/operator.md).
-        global_tokens: g, the number of tokens at the start of a text that every query attends to exactly, besides the k
-            slots, which then hold the rest; 0: none, as in the paper (docs/operator.md).
-        slot_exponent: Initial value of β, learned for each head: a slot that stands for c tokens weighs as c^β of
-            them; default: slots weigh as one token and nothing is learned, as in the paper (docs/operator.md).
+        local_convolution: Kernel size, an odd number, of a depthwise convolution parallel to each attention, which adds
+            the local order of tokens (docs/learning.md); 0: no convolution, as in the paper.
+        sliding_window: w, the number of neighbouring tokens that each query attends to exactly, its own included, in
+            one softmax with the slots; 0: none, as in the paper. No effect with full attention (docs/operator.md).
+        global_tokens: g, the number of tokens at the start of a text that every query attends to exactly, besides the
+            slots of the other tokens; 0: none, as in the paper (docs/operator.md).
+        slot_exponent: Initial value of β, learned for each head: a slot of c tokens is weighted as c^β tokens
+            (docs/operator.md); default: each slot is weighted as one token and nothing is learned, as in the paper.
         norm_first: Apply LayerNorm before attention and feed-forward, and once at the end (pre-norm), instead of after
             each residual connection (post-norm, as in BERT and RoBERTa). Pre-norm learns faster (docs/learning.md).
         layer_norm_eps: Epsilon of the layer norms.

@@ -43,15 +43,15 @@ class PretrainSettings(CorpusSettings, OneModelTrainingSettings):
     """Masked-language-model pretraining.
 
     Attributes:
-        model: The architecture.
-        from_model: Folder or hub id of a masked language model of this package to train further, with its architecture
-            and tokenizer (`model` and `tokenizer` are ignored); default: a new model.
+        model: The architecture as a YAML file; single settings of it are --model.NAME.
+        from_model: Folder or hub id of a masked language model of this package to train further. Its architecture and
+            tokenizer replace `model` and `tokenizer`; default: a new model.
         tokenizer: Folder or hub id of an existing tokenizer; default: a byte-level BPE trained on the corpus.
         mlm_probability: Share of the tokens to predict; of these 80 % become <mask>, 10 % a random token, 10 % stay.
         max_steps: Number of updates.
         warmup_steps: Updates of linear warm-up.
-        elastic_projected_dims: Values of k of which each update draws one, so that the model runs with any of them
-            (`set_projected_dim`); default: projected_dim only.
+        elastic_projected_dims: Values of k: each update draws one, so that the model runs with any of them
+            (`set_projected_dim`); default: only projected_dim.
         eval_steps: Updates between evaluations.
         save_steps: Updates between checkpoints.
         load_best_model_at_end: Keep the checkpoint with the lowest validation loss and load it at the end; needs

@@ -16,17 +16,18 @@ class LearningSettings:
 
     Attributes:
         title: Title of the study.
-        base: Settings of `linformer pretrain` for all trainings.
+        base: Settings of `linformer pretrain` for all trainings, as a YAML file; single ones are --base.NAME.
         cells: Conditions of the study, by name: settings that differ from base; `english: true` uses english_file.
         variants: Variants to compare, by name: settings that differ. `after: NAME` continues from the model of another
-            variant; `minutes`, `learning_rates` and `seeds` (some of those below) override those below.
+            variant; a variant may have its own `minutes`, and a selection of the `learning_rates` and `seeds`.
         baseline: The variant that the others are compared with.
-        learning_rates: Learning rates; each variant uses the one with the lowest loss in the trainings of `tune`.
-        tune: Cell and seed in which learning rates are chosen; default: the first of each.
+        learning_rates: Learning rates to try; each variant uses the one with the lowest loss in the trainings of
+            `tune`.
+        tune: Cell and seed with which learning rates are chosen; default: the first of each.
         seeds: Seeds of all trainings in all cells.
-        minutes: Time of each training, if run alone on this machine, instead of base.max_steps updates; warm-up and
-            evaluations keep their share.
-        projected_dims: Smaller numbers of slots with which models are measured too.
+        minutes: Time of each training in minutes if it runs alone on this machine, instead of base.max_steps updates;
+            warm-up and evaluations keep their share.
+        projected_dims: Smaller values of k with which models are measured too.
         sentence_file: Files of short texts on which all models are measured too: one text per line, in .tsv in the
             column `sentence`.
         english_file: Files of English text for cells with `english: true`.

@@ -58,27 +58,28 @@ class ConvertSettings:
         in_place: Keep the model's class and replace only its attention; false: make a model of this package, which is
             faster.
         adapter: With in_place: name, folder or hub id of an adapter of `linformer distill --adapter` to merge; it
-            determines all settings below.
-        projected_dim: k of the new E and F; default: 128, at most n. Not for fairseq.
-        sharing: Which of the new matrices E and F are shared; default: headwise. Not for fairseq.
-        projection: Kind of projection of n positions to k slots; default: linear, with in_place mean_pool. Not for
-            fairseq.
-        shorter_input: Which columns and windows inputs shorter than n use, the first (`prefix`) or resampled ones
-            (`stretch`); default: prefix, with in_place stretch. Not for fairseq.
-        sliding_window: Number of tokens that each query sees exactly besides the slots, its own included; default: 0,
-            with in_place 128. Not for fairseq.
-        global_tokens: Number of tokens at the start that every query sees exactly besides the slots; default: 0, with
-            in_place 1 where slots are windows of tokens. Not for fairseq.
-        slot_exponent: Initial value of β, learned for each head: a slot that stands for c tokens weighs as c^β of
-            them; default: slots weigh as one token. Not for fairseq.
-        layers: With in_place: numbers of the layers to linearise, from 0; the others keep full attention; default:
-            all.
-        attention: `full` keeps full attention; default: linformer. Not for fairseq.
+            determines all settings of linear attention.
+        projected_dim: k, the number of slots; or a list with one k per layer, or for each layer a list of one k per
+            head; not for fairseq files; default: 128, at most n.
+        sharing: Which of the new matrices E and F are shared; not for fairseq files; default: headwise.
+        projection: How n positions are projected to k slots; not for fairseq files; default: linear, with in_place
+            mean_pool.
+        shorter_input: How inputs shorter than n use E and the pooling windows: the first columns and windows
+            (`prefix`), or all, resampled to the length of the input (`stretch`); not for fairseq files; default:
+            prefix, with in_place stretch.
+        sliding_window: Number of neighbouring tokens that each query attends to exactly, its own included; not for
+            fairseq files; default: 0, with in_place 128.
+        global_tokens: Number of tokens at the start that every query attends to exactly; not for fairseq files;
+            default: 0, with in_place 1 where slots are windows of tokens.
+        slot_exponent: Initial value of β, learned for each head: a slot of c tokens is weighted as c^β tokens; not for
+            fairseq files; default: each slot is weighted as one token.
+        layers: With in_place: layers to linearise, numbered from 0; the others keep full attention; default: all.
+        attention: `full` keeps full attention; not for fairseq files; default: linformer.
         max_position_embeddings: n, the maximum sequence length of the result; default: that of the source.
         resize_mode: How position embeddings are resized to n: repeated (`extend`) or interpolated (`interpolate`).
-        num_attention_heads: Heads per layer, if the fairseq file does not contain their number.
-        classification_head: Name of a classification head of the fairseq file to convert, instead of the masked
-            language model's.
+        num_attention_heads: Heads per layer, where a fairseq file does not contain their number.
+        classification_head: Name of a classification head of the fairseq file to convert instead of the masked language
+            model's.
         tokenizer: Folder or hub id of the tokenizer, if the source has none.
     """
 
@@ -191,12 +192,13 @@ class SpectrumSettings(SequenceSettings):
             exactly.
         untrained: Initialise the weights at random, to compare with the trained ones.
         seed: Seed of the random weights.
-        choose: Write `projected_dims.yaml`, k for each layer and head, for `linformer pretrain --config`.
+        choose: Choose k for each layer and head, and write it to `projected_dims.yaml` for `linformer pretrain
+            --config`.
         energy: Choose the smallest k that keeps this share of the sum of the singular values in each head; default:
             0.9, without a budget.
         budget: Total number of slots of all heads and layers, instead of energy.
-        choose_for: What a budget maximises: the energy of all heads in `total`, or that of the head with the `least`;
-            default: total.
+        choose_for: What a budget maximises: the total energy of all heads (`total`), or the energy of the head that has
+            least (`least`); default: total.
         choose_by: Choose k for each `head`, or one for all heads of a `layer`; default: head.
         multiple_of: Round each k to a multiple of this; default: 1.
     """
@@ -228,7 +230,7 @@ class TheoremsSettings(SequenceSettings):
         lengths: Values of n for random attention.
         head_dim: d of random attention.
         epsilons: Values of ε, the relative error bound of the theorems.
-        draws: Number of draws of R per random matrix; a quarter of it per matrix of the model, and where k > n.
+        draws: Number of draws of R per random matrix; a quarter of it per matrix of the model, and for k > n.
         fit_steps: Updates of the fit of E and F; 0: no fit.
         seed: Seed of all random numbers.
     """

@@ -1,0 +1,220 @@
+"""`--help`: short usage, groups, each setting and each default once, examples that parse, the width of the terminal."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+
+from linformer_kit.commands.arguments import sentences
+from linformer_kit.commands.cli import main
+from linformer_kit.commands.help import example_lines
+from linformer_kit.commands.parser import parse
+from linformer_kit.commands.table import COMMANDS, GROUPS, RECIPES
+from linformer_kit.settings.groups import GROUPS as SETTING_GROUPS
+from linformer_kit.settings.groups import settings_of
+
+FORBIDDEN = ["site-packages", str(RECIPES), "required, type", "type:", "null", "+", "SUPPRESS"]
+OVERVIEWS = ["", *GROUPS]
+_HEADING = re.compile(r"^([A-Z][^:\n]*):$", re.M)
+_OPTION = re.compile(r"^  (?:-h, )?(--[\w.]+)", re.M)
+
+
+def help_of(name: str, capsys, *options: str) -> str:
+    with pytest.raises(SystemExit) as exit_:
+        main([*name.split(), *options, "--help"])
+    assert exit_.value.code == 0
+    return capsys.readouterr().out
+
+
+def entry(text: str, option: str) -> str:
+    """An option with its sentence and default, in one line."""
+    found = re.search(rf"^  (?:-h, )?{re.escape(option)}(?: .*)?$(?:\n {{3,}}.*$)*", text, re.M)
+    assert found, option
+    return " ".join(found[0].split())
+
+
+def offered(name: str) -> list[str]:
+    """The options of a command: its settings, without those of another command in them."""
+    command = COMMANDS[name]
+    names = [setting.name for setting in settings_of(command.settings)]
+    general = ["--help", "--config", "--print_config", *(["--recipe"] if command.recipe else [])]
+    return general + [f"--{each}" for each in names if each not in command.positionals and not each.startswith("base.")]
+
+
+@pytest.mark.parametrize("columns", [80, 120, 200])
+@pytest.mark.parametrize("name", [*OVERVIEWS, *COMMANDS])
+def test_help_fits_the_terminal(name, columns, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    text = help_of(name, capsys)
+    longest = max(map(len, text.splitlines()))
+    assert longest <= min(columns, 120)
+    if name in COMMANDS and len(text.splitlines()) > 40:
+        assert longest > min(columns, 120) - 10
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_usage_is_one_line_with_what_is_needed(name, capsys):
+    first, second = help_of(name, capsys).splitlines()[:2]
+    assert first.startswith(f"usage: linformer {name} ") and first.endswith("[options]") and second == ""
+    assert re.findall(r" ([A-Z_]+)(?= |$)", first.partition("--")[0]) == [
+        each.upper() for each in COMMANDS[name].positionals
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "usage"),
+    [
+        ("", "linformer COMMAND [options]"),
+        ("bench", "linformer bench COMMAND [options]"),
+        ("distill", "linformer distill TEACHER OUTPUT_DIR [options]"),
+        ("pretrain", "linformer pretrain [options]"),
+        ("finetune", "linformer finetune --model MODEL [options]"),
+        ("bench table2", "linformer bench table2 --models MODEL ... [options]"),
+        ("bench learning", "linformer bench learning [options]"),
+    ],
+)
+def test_usage(name, usage, capsys):
+    assert help_of(name, capsys).startswith(f"usage: {usage}\n\n")
+
+
+@pytest.mark.parametrize("name", [*OVERVIEWS, *COMMANDS])
+def test_no_help_shows_the_parsers_inside(name, capsys):
+    text = help_of(name, capsys)
+    for fragment in FORBIDDEN:
+        assert fragment not in text
+    assert not re.search(r"\bNone\b|\bTrue\b|\bFalse\b|Literal|MISSING", text)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_setting_is_there_once(name, capsys):
+    text = help_of(name, capsys)
+    assert sorted(_OPTION.findall(text)) == sorted(offered(name))
+    for positional in COMMANDS[name].positionals:
+        assert len(re.findall(rf"^  {positional.upper()}(?: |$)", text, re.M)) == 1
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_setting_has_a_sentence_and_at_most_one_default(name, capsys):
+    text = help_of(name, capsys)
+    for option in offered(name):
+        told = entry(text, option)
+        assert re.search(r" [^ ]*[\w)`]\.(?: \[(?:default|recipe): [^]]*[^].]\])?$", told), told
+        assert "default:" not in told.replace("[default: ", "").lower(), told
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_sentences_state_a_default_only_where_the_field_has_none(name):
+    for setting in settings_of(COMMANDS[name].settings):
+        if "default:" in sentences(setting.owner)[setting.field.name]:
+            factory = setting.field.default_factory
+            assert setting.field.default is None or (callable(factory) and not factory()), setting.name
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_groups_are_ordered_and_not_repeated(name, capsys):
+    headings = _HEADING.findall(help_of(name, capsys))
+    start = ["Arguments"] if COMMANDS[name].positionals else []
+    end = ["Recipes"] if COMMANDS[name].recipe else []
+    groups = headings[len(start) + 1 : len(headings) - len(end) - 1]
+    assert headings == [*start, "General", *groups, *end, "Examples"]
+    assert groups and groups == [group for group in SETTING_GROUPS if group in groups]
+
+
+def test_groups_of_distill(capsys):
+    assert _HEADING.findall(help_of("distill", capsys)) == [
+        "Arguments", "General", "Model", "Linear attention", "Adapter", "Texts", "Distillation", "Training",
+        "Evaluation and checkpoints", "Machine and precision", "Output", "Examples",
+    ]  # fmt: skip
+
+
+def test_no_name_in_the_table_of_groups_is_unused():
+    used = {key for command in COMMANDS.values() for setting in settings_of(command.settings) for key in (
+        setting.field.name, *(f"{kind.__name__}.{setting.field.name}" for kind in setting.owner.__mro__))}  # fmt: skip
+    names = [name for listed in SETTING_GROUPS.values() for name in listed.split()]
+    assert len(names) == len(set(names)) and set(names) <= used
+
+
+def test_positionals_are_in_the_order_in_which_they_are_given(capsys):
+    text = help_of("distill", capsys)
+    assert text.index("  TEACHER") < text.index("  OUTPUT_DIR")
+    settings = parse(["distill", "first", "second"])[1]
+    assert (settings.teacher, settings.output_dir) == ("first", "second")
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "told"),
+    [
+        ("distill", "--sliding_window", "--sliding_window INT Number of neighbouring tokens that each query attends to exactly, its own included; 0: none. [default: 128]"),
+        ("distill", "--sharing", "--sharing {none,headwise,key_value,layerwise} Which of the matrices E and F are shared. [default: headwise]"),
+        ("distill", "--resume", "--resume Resume from the newest intact checkpoint in output_dir, or start from the beginning if there is none."),
+        ("finetune", "--seeds", "--seeds INT ... Seeds of the head's weights, the order and dropout; one training for each. [default: 0]"),
+        ("bench table2", "--tasks", "--tasks TEXT ... Tasks to train on. [default: sst2 imdb qnli qqp]"),
+        ("bench efficiency", "--memory", "--memory {true,false} Measure memory too, each encoder in a separate process. [default: true]"),
+        ("spectrum", "--choose_by", "--choose_by {head,layer} Choose k for each `head`, or one for all heads of a `layer`. [default: head]"),
+        ("pretrain", "--learning_rate", "--learning_rate FLOAT Highest learning rate, reached at the end of the warm-up. [recipe: 0.006]"),
+        ("pretrain", "--model.norm_first", "[recipe: true]"),
+        ("pretrain", "--model.projected_dim", "--model.projected_dim INT|LIST k, "),
+        ("pretrain", "--max_grad_norm", "[default: 1.0]"),
+        ("bench learning", "--seeds", "--seeds INT ... Seeds of all trainings in all cells. [recipe: 0 1 2]"),
+        ("bench learning", "--tune", "[default: the first of each]"),
+        ("bench learning", "--base", "--base FILE Settings of `linformer pretrain` for all trainings, as a YAML file; single ones are --base.NAME."),
+        ("pretrain", "--print_config", "--print_config Print all settings as YAML for --config, and exit."),
+    ],
+)  # fmt: skip
+def test_what_help_says_of_a_setting(name, option, told, capsys):
+    found = entry(help_of(name, capsys), option)
+    assert found == told if told.startswith("--") and told.endswith((".", "]")) else told in found
+
+
+def test_choices_that_fill_a_line_are_listed_in_the_sentence(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    narrow = entry(help_of("distill", capsys), "--projection_initializer")
+    assert narrow.startswith("--projection_initializer CHOICE One of pooling, mean_pooling, ")
+    monkeypatch.setenv("COLUMNS", "200")
+    wide = entry(help_of("distill", capsys), "--projection_initializer")
+    assert wide.count("pooling_noise") == narrow.count("pooling_noise") == 1
+
+
+@pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if command.recipe])
+def test_help_lists_recipes_and_says_which_one_it_shows(name, capsys):
+    text = help_of(name, capsys)
+    recipes = [path.stem for path in (RECIPES / COMMANDS[name].recipes).glob("[!_]*.yaml")]
+    listed = text[text.index("Recipes:\n") :]
+    assert f"values of the recipe `{COMMANDS[name].recipe}`." in text
+    assert recipes and all(re.search(rf"^  {each} +\w", listed, re.M) for each in recipes)
+
+
+def test_help_shows_the_values_of_the_recipe_that_is_given(capsys, tmp_path):
+    (tmp_path / "mine.yaml").write_text((RECIPES / "tiny.yaml").read_text() + "seed: 3\nsave_total_limit: null\n")
+    text = help_of("pretrain", capsys, "--recipe", str(tmp_path / "mine.yaml"))
+    assert "[recipe: 3]" in entry(text, "--seed") and "[" not in entry(text, "--save_total_limit")
+    assert "[recipe: 256]" in entry(help_of("pretrain", capsys, "--recipe", "small"), "--model.hidden_size")
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["bench"], ["bench", "--help"]])
+def test_overviews_list_commands_by_topic_in_one_line_each(arguments, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as exit_:
+        main(arguments)
+    text = capsys.readouterr().out
+    group = "bench" if "bench" in arguments else None
+    own = [name for name in COMMANDS if name.startswith("bench ") == (group == "bench")]
+    rows = re.findall(r"^  ([a-z][\w-]*)  +(\S.*)$", text, re.M)
+    expected = [(name.split()[-1], COMMANDS[name].summary) for name in own]
+    assert exit_.value.code == 0
+    assert rows == expected + ([] if group else [(name, summary) for name, (summary, _) in GROUPS.items()])
+    topics = ["Speed and memory", "Quality"] if group else ["Use a model", "Train", "Convert", "Measure"]
+    assert _HEADING.findall(text) == [*topics, "General"]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_examples_parse_and_are_shown(name, capsys):
+    text = help_of(name, capsys)
+    lines = example_lines(name, COMMANDS[name])
+    assert 1 <= len(lines) <= 2
+    assert text.endswith("Examples:\n" + "".join(f"  {line}\n" for line in lines))
+    for line in lines:
+        program, *arguments = shlex.split(line)
+        assert program == "linformer" and parse(arguments)[0] == name
