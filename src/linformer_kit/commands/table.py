@@ -160,6 +160,8 @@ COMMANDS = {
         "Put the results of many runs into one HTML page",
         ReportSettings,
         "linformer_kit.commands.report:main",
+        "Measure",
+        ("runs/ --output all-runs.html",),
         positionals=("folder",),
     ),
     "theorems": Command(
@@ -232,9 +234,14 @@ COMMANDS = {
         memory=("batch_size", "tokens", "lengths"),
     ),
     "bench documents": Command(
-        "Compare ways to embed long texts: search, hidden facts, classification, time and memory",
+        "Compare ways to embed texts longer than an encoder",
         DocumentsSettings,
         "linformer_kit.experiments.quality.documents:main",
+        "Quality",
+        (
+            "my-bert --models long-bert --text_file articles/",
+            "my-bert --methods pieces linearised",
+        ),
         positionals=("teacher",),
         memory=("batch_size", "lengths", "fact_lengths"),
     ),

@@ -24,8 +24,8 @@ class DocumentsSettings:
             (`pieces`) and over pieces that overlap by half (`pieces_overlapping`); with resized positions and full
             attention (`stretched`); linearised without training (`linearised`).
         tasks: Find the text of a sentence (`late_sentence`), the document in which a number (`passkey`) or a fact
-            (`needle`) is hidden, the other half of a text (`same_document`); logistic regression (`classification`).
-            Default: all whose texts are given.
+            (`needle`) is hidden, the other half of a text (`same_document`); logistic regression (`classification`);
+            default: all whose texts are given.
         text_file: Files, folders or globs of texts for all tasks but passkey and classification.
         text_column: Text column of .jsonl, .csv, .tsv and .parquet files.
         lengths: Values of n in tokens, special ones included: each method reads the first n tokens of a text.
@@ -38,8 +38,8 @@ class DocumentsSettings:
         data_dir: Folder with this task's original files; default: the hub.
         train_file: Labelled training files for classification, instead of a task.
         validation_file: Labelled validation files; default: a part of the training texts is held out.
-        labelled_text_column: Text column of these files; default: `text`.
-        label_column: Class column of these files; default: `label`.
+        labelled_text_column: Text column of these files; default: text.
+        label_column: Class column of these files; default: label.
         min_tokens: Use only labelled texts of more than this number of tokens.
         max_train_samples: Maximum number of labelled training texts, drawn at random.
         max_eval_samples: Maximum number of labelled validation texts, drawn at random.

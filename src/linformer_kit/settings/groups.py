@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, get_type_hints
 # commands; CLASS.NAME takes the setting of one class, and of those that inherit it, out of the group of its name.
 GROUPS = {
     "Model": """
-        model models names from_model tokenizer in_place student student_layers classification_head
+        model models names methods from_model tokenizer in_place student student_layers classification_head
         ConvertSettings.num_attention_heads resize_to resize_mode""",
     "Study": "base title cells variants baseline tune minutes LearningSettings.projected_dims",
     "Linear attention": """
@@ -18,14 +18,14 @@ GROUPS = {
         local_convolution bias_order elastic_projected_dims""",
     "Adapter": "adapter adapter_rank base_model_name card",
     "Texts": """
-        task tasks train_file validation_file text text_file english_file sentence_file data_dir dataset_name
-        dataset_config_name split document text_column text_pair_column label_column label_separator packing
-        max_length stride seq_len max_tokens samples fit_samples cosine_lengths max_train_samples max_eval_samples
+        task tasks labelled_task train_file validation_file text text_file english_file sentence_file data_dir dataset_name
+        dataset_config_name split document text_column text_pair_column labelled_text_column label_column label_separator packing
+        max_length min_tokens stride seq_len max_tokens samples articles queries candidates fit_samples cosine_lengths max_train_samples max_eval_samples
         validation_fraction split_seed streaming cache_dir""",
     "Prediction": "top_k threshold",
     "Export": "format int8",
     "Measurement": """
-        mode n lengths projected_dims systems baselines reference_length tokens
+        mode n lengths fact_lengths projected_dims systems baselines reference_length tokens
         CeilingSettings.sliding_window InspectSettings.layers TheoremsSettings.layers heads at leading untrained
         head_dim epsilons draws fit_steps repetitions seconds max_seconds memory budget_gib confirm_batches square
         copy_mib benchmark seed""",
