@@ -33,7 +33,7 @@ NOT_RUN = {
     "sharded.md": {
         "torchrun --nnodes 4 --nproc_per_node 8 --rdzv_backend c10d --rdzv_endpoint node0:29500 train_sharded.py": _MACHINES,
     },
-    "linearize.md": {"pip install -e '.[export]'": _INSTALLS},
+    "linearize.md": {"pip install -e '.[export]'": _INSTALLS, "pip install -e '.[adapter]'": _INSTALLS},
     "operator.md": {
         "head_i = softmax( Q W_i^Q · (E_i · K W_i^K)ᵀ / √d ) · F_i · V W_i^V          P̄ = the softmax, n×k": _NOT_TYPED,
         "head_i(t) = softmax( [ q_t · (E_i K_i)ᵀ / √d + b_i(t) , q_t · K_i,N(t)ᵀ / √d ] ) · [ F_i V_i ; V_i,N(t) ]": _NOT_TYPED,

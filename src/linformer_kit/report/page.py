@@ -14,9 +14,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
+from linformer_kit.files.runs import PAGE
 from linformer_kit.files.writing import write_whole
-
-PAGE = "report.html"
 
 
 class Figure(NamedTuple):

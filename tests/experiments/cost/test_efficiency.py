@@ -59,7 +59,7 @@ def test_json_of_a_tiny_run(tmp_path, capsys, mode):
             assert cell["time_saved"][name] == {"ratio": pytest.approx(ratio), "extrapolated": False}
             assert cell["memory_saved"][name] is None
     written = {path.name for path in tmp_path.iterdir()}
-    assert written == {"efficiency.json", "efficiency.md", "time_saved.png", "time_per_token.png"}
+    assert written == {"efficiency.json", "efficiency.md", "report.html", "time_saved.png", "time_per_token.png"}
     assert capsys.readouterr().out.splitlines()[-1] == f"Saved in {tmp_path}"
 
 
