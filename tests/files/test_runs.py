@@ -159,7 +159,7 @@ def test_what_a_manifest_lists_behind_a_link_stays(tmp_path):
 
 def test_overwrite_keeps_runs_and_files_that_stand_where_a_run_writes(tmp_path):
     kept = {"runs/pretrain-1/model.safetensors", "runs/pretrain-1/runs/x/events.out.tfevents.1", "full/notes.txt"}
-    for name in (*kept, "run.json", "full/config.json", "full/twin.json"):
+    for name in (*kept, "run.json", "report.html", "full/config.json", "full/twin.json", "full/report.html"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("{}")
     open_output_dir(str(tmp_path), command="pretrain", overwrite=True)
