@@ -14,6 +14,7 @@ import torch
 from linformer_kit.commands.cli import main
 from linformer_kit.report.base import write_report
 from linformer_kit.report.figures import new_figure, save_figure
+from linformer_kit.report.page import html_of
 from tests.conftest import fail_last_line
 
 _VOID = {"meta", "img", "br", "hr"}
@@ -107,11 +108,36 @@ def test_many_results(tmp_path, capsys):
     assert len(page.addresses) == len(pictures) + len(links) and page.names.count("script") == 1
 
 
+@pytest.mark.parametrize(
+    ("content", "report"),
+    [
+        ('{"command": "distill"}', b"# x"),
+        ('{"command": "pretrain", "models": []}', b"# x"),
+        ('{"command": "distill", "curve": {"loss": [[0, 1, 2]]}}', b"# x"),
+        ('{"command": "a", "environment": [1]}', b"# x"),
+        ('{"command": "a"}', b"\xff\xfe"),
+        ("[" * 100_000, b"# x"),
+    ],
+)
+def test_results_that_cannot_be_shown_are_left_out(content, report, tmp_path, capsys, caplog):
+    write_report(results_of("bench long"), tmp_path, "long", markdown)
+    (tmp_path / "broken.json").write_text(content)
+    (tmp_path / "broken.md").write_bytes(report)
+    main(["report", str(tmp_path), "--output", str(tmp_path / "all.html")])
+    assert capsys.readouterr().out.startswith("1 results in") and "left out" in caplog.text
+    assert "broken.json" in caplog.text
+
+
+def test_nothing_is_loaded_from_a_network():
+    page = Page(str(html_of("![a picture](http://example.org/x.png) <img src=http://example.org/y.png>")))
+    assert page.addresses in ([], ["http://example.org/x.png"]) and "img" not in page.names
+
+
 @pytest.mark.parametrize("there", [False, True])
 def test_no_results(there, tmp_path, capsys):
     folder = tmp_path / "runs"
     if there:
         folder.mkdir()
     error = fail_last_line(capsys, "report", str(folder))
-    expected = "expected results (a .json beside its .md) below it" if there else "which does not exist"
+    expected = "expected results (a .json beside its .md) below it" if there else "which is none"
     assert error.startswith("linformer: error: folder: expected") and expected in error

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
 import linformer_kit as lk
@@ -118,9 +119,10 @@ def test_the_recorded_embedding(run):
     teacher, student = run
     model = lk.linearize(AutoModel.from_pretrained(teacher), adapter=student / "adapter").eval()
     example = json.loads((student / "adapter" / "linformer.json").read_text())["example"]
-    inputs = AutoTokenizer.from_pretrained(student)(example["text"], return_tensors="pt", truncation=True)
+    text = example["sentence"] * example["repeated"]
+    inputs = AutoTokenizer.from_pretrained(student)(text, return_tensors="pt", truncation=True)
     embedding = model(**inputs).last_hidden_state.mean(dim=1)[0]
-    assert inputs["input_ids"].shape[1] > 5
+    assert inputs["input_ids"].shape[1] == example["max_length"] == 2 * LENGTH
     torch.testing.assert_close(embedding / embedding.norm(), torch.tensor(example["embedding"]), rtol=0, atol=2e-6)
 
 
@@ -159,13 +161,79 @@ def test_what_does_not_fit_is_refused(run, tmp_path, kind):
         write_manifest(folder)
         message = "adapter: expected format 1 in .*, got 2"
     else:
-        folder, message = tmp_path / "nowhere", "adapter: expected a folder, got .*nowhere, which does not exist"
+        folder, message = tmp_path / "nowhere", "adapter: expected a folder, got .*nowhere, which is none"
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     with pytest.raises(lk.InputError, match=message):
         lk.linearize(model, adapter=folder, **arguments)
     assert type(model).__name__ in ("RobertaModel", "LinearRobertaModel")
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, before[name])
+
+
+def replaced(folder: Path, file: str, **fields: object) -> None:
+    content = json.loads((folder / file).read_text()) | fields
+    (folder / file).write_text(json.dumps({name: value for name, value in content.items() if value is not None}))
+
+
+def reweighed(folder: Path, change) -> None:
+    weights = load_file(folder / "adapter_model.safetensors")
+    change(weights, next(name for name in sorted(weights) if "lora_A" in name))
+    save_file(weights, folder / "adapter_model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda folder: replaced(folder, "linformer.json", base_model=None), "expected the base model and settings"),
+        (lambda folder: replaced(folder, "linformer.json", linearize={"k": 3}), "expected the base model and settings"),
+        (lambda folder: replaced(folder, "linformer.json", linearize=[1]), "expected the base model and settings"),
+        (
+            lambda folder: replaced(folder, "linformer.json", base_model={"name": "t", "fingerprint": 1}),
+            "expected name and fingerprint",
+        ),
+        (lambda folder: replaced(folder, "adapter_config.json", use_rslora=True), "expected use_rslora False"),
+        (lambda folder: replaced(folder, "adapter_config.json", alpha_pattern={"a": 1}), "expected alpha_pattern {}"),
+        (lambda folder: replaced(folder, "adapter_config.json", r=0), "expected r, lora_alpha and target_modules"),
+        (lambda folder: replaced(folder, "adapter_config.json", r=2), "expected rank 2"),
+        (lambda folder: reweighed(folder, lambda weights, name: weights.pop(name)), "expected weights of the target"),
+        (lambda folder: reweighed(folder, lambda weights, name: weights[name].fill_(torch.nan)), "expected finite"),
+    ],
+)
+def test_content_that_no_distillation_writes(change, message, run, tmp_path):
+    """Under a manifest that is right."""
+    teacher, student = run
+    folder = shutil.copytree(student / "adapter", tmp_path / "adapter")
+    change(folder)
+    write_manifest(folder)
+    with pytest.raises(lk.InputError, match=f"^adapter: {message}"):
+        lk.linearize(AutoModel.from_pretrained(teacher), adapter=folder)
+
+
+def test_low_rank_changes_of_other_layers_leave_the_model_as_it_was(run, tmp_path, monkeypatch):
+    teacher, student = run
+    adapter = read_adapter(str(student / "adapter"))
+    name = next(name for name in adapter.weights if name.endswith("lora_B.weight"))
+    adapter.weights[name] = adapter.weights[name][1:]
+    monkeypatch.setattr("linformer_kit.linearized.linearize.read_adapter", lambda name: adapter)
+    model = AutoModel.from_pretrained(teacher)
+    with pytest.raises(lk.InputError, match="adapter: expected values that fit RobertaModel, got one of shape"):
+        lk.linearize(model, adapter="any")
+    assert type(model).__name__ == "RobertaModel"
+
+
+def test_arguments_that_agree(run):
+    teacher, student = run
+    settings = read_adapter(str(student / "adapter")).settings
+    assert settings.global_tokens == 1 and settings.projected_dim == 5
+    lk.linearize(AutoModel.from_pretrained(teacher), 5, adapter=student / "adapter", global_tokens=1)
+
+
+def test_the_card_repeats_the_command(run):
+    card = (run[1] / "adapter" / "README.md").read_text()
+    command = card.split("linformer distill teacher OUTPUT")[1].split("```")[0]
+    for option in ("--adapter true", "--adapter_rank 3", "--projected_dim 5", "--max_steps 6", "--learning_rate 0.01"):
+        assert option in command
+    assert ("--projection linear" in command) == ("projection linear" in card) and "--teacher" not in command
 
 
 def test_weights_of_another_shape_change_nothing(run, ids):

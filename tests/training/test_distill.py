@@ -143,6 +143,16 @@ def test_other_kinds(kind, texts, tmp_path):
     assert type(AutoModel.from_pretrained(tmp_path / "student")).__name__ == "LinearRobertaModel"
 
 
+def test_pieces_are_no_longer_than_the_tokenizer_allows(texts, tmp_path):
+    teacher = write_teacher(tmp_path / "teacher", WORDS, "RobertaModel")
+    tokenizer = AutoTokenizer.from_pretrained(teacher, model_max_length=LENGTH - 7)
+    tokenizer.save_pretrained(teacher)
+    for longer, expected in (({}, None), ({"max_position_embeddings": 2 * LENGTH}, LENGTH - 7)):
+        distill(teacher, tmp_path / f"student-{expected}", train_file=texts, max_steps=2, **longer)
+        found = json.loads((tmp_path / f"student-{expected}" / "metrics.json").read_text())["text"]
+        assert found["piece_length"] == expected
+
+
 def test_a_classifier_cannot_answer_in_pieces(texts, tmp_path, capsys):
     teacher = write_teacher(tmp_path / "teacher", WORDS, "RobertaForSequenceClassification", num_labels=3)
     longer = {"train_file": texts, "max_position_embeddings": 4 * LENGTH}

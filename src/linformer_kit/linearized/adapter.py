@@ -12,6 +12,7 @@ PEFT loads such a folder as well, onto a base model linearised with the settings
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,16 @@ PREFIX = "base_model.model."  # PEFT's, before the name of each weight
 FORMAT = 1
 SHIPPED = Path(__file__).parent.parent / "adapters"
 _A, _B = ".lora_A.weight", ".lora_B.weight"
+# Fields of PEFT's configuration, with the value that they have in plain LoRA.
+_PLAIN = {
+    "peft_type": "LORA",
+    "use_rslora": False,
+    "use_dora": False,
+    "rank_pattern": {},
+    "alpha_pattern": {},
+    "bias": "none",
+    "fan_in_fan_out": False,
+}
 _POOLER = "pooler."  # absent from models with a head, and not used by any adapter
 
 
@@ -63,7 +74,7 @@ class Adapter:
         """Check that a model with full attention is the one that the adapter was trained on.
 
         Raises:
-            InputError: if it has other weights.
+            InputError: if it has other weights, or layers that the low-rank changes do not fit.
         """
         base = self.about["base_model"]
         if model.dtype not in (torch.float32, torch.bfloat16):
@@ -71,6 +82,7 @@ class Adapter:
         if base_fingerprint(model) != base["fingerprint"]:
             kind = type(model).__name__
             raise InputError(f"model: expected {base['name']} for adapter {self.name}, got a {kind} with other weights")
+        self._check(self._added(), dict(model.base_model.named_parameters()), type(model).__name__)
 
     @torch.no_grad()
     def merge_into(self, model: PreTrainedModel) -> None:
@@ -81,15 +93,18 @@ class Adapter:
         """
         own = dict(model.base_model.named_parameters())
         added, values = self._added(), {name: each for name, each in self.weights.items() if ".lora_" not in name}
-        for name in learned_parameters(model.base_model).keys() | added.keys() | values.keys():
-            change = added.get(name, values.get(name))
-            if name not in own or change is None or own[name].shape != change.shape:
-                got = "none" if change is None else f"one of shape {list(change.shape)}"
-                raise InputError(f"adapter: expected values that fit {type(model).__name__}, got {got} for {name}")
+        absent = dict.fromkeys(learned_parameters(model.base_model).keys() - values.keys())
+        self._check(added | values | absent, own, type(model).__name__)
         for name, change in added.items():
             own[name].copy_(own[name].float() + change.to(own[name].device))
         for name, value in values.items():
             own[name].copy_(value)
+
+    def _check(self, changes: Mapping[str, Tensor | None], own: Mapping[str, Tensor], kind: str) -> None:
+        for name, change in changes.items():
+            if name not in own or change is None or own[name].shape != change.shape:
+                got = "none" if change is None else f"one of shape {list(change.shape)}"
+                raise InputError(f"adapter: expected values that fit {kind}, got {got} for {name} in {self.name}")
 
     def _added(self) -> dict[str, Tensor]:
         """What is added to parameters of the base model, in float32."""
@@ -107,13 +122,41 @@ def read_adapter(name: str) -> Adapter:
     folder = adapter_folder(name)
     if found := damage(folder):
         raise InputError(f"adapter: {found}")
-    about, config = read_json(folder / ABOUT), read_json(folder / CONFIG)
+    about = read_json(folder / ABOUT)
     if about.get("format") != FORMAT:
         raise InputError(f"adapter: expected format {FORMAT} in {folder / ABOUT}, got {about.get('format')!r}")
+    with input_errors(f"adapter: expected the base model and settings of `linearize` in {folder / ABOUT}"):
+        LinearizeSettings(**about["linearize"])
+        known = {key: about["base_model"][key] for key in ("name", "fingerprint")}
+    if not all(isinstance(value, str) for value in known.values()):
+        raise InputError(f"adapter: expected name and fingerprint of the base model in {folder / ABOUT}, got {known}")
     with input_errors(f"adapter: expected weights in {folder / WEIGHTS}"):
-        weights = load_file(folder / WEIGHTS)
-        scale = config["lora_alpha"] / config["r"]
-    return Adapter(name, {key.removeprefix(PREFIX): tensor for key, tensor in weights.items()}, scale, about)
+        weights = {key.removeprefix(PREFIX): tensor for key, tensor in load_file(folder / WEIGHTS).items()}
+    scale = _scale(read_json(folder / CONFIG), weights, folder / CONFIG)
+    if not all(tensor.isfinite().all() for tensor in weights.values()):
+        raise InputError(f"adapter: expected finite weights in {folder / WEIGHTS}, got NaN or infinite ones")
+    return Adapter(name, weights, scale, about)
+
+
+def _scale(config: dict[str, Any], weights: dict[str, Tensor], path: Path) -> float:
+    """Factor of B·A, from a configuration of PEFT without any variant of LoRA, for these weights.
+
+    Raises:
+        InputError: for another configuration, or weights that it does not describe.
+    """
+    for name, plain in _PLAIN.items():
+        if config.get(name, plain) != plain:
+            raise InputError(f"adapter: expected {name} {plain!r} in {path}, got {config[name]!r}")
+    rank, alpha, layers = (config.get(name) for name in ("r", "lora_alpha", "target_modules"))
+    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, (int, float)) or not isinstance(layers, list):
+        raise InputError(f"adapter: expected r, lora_alpha and target_modules in {path}, got {rank}, {alpha}, {layers}")
+    pairs = {f"{layer}{part}" for layer in layers for part in (_A, _B)}
+    if pairs != {name for name in weights if ".lora_" in name}:
+        raise InputError(f"adapter: expected weights of the target_modules of {path}, got others in {WEIGHTS}")
+    for name in pairs:
+        if weights[name].dim() != 2 or weights[name].shape[0 if name.endswith(_A) else 1] != rank:
+            raise InputError(f"adapter: expected rank {rank}, as in {path}, got {list(weights[name].shape)} for {name}")
+    return alpha / rank
 
 
 def shipped_adapters() -> dict[str, Path]:
@@ -139,7 +182,7 @@ def _folder(name: str) -> Path:
         return shipped
     if is_local_path(name):
         if not Path(name).is_dir():
-            raise InputError(f"adapter: expected a folder, got {name}, which does not exist")
+            raise InputError(f"adapter: expected a folder, got {name}, which is none")
         return Path(name)
     known = ", ".join(shipped_adapters()) or "none"
     with input_errors(f"adapter: expected a folder, a hub id, or one that ships ({known}), got {name}"):

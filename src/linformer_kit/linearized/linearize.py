@@ -93,7 +93,8 @@ def linearize(
 
     Raises:
         InputError: for a decoder, a model that does not use the interface, invalid settings, and an adapter that is
-            damaged, of another model, or contradicted by other arguments. Nothing is changed then.
+            damaged, of another model, or contradicted by other arguments. Nothing is changed then; only where E and F
+            of an adapter do not fit its own settings, the model is linear already.
 
     Example:
         >>> model = lk.linearize(AutoModel.from_pretrained("FacebookAI/roberta-base"), projected_dim=128)
@@ -125,7 +126,7 @@ def linearize(
 def _check_given(given: LinearizeSettings, adapter: Adapter) -> None:
     """Reject arguments that contradict the adapter; defaults count as unset."""
     for name, default in vars(LinearizeSettings()).items():
-        value, known = getattr(given, name), getattr(adapter.settings, name)
+        value, known = (_lists(getattr(settings, name)) for settings in (given, adapter.settings))
         if value not in (default, known):
             raise InputError(f"{name}: expected {known!r}, as adapter {adapter.name} has, got {value!r}")
 
@@ -213,9 +214,9 @@ def _longest(model: PreTrainedModel, layers: list[AttentionLayer]) -> int:
     return longest or layers[0].keys  # an image has one size
 
 
-def _lists(projected_dim: Any) -> Any:
+def _lists(value: Any) -> Any:
     """Convert tuples to lists, as JSON does."""
-    return [_lists(dim) for dim in projected_dim] if isinstance(projected_dim, (list, tuple)) else projected_dim
+    return [_lists(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def _own_configuration(model: PreTrainedModel) -> None:

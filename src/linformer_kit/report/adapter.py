@@ -7,8 +7,11 @@ from typing import Any
 import yaml
 
 from linformer_kit.report.base import table
+from linformer_kit.settings import DistillSettings
 
 _FIGURES = {"cosine": "cosine of mean embeddings", "error": "error of the last hidden states"}
+# The teacher is named in the command; the others change no result.
+_NOT_REPEATED = ("teacher", "base_model_name", "report_to", "resume", "save_steps", "save_total_limit", "logging_steps")
 
 
 def adapter_card(about: dict[str, Any]) -> str:
@@ -20,19 +23,19 @@ def adapter_card(about: dict[str, Any]) -> str:
     base, made = about["base_model"], about["distillation"]
     student, text, settings = made["student"], made["text"], made["settings"]
     fields = {"base_model": base["name"], "library_name": "peft", "license": base["license"], "tags": ["linformer"]}
-    exact = ", ".join(f"{name} {count}" for name, count in student["exact"].items())
+    exact = "".join(f", {name} {count}" for name, count in student["exact"].items() if count)
     rows = [
         [words, *(f"{values[place][1]:.4f}" for place in (0, -1))]
         for name, words in _FIGURES.items()
         if (values := made["curve"].get(name))
     ]
-    files = " ".join(settings["train_file"] or ["FILES"])
-    longer = settings["max_position_embeddings"]
-    command = [
-        f"linformer distill {base['name']} OUTPUT --adapter true --train_file {files}",
-        *(f"--max_position_embeddings {longer}" for _ in range(longer is not None)),
-        f"--max_steps {made['updates']} --learning_rate {settings['learning_rate']} --seed {settings['seed']}",
+    defaults = vars(DistillSettings(teacher=settings["teacher"]))
+    options = [
+        f"--{name} {_value(value)}"
+        for name, value in settings.items()
+        if name not in _NOT_REPEATED and value != defaults.get(name)
     ]
+    full = settings["layers"] is not None
     lines = [
         "---",
         yaml.safe_dump(fields, sort_keys=False).strip(),
@@ -40,9 +43,9 @@ def adapter_card(about: dict[str, Any]) -> str:
         "",
         f"# Linear attention for {base['name']}",
         "",
-        f"With this adapter {base['name']} reads texts of up to {student['seq_len']:,} tokens in linear time: "
-        f"each token attends to {student['projected_dim']} slots and to its neighbours "
-        f"({student['projection']}, sharing {student['sharing']}, {exact}).",
+        f"With this adapter {base['name']} reads texts of up to {student['seq_len']:,} tokens, with linear attention "
+        f"in {'layers ' + _value(settings['layers']) if full else 'all layers'}: k {student['projected_dim']}, "
+        f"projection {student['projection']}, sharing {student['sharing']}{exact}.",
         "",
         "```python",
         "import linformer_kit as lk",
@@ -57,9 +60,16 @@ def adapter_card(about: dict[str, Any]) -> str:
         f"rank {student['adapter']['rank']}, {student['adapter']['parameters']:,} parameters in bfloat16.",
         "",
         "```",
-        " \\\n  ".join(command),
+        " \\\n  ".join([f"linformer distill {base['name']} OUTPUT", *options]),
         "```",
         "",
         *table(["on held-out text, compared with the base model", "before", "after"], rows),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _value(value: Any) -> str:
+    """A setting as it is typed."""
+    if isinstance(value, list) and not any(isinstance(each, list) for each in value):
+        return " ".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -55,8 +55,8 @@ def render(template: str, **fields: Any) -> str:
 
 
 def html_of(text: str) -> Markup:
-    """Markdown as HTML. HTML within the Markdown is shown as text."""
-    return Markup(MarkdownIt("commonmark", {"html": False}).enable("table").render(text))
+    """Markdown as HTML. HTML and images within the Markdown are shown as text, so that nothing is loaded."""
+    return Markup(MarkdownIt("commonmark", {"html": False}).enable("table").disable("image").render(text))
 
 
 def title_of(text: str) -> str:

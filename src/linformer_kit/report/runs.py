@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from linformer_kit.errors import InputError
+from linformer_kit.errors import InputError, input_errors
 from linformer_kit.report.figures import new_figure, png_of, show_grid
 from linformer_kit.report.page import Figure, page_fields, render
+
+logger = logging.getLogger(__name__)
 
 _MOST_LINES = 6  # of a figure
 _OF_TRAININGS = ("updates", "seconds")  # numbers that the table shows besides the metrics
@@ -59,13 +62,11 @@ def find_results(folder: Path) -> list[Result]:
         InputError: for a folder that does not exist or has no results.
     """
     if not folder.is_dir():
-        raise InputError(f"folder: expected a folder of results, got {folder}, which does not exist")
+        raise InputError(f"folder: expected a folder of results, got {folder}, which is none")
     found = []
     for path in sorted(folder.rglob("*.json")):
-        if (results := _read(path)) is not None:
-            name = path.parent.relative_to(folder).as_posix()
-            name = folder.resolve().name if name == "." else name
-            found.append(Result(name, path.parent, results, path.with_suffix(".md").read_text(encoding="utf-8")))
+        if (result := _read(path, folder)) is not None:
+            found.append(result)
     if not found:
         raise InputError(f"folder: expected results (a .json beside its .md) below it, got none in {folder}")
     return found
@@ -101,15 +102,24 @@ def trainings_of(name: str, results: Mapping[str, Any]) -> Iterator[Training]:
         yield Training(name, results["curve"], results)
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    """Results of a file; None for another file."""
-    if not path.with_suffix(".md").is_file():
+def _read(path: Path, folder: Path) -> Result | None:
+    """The results of a JSON file; None for another file. Results that cannot be shown are left out with a warning."""
+    report = path.with_suffix(".md")
+    if not report.is_file():
         return None
+    name = path.parent.relative_to(folder).as_posix()
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
+        with input_errors("expected results of linformer"):
+            results = json.loads(path.read_text(encoding="utf-8"))
+            if "command" not in results:
+                return None
+            text = report.read_text(encoding="utf-8")
+            result = Result(folder.resolve().name if name == "." else name, path.parent, results, text)
+            runs_page([result])  # raises an error if anything in it is not as expected
+    except (InputError, RecursionError) as error:
+        logger.warning("left out: %s: %s", path, error)
         return None
-    return content if isinstance(content, dict) and "command" in content else None
+    return result
 
 
 def _drawn(metric: str, trainings: list[Training]) -> str:

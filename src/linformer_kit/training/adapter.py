@@ -37,8 +37,7 @@ from linformer_kit.training.tasks.tracing import layer_names
 _SCALE = 2  # factor of B·A: PEFT's lora_alpha / r
 _NAME = "default"  # PEFT's name of the only adapter
 _UNKNOWN = "unknown"
-# More tokens than most models have slots.
-_EXAMPLE = "Each token attends to a few slots and to its neighbours, so that a long text takes linear time. " * 12
+_EXAMPLE = "Each token attends to a few slots and to its neighbours, so that a long text takes linear time. "
 
 
 def add_adapter(student: LinearizedModel, rank: int) -> None:
@@ -77,22 +76,29 @@ def made_adapter(student: LinearizedModel, teacher: PreTrainedModel, settings: D
     }
     name = settings.base_model_name or recorded_name(settings.teacher)
     names = [field.name for field in dataclasses.fields(LinearizeSettings)]
+    # As resolved, so that they stay what they are if defaults change.
+    resolved = {name: student.config.linformer[name] for name in ("projected_dim", "global_tokens")}
     about = {
         "format": FORMAT,
         "base_model": {"name": name, "fingerprint": base_fingerprint(teacher), "license": _license(settings.teacher)},
-        "linearize": {name: getattr(settings, name) for name in names},
+        "linearize": {name: getattr(settings, name) for name in names} | resolved,
     }
     return Adapter(name, weights, _SCALE, about)
 
 
 @torch.no_grad()
 def example_embedding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """A text and its embedding, the normalised mean hidden state, by which users can check that they get the same."""
+    """A sentence, repeated to the longest input, and the embedding of the result, the normalised mean hidden state.
+
+    Users can check by it that they get the same.
+    """
     longest = model.config.linformer["seq_len"]
-    inputs = tokenizer(_EXAMPLE, truncation=True, max_length=longest, return_tensors="pt").to(model.device)
+    repeated = longest // len(_EXAMPLE.split()) + 1
+    inputs = tokenizer(_EXAMPLE * repeated, truncation=True, max_length=longest, return_tensors="pt").to(model.device)
     hidden = model.base_model(**inputs).last_hidden_state
     embedding = torch.nn.functional.normalize(mean_embedding(hidden, inputs["attention_mask"] != 0), dim=-1)[0]
-    return {"text": _EXAMPLE, "embedding": [round(value, 6) for value in embedding.tolist()]}
+    vector = [round(value, 6) for value in embedding.tolist()]
+    return {"sentence": _EXAMPLE, "repeated": repeated, "max_length": longest, "embedding": vector}
 
 
 def write_adapter(
@@ -153,4 +159,5 @@ def _license(base: str) -> str:
         card = ModelCard.load(Path(base) / "README.md" if is_local_path(base) else base)
     except Exception:  # no card, no network, or a card without settings
         return _UNKNOWN
-    return str(card.data.get("license") or _UNKNOWN)
+    found = card.data.get("license") or _UNKNOWN
+    return ", ".join(map(str, found)) if isinstance(found, list) else str(found)

@@ -14,7 +14,7 @@ from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.linearized.depth import keep_layers, layers_to_keep
 from linformer_kit.linearized.layers import attention_layers
 from linformer_kit.linearized.linearize import linearize
-from linformer_kit.linearized.positions import check_positions, set_positions
+from linformer_kit.linearized.positions import check_positions, longest_input, set_positions
 from linformer_kit.settings import DistillSettings, LinearizeSettings
 from linformer_kit.training.adapter import add_adapter
 from linformer_kit.training.tasks.answers import kind_of
@@ -78,17 +78,25 @@ def load_pair(settings: DistillSettings) -> Pair:
         student = _earlier_student(settings, teacher, tokenizer)
         made = student.config.num_hidden_layers
         stands_for = None if made == teacher.config.num_hidden_layers else layers_to_keep(teacher, made)
-    longest = tokenizer.model_max_length = student.config.linformer["seq_len"]
-    piece_length = _prepare_for(longest, input_length(teacher, tokenizer, None), teacher, settings)
+    longest, limit = student.config.linformer["seq_len"], input_length(teacher, tokenizer, None)
+    piece_length = _piece_length(longest, limit, teacher, settings)
+    tokenizer.model_max_length = longest
     teacher, student, both = teacher.float(), student.float(), (student.attention_names(), names)
     if settings.adapter:
         add_adapter(student, settings.adapter_rank)
     return Pair(teacher, student, tokenizer, both, stands_for, longest, piece_length, base)
 
 
-def _prepare_for(longest: int, limit: int, teacher: PreTrainedModel, settings: DistillSettings) -> int | None:
-    """Let a teacher read texts of up to `longest` tokens: resize it, or return the length of its pieces."""
-    if longest <= limit:
+def _piece_length(longest: int, limit: int, teacher: PreTrainedModel, settings: DistillSettings) -> int | None:
+    """Length of the pieces in which a teacher reads texts of up to `longest` tokens; None: whole, resized if need be.
+
+    Args:
+        longest: Longest input of the student in tokens.
+        limit: Longest input of the teacher, by its positions and its tokenizer.
+        teacher: The teacher.
+        settings: Whether long texts are read in pieces.
+    """
+    if longest <= (longest_input(teacher) or limit):
         return None
     if settings.long_inputs == "stretch":
         with renamed("seq_len", "max_position_embeddings"), renamed("mode", "resize_mode"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import transformers
 from hypothesis import given
@@ -40,7 +41,7 @@ def batch_of(lengths: list[int], *, first: int, last: int, left: bool = False) -
 def test_pieces_hold_every_token_once(lengths, special, longest, left):
     first, last = special
     inputs = batch_of(lengths, first=first, last=last, left=left)
-    pieces = cut(inputs, longest=longest, special=special)
+    pieces = cut(inputs, longest=longest, special=special, pad_token_id=PAD)
     real, parts = inputs["attention_mask"] == 1, pieces.inputs
     for name in ("input_ids", "token_type_ids"):
         assert pieces.joined(parts[name])[real].tolist() == inputs[name][real].tolist()
@@ -48,6 +49,7 @@ def test_pieces_hold_every_token_once(lengths, special, longest, left):
     assert sizes.max() <= longest and parts["input_ids"].shape[1] == sizes.max()
     for ids, size in zip(parts["input_ids"], sizes, strict=True):
         assert ids[:first].tolist() == [CLS] * first and ids[size - last : size].tolist() == [SEP] * last
+        assert set(ids[size:].tolist()) <= {PAD}
         assert not set(ids[first : size - last].tolist()) & {CLS, SEP}
     room = longest - first - last
     expected = [1 if length <= longest else -(-(length - first - last) // room) for length in lengths]
@@ -56,15 +58,21 @@ def test_pieces_hold_every_token_once(lengths, special, longest, left):
         assert len(own) == count and own.max() - own.min() <= 1
 
 
-def test_a_long_text_is_what_its_pieces_are(words):
+# MobileBERT's embeddings look at the next token, also if that is padding.
+@pytest.mark.parametrize("family", ["bert", "roberta", "mobilebert"])
+def test_a_long_text_is_what_its_pieces_are(words, family):
     """Hidden states are those of each piece alone, those of special tokens those of the first and the last piece."""
     torch.manual_seed(0)
-    teacher = build(FAMILIES["bert"])
-    student = linearize(build(FAMILIES["bert"]), 7)
+    teacher = build(FAMILIES[family])
+    teacher.config.output_hidden_states = True  # tuples among the outputs
+    student = linearize(build(FAMILIES[family]), 7)
     names = student.attention_names()
     first, last = special_tokens(words)
     inputs = batch_of([29, 13], first=first, last=last)
-    inputs = {name: tensor % 11 + 1 if name == "input_ids" else tensor for name, tensor in inputs.items()}
+    pad = words.pad_token_id
+    teacher.get_input_embeddings().weight.data[pad] = 0  # as in trained models
+    ids = torch.where(inputs["attention_mask"] == 1, inputs["input_ids"] % 11 + 3, pad)
+    inputs |= {"input_ids": ids}
     inputs["token_type_ids"] = torch.zeros_like(inputs["input_ids"])
     task = Distillation(
         student,
@@ -79,7 +87,7 @@ def test_a_long_text_is_what_its_pieces_are(words):
         weights=Weights(1, 1, 1),
         layerwise_steps=0,
     )
-    trace, outputs = task._ask(inputs)
+    trace, outputs = task._teacher_outputs(inputs)
     body = inputs["input_ids"][0, first : 29 - last]
     halves = [
         torch.cat([inputs["input_ids"][0, :first], half, inputs["input_ids"][0, 29 - last : 29]])[None]
@@ -94,12 +102,12 @@ def test_a_long_text_is_what_its_pieces_are(words):
         for layer, joined in enumerate(getattr(trace, kind)):
             one, two = (getattr(own, kind)[layer][0] for own in found)
             expected = torch.cat([one[: len(one) - last], two[first:]])
-            torch.testing.assert_close(joined[0, :29], expected)
+            torch.testing.assert_close(joined[0, :29], expected, rtol=1e-3, atol=1e-3)
             assert joined.shape[:2] == (2, 29)
     torch.testing.assert_close(outputs["last_hidden_state"], trace.outputs[-1])
     with torch.no_grad():
         alone = teacher(input_ids=inputs["input_ids"][1:, :13]).last_hidden_state[0]
-    torch.testing.assert_close(outputs["last_hidden_state"][1, :13], alone)
+    torch.testing.assert_close(outputs["last_hidden_state"][1, :13], alone, rtol=1e-3, atol=1e-3)
     assert task(inputs, None).isfinite()
 
 

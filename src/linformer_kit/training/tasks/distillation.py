@@ -119,7 +119,7 @@ class Distillation(Task):
         self.kind = kind_of(teacher)
         self.mask_token_id = tokenizer.mask_token_id
         self._longest, self._seed = longest, seed
-        self._piece_length, self._special = piece_length, special_tokens(tokenizer)
+        self._piece_length = piece_length
         self._layerwise = False
 
     def train(self, mode: bool = True) -> Distillation:
@@ -139,7 +139,7 @@ class Distillation(Task):
 
     def _compare(self, inputs: Batch, *, layerwise: bool) -> _Comparison:
         """Run teacher and student on a batch, and compute the loss."""
-        theirs, target = self._ask(inputs)
+        theirs, target = self._teacher_outputs(inputs)
         with traced(self.model, self.student_attention, theirs.inputs if layerwise else None) as ours:
             outputs = self.model(**inputs)
         real = _real(inputs, theirs.outputs[-1])
@@ -150,11 +150,12 @@ class Distillation(Task):
         return _Comparison(loss, ours, theirs, real, answers)
 
     @torch.no_grad()
-    def _ask(self, inputs: Batch) -> tuple[Trace, Mapping[str, Tensor]]:
+    def _teacher_outputs(self, inputs: Batch) -> tuple[Trace, Mapping[str, Tensor]]:
         """Trace and outputs of the teacher."""
         pieces = None
         if self._piece_length is not None and inputs["input_ids"].shape[1] > self._piece_length:
-            pieces = cut(inputs, longest=self._piece_length, special=self._special)
+            special, pad = special_tokens(self.tokenizer), self.tokenizer.pad_token_id
+            pieces = cut(inputs, longest=self._piece_length, special=special, pad_token_id=pad)
         with traced(self.teacher, self.teacher_attention) as trace:
             outputs = self.teacher(**(inputs if pieces is None else pieces.inputs))
         if pieces is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Int, Shaped
@@ -16,6 +16,8 @@ from transformers import PreTrainedTokenizerBase
 
 from linformer_kit.training.tasks.base import Batch
 from linformer_kit.training.tasks.tracing import Trace
+
+_OF_TOKENS = ("last_hidden_state", "logits")  # outputs with a row for each token
 
 
 class Pieces(NamedTuple):
@@ -41,19 +43,19 @@ class Pieces(NamedTuple):
             *([self.joined(tensor) for tensor in each] for each in (trace.inputs, trace.outputs, trace.attention))
         )
 
-    def joined_outputs(self, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Outputs for each token of the texts; outputs of whole pieces, such as a pooler's, are left out."""
-        shape = self.inputs["input_ids"].shape
-        return {name: self.joined(tensor) for name, tensor in outputs.items() if tensor.shape[:2] == shape}
+    def joined_outputs(self, outputs: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Last hidden states and logits for each token of the texts."""
+        return {name: self.joined(outputs[name]) for name in _OF_TOKENS if outputs.get(name) is not None}
 
 
-def cut(inputs: Batch, *, longest: int, special: tuple[int, int]) -> Pieces:
+def cut(inputs: Batch, *, longest: int, special: tuple[int, int], pad_token_id: int) -> Pieces:
     """Cut texts into the fewest pieces of at most `longest` tokens, about equally long.
 
     Args:
         inputs: `input_ids`, `attention_mask` and other inputs of one value for each token, `[batch, seq_len]`.
         longest: Most tokens of a piece, special tokens included.
         special: Number of special tokens at the start and at the end of a text (`special_tokens`).
+        pad_token_id: Pads `input_ids`; other inputs are padded by 0.
     """
     mask = inputs["attention_mask"]
     first, last = special
@@ -74,9 +76,11 @@ def cut(inputs: Batch, *, longest: int, special: tuple[int, int]) -> Pieces:
     lengths = torch.tensor([len(taken) for _, taken in rows], device=mask.device)
     source = torch.stack([torch.nn.functional.pad(taken, (0, width - len(taken))) for _, taken in rows])
     rows_of_pieces = torch.tensor([row for row, _ in rows], device=mask.device)[:, None]
-    # Padding repeats a token of the text, and is masked.
-    parts = {name: tensor[rows_of_pieces, source] for name, tensor in inputs.items()}
-    parts["attention_mask"] = (torch.arange(width, device=mask.device) < lengths[:, None]).to(mask)
+    is_padding = torch.arange(width, device=mask.device) >= lengths[:, None]
+    parts = {
+        name: tensor[rows_of_pieces, source].masked_fill(is_padding, pad_token_id if name == "input_ids" else 0)
+        for name, tensor in inputs.items()
+    }
     return Pieces(parts, piece, place)
 
 
