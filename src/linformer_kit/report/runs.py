@@ -115,11 +115,22 @@ def _read(path: Path, folder: Path) -> Result | None:
                 return None
             text = report.read_text(encoding="utf-8")
             result = Result(folder.resolve().name if name == "." else name, path.parent, results, text)
-            runs_page([result])  # raises an error if anything in it is not as expected
+            _check(result)
     except (InputError, RecursionError) as error:
         logger.warning("left out: %s: %s", path, error)
         return None
     return result
+
+
+def _check(result: Result) -> None:
+    """Use everything that a page shows, so that an error is raised for anything that is not as expected."""
+    _date(result.results)
+    page_fields(result.results, result.text, result.folder)
+    for training in trainings_of(result.name, result.results):
+        training.values(list(training.curves))
+        for curve in training.curves.values():
+            for update, value in curve:
+                float(update) + float(value or 0)  # None: not finite
 
 
 def _drawn(metric: str, trainings: list[Training]) -> str:
