@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-import yaml
 from docstring_parser import parse as docstring
 from jsonargparse import ArgumentParser
 
 from linformer_kit.commands.table import COMMANDS, Command
+from linformer_kit.settings.files import spelled
 from linformer_kit.settings.groups import Setting, settings_of
 
 _VALUES = {int: "INT", float: "FLOAT", bool: "{true,false}"}
@@ -122,24 +122,13 @@ def _help(setting: Setting, recipe: Sequence[Mapping[str, Any]]) -> str:
     elif unset and not value and source == "default":
         end = f"[default: {unset.removesuffix('.')}]"
     else:
-        end = "" if value in (None, dataclasses.MISSING) else f"[{source}: {_spelled(value)}]"
+        end = "" if value in (None, dataclasses.MISSING) else f"[{source}: {spelled(value)}]"
     return f"{text.removesuffix('.')}. {end}".strip()
 
 
 def _is_flag(setting: Setting) -> bool:
     """Whether --NAME means true; `spelling.py` completes only names without dots."""
     return setting.kind is bool and "." not in setting.name
-
-
-def _spelled(value: Any) -> str:
-    """A value as one writes it on the command line; of a mapping only its names."""
-    if isinstance(value, Mapping):
-        return ", ".join(value) or "none"
-    if isinstance(value, list) and not any(isinstance(item, list) for item in value):
-        return " ".join(map(_spelled, value)) or "none"
-    return (
-        str(value) if isinstance(value, str | float) else yaml.safe_dump(value, default_flow_style=True).split("\n")[0]
-    )
 
 
 def _value(setting: Setting) -> str:

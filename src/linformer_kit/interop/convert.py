@@ -50,9 +50,8 @@ def convert(settings: ConvertSettings) -> tuple[Converted, PreTrainedTokenizerBa
     out = check_new_folder("out", settings.out)
     converted = _load(settings)
     tokenizer = _tokenizer(settings, converted.model)
-    longer = settings.max_position_embeddings
-    if settings.adapter is not None:
-        longer = longest_input(converted.model)
+    changes = settings.adapter is not None or settings.max_position_embeddings is not None
+    longer = longest_input(converted.model) if changes else None
     beside = sentence_files(settings.source, longer=longer) if settings.in_place else {}
     with whole_folder(out) as folder:
         converted.model.save_pretrained(folder)

@@ -82,7 +82,7 @@ class Adapter:
         if base_fingerprint(model) != base["fingerprint"]:
             kind = type(model).__name__
             raise InputError(f"model: expected {base['name']} for adapter {self.name}, got a {kind} with other weights")
-        self._check(self._added(), dict(model.base_model.named_parameters()), type(model).__name__)
+        self._check(self._added_shapes(), dict(model.base_model.named_parameters()), type(model).__name__)
 
     @torch.no_grad()
     def merge_into(self, model: PreTrainedModel) -> None:
@@ -92,25 +92,30 @@ class Adapter:
             InputError: for weights that do not fit the model. Nothing is changed then.
         """
         own = dict(model.base_model.named_parameters())
-        added, values = self._added(), {name: each for name, each in self.weights.items() if ".lora_" not in name}
+        values = {name: each for name, each in self.weights.items() if ".lora_" not in name}
         absent = dict.fromkeys(learned_parameters(model.base_model).keys() - values.keys())
-        self._check(added | values | absent, own, type(model).__name__)
-        for name, change in added.items():
-            own[name].copy_(own[name].float() + change.to(own[name].device))
+        shapes = {name: value.shape for name, value in values.items()}
+        self._check(self._added_shapes() | shapes | absent, own, type(model).__name__)
+        for layer, b, a in self._pairs():
+            place = own[f"{layer}.weight"]
+            place.copy_(place.float() + (self.scale * (b.float() @ a.float())).to(place.device))
         for name, value in values.items():
             own[name].copy_(value)
 
-    def _check(self, changes: Mapping[str, Tensor | None], own: Mapping[str, Tensor], kind: str) -> None:
-        for name, change in changes.items():
-            if name not in own or change is None or own[name].shape != change.shape:
-                got = "none" if change is None else f"one of shape {list(change.shape)}"
+    def _check(self, shapes: Mapping[str, torch.Size | None], own: Mapping[str, Tensor], kind: str) -> None:
+        for name, shape in shapes.items():
+            if name not in own or own[name].shape != shape:
+                got = "none" if shape is None else f"one of shape {list(shape)}"
                 raise InputError(f"adapter: expected values that fit {kind}, got {got} for {name} in {self.name}")
 
-    def _added(self) -> dict[str, Tensor]:
-        """What is added to parameters of the base model, in float32."""
+    def _pairs(self) -> list[tuple[str, Tensor, Tensor]]:
+        """Name, B and A of each adapted layer."""
         layers = [name.removesuffix(_A) for name in self.weights if name.endswith(_A)]
-        pairs = {layer: (self.weights[layer + _B].float(), self.weights[layer + _A].float()) for layer in layers}
-        return {f"{layer}.weight": self.scale * (b @ a) for layer, (b, a) in pairs.items()}
+        return [(layer, self.weights[layer + _B], self.weights[layer + _A]) for layer in layers]
+
+    def _added_shapes(self) -> dict[str, torch.Size | None]:
+        """Shapes of what is added to parameters of the base model."""
+        return {f"{layer}.weight": torch.Size((b.shape[0], a.shape[1])) for layer, b, a in self._pairs()}
 
 
 def read_adapter(name: str) -> Adapter:

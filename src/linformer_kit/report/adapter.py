@@ -8,6 +8,7 @@ import yaml
 
 from linformer_kit.report.base import table
 from linformer_kit.settings import DistillSettings
+from linformer_kit.settings.files import spelled
 
 _FIGURES = {"cosine": "cosine of mean embeddings", "error": "error of the last hidden states"}
 # The teacher is named in the command; the others change no result.
@@ -31,7 +32,7 @@ def adapter_card(about: dict[str, Any]) -> str:
     ]
     defaults = vars(DistillSettings(teacher=settings["teacher"]))
     options = [
-        f"--{name} {_value(value)}"
+        f"--{name} {spelled(value)}"
         for name, value in settings.items()
         if name not in _NOT_REPEATED and value != defaults.get(name)
     ]
@@ -44,7 +45,7 @@ def adapter_card(about: dict[str, Any]) -> str:
         f"# Linear attention for {base['name']}",
         "",
         f"With this adapter {base['name']} reads texts of up to {student['seq_len']:,} tokens, with linear attention "
-        f"in {'layers ' + _value(settings['layers']) if full else 'all layers'}: k {student['projected_dim']}, "
+        f"in {'layers ' + spelled(settings['layers']) if full else 'all layers'}: k {student['projected_dim']}, "
         f"projection {student['projection']}, sharing {student['sharing']}{exact}.",
         "",
         "```python",
@@ -66,10 +67,3 @@ def adapter_card(about: dict[str, Any]) -> str:
         *table(["on held-out text, compared with the base model", "before", "after"], rows),
     ]
     return "\n".join(lines) + "\n"
-
-
-def _value(value: Any) -> str:
-    """A setting as it is typed."""
-    if isinstance(value, list) and not any(isinstance(each, list) for each in value):
-        return " ".join(map(str, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -66,10 +66,12 @@ def title_of(text: str) -> str:
 
 def figures_of(paths: Iterable[Path]) -> list[Figure]:
     """PNG files, with captions from their names."""
-    return [
-        Figure(path.stem.replace("_", " ").replace("-", " "), base64.b64encode(path.read_bytes()).decode())
-        for path in paths
-    ]
+    return [figure_of(path.stem.replace("_", " ").replace("-", " "), path.read_bytes()) for path in paths]
+
+
+def figure_of(caption: str, png: bytes) -> Figure:
+    """A figure from the content of a PNG file."""
+    return Figure(caption, base64.b64encode(png).decode())
 
 
 def _yaml(values: Mapping[str, Any]) -> str:

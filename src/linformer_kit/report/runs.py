@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import logging
 from collections.abc import Iterator, Mapping
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 
 from linformer_kit.errors import InputError, input_errors
 from linformer_kit.report.figures import new_figure, png_of, show_grid
-from linformer_kit.report.page import Figure, page_fields, render
+from linformer_kit.report.page import figure_of, page_fields, render
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +78,7 @@ def runs_page(found: list[Result]) -> str:
     return render(
         "runs.html.j2",
         title=f"{len(found)} results",
-        figures=[Figure(f"{metric} against updates", _drawn(metric, trainings)) for metric in metrics],
+        figures=[figure_of(f"{metric} against updates", _drawn(metric, trainings)) for metric in metrics],
         metrics=[*_OF_TRAININGS, *metrics],
         trainings=[{"name": training.name, "values": training.values(metrics)} for training in trainings],
         results=[
@@ -133,8 +132,8 @@ def _check(result: Result) -> None:
                 float(update) + float(value or 0)  # None: not finite
 
 
-def _drawn(metric: str, trainings: list[Training]) -> str:
-    """The curves of a metric, of the first six trainings that have it, as a PNG in base64."""
+def _drawn(metric: str, trainings: list[Training]) -> bytes:
+    """The curves of a metric, of the first six trainings that have it, as the content of a PNG file."""
     figure, axes = new_figure((8, 4))
     for training in [training for training in trainings if training.curves.get(metric)][:_MOST_LINES]:
         updates, values = zip(*training.curves[metric], strict=True)
@@ -142,7 +141,7 @@ def _drawn(metric: str, trainings: list[Training]) -> str:
     axes.set(xlabel="updates", ylabel=metric)
     axes.legend(fontsize="small")
     show_grid(axes)
-    return base64.b64encode(png_of(figure)).decode()
+    return png_of(figure)
 
 
 def _shown(value: float | None) -> str:

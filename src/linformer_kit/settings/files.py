@@ -67,6 +67,17 @@ def _recorded(name: str, value: Any) -> Any:
     return recorded_name(value) if name in _MODELS and isinstance(value, str) else value
 
 
+def spelled(value: Any) -> str:
+    """A value as one writes it on the command line; of a mapping only its names."""
+    if isinstance(value, dict):
+        return ", ".join(value) or "none"
+    if isinstance(value, list) and not any(isinstance(item, list) for item in value):
+        return " ".join(map(spelled, value)) or "none"
+    return (
+        str(value) if isinstance(value, str | float) else yaml.safe_dump(value, default_flow_style=True).split("\n")[0]
+    )
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read and check a YAML file of settings. Errors name the file, which the parser's own messages do not.
 

@@ -120,6 +120,7 @@ class Distillation(Task):
         self.mask_token_id = tokenizer.mask_token_id
         self._longest, self._seed = longest, seed
         self._piece_length = piece_length
+        self._special = (0, 0) if piece_length is None else special_tokens(tokenizer)
         self._layerwise = False
 
     def train(self, mode: bool = True) -> Distillation:
@@ -154,8 +155,8 @@ class Distillation(Task):
         """Trace and outputs of the teacher."""
         pieces = None
         if self._piece_length is not None and inputs["input_ids"].shape[1] > self._piece_length:
-            special, pad = special_tokens(self.tokenizer), self.tokenizer.pad_token_id
-            pieces = cut(inputs, longest=self._piece_length, special=special, pad_token_id=pad)
+            pad = self.tokenizer.pad_token_id
+            pieces = cut(inputs, longest=self._piece_length, special=self._special, pad_token_id=pad)
         with traced(self.teacher, self.teacher_attention) as trace:
             outputs = self.teacher(**(inputs if pieces is None else pieces.inputs))
         if pieces is not None:
