@@ -112,30 +112,32 @@ def linearize(
         max_position_embeddings=max_position_embeddings,
         resize_mode=resize_mode,
     )
-    if adapter is None:
-        return _linearized(model, given)
-    found = read_adapter(os.fspath(adapter))
-    _check_given(given, found)
-    attention_layers(model)  # raises an error for a model that cannot be linearised
-    found.check_base(model)
-    linear = _linearized(model, found.settings)
-    found.merge_into(linear)
+    changes = None if adapter is None else read_adapter(os.fspath(adapter))
+    settings = given if changes is None else _agreed(given, changes)
+    _check_values(settings)
+    found = attention_layers(model)
+    if changes is not None:
+        changes.check_base(model)
+    linear = _linearized(model, settings, found)
+    if changes is not None:
+        changes.merge_into(linear)
     return linear
 
 
-def _check_given(given: LinearizeSettings, adapter: Adapter) -> None:
-    """Reject arguments that contradict the adapter; defaults count as unset."""
+def _agreed(given: LinearizeSettings, adapter: Adapter) -> LinearizeSettings:
+    """The adapter's settings; arguments that contradict them raise an error, and defaults count as unset."""
+    settings = adapter.settings
     for name, default in vars(LinearizeSettings()).items():
-        value, known = (_lists(getattr(settings, name)) for settings in (given, adapter.settings))
+        value, known = (_lists(getattr(each, name)) for each in (given, settings))
         if value not in (default, known):
             raise InputError(f"{name}: expected {known!r}, as adapter {adapter.name} has, got {value!r}")
+    return settings
 
 
-def _linearized(model: PreTrainedModel, settings: LinearizeSettings) -> LinearizedModel:
-    projection, seq_len, mode = settings.projection, settings.max_position_embeddings, settings.resize_mode
+def _check_values(settings: LinearizeSettings) -> None:
     for field, value, known in (
         ("projection_initializer", settings.projection_initializer, get_args(ProjectionInitializer)),
-        ("resize_mode", mode, get_args(ResizeMode)),
+        ("resize_mode", settings.resize_mode, get_args(ResizeMode)),
     ):
         if value not in known:  # checked even if unused
             raise InputError(f"{field}: expected one of {', '.join(known)}, got {value!r}")
@@ -143,7 +145,10 @@ def _linearized(model: PreTrainedModel, settings: LinearizeSettings) -> Lineariz
     if settings.global_tokens is not None:
         check_count("global_tokens", settings.global_tokens)
     check_exponent(settings.slot_exponent)
-    found = attention_layers(model)
+
+
+def _linearized(model: PreTrainedModel, settings: LinearizeSettings, found: list[AttentionLayer]) -> LinearizedModel:
+    projection, seq_len, mode = settings.projection, settings.max_position_embeddings, settings.resize_mode
     linear = _chosen(found, settings.layers, type(model).__name__)
     if seq_len is not None:
         with renamed("seq_len", "max_position_embeddings"), renamed("mode", "resize_mode"):
