@@ -76,7 +76,7 @@ def test_results_say_what_they_were_made_with(path):
 
 def test_the_tables_of_docs_learning_are_made_from_the_numbers():
     """Between `<!-- tables of <folder> -->` and `<!-- end -->` stands what `study_tables` makes of that folder's JSON."""
-    text = (DOCS / "learning.md").read_text(encoding="utf-8")
+    text = (DOCS / "learning-tables.md").read_text(encoding="utf-8")
     found = re.findall(r"<!-- tables of (\S+) -->\n\n(.*?)\n<!-- end -->", text, re.DOTALL)
     assert {name for name, _ in found} == {path.parent.name for path in FOLDER.glob("*/learning.json")}
     for name, tables in found:
@@ -88,7 +88,7 @@ def test_rows_of_tables_are_those_of_the_results():
     """Between `<!-- rows of <folder> -->` and `<!-- end -->` stand some rows of the tables of that folder."""
     found = [
         (folder, rows)
-        for path in DOCS.glob("*.md")
+        for path in (DOCS.parent / "README.md", *DOCS.glob("*.md"))
         for folder, rows in re.findall(r"<!-- rows of (\S+) -->\n(.*?)<!-- end -->", path.read_text("utf-8"), re.DOTALL)
     ]
     assert found

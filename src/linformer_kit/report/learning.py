@@ -52,7 +52,7 @@ def learning_markdown(results: dict[str, Any]) -> str:
 
 
 def study_tables(results: dict[str, Any], *, heading: str) -> str:
-    """The tables of a study, each below a heading of the given depth; docs/learning.md contains them."""
+    """The tables of a study, each below a heading of the given depth; docs/learning-tables.md contains them."""
     settings = results["settings"]
     lines = [f"{heading} Learning rates", "", *rates_table(results), ""]
     for cell in settings["cells"]:

@@ -1,0 +1,135 @@
+"""Draw the pictures of the pages that no command draws: python docs/pictures/draw.py [FOLDER]."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch, Rectangle
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+# Measured times of forward passes: label, folder.
+TIMES = (
+    ("AVX-512, bfloat16", "forward-bfloat16_epyc-2-cores_202611"),
+    ("AVX2, float32", "forward-float32_zen3-2-cores_202611"),
+)
+PROJECTED_DIM = 256
+# Lengths of the sides in the diagram: sequence, slots, width of a head.
+N, K, D = 3.6, 1.3, 1.3
+TOKENS, SLOTS, WEIGHTS = "#9ecae1", "#fdae6b", "#c7c7c7"
+
+
+def matrix(
+    axes: Axes, left: float, middle: float, width: float, height: float, name: str, size: str, color: str
+) -> float:
+    """Draw a matrix with its name inside and its size below; the x where it ends."""
+    axes.add_patch(
+        Rectangle((left, middle - height / 2), width, height, facecolor=color, edgecolor="black", linewidth=0.8)
+    )
+    axes.text(left + width / 2, middle, name, ha="center", va="center", fontsize=8)
+    axes.text(left + width / 2, middle - height / 2 - 0.12, size, ha="center", va="top", fontsize=7)
+    return left + width
+
+
+def between(axes: Axes, left: float, middle: float, text: str) -> float:
+    axes.text(left + 0.3, middle, text, ha="center", va="center", fontsize=10)
+    return left + 0.6
+
+
+def attention(axes: Axes, middle: float, slots: bool) -> None:
+    """One row of the diagram: attention of one head, softmax(Q·Kᵀ/√d)·V, with keys of n tokens or k slots."""
+    rows, letter = (K, "k") if slots else (N, "n")
+    color = SLOTS if slots else TOKENS
+    keys, values = ("(E·K)ᵀ", "F·V") if slots else ("Kᵀ", "V")
+    axes.text(0, middle + N / 2 + 0.25, "Linformer" if slots else "Full attention", fontsize=10, weight="bold")
+    end = matrix(axes, 0, middle, D, N, "Q", "n × d", TOKENS)
+    end = between(axes, end, middle, "·")
+    end = matrix(axes, end, middle, rows, D, keys, f"d × {letter}", color)
+    end = between(axes, end, middle, "→")  # softmax of the product over √d
+    end = matrix(axes, end, middle, rows, N, "P̄" if slots else "P", f"n × {letter}", WEIGHTS)
+    end = between(axes, end, middle, "·")
+    end = matrix(axes, end, middle, D, rows, values, f"{letter} × d", color)
+    end = between(axes, end, middle, "=")
+    matrix(axes, end, middle, D, N, "head", "n × d", TOKENS)
+
+
+def time_saved(folder: str) -> tuple[list[int], list[float]]:
+    """The measured lengths, and there the time of RobertaModel with SDPA over that of a Linformer."""
+    results = json.loads((BENCHMARKS / folder / "efficiency.json").read_text(encoding="utf-8"))
+    full = {row["seq_len"]: row for row in results["baselines"] if row["name"] == "roberta"}
+    ours = {row["seq_len"]: row for row in results["cells"] if row["projected_dim"] == PROJECTED_DIM}
+    lengths = [n for n in sorted(ours) if not full[n]["extrapolated"]]
+    return lengths, [full[n]["seconds_per_token_layer"] / ours[n]["seconds_per_token_layer"] for n in lengths]
+
+
+def linformer(path: Path) -> None:
+    """Equation 7 beside full attention, and the time that it saves."""
+    figure, (diagram, times) = plt.subplots(1, 2, figsize=(10, 4.2), width_ratios=[1.3, 1])
+    attention(diagram, 5.3, slots=False)
+    attention(diagram, 0, slots=True)
+    diagram.set_xlim(-0.1, 13.8)
+    diagram.set_ylim(-2.6, 7.8)
+    diagram.set_aspect("equal")
+    diagram.axis("off")
+    for label, folder in TIMES:
+        times.plot(*time_saved(folder), marker="o", label=label)
+    times.set_xscale("log", base=2)
+    times.set_yscale("log", base=2)
+    times.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    times.yaxis.set_major_formatter(lambda value, _: f"{value:g}×")
+    times.tick_params(labelsize=8)
+    times.set_xlabel("n, tokens in a sequence", fontsize=8)
+    times.set_ylabel("time of full attention (RobertaModel, SDPA) over the Linformer's", fontsize=8)
+    times.set_title(f"One encoder, 768 wide, k {PROJECTED_DIM}, forward pass, 2 cores", fontsize=9)
+    times.grid(alpha=0.3)
+    times.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def visible(path: Path) -> None:
+    """What each token sees: with full attention, through slots, and with neighbours and a global token beside them."""
+    n, slots, window = 24, 6, 5
+    each = n // slots
+    tokens = np.arange(n)
+    own = np.abs(tokens[:, None] - tokens) <= window // 2
+    own[:, 0] = True
+    titles = (
+        f"Full attention\n{n} tokens one by one",
+        f"{slots} slots\neach the mean of {each} tokens",
+        f"{slots} slots, {window} neighbours, 1 global token",
+    )
+    figure, panels = plt.subplots(1, 3, figsize=(10, 4.2), sharey=True, layout="constrained")
+    for panel, title, exact in zip(panels, titles, (np.ones((n, n)), np.zeros((n, n)), own), strict=True):
+        blurred = np.where(tokens // each % 2, 0.35, 0.2)[None].repeat(n, axis=0)
+        panel.imshow(np.where(exact, 1.0, blurred), cmap="Blues", vmin=0, vmax=1.2)
+        panel.set_xticks(np.arange(-0.5, n, each) if not exact.all() else [], labels=[])
+        panel.set_yticks([])
+        panel.set_title(title, fontsize=9)
+        panel.set_xlabel("keys and values (tokens)", fontsize=8)
+    panels[0].set_ylabel("queries (tokens)", fontsize=8)
+    figure.legend(
+        handles=[
+            Patch(color=plt.cm.Blues(1 / 1.2), label="seen exactly"),
+            Patch(color=plt.cm.Blues(0.22), label="seen as a part of a slot"),
+        ],
+        loc="outside lower center",
+        ncols=2,
+        fontsize=8,
+    )
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent)
+    linformer(folder / "linformer.png")
+    visible(folder / "visible.png")

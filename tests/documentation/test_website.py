@@ -1,0 +1,103 @@
+"""The site and the pictures of the pages: what is generated and checked, without the program that makes HTML."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.documentation.pages import PAGES, ROOT
+
+
+def script(path: str) -> ModuleType:
+    """A script of the repository as a module."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def build() -> ModuleType:
+    return script("website/build.py")
+
+
+@pytest.fixture
+def pages(build, tmp_path, monkeypatch) -> Path:
+    """The folder of the site's pages, copied and generated."""
+    monkeypatch.setattr(build, "BUILD", tmp_path)
+    monkeypatch.setattr(build, "PAGES", tmp_path / "pages")
+    build.write_pages()
+    return tmp_path / "pages"
+
+
+def test_every_page_is_in_the_navigation(pages):
+    project = tomllib.loads((ROOT / "website" / "zensical.toml").read_text(encoding="utf-8"))["project"]
+    (home,), *sections = [tuple(entry.values()) for entry in project["nav"]]
+    listed = [home, *(page for (section,) in sections for entry in section for page in entry.values())]
+    assert all((pages / page).is_file() for page in listed)
+    guides = {f"docs/{name}" for name in PAGES if name != "README.md"}
+    assert sorted(listed) == sorted({*listed}) and guides <= {*listed}
+
+
+def test_the_references_have_all_names_and_commands(build, pages):
+    python = (pages / "reference" / "python.md").read_text(encoding="utf-8")
+    assert "::: linformer_kit.linearized.linearize.linearize\n" in python
+    assert python.count("\n::: ") == sum(map(len, build.TOPICS.values()))
+    commands = (pages / "reference" / "commands.md").read_text(encoding="utf-8")
+    assert commands.count("\nusage: linformer ") == len(build.COMMANDS)
+    assert "### linformer bench systems\n" in commands and "\n        Values of n in tokens." in commands
+
+
+def test_public_names_without_a_topic_are_an_error(build, tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "PAGES", tmp_path)
+    monkeypatch.setitem(build.TOPICS, "Errors", ())
+    with pytest.raises(
+        SystemExit, match=r"TOPICS: expected all public names once, got a difference of \['InputError'\]"
+    ):
+        build.write_python_reference()
+
+
+def test_the_gallery_has_every_picture_of_a_listed_result(pages):
+    gallery = (pages / "reference" / "gallery.md").read_text(encoding="utf-8")
+    shown = [line.split("](../")[1].removesuffix(")") for line in gallery.splitlines() if line.startswith("![")]
+    assert shown and all((pages / path).is_file() for path in shown)
+    assert {path.relative_to(ROOT).as_posix() for path in ROOT.glob("benchmarks/*/*.png")} == {*shown}
+
+
+def test_broken_links_are_found(build, tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "picture.png").touch()
+    (tmp_path / "index.html").write_text('<h2 id="here">x</h2> <a href="a/b.html#there">x</a> <a href="#here">x</a>')
+    good = '<i id="there"></i> <a href="../index.html#here">x</a> <img src="../picture.png"> <a href="https://x.org/y">x</a>'
+    (tmp_path / "a" / "b.html").write_text(good)
+    assert build.broken_links(tmp_path) == []
+    bad = '<a href="../none.html">x</a> <a href="../index.html#gone">x</a> <img src="gone.png">'
+    (tmp_path / "a" / "b.html").write_text(f"{good} {bad}")
+    assert build.broken_links(tmp_path) == [
+        f"a/b.html: {link}" for link in ("../index.html#gone", "../none.html", "gone.png")
+    ]
+
+
+def test_the_pictures_show_the_measured_times(tmp_path, drawn):
+    draw = script("docs/pictures/draw.py")
+    for _, folder in draw.TIMES:
+        results = json.loads((ROOT / "benchmarks" / folder / "efficiency.json").read_text(encoding="utf-8"))
+        times = {
+            (row["seq_len"], row.get("projected_dim", row.get("name"))): row["time"]["median_s"]
+            for row in itertools.chain(results["cells"], results["baselines"])
+            if row["time"]
+        }
+        lengths, saved = draw.time_saved(folder)
+        assert lengths[:4] == [512, 1024, 2048, 4096]
+        assert saved == pytest.approx([times[n, "roberta"] / times[n, 256] for n in lengths])
+    draw.linformer(tmp_path / "linformer.png")
+    draw.visible(tmp_path / "visible.png")
+    sizes = [path.stat().st_size for path in sorted(tmp_path.iterdir())]
+    assert len(sizes) == 2 and min(sizes) > 10_000
