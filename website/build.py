@@ -1,14 +1,13 @@
-"""Build the site from the pages of the repository: python website/build.py [--serve].
+"""Build the site from the pages of the repository: python website/build.py.
 
 The pages keep their places, so their links hold here as in the repository: README.md becomes the first page, and
 `docs/`, `benchmarks/`, CHANGELOG.md and CONTRIBUTING.md are copied. Three pages are generated: the reference of the
 public API (from docstrings), that of the commands (from their parsers), and a gallery of all pictures with their
-commands. Any warning is an error, and so is a link to a page, a heading or a file that is not there.
+commands. Warnings of the build are errors, and so is a link to a page, a heading or a file that is not on the site.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import html.parser
 import io
@@ -20,6 +19,7 @@ import subprocess
 import sys
 import urllib.parse
 from pathlib import Path
+from unittest import mock
 
 import linformer_kit
 from linformer_kit.commands.parser import parse
@@ -69,7 +69,8 @@ def write_pages() -> None:
 
 def copy_pages() -> None:
     """The pages of the repository, each in its place."""
-    shutil.rmtree(BUILD, ignore_errors=True)
+    if BUILD.exists():
+        shutil.rmtree(BUILD)
     PAGES.mkdir(parents=True)
     for name in COPIED:
         source = ROOT / name
@@ -107,8 +108,11 @@ def write_command_reference() -> None:
 
 def help_of(name: str) -> str:
     """What `linformer NAME --help` prints."""
-    os.environ["COLUMNS"] = "100"
-    with contextlib.redirect_stdout(io.StringIO()) as output, contextlib.suppress(SystemExit):
+    with (
+        mock.patch.dict(os.environ, COLUMNS="100"),
+        contextlib.redirect_stdout(io.StringIO()) as output,
+        contextlib.suppress(SystemExit),
+    ):
         parse([*name.split(), "--help"])
     return output.getvalue().rstrip()
 
@@ -116,22 +120,24 @@ def help_of(name: str) -> str:
 def write_gallery() -> None:
     """One page of all pictures of `benchmarks/`, each with what it answers and its results, which name the command."""
     table = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    rows = [line.strip(" |").split(" | ") for line in table.splitlines() if line.startswith("|")]
     lines = [
         "# Gallery",
         "",
         "The pictures that the commands drew for [Results by processor](../benchmarks/README.md).",
     ]
-    for row in (line for line in table.splitlines() if line.startswith("| [")):
-        first, *_, answers = row.strip(" |").split(" | ")
-        found = [
-            (name, page, sorted((ROOT / "benchmarks" / page).parent.glob("*.png")))
-            for name, page in re.findall(r"\[([^]]+)\]\(([^)]+)\)", first)
+    for folder in sorted({path.parent for path in ROOT.glob("benchmarks/*/*.png")}):
+        page, answers = next(
+            (link, row[-1])
+            for row in rows
+            for link in re.findall(r"\]\(([^)]+)\)", row[0])
+            if link.startswith(f"{folder.name}/")
+        )
+        lines += ["", f"## {folder.name.replace('_', ', ')}", "", f"{answers[0].upper()}{answers[1:]}.", ""]
+        lines += [
+            f"![{path.stem.replace('_', ' ')}](../{path.relative_to(ROOT)})\n" for path in sorted(folder.glob("*.png"))
         ]
-        if any(pictures for *_, pictures in found):
-            lines += ["", f"## {found[0][0]}", "", f"{answers[0].upper()}{answers[1:]}.", ""]
-        for name, page, pictures in found:
-            lines += [f"![{name}: {path.stem.replace('_', ' ')}](../{path.relative_to(ROOT)})\n" for path in pictures]
-            lines += [f"[Results and command: {name}](../benchmarks/{page})\n"] if pictures else []
+        lines += [f"[Results and command](../benchmarks/{page})"]
     (PAGES / "reference" / "gallery.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -165,20 +171,18 @@ def broken_links(site: Path) -> list[str]:
             target = page if not path else (site / path[1:] if path.startswith("/") else page.parent / path)
             target = (target / "index.html" if target.is_dir() else target).resolve()
             anchors = read[target].anchors | {"", "__skip"} if target in read else None
-            if not target.exists() or (anchors is not None and urllib.parse.unquote(parts.fragment) not in anchors):
+            if not (target.exists() and target.is_relative_to(site.resolve())) or (
+                anchors is not None and urllib.parse.unquote(parts.fragment) not in anchors
+            ):
                 broken.append(f"{page.relative_to(site)}: {link}")
     return broken
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--serve", action="store_true", help="Show the site at a local address and follow changes.")
-    serve = parser.parse_args().serve
     write_pages()
     shutil.copy(ROOT / "website" / "zensical.toml", BUILD)
-    command = [sys.executable, "-m", "zensical", "serve" if serve else "build"]
-    done = subprocess.run([*command, *([] if serve else ["--strict"])], cwd=BUILD, check=False)
-    broken = [] if serve or done.returncode else broken_links(SITE)
+    done = subprocess.run([sys.executable, "-m", "zensical", "build", "--strict"], cwd=BUILD, check=False)
+    broken = [] if done.returncode else broken_links(SITE)
     for line in broken:
         print(f"broken link: {line}", file=sys.stderr)
     if done.returncode or broken:

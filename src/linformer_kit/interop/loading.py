@@ -172,7 +172,11 @@ def resize(model: PreTrainedModel, resize_to: int | None, resize_mode: ResizeMod
     if resize_to is None:
         return
     if not hasattr(model, "resize_sequence_length"):
-        raise InputError(f"resize_to: expected none for a model of type {model.config.model_type}, got {resize_to}")
+        kind = model.config.model_type
+        raise InputError(
+            f"resize_to: expected none for a model of type {kind}, got {resize_to}; `linformer convert MODEL LONGER "
+            f"--in_place --max_position_embeddings {resize_to}` makes a linear and longer one"
+        )
     with renamed("seq_len", "resize_to"), renamed("mode", "resize_mode"):
         model.resize_sequence_length(resize_to, mode=resize_mode)
 

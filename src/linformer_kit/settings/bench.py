@@ -7,7 +7,7 @@ from typing import Literal
 
 from linformer_kit.settings import ResizeMode, TaskName
 
-Precision = Literal["float32", "bfloat16", "float16"]
+Precision = Literal["auto", "float32", "bfloat16", "float16"]
 Mode = Literal["forward", "train"]
 Baseline = Literal["eager", "full", "roberta"]
 
@@ -18,7 +18,7 @@ class BenchSettings:
 
     Attributes:
         device: Device to measure: `cpu`, `cuda` or, with an index, `cuda:1`.
-        dtype: Data type of weights and activations.
+        dtype: Data type of weights and activations; `auto`: bfloat16, or float32 on a CPU without instructions for it.
         hidden_size: d_m, the width of the model.
         num_attention_heads: h, the number of heads per layer; must divide hidden_size.
         intermediate_size: Width of the feed-forward layer.
@@ -28,7 +28,7 @@ class BenchSettings:
     """
 
     device: str = "cpu"
-    dtype: Precision = "bfloat16"
+    dtype: Precision = "auto"
     hidden_size: int = 768
     num_attention_heads: int = 12
     intermediate_size: int = 3072

@@ -194,7 +194,7 @@ def test_results_are_written_over_only_when_asked(tmp_path, capsys):
         (["--device", "gpu"], "device: expected cpu"),
         (["--device", "cuda:97"], "device: expected cpu"),
         (["--device", "meta"], "device: expected cpu"),
-        (["--dtype", "int8"], "dtype: expected one of float32, bfloat16, float16, got int8"),
+        (["--dtype", "int8"], "dtype: expected one of auto, float32, bfloat16, float16, got int8"),
         (["--num_attention_heads", "7"], "num_attention_heads: expected a divisor of 768, got 7"),
         (["--budget_gib", "0"], "budget_gib: expected a positive number, got 0.0"),
         (["--seed", "-1"], "seed: expected 0 to 4294967295, got -1"),

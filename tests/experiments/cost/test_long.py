@@ -17,7 +17,7 @@ LENGTHS = {"n": 521, "reference_length": 37, "projected_dim": 7}
 
 @pytest.mark.e2e
 def test_results():
-    results = measure_long(LongSettings(**SIZES, **LENGTHS), "cpu", torch.get_num_threads())
+    results = measure_long(LongSettings(**SIZES, **LENGTHS, dtype="bfloat16"), "cpu", torch.get_num_threads())
     assert results["hidden_bytes"] == 521 * 32 * 2
     assert results["peak_in_hidden_states"] == results["peak_bytes"] / results["hidden_bytes"]
     assert results["reference"]["runs"] == 5

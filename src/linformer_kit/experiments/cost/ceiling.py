@@ -17,7 +17,7 @@ from tqdm import tqdm
 from linformer_kit.experiments.cost.paths import compare_with_plain
 from linformer_kit.experiments.experiment import Experiment
 from linformer_kit.experiments.measure import Timings, interleaved
-from linformer_kit.experiments.prepare import check, default_tokens, pairs, torch_dtype
+from linformer_kit.experiments.prepare import check, default_tokens, pairs, torch_dtype, with_dtype
 from linformer_kit.operator.kernels import Processor, has_onednn
 from linformer_kit.report.ceiling import write_ceiling_report
 from linformer_kit.settings import portable
@@ -32,6 +32,7 @@ Linear = Callable[[Tensor, Tensor, Tensor], Tensor]  # rows, weight, memory for 
 def main(settings: CeilingSettings) -> None:
     """Measure, write and print."""
     device = check(settings)
+    settings = with_dtype(settings, device)
     by_length = pairs(settings.lengths, settings.projected_dims)
     with Experiment(
         "bench ceiling",

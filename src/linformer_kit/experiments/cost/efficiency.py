@@ -27,7 +27,7 @@ from linformer_kit.experiments.cost.memory import (
 from linformer_kit.experiments.cost.operations import TRAINING, bound, layer_cost
 from linformer_kit.experiments.experiment import Experiment, require
 from linformer_kit.experiments.measure import interleaved, summary
-from linformer_kit.experiments.prepare import check, check_memory, default_tokens, pairs, torch_dtype
+from linformer_kit.experiments.prepare import check, check_memory, default_tokens, pairs, torch_dtype, with_dtype
 from linformer_kit.report.efficiency import write_efficiency_report
 from linformer_kit.settings import portable
 from linformer_kit.settings.bench import EfficiencySettings
@@ -44,6 +44,7 @@ _LONGEST_MEMORY_RUN = 10.0  # seconds; memory of slower Transformers is extrapol
 def main(settings: EfficiencySettings) -> None:
     """Measure, write and print."""
     device = check(settings)
+    settings = with_dtype(settings, device)
     settings, by_length = _settled(settings, device)
     measure_efficiency(settings, by_length, device).show()
 

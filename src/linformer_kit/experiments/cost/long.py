@@ -15,7 +15,7 @@ from linformer_kit.experiments.cost.encoders import Encoder, build, random_ids, 
 from linformer_kit.experiments.cost.memory import layers_of, parameter_bytes
 from linformer_kit.experiments.experiment import Experiment, require
 from linformer_kit.experiments.measure import in_fresh_process, interleaved, peak_bytes, summary
-from linformer_kit.experiments.prepare import check, torch_dtype
+from linformer_kit.experiments.prepare import check, torch_dtype, with_dtype
 from linformer_kit.models.encoder import LinformerLayer
 from linformer_kit.report.long import write_long_report
 from linformer_kit.settings import portable
@@ -27,6 +27,7 @@ _SECONDS = 60.0  # for all runs over the short sequence
 def main(settings: LongSettings) -> None:
     """Measure in a fresh process, write and print."""
     device = check(settings)
+    settings = with_dtype(settings, device)
     for name in ("n", "reference_length"):
         length, k = getattr(settings, name), settings.projected_dim
         require(length > k, name, f"more than projected_dim, {k}", length)

@@ -23,7 +23,7 @@ from linformer_kit.errors import InputError
 from linformer_kit.experiments.cost.registry import SYSTEMS
 from linformer_kit.experiments.experiment import Experiment, require
 from linformer_kit.experiments.measure import in_fresh_process, interleaved, peak_bytes, summary, synchronize
-from linformer_kit.experiments.prepare import check, check_memory, default_tokens, torch_dtype
+from linformer_kit.experiments.prepare import check, check_memory, default_tokens, torch_dtype, with_dtype
 from linformer_kit.report.systems import write_systems_report
 from linformer_kit.settings import portable
 from linformer_kit.settings.bench import SystemsSettings
@@ -41,6 +41,7 @@ def checked(settings: SystemsSettings) -> SystemsSettings:
         InputError: for unknown systems, and as `prepare.check`.
     """
     device = check(settings)
+    settings = with_dtype(settings, device)
     systems = list(dict.fromkeys(settings.systems or SYSTEMS))
     for name in systems:
         require(name in SYSTEMS, "systems", f"some of {', '.join(SYSTEMS)}", name)

@@ -1,4 +1,4 @@
-"""Draw the pictures of the pages that no command draws: python docs/pictures/draw.py [FOLDER]."""
+"""Draw the pictures of the pages that no command draws: python website/draw.py [FOLDER]."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+ROOT = Path(__file__).parents[1]
+BENCHMARKS = ROOT / "benchmarks"
 # Measured times of forward passes: label, folder.
 TIMES = (
     ("AVX-512, bfloat16", "forward-bfloat16_epyc-2-cores_202611"),
@@ -130,6 +131,6 @@ def visible(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent)
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "pictures"
     linformer(folder / "linformer.png")
     visible(folder / "visible.png")
