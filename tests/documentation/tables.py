@@ -61,7 +61,7 @@ GIVEN = {
     ),
     "linearize.md": ("sentence-transformers/all-MiniLM-L6-v2", "FacebookAI/roberta-base", "articles", "books"),
     "parallel.md": ("examples/sequence_parallel.py",),
-    "pretraining.md": ("FacebookAI/roberta-base", "my-model", "notes", "articles", "corpus.parquet"),
+    "pretraining.md": ("FacebookAI/roberta-base", "notes", "articles", "corpus.parquet"),
     "training.md": ("notes",),
     "theory.md": ("roberta-base", "articles"),
 }  # fmt: skip
