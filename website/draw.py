@@ -6,13 +6,12 @@ import json
 import sys
 from pathlib import Path
 
-import matplotlib
 import numpy as np
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
+
+from linformer_kit.report.figures import new_figure, number_ticks, save_figure, show_grid
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
@@ -72,7 +71,8 @@ def time_saved(folder: str) -> tuple[list[int], list[float]]:
 
 def linformer(path: Path) -> None:
     """Equation 7 beside full attention, and the time that it saves."""
-    figure, (diagram, times) = plt.subplots(1, 2, figsize=(10, 4.2), width_ratios=[1.3, 1])
+    figure, (diagram, times) = new_figure((10, 4.2), columns=2)
+    diagram.get_gridspec().set_width_ratios([1.3, 1])
     attention(diagram, 5.3, slots=False)
     attention(diagram, 0, slots=True)
     diagram.set_xlim(-0.1, 13.8)
@@ -83,17 +83,15 @@ def linformer(path: Path) -> None:
         times.plot(*time_saved(folder), marker="o", label=label)
     times.set_xscale("log", base=2)
     times.set_yscale("log", base=2)
-    times.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    times.yaxis.set_major_formatter(lambda value, _: f"{value:g}×")
+    number_ticks(times.xaxis, ",.0f")
+    number_ticks(times.yaxis, "g", unit="×")
     times.tick_params(labelsize=8)
     times.set_xlabel("n, tokens in a sequence", fontsize=8)
     times.set_ylabel("time of full attention (RobertaModel, SDPA) over the Linformer's", fontsize=8)
     times.set_title(f"One encoder, 768 wide, k {PROJECTED_DIM}, forward pass, 2 cores", fontsize=9)
-    times.grid(alpha=0.3)
+    show_grid(times)
     times.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    save_figure(figure, path)
 
 
 def visible(path: Path) -> None:
@@ -108,10 +106,11 @@ def visible(path: Path) -> None:
         f"{slots} slots\neach the mean of {each} tokens",
         f"{slots} slots, {window} neighbours, 1 global token",
     )
-    figure, panels = plt.subplots(1, 3, figsize=(10, 4.2), sharey=True, layout="constrained")
+    figure, panels = new_figure((10, 4.2), columns=3, sharey=True)
+    blues = colormaps["Blues"]
     for panel, title, exact in zip(panels, titles, (np.ones((n, n)), np.zeros((n, n)), own), strict=True):
         blurred = np.where(tokens // each % 2, 0.35, 0.2)[None].repeat(n, axis=0)
-        panel.imshow(np.where(exact, 1.0, blurred), cmap="Blues", vmin=0, vmax=1.2)
+        panel.imshow(np.where(exact, 1.0, blurred), cmap=blues, vmin=0, vmax=1.2)
         panel.set_xticks(np.arange(-0.5, n, each) if not exact.all() else [], labels=[])
         panel.set_yticks([])
         panel.set_title(title, fontsize=9)
@@ -119,15 +118,14 @@ def visible(path: Path) -> None:
     panels[0].set_ylabel("queries (tokens)", fontsize=8)
     figure.legend(
         handles=[
-            Patch(color=plt.cm.Blues(1 / 1.2), label="seen exactly"),
-            Patch(color=plt.cm.Blues(0.22), label="seen as a part of a slot"),
+            Patch(color=blues(1 / 1.2), label="seen exactly"),
+            Patch(color=blues(0.22), label="seen as a part of a slot"),
         ],
         loc="outside lower center",
         ncols=2,
         fontsize=8,
     )
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    save_figure(figure, path)
 
 
 if __name__ == "__main__":

@@ -44,8 +44,7 @@ _LONGEST_MEMORY_RUN = 10.0  # seconds; memory of slower Transformers is extrapol
 def main(settings: EfficiencySettings) -> None:
     """Measure, write and print."""
     device = check(settings)
-    settings = with_dtype(settings, device)
-    settings, by_length = _settled(settings, device)
+    settings, by_length = _settled(with_dtype(settings, device), device)
     measure_efficiency(settings, by_length, device).show()
 
 
