@@ -335,7 +335,7 @@ def test_overwrite_keeps_the_old_run_until_the_new_one_can_start(run, corpus, ca
 def test_the_documentation_names_what_may_change_in_a_resumed_run():
     """All that is not compared, but for the folder and what to do with it."""
     docs = Path(__file__).parents[2] / "docs" / "pretraining.md"
-    section = re.search(r"^`--resume` continues.*?\n\n", docs.read_text(), re.MULTILINE | re.DOTALL)[0]
+    section = re.search(r"^`--resume` continues from.*?\n\n", docs.read_text(), re.MULTILINE | re.DOTALL)[0]
     named = set(re.findall(r"`--(\w+)`", section)) - {"resume", "overwrite"}
     fields = {field.name for field in dataclasses.fields(PretrainSettings)}
     free = {"compare_full", *identity._MAY_CHANGE, *pretraining._MAY_CHANGE, "per_device_train_batch_size"}
