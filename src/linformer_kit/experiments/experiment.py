@@ -56,6 +56,23 @@ def earlier_file(output_dir: str | None, name: str, *, resume: bool) -> Path | N
     return path if resume and path.is_file() else None
 
 
+def check_same_settings(earlier: Results, now: Results, path: Path) -> None:
+    """Check that the settings of results to resume are those of this run.
+
+    Args:
+        earlier: The earlier results.
+        now: The settings that must not differ.
+        path: The file of the earlier results, for errors.
+
+    Raises:
+        InputError: for the first setting that differs.
+    """
+    for name, value in now.items():
+        before = earlier["settings"].get(name)
+        if before != value:
+            raise InputError(f"resume: expected {name} as in {path}, {before!r}, got {value!r}")
+
+
 def header(command: str, *, device: torch.device, settings: Results) -> Results:
     """The first fields of all results: command, machine with versions, settings."""
     return {"command": command, "environment": environment(device), "settings": settings}

@@ -15,7 +15,13 @@ import torch
 
 from linformer_kit.environment import best_device
 from linformer_kit.errors import InputError
-from linformer_kit.experiments.experiment import Experiment, check_output, earlier_file, require
+from linformer_kit.experiments.experiment import (
+    Experiment,
+    check_output,
+    check_same_settings,
+    earlier_file,
+    require,
+)
 from linformer_kit.experiments.measure import in_fresh_process, interleaved, peak_bytes, summary
 from linformer_kit.experiments.quality.document_inputs import FACT_TASKS, Inputs, Labelled, longest_length, read_inputs
 from linformer_kit.experiments.quality.document_tasks import MOST_FACTS, Search, ranks, search_scores
@@ -210,10 +216,7 @@ def _kept(
     before: dict[str, Any], settings: DocumentsSettings, tasks: list[Task], fields: dict[str, Any], path: Path
 ) -> dict[str, Any]:
     """Scores and costs of an earlier run with the same settings; methods and models may be added."""
-    now = portable(settings, without=_MAY_CHANGE) | {"tasks": tasks}
-    for name, value in now.items():
-        if before["settings"].get(name) != value:
-            raise InputError(f"resume: expected {name} as in {path}, {before['settings'].get(name)!r}, got {value!r}")
+    check_same_settings(before, portable(settings, without=_MAY_CHANGE) | {"tasks": tasks}, path)
     for name, what in (("teacher_fingerprint", "the teacher"), ("texts_fingerprint", "the texts")):
         if before[name] != fields[name]:
             raise InputError(f"resume: expected {what} of {path}, got others")

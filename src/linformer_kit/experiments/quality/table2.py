@@ -14,7 +14,7 @@ from linformer_kit.data.tasks import TASKS
 from linformer_kit.environment import best_device
 from linformer_kit.errors import DivergedError, InputError
 from linformer_kit.experiments import paper
-from linformer_kit.experiments.experiment import Experiment, check_output, earlier_file
+from linformer_kit.experiments.experiment import Experiment, check_output, check_same_settings, earlier_file
 from linformer_kit.experiments.measure import in_fresh_process, peak_bytes
 from linformer_kit.files.manifest import file_fingerprint, read_json
 from linformer_kit.interop.loading import check_model_folder
@@ -186,11 +186,7 @@ def _given_names(settings: Table2Settings) -> list[str]:
 
 def _earlier_cells(before: dict[str, Any], now: dict[str, Any], path: Path) -> list[dict[str, Any]]:
     """The cells of the results to resume; models, tasks, rates and seeds may be added."""
-    for name in (*_PASSED, "one_seed"):
-        if before["settings"].get(name) != now["settings"][name]:
-            raise InputError(
-                f"resume: expected {name} as in {path}, {before['settings'].get(name)!r}, got {now['settings'][name]!r}"
-            )
+    check_same_settings(before, {name: now["settings"][name] for name in (*_PASSED, "one_seed")}, path)
     if before["settings"]["seeds"][0] != now["settings"]["seeds"][0]:
         raise InputError(f"resume: expected the first seed of {path}, got {now['settings']['seeds'][0]}")
     for name, model in now["models"].items():
