@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from linformer_kit.report.base import environment_line, file_name, table, write_report
-from linformer_kit.report.learning_figures import draw_curves
+from linformer_kit.report.learning_figures import draw_curves, draw_panels
 from linformer_kit.report.numbers import listed, mean_and_deviation
 from linformer_kit.settings.study import rates_of, seeds_of, where_tuned
 
@@ -22,7 +22,8 @@ class _Column(NamedTuple):
 
 
 def write_learning_report(results: dict[str, Any], folder: Path) -> str:
-    """Write `learning.json`, `learning.md` and, for a complete study, the curves of each cell, `curves-<cell>.png`.
+    """Write `learning.json`, `learning.md` and, for a complete study, the curves of each cell, `curves-<cell>.png`,
+    and its panels, `panels.png` and `panels.svg`.
 
     Args:
         results: Results of `learning.learn.learn` so far.
@@ -41,6 +42,19 @@ def _draw(results: dict[str, Any], folder: Path) -> None:
             title = f"{results['settings']['title']}: {cell}"
             path = folder / f"curves-{file_name(cell)}.png"
             draw_curves(curves, path, baseline=results["settings"]["baseline"], title=title)
+        if panels := results["settings"].get("panels"):
+            draw_panels({title: _lines(results, panel) for title, panel in panels.items()}, folder / "panels.png")
+
+
+def _lines(results: dict[str, Any], panel: dict[str, list[str]]) -> dict[str, list[Entry]]:
+    """The trainings of each line of a panel, by its label: the variant, and the cell if there are several."""
+    several = len(panel["cells"]) > 1
+    return {
+        (f"{variant}, {cell}" if len(panel["variants"]) > 1 else cell) if several else variant: entries
+        for cell in panel["cells"]
+        for variant in panel["variants"]
+        if (entries := at_chosen_rate(results, cell, variant))
+    }
 
 
 def learning_markdown(results: dict[str, Any]) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from pathlib import Path
 from typing import Any
 
 from matplotlib import colormaps
 
-from linformer_kit.report.figures import new_figure, save_figure, show_grid
+from linformer_kit.report.figures import log_ticks, new_figure, number_ticks, save_figure, show_grid
 
 _MARKERS = "osD^vP"  # one for each variant that is drawn
+MOST_LINES = len(_MARKERS)
 
 
 def draw_curves(curves: dict[str, list[dict[str, Any]]], path: Path, *, baseline: str, title: str) -> None:
@@ -37,11 +39,10 @@ def draw_curves(curves: dict[str, list[dict[str, Any]]], path: Path, *, baseline
     chosen = sorted(finished, key=lambda variant: _rank(finished[variant], variant == baseline))[: len(_MARKERS)]
     for number, variant in enumerate(each for each in finished if each in chosen):
         entries = finished[variant]
-        losses = [dict(map(tuple, entry["curve"])) for entry in entries]
-        updates = [update for update in losses[0] if all(curve.get(update) is not None for curve in losses) and update]
+        losses = _losses(entries)
         per_update = (entries[0]["minutes"] or 0) / entries[0]["updates"] if in_time else 1
-        places = [update * per_update for update in updates]
-        by_update = [[curve[update] for curve in losses] for update in updates]
+        places = [update * per_update for update in losses]
+        by_update = [*losses.values()]
         means = [statistics.mean(each) for each in by_update]
         label = f"{variant} ({means[-1]:.3f})"
         marker, color = _MARKERS[number], colors(number)
@@ -59,6 +60,52 @@ def draw_curves(curves: dict[str, list[dict[str, Any]]], path: Path, *, baseline
             heading += f"\n({len(drawn)} of {len(finished)} variants)"
         figure.legend(handles=lines, loc="outside right center", fontsize=8, title=heading, frameon=False)
     save_figure(figure, path)
+
+
+def draw_panels(panels: dict[str, dict[str, list[dict[str, Any]]]], path: Path) -> None:
+    """Plot validation perplexity against updates on a logarithmic axis, as in Figure 3: mean and range over the seeds.
+
+    Args:
+        panels: For each title, the trainings of each line by its label.
+        path: Output file `.png`; the same figure is written as `.svg`.
+    """
+    columns = min(2, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    figure, grid = new_figure((5.5 * columns, 4 * rows), rows, columns, squeeze=False)
+    for axes in grid.flat[len(panels) :]:
+        axes.remove()
+    for axes, (title, lines) in zip(grid.flat, panels.items(), strict=False):
+        for number, (label, entries) in enumerate(lines.items()):
+            losses = _losses([entry for entry in entries if entry["validation_loss"] is not None])
+            if not losses:
+                continue
+            by_update = [[math.exp(loss) for loss in each] for each in losses.values()]
+            means = [statistics.mean(each) for each in by_update]
+            color = colormaps["tab10"](number)
+            style = {"marker": _MARKERS[number], "color": color, "markersize": 4, "linewidth": 1.2}
+            axes.plot([*losses], means, label=f"{label} ({means[-1]:.1f})", **style)
+            axes.fill_between([*losses], list(map(min, by_update)), list(map(max, by_update)), color=color, alpha=0.15)
+        axes.set_yscale("log")
+        log_ticks(axes.yaxis)
+        number_ticks(axes.yaxis, ",.0f")
+        axes.set_xlabel("updates")
+        axes.set_ylabel("validation perplexity")
+        axes.set_title(title, fontsize=11)
+        show_grid(axes, which="both")
+        axes.legend(fontsize=8, title="last value", title_fontsize=8)
+    save_figure(figure, path)
+    save_figure(figure, path.with_suffix(".svg"))
+
+
+def _losses(entries: list[dict[str, Any]]) -> dict[int, list[float]]:
+    """Validation losses of some trainings by update, without the start and updates that one of them lacks."""
+    curves = [dict(map(tuple, entry["curve"])) for entry in entries]
+    updates = [update for update in curves[0] if update] if curves else []
+    return {
+        update: [curve[update] for curve in curves]
+        for update in updates
+        if all(curve.get(update) is not None for curve in curves)
+    }
 
 
 def _rank(entries: list[dict[str, Any]], is_baseline: bool) -> tuple[bool, int, float]:

@@ -19,12 +19,14 @@ class LearningSettings:
         base: Settings of `linformer pretrain` for all trainings, as a YAML file; single ones are --base.NAME.
         cells: Conditions of the study, by name: settings that differ from base; `english: true` uses english_file.
         variants: Variants to compare, by name: settings that differ. `after: NAME` continues from the model of another
-            variant; a variant may have its own `minutes`, and a selection of the `learning_rates` and `seeds`.
+            variant; a variant may have its own `minutes`, and a selection of the `cells`, `learning_rates` and `seeds`.
         baseline: The variant that the others are compared with.
         learning_rates: Learning rates to try; each variant uses the one with the lowest loss in the trainings of
             `tune`.
         tune: Cell and seed with which learning rates are chosen; default: the first of each.
         seeds: Seeds of all trainings in all cells.
+        panels: Figures of perplexity beside the curves of each cell, by title: each has the names of its `cells` and
+            `variants`, at most six pairs of them.
         minutes: Time of each training in minutes if it runs alone on this machine, instead of base.max_steps updates;
             warm-up and evaluations keep their share.
         projected_dims: Smaller values of k with which models are measured too.
@@ -44,6 +46,7 @@ class LearningSettings:
     learning_rates: list[float]
     tune: dict[str, Any] = field(default_factory=dict)
     seeds: list[int]
+    panels: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     minutes: float | None = None
     projected_dims: list[int] = field(default_factory=list)
     sentence_file: list[str] | None = None
@@ -63,13 +66,22 @@ def rates_of(settings: dict[str, Any], variant: str) -> list[float]:
     return settings["variants"][variant].get("learning_rates", settings["learning_rates"])
 
 
+def cells_of(settings: dict[str, Any], variant: str) -> list[str]:
+    """The cells that a variant is trained in: its own, those of the variant that it continues, or all."""
+    return _own(settings, variant, "cells", [*settings["cells"]])
+
+
 def seeds_of(settings: dict[str, Any], variant: str) -> list[int]:
     """The seeds that a variant is trained with: its own, those of the variant that it continues, or all."""
+    return _own(settings, variant, "seeds", settings["seeds"])
+
+
+def _own(settings: dict[str, Any], variant: str, name: str, everything: list[Any]) -> list[Any]:
     what = settings["variants"][variant]
-    if "seeds" in what:
-        return what["seeds"]
+    if name in what:
+        return what[name]
     after = what.get("after")
-    return settings["seeds"] if after is None else seeds_of(settings, after)
+    return everything if after is None else _own(settings, after, name, everything)
 
 
 def where_tuned(settings: dict[str, Any]) -> tuple[str, int]:

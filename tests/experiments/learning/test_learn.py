@@ -269,9 +269,43 @@ def test_a_variant_may_have_fewer_seeds(corpus, untrained, tmp_path):
     }
 
 
+def test_a_variant_may_have_fewer_cells(corpus, untrained, drawn, tmp_path):
+    """Variants that continue it have the same cells; a panel draws what is there."""
+    variants = {"full": {}, "ours": {"cells": ["lo/ng"]}, "more": {"after": "ours"}}
+    panels = {"both": {"cells": ["short", "lo/ng"], "variants": ["full", "ours"]}}
+    settings = study(corpus, variants=variants, learning_rates=[1e-3], seeds=[1], panels=panels)
+    experiment = learn.learn(dataclasses.replace(settings, output_dir=str(tmp_path / "out")))
+    ran = [(entry["variant"], entry["cell"]) for entry in experiment.results["trials"]]
+    assert sorted(ran) == [("full", "lo/ng"), ("full", "short"), ("more", "lo/ng"), ("ours", "lo/ng")]
+    short, long = (experiment.folder / "learning.md").read_text().split("## short")[1].split("## lo/ng")
+    assert "| ours |" not in short and "| ours |" in long
+    svg = (experiment.folder / "panels.svg").read_text()
+    assert (experiment.folder / "panels.png").stat().st_size > 10_000 and "<!-- both -->" in svg
+    labels = [
+        f"{variant}, {cell} (54.6)" for cell, variant in (("short", "full"), ("lo/ng", "full"), ("lo/ng", "ours"))
+    ]
+    assert all(f"<!-- {label} -->" in svg for label in labels) and svg.count("(54.6) -->") == 3
+
+
 @pytest.mark.parametrize(
     ("variants", "message"),
     [
+        (
+            {"full": {}, "one": {"cells": ["short"]}, "more": {"after": "one", "cells": ["lo/ng"]}},
+            "variants.more.cells: expected some of ['short'], those of one, got ['lo/ng']",
+        ),
+        (
+            {"full": {"learning_rates": [1e-3, 1e-2], "cells": ["lo/ng"]}},
+            "variants.full.cells: expected short among them, where its learning rates are tried, got ['lo/ng']",
+        ),
+        (
+            {"full": {"cells": ["short", "shor"]}},
+            "variants.full.cells: expected one or more of short, lo/ng, each once, got ['short', 'shor']",
+        ),
+        (
+            {"full": {"cells": ["short", "short"]}},
+            "variants.full.cells: expected one or more of short, lo/ng, each once, got ['short', 'short']",
+        ),
         (
             {"full": {}, "more": {"after": "one"}, "one": {"seeds": [2]}, "most": {"after": "one", "seeds": [1]}},
             "variants.most.seeds: expected some of [2], those of one, got [1]",
@@ -279,7 +313,7 @@ def test_a_variant_may_have_fewer_seeds(corpus, untrained, tmp_path):
         ({"full": {"seeds": [1]}}, "variants.full.seeds: expected all of [1, 2] for the baseline, got [1]"),
     ],
 )
-def test_seeds_that_are_missing(corpus, tmp_path, variants, message):
+def test_seeds_and_cells_that_are_missing(corpus, tmp_path, variants, message):
     refused(study(corpus, variants=variants, learning_rates=[1e-3]), tmp_path, message)
 
 
@@ -486,9 +520,9 @@ def test_the_memory_of_an_update_is_that_of_all_updates_without_the_evaluation(c
 @pytest.mark.skipif(sys.platform != "linux", reason="the resident set is read from /proc")
 def test_memory_of_an_update_holds_what_the_optimizer_keeps(corpus, tmp_path):
     """Weights do not count. Gradients and both moments of AdamW count: three times their size."""
-    wide = {"model.intermediate_size": 20_011, "per_device_train_batch_size": 1}
+    wide = {"model.intermediate_size": 40_009, "per_device_train_batch_size": 1}
     trial = trial_of(study(corpus, variants={"full": wide}), "short", "full")
-    weights = 2 * 2 * 33 * 20_011 * 4  # of two layers' feed-forward matrices
+    weights = 2 * 2 * 33 * 40_009 * 4  # of two layers' feed-forward matrices
     peak = in_fresh_process(running.cost_of_update, trial, tmp_path, 1).peak_bytes
     assert 3 * weights < peak < 10 * weights, "the libraries alone take more"
 
@@ -543,6 +577,11 @@ def test_results_without_memory_are_resumed(corpus, untrained, tmp_path, monkeyp
         ({"tune": {"cell": ["none"]}}, "tune.cell: expected one of short, lo/ng, got ['none']"),
         ({"tune": {"cel": "short"}}, "tune: expected cell and seed, got cel"),
         ({"tune": {"seed": -1}}, "tune.seed: expected 0 to 4294967295, got -1"),
+        ({"panels": {"a": {"cells": ["short"]}}}, "panels.a: expected cells and variants, got cells"),
+        (
+            {"panels": {"a": {"cells": ["short"], "variants": ["half"]}}},
+            "panels.a.variants: expected one or more of full, E, F, grown, each once, got ['half']",
+        ),
         ({"english_file": None}, "english_file: expected files of English text for the cells, got none"),
         ({"english_file": ["nowhere.txt"]}, "english_file"),
         ({"sentence_file": ["nowhere.tsv"]}, "sentence_file"),

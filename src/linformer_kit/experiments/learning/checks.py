@@ -10,8 +10,9 @@ from typing import Any
 from linformer_kit.data.files import find_files
 from linformer_kit.experiments.experiment import check_output, earlier_file, require
 from linformer_kit.experiments.learning.trials import Trial, check_trial, make_trial
+from linformer_kit.report.learning_figures import MOST_LINES
 from linformer_kit.settings import LARGEST_SEED
-from linformer_kit.settings.study import LearningSettings, rates_of, seeds_of, where_tuned
+from linformer_kit.settings.study import LearningSettings, cells_of, rates_of, seeds_of, where_tuned
 
 
 def check(study: LearningSettings) -> None:
@@ -41,7 +42,8 @@ def check(study: LearningSettings) -> None:
         _check_variant(study, variant, what)
     ordered = sum(map(len, in_order(study)))
     require(ordered == len(study.variants), "variants", "`after` without cycles", "a cycle")
-    _check_seeds_are_there(study)
+    _check_what_is_continued(study)
+    _check_panels(study)
     for trial in one_of_each_kind(study):
         check_trial(trial)
     earlier = earlier_file(study.output_dir, "learning", resume=study.resume)
@@ -64,6 +66,7 @@ def _check_variant(study: LearningSettings, variant: str, what: dict[str, Any]) 
     minutes = what.get("minutes")
     require(minutes is None or _is_positive(minutes), f"{place}.minutes", "more than 0", minutes)
     _check_seeds(f"{place}.seeds", what.get("seeds", study.seeds), among=study.seeds)
+    _check_names(f"{place}.cells", what.get("cells", [*study.cells]), [*study.cells])
     after = what.get("after")
     known = after is None or (isinstance(after, str) and after in study.variants)
     require(known, f"{place}.after", "another variant", after)
@@ -74,18 +77,39 @@ def _check_variant(study: LearningSettings, variant: str, what: dict[str, Any]) 
         require(not of_model, f"{place}", "no setting of the model (it is that of `after`)", ", ".join(of_model))
 
 
-def _check_seeds_are_there(study: LearningSettings) -> None:
-    """Check seeds: a variant's must be among those of the one it continues; the baseline needs all, for differences."""
+def _check_what_is_continued(study: LearningSettings) -> None:
+    """Check seeds and cells: a variant's must be among those of the one that it continues, and have the cell in which
+    it is tuned; the baseline needs all seeds, for differences."""
     fields = dataclasses.asdict(study)
+    tuned, _ = where_tuned(fields)
     for variant, what in study.variants.items():
-        seeds = seeds_of(fields, variant)
-        if what.get("after") is not None:
-            there = seeds_of(fields, what["after"])
-            expected = f"some of {there}, those of {what['after']}"
-            require(set(seeds) <= set(there), f"variants.{variant}.seeds", expected, seeds)
+        for name, of in (("seeds", seeds_of), ("cells", cells_of)):
+            chosen = of(fields, variant)
+            if what.get("after") is not None:
+                there = of(fields, what["after"])
+                expected = f"some of {there}, those of {what['after']}"
+                require(set(chosen) <= set(there), f"variants.{variant}.{name}", expected, chosen)
+        several = len(rates_of(fields, variant)) > 1
+        expected = f"{tuned} among them, where its learning rates are tried"
+        require(not several or tuned in chosen, f"variants.{variant}.cells", expected, chosen)
     of_baseline = seeds_of(fields, study.baseline)
     everything = f"all of {study.seeds} for the baseline"
     require(set(study.seeds) == set(of_baseline), f"variants.{study.baseline}.seeds", everything, of_baseline)
+
+
+def _check_panels(study: LearningSettings) -> None:
+    for title, panel in study.panels.items():
+        place = f"panels.{title}"
+        require(set(panel) == {"cells", "variants"}, place, "cells and variants", ", ".join(map(str, panel)) or "none")
+        _check_names(f"{place}.cells", panel["cells"], [*study.cells])
+        _check_names(f"{place}.variants", panel["variants"], [*study.variants])
+        lines = len(panel["cells"]) * len(panel["variants"])
+        require(lines <= MOST_LINES, place, f"at most {MOST_LINES} lines", lines)
+
+
+def _check_names(name: str, names: Any, among: list[str]) -> None:
+    known = isinstance(names, list) and bool(names) and all(each in among for each in names)
+    require(known and len(set(names)) == len(names), name, f"one or more of {', '.join(among)}, each once", names)
 
 
 def _check_rates(name: str, rates: Any) -> None:
@@ -123,4 +147,5 @@ def one_of_each_kind(study: LearningSettings) -> Iterator[Trial]:
     first = {variant: rates_of(fields, variant)[0] for variant in study.variants}
     for cell in study.cells:
         for variant in study.variants:
-            yield make_trial(study, cell, variant, first[variant], study.seeds[0], first)
+            if cell in cells_of(fields, variant):
+                yield make_trial(study, cell, variant, first[variant], study.seeds[0], first)

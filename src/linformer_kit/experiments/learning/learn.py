@@ -26,7 +26,7 @@ from linformer_kit.experiments.learning.trials import Trial, make_trial, recorde
 from linformer_kit.experiments.measure import fresh_processes, in_fresh_process
 from linformer_kit.files.manifest import read_json
 from linformer_kit.report.learning import write_learning_report
-from linformer_kit.settings.study import LearningSettings, rates_of, seeds_of, where_tuned
+from linformer_kit.settings.study import LearningSettings, cells_of, rates_of, seeds_of, where_tuned
 
 _TIMED_ROUNDS = 2
 # Fields of the environment that may differ when a study is resumed; times must be from one machine.
@@ -82,7 +82,7 @@ def learn(study: LearningSettings) -> Experiment:
                 for cell in study.cells
                 for seed in study.seeds
                 for variant in variants
-                if seed in seeds_of(settings, variant)
+                if cell in cells_of(settings, variant) and seed in seeds_of(settings, variant)
             ]
             run.all_of(trials)
             run.measure_updates(trials)

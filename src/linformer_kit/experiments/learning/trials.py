@@ -20,7 +20,7 @@ from linformer_kit.training import pretrain
 from linformer_kit.training.identity import defaults
 
 # Keys that variants, and cells, may have in addition to settings of `linformer pretrain`.
-OF_VARIANTS = ("after", "minutes", "learning_rates", "seeds")
+OF_VARIANTS = ("after", "minutes", "cells", "learning_rates", "seeds")
 OF_CELLS = ("english",)
 # Settings that the study itself determines or does not support.
 _RESERVED = ("learning_rate", "seed", "from_model", "output_dir", "resume", "overwrite", "compare_full")
