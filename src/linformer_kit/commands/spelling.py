@@ -11,6 +11,17 @@ from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 _YES_OR_NO = ("true", "false", "yes", "no")
+_NONE = "null"
+_KINDS = {
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "text",
+    "list[int]": "a list of integers",
+    "list[list[int]]": "a list of lists of integers",
+    "list[float]": "a list of numbers",
+    "list[str]": "a list of texts",
+}
 
 
 def normalise(arguments: Sequence[str], settings: type) -> list[str]:
@@ -77,7 +88,14 @@ def readable(message: str) -> str:
         message,
     )
     message = re.sub(r"typing\.Literal\[(.*?)\]", lambda match: "one of " + match[1].replace("'", ""), message)
-    return re.sub(r"<class '(\w+)'>", lambda match: match[1].replace("NoneType", "null"), message)
+    message = re.sub(r"<class '(\w+)'>", lambda match: match[1].replace("NoneType", _NONE), message)
+    return re.sub(r"expected ([\w\[\], ]+), got ", lambda match: f"expected {_in_words(match[1])}, got ", message)
+
+
+def _in_words(kinds: str) -> str:
+    """Types in words; null, which only a file can say, is not named."""
+    names = [name for name in kinds.split(", ") if name != _NONE]
+    return " or ".join(_KINDS[name] for name in names) if names and set(names) <= _KINDS.keys() else kinds
 
 
 def _item_of_list(hint: Any) -> Any:

@@ -185,11 +185,11 @@ def test_results_are_written_over_only_when_asked(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--lengths="], "lengths: expected list[int], null, got none"),
+        (["--lengths="], "lengths: expected a list of integers, got none"),
         (["--projected_dims="], "projected_dims: expected at least one, got none"),
         (["--lengths", "64", "512"], "lengths: expected more than the smallest of projected_dims, 128, got 64"),
         (["--lengths", "0"], "lengths: expected a positive number, got 0"),
-        (["--lengths", "long"], "lengths: expected list[int], null, got long"),
+        (["--lengths", "long"], "lengths: expected a list of integers, got long"),
         (["--baselines", "bert"], "baselines: expected one of eager, full, roberta, got bert"),
         (["--device", "gpu"], "device: expected cpu"),
         (["--device", "cuda:97"], "device: expected cpu"),
