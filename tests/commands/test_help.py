@@ -149,6 +149,8 @@ def test_positionals_are_in_the_order_in_which_they_are_given(capsys):
         ("distill", "--sliding_window", "--sliding_window INT Number of neighbouring tokens that each query attends to exactly, its own included; 0: none. [default: 128]"),
         ("distill", "--sharing", "--sharing {none,headwise,key_value,layerwise} Which of the matrices E and F are shared. [default: headwise]"),
         ("distill", "--resume", "--resume Resume from the newest intact checkpoint in output_dir, or start from the beginning if there is none."),
+        ("finetune", "--metric_for_best_model", "--metric_for_best_model METRIC "),
+        ("predict", "--output", "--output FILE "),
         ("finetune", "--seeds", "--seeds INT ... Seeds of the head's weights, the order and dropout; one training for each. [default: 0]"),
         ("bench table2", "--tasks", "--tasks TEXT ... Tasks to train on. [default: sst2 imdb qnli qqp]"),
         ("bench efficiency", "--memory", "--memory {true,false} Measure memory too, each encoder in a separate process. [default: true]"),

@@ -53,7 +53,8 @@ def test_tasks_are_read_as_they_are_distributed(local, task, nested):
 
 def test_only_a_task_known_for_ragged_rows_leaves_them_out(local, caplog):
     load_labelled(settings(task="qqp", data_dir=str(local)))
-    assert f"other fields than the header, left out: 1, the first {local / 'qqp' / 'train.tsv'} line 6" in caplog.text
+    told = "skipped rows with another number of fields than the header: 1; the first: "
+    assert f"{told}{local / 'qqp' / 'train.tsv'} line 6" in caplog.text
     with (local / "qnli" / "dev.tsv").open("a") as file:
         file.write("ragged\trow\n")
     with pytest.raises(InputError, match=r"dev.tsv line 6: expected 4 fields as in the header, got 2$"):
@@ -146,8 +147,8 @@ def test_a_data_set_as_on_the_hub(tmp_path):
     [
         ({}, "expected one of task, train_file and dataset_name, got none"),
         ({"task": "sst2", "train_file": ["a"]}, "expected one of task, train_file and dataset_name, got task and train_file"),
-        ({"train_file": ["a"], "data_dir": "b"}, "data_dir: expected a task with it, got none"),
-        ({"train_file": ["a"], "dataset_config_name": "b"}, "dataset_config_name: expected a dataset_name with it, got none"),
+        ({"train_file": ["a"], "data_dir": "b"}, "data_dir: expected none without task, got b"),
+        ({"train_file": ["a"], "dataset_config_name": "b"}, "dataset_config_name: expected none without dataset_name, got b"),
         ({"task": "sst2", "validation_file": ["a"]}, "validation_file: expected none with task, which has its own"),
         ({"task": "sst2", "text_column": "a"}, "text_column: expected none with --task, which knows its own, got 'a'"),
         ({"task": "sst2", "data_dir": "/none/there"}, "data_dir: no such file or folder: /none/there"),
@@ -204,7 +205,8 @@ def test_what_is_odd_is_said(tmp_path, caplog):
         found = load_labelled(settings(train_file=[path], validation_file=[held_out]))
     assert len(found.train) == 6 and len(found.validation) == 3
     assert f"empty texts: 2, the first {path} line 6" in caplog.text
-    assert f"validation: 2 of 3 texts are among the training texts too, the first {held_out} line 2" in caplog.text
+    told = "validation: 2 of 3 texts are also in the training texts, which makes the metrics too high; the first: "
+    assert f"{told}{held_out} line 2" in caplog.text
     assert "validation: all 3 texts are a" in caplog.text
 
 
@@ -214,7 +216,7 @@ def test_classes_that_are_nowhere_on_one_side_or_look_alike(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         load_labelled(settings(train_file=[path], validation_file=[held_out]))
     assert "validation: no text has class 'y'" in caplog.text and "training: no text" not in caplog.text
-    assert "label_column 'label': class 'x' has a twin that differs in case alone" in caplog.text
+    assert "label_column 'label': another class differs from 'x' only in upper and lower case" in caplog.text
 
 
 def test_half_of_a_pair_that_is_empty_is_said(tmp_path, caplog):
@@ -253,7 +255,7 @@ def test_another_split_of_the_hub(tmp_path):
     write(tmp_path / "hub" / "test.csv", table(4))
     asked = EvaluateSettings(model="none", dataset_name=str(tmp_path / "hub"), split="test")
     assert len(load_measured(asked, Labels(("a", "b")), Columns("text"))[0]) == 4
-    with pytest.raises(InputError, match=r"^split: expected a data set of the hub with it, got files$"):
+    with pytest.raises(InputError, match=r"^split: expected none without a data set of the hub, got test$"):
         files = EvaluateSettings(model="none", validation_file=["x"], split="test")
         load_measured(files, Labels(("a", "b")), Columns("text"))
 

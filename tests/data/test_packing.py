@@ -92,7 +92,7 @@ def test_packing_is_silent(documents, tokenizer, tmp_path, capfd):
 @pytest.mark.parametrize("cached", [True, False])
 def test_too_few_tokens_for_a_block(tokenizer, tmp_path, cached):
     documents = datasets.Dataset.from_dict({"text": ["ab", "c"]})
-    message = "notes.txt: 5 tokens; expected at least 6 for one block of seq_len 7"
+    message = "notes.txt: 5 tokens; expected at least 6 for one sequence of max_position_embeddings 7"
     with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
         cache = tmp_path if cached else None
         pack(documents, tokenizer, seq_len=7, cache=cache, key="k", description="notes.txt")

@@ -82,7 +82,7 @@ def test_int8_says_what_it_loses(tmp_path, capsys):
         (["--format", "torch"], "int8: expected true with format torch (without int8 nothing is exported), got false"),
         (
             ["--validation_file", "x.txt"],
-            "validation_file: expected int8 with it (else there is no loss to measure), got none",
+            "validation_file: expected none without int8, whose loss of accuracy it measures, got 'x.txt'",
         ),
         (
             ["--int8", "--validation_file", "x.txt"],

@@ -52,7 +52,7 @@ def test_a_save_that_fails_loses_nothing(corpus, run, tmp_path, file, capsys, mo
     folder = tmp_path / "out"
     command = pretrain_command(corpus, folder, max_steps=6, save_steps=2)
     error = fail_last_line(capsys, *command, code=1)
-    assert f"{folder / 'checkpoint-4'}: expected to be able to write it, got: " in error
+    assert f"{folder / 'checkpoint-4'}: could not be written: " in error
     assert "File too large" in error and "nothing is left of it, and older checkpoints are as they were" in error
     assert find_checkpoint(folder) == (folder / "checkpoint-2", [])
     assert not [path for path in folder.rglob("*") if path.name.startswith(".")], "no debris"
@@ -77,9 +77,7 @@ def test_a_model_that_cannot_be_written_is_said_in_one_line(corpus, run, tmp_pat
     monkeypatch.setattr(runs, "save_model", save_limited)
     folder = tmp_path / "out"
     error = fail_last_line(capsys, *pretrain_command(corpus, folder, max_steps=2), code=1)
-    assert (
-        f"{folder}: expected to be able to write the model, got: " in error and "checkpoints are as they were" in error
-    )
+    assert f"{folder}: the model could not be written: " in error and "checkpoints are as they were" in error
     assert not (folder / "model.safetensors").exists() and not list(folder.glob(".*"))
     monkeypatch.undo()
     run_all([[*pretrain_command(corpus, folder, max_steps=2), "--resume"]])
@@ -191,7 +189,8 @@ def test_of_a_model_the_weights_are_verified_and_its_config_may_be_edited(run, t
     path = model / "model.safetensors"
     path.write_bytes(damaged(path, "flip", 8 * (path.stat().st_size - 100)))
     error = fail_last_line(capsys, "fill-mask", model, "def <mask>(")
-    assert f"{path}: expected SHA-256" in error and f"if that was meant, remove {model / 'manifest.json'}" in error
+    advice = f"if the weights were changed on purpose, remove {model / 'manifest.json'}"
+    assert f"{path}: expected SHA-256" in error and advice in error
     (model / "manifest.json").unlink()
     check_model_folder(model)
     path.write_bytes(path.read_bytes()[:-1])

@@ -228,7 +228,7 @@ def test_a_checkpoint_of_the_library_is_skipped(corpus, pretrained, tmp_path, wi
     (theirs / "trainer_state.json").write_text("{}")
     caplog.set_level("INFO", logger="linformer_kit")
     assert outcome(capsys, [*pretrain_command(corpus, run, max_steps=3), "--resume"]) is None
-    assert f"skipped a damaged checkpoint: {theirs / MANIFEST}: expected one, got none" in caplog.text
+    assert f"skipped a damaged checkpoint: {theirs / MANIFEST}: expected a manifest, got no such file" in caplog.text
 
 
 def uses(model: Path, texts: Path, corpus: Path, place: Path) -> dict[str, list[Any]]:

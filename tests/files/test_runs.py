@@ -188,7 +188,10 @@ def test_a_model_of_others_is_neither_resumed_nor_overwritten(place, mark, optio
     folder.mkdir(exist_ok=True)
     (folder / "model.safetensors").write_text("")
     options = {"resume": False, "overwrite": False, "twin": True, **options}
-    message = f"output_dir: expected no model that is not ours, but {folder} holds one without {mark}"
+    message = (
+        f"output_dir: expected a folder without a model from outside linformer-kit, got {folder}, "
+        f"which has a model but no {mark}"
+    )
     with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
         check_output_dir(str(tmp_path), **options)
     if place == "full":

@@ -33,7 +33,8 @@ def test_ragged_rows_of_a_task_known_for_them_are_left_out_and_counted(asked, tm
     assert predict(PredictSettings(**asked))[None] == 3
     lines = (tmp_path / "out.jsonl").read_text().splitlines(keepends=True)
     assert [json.loads(line)["row"] for line in lines] == [1, 4, 5]
-    assert f"left out: 2, the first {tmp_path / 'dev.tsv'} line 3" in caplog.text
+    told = "skipped rows with another number of fields than the header: 2; the first: "
+    assert f"{told}{tmp_path / 'dev.tsv'} line 3" in caplog.text
     (tmp_path / "out.jsonl").write_text(lines[0])
     predict(PredictSettings(**asked, resume=True))
     assert (tmp_path / "out.jsonl").read_text() == "".join(lines)

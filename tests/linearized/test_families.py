@@ -106,7 +106,7 @@ REFUSED = {
     "GPT2Model": (
         "GPT2Config",
         {"n_embd": 24, "n_layer": 1, "n_head": 2, "vocab_size": 31},
-        "attend only to earlier ones",
+        "causal attention",
     ),
     "T5Model": (
         "T5Config",

@@ -40,11 +40,11 @@ def test_saving_and_loading_keep_every_field(config, tmp_path):
         ({"projected_dim": [8] * 11 + [0]}, "projected_dim: expected 1 to 512 (max_position_embeddings), got 0"),
         (
             {"projected_dim": [[8] * 11 + [4]] * 12, "projection": "conv"},
-            "projected_dim: expected one number wherever layers or heads share a kernel, as conv ties it to k, got [[8",
+            "projected_dim: expected the same k in all layers and heads that share a kernel of conv, since its size depends on k, got [[8",
         ),
         (
             {"projected_dim": [8] * 11 + [4], "projection": "dense_conv", "sharing": "layerwise"},
-            "projected_dim: expected one number wherever layers or heads share a kernel, as dense_conv ties it to k, got",
+            "projected_dim: expected the same k in all layers and heads that share a kernel of dense_conv, since its size depends on k, got",
         ),
         ({"shorter_input": "crop"}, "shorter_input: expected one of prefix, stretch, got 'crop'"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings: expected True or False, got 'no'"),

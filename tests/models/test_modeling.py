@@ -446,7 +446,7 @@ IDS = torch.full((2, 31), 5)
         ({"input_ids": torch.full((2, 38), 5)}, "sequence length: expected at most max_position_embeddings 37, got 38"),
         ({"input_ids": torch.full((2, 31), 101)}, "input_ids: expected ids from 0 to 100, got 101"),
         ({"input_ids": torch.full((2, 31), -1)}, "input_ids: expected ids from 0 to 100, got -1"),
-        ({"input_ids": IDS[0]}, "input_ids, inputs_embeds: expected batch and sequence before all else, got [31]"),
+        ({"input_ids": IDS[0]}, "input_ids, inputs_embeds: expected [batch, sequence] as first dimensions, got [31]"),
         (
             {"attention_mask": torch.ones(2, 30, dtype=torch.long)},
             "attention_mask: expected [2, 31], 1 on real tokens and 0 on padding, got [2, 30]",

@@ -387,7 +387,7 @@ def test_a_file_that_nobody_knows_is_refused(saved):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "{folder}/manifest.json: expected one, got none"),
+        (None, "{folder}/manifest.json: expected a manifest, got no such file"),
         ("{", "{folder}/manifest.json: expected names, sizes and SHA-256 of files, got JSONDecodeError"),
         ("{}", "{folder}/manifest.json: expected names, sizes and SHA-256 of files, got KeyError"),
     ],
@@ -514,7 +514,7 @@ def test_a_save_that_fails_says_whose_fault_it_is(error, kind, tmp_path):
     place = tmp_path / "next"
     with (
         mock.patch("linformer_kit.parallel.sharded.write_manifest", side_effect=error),
-        pytest.raises(kind, match=f"^{re.escape(str(place))}: expected to be able to write it, got: "),
+        pytest.raises(kind, match=f"^{re.escape(str(place))}: could not be written: "),
     ):
         save_sharded(place, build())
     assert not list(tmp_path.iterdir())

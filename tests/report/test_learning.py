@@ -128,7 +128,7 @@ def test_memory_of_an_update():
     """In MiB, rounded; empty for variants where it is not known."""
     peaks = {"a-full": 1301 * 2**20 + 2**19 + 1}
     lines = learning.cell_table({**RESULTS, "peak_bytes_of_update": peaks}, "a")
-    assert "| less full | memory of an update, MiB | run with k 8 |" in "\n".join(lines)
+    assert "| minus full | memory of an update, MiB | run with k 8 |" in "\n".join(lines)
     assert cells_of(lines, "full")[7] == "1302" and cells_of(lines, "ours")[7] == ""
 
 

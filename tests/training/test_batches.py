@@ -258,7 +258,7 @@ def test_an_empty_stream_is_refused(process, words, tmp_path):
     process(0, 1)
     task = stream(words, tmp_path, files=1)
     (tmp_path / "0.txt").write_text("\n")
-    message = "^train_file, dataset_name: expected a stream with text for a block, got an empty one$"
+    message = "^train_file, dataset_name: expected enough text for one sequence, got less$"
     with pytest.raises(InputError, match=message):
         next(Batches(task, small_settings()).updates(Position()))
 

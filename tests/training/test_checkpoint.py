@@ -230,7 +230,7 @@ def test_a_model_that_cannot_be_saved_says_whose_fault_it_is(error, kind, got, t
     model, tokenizer = Mock(), Mock()
     model.parameters.return_value = []
     model.save_pretrained.side_effect = error
-    message = f"{tmp_path}: expected to be able to write the model, got: {got}; checkpoints are as they were"
+    message = f"{tmp_path}: the model could not be written: {got}; checkpoints are as they were"
     with pytest.raises(kind, match=f"^{re.escape(message)}$") as raised:
         save_model(model, tokenizer, tmp_path)
     assert machine_failure(raised.value) == (None if kind is InputError else message)
@@ -244,8 +244,7 @@ def test_of_a_checkpoint_that_cannot_be_written_nothing_is_left(error, kind, got
     tokenizer = Mock()
     tokenizer.save_pretrained.side_effect = error
     message = (
-        f"{checkpoint}: expected to be able to write it, got: {got}; "
-        "nothing is left of it, and older checkpoints are as they were"
+        f"{checkpoint}: could not be written: {got}; nothing is left of it, and older checkpoints are as they were"
     )
     with pytest.raises(kind, match=f"^{re.escape(message)}$"):
         save_checkpoint(checkpoint, trained[0], tokenizer, trained[1], TrainingState(5))

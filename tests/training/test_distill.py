@@ -93,7 +93,7 @@ def test_results_that_cannot_be_written_are_named(teacher, texts, tmp_path, monk
     """By `Run.write`, as models and checkpoints are, so that every process hears of it."""
     monkeypatch.setattr(distillation, "write_distill_report", Mock(side_effect=OSError(errno.ENOSPC, "disk full")))
     error = fail_last_line(capsys, *command(teacher, tmp_path / "out", train_file=texts, max_steps=1), code=1)
-    assert f"{tmp_path / 'out'}: expected to be able to write the results, got: disk full; the checkpoints" in error
+    assert f"{tmp_path / 'out'}: the results could not be written: disk full; the checkpoints" in error
 
 
 def test_the_student_comes_nearer(teacher, texts, tmp_path):

@@ -73,7 +73,7 @@ def test_results_that_cannot_be_written_are_named(corpus, tmp_path, monkeypatch,
     """By `Run.write`, as models and checkpoints are, so that every process hears of it."""
     monkeypatch.setattr(pretraining, "write_pretrain_report", Mock(side_effect=OSError(errno.ENOSPC, "disk full")))
     error = fail_last_line(capsys, *arguments(corpus, tmp_path / "out", "--max_steps=1"), code=1)
-    assert f"{tmp_path / 'out'}: expected to be able to write the results, got: disk full; the checkpoints" in error
+    assert f"{tmp_path / 'out'}: the results could not be written: disk full; the checkpoints" in error
     assert (tmp_path / "out" / "checkpoint-1").is_dir() and (tmp_path / "out" / "model.safetensors").exists()
 
 
@@ -182,7 +182,8 @@ def test_going_on_from_a_model_is_resumed_exactly(run, corpus, tmp_path, capsys)
         assert torch.equal(ours, theirs)
     randomise(lk.LinformerForMaskedLM.from_pretrained(run)).save_pretrained(tmp_path / "moved")
     error = fail_last_line(capsys, *cut, elsewhere, *options, "--resume", "--max_steps=7")
-    assert re.search(r"model.safetensors: expected SHA-256 .*; if that was meant, remove .*manifest.json", error)
+    advice = "if the weights were changed on purpose, remove"
+    assert re.search(rf"model.safetensors: expected SHA-256 .*; {advice} .*manifest.json", error)
     (tmp_path / "moved" / "manifest.json").unlink()
     error = fail_last_line(capsys, *cut, elsewhere, *options, "--resume", "--max_steps=7")
     assert "resume: expected the from_model of" in error
@@ -299,7 +300,7 @@ def test_a_model_of_others_is_kept(run, corpus, capsys, tmp_path, place, option)
     for name in ("config.json", "model.safetensors"):
         shutil.copy(run / name, theirs)
     error = fail(capsys, *arguments(corpus, tmp_path, "--compare-full", option))
-    assert f"output_dir: expected no model that is not ours, but {theirs} holds one" in error
+    assert f"expected a folder without a model from outside linformer-kit, got {theirs}, which has a model but" in error
     assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"config.json", "model.safetensors"}
 
 

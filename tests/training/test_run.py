@@ -73,7 +73,7 @@ def test_the_batch_of_the_last_start_counts_also_after_a_kill(tmp_path):
     (folder / "run.json").write_text(json.dumps(made))
     Run("pretrain", small_settings(output_dir=str(folder), resume=True))
     with pytest.raises(
-        InputError, match=r"for the same batch of all processes, 2 in 2 processes, got 2 in 1 processes"
+        InputError, match=r"the same global batch size \(.* times processes\), 2 in 2 processes, got 2 in 1 processes"
     ):
         Run("pretrain", small_settings(output_dir=str(folder), resume=True, per_device_train_batch_size=2))
 
@@ -84,7 +84,7 @@ def test_results_that_cannot_be_written_are_named(tmp_path):
     def fail(folder):
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(MachineError, match=r"out: expected to be able to write the results, got: .*No space left"):
+    with pytest.raises(MachineError, match=r"out: the results could not be written: .*No space left"):
         run.write(fail)
     run.write(lambda folder: (folder / "a.txt").write_text("b"))
     assert (tmp_path / "out" / "a.txt").read_text() == "b"
@@ -108,7 +108,7 @@ def test_settings_that_make_it_another_run_are_refused(tmp_path):
         )
     with pytest.raises(
         InputError,
-        match=r"expected per_device_train_batch_size for the same batch of all processes, 4 in 1 processes, got 2 in 1",
+        match=r"global batch size \(per_device_train_batch_size times processes\), 4 in 1 processes, got 2 in 1",
     ):
         Run("pretrain", small_settings(output_dir=str(tmp_path / "out"), resume=True, per_device_train_batch_size=2))
 
@@ -150,7 +150,7 @@ def test_a_last_evaluation_that_is_not_finite_diverged_too(masked, tmp_path):
     task = masked()
     task.metrics = lambda *_: {"loss": math.nan}
     training = opened(tmp_path / "out").train(task, small_plan(2))
-    assert training.diverged == "learning_rate: expected one at which training does not diverge, got 0.01"
+    assert training.diverged == "training diverged: the validation loss is NaN or infinite; lower learning_rate 0.01"
 
 
 def test_kernels_are_chosen_for_the_training_alone(masked, tmp_path, monkeypatch):

@@ -34,8 +34,9 @@ def main(settings: AdaptersSettings) -> None:
             ]
         )
     if not rows:
-        print("This version ships no adapters; `linformer distill --adapter true` makes one.")
+        print("This version ships no adapters; `linformer distill --adapter` makes one.")
         return
     print("\n".join(table(_COLUMNS, rows)))
-    print("\nCosine: mean over held-out text of the embeddings, compared with the base model's. In Python:")
+    compared = "similarity of the embeddings of the adapted model to those of the base model, mean over held-out texts"
+    print(f"\nCosine: {compared}.\nIn Python:")
     print(f'  model = lk.linearize(AutoModel.from_pretrained("{rows[0][1]}"), adapter="{rows[0][0]}")')

@@ -19,7 +19,8 @@ from linformer_kit.settings.groups import Setting, settings_of
 _VALUES = {int: "INT", float: "FLOAT", bool: "{true,false}"}
 # Kinds of text, by the last word of the name.
 _TEXTS = {"file": "FILE", "dir": "FOLDER", "student": "FOLDER", "column": "COLUMN", "tokenizer": "MODEL"}
-_TEXTS |= {"model": "MODEL", "models": "MODEL"}
+_TEXTS |= {"model": "MODEL", "models": "MODEL", "output": "FILE"}
+_METAVARS = {"metric_for_best_model": "METRIC"}  # names whose last word misleads
 _DEFAULT = "; default: "  # and what a setting without a value means, at the end of its sentence
 
 
@@ -134,8 +135,9 @@ def _is_flag(setting: Setting) -> bool:
 def _value(setting: Setting) -> str:
     """The kind of the values of a setting: INT, `FILE ...` for a list, {a,b} for choices."""
     kinds = list(get_args(setting.kind)) if get_origin(setting.kind) in (Union, UnionType) else [setting.kind]
-    last = setting.field.name.rpartition("_")[2]
-    values = [_value_of(kind, _TEXTS.get(last, "TEXT")) for kind in kinds if kind is not NoneType]
+    name = setting.field.name
+    text = _METAVARS.get(name) or _TEXTS.get(name.rpartition("_")[2], "TEXT")
+    values = [_value_of(kind, text) for kind in kinds if kind is not NoneType]
     several = len(values) > 1 or "." in setting.name
     return "|".join(dict.fromkeys("LIST" if several and value.endswith("...") else value for value in values))
 

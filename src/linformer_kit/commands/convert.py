@@ -20,9 +20,11 @@ def main(settings: ConvertSettings) -> None:
         matrices = model.projection_matrix_count()
         new = f"{matrices} matrices E and F ({projection}). They are untrained" if matrices else f"slots ({projection})"
         training = "run `linformer distill`" if settings.in_place else "continue training"
-        print(f"New: {new}: {training} {'before use' if matrices else 'for outputs nearer to those before'}.")
+        purpose = "before use" if matrices else "to bring the outputs closer to those of the source"
+        print(f"New: {new}: {training} {purpose}.")
     if left_out:
-        print(f"Left out: {', '.join(sorted({name.rpartition('.')[0] for name in left_out}))}")
+        names = sorted({name.rpartition(".")[0] for name in left_out})
+        print(f"Weights of the source that are not in the result: {', '.join(names)}")
     if tokenizer is None and longest_input(model) is not None:
         print("No tokenizer: the source has none; give one with --tokenizer.")
     print(f"Saved in {settings.out}")

@@ -198,7 +198,8 @@ def warn_of_oddities(train: Sequence[Example], validation: Sequence[Example]) ->
     both = [example for example in validation if _key(example) in learnt]
     if both:
         logger.warning(
-            "validation: %s of %s texts are among the training texts too, the first %s; metrics flatter",
+            "validation: %s of %s texts are also in the training texts, which makes the metrics too high; "
+            "the first: %s",
             f"{len(both):,}",
             f"{len(validation):,}",
             both[0].source,
@@ -222,7 +223,9 @@ def warn_of_classes(train: Sequence[Example], validation: Sequence[Example], lab
     alike = Counter(name.casefold() for name in labels.names)
     for name in labels.names:
         if alike[name.casefold()] > 1:
-            logger.warning("label_column %r: class %r has a twin that differs in case alone", columns.label, name)
+            logger.warning(
+                "label_column %r: another class differs from %r only in upper and lower case", columns.label, name
+            )
 
 
 def _read(settings: LabelledSettings, columns: Columns, task: Task | None, side: str) -> list[Example]:
@@ -269,11 +272,11 @@ def _check_source(settings: LabelledSettings, files: list[str] | None, field: st
     if len(named) != 1:
         raise InputError(f"expected one of task, {field} and dataset_name, got {' and '.join(named) or 'none'}")
     if settings.data_dir and not settings.task:
-        raise InputError("data_dir: expected a task with it, got none")
+        raise InputError(f"data_dir: expected none without task, got {settings.data_dir}")
     if isinstance(settings, EvaluateSettings) and settings.split and not _on_hub(settings):
-        raise InputError("split: expected a data set of the hub with it, got files")
+        raise InputError(f"split: expected none without a data set of the hub, got {settings.split}")
     if settings.dataset_config_name and not settings.dataset_name:
-        raise InputError("dataset_config_name: expected a dataset_name with it, got none")
+        raise InputError(f"dataset_config_name: expected none without dataset_name, got {settings.dataset_config_name}")
     if getattr(settings, "validation_file", None) and (settings.task or settings.dataset_name):
         raise InputError(f"validation_file: expected none with {named[0]}, which has its own")
 

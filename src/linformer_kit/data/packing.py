@@ -156,7 +156,8 @@ def _batches(
         # There are so few that counting them again is fast.
         tokens = sum(len(piece) for piece in _token_stream(_texts(documents), tokenizer))
         raise InputError(
-            f"{description}: {tokens} tokens; expected at least {seq_len - 1} for one block of seq_len {seq_len}"
+            f"{description}: {tokens} tokens; expected at least {seq_len - 1} for one sequence of "
+            f"max_position_embeddings {seq_len}"
         )
 
 

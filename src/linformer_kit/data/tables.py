@@ -57,7 +57,9 @@ def read_table(path: Path, columns: Mapping[str, str], *, ragged: list[str] | No
 def warn_of_ragged(ragged: Sequence[str]) -> None:
     """Warn of skipped rows, if any."""
     if ragged:
-        logger.warning("rows of other fields than the header, left out: %s, the first %s", len(ragged), ragged[0])
+        logger.warning(
+            "skipped rows with another number of fields than the header: %s; the first: %s", len(ragged), ragged[0]
+        )
 
 
 @contextmanager

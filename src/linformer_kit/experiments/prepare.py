@@ -54,7 +54,8 @@ def pairs(lengths: list[int], projected_dims: list[int]) -> dict[int, list[int]]
 def check_memory(memory: bool, device: torch.device) -> None:
     """Raise `InputError` if memory is to be measured and this system cannot: on a CPU it needs Linux (/proc)."""
     possible = device.type != "cpu" or sys.platform == "linux"
-    require(possible or not memory, "memory", "false, or Linux or an accelerator", "true")
+    expected = "false, because memory of a CPU is measured on Linux only"
+    require(possible or not memory, "memory", expected, "true")
 
 
 def default_tokens(tokens: int | None, device: torch.device) -> int:

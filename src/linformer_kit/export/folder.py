@@ -103,7 +103,10 @@ def _check(settings: ExportSettings) -> None:
     if settings.max_eval_samples is not None and settings.max_eval_samples < 1:
         raise InputError(f"max_eval_samples: expected 1 or more, got {settings.max_eval_samples}")
     if settings.validation_file is not None and not settings.int8:
-        raise InputError("validation_file: expected int8 with it (else there is no loss to measure), got none")
+        raise InputError(
+            "validation_file: expected none without int8, whose loss of accuracy it measures, "
+            f"got {settings.validation_file!r}"
+        )
     _, packages, extra = FORMATS[settings.format]
     for package in packages:
         if importlib.util.find_spec(package) is None:

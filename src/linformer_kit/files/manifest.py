@@ -172,12 +172,12 @@ def _digest(files: dict[str, Any]) -> str:
 def _listed_or_wrong(path: Path) -> dict[str, Any] | str:
     """Entries of a manifest by file name, or a description of what is wrong with it."""
     if not path.is_file():
-        return f"{path}: expected one, got none"
+        return f"{path}: expected a manifest, got no such file"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         files = content["files"]
         if set(content) != {"files", "sha256"} or content["sha256"] != _digest(files):
-            return f"{path}: expected what its own SHA-256 says, got another content"
+            return f"{path}: expected content that matches the SHA-256 in it, got other content"
         for name, known in files.items():
             if Path(name).is_absolute() or ".." in Path(name).parts:
                 return f"{path}: expected names of files in its folder, got {name!r}"

@@ -78,7 +78,10 @@ def check_output_dir(output_dir: str | None, *, resume: bool, overwrite: bool, t
         if not holds_run(place):
             continue
         if not (place / mark).exists():
-            raise InputError(f"output_dir: expected no model that is not ours, but {place} holds one without {mark}")
+            raise InputError(
+                f"output_dir: expected a folder without a model from outside linformer-kit, got {place}, "
+                f"which has a model but no {mark}"
+            )
         if not (resume or overwrite):
             raise InputError(
                 f"output_dir: expected a folder without a run, but {place} holds one; "

@@ -220,7 +220,7 @@ def _check_weights(folder: Path) -> Weights:
     weights = check_pretrained_folder(folder, "model")
     # The configuration may have been edited by hand; changed weights mean damage.
     if (folder / MANIFEST).exists() and (found := damage(folder, only="*.safetensors")):
-        raise InputError(f"{found}; if that was meant, remove {folder / MANIFEST}")
+        raise InputError(f"{found}; if the weights were changed on purpose, remove {folder / MANIFEST}")
     return weights
 
 

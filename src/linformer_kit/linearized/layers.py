@@ -64,7 +64,7 @@ def attention_layers(model: PreTrainedModel) -> list[AttentionLayer]:
             f"model: expected attention through transformers' attention interface, got {kind}, which has its own"
         )
     if torch.equal(before, after):
-        raise InputError(f"model: expected an encoder, got {kind}, whose tokens attend only to earlier ones")
+        raise InputError(f"model: expected an encoder, got {kind}, which has causal attention")
     names = {module: name for name, module in model.base_model.named_modules()}
     return [AttentionLayer(names[module], module, **found) for module, found in seen.items()]
 

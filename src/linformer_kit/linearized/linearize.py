@@ -184,7 +184,10 @@ def _chosen(found: list[AttentionLayer], layers: Sequence[int] | None, kind: str
     """The layers to linearise."""
     linear = [layer for layer in found if not layer.local]
     if not linear:
-        raise InputError(f"model: expected a layer that sees the whole input, got {kind} without one")
+        raise InputError(
+            f"model: expected at least one layer with global attention, got {kind}, whose layers all attend to a local "
+            "window"
+        )
     if layers is None:
         return linear
     numbers = list(layers) if isinstance(layers, Iterable) and not isinstance(layers, Mapping) else []

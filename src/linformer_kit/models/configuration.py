@@ -225,7 +225,8 @@ def check_projected_dim(config: ModelSettings, projected_dim: Any) -> None:
     if not PROJECTIONS[config.projection].nested:
         differ = [dims for dims in by_layer if isinstance(dims, list) and len(set(dims)) > 1]
         shared = config.sharing == "layerwise" and len({str(dims) for dims in by_layer}) > 1
-        expected = f"one number wherever layers or heads share a kernel, as {config.projection} ties it to k"
+        kernel = f"a kernel of {config.projection}, since its size depends on k"
+        expected = f"the same k in all layers and heads that share {kernel}"
         _require(not differ and not shared, "projected_dim", expected, projected_dim)
 
 

@@ -37,7 +37,7 @@ def check_inputs(
     else:
         raise InputError("input_ids, inputs_embeds: expected exactly one of them, got neither")
     if len(shape) != 2:
-        raise InputError(f"input_ids, inputs_embeds: expected batch and sequence before all else, got {list(shape)}")
+        raise InputError(f"input_ids, inputs_embeds: expected [batch, sequence] as first dimensions, got {list(shape)}")
     if inputs_embeds is not None and (
         not inputs_embeds.is_floating_point() or inputs_embeds.shape[-1] != config.hidden_size
     ):

@@ -201,7 +201,7 @@ def _write_at_once(folder: Path, tensors: dict[str, Tensor], state: str) -> None
         dist.all_reduce(failed, dist.ReduceOp.MAX)
     if failed:
         got = "an error in the first process" if error is None else machine_failure(error) or error_text(error)
-        raise _FAILURES[int(failed) - 1](f"{folder}: expected to be able to write it, got: {got}") from error
+        raise _FAILURES[int(failed) - 1](f"{folder}: could not be written: {got}") from error
 
 
 def _new_folder(folder: str | Path) -> Path:

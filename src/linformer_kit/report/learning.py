@@ -150,7 +150,7 @@ def cell_table(results: dict[str, Any], cell: str) -> list[str]:
             ]
         )
     header = ["variant", "parameters", "learning rate", "updates", "loss (nats)", f"seeds {listed(settings['seeds'])}"]
-    header += [f"less {settings['baseline']}", *extras]
+    header += [f"minus {settings['baseline']}", *extras]
     return [
         f"n {corpus['seq_len']}, {_count(corpus['train_sequences'])} sequences to train, "
         f"{_count(corpus['validation_sequences'])} to validate, vocabulary {corpus['vocab_size']:,}; "
@@ -170,7 +170,7 @@ def _extra_columns(results: dict[str, Any], entries: list[Entry]) -> dict[str, _
     """Columns of further measurements, by their headings."""
     columns: dict[str, _Column] = {}
     if any(entry["minutes"] for entry in entries):
-        columns["minutes, those before included"] = _Column(partial(minutes_of, results["trials"]))
+        columns["minutes, with earlier trainings"] = _Column(partial(minutes_of, results["trials"]))
     kinds = {entry["kind"] for entry in entries}
     if kinds & (seconds := results["seconds_per_update"]).keys():
         columns["an update, ms"] = _Column(partial(_of_kind, seconds, 1e3))

@@ -43,7 +43,8 @@ class RateSettings(BenchSettings):
 
     Attributes:
         tokens: Number of tokens per batch, at least one sequence; default: 4,096 on a CPU, else 65,536.
-        square: Size of the square matrices for the best product rate; default: 4,096 on a CPU, else 8,192.
+        square: Number of rows and columns of the matrices whose multiplication measures the peak rate (FLOP/s);
+            default: 4,096 on a CPU, else 8,192.
         copy_mib: Size in MiB of the tensor for the copy bandwidth; must exceed the caches.
     """
 
@@ -91,7 +92,7 @@ class CeilingSettings(RateSettings):
         lengths: Values of n in tokens.
         projected_dims: Values of k; all pairs with k < n are measured.
         repetitions: Number of runs of each product; the fastest counts.
-        sliding_window: w of the attention with neighbours that is compared with plain operations.
+        sliding_window: w, the sliding window of the attention that is timed with kernels and with plain operations.
     """
 
     lengths: list[int] = field(default_factory=lambda: [512, 4096, 16384])
@@ -107,7 +108,7 @@ class LongSettings(BenchSettings):
     Attributes:
         n: Number of tokens of the long sequence.
         reference_length: Number of tokens of the short sequence to compare its time per token with.
-        projected_dim: k, the length of the projected keys and values.
+        projected_dim: k, the number of slots.
         layers: Number of layers.
         vocab_size: Number of tokens in the vocabulary.
         repetitions: Number of timed runs over the short sequence; the long one runs once.
@@ -128,7 +129,8 @@ class SystemsSettings(BenchSettings):
     Attributes:
         mode: Time a `forward` pass, or forward and backward as in training (`train`).
         memory: Measure peak memory too, each layer in a separate process; on a CPU only on Linux.
-        systems: Systems to time; results name those that are not installed; default: all.
+        systems: Names of the systems to time (an unknown name lists them all); the report lists those that are not
+            installed; default: all.
         lengths: Values of n in tokens.
         projected_dims: Values of k of the Linformers; all pairs with k < n are measured.
         tokens: Number of tokens per batch, at least one sequence; default: 4,096 on a CPU, else 65,536.
@@ -160,7 +162,8 @@ class Table2Settings:
         seeds: Seeds of each model on each task.
         one_seed: Tasks to train with the first seed only.
         learning_rates: Learning rates to try with the first seed; the best is used, for each model and task.
-        projection_learning_rate_factor: Learning rate of E and F, or W_P, as a multiple of the learning rate.
+        projection_learning_rate_factor: Learning rate of E and F, or of W_P with `projection: dynamic`, as a multiple
+            of the learning rate.
         max_train_samples: Maximum number of training texts; default: all.
         max_eval_samples: Maximum number of validation texts; default: all.
         max_length: Maximum input length in tokens; default: the maximum of each model.

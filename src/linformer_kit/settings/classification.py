@@ -91,9 +91,10 @@ class ClassifierSettings:
     Attributes:
         model: Folder or hub id of a classifier.
         max_length: Maximum input length in tokens; default: that of the fine-tuning.
-        stride: Overlap in tokens of successive windows over longer texts; default: longer texts are truncated.
+        stride: Split longer texts into windows that overlap by this number of tokens, and average their probabilities;
+            default: longer texts are truncated.
         threshold: Minimum probability to predict a class (multi-label only).
-        batch_size: Windows per forward pass.
+        batch_size: Texts, or windows of longer texts, per forward pass.
         bf16: Mixed precision; `auto` where the processor has bf16 instructions.
     """
 

@@ -18,8 +18,8 @@ class LinearizeSettings:
         projection: How n positions are projected to k slots.
         projection_initializer: Initialisation of E and F where `projection` is `linear`.
         shorter_input: How inputs shorter than n use E and the pooling windows: the first columns and windows
-            (`prefix`), or all, resampled to the length of the input (`stretch`). With `stretch`, inputs of up to k
-            tokens change little.
+            (`prefix`), or all, resampled to the length of the input (`stretch`). With `stretch`, the outputs for inputs
+            of up to k tokens hardly change.
         sliding_window: Number of neighbouring tokens that each query attends to exactly, its own included; 0: none.
         global_tokens: Number of tokens at the start that every query attends to exactly; default: 1 where slots are
             windows of tokens, else 0.
@@ -54,9 +54,10 @@ class DistillSettings(LinearizeSettings, TrainingSettings):
         output_dir: Folder for the model, checkpoints and results.
         student: Folder of an existing linear student to train further; default: the linearised teacher.
         student_layers: Number of layers of the student, taken from the teacher at equal distances; default: all.
-        adapter: Train an adapter instead of all weights: low-rank changes of the layers' linear maps, E, F and slot
-            exponents. It is saved in `adapter/` in PEFT's format, in addition to the model; needs the extra `adapter`.
-        adapter_rank: Rank of the adapter's low-rank changes.
+        adapter: Train a LoRA adapter of the layers' linear maps, and E, F and slot exponents, instead of all weights.
+            It is saved in `adapter/` in PEFT's format, in addition to the model; needs `pip install
+            linformer-kit[adapter]`.
+        adapter_rank: Rank r of the LoRA adapter.
         base_model_name: Hub id of the teacher, for the adapter's files; default: the name of the teacher.
         long_inputs: How the teacher reads texts longer than its maximum length: in pieces of that length, whose hidden
             states are joined (`pieces`), or whole, with position embeddings resized by `resize_mode` (`stretch`).

@@ -35,11 +35,11 @@ class DocumentsSettings:
             position for late_sentence, two halves for same_document.
         candidates: Number of documents at each length of passkey and needle; each is the answer to one query.
         labelled_task: Task of section 5.2 of the paper with single texts, for classification.
-        data_dir: Folder with this task's original files; default: the hub.
+        data_dir: Folder with the original files of labelled_task; default: the hub.
         train_file: Labelled training files for classification, instead of a task.
         validation_file: Labelled validation files; default: a part of the training texts is held out.
-        labelled_text_column: Text column of these files; default: text.
-        label_column: Class column of these files; default: label.
+        labelled_text_column: Text column of the labelled files; default: text.
+        label_column: Class column of the labelled files; default: label.
         min_tokens: Use only labelled texts of more than this number of tokens.
         max_train_samples: Maximum number of labelled training texts, drawn at random.
         max_eval_samples: Maximum number of labelled validation texts, drawn at random.

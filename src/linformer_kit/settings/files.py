@@ -70,7 +70,7 @@ def _recorded(name: str, value: Any) -> Any:
 def spelled(value: Any) -> str:
     """A value as one writes it on the command line; of a mapping only its names."""
     if isinstance(value, dict):
-        return ", ".join(value) or "none"
+        return "; ".join(value) or "none"
     if isinstance(value, list) and not any(isinstance(item, list) for item in value):
         return " ".join(map(spelled, value)) or "none"
     return (

@@ -34,7 +34,8 @@ class ModelSettings:
         max_position_embeddings: n, the maximum sequence length in tokens.
         projected_dim: k, the number of slots (projected keys and values); or a list with one k per layer, or for each
             layer a list of one k per head.
-        sharing: Which of the matrices E and F are shared (section 4 of the paper).
+        sharing: Sharing of E and F (section 4 of the paper): `none`; `headwise`, one E and one F for all heads of a
+            layer; `key_value`, one E = F for each layer; `layerwise`, one E = F for all layers.
         projection: How n positions are projected to k slots; `dynamic` computes E = F from the tokens
             (docs/operator.md).
         projection_initializer: Initialisation of E and F where `projection` is `linear` (docs/learning.md).
@@ -53,9 +54,9 @@ class ModelSettings:
         type_vocab_size: Number of token types; 0: no token types.
         position_offset: Unused rows at the start of the position table (2 in RoBERTa and fairseq checkpoints).
         initializer_range: Standard deviation of the initial embeddings and linear layers, except E and F.
-        linear_initializer: Initialisation of the linear layers except the decoder: `normal` with standard deviation
-            initializer_range, as in BERT and RoBERTa, or `lecun_normal` with 1/√inputs, which narrow models need
-            (docs/log.md).
+        linear_initializer: Initialisation of the linear layers except the output layer of the masked-language-model
+            head: `normal` with standard deviation initializer_range, as in BERT and RoBERTa, or `lecun_normal` with
+            1/√inputs, which narrow models need (docs/log.md).
         local_convolution: Kernel size, an odd number, of a depthwise convolution parallel to each attention, which adds
             the local order of tokens (docs/learning.md); 0: no convolution, as in the paper.
         sliding_window: w, the number of neighbouring tokens that each query attends to exactly, its own included, in

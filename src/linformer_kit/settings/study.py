@@ -23,7 +23,8 @@ class LearningSettings:
         baseline: The variant that the others are compared with.
         learning_rates: Learning rates to try; each variant uses the one with the lowest loss in the trainings of
             `tune`.
-        tune: Cell and seed with which learning rates are chosen; default: the first of each.
+        tune: Cell and seed in which learning rates are compared, as `{cell: NAME, seed: INT}`; default: the first of
+            each.
         seeds: Seeds of all trainings in all cells.
         panels: Figures of perplexity beside the curves of each cell, by title: each has the names of its `cells` and
             `variants`, at most six pairs of them.

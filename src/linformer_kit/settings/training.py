@@ -49,7 +49,8 @@ class TrainingSettings:
         adam_beta1: AdamW's decay of the first moment.
         adam_beta2: AdamW's decay of the second moment.
         adam_epsilon: AdamW's epsilon.
-        projection_learning_rate_factor: Learning rate of E and F, or W_P, as a multiple of learning_rate.
+        projection_learning_rate_factor: Learning rate of E and F, or of W_P with `projection: dynamic`, as a multiple
+            of learning_rate.
         projection_weight_decay: Weight decay of E and F; default: weight_decay.
         max_grad_norm: Clip the gradient norm to this value; 0: no clipping.
         max_skipped_updates: Number of non-finite updates to skip before stopping.

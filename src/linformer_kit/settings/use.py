@@ -230,7 +230,8 @@ class TheoremsSettings(SequenceSettings):
         lengths: Values of n for random attention.
         head_dim: d of random attention.
         epsilons: Values of ε, the relative error bound of the theorems.
-        draws: Number of draws of R per random matrix; a quarter of it per matrix of the model, and for k > n.
+        draws: Number of random matrices R for each random attention matrix; a quarter as many for the attention of the
+            model, and for k > n.
         fit_steps: Updates of the fit of E and F; 0: no fit.
         seed: Seed of all random numbers.
     """

@@ -116,7 +116,7 @@ class Batches:
                 rows = sum(len(next(iter(batch.values()))) for batch in group)
                 yield UpdateBatches(group, rows * self._processes, Position(epoch, read))
             if not read:
-                raise InputError("train_file, dataset_name: expected a stream with text for a block, got an empty one")
+                raise InputError("train_file, dataset_name: expected enough text for one sequence, got less")
 
 
 class _Keys:

@@ -57,7 +57,7 @@ def save_checkpoint(
             (part / TRAINER_STATE).write_text(json.dumps(state.to_json(), indent=1), encoding="utf-8")
 
     kept = "nothing is left of it, and older checkpoints are"
-    write_by_one(write, f"{folder}: expected to be able to write it", kept)
+    write_by_one(write, f"{folder}: could not be written", kept)
 
 
 def save_model(
@@ -86,7 +86,7 @@ def save_model(
             tokenizer.save_pretrained(part)
             beside(part)
 
-    write_by_one(write, f"{folder}: expected to be able to write the model", "checkpoints are")
+    write_by_one(write, f"{folder}: the model could not be written", "checkpoints are")
 
 
 def load_weights(model: nn.Module, checkpoint: Path) -> None:
@@ -167,7 +167,7 @@ def write_by_one(write: Callable[[], object], what: str, kept: str) -> None:
 
     Args:
         write: The function that writes; called in the main process only.
-        what: Start of the message: the path and what was expected.
+        what: Start of the message: the path and what could not be written.
         kept: End of the message, before "as they were": what is left and what is unchanged.
 
     Raises:
@@ -184,7 +184,7 @@ def write_by_one(write: Callable[[], object], what: str, kept: str) -> None:
     broadcast_object_list(told)
     if told[0] is not None:
         kind, got = told[0]
-        raise kind(f"{what}, got: {got}; {kept} as they were") from error
+        raise kind(f"{what}: {got}; {kept} as they were") from error
 
 
 def _moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

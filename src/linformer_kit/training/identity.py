@@ -103,7 +103,7 @@ def _check_same_batch(settings: TrainingSettings) -> None:
     sizes = before.get(_BATCH) if isinstance(before, dict) else None, settings.per_device_train_batch_size
     if not all(isinstance(number, int) for number in (*counts, *sizes)) or counts[0] * sizes[0] != counts[1] * sizes[1]:
         old, new = (f"{size} in {count} processes" for size, count in zip(sizes, counts, strict=True))
-        raise InputError(f"resume: expected {_BATCH} for the same batch of all processes, {old}, got {new}")
+        raise InputError(f"resume: expected the same global batch size ({_BATCH} times processes), {old}, got {new}")
 
 
 def check_same_source(settings: TrainingSettings, fingerprints: dict[str, str]) -> None:

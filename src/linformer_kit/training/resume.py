@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 def checkpoint_to_resume(folder: Path) -> Path | None:
-    """The newest whole checkpoint, or None; the log names it, and the damage of each newer one.
+    """The newest intact checkpoint, or None; the log names it, and the damage of each newer one.
 
     The main process looks for it and sends the path to the others. Incomplete files of a killed process are removed.
     """
@@ -25,6 +25,6 @@ def checkpoint_to_resume(folder: Path) -> Path | None:
         found[0], wrong = find_checkpoint(folder)
         for what in wrong:
             logger.warning("resume: skipped a damaged checkpoint: %s", what)
-        logger.info("resuming from %s", found[0] or "the start: no whole checkpoint")
+        logger.info("resuming from %s", found[0] or "the beginning: no intact checkpoint")
     broadcast_object_list(found)
     return found[0]

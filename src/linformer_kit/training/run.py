@@ -128,7 +128,9 @@ class Run:
             losses = training.state.logged("eval_loss")
             if not math.isfinite(losses[max(losses)]):
                 rate = self.settings.learning_rate
-                raise DivergedError(f"learning_rate: expected one at which training does not diverge, got {rate}")
+                raise DivergedError(
+                    f"training diverged: the validation loss is NaN or infinite; lower learning_rate {rate}"
+                )
         except DivergedError as error:
             training.diverged = str(error)
             if self.is_main:
@@ -148,7 +150,7 @@ class Run:
 
     def write(self, write: Callable[[Path], object]) -> None:
         """Let the main process write results into the folder of the run; all processes raise if that fails."""
-        what = f"{self.folder}: expected to be able to write the results"
+        what = f"{self.folder}: the results could not be written"
         write_by_one(lambda: write(self.folder), what, "the checkpoints are")
 
 

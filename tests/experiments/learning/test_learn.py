@@ -629,7 +629,7 @@ def test_studies_refused(corpus, tmp_path, changes, message):
             {"after": "c", "learning_rates": [1e-3], "model.hidden_size": 66},
             "variants.full: expected no setting of the model (it is that of `after`), got model.hidden_size",
         ),
-        ({"resize_to": 46}, "resize_to: expected `after` beside it, got none"),
+        ({"resize_to": 46}, "resize_to: expected none without `after`, got 46"),
         ({"elastic_projected_dims": [8]}, "elastic_projected_dims: expected one or more, each 1 to 7"),
     ],
 )

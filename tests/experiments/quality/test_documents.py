@@ -252,7 +252,7 @@ def test_only_late_sentences_are_averaged(monkeypatch):
         (["--tasks", "late_sentence"], "text_file: expected texts for the task late_sentence, got none"),
         (["--tasks", "classification"], "train_file or labelled_task: expected texts for the task classification, got none"),
         (["--tasks", "sts"], "tasks: expected"),
-        (["--min_tokens", "3"], "min_tokens: expected labelled texts with it, got none"),
+        (["--min_tokens", "3"], "min_tokens: expected none without labelled_task or train_file, got 3"),
         (["--train_file", "LABELLED", "--labelled_text_column", "body", "--label_column", "none"], "labelled.jsonl line 1: no column 'none' (label_column); it has"),
         (["--train_file", "LABELLED", "--labelled_text_column", "body", "--label_column", "kind", "--min_tokens", "9999"], "min_tokens: expected texts of more tokens, got none of more than 9999"),
         (["--train_file", "LISTS", "--labelled_text_column", "body", "--label_column", "kind"], "label_column: expected one class for each text, got lists of classes"),

@@ -205,14 +205,14 @@ def test_an_energy_out_of_reach_loses_nothing(model, corpus, tmp_path, capsys):
         (["--at", "24"], "at: expected at most 23, the number of singular values, got 24"),
         (["--at", "0"], "at: expected 1 or more, got 0"),
         (["--leading", "0"], "leading: expected 1 or more, got 0"),
-        (["--energy", "0.5"], "energy: expected --choose with it, got 0.5 without"),
+        (["--energy", "0.5"], "energy: expected none without --choose, got 0.5"),
         (["--choose", "--energy", "2"], "energy: expected more than 0 and at most 1, got 2.0"),
         (["--choose", "--energy", "0.5", "--budget", "9"], "energy, budget: expected at most one of them, got both"),
         (["--choose", "--budget", "5"], "budget: expected 6 to 138 slots for 6 heads of 1 to 23, got 5"),
         (["--text_file", "nowhere"], "text_file: no such file or folder: nowhere"),
         (["--samples", "1" + "0" * 30], "samples: expected 1 to 1,000,000,000, got 1"),
         (["--untrained", "--seed", "-1"], "seed: expected 0 to 4294967295, got -1"),
-        (["--choose", "--choose_for", "least"], "choose_for: expected a budget with it, got least without"),
+        (["--choose", "--choose_for", "least"], "choose_for: expected none without budget, got least"),
     ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(model, corpus, tmp_path, capsys, options, message):
@@ -291,10 +291,10 @@ def test_a_json_that_is_none(tmp_path, capsys):
     [
         (["--at", "24"], "at: expected at most 23, the number of singular values, got 24"),
         (["--choose", "--budget", "1"], "budget: expected 6 to 138 slots"),
-        (["--samples", "5"], "samples: expected a model to measure with it, got 5 for a spectrum.json"),
-        (["--text_file", "nowhere"], "text_file: expected a model to measure with it"),
-        (["--untrained"], "untrained: expected a model to measure with it"),
-        (["--packing", "false"], "packing: expected a model to measure with it"),
+        (["--samples", "5"], "samples: expected none for a spectrum.json, got 5"),
+        (["--text_file", "nowhere"], "text_file: expected none for a spectrum.json"),
+        (["--untrained"], "untrained: expected none for a spectrum.json"),
+        (["--packing", "false"], "packing: expected none for a spectrum.json"),
     ],
 )
 def test_what_a_spectrum_that_is_there_does_not_have_is_refused(good, tmp_path, capsys, options, message):
@@ -308,7 +308,7 @@ def test_what_a_spectrum_that_is_there_does_not_have_is_refused(good, tmp_path, 
 def test_how_to_choose_without_choosing(good, tmp_path, capsys, option):
     (tmp_path / "spectrum.json").write_text(json.dumps(good))
     error = fail(capsys, "spectrum", tmp_path / "spectrum.json", *option)
-    assert f"{option[0][2:]}: expected --choose with it, got {option[1]} without" in error
+    assert f"{option[0][2:]}: expected none without --choose, got {option[1]}" in error
 
 
 def test_a_name_with_dollars_is_drawn(good, tmp_path):

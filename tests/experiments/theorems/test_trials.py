@@ -227,8 +227,8 @@ def test_it_can_be_repeated(tmp_path):
         (["--seed", "1" + "0" * 30], "seed: expected 0 to 4,294,967,295, got 1"),
         (["--epsilons", "1e-200"], "epsilon: expected more than 0 and less than 1, got 1e-200"),
         (["--epsilons", "1e-7"], "epsilons: expected k of at most 200,000 (Theorem 1), got"),
-        (["--text_file", "nowhere"], "text_file: expected a model with it, got ['nowhere'] without"),
-        (["--layers", "1"], "layers: expected a model with it, got [1] without"),
+        (["--text_file", "nowhere"], "text_file: expected none without model, got ['nowhere']"),
+        (["--layers", "1"], "layers: expected none without model, got [1]"),
         (["--fit_steps", "-1"], "fit_steps: expected 0 to 1,000,000,000, got -1"),
     ],
 )

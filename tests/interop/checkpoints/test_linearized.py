@@ -66,7 +66,9 @@ def test_outputs_are_the_same(kind, options, tmp_path):
 
 def test_a_dynamic_projection_of_all_layers_depends_on_each_map(tmp_path):
     linear("RobertaModel", tmp_path, projected_dim=7, projection="dynamic", sharing="layerwise")
-    with pytest.raises(InputError, match=r"expected its own W_P in each layer .* got sharing layerwise"):
+    with pytest.raises(
+        InputError, match=r"expected a dynamic projection with its own W_P in each layer .* got sharing layerwise"
+    ):
         load_roberta_checkpoint(tmp_path / "linear")
 
 

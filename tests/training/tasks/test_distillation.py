@@ -130,4 +130,4 @@ def test_metrics_are_of_all_texts(pair, words):
     assert set(found) == {"loss", "error", "cosine"} and found["error"] > 0.01 and found["cosine"] < 1
     assert "agreement" not in task.describe(found) and task.describe(found).startswith("validation loss ")
     agreed = task.metrics(*measured[:4], measured[0] * 0 + 3, measured[0] * 0 + 4)
-    assert agreed["agreement"] == 0.75 and ", 75.0% of the answers" in task.describe(agreed)
+    assert agreed["agreement"] == 0.75 and ", agreement 75.0%" in task.describe(agreed)

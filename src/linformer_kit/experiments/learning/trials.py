@@ -112,7 +112,8 @@ def check_trial(trial: Trial) -> None:
     """Raise the errors of the training that can be found without data and without the previous trial."""
     settings = trial.settings
     pretrain.check(settings if trial.before is None else dataclasses.replace(settings, elastic_projected_dims=None))
-    require(trial.before is not None or settings.resize_to is None, "resize_to", "`after` beside it", "none")
+    fits = trial.before is not None or settings.resize_to is None
+    require(fits, "resize_to", "none without `after`", settings.resize_to)
 
 
 def timed(trial: Trial, seconds: float) -> Trial:

@@ -247,8 +247,8 @@ def _check(settings: DocumentsSettings) -> dict[str, str]:
     names = settings.names or [Path(model).name for model in settings.models]
     different = len({*names, *BUILT}) == len(settings.models) + len(BUILT) and len(names) == len(settings.models)
     require(different, "names", f"{len(settings.models)} different names, none of a method", names)
-    source = settings.labelled_task or settings.train_file
-    require(settings.min_tokens is None or bool(source), "min_tokens", "labelled texts with it", "none")
+    fits = settings.min_tokens is None or bool(settings.labelled_task or settings.train_file)
+    require(fits, "min_tokens", "none without labelled_task or train_file", settings.min_tokens)
     earlier = earlier_file(settings.output_dir, "documents", resume=settings.resume)
     check_output(settings.output_dir, resume=earlier is not None)
     return dict(zip(names, settings.models, strict=True))

@@ -148,9 +148,9 @@ def _check(settings: SpectrumSettings) -> None:
     for name in ("energy", "budget", "choose_for", "choose_by", "multiple_of"):
         value = getattr(settings, name)
         if value is not None and not settings.choose:
-            raise InputError(f"{name}: expected --choose with it, got {value} without")
+            raise InputError(f"{name}: expected none without --choose, got {value}")
     if settings.choose_for is not None and settings.budget is None:
-        raise InputError(f"choose_for: expected a budget with it, got {settings.choose_for} without")
+        raise InputError(f"choose_for: expected none without budget, got {settings.choose_for}")
     if settings.energy is not None and not 0 < settings.energy <= 1:
         raise InputError(f"energy: expected more than 0 and at most 1, got {settings.energy}")
     for name in ("at", "leading", "multiple_of", "budget"):
@@ -166,7 +166,7 @@ def _check_only_drawn(settings: SpectrumSettings) -> None:
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         if field.name not in _OF_DRAWING and value != field.default:
-            raise InputError(f"{field.name}: expected a model to measure with it, got {value} for a spectrum.json")
+            raise InputError(f"{field.name}: expected none for a spectrum.json, got {value}")
 
 
 def _measure(settings: SpectrumSettings) -> tuple[dict[str, Any], BaseException | None]:

@@ -131,7 +131,7 @@ def _check(settings: TheoremsSettings) -> None:
     for name in ("text_file", "layers", "seq_len"):
         value = getattr(settings, name)
         if settings.model is None and value is not None:
-            raise InputError(f"{name}: expected a model with it, got {value} without")
+            raise InputError(f"{name}: expected none without model, got {value}")
     if settings.layers == []:
         raise InputError("layers: expected at least one, got none")
 

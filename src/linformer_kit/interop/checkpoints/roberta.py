@@ -241,8 +241,8 @@ def _before_maps(source: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         owner, found, _ = name.rpartition("projection.key_projection")
         if found and f"{owner}k_proj.weight" not in weights:
             raise InputError(
-                f"{source}: expected its own W_P in each layer of a dynamic projection, which belongs to the mapped "
-                "keys here, got sharing layerwise"
+                f"{source}: expected a dynamic projection with its own W_P in each layer (W_P must be multiplied by "
+                "the W_K of each layer), got sharing layerwise"
             )
         if found:
             product = matrix.double() @ weights[f"{owner}k_proj.weight"].double()

@@ -252,8 +252,8 @@ class _NeighbourAttention(torch.autograd.Function):
         if create_graph or must_be_plain() or not is_ordinary(grad):  # or many gradients in one backward pass
             if drop is not None:
                 raise NotImplementedError(
-                    "gradients of gradients, and several in one backward pass: expected dropout 0 with sliding_window, "
-                    "or operator.kernels.plain()"
+                    "second derivatives and batched gradients (is_grads_batched) with sliding_window: expected dropout "
+                    "0 or operator.kernels.plain(), got dropout"
                 )
             needed = ctx.needs_input_grad[: len(ctx.saved_tensors)]
             with torch.enable_grad():

@@ -193,7 +193,7 @@ class Distillation(Task):
         return {name: float(value) for name, value in found.items()}
 
     def describe(self, metrics: Mapping[str, float]) -> str:
-        agreement = f", {metrics['agreement']:.1%} of the answers" if "agreement" in metrics else ""
+        agreement = f", agreement {metrics['agreement']:.1%}" if "agreement" in metrics else ""
         return (
             f"validation loss {metrics['loss']:.4f}, error {metrics['error']:.4f}, "
             f"cosine {metrics['cosine']:.4f}{agreement}"
