@@ -45,6 +45,7 @@ def results(names: tuple[str, ...] = METHODS, **fields: Any) -> dict[str, Any]:
         "methods": {name: {"parameters": 22_700_000, "reads": 512, "fingerprint": ""} for name in names},
         "scores": {
             "late_sentence": late,
+            "agreement": {"cut": {"512": {"cosine": 1.0, "lowest": 0.5}}},
             "passkey": {name: {"512": search(0.25)} for name in names},
             "same_document": {"cut": {"512": search(0.5)}},
             "classification": {"cut": {"512": {"accuracy": 0.875}, "1024": {"accuracy": 0.75}}},
@@ -66,6 +67,7 @@ def test_tables():
         "| method | n 512 | n 1,024 |",
         "| stretched | 35.1% (45.1%) | 40.2% (50.2%) |",
         "| pieces | 25.0% |",
+        "| cut | 1.0000 (0.5000) | – |",
         "| cut | 50.0% (60.0%), 0.550 | – |",
         "| cut | 87.5% | 75.0% |",
         "| pieces | 200 ms, 64 MiB | 400 ms, 64 MiB |",
@@ -89,7 +91,7 @@ def test_figures(tmp_path, figures):
     write_documents_report(results(), tmp_path)
     cost, positions = figures
     assert {path.suffix for path in tmp_path.iterdir()} == {".html", ".json", ".md", ".png"}
-    assert len(cost.axes) == 6 and [axis.get_visible() for axis in cost.axes] == [True] * 4 + [False] * 2
+    assert len(cost.axes) == 6 and [axis.get_visible() for axis in cost.axes] == [True] * 5 + [False]
     (late, *_) = cost.axes
     xs, ys = late.lines[1].get_data()
     assert list(xs) == pytest.approx([0.2, 0.4]) and list(ys) == pytest.approx([0.1512, 0.2024])

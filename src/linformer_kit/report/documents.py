@@ -11,6 +11,7 @@ from linformer_kit.report.documents_names import METHODS, method_label, position
 from linformer_kit.report.numbers import ABSENT, mebibytes, milliseconds
 
 _TITLES = {
+    "agreement": "Agreement with pieces",
     "late_sentence": "Late sentence",
     "passkey": "Passkey",
     "needle": "Needle",
@@ -79,6 +80,11 @@ def _description(task: str, results: dict[str, Any]) -> str:
             f"each position. The first position is a control: {results['teacher_length']:,} tokens are the teacher's "
             "longest input. Recall at 1 (at 10)."
         )
+    if task == "agreement":
+        return (
+            f"Cosine of the embeddings of {settings['queries']:,} texts of at least {longest:,} tokens to those of "
+            f"{method_label('pieces')}, which a student is taught for such texts: mean (lowest)."
+        )
     if task == "same_document":
         return (
             f"The first halves of {settings['queries']:,} texts each have to find their second halves among all second "
@@ -104,7 +110,7 @@ def _tables(task: str, results: dict[str, Any]) -> list[str]:
     scores, settings = results["scores"][task], results["settings"]
     lengths = sorted(settings["fact_lengths" if task in ("passkey", "needle") else "lengths"])
     if task != "late_sentence":
-        cell = {"same_document": _halves, "classification": _accuracy}.get(task, _recall_at_1)
+        cell = {"agreement": _cosines, "same_document": _halves, "classification": _accuracy}.get(task, _recall_at_1)
         return _by_length(scores, lengths, cell)
     longest = str(max(lengths))
     positions = position_labels(results)
@@ -139,6 +145,10 @@ def _recall_at_1(found: dict[str, Any]) -> str:
 
 def _halves(found: dict[str, Any]) -> str:
     return f"{_recalls(found)}, {found['mrr']:.3f}"
+
+
+def _cosines(found: dict[str, Any]) -> str:
+    return f"{found['cosine']:.4f} ({found['lowest']:.4f})"
 
 
 def _accuracy(found: dict[str, Any]) -> str:

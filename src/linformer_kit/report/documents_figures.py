@@ -15,6 +15,7 @@ from linformer_kit.report.figures import log_ticks, new_figure, number_ticks, sa
 _MARKERS = "osD^vP"  # one for each method that is drawn
 _LEAVE_FIRST = "pieces_overlapping"  # of more methods than markers
 _QUALITY = {
+    "agreement": ("cosine", "cosine to pieces"),
     "late_sentence": ("recall@1", "late sentence: recall at 1"),
     "passkey": ("recall@1", "passkey: accuracy at 1"),
     "needle": ("recall@1", "needle: accuracy at 1"),

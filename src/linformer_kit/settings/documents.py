@@ -8,7 +8,7 @@ from typing import Literal
 from linformer_kit.settings import ResizeMode, TaskName
 
 LongMethod = Literal["cut", "pieces", "pieces_overlapping", "stretched", "linearised"]
-DocumentTask = Literal["late_sentence", "passkey", "needle", "same_document", "classification"]
+DocumentTask = Literal["agreement", "late_sentence", "passkey", "needle", "same_document", "classification"]
 
 
 @dataclass(kw_only=True)
@@ -23,16 +23,16 @@ class DocumentsSettings:
         methods: The teacher with texts truncated at its longest input (`cut`); its mean over consecutive pieces
             (`pieces`) and over pieces that overlap by half (`pieces_overlapping`); with resized positions and full
             attention (`stretched`); linearised without training (`linearised`).
-        tasks: Find the text of a sentence (`late_sentence`), the document in which a number (`passkey`) or a fact
-            (`needle`) is hidden, the other half of a text (`same_document`); logistic regression (`classification`);
-            default: all whose texts are given.
+        tasks: Cosine to the embeddings of `pieces` (`agreement`); find the text of a sentence (`late_sentence`), the
+            document in which a number (`passkey`) or a fact (`needle`) is hidden, the other half of a text
+            (`same_document`); logistic regression (`classification`); default: all whose texts are given.
         text_file: Files, folders or globs of texts for all tasks but passkey and classification.
         text_column: Text column of .jsonl, .csv, .tsv and .parquet files.
         lengths: Values of n in tokens, special ones included: each method reads the first n tokens of a text.
         fact_lengths: Lengths in tokens of the documents of passkey and needle.
         articles: Number of texts that are searched for late_sentence; all are longer than the teacher's longest input.
         queries: Number of texts to draw queries from, which have at least the largest n tokens: one sentence at each
-            position for late_sentence, two halves for same_document.
+            position for late_sentence, two halves for same_document, the whole text for agreement.
         candidates: Number of documents at each length of passkey and needle; each is the answer to one query.
         labelled_task: Task of section 5.2 of the paper with single texts, for classification.
         data_dir: Folder with the original files of labelled_task; default: the hub.

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
@@ -20,7 +21,7 @@ from linformer_kit.settings.documents import DocumentsSettings
 from tests.conftest import fail, write_tasks
 from tests.experiments.quality.long_texts import LONGEST, write_articles, write_bert, write_labelled
 
-TASKS = ("late_sentence", "passkey", "needle", "same_document", "classification")
+TASKS = ("agreement", "late_sentence", "passkey", "needle", "same_document", "classification")
 METHODS = ("cut", "pieces", "pieces_overlapping", "stretched", "linearised")
 LENGTHS = ("61", "127", "251")
 SMALL = [
@@ -85,7 +86,9 @@ def test_everything_is_measured(finished):
         for scores in by_method.values():
             assert tuple(scores) == lengths
             for found in scores.values():
-                shares = [found[name] for name in ("recall@1", "recall@10", "mrr", "accuracy") if name in found]
+                shares = [
+                    found[name] for name in ("recall@1", "recall@10", "mrr", "accuracy", "cosine") if name in found
+                ]
                 assert shares and all(0 <= share <= 1 for share in shares)
         assert list(by_method) == [*METHODS, "student"]
     (queries,) = {found["queries"] for found in results["scores"]["late_sentence"]["cut"].values()}
@@ -97,6 +100,40 @@ def test_everything_is_measured(finished):
     )
     assert results["methods"]["cut"]["reads"] == 61 and results["methods"]["stretched"]["reads"] == 251
     assert "/" not in results["settings"]["teacher"] + "".join(results["settings"]["models"])
+
+
+@pytest.mark.e2e
+def test_agreement_with_pieces(given, finished):
+    """By hand: the cosine of the mean hidden state to that of all pieces, weighted by their tokens."""
+    agreement = results_of(finished)["scores"]["agreement"]
+    for n in LENGTHS:
+        assert agreement["pieces"][n] == pytest.approx({"cosine": 1.0, "lowest": 1.0}, abs=1e-6)
+        assert all(scores[n]["lowest"] <= scores[n]["cosine"] for scores in agreement.values())
+    assert (
+        agreement["cut"]["61"]["cosine"] == pytest.approx(1.0, abs=1e-6) and agreement["cut"]["251"]["cosine"] < 0.999
+    )
+    model = transformers.AutoModel.from_pretrained(given["teacher"]).eval().requires_grad_(False)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(given["teacher"])
+    settings = DocumentsSettings(
+        teacher="",
+        articles=11,
+        queries=5,
+        lengths=[61, 127, 251],
+        fact_lengths=[61],
+        text_file=[str(given["articles"])],
+    )
+    texts = read_inputs(settings, ["agreement"], tokenizer, LONGEST).long
+    cosines = []
+    for text in texts:
+        ids = tokenizer(text.prefix(125), add_special_tokens=False)["input_ids"]
+        vectors = []
+        for start in range(0, len(ids), 59):
+            piece = torch.tensor([[tokenizer.cls_token_id, *ids[start : start + 59], tokenizer.sep_token_id]])
+            mean = torch.nn.functional.normalize(model(input_ids=piece)[0].mean(1), dim=-1)
+            vectors.append(mean[0] * (piece.shape[1] - 2))
+        cosines.append(float(torch.nn.functional.cosine_similarity(sum(vectors), vectors[0], dim=0)))
+    assert agreement["cut"]["127"]["cosine"] == pytest.approx(np.mean(cosines), abs=1e-5)
+    assert agreement["cut"]["127"]["lowest"] == pytest.approx(min(cosines), abs=1e-5)
 
 
 @pytest.mark.e2e
@@ -180,9 +217,9 @@ def test_inputs_have_at_most_the_length(given):
     )
     settings.fact_lengths = [61, 127]
     tokenizer = transformers.AutoTokenizer.from_pretrained(given["teacher"])
-    inputs, again = (read_inputs(settings, TASKS[:4], tokenizer, LONGEST) for _ in range(2))
+    inputs, again = (read_inputs(settings, TASKS[:5], tokenizer, LONGEST) for _ in range(2))
     settings.seed = 1
-    other = read_inputs(settings, TASKS[:4], tokenizer, LONGEST)
+    other = read_inputs(settings, TASKS[:5], tokenizer, LONGEST)
     assert inputs.fingerprint() == again.fingerprint() != other.fingerprint()
     for task, length, number in (
         ("late_sentence", 61, 11),
@@ -232,7 +269,7 @@ def test_only_late_sentences_are_averaged(monkeypatch):
             return None
 
     monkeypatch.setattr(documents, "_ranks", lambda *_: np.array([1, 1, 2, 1, 1, 20]))
-    scores = documents._scores(Texts(), "late_sentence", None, 1, "")
+    scores = documents._scores(Texts(), "late_sentence", None, 1, "", None)
     assert (scores["recall@1"], scores["recall@10"], scores["queries"]) == (0.5, 0.75, 4)
     assert [position["recall@1"] for position in scores["positions"]] == [1, 1, 0]
 

@@ -45,6 +45,7 @@ class Inputs:
         articles: Texts that are searched.
         sentences: Queries of late_sentence.
         halves: Halves of texts for same_document.
+        long: Texts for agreement.
         haystacks: Texts around the needles.
         facts: Hidden facts by task.
         train: Labelled training texts.
@@ -57,6 +58,7 @@ class Inputs:
     articles: list[LongText]
     sentences: list[Sentence]
     halves: list[tuple[LongText, LongText]]
+    long: list[LongText]
     haystacks: list[LongText]
     facts: dict[str, list[Fact]]
     train: Labelled
@@ -95,7 +97,8 @@ class Inputs:
         """Hexadecimal hash of all texts, queries and classes."""
         content = hashlib.sha256(repr((self.ranges, self.sentences, self.facts)).encode())
         labelled = [text for side in (self.train, self.validation) for text in side[0]]
-        for text in (*self.articles, *(half for halves in self.halves for half in halves), *self.haystacks, *labelled):
+        halves = [half for halves in self.halves for half in halves]
+        for text in (*self.articles, *halves, *self.long, *self.haystacks, *labelled):
             content.update(text.text.encode())
         content.update(repr((self.train[1], self.validation[1])).encode())
         return content.hexdigest()
@@ -117,7 +120,7 @@ def read_inputs(settings: DocumentsSettings, tasks: Sequence[str], tokenizer: An
     special = tokenizer.num_special_tokens_to_add(pair=False)
     ranges = token_ranges(cut, settings.lengths)
     articles: list[LongText] = []
-    if {"late_sentence", "needle", "same_document"} & set(tasks):
+    if {"agreement", "late_sentence", "needle", "same_document"} & set(tasks):
         articles = _articles(settings, tokenizer, least=min(cut, longest) - special + 1, keep=2 * longest)
     least = longest - special
     sentences: list[Sentence] = []
@@ -126,7 +129,7 @@ def read_inputs(settings: DocumentsSettings, tasks: Sequence[str], tokenizer: An
         sentences = draw_sentences(articles, within, least=least, count=settings.queries, seed=settings.seed)
     long = [text for text in articles if text.tokens >= least]
     enough = f"at most {len(long)} (the searched texts of at least {least:,} tokens)"
-    if "same_document" in tasks:
+    if {"agreement", "same_document"} & set(tasks):
         require(len(long) >= settings.queries, "queries", enough, settings.queries)
     if "needle" in tasks:
         require(len(long) >= settings.candidates, "candidates", enough, settings.candidates)
@@ -139,6 +142,7 @@ def read_inputs(settings: DocumentsSettings, tasks: Sequence[str], tokenizer: An
         articles=articles if "late_sentence" in tasks else [],
         sentences=sentences,
         halves=[split_in_halves(text) for text in long[: settings.queries]] if "same_document" in tasks else [],
+        long=long[: settings.queries] if "agreement" in tasks else [],
         haystacks=long[: settings.candidates] if "needle" in tasks else [],
         facts=facts,
         train=train,

@@ -7,6 +7,8 @@ seconds per document and memory, for each method and length.
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from linformer_kit.experiments.measure import in_fresh_process, interleaved, pea
 from linformer_kit.experiments.quality.document_inputs import FACT_TASKS, Inputs, Labelled, longest_length, read_inputs
 from linformer_kit.experiments.quality.document_tasks import MOST_FACTS, Search, ranks, search_scores
 from linformer_kit.experiments.quality.embedder import Embedder, load_embedder, regression_accuracy
-from linformer_kit.experiments.quality.methods import BUILT, Method, build_methods
+from linformer_kit.experiments.quality.methods import BUILT, Method, Pieces, build_methods
 from linformer_kit.files.manifest import read_json
 from linformer_kit.interop.loading import fingerprint
 from linformer_kit.operator.checks import LONGEST
@@ -36,11 +38,12 @@ from linformer_kit.settings.documents import DocumentsSettings
 
 _SECONDS = 60.0  # for all runs of one method at one length
 _POSITIVE = ("articles", "queries", "candidates", "max_train_samples", "max_eval_samples", "repetitions", "batch_size")
-_SEARCHES = ("late_sentence", "needle", "same_document")  # need text_file
+_OF_TEXTS = ("agreement", "late_sentence", "needle", "same_document")  # need text_file
 _MAY_CHANGE = ("methods", "models", "names", "resume", "memory", "repetitions", "batch_size")  # when resuming
 
 Task = str
 Scores = dict[str, Any]
+Reference = Callable[[int], np.ndarray]  # embeddings of `pieces` of the texts of `agreement`, by length
 
 
 def main(settings: DocumentsSettings) -> None:
@@ -75,11 +78,13 @@ def measure_documents(settings: DocumentsSettings) -> Experiment:
         write=write_documents_report,
         fields=_fields(settings, tasks, teacher, inputs, methods),
     )
+    pieces = Pieces(teacher, teacher.longest)
+    reference = functools.cache(lambda length: pieces(inputs.prefixes(inputs.long, length), "agreement, reference"))
     with experiment:
         experiment.save()  # so that the folder can be resumed
         for task in tasks:
             for name, method in methods.items():
-                _measure_quality(experiment, settings, inputs, (task, name), method)
+                _measure_quality(experiment, settings, inputs, (task, name), method, reference)
         for length in sorted(settings.lengths):
             _measure_cost(experiment, settings, names, inputs, methods, length)
         experiment.finish()
@@ -87,24 +92,33 @@ def measure_documents(settings: DocumentsSettings) -> Experiment:
 
 
 def _measure_quality(
-    experiment: Experiment, settings: DocumentsSettings, inputs: Inputs, what: tuple[Task, str], method: Method
+    experiment: Experiment,
+    settings: DocumentsSettings,
+    inputs: Inputs,
+    what: tuple[Task, str],
+    method: Method,
+    reference: Reference,
 ) -> None:
     """Measure a method on a task at each length; write after each. What an earlier run measured is kept."""
     task, name = what
     scores = experiment.results["scores"][task].setdefault(name, {})
     read: dict[int, Scores] = {}  # by the number of tokens that the method reads
     for length in sorted(settings.fact_lengths if task in FACT_TASKS else settings.lengths):
-        # The documents of hidden facts differ between lengths, other texts only in their number of tokens.
-        reads = length if task in FACT_TASKS else method.reads(length)
+        # The documents of hidden facts and the reference differ between lengths, other texts only in their number of
+        # tokens.
+        reads = length if task in (*FACT_TASKS, "agreement") else method.reads(length)
         if str(length) not in scores:
             scores[str(length)] = read.get(reads) or _scores(
-                inputs, task, method, reads, f"{task}, {name}, {length} tokens"
+                inputs, task, method, reads, f"{task}, {name}, {length} tokens", reference
             )
             experiment.save()
         read[reads] = scores[str(length)]
 
 
-def _scores(inputs: Inputs, task: Task, method: Method, length: int, what: str) -> Scores:
+def _scores(inputs: Inputs, task: Task, method: Method, length: int, what: str, reference: Reference) -> Scores:
+    if task == "agreement":
+        cosines = (method(inputs.prefixes(inputs.long, length), what) * reference(length)).sum(axis=1)
+        return {"cosine": float(cosines.mean()), "lowest": float(cosines.min())}
     if task == "classification":
         train, validation = (
             _features(inputs, side, method, length, what) for side in (inputs.train, inputs.validation)
@@ -173,6 +187,7 @@ def _tasks(settings: DocumentsSettings) -> list[Task]:
     """The tasks of the settings, by default all whose texts are given."""
     texts, labelled = settings.text_file is not None, bool(settings.labelled_task or settings.train_file)
     given = {
+        "agreement": texts,
         "late_sentence": texts,
         "passkey": True,
         "needle": texts,
@@ -181,7 +196,7 @@ def _tasks(settings: DocumentsSettings) -> list[Task]:
     }
     tasks = settings.tasks if settings.tasks is not None else [task for task, there in given.items() if there]
     for task in tasks:
-        source = "text_file" if task in _SEARCHES else "train_file or labelled_task"
+        source = "text_file" if task in _OF_TEXTS else "train_file or labelled_task"
         require(given[task], source, f"texts for the task {task}", "none")
     return list(tasks)
 
