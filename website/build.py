@@ -1,9 +1,10 @@
 """Build the site from the pages of the repository: python website/build.py.
 
 The pages keep their places, so their links hold here as in the repository: README.md becomes the first page, and
-`docs/`, `benchmarks/`, CHANGELOG.md and CONTRIBUTING.md are copied. Three pages are generated: the reference of the
-public API (from docstrings), that of the commands (from their parsers), and a gallery of all pictures with their
-commands. Warnings of the build are errors, and so is a link to a page, a heading or a file that is not on the site.
+`docs/`, `benchmarks/`, CHANGELOG.md and CONTRIBUTING.md are copied. The notebooks of `examples/` become pages with the
+outputs that are stored in them. Three pages are generated: the reference of the public API (from docstrings), that of
+the commands (from their parsers), and a gallery of all pictures with their commands. Warnings of the build are errors,
+and so is a link to a page, a heading or a file that is not on the site.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ import sys
 import urllib.parse
 from pathlib import Path
 from unittest import mock
+
+from nbconvert import MarkdownExporter
+from nbconvert.writers import FilesWriter
 
 import linformer_kit
 from linformer_kit.commands.parser import parse
@@ -61,6 +65,7 @@ TOPICS = {
 def write_pages() -> None:
     """All pages of the site, in an empty folder."""
     copy_pages()
+    write_notebooks()
     (PAGES / "reference").mkdir()
     write_python_reference()
     write_command_reference()
@@ -79,6 +84,16 @@ def copy_pages() -> None:
         else:
             shutil.copy(source, PAGES / name)
     shutil.copy(ROOT / "README.md", PAGES / "index.md")
+
+
+def write_notebooks() -> None:
+    """One page for each notebook, with its pictures beside it."""
+    exporter = MarkdownExporter()
+    for notebook in sorted((PAGES / "examples").glob("*.ipynb")):
+        page, resources = exporter.from_filename(
+            str(notebook), resources={"output_files_dir": f"{notebook.stem}_files", "unique_key": notebook.stem}
+        )
+        FilesWriter(build_directory=str(notebook.parent)).write(page, resources, notebook_name=notebook.stem)
 
 
 def write_python_reference() -> None:
