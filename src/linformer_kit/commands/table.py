@@ -9,6 +9,7 @@ from linformer_kit.settings import (
     AdaptersSettings,
     ConvertSettings,
     DistillSettings,
+    EmbedSettings,
     EvaluateSettings,
     ExportSettings,
     FillMaskSettings,
@@ -70,6 +71,15 @@ COMMANDS = {
         "Use a model",
         ("my-classifier --validation_file more-reviews.csv", "my-classifier --task sst2"),
         positionals=("model",),
+        memory=("batch_size", "max_length"),
+    ),
+    "embed": Command(
+        "Embed the texts of a file",
+        EmbedSettings,
+        "linformer_kit.commands.embed:main",
+        "Use a model",
+        ("my-encoder articles.jsonl --output vectors.npy", "my-encoder articles.jsonl --output vectors.npy --resume"),
+        positionals=("model", "file"),
         memory=("batch_size", "max_length"),
     ),
     "fill-mask": Command(

@@ -16,11 +16,11 @@ from tqdm import tqdm
 
 from linformer_kit.data.examples import Labels, TextColumns, read_texts
 from linformer_kit.data.tables import READERS, warn_of_ragged
-from linformer_kit.data.validate import check_exists, check_not_empty, check_suffix
 from linformer_kit.errors import InputError, errors_named
-from linformer_kit.files.manifest import file_fingerprint, read_json
+from linformer_kit.files.manifest import file_fingerprint
 from linformer_kit.files.writing import write_whole
 from linformer_kit.inference.classifier import Classifier, Prediction, trained_columns
+from linformer_kit.inference.files import check_how_to_start, check_made_from, check_new, file_of_texts, mark_of
 from linformer_kit.inference.scores import check_threshold, predicted
 from linformer_kit.settings import PredictSettings
 
@@ -42,10 +42,10 @@ def predict(settings: PredictSettings) -> dict[str | None, int]:
         InputError: for a file that cannot be read (nothing is written), a model that is not a classifier, an output
             that exists, or an output to resume that was made from another file or model.
     """
-    if settings.resume and settings.overwrite:
-        raise InputError("resume, overwrite: expected at most one of them, got both")
+    check_how_to_start(resume=settings.resume, overwrite=settings.overwrite)
     check_threshold(settings.threshold)
-    path = _file(settings)
+    output = None if settings.output is None else Path(settings.output).expanduser()
+    path = file_of_texts(settings.file, () if output is None else (output, mark_of(output)))
     columns = _columns(settings, path)
     total, left_out = _rows(path, columns)  # rejected before the model is loaded
     classifier = Classifier(settings)
@@ -59,7 +59,7 @@ def predict(settings: PredictSettings) -> dict[str | None, int]:
         "threshold": settings.threshold,
     }
     counts: dict[str | None, int] = {None: 0, **dict.fromkeys(classifier.labels.names, 0)}
-    with _opened(settings, identity) as (done, write):
+    with _opened(settings, output, identity) as (done, write):
         bar = tqdm(total=total, initial=done, unit=" texts", dynamic_ncols=True, delay=2)
         with bar:
             rows = itertools.islice((row for row in itertools.count(1) if row not in left_out), done, None)
@@ -72,20 +72,6 @@ def predict(settings: PredictSettings) -> dict[str | None, int]:
                     counts[name] += 1
                 bar.update()
     return counts
-
-
-def _file(settings: PredictSettings) -> Path:
-    """The file with the texts; rejects an output that would overwrite it."""
-    path = Path(settings.file).expanduser()
-    check_exists(path, field="file")
-    if not path.is_file():
-        raise InputError(f"file: expected a file, got the folder {path}")
-    check_suffix(path, field="file")
-    check_not_empty(path, field="file")
-    for place in _places(settings) if settings.output else ():
-        if place.exists() and place.samefile(path):
-            raise InputError(f"output: expected another file than that of the texts, got {settings.output}")
-    return path
 
 
 def _columns(settings: PredictSettings, path: Path) -> TextColumns:
@@ -128,23 +114,23 @@ def _line(row: int, prediction: Prediction, labels: Labels, threshold: float) ->
 
 
 @contextmanager
-def _opened(settings: PredictSettings, identity: dict[str, Any]) -> Iterator[tuple[int, Callable[[str], object]]]:
+def _opened(
+    settings: PredictSettings, path: Path | None, identity: dict[str, Any]
+) -> Iterator[tuple[int, Callable[[str], object]]]:
     """Open the output; yield the number of lines it has and a function that writes; write errors name the output."""
-    if settings.output is None:
+    if path is None:
         if settings.resume:
             raise InputError("resume: expected an output to resume, got none")
         yield 0, sys.stdout.write
         return
-    path, mark = _places(settings)
     done = 0
     if path.exists() and settings.resume:
-        done = _whole_lines(path, mark, identity)
-    elif path.exists() and not settings.overwrite:
-        raise InputError(
-            f"output: expected a new file, got {path}; continue with --resume, or start again with --overwrite"
-        )
+        check_made_from(path, identity)
+        done = _whole_lines(path)
+    elif not settings.overwrite:
+        check_new(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(mark, json.dumps(identity, indent=2) + "\n")
+    write_whole(mark_of(path), json.dumps(identity, indent=2) + "\n")
     file = path.open("a" if done else "w", encoding="utf-8")
 
     def write(text: str) -> None:
@@ -158,20 +144,8 @@ def _opened(settings: PredictSettings, identity: dict[str, Any]) -> Iterator[tup
             file.close()
 
 
-def _places(settings: PredictSettings) -> tuple[Path, Path]:
-    """The output, and the file that records its input file and model."""
-    path = Path(settings.output or "").expanduser()
-    return path, path.with_name(f"{path.name}.run.json")
-
-
-def _whole_lines(path: Path, mark: Path, identity: dict[str, Any]) -> int:
+def _whole_lines(path: Path) -> int:
     """Number of complete lines of an output; removes an incomplete last line."""
-    if not mark.exists():
-        raise InputError(f"resume: expected {mark} beside {path}, got none")
-    before = read_json(mark)
-    for name, value in identity.items():
-        if before.get(name) != value:
-            raise InputError(f"resume: expected the {name} of {mark}, {before.get(name)!r}, got {value!r}")
     lines, end = 0, 0
     with path.open("rb") as file:
         for line in file:

@@ -30,6 +30,7 @@ from linformer_kit.settings.training import LARGEST_SEED, TrainingSettings, chec
 from linformer_kit.settings.use import (
     AdaptersSettings,
     ConvertSettings,
+    EmbedSettings,
     ExportSettings,
     FillMaskSettings,
     InspectSettings,
@@ -49,6 +50,7 @@ __all__ = [
     "ConvertSettings",
     "CorpusSettings",
     "DistillSettings",
+    "EmbedSettings",
     "EvaluateSettings",
     "ExportSettings",
     "FillMaskSettings",

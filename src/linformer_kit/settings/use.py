@@ -24,6 +24,33 @@ class FillMaskSettings:
 
 
 @dataclass(kw_only=True)
+class EmbedSettings:
+    """Embeddings of the texts of a file.
+
+    Attributes:
+        model: Folder or hub id of an encoder whose embedding is the mean of its hidden states.
+        file: File with texts: a table (.csv .tsv .jsonl .parquet), or .txt with one text per line.
+        output: File for the embeddings, .npy: float32 of shape texts × width, each of length 1.
+        text_column: Column of the text; default: text.
+        max_length: Maximum input length in tokens, longer texts are truncated; default: the model's maximum.
+        batch_size: Texts per forward pass.
+        bf16: Mixed precision; `auto` where the processor has bf16 instructions.
+        resume: Resume after the last embedding that was recorded.
+        overwrite: Overwrite an existing output.
+    """
+
+    model: str
+    file: str
+    output: str
+    text_column: str | None = None
+    max_length: int | None = None
+    batch_size: int = 8
+    bf16: Literal["auto", "true", "false"] = "auto"
+    resume: bool = False
+    overwrite: bool = False
+
+
+@dataclass(kw_only=True)
 class ReportSettings:
     """One HTML page of many results.
 

@@ -13,7 +13,8 @@ import transformers
 from linformer_kit import linearize
 from linformer_kit.commands.cli import main
 from linformer_kit.errors import OutOfMemoryError
-from linformer_kit.experiments.quality import embedder, embeddings
+from linformer_kit.experiments.quality import embeddings
+from linformer_kit.inference import embedder
 from linformer_kit.settings.bench import EmbeddingsSettings
 from tests.conftest import PRETRAIN_SIZES, fail, write_tasks, write_teacher
 

@@ -12,8 +12,8 @@ import transformers
 
 from linformer_kit import linearize
 from linformer_kit.errors import InputError
-from linformer_kit.experiments.quality.embedder import load_embedder
 from linformer_kit.experiments.quality.methods import Pieces, build_methods
+from linformer_kit.inference.embedder import load_embedder
 from linformer_kit.linearized.positions import set_positions
 from linformer_kit.settings.documents import DocumentsSettings
 from tests.experiments.quality.long_texts import LONGEST, article, write_bert

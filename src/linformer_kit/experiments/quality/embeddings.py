@@ -21,7 +21,8 @@ from linformer_kit.environment import best_device
 from linformer_kit.errors import renamed
 from linformer_kit.experiments.experiment import Experiment, check_output, require
 from linformer_kit.experiments.measure import in_fresh_process, interleaved, peak_bytes, summary
-from linformer_kit.experiments.quality.embedder import Embedder, lengthened, load_embedder, regression_accuracy
+from linformer_kit.experiments.quality.encoders import lengthened, regression_accuracy
+from linformer_kit.inference.embedder import Embedder, load_embedder
 from linformer_kit.operator.checks import LONGEST
 from linformer_kit.report.embeddings import write_embeddings_report
 from linformer_kit.settings import FinetuneSettings, portable

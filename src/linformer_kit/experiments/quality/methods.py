@@ -11,7 +11,8 @@ import numpy as np
 from linformer_kit.data.encoding import Encoder
 from linformer_kit.errors import renamed
 from linformer_kit.experiments.experiment import require
-from linformer_kit.experiments.quality.embedder import Embedder, lengthened, load_embedder
+from linformer_kit.experiments.quality.encoders import lengthened
+from linformer_kit.inference.embedder import Embedder, load_embedder
 from linformer_kit.linearized.linearize import linearize
 from linformer_kit.linearized.positions import longest_input
 from linformer_kit.settings.documents import DocumentsSettings

@@ -14,6 +14,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from linformer_kit.inference.embedder import mean_embedding
+
 Kind = Literal["words", "tokens", "positions", "classes", "labels", "numbers", "embeddings"]
 
 _LEAST = -1e4  # score of masked positions: probability 0, in half precision too
@@ -38,14 +40,6 @@ _BY_CLASS: dict[str, Kind] = {
     "ForTokenClassification": "tokens",
     "ForQuestionAnswering": "positions",
 }
-
-
-def mean_embedding(
-    hidden: Float[Tensor, "batch seq_len embed"], real: Bool[Tensor, "batch seq_len"]
-) -> Float[Tensor, "batch embed"]:
-    """Mean of the hidden states of real tokens, as in sentence embedding models."""
-    each = real[..., None].float()
-    return (hidden.float() * each).sum(dim=1) / each.sum(dim=1).clamp(min=1)
 
 
 def divergence(

@@ -1,16 +1,14 @@
-"""Encoders as sentence embedders, and the accuracy of a logistic regression on embeddings."""
+"""Encoders as text embedders: the mean of the hidden states, normalised to length 1."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
-from sklearn.linear_model import LogisticRegression
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from jaxtyping import Bool, Float
+from torch import Tensor
 from tqdm import tqdm
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -18,13 +16,6 @@ from linformer_kit.data.encoding import Encoder, Window
 from linformer_kit.environment import best_device, use_bf16
 from linformer_kit.errors import renamed
 from linformer_kit.interop.loading import input_length, load_model
-from linformer_kit.linearized.classes import LinearizedModel
-from linformer_kit.linearized.positions import check_positions, longest_input, set_positions
-from linformer_kit.models.modeling import LinformerPreTrainedModel
-from linformer_kit.settings import ResizeMode
-from linformer_kit.training.tasks.answers import mean_embedding
-
-Features = tuple[np.ndarray, Sequence[Any]]  # embeddings, [texts, embed], and the class of each text
 
 _KIND = "an encoder of texts"
 
@@ -64,11 +55,12 @@ class Embedder:
         return self.embed_windows([text.windows[0] for text in encoded], what)
 
     @torch.inference_mode()
-    def embed_windows(self, windows: Sequence[Window], what: str) -> np.ndarray:
-        """Embeddings, `[windows, embed]`, of tokenised texts; `what` describes them in the progress bar."""
+    def embed_windows(self, windows: Sequence[Window], what: str | None = None) -> np.ndarray:
+        """Embeddings, `[windows, embed]`, of tokenised texts; `what` describes them in a progress bar."""
         order = sorted(range(len(windows)), key=lambda index: -len(windows[index]["input_ids"]))
         vectors = np.empty((len(windows), self.width), dtype=np.float32)
-        for start in tqdm(range(0, len(order), self.batch_size), desc=what, unit="batch", dynamic_ncols=True, delay=2):
+        starts = range(0, len(order), self.batch_size)
+        for start in tqdm(starts, desc=what, unit="batch", dynamic_ncols=True, delay=2, disable=what is None):
             chosen = order[start : start + self.batch_size]
             vectors[chosen] = self._embed([windows[index] for index in chosen])
         return vectors
@@ -97,32 +89,9 @@ def load_embedder(name: str, settings: BatchSettings, *, field: str = "models") 
         return Embedder(*load_model(name, AutoModel, _KIND), settings)
 
 
-def lengthened(model: PreTrainedModel, length: int, mode: ResizeMode = "interpolate") -> PreTrainedModel:
-    """The model itself if it takes inputs of this length in tokens, else a longer copy.
-
-    Args:
-        model: Any encoder, linear or not.
-        length: Number of tokens.
-        mode: How positions are resized.
-
-    Raises:
-        InputError: for a model that cannot be resized to this length.
-    """
-    if (longest_input(model) or length) >= length:
-        return model
-    model = copy.deepcopy(model)
-    with renamed("seq_len", "lengths"), renamed("mode", "resize_mode"):
-        if isinstance(model, (LinearizedModel, LinformerPreTrainedModel)):
-            model.resize_sequence_length(length, mode=mode)
-        else:
-            check_positions(model, length, mode)
-            set_positions(model, length, mode)
-    return model
-
-
-def regression_accuracy(train: Features, validation: Features) -> float:
-    """Validation accuracy of a logistic regression on embeddings."""
-    classifier = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000, C=0.1))
-    classifier.fit(*train)
-    features, classes = validation
-    return float((classifier.predict(features) == np.array(classes)).mean())
+def mean_embedding(
+    hidden: Float[Tensor, "batch seq_len embed"], real: Bool[Tensor, "batch seq_len"]
+) -> Float[Tensor, "batch embed"]:
+    """Mean of the hidden states of real tokens, as in sentence embedding models."""
+    each = real[..., None].float()
+    return (hidden.float() * each).sum(dim=1) / each.sum(dim=1).clamp(min=1)

@@ -1,0 +1,71 @@
+"""The file that a command reads texts from, and the record of what its output was made from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from linformer_kit.data.validate import check_exists, check_not_empty, check_suffix
+from linformer_kit.errors import InputError
+from linformer_kit.files.manifest import read_json
+
+
+def file_of_texts(name: str, outputs: Iterable[Path]) -> Path:
+    """The file with the texts.
+
+    Args:
+        name: Its name.
+        outputs: Files that will be written.
+
+    Raises:
+        InputError: if it does not exist, is empty or of an unknown kind, or would be overwritten.
+    """
+    path = Path(name).expanduser()
+    check_exists(path, field="file")
+    if not path.is_file():
+        raise InputError(f"file: expected a file, got the folder {path}")
+    check_suffix(path, field="file")
+    check_not_empty(path, field="file")
+    for place in outputs:
+        if place.exists() and place.samefile(path):
+            raise InputError(f"output: expected another file than that of the texts, got {place}")
+    return path
+
+
+def check_how_to_start(*, resume: bool, overwrite: bool) -> None:
+    """Reject `resume` and `overwrite` together."""
+    if resume and overwrite:
+        raise InputError("resume, overwrite: expected at most one of them, got both")
+
+
+def check_new(path: Path) -> None:
+    """Reject an output that exists."""
+    if path.exists():
+        raise InputError(
+            f"output: expected a new file, got {path}; continue with --resume, or start again with --overwrite"
+        )
+
+
+def mark_of(path: Path) -> Path:
+    """The file beside an output that records what it is made from."""
+    return path.with_name(f"{path.name}.run.json")
+
+
+def check_made_from(path: Path, identity: dict[str, Any]) -> dict[str, Any]:
+    """Check that an output to resume is made from the same file and model.
+
+    Returns:
+        What is recorded.
+
+    Raises:
+        InputError: if it is not, or nothing is recorded.
+    """
+    mark = mark_of(path)
+    if not mark.exists():
+        raise InputError(f"resume: expected {mark} beside {path}, got none")
+    before = read_json(mark)
+    for name, value in identity.items():
+        if before.get(name) != value:
+            raise InputError(f"resume: expected the {name} of {mark}, {before.get(name)!r}, got {value!r}")
+    return before

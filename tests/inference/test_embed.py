@@ -1,0 +1,143 @@
+"""`linformer embed`: rows in order, resumed runs, and rejected input."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import linformer_kit as lk
+from linformer_kit.commands.cli import main
+from linformer_kit.inference import embed, embedder
+from tests.conftest import fail
+from tests.experiments.quality.long_texts import LONGEST, write_bert
+
+WORDS = ["the", "film", "was", "good", "bad", "fine", "poor", "and", "so", "a", "long", "story"]
+TEXTS = [" ".join(WORDS[: 1 + (7 * number) % 12] * (1 + number % 9)) for number in range(23)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A linear encoder, and a file of texts of many lengths."""
+    folder = tmp_path_factory.mktemp("embed")
+    teacher = write_bert(folder / "teacher")
+    lk.linearize(transformers.AutoModel.from_pretrained(teacher), 7).save_pretrained(folder / "model")
+    transformers.AutoTokenizer.from_pretrained(teacher).save_pretrained(folder / "model")
+    (folder / "texts.jsonl").write_text("".join(json.dumps({"body": text}) + "\n" for text in TEXTS))
+    (folder / "texts.txt").write_text("\n".join(TEXTS) + "\n")
+    return folder
+
+
+def command(folder, output, *options):
+    file = ["texts.jsonl", "--text_column", "body"]
+    return [
+        "embed",
+        str(folder / "model"),
+        str(folder / file[0]),
+        *file[1:],
+        "--output",
+        str(output),
+        "--batch_size",
+        "2",
+        *options,
+    ]
+
+
+def test_each_row_is_the_mean_of_the_hidden_states(folder, tmp_path, capsys):
+    output = tmp_path / "new" / "vectors.npy"
+    main(command(folder, output, "--bf16", "false"))
+    vectors = np.load(output)
+    model = transformers.AutoModel.from_pretrained(folder / "model").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "model")
+    assert vectors.shape == (23, model.config.hidden_size) and vectors.dtype == np.float32
+    lengths = []
+    for text, vector in zip(TEXTS, vectors, strict=True):
+        inputs = tokenizer(text, truncation=True, max_length=LONGEST, return_tensors="pt")
+        with torch.no_grad():
+            mean = model(**inputs).last_hidden_state[0].mean(dim=0)
+        np.testing.assert_allclose(vector, (mean / mean.norm()).numpy(), rtol=0, atol=2e-6)
+        lengths.append(len(tokenizer(text)["input_ids"]))
+    cut = sum(length > LONGEST for length in lengths)
+    error = capsys.readouterr().err
+    assert f"23 texts, {vectors.shape[1]} numbers each, in {output}\n" in error
+    assert cut and f"{cut} texts of more than {LONGEST} tokens were truncated\n" in error
+    assert sorted(path.name for path in output.parent.iterdir()) == ["vectors.npy", "vectors.npy.run.json"]
+
+
+def test_lines_of_text_give_the_same(folder, tmp_path):
+    main(command(folder, tmp_path / "a.npy"))
+    main(
+        [
+            "embed",
+            str(folder / "model"),
+            str(folder / "texts.txt"),
+            "--output",
+            str(tmp_path / "b.npy"),
+            "--batch_size",
+            "2",
+        ]
+    )
+    assert (np.load(tmp_path / "a.npy") == np.load(tmp_path / "b.npy")).all()
+
+
+def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(embed, "_BATCHES", 4)  # 8 texts between two records
+    main(command(folder, tmp_path / "whole.npy"))
+    original, calls = embedder.Embedder.embed_windows, []
+
+    def interrupted(self, windows, what=None):
+        calls.append(len(windows))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return original(self, windows, what)
+
+    output = tmp_path / "vectors.npy"
+    monkeypatch.setattr(embedder.Embedder, "embed_windows", interrupted)
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        main(command(folder, output))
+    assert not output.exists() and json.loads((tmp_path / "vectors.npy.run.json").read_text())["done"] == 16
+    assert "expected a new file" in fail(capsys, *command(folder, output))
+    longer = command(folder, output, "--resume", "--max_length", "17")
+    assert f"resume: expected the max_length of {tmp_path / 'vectors.npy.run.json'}, {LONGEST}, got 17" in fail(
+        capsys, *longer
+    )
+    main(command(folder, output, "--resume"))
+    assert calls == [8, 8, 7, 7]
+    assert output.read_bytes() == (tmp_path / "whole.npy").read_bytes()
+    main(command(folder, output, "--resume"))  # nothing is left
+    assert len(calls) == 4
+    np.save(output, np.zeros((3, 2), dtype=np.float32))
+    assert "resume: expected an array of shape [23, " in fail(capsys, *command(folder, output, "--resume"))
+    main(command(folder, output, "--overwrite"))
+    assert output.read_bytes() == (tmp_path / "whole.npy").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--output", "OUT/vectors.bin"], "output: expected a name that ends in .npy, got "),
+        (["--text_column", "text"], "text"),
+        (["--max_length", "100"], f"max_length: expected at most {LONGEST} (the limit of the model), got 100"),
+        (["--batch_size", "0"], "batch_size: expected 1 or more, got 0"),
+        (["--resume", "--overwrite"], "resume, overwrite: expected at most one of them, got both"),
+    ],
+)
+def test_refused(folder, tmp_path, capsys, options, message):
+    options = [option.replace("OUT", str(tmp_path)) for option in options]
+    assert message in fail(capsys, *command(folder, tmp_path / "vectors.npy", *options))
+    assert not any(tmp_path.iterdir())
+
+
+def test_another_pooling_is_refused(folder, tmp_path, capsys):
+    (folder / "model" / "1_Pooling").mkdir()
+    config = folder / "model" / "1_Pooling" / "config.json"
+    try:
+        config.write_text(json.dumps({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}))
+        error = fail(capsys, *command(folder, tmp_path / "vectors.npy"))
+        assert f"model: expected pooling_mode_mean_tokens in {config}, got pooling_mode_cls_token" in error
+    finally:
+        config.unlink()
+        config.parent.rmdir()
