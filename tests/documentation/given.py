@@ -67,8 +67,11 @@ def _text_files(folder: Path) -> None:
 
 def _articles(folder: Path) -> None:
     _text_files(folder / "A")
-    rows = (json.dumps({"text": text}) for text in texts(31, 331, seed=1))
-    (folder / "A" / "more.jsonl").write_text("".join(f"{row}\n" for row in rows))
+    _articles_in_lines(folder / "A" / "more.jsonl")
+
+
+def _articles_in_lines(path: Path) -> None:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts(31, 331, seed=1)))
 
 
 def _article(path: Path) -> None:
@@ -171,6 +174,7 @@ _WRITERS: dict[str, Callable[[Path], None]] = {
     "my-model": _linformer,
     "my-classifier": _classifier,
     "articles": _articles,
+    "articles.jsonl": _articles_in_lines,
     "books": _text_files,
     "notes": _text_files,
     "wikipedia": _text_files,

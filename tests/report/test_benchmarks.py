@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from linformer_kit.experiments.quality.table2 import chosen_cells
+from linformer_kit.linearized.adapter import CARD, shipped_adapters
 from linformer_kit.report.distillation import distill_markdown
 from linformer_kit.report.documents import documents_markdown
 from linformer_kit.report.efficiency import efficiency_markdown
@@ -86,9 +87,11 @@ def test_the_tables_of_docs_learning_are_made_from_the_numbers():
 
 def test_rows_of_tables_are_those_of_the_results():
     """Between `<!-- rows of <folder> -->` and `<!-- end -->` stand some rows of the tables of that folder."""
+    cards = [folder / CARD for folder in shipped_adapters().values()]
+    assert all("<!-- rows of " in card.read_text(encoding="utf-8") for card in cards)
     found = [
         (folder, rows)
-        for path in (DOCS.parent / "README.md", *DOCS.glob("*.md"))
+        for path in (DOCS.parent / "README.md", *DOCS.glob("*.md"), *cards)
         for folder, rows in re.findall(r"<!-- rows of (\S+) -->\n(.*?)<!-- end -->", path.read_text("utf-8"), re.DOTALL)
     ]
     assert found
