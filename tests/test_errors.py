@@ -153,7 +153,7 @@ def test_answers_that_the_disk_has_no_space_for_name_their_file(text, tmp_path):
     output = tmp_path / "answers.jsonl"
     output.symlink_to("/dev/full")
     settings = PredictSettings(model="m", file="a.txt", output=str(output), overwrite=True)
-    with pytest.raises(OSError) as raised, _opened(settings, {}) as (_, write):
+    with pytest.raises(OSError) as raised, _opened(settings, output, {}) as (_, write):
         write(text)
     assert machine_failure(raised.value) == f"{output}: No space left on device"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -118,7 +119,7 @@ def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--output", "OUT/vectors.bin"], "output: expected a name that ends in .npy, got "),
+        (["--output", "OUT/vectors.bin"], "output: expected a file whose name ends in .npy, got "),
         (["--text_column", "text"], "text"),
         (["--max_length", "100"], f"max_length: expected at most {LONGEST} (the limit of the model), got 100"),
         (["--batch_size", "0"], "batch_size: expected 1 or more, got 0"),
@@ -131,13 +132,58 @@ def test_refused(folder, tmp_path, capsys, options, message):
     assert not any(tmp_path.iterdir())
 
 
-def test_another_pooling_is_refused(folder, tmp_path, capsys):
-    (folder / "model" / "1_Pooling").mkdir()
-    config = folder / "model" / "1_Pooling" / "config.json"
-    try:
-        config.write_text(json.dumps({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}))
-        error = fail(capsys, *command(folder, tmp_path / "vectors.npy"))
-        assert f"model: expected pooling_mode_mean_tokens in {config}, got pooling_mode_cls_token" in error
-    finally:
-        config.unlink()
-        config.parent.rmdir()
+def test_a_run_that_ended_before_the_output_was_named_goes_on(folder, tmp_path, monkeypatch, capsys):
+    """Also over an older output, which is not taken for the result."""
+    main(command(folder, tmp_path / "whole.npy"))
+    output = tmp_path / "vectors.npy"
+    np.save(output, np.zeros_like(np.load(tmp_path / "whole.npy")))
+
+    def failed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(embed.os, "replace", failed)
+        patched.setattr(embed, "write_whole", lambda path, text: path.write_text(text))
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            main(command(folder, output, "--overwrite"))
+    main(command(folder, output, "--resume"))
+    assert output.read_bytes() == (tmp_path / "whole.npy").read_bytes()
+    mark = tmp_path / "vectors.npy.run.json"
+    for done in ({}, {"done": 24}, {"done": 5}):
+        mark.write_text(json.dumps({**json.loads(mark.read_text()), "done": None, **done}))
+        assert "resume: expected " in fail(capsys, *command(folder, output, "--resume"))
+
+
+@pytest.mark.parametrize(
+    ("modules", "config", "message"),
+    [
+        (
+            ["Transformer", "Pooling"],
+            {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False},
+            "got ['pooling_mode_cls_token']",
+        ),
+        (["Transformer", "Pooling"], {"pooling_mode": "cls"}, "model: expected mean pooling in "),
+        (
+            ["Transformer", "Pooling", "Dense"],
+            {"pooling_mode": "mean"},
+            "model: expected modules Transformer, Pooling, Normalize, got Dense",
+        ),
+    ],
+)
+def test_another_embedding_is_refused(folder, tmp_path, capsys, modules, config, message):
+    model = shutil.copytree(folder / "model", tmp_path / "model")
+    paths = ["", "1_Pooling", "2_Dense"]
+    listed = [
+        {"type": f"sentence_transformers.models.{name}", "path": path}
+        for name, path in zip(modules, paths, strict=False)
+    ]
+    (model / "modules.json").write_text(json.dumps(listed))
+    (model / "1_Pooling").mkdir()
+    (model / "1_Pooling" / "config.json").write_text(json.dumps(config))
+    arguments = ["embed", str(model), str(folder / "texts.txt"), "--output", str(tmp_path / "vectors.npy")]
+    assert message in fail(capsys, *arguments)
+    (model / "modules.json").write_text(json.dumps(listed[:2]))
+    (model / "1_Pooling" / "config.json").write_text(
+        json.dumps({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False})
+    )
+    main(arguments)

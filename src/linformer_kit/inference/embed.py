@@ -5,10 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 import os
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError, HFValidationError, RepositoryNotFoundError
 from tqdm import tqdm
 
 from linformer_kit.data.encoding import Encoder
@@ -23,7 +27,6 @@ from linformer_kit.interop.loading import fingerprint
 from linformer_kit.settings import EmbedSettings, is_local_path
 
 _BATCHES = 32  # forward passes between two records of what is done; texts of like length share a pass
-_POOLING = Path("1_Pooling") / "config.json"  # of sentence-transformers
 
 
 class Embedded(NamedTuple):
@@ -56,61 +59,82 @@ def embed(settings: EmbedSettings) -> Embedded:
     if settings.batch_size < 1:
         raise InputError(f"batch_size: expected 1 or more, got {settings.batch_size}")
     output = Path(settings.output).expanduser()
-    if output.suffix != ".npy":
-        raise InputError(f"output: expected a name that ends in .npy, got {output}")
-    part = output.with_name(f"{output.name}.part")
+    if output.suffix != ".npy" or output.is_dir():
+        raise InputError(f"output: expected a file whose name ends in .npy, got {output}")
+    part = _part_of(output)
     path = file_of_texts(settings.file, (output, part, mark_of(output)))
     columns = _columns(settings, path)
     total = sum(1 for _ in read_texts(path, columns))  # rejected before the model is loaded
     _check_pooling(settings.model)
     embedder = load_embedder(settings.model, settings, field="model")
-    longest = _longest(embedder, settings)
+    encoder = Encoder(embedder.tokenizer, _longest(embedder, settings))
     identity = {
         "model_fingerprint": fingerprint(embedder.model),
         "file_sha256": file_fingerprint(path),
         "text_column": columns.text,
-        "max_length": longest,
+        "max_length": encoder.max_length,
+        "bf16": embedder.bf16,
     }
-    done = 0
-    if settings.resume and (part.exists() or output.exists()):
-        done = int(check_made_from(output, identity)["done"])
-        _check_whole(output if done == total else part, (total, embedder.width))
-    elif not settings.overwrite:
-        check_new(output)
-        check_new(part)
-    output.parent.mkdir(parents=True, exist_ok=True)
+    shape = (total, embedder.width)
+    done = _done(settings, output, identity, shape)
     cut = 0
-    if done < total:
+    if done < total or part.exists():
+        output.parent.mkdir(parents=True, exist_ok=True)
+        texts = itertools.islice(read_texts(path, columns), done, None)
         with errors_named(output):
-            cut = _write(part, output, embedder, (path, columns), (done, total, longest), identity)
+            cut = _write(output, embedder, encoder, texts, (done, shape), identity)
             os.replace(part, output)
-    return Embedded(total, embedder.width, longest, cut)
+    return Embedded(total, embedder.width, encoder.max_length, cut)
+
+
+def _part_of(output: Path) -> Path:
+    """The file that holds the array until it is complete."""
+    return output.with_name(f"{output.name}.part")
+
+
+def _done(settings: EmbedSettings, output: Path, identity: dict[str, Any], shape: tuple[int, int]) -> int:
+    """Number of rows that an earlier run has written."""
+    part = _part_of(output)
+    if not (settings.resume and (part.exists() or output.exists())):
+        if not settings.overwrite:
+            check_new(output)
+            check_new(part)
+        return 0
+    done = check_made_from(output, identity).get("done")
+    if not isinstance(done, int) or not 0 <= done <= shape[0]:
+        raise InputError(f"resume: expected done from 0 to {shape[0]} in {mark_of(output)}, got {done!r}")
+    if not part.exists() and done < shape[0]:
+        raise InputError(f"resume: expected {part}, got no such file")
+    if done:
+        _check_whole(part if part.exists() else output, shape)
+    return done
 
 
 def _write(
-    part: Path,
     output: Path,
     embedder: Embedder,
-    source: tuple[Path, TextColumns],
-    numbers: tuple[int, int, int],
+    encoder: Encoder,
+    texts: Iterator[tuple[str, str | None]],
+    numbers: tuple[int, tuple[int, int]],
     identity: dict[str, Any],
 ) -> int:
     """Write the rows that are missing; return the number of truncated texts."""
-    done, total, longest = numbers
-    mode, shape = ("r+", None) if done else ("w+", (total, embedder.width))
-    vectors = np.lib.format.open_memmap(part, mode=mode, dtype=np.float32, shape=shape)
-    encoder, together, cut = Encoder(embedder.tokenizer, longest), _BATCHES * embedder.batch_size, 0
-    texts = itertools.islice(read_texts(*source), done, None)
-    write_whole(mark_of(output), json.dumps(identity | {"done": done}, indent=2) + "\n")
-    with tqdm(total=total, initial=done, unit=" texts", dynamic_ncols=True, delay=2) as bar:
+    done, shape = numbers
+
+    def record() -> None:
+        write_whole(mark_of(output), json.dumps(identity | {"done": done}, indent=2) + "\n")
+
+    record()  # before the array, so that rows of zeros are never taken for embeddings
+    vectors = np.lib.format.open_memmap(_part_of(output), "r+" if done else "w+", np.float32, None if done else shape)
+    together, cut = _BATCHES * embedder.batch_size, 0
+    with tqdm(total=shape[0], initial=done, unit=" texts", dynamic_ncols=True, delay=2) as bar:
         while some := list(itertools.islice(texts, together)):
             encoded = encoder(some)
             cut += sum(text.lost > 0 for text in encoded)
-            found = embedder.embed_windows([text.windows[0] for text in encoded])
-            vectors[done : done + len(some)] = found
+            vectors[done : done + len(some)] = embedder.embed_windows([text.windows[0] for text in encoded])
             vectors.flush()
             done += len(some)
-            write_whole(mark_of(output), json.dumps(identity | {"done": done}, indent=2) + "\n")
+            record()
             bar.update(len(some))
     return cut
 
@@ -141,9 +165,27 @@ def _longest(embedder: Embedder, settings: EmbedSettings) -> int:
 
 
 def _check_pooling(model: str) -> None:
-    """Reject a folder of sentence-transformers whose embedding is not the mean of the hidden states."""
-    path = Path(model).expanduser() / _POOLING
-    if is_local_path(model) and path.is_file():
-        chosen = [name for name, value in read_json(path).items() if name.startswith("pooling_mode_") and value is True]
-        if chosen not in ([], ["pooling_mode_mean_tokens"]):
-            raise InputError(f"model: expected pooling_mode_mean_tokens in {path}, got {', '.join(chosen)}")
+    """Reject a model of sentence-transformers whose embedding is not the mean of the hidden states."""
+    listed = _file_of(model, "modules.json")
+    if listed is None:
+        return
+    modules = {module["type"].rpartition(".")[2]: module["path"] for module in json.loads(listed.read_text("utf-8"))}
+    if others := modules.keys() - {"Transformer", "Pooling", "Normalize"}:
+        raise InputError(f"model: expected modules Transformer, Pooling, Normalize, got {', '.join(sorted(others))}")
+    path = _file_of(model, f"{modules['Pooling']}/config.json") if "Pooling" in modules else None
+    if path is not None:
+        config = read_json(path)
+        flags = [name for name, value in config.items() if name.startswith("pooling_mode_") and value is True]
+        chosen = config.get("pooling_mode", flags)
+        if chosen not in ("mean", ["mean"], ["pooling_mode_mean_tokens"]):
+            raise InputError(f"model: expected mean pooling in {path}, got {chosen}")
+
+
+def _file_of(model: str, name: str) -> Path | None:
+    """A file of a folder or of a model on the hub; None if it has no such file."""
+    if is_local_path(model):
+        path = Path(model).expanduser() / name
+        return path if path.is_file() else None
+    with suppress(EntryNotFoundError, RepositoryNotFoundError, HFValidationError):
+        return Path(hf_hub_download(model, name))
+    return None

@@ -582,6 +582,15 @@ def test_results_without_memory_are_resumed(corpus, untrained, tmp_path, monkeyp
             {"panels": {"a": {"cells": ["short"], "variants": ["half"]}}},
             "panels.a.variants: expected one or more of full, E, F, grown, each once, got ['half']",
         ),
+        (
+            {
+                "variants": {"full": {}, "one": {"cells": ["short"]}},
+                "baseline": "full",
+                "tune": {"cell": "short"},
+                "panels": {"a": {"cells": ["lo/ng"], "variants": ["one"]}},
+            },
+            "panels.a.cells: expected one of short for one, which is trained there, got ['lo/ng']",
+        ),
         ({"english_file": None}, "english_file: expected files of English text for the cells, got none"),
         ({"english_file": ["nowhere.txt"]}, "english_file"),
         ({"sentence_file": ["nowhere.tsv"]}, "sentence_file"),

@@ -103,7 +103,12 @@ def _check_panels(study: LearningSettings) -> None:
         require(set(panel) == {"cells", "variants"}, place, "cells and variants", ", ".join(map(str, panel)) or "none")
         _check_names(f"{place}.cells", panel["cells"], [*study.cells])
         _check_names(f"{place}.variants", panel["variants"], [*study.variants])
-        lines = len(panel["cells"]) * len(panel["variants"])
+        fields = dataclasses.asdict(study)
+        for variant in panel["variants"]:
+            trained = cells_of(fields, variant)
+            expected = f"one of {', '.join(trained)} for {variant}, which is trained there"
+            require(bool(set(panel["cells"]) & set(trained)), f"{place}.cells", expected, panel["cells"])
+        lines = sum(cell in cells_of(fields, variant) for cell in panel["cells"] for variant in panel["variants"])
         require(lines <= MOST_LINES, place, f"at most {MOST_LINES} lines", lines)
 
 
