@@ -121,7 +121,7 @@ def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch, capsys):
     [
         (["--output", "OUT/vectors.bin"], "output: expected a file whose name ends in .npy, got "),
         (["--text_column", "text"], "text"),
-        (["--max_length", "100"], f"max_length: expected at most {LONGEST} (the limit of the model), got 100"),
+        (["--max_length", "100"], f"max_length: expected at most {LONGEST} (the model's limit), got 100"),
         (["--batch_size", "0"], "batch_size: expected 1 or more, got 0"),
         (["--resume", "--overwrite"], "resume, overwrite: expected at most one of them, got both"),
     ],

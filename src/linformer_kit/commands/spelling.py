@@ -106,7 +106,7 @@ def _item_of_list(hint: Any) -> Any:
 
 def _spelled_list(values: list[str], item: Any) -> str:
     """The list as YAML; text items are quoted, so that commas in names stay and names like numbers stay text."""
-    if len(values) == 1 and (values[0] == "null" or (values[0].startswith("[") and values[0].endswith("]"))):
+    if len(values) == 1 and (values[0] == _NONE or (values[0].startswith("[") and values[0].endswith("]"))):
         return values[0]  # already YAML
     return f"[{', '.join(map(_quoted, values) if _is_text(item) else values)}]"
 

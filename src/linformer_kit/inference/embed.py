@@ -17,13 +17,19 @@ from tqdm import tqdm
 
 from linformer_kit.data.encoding import Encoder
 from linformer_kit.data.examples import TextColumns, read_texts
-from linformer_kit.data.tables import READERS
 from linformer_kit.errors import InputError, errors_named, input_errors
 from linformer_kit.files.manifest import file_fingerprint, read_json
 from linformer_kit.files.writing import write_whole
 from linformer_kit.inference.embedder import Embedder, load_embedder
-from linformer_kit.inference.files import check_how_to_start, check_made_from, check_new, file_of_texts, mark_of
-from linformer_kit.interop.loading import fingerprint
+from linformer_kit.inference.files import (
+    check_how_to_start,
+    check_made_from,
+    check_new,
+    check_text_column,
+    file_of_texts,
+    mark_of,
+)
+from linformer_kit.interop.loading import fingerprint, input_length
 from linformer_kit.settings import EmbedSettings, is_local_path
 
 _BATCHES = 32  # forward passes between two records of what is done; texts of like length share a pass
@@ -63,11 +69,12 @@ def embed(settings: EmbedSettings) -> Embedded:
         raise InputError(f"output: expected a file whose name ends in .npy, got {output}")
     part = _part_of(output)
     path = file_of_texts(settings.file, (output, part, mark_of(output)))
-    columns = _columns(settings, path)
+    check_text_column(settings.text_column, path)
+    columns = TextColumns(settings.text_column or "text", None)
     total = sum(1 for _ in read_texts(path, columns))  # rejected before the model is loaded
     _check_pooling(settings.model)
     embedder = load_embedder(settings.model, settings, field="model")
-    encoder = Encoder(embedder.tokenizer, _longest(embedder, settings))
+    encoder = Encoder(embedder.tokenizer, input_length(embedder.model, embedder.tokenizer, settings.max_length))
     identity = {
         "model_fingerprint": fingerprint(embedder.model),
         "file_sha256": file_fingerprint(path),
@@ -145,23 +152,6 @@ def _check_whole(path: Path, shape: tuple[int, int]) -> None:
         found = np.load(path, mmap_mode="r")
         if found.shape != shape or found.dtype != np.float32:
             raise ValueError(f"{found.dtype} of shape {list(found.shape)}")
-
-
-def _columns(settings: EmbedSettings, path: Path) -> TextColumns:
-    if path.suffix.lower() not in READERS and settings.text_column is not None:
-        raise InputError(f"text_column: expected none for lines of text, got {settings.text_column!r}")
-    return TextColumns(settings.text_column or "text", None)
-
-
-def _longest(embedder: Embedder, settings: EmbedSettings) -> int:
-    """Maximum input length in tokens."""
-    if settings.max_length is None:
-        return embedder.longest
-    if settings.max_length > embedder.longest:
-        raise InputError(
-            f"max_length: expected at most {embedder.longest} (the limit of the model), got {settings.max_length}"
-        )
-    return settings.max_length
 
 
 def _check_pooling(model: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from linformer_kit.data.tables import READERS
 from linformer_kit.data.validate import check_exists, check_not_empty, check_suffix
 from linformer_kit.errors import InputError
 from linformer_kit.files.manifest import read_json
@@ -31,6 +32,12 @@ def file_of_texts(name: str, outputs: Iterable[Path]) -> Path:
         if place.exists() and place.samefile(path):
             raise InputError(f"output: expected another file than that of the texts, got {place}")
     return path
+
+
+def check_text_column(column: str | None, path: Path) -> None:
+    """Reject a column of a file that has lines of text."""
+    if column is not None and path.suffix.lower() not in READERS:
+        raise InputError(f"text_column: expected none for lines of text, got {column!r}")
 
 
 def check_how_to_start(*, resume: bool, overwrite: bool) -> None:

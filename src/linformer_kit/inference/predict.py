@@ -20,7 +20,14 @@ from linformer_kit.errors import InputError, errors_named
 from linformer_kit.files.manifest import file_fingerprint
 from linformer_kit.files.writing import write_whole
 from linformer_kit.inference.classifier import Classifier, Prediction, trained_columns
-from linformer_kit.inference.files import check_how_to_start, check_made_from, check_new, file_of_texts, mark_of
+from linformer_kit.inference.files import (
+    check_how_to_start,
+    check_made_from,
+    check_new,
+    check_text_column,
+    file_of_texts,
+    mark_of,
+)
 from linformer_kit.inference.scores import check_threshold, predicted
 from linformer_kit.settings import PredictSettings
 
@@ -79,11 +86,9 @@ def _columns(settings: PredictSettings, path: Path) -> TextColumns:
     trained = trained_columns(settings.model)
     columns = TextColumns(settings.text_column or trained.text, settings.text_pair_column or trained.text_pair)
     columns = replace(columns, ragged=trained.ragged and columns == TextColumns(trained.text, trained.text_pair))
-    if path.suffix.lower() not in READERS:
-        if columns.text_pair is not None:
-            raise InputError(f"file: expected a table with a column {columns.text_pair!r} for pairs, got {path}")
-        if settings.text_column is not None:
-            raise InputError(f"text_column: expected none for lines of text, got {settings.text_column!r}")
+    if path.suffix.lower() not in READERS and columns.text_pair is not None:
+        raise InputError(f"file: expected a table with a column {columns.text_pair!r} for pairs, got {path}")
+    check_text_column(settings.text_column, path)
     return columns
 
 
