@@ -51,6 +51,12 @@ _LOADED_BESIDE = (
 )
 
 
+def check_how_to_start(*, resume: bool, overwrite: bool) -> None:
+    """Reject `resume` and `overwrite` together."""
+    if resume and overwrite:
+        raise InputError("resume, overwrite: expected at most one of them, got both")
+
+
 def check_output_dir(output_dir: str | None, *, resume: bool, overwrite: bool, twin: bool = False) -> None:
     """Raise an error for an output folder in which files of another run or model would be overwritten.
 
@@ -64,8 +70,7 @@ def check_output_dir(output_dir: str | None, *, resume: bool, overwrite: bool, t
         InputError: if both `resume` and `overwrite` are given, if the folder contains a run and neither is given, if
             the folder cannot be created, or if it contains a model, or files of one, from outside this package.
     """
-    if resume and overwrite:
-        raise InputError("resume, overwrite: expected at most one of them, got both")
+    check_how_to_start(resume=resume, overwrite=overwrite)
     if output_dir is None and resume:
         raise InputError("resume: expected an output_dir to resume in, got none")
     folder = Path(output_dir or _NEW_FOLDERS)

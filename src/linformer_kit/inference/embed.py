@@ -19,10 +19,10 @@ from linformer_kit.data.encoding import Encoder
 from linformer_kit.data.examples import TextColumns, read_texts
 from linformer_kit.errors import InputError, errors_named, input_errors
 from linformer_kit.files.manifest import file_fingerprint, read_json
+from linformer_kit.files.runs import check_how_to_start
 from linformer_kit.files.writing import write_whole
 from linformer_kit.inference.embedder import Embedder, load_embedder
 from linformer_kit.inference.files import (
-    check_how_to_start,
     check_made_from,
     check_new,
     check_text_column,

@@ -40,12 +40,6 @@ def check_text_column(column: str | None, path: Path) -> None:
         raise InputError(f"text_column: expected none for lines of text, got {column!r}")
 
 
-def check_how_to_start(*, resume: bool, overwrite: bool) -> None:
-    """Reject `resume` and `overwrite` together."""
-    if resume and overwrite:
-        raise InputError("resume, overwrite: expected at most one of them, got both")
-
-
 def check_new(path: Path) -> None:
     """Reject an output that exists."""
     if path.exists():

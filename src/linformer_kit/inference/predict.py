@@ -18,10 +18,10 @@ from linformer_kit.data.examples import Labels, TextColumns, read_texts
 from linformer_kit.data.tables import READERS, warn_of_ragged
 from linformer_kit.errors import InputError, errors_named
 from linformer_kit.files.manifest import file_fingerprint
+from linformer_kit.files.runs import check_how_to_start
 from linformer_kit.files.writing import write_whole
 from linformer_kit.inference.classifier import Classifier, Prediction, trained_columns
 from linformer_kit.inference.files import (
-    check_how_to_start,
     check_made_from,
     check_new,
     check_text_column,

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
 from linformer_kit.report.figures import log_ticks, new_figure, number_ticks, save_figure, show_grid
 
@@ -28,7 +30,6 @@ def draw_curves(curves: dict[str, list[dict[str, Any]]], path: Path, *, baseline
         title: Title of the figure.
     """
     figure, axes = new_figure((10, 5))
-    colors = colormaps["tab10"]
     drawn = []
     in_time = any(entry["minutes"] for entries in curves.values() for entry in entries)
     finished = {
@@ -42,13 +43,8 @@ def draw_curves(curves: dict[str, list[dict[str, Any]]], path: Path, *, baseline
         losses = _losses(entries)
         per_update = (entries[0]["minutes"] or 0) / entries[0]["updates"] if in_time else 1
         places = [update * per_update for update in losses]
-        by_update = [*losses.values()]
-        means = [statistics.mean(each) for each in by_update]
-        label = f"{variant} ({means[-1]:.3f})"
-        marker, color = _MARKERS[number], colors(number)
-        (line,) = axes.plot(places, means, marker=marker, color=color, markersize=4, label=label)
-        axes.fill_between(places, list(map(min, by_update)), list(map(max, by_update)), color=color, alpha=0.15)
-        drawn.append((means[-1], number, line))
+        line = _draw_line(axes, number, places, [*losses.values()], variant, decimals=3)
+        drawn.append((line.get_ydata()[-1], number, line))
     axes.set_xlabel("minutes of this training" if in_time else "updates")
     axes.set_ylabel("validation loss (nats)")
     axes.set_title(title, fontsize=11)
@@ -80,11 +76,7 @@ def draw_panels(panels: dict[str, dict[str, list[dict[str, Any]]]], path: Path) 
             if not losses:
                 continue
             by_update = [[math.exp(loss) for loss in each] for each in losses.values()]
-            means = [statistics.mean(each) for each in by_update]
-            color = colormaps["tab10"](number)
-            style = {"marker": _MARKERS[number], "color": color, "markersize": 4, "linewidth": 1.2}
-            axes.plot([*losses], means, label=f"{label} ({means[-1]:.1f})", **style)
-            axes.fill_between([*losses], list(map(min, by_update)), list(map(max, by_update)), color=color, alpha=0.15)
+            _draw_line(axes, number, [*losses], by_update, label, decimals=1)
         axes.set_yscale("log")
         log_ticks(axes.yaxis)
         number_ticks(axes.yaxis, ",.0f")
@@ -95,6 +87,17 @@ def draw_panels(panels: dict[str, dict[str, list[dict[str, Any]]]], path: Path) 
         axes.legend(fontsize=8, title="last value", title_fontsize=8)
     save_figure(figure, path)
     save_figure(figure, path.with_suffix(".svg"))
+
+
+def _draw_line(
+    axes: Axes, number: int, places: list[float], values: list[list[float]], label: str, *, decimals: int
+) -> Line2D:
+    """Plot the mean of the values at each place, and their range; the last mean stands beside the label."""
+    means, color = [statistics.mean(each) for each in values], colormaps["tab10"](number)
+    style = {"marker": _MARKERS[number], "color": color, "markersize": 4}
+    (line,) = axes.plot(places, means, label=f"{label} ({means[-1]:.{decimals}f})", **style)
+    axes.fill_between(places, list(map(min, values)), list(map(max, values)), color=color, alpha=0.15)
+    return line
 
 
 def _losses(entries: list[dict[str, Any]]) -> dict[int, list[float]]:
