@@ -44,7 +44,7 @@ def draw_curves(curves: dict[str, list[dict[str, Any]]], path: Path, *, baseline
         per_update = (entries[0]["minutes"] or 0) / entries[0]["updates"] if in_time else 1
         places = [update * per_update for update in losses]
         line = _draw_line(axes, number, places, [*losses.values()], variant, decimals=3)
-        drawn.append((line.get_ydata()[-1], number, line))
+        drawn.append((statistics.mean([*losses.values()][-1]), number, line))
     axes.set_xlabel("minutes of this training" if in_time else "updates")
     axes.set_ylabel("validation loss (nats)")
     axes.set_title(title, fontsize=11)
@@ -94,7 +94,7 @@ def _draw_line(
 ) -> Line2D:
     """Plot the mean of the values at each place, and their range; the last mean stands beside the label."""
     means, color = [statistics.mean(each) for each in values], colormaps["tab10"](number)
-    style = {"marker": _MARKERS[number], "color": color, "markersize": 4}
+    style: dict[str, Any] = {"marker": _MARKERS[number], "color": color, "markersize": 4}
     (line,) = axes.plot(places, means, label=f"{label} ({means[-1]:.{decimals}f})", **style)
     axes.fill_between(places, list(map(min, values)), list(map(max, values)), color=color, alpha=0.15)
     return line
