@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ def draw_panels(panels: dict[str, dict[str, list[dict[str, Any]]]], path: Path) 
 
 
 def _draw_line(
-    axes: Axes, number: int, places: list[float], values: list[list[float]], label: str, *, decimals: int
+    axes: Axes, number: int, places: Sequence[float], values: list[list[float]], label: str, *, decimals: int
 ) -> Line2D:
     """Plot the mean of the values at each place, and their range; the last mean stands beside the label."""
     means, color = [statistics.mean(each) for each in values], colormaps["tab10"](number)
