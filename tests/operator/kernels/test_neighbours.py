@@ -15,11 +15,13 @@ from linformer_kit.operator.padding import Padding
 BATCH, HEADS, LENGTH, SLOTS, DIM = 3, 2, 29, 7, 5
 
 
-@pytest.fixture(params=[(3, 1), (4, 900), (64, 1 << 20)], ids=str)
+@pytest.fixture(params=[(3, 1, True), (4, 900, True), (64, 1 << 20, True), (4, 900, False)], ids=str)
 def blocks(request, monkeypatch):
-    """Many blocks of one sequence, several sequences to a block, and one block."""
-    monkeypatch.setattr(kernel, "_ROWS", dict.fromkeys((2, 4, 8), request.param[0]))
-    monkeypatch.setattr(kernel, "_SCORES", request.param[1])
+    """Many blocks of one sequence, several sequences to a block, one block, and blocks without flash attention."""
+    rows, scores, flash = request.param
+    monkeypatch.setattr(kernel, "_ROWS", dict.fromkeys((2, 4, 8), rows))
+    monkeypatch.setattr(kernel, "_SCORES", scores)
+    monkeypatch.setattr(kernel._Where, "flash", flash)
     monkeypatch.setattr(kernel, "_ALIGNED", 1)
 
 

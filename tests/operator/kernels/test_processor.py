@@ -50,7 +50,9 @@ CHOSEN = {  # products and attention to slots in float32, bfloat16 and float16
 def test_choices(name):
     each = [RECORDED[name].choices(dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16)]
     assert tuple(choice.way for choices in each for choice in choices[:2]) == CHOSEN[name]
-    assert all(choices[2].way.endswith(BLOCKS) and all(choice.reason for choice in choices) for choices in each)
+    for _, slots, near in each:  # neighbours are attended to in the same way as slots, always in blocks
+        assert near.way == (slots.way if slots.way == BLOCKS else f"{slots.way} in blocks")
+    assert all(choice.reason for choices in each for choice in choices)
 
 
 @pytest.mark.parametrize("name", ["AVX-512 with bfloat16", "ARM with both"])

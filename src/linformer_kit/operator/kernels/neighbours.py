@@ -1,4 +1,8 @@
-"""Attention over slots and the neighbours of each query: as `softmax`, for blocks of rows with few tokens each."""
+"""Attention over slots and the neighbours of each query: as `softmax`, for blocks of rows with few tokens each.
+
+In each block, flash attention, or two batched products with a softmax between them: for the backward pass, with
+dropout, and where flash attention does without the processor's bfloat16 instructions.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from linformer_kit.operator.kernels.conditions import is_ordinary, must_be_plain, needs_gradient, widens
+from linformer_kit.operator.kernels.processor import Processor
 from linformer_kit.operator.kernels.softmax import Dropout, add_to_bias, bias_gradient, hide
 from linformer_kit.operator.neighbours import Blocks, Neighbours, log_unseen
 from linformer_kit.operator.padding import Padding, of_samples
@@ -93,8 +98,13 @@ class _Where(NamedTuple):
     def of(cls, neighbours: Neighbours, query: Tensor) -> _Where:
         """For queries with these neighbours."""
         edges, dtype = neighbours.edges, torch.float32 if widens(query) else query.dtype
-        overlaps = None if edges is None else _Overlaps.of(neighbours, edges, query.shape[2], dtype)
+        overlaps = None if edges is None else _Overlaps.of(neighbours, edges, query.shape[2], torch.promote_types(dtype, torch.float32))
         return cls(neighbours.lengths, neighbours.window, neighbours.first, edges, overlaps, dtype)
+
+    @property
+    def flash(self) -> bool:
+        """Whether flash attention is the fastest way for a block, if the weights themselves are not needed."""
+        return not (self.dtype == torch.bfloat16 and Processor.here().bfloat16_in_blocks)
 
     def neighbours(self, key: Tensor, value: Tensor) -> Neighbours:
         """The same neighbours with these keys and values."""
@@ -148,7 +158,7 @@ class _Overlaps(NamedTuple):
         """Let slots count for the tokens only that rows do not see; scores as in `_Where.hide`."""
         slots, unseen = (of_samples(part, at.samples)[:, None, at.rows] for part in self)
         shape = (*scores.shape[:3], -1)
-        scores.scatter_add_(-1, slots.expand(shape), unseen.expand(shape))
+        scores.scatter_add_(-1, slots.expand(shape), unseen.to(scores.dtype).expand(shape))
 
 
 @functools.lru_cache(maxsize=8)  # the same for all blocks but those at the ends of a text
@@ -195,12 +205,30 @@ def _weights(query: Tensor, keys: Tensor, mask: Tensor | None, where: _Where, at
     samples, heads, rows, head_dim = query.shape
     weights = query.new_empty(samples * heads, rows, keys.shape[1])
     weights.baddbmm_(query.flatten(0, 1), keys.transpose(1, 2), beta=0, alpha=head_dim**-0.5)
-    scores = weights.unflatten(0, (samples, heads))
+    _add_bias(weights.unflatten(0, (samples, heads)), mask, where, at)
+    return torch.softmax(weights, -1, out=weights)
+
+
+def _add_bias(scores: Tensor, mask: Tensor | None, where: _Where, at: _At) -> None:
+    """What is added to the scores of a block, `[samples, heads, rows, slots + seen]`, or one for several of them."""
     hide(scores[..., : at.slots], of_samples(mask, at.samples))
     if where.overlaps is not None:
         where.overlaps.weigh(scores, at)
     where.hide(scores, at)
-    return torch.softmax(weights, -1, out=weights)
+
+
+def _flash_attention(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, where: _Where, at: _At
+) -> Float[Tensor, "samples heads rows head_dim"]:
+    """The context of a block of rows without its scores in memory."""
+    samples, heads, rows, _ = query.shape
+    parts = [part for part in (mask, where.lengths, *(where.overlaps or ())) if part is not None]
+    alike = all(len(part) == 1 for part in parts)
+    shape = (1 if alike else samples, 1 if mask is None else mask.shape[1], rows, keys.shape[1])
+    bias = query.new_zeros(shape, dtype=torch.promote_types(query.dtype, torch.float32))
+    _add_bias(bias, mask, where, at)
+    keys, values = (part.unflatten(0, (samples, heads)) for part in (keys, values))
+    return F.scaled_dot_product_attention(query, keys, values, attn_mask=bias)
 
 
 def _forward(
@@ -217,6 +245,7 @@ def _forward(
     batch, heads, length, _ = query.shape
     slots = key.shape[2]
     context = query.new_empty(batch, length, heads, value.shape[-1]).transpose(1, 2)
+    flash = drop is None and where.flash
     if drop:
         drop.start()
     for samples, parts in _score_blocks(query, slots, where):
@@ -224,11 +253,16 @@ def _forward(
         for rows in parts:
             at = where.block(samples, rows, slots, near_key.shape[2])
             queries = query[samples, :, rows].to(where.dtype)
-            weights = _weights(queries, keys.with_tokens(near_key[samples, :, at.seen]), mask, where, at)
+            columns = [
+                part.with_tokens(near[samples, :, at.seen]) for part, near in ((keys, near_key), (values, near_value))
+            ]
+            if flash:
+                context[samples, :, rows] = _flash_attention(queries, *columns, mask, where, at)
+                continue
+            weights = _weights(queries, columns[0], mask, where, at)
             if drop:
                 weights.masked_fill_(drop.next(weights), 0.0)
-            product = torch.bmm(weights, values.with_tokens(near_value[samples, :, at.seen]))
-            context[samples, :, rows] = product.unflatten(0, (-1, heads))
+            context[samples, :, rows] = torch.bmm(weights, columns[1]).unflatten(0, (-1, heads))
     return context.mul_(drop.scale) if drop else context
 
 

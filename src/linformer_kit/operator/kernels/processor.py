@@ -82,16 +82,20 @@ class Processor(NamedTuple):
                 Choice(operation, f"in float32: {way}", f"{missing}; {reason}")
                 for operation, way, reason in self.choices(torch.float32)
             ]
-        product, slots = (
-            Choice("products", "torch", "fast here"),
-            Choice("attention to slots", "flash attention", "fast here"),
+        product = Choice("products", "torch", "fast here")
+        slots, windows = (
+            Choice(operation, way, "fast here")
+            for operation, way in (
+                ("attention to slots", "flash attention"),
+                ("attention to slots and neighbours", "flash attention in blocks"),
+            )
         )
-        windows = Choice("attention to slots and neighbours", "batched products in blocks", "scores stay in the cache")
         if dtype == torch.float32 and self.onednn_is_faster:
             product = Choice("products", "oneDNN", "MKL uses AVX-512 on Intel's processors only")
         if dtype == torch.bfloat16 and self.bfloat16_in_blocks:
             product = Choice("products", "oneDNN", "torch would add the bias in a pass of its own")
-            slots = slots._replace(way=windows.way, reason="flash attention does without the bfloat16 instructions")
+            way, reason = "batched products in blocks", "flash attention does without the bfloat16 instructions"
+            slots, windows = (operation._replace(way=way, reason=reason) for operation in (slots, windows))
         return [product, slots, windows]
 
 
