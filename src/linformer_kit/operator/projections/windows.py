@@ -36,15 +36,16 @@ class Windows(NamedTuple):
         return ~self.real[..., 0]
 
     def of(
-        self, hidden: Float[Tensor, "batch seq_len embed"], fill: float = 0.0
+        self, hidden: Float[Tensor, "batch seq_len embed"], fill: float | None = 0.0
     ) -> Float[Tensor, "batch slots window embed"]:
-        """The tokens in each window; `fill` at positions without a real token."""
+        """The tokens in each window; `fill` at positions without a real token, or with None any other token."""
         batch, slots, width = self.positions.shape
         if batch == 1:
             inside = hidden.index_select(1, self.positions.flatten())
         else:
             inside = take_positions(hidden, self.positions.flatten(1))
-        return inside.unflatten(1, (slots, width)).masked_fill(~self.real[..., None], fill)
+        inside = inside.unflatten(1, (slots, width))
+        return inside if fill is None else inside.masked_fill(~self.real[..., None], fill)
 
 
 def pooling_windows(
