@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 
 import numpy as np
 import onnxruntime
@@ -174,9 +175,9 @@ def test_int8_for_pytorch_loads_again(tmp_path, capsys):
     assert "model: expected weights in floating point, got quantised ones in" in error
 
 
-def test_int8_for_pytorch_refuses_heads_with_different_k(tmp_path, capsys):
+def test_int8_for_pytorch_of_heads_with_different_k(tmp_path, capsys):
     pytest.importorskip("torchao")
     linformer("LinformerModel", tmp_path / "model", projected_dim=[[7, 5, 3], [2, 2, 2]])
-    error = fail_last_line(capsys, "export", tmp_path / "model", tmp_path / "out", "--format", "torch", "--int8")
-    assert "int8: expected a model that torchao can quantise, got" in error
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    main(["export", str(tmp_path / "model"), str(tmp_path / "out"), "--format", "torch", "--int8"])
+    difference = re.search(r"Largest difference of int8: (\S+)", capsys.readouterr().out)
+    assert difference and 0 < float(difference[1]) < 0.1

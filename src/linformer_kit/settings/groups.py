@@ -48,8 +48,8 @@ GROUPS = {
         eval_steps save_steps per_device_eval_batch_size save_total_limit load_best_model_at_end metric_for_best_model
         early_stopping_patience logging_steps report_to""",
     "Machine and precision": """
-        device dtype batch_size processes bf16 fp16 use_cpu torch_compile activation_checkpointing fully_shard
-        dataloader_num_workers ddp_timeout full_determinism""",
+        device dtype batch_size processes bf16 fp16 quantization_aware use_cpu torch_compile activation_checkpointing
+        fully_shard dataloader_num_workers ddp_timeout full_determinism""",
     "Output": "output_dir out output json resume overwrite",
 }
 _PLACES = {

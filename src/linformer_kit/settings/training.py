@@ -109,12 +109,15 @@ class OneModelTrainingSettings(TrainingSettings):
         resize_mode: How E, F and position embeddings are resized: interpolated (`interpolate`), which trains better
             (docs/learning.md), or repeated (`extend`), which keeps the outputs of texts of the old length.
         activation_checkpointing: Recompute activations in the backward pass, to save memory.
+        quantization_aware: Round weights and inputs of linear maps to int8 in the forward pass, as `linformer export
+            --int8 --format torch` will; needs `pip install linformer-kit[int8]`.
     """
 
     lr_scheduler_type: Literal["linear", "cosine", "constant"] = "linear"
     resize_to: int | None = None
     resize_mode: ResizeMode = "interpolate"
     activation_checkpointing: bool = False
+    quantization_aware: bool = False
 
 
 def check_training(settings: TrainingSettings) -> None:
