@@ -98,7 +98,8 @@ class _Where(NamedTuple):
     def of(cls, neighbours: Neighbours, query: Tensor) -> _Where:
         """For queries with these neighbours."""
         edges, dtype = neighbours.edges, torch.float32 if widens(query) else query.dtype
-        overlaps = None if edges is None else _Overlaps.of(neighbours, edges, query.shape[2], torch.promote_types(dtype, torch.float32))
+        wide = torch.promote_types(dtype, torch.float32)
+        overlaps = None if edges is None else _Overlaps.of(neighbours, edges, query.shape[2], wide)
         return cls(neighbours.lengths, neighbours.window, neighbours.first, edges, overlaps, dtype)
 
     @property
@@ -253,16 +254,15 @@ def _forward(
         for rows in parts:
             at = where.block(samples, rows, slots, near_key.shape[2])
             queries = query[samples, :, rows].to(where.dtype)
-            columns = [
-                part.with_tokens(near[samples, :, at.seen]) for part, near in ((keys, near_key), (values, near_value))
-            ]
+            of_keys = keys.with_tokens(near_key[samples, :, at.seen])
+            of_values = values.with_tokens(near_value[samples, :, at.seen])
             if flash:
-                context[samples, :, rows] = _flash_attention(queries, *columns, mask, where, at)
+                context[samples, :, rows] = _flash_attention(queries, of_keys, of_values, mask, where, at)
                 continue
-            weights = _weights(queries, columns[0], mask, where, at)
+            weights = _weights(queries, of_keys, mask, where, at)
             if drop:
                 weights.masked_fill_(drop.next(weights), 0.0)
-            context[samples, :, rows] = torch.bmm(weights, columns[1]).unflatten(0, (-1, heads))
+            context[samples, :, rows] = torch.bmm(weights, of_values).unflatten(0, (-1, heads))
     return context.mul_(drop.scale) if drop else context
 
 
