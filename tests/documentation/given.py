@@ -160,6 +160,14 @@ def _example(path: Path) -> None:
     path.write_text(script.replace(sizes, small), encoding="utf-8")
 
 
+def _images(path: Path) -> None:
+    script = (ROOT / "examples" / path.name).read_text(encoding="utf-8")
+    for long, short in (("EPOCHS = (0, 1, 2), 60", "EPOCHS = (0,), 1"), ("(224, 512)", "(32,)")):
+        assert long in script
+        script = script.replace(long, short)
+    path.write_text(script, encoding="utf-8")
+
+
 def _benchmark(path: Path) -> None:
     shutil.copy(ROOT / "benchmarks" / path.parent.name / path.name, path)
 
@@ -185,6 +193,7 @@ _WRITERS: dict[str, Callable[[Path], None]] = {
     "new-reviews.csv": _reviews,
     "tasks": _tasks,
     "BOOKS": _books_of_authors,
+    "examples/images.py": _images,
     "examples/sequence_parallel.py": _example,
     "benchmarks/authorship_xeon-2-cores_202611/texts.py": _benchmark,
 }

@@ -64,6 +64,7 @@ GIVEN = {
     ),
     "linearize.md": (
         "sentence-transformers/all-MiniLM-L6-v2", "FacebookAI/roberta-base", "articles", "articles.jsonl", "books",
+        "examples/images.py",
     ),
     "parallel.md": ("examples/sequence_parallel.py",),
     "pretraining.md": ("FacebookAI/roberta-base", "notes", "articles", "corpus.parquet"),
