@@ -73,6 +73,7 @@ def spectrum_markdown(results: dict[str, Any]) -> str:
 
 def _described(results: dict[str, Any]) -> str:
     weights = ", random weights" if results["untrained"] else ""
+    weights += ", before projection" if (results.get("settings") or {}).get("unprojected") else ""
     length = f"{results['seq_len']} tokens each" if results["packing"] else f"up to {results['seq_len']} tokens each"
     return (
         f"Model: {code(results['model'])} ({results['model_type']}{weights}). Text: {results['text']}, "
@@ -151,6 +152,7 @@ def draw_spectrum(results: dict[str, Any], folder: Path) -> None:
                 right.text(head, layer, text, ha="center", va="center", fontsize=7, color=color)
     figure.colorbar(image, ax=right)
     weights = ", random weights" if results["untrained"] else ""
+    weights += ", before projection" if (results.get("settings") or {}).get("unprojected") else ""
     title = f"Spectrum of attention: {results['model']}{weights}, n {results['seq_len']}"
     figure.suptitle(title, fontsize=11, parse_math=False)
     save_figure(figure, folder / "spectrum.png")

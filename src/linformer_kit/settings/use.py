@@ -218,6 +218,7 @@ class SpectrumSettings(SequenceSettings):
         leading: Compute only this many of the largest singular values, by a randomised decomposition; default: all,
             exactly.
         untrained: Initialise the weights at random, to compare with the trained ones.
+        unprojected: For a linear model, measure n×n weights of its queries and keys, as if nothing was projected.
         seed: Seed of the random weights.
         choose: Choose k for each layer and head, and write it to `projected_dims.yaml` for `linformer pretrain
             --config`.
@@ -235,6 +236,7 @@ class SpectrumSettings(SequenceSettings):
     at: int | None = None
     leading: int | None = None
     untrained: bool = False
+    unprojected: bool = False
     seed: int = 0
     choose: bool = False
     energy: float | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 import transformers
 from torch import nn
 
-from linformer_kit import InputError, LinformerModel
+from linformer_kit import InputError, LinformerModel, linearize
 from linformer_kit.experiments.spectrum import capture
 from linformer_kit.experiments.spectrum.capture import LayerAttention, visit_attention
 from tests.conftest import KINDS, fields, randomise, tokens
@@ -40,9 +41,9 @@ def encoder(kind: str) -> transformers.PreTrainedModel:
     return randomise(transformers.AutoModel.from_config(config)).eval()
 
 
-def visited(model: nn.Module, inputs: dict[str, torch.Tensor]) -> list[LayerAttention]:
+def visited(model: nn.Module, inputs: dict[str, torch.Tensor], **options: bool) -> list[LayerAttention]:
     found: list[LayerAttention] = []
-    visit_attention(model, inputs, lambda layer, attention: found.insert(layer, attention))
+    visit_attention(model, inputs, lambda layer, attention: found.insert(layer, attention), **options)
     return found
 
 
@@ -104,6 +105,24 @@ def test_our_own_models(config, kind):
             torch.testing.assert_close(rows, theirs, atol=1e-6, rtol=1e-4)
         padded = attention.mapping[~attention.real[:, None, :].expand(-1, 3, -1)]
         assert padded.numel() and not padded.any()
+
+
+@pytest.mark.parametrize("kind", ["linformer", "bert"])
+def test_a_linear_layer_before_projection_has_the_weights_of_full_attention(config, kind):
+    """Of the first layer, whose inputs are the same."""
+    inputs = inputs_with_padding()
+    if kind == "bert":
+        full = encoder("bert")
+        linear = linearize(copy.deepcopy(full), projected_dim=5, sliding_window=4)
+    else:
+        linear = randomise(LinformerModel(config())).eval()
+        full = LinformerModel(config(attention="full")).eval()
+        full.load_state_dict(linear.state_dict(), strict=False)
+    expected, found = (visited(model, inputs, unprojected=True)[0] for model in (full, linear))
+    for sample, (ours, theirs) in enumerate(zip(found.real, expected.real, strict=True)):
+        rows, weights = found.mapping[sample][:, ours][..., ours], expected.mapping[sample][:, theirs][..., theirs]
+        torch.testing.assert_close(rows, weights, atol=1e-6, rtol=1e-4)
+    assert visited(linear, inputs)[0].mapping.shape[-1] != found.mapping.shape[-1] == 23
 
 
 @pytest.mark.parametrize("ours", [True, False])

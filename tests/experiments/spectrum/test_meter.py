@@ -112,7 +112,7 @@ def test_the_largest_error_of_all_batches_counts(config):
 
 
 def test_layers_that_differ_in_their_heads_are_refused(monkeypatch):
-    def visit_both(model, inputs, visit):
+    def visit_both(model, inputs, visit, **options):
         for layer, heads in enumerate((3, 2)):
             visit(layer, LayerAttention(torch.eye(5).expand(1, heads, 5, 5), torch.ones(1, 5, dtype=torch.bool)))
 

@@ -48,10 +48,13 @@ Visitor = Callable[[int, LayerAttention], None]
 _NAME = "linformer_kit_capture"
 _visit: ContextVar[Callable[[LayerAttention], None]] = ContextVar("visit")
 _real: ContextVar[Tensor | None] = ContextVar("real")
+_unprojected: ContextVar[bool] = ContextVar("unprojected", default=False)
 
 
 @torch.no_grad()
-def visit_attention(model: PreTrainedModel, inputs: Mapping[str, Tensor], visit: Visitor) -> None:
+def visit_attention(
+    model: PreTrainedModel, inputs: Mapping[str, Tensor], visit: Visitor, *, unprojected: bool = False
+) -> None:
     """Run an encoder and call `visit` with the attention of each layer, one after the other.
 
     Models of this package, and those that use transformers' attention interface, hold one layer's weights at a time;
@@ -61,6 +64,7 @@ def visit_attention(model: PreTrainedModel, inputs: Mapping[str, Tensor], visit:
         model: Encoder in evaluation mode; not changed.
         inputs: Arguments of the model; `attention_mask`, if any, is `[batch, seq_len]`, 1 on real tokens.
         visit: Called with the index of the layer, from 0, and its attention.
+        unprojected: Of linear layers visit P of their queries and keys, softmax(Q·W_Q·(K·W_K)ᵀ/√d), instead of P̄.
 
     Raises:
         InputError: for an encoder-decoder, a decoder, a model in training mode or without attention weights, inputs
@@ -82,7 +86,7 @@ def visit_attention(model: PreTrainedModel, inputs: Mapping[str, Tensor], visit:
         layers += 1
 
     mask = inputs.get("attention_mask")
-    tokens = (_visit.set(show), _real.set(None if mask is None else mask.bool()))
+    tokens = (_visit.set(show), _real.set(None if mask is None else mask.bool()), _unprojected.set(unprojected))
     try:
         with _listening(model):
             model(**inputs)
@@ -91,6 +95,7 @@ def visit_attention(model: PreTrainedModel, inputs: Mapping[str, Tensor], visit:
     finally:
         _visit.reset(tokens[0])
         _real.reset(tokens[1])
+        _unprojected.reset(tokens[2])
 
 
 @contextmanager
@@ -124,11 +129,15 @@ def _show_weights(
     query, key, value, padding = args[:4]
     output, weights = outputs
     states: list[Tensor] = []
-    if module.projection is None and kwargs.get("projection") is None:
+    full = module.projection is None and kwargs.get("projection") is None
+    if full or _unprojected.get():
         inputs = ((module.q_proj, query), (module.k_proj, key), (module.v_proj, value))
         states = [split_heads(linear(hidden), module.num_heads) for linear, hidden in inputs]
         states[0] = states[0] * states[0].shape[-1] ** -0.5
-    _visit.get()(_of_real_tokens(weights, None if padding is None else ~padding.mask, *states))
+    real = None if padding is None else ~padding.mask
+    if not full and states:
+        weights = pair_mapping(states[0], states[1], None if real is None else real[:, None, None, :])
+    _visit.get()(_of_real_tokens(weights, real, *states))
     return output, None
 
 
@@ -147,14 +156,22 @@ def _attend(
         mask = None if real is None or real.all() else real
         output, weights = linear_attention(module, query, key, value, mask, scaling, need_weights=True, **arguments)
         assert weights is not None
-        _visit.get()(_of_real_tokens(weights, real))
+        states: list[Tensor] = []
+        if _unprojected.get():
+            states = [_scaled(query, scaling), *(one_for_each_query(heads, query) for heads in (key, value))]
+            weights = pair_mapping(states[0], states[1], None if mask is None else mask[:, None, None, :])
+        _visit.get()(_of_real_tokens(weights, real, *states))
         return output, None
     check_weights(module, arguments)
     key, value = (one_for_each_query(heads, query) for heads in (key, value))
-    query = query * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    query = _scaled(query, scaling)
     weights = pair_mapping(query, key, attention_mask)
     _visit.get()(_of_real_tokens(weights, _real.get(), query, key, value))
     return (weights.to(value.dtype) @ value).transpose(1, 2).contiguous(), None
+
+
+def _scaled(query: Tensor, scaling: float | None) -> Tensor:
+    return query * (query.shape[-1] ** -0.5 if scaling is None else scaling)
 
 
 def _visit_outputs(

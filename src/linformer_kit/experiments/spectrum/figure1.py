@@ -52,7 +52,7 @@ _FIELDS: dict[str, tuple[type, ...]] = {
     "seconds": (int, float),
     **dict.fromkeys(_ARRAYS, (list,)),
 }
-_RECORDED = ("samples", "document", "text_column", "seed")
+_RECORDED = ("samples", "document", "text_column", "seed", "unprojected")
 # Settings that apply to an existing spectrum.json.
 _OF_DRAWING = ("model", "output_dir", "at", "choose", "energy", "budget", "choose_for", "choose_by", "multiple_of")
 _log = logging.getLogger(__name__)
@@ -174,7 +174,7 @@ def _measure(settings: SpectrumSettings) -> tuple[dict[str, Any], BaseException 
     files = find_texts(settings)
     model, tokenizer = _load(settings)
     seq_len = sequence_length(settings, model, tokenizer)
-    meter = SpectrumMeter(model, leading=settings.leading)
+    meter = SpectrumMeter(model, leading=settings.leading, unprojected=settings.unprojected)
     head = header("spectrum", device=model.device, settings={name: getattr(settings, name) for name in _RECORDED})
     started = time.perf_counter()
     ended: BaseException | None = None

@@ -52,15 +52,16 @@ class SpectrumMeter:
     Args:
         model: Encoder in evaluation mode.
         leading: Compute only this many of the largest singular values, by a randomised decomposition; default: all.
+        unprojected: Of linear layers measure P of their queries and keys instead of P̄.
 
     Raises:
         InputError: for `leading` below 1.
     """
 
-    def __init__(self, model: PreTrainedModel, *, leading: int | None = None) -> None:
+    def __init__(self, model: PreTrainedModel, *, leading: int | None = None, unprojected: bool = False) -> None:
         if leading is not None and leading < 1:
             raise InputError(f"leading: expected 1 or more, got {leading}")
-        self._model, self._leading = model, leading
+        self._model, self._leading, self._unprojected = model, leading, unprojected
         self._totals: _Totals | None = None
 
     @property
@@ -81,7 +82,7 @@ class SpectrumMeter:
             counts[:] = attention.real.sum(dim=1).tolist()
             layers.append(self._curves(attention))
 
-        visit_attention(self._model, inputs, visit)
+        visit_attention(self._model, inputs, visit, unprojected=self._unprojected)
         heads = {curves.shape[1] for curves, _ in layers}
         if len(heads) > 1:
             raise InputError(f"model: expected one number of heads, got {sorted(heads)}")
