@@ -1,0 +1,41 @@
+"""Check that texts are those that the results were measured with: python corpora.py FOLDER [--write].
+
+`corpora.json` has the source, the licence as stated there, and the SHA-256 of each file, by the name of the set. FOLDER
+has a subfolder for each set. `--write` records the files of FOLDER instead, for those who add a set.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+RECORD = Path(__file__).with_suffix(".json")
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def main(folder: Path, *, write: bool) -> int:
+    corpora = json.loads(RECORD.read_text(encoding="utf-8"))
+    wrong = 0
+    for name, corpus in corpora.items():
+        found = {path.name: sha256(path) for path in sorted((folder / name).glob("*")) if path.is_file()}
+        if write:
+            corpus["files"] = found or corpus["files"]
+            continue
+        for file, expected in corpus["files"].items():
+            if found.get(file) != expected:
+                wrong += 1
+                print(f"{name}/{file}: expected SHA-256 {expected}, got {found.get(file, 'no file')}")
+    if write:
+        RECORD.write_text(json.dumps(corpora, indent=2) + "\n", encoding="utf-8")
+    print(f"{sum(len(corpus['files']) for corpus in corpora.values())} files, {wrong} of them missing or different")
+    return 2 if wrong else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(Path(sys.argv[1]), write="--write" in sys.argv[2:]))
