@@ -7,6 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from scipy.stats import binomtest
+
 from linformer_kit.data.tasks import TASKS
 from linformer_kit.report.base import environment_line, table, write_report
 from linformer_kit.report.numbers import mean_and_deviation, mebibytes
@@ -41,8 +44,9 @@ def table2_markdown(results: dict[str, Any], chosen: Chosen) -> str:
     limit = settings["max_train_samples"]
     batch = settings["per_device_train_batch_size"] * settings["gradient_accumulation_steps"]
     passes = settings["num_train_epochs"]
-    factor = settings.get("projection_learning_rate_factor", 1.0)
-    slowly = f", E and F at {factor:g} of the learning rate" if factor != 1 else ""
+    factors = _factors(settings)
+    some = " or ".join(f"{factor:g}" for factor in factors)
+    slowly = f", E and F at {some} of the learning rate" if factors != [1] else ""
     lines = [
         "# Fine-tuning on the tasks of Table 2",
         "",
@@ -64,6 +68,7 @@ def table2_markdown(results: dict[str, Any], chosen: Chosen) -> str:
     if "qqp" in tasks:
         f1 = [[model, _spread(chosen.get((model, "qqp")), "f1")] for model in models]
         lines += ["", "F1 of duplicates on QQP, in percent:", "", *table(["model", "F1"], f1)]
+    lines += _differences(results, chosen)
     lines += ["", "## Cost", ""]
     lines += [
         "Time and texts per second of training, without evaluation; peak memory of the whole run minus the memory in "
@@ -109,12 +114,56 @@ def table2_markdown(results: dict[str, Any], chosen: Chosen) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _rates(results: dict[str, Any], cell: dict[str, Any]) -> str:
-    """The chosen learning rate and, if several were tried, all of them in brackets."""
+def _factors(settings: dict[str, Any]) -> list[float]:
+    """The learning rates of E and F that were tried, as multiples; earlier versions tried one."""
+    return settings.get("projection_learning_rate_factors") or [settings.get("projection_learning_rate_factor", 1.0)]
+
+
+def _differences(results: dict[str, Any], chosen: Chosen) -> list[str]:
+    """Each model but the first against the first: paired by seeds, and by the texts of the first seed."""
+    first, *others = results["models"]
+    rows = []
+    for model in others:
+        for task in results["tasks"]:
+            pair = [chosen.get((name, task)) for name in (model, first)]
+            if all(cell and all(run.get("right") for run in cell["runs"]) for cell in pair):
+                rows.append([model, TASKS[task].title, *_paired(*pair)])  # type: ignore[arg-type]
+    if not rows:
+        return []
+    return [
+        "",
+        f"## Differences to {first}",
+        "",
+        "Points of accuracy, paired by seeds. Then the validation texts that only one of the two models classifies "
+        "right with the first seed, and the probability of such a difference or a larger one if both were equally good "
+        "(McNemar's exact test).",
+        "",
+        *table(["model", "task", "difference", "only the model", f"only {first}", "p"], rows),
+    ]
+
+
+def _paired(ours: Cell, theirs: Cell) -> list[str]:
+    seeds = {run["seed"]: run for run in theirs["runs"]}
+    pairs = [(run, seeds[run["seed"]]) for run in ours["runs"] if run["seed"] in seeds]
+    by_seed = [100 * (run["metrics"]["accuracy"] - other["metrics"]["accuracy"]) for run, other in pairs]
+    right = [np.unpackbits(np.frombuffer(bytes.fromhex(run["right"]), np.uint8)).astype(bool) for run in pairs[0]]
+    only_ours, only_theirs = int((right[0] & ~right[1]).sum()), int((~right[0] & right[1]).sum())
+    p = binomtest(only_ours, only_ours + only_theirs).pvalue if only_ours + only_theirs else 1.0
+    return [mean_and_deviation(by_seed, 2, sign="+"), f"{only_ours:,}", f"{only_theirs:,}", f"{p:.3g}"]
+
+
+def _rates(results: dict[str, Any], cell: Cell) -> str:
+    """The chosen learning rate and, if several were tried, all of them in brackets; if needed with that of E and F."""
     same = [each for each in results["cells"] if (each["model"], each["task"]) == (cell["model"], cell["task"])]
-    tried = sorted(each["learning_rate"] for each in same)
-    every = f" ({', '.join(f'{rate:g}' for rate in tried)})" if len(tried) > 1 else ""
-    return f"{cell['learning_rate']:g}{every}"
+    several = len({each.get("projection_learning_rate_factor") for each in same}) > 1
+
+    def shown(each: Cell) -> str:
+        own = f" × {each['projection_learning_rate_factor']:g}" if several else ""
+        return f"{each['learning_rate']:g}{own}"
+
+    tried = sorted(same, key=lambda each: (each["learning_rate"], each.get("projection_learning_rate_factor")))
+    every = f" ({', '.join(map(shown, tried))})" if len(tried) > 1 else ""
+    return f"{shown(cell)}{every}"
 
 
 def _values(cell: dict[str, Any], metric: str) -> list[float]:

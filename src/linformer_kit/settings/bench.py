@@ -162,8 +162,8 @@ class Table2Settings:
         seeds: Seeds of each model on each task.
         one_seed: Tasks to train with the first seed only.
         learning_rates: Learning rates to try with the first seed; the best is used, for each model and task.
-        projection_learning_rate_factor: Learning rate of E and F, or of W_P with `projection: dynamic`, as a multiple
-            of the learning rate.
+        projection_learning_rate_factors: Learning rates of E and F, or of W_P with `projection: dynamic`, as multiples
+            of the learning rate, to try like these; models without such matrices are trained once.
         max_train_samples: Maximum number of training texts; default: all.
         max_eval_samples: Maximum number of validation texts; default: all.
         max_length: Maximum input length in tokens; default: the maximum of each model.
@@ -187,7 +187,7 @@ class Table2Settings:
     seeds: list[int] = field(default_factory=lambda: [0])
     one_seed: list[str] = field(default_factory=list)
     learning_rates: list[float] = field(default_factory=lambda: [5e-5])
-    projection_learning_rate_factor: float = 0.1
+    projection_learning_rate_factors: list[float] = field(default_factory=lambda: [0.1])
     max_train_samples: int | None = None
     max_eval_samples: int | None = None
     max_length: int | None = None

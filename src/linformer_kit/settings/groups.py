@@ -41,7 +41,8 @@ GROUPS = {
         long_inputs""",
     "Training": """
         max_steps num_train_epochs learning_rate learning_rates per_device_train_batch_size gradient_accumulation_steps
-        warmup_steps lr_scheduler_type projection_learning_rate_factor mlm_probability class_weight
+        warmup_steps lr_scheduler_type projection_learning_rate_factor
+        projection_learning_rate_factors mlm_probability class_weight
         label_smoothing_factor compare_full PretrainSettings.seed DistillSettings.seed seeds one_seed weight_decay
         projection_weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm max_skipped_updates""",
     "Evaluation and checkpoints": """

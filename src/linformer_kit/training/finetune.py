@@ -208,6 +208,7 @@ def _train(run: Run, task: _Task, seed: int) -> tuple[Training, np.ndarray, dict
         "curve": curves(state.log, metrics),
         "by_class": by_class(answers, targets, len(labels.names)),
         "confusion": None if labels.multi_label else confusion(answers, targets, len(labels.names)),
+        "right": None if labels.multi_label else np.packbits(answers == targets).tobytes().hex(),  # a bit for each text
     }
     return training, probabilities, described
 

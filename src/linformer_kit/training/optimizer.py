@@ -29,8 +29,7 @@ def adamw(model: nn.Module, settings: TrainingSettings) -> torch.optim.AdamW:
     rate, decay = settings.learning_rate, settings.weight_decay
     own_rate = rate * settings.projection_learning_rate_factor
     own_decay = decay if settings.projection_weight_decay is None else settings.projection_weight_decay
-    projections = [module for module in model.modules() if isinstance(module, SequenceProjection)]
-    matrices = {id(matrix) for module in projections for matrix in module.parameters()}
+    matrices = {id(matrix) for matrix in projection_parameters(model)}
     apart = matrices if (own_rate, own_decay) != (rate, decay) else set()
     undecayed = {
         f"{name}.{inner}" if name else inner
@@ -56,6 +55,12 @@ def adamw(model: nn.Module, settings: TrainingSettings) -> torch.optim.AdamW:
         fused=not sharded,
         foreach=sharded,
     )
+
+
+def projection_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """E and F, W_P, and kernels of convolutions: the parameters of all projections."""
+    projections = [module for module in model.modules() if isinstance(module, SequenceProjection)]
+    return [matrix for module in projections for matrix in module.parameters()]
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, share: float) -> None:

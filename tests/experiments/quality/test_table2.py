@@ -76,12 +76,16 @@ def test_a_rate_that_diverges_is_noted_and_left(models, here, tmp_path, capsys):
     ]
 
 
-def test_the_rate_of_e_and_f_reaches_the_trainings(models, here, tmp_path, monkeypatch, capsys):
+def test_rates_of_e_and_f_are_tried_where_a_model_has_them(models, here, tmp_path, monkeypatch, capsys):
     seen, own = [], table2._finetune
     monkeypatch.setattr(table2, "_finetune", lambda settings, threads: seen.append(settings) or own(settings, threads))
-    main(["bench", "table2", "--models", models[0], *options(tmp_path), "--projection_learning_rate_factor", "0.25"])
-    assert [settings.projection_learning_rate_factor for settings in seen] == [0.25]
-    assert "1 epoch, batch 16, E and F at 0.25 of the learning rate; seed 0." in capsys.readouterr().out
+    rates = ["--projection_learning_rate_factors", "0.25", "0"]
+    main(["bench", "table2", "--models", *models, *options(tmp_path), *rates])
+    tried = [(settings.model.rpartition("/")[2], settings.projection_learning_rate_factor) for settings in seen]
+    assert tried == [("linformer", 0.25), ("linformer", 0), ("full", 0.25)]
+    shown = capsys.readouterr().out
+    assert "1 epoch, batch 16, E and F at 0.25 or 0 of the learning rate; seed 0." in shown
+    assert "(5e-05 × 0, 5e-05 × 0.25)" in shown and "## Differences to linformer" in shown
 
 
 def test_it_goes_on_after_an_interruption_of_the_first_cell_but_not_as_another(

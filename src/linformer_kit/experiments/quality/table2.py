@@ -24,11 +24,11 @@ from linformer_kit.settings import FinetuneSettings, is_local_path, portable, re
 from linformer_kit.settings.bench import Table2Settings
 from linformer_kit.training import finetune
 from linformer_kit.training.memory import keep_freed_memory
+from linformer_kit.training.optimizer import projection_parameters
 
 # Settings that are passed to `linformer finetune`.
 _PASSED = (
     "data_dir",
-    "projection_learning_rate_factor",
     "max_train_samples",
     "max_eval_samples",
     "max_length",
@@ -41,7 +41,9 @@ _PASSED = (
     "warmup_steps",
     "bf16",
 )
-_KEPT = ("seed", "metrics", "updates", "best_updates", "seconds", "texts_per_second")
+_KEPT = ("seed", "metrics", "updates", "best_updates", "seconds", "texts_per_second", "right")
+
+Place = tuple[str, str, float, float]  # model, task, learning rate, and that of E and F as a multiple of it
 
 
 def main(settings: Table2Settings) -> None:
@@ -52,8 +54,9 @@ def main(settings: Table2Settings) -> None:
 def table2(settings: Table2Settings) -> Experiment:
     """Fine-tune each model on each task, one after the other, each in a separate process.
 
-    If there are several learning rates, all are tried with the first seed; each model and task is trained with the
-    other seeds at the rate with the best metric. A rate at which training diverges is recorded and skipped.
+    If there are several learning rates, also of E and F, all are tried with the first seed; each model and task is
+    trained with the other seeds at the rates with the best metric. Rates at which training diverges are recorded and
+    skipped.
 
     Returns:
         The results, as in `table2.json`, in the folder that also holds all classifiers.
@@ -61,7 +64,7 @@ def table2(settings: Table2Settings) -> Experiment:
     Raises:
         InputError: for models, tasks and settings that cannot be used, before any training.
     """
-    names = _check(settings)
+    names, projects = _check(settings)
     fields: dict[str, Any] = {
         "models": {name: recorded_name(model) for name, model in names.items()},
         "fingerprints": {name: _fingerprint(model) for name, model in names.items()},
@@ -90,11 +93,13 @@ def table2(settings: Table2Settings) -> Experiment:
         for task in settings.tasks:
             seeds = settings.seeds[:1] if task in settings.one_seed else settings.seeds
             for name in names:
+                factors = settings.projection_learning_rate_factors
                 for rate in settings.learning_rates:
-                    _run(settings, experiment, (name, task, rate), seeds[:1])
+                    for factor in factors if projects[name] else factors[:1]:
+                        _run(settings, experiment, (name, task, rate, factor), seeds[:1])
                 best = chosen_cells(experiment.results).get((name, task))
                 if best is not None:
-                    _run(settings, experiment, (name, task, best["learning_rate"]), seeds)
+                    _run(settings, experiment, _place(best), seeds)
                 bar.update()
         experiment.finish()
     return experiment
@@ -122,16 +127,25 @@ def _write(results: dict[str, Any], folder: Path) -> str:
     return write_table2_report(results, folder, chosen_cells(results))
 
 
-def _run(settings: Table2Settings, experiment: Experiment, what: tuple[str, str, float], seeds: list[int]) -> None:
+def _place(cell: dict[str, Any]) -> Place:
+    return cell["model"], cell["task"], cell["learning_rate"], cell["projection_learning_rate_factor"]
+
+
+def _run(settings: Table2Settings, experiment: Experiment, what: Place, seeds: list[int]) -> None:
     """Train one model on one task at one rate, unless these seeds are done, and write the results."""
-    name, task, rate = what
+    name, task, rate, factor = what
     results, folder = experiment.results, experiment.folder.resolve()
-    known = [cell for cell in results["cells"] if (cell["model"], cell["task"], cell["learning_rate"]) == what]
-    cell: dict[str, Any]
-    cell = known[0] if known else {"model": name, "task": task, "learning_rate": rate, "diverged": False, "runs": []}
+    known = [cell for cell in results["cells"] if _place(cell) == what]
+    cell: dict[str, Any] = {
+        "model": name,
+        "task": task,
+        "learning_rate": rate,
+        "projection_learning_rate_factor": factor,
+    }
+    cell = known[0] if known else cell | {"diverged": False, "runs": []}
     if cell["diverged"] or {run["seed"] for run in cell["runs"]} >= set(seeds):
         return
-    own = _finetune_settings(settings, what, seeds, str(folder / name / f"{task}-{rate:g}"))
+    own = _finetune_settings(settings, what, seeds, str(folder / name / f"{task}-{rate:g}-{factor:g}"))
     try:
         found, memory = in_fresh_process(_finetune, own, torch.get_num_threads())
     except DivergedError:
@@ -159,14 +173,15 @@ def _finetune(settings: FinetuneSettings, threads: int) -> tuple[dict[str, Any],
 
 
 def _finetune_settings(
-    settings: Table2Settings, what: tuple[str, str, float], seeds: list[int], output_dir: str | None = None
+    settings: Table2Settings, what: Place, seeds: list[int], output_dir: str | None = None
 ) -> FinetuneSettings:
-    name, task, rate = what
+    name, task, rate, factor = what
     return FinetuneSettings(
         model=_names(settings)[name],
         task=task,  # type: ignore[arg-type]
         seeds=seeds,
         learning_rate=rate,
+        projection_learning_rate_factor=factor,
         output_dir=output_dir,
         cache_dir=settings.cache_dir,
         resume=output_dir is not None,
@@ -193,7 +208,8 @@ def _earlier_cells(before: dict[str, Any], now: dict[str, Any], path: Path) -> l
         same = (before["models"].get(name), before["fingerprints"].get(name)) == (model, now["fingerprints"][name])
         if name in before["models"] and not same:
             raise InputError(f"resume: expected the model {name} of {path}, {before['models'][name]}, got another one")
-    return before["cells"]
+    factor = before["settings"].get("projection_learning_rate_factor")  # of earlier versions, which tried one
+    return [{"projection_learning_rate_factor": factor} | cell for cell in before["cells"]]
 
 
 def _fingerprint(model: str) -> str | None:
@@ -206,8 +222,8 @@ def _fingerprint(model: str) -> str | None:
     return content.hexdigest()
 
 
-def _check(settings: Table2Settings) -> dict[str, str]:
-    """Check everything that would fail later; return the models by name."""
+def _check(settings: Table2Settings) -> tuple[dict[str, str], dict[str, bool]]:
+    """Check everything that would fail later; return the models by name, and whether they have E and F, or W_P."""
     if settings.names is not None and len(settings.names) != len(settings.models):
         raise InputError(f"names: expected {len(settings.models)}, one for each model, got {len(settings.names)}")
     names = _given_names(settings)
@@ -216,7 +232,7 @@ def _check(settings: Table2Settings) -> dict[str, str]:
     for name in names:
         if not name or name != Path(name).name:
             raise InputError(f"names: expected valid folder names, got {name!r}")
-    for setting in ("models", "tasks", "seeds", "learning_rates"):
+    for setting in ("models", "tasks", "seeds", "learning_rates", "projection_learning_rate_factors"):
         values = getattr(settings, setting)
         if not values or len(set(values)) < len(values):
             raise InputError(f"{setting}: expected one or more, each once, got {values}")
@@ -227,11 +243,14 @@ def _check(settings: Table2Settings) -> dict[str, str]:
     check_output(settings.output_dir, resume=earlier is not None)
     for model in filter(is_local_path, settings.models):
         check_model_folder(Path(model))
-    for rate in settings.learning_rates:
-        finetune.check(_finetune_settings(settings, (names[0], settings.tasks[0], rate), settings.seeds))
+    rates = [(rate, factor) for rate in settings.learning_rates for factor in settings.projection_learning_rate_factors]
+    for each in rates:
+        finetune.check(_finetune_settings(settings, (names[0], settings.tasks[0], *each), settings.seeds))
     for task in settings.tasks:
-        texts = load_labelled(_finetune_settings(settings, (names[0], task, rate), settings.seeds))
+        texts = load_labelled(_finetune_settings(settings, (names[0], task, *rates[0]), settings.seeds))
+    projects = {}
     for name in names:
-        own = _finetune_settings(settings, (name, task, rate), settings.seeds)
-        finetune.load_encoder(own, texts.labels, seed=0)
-    return _names(settings)
+        own = _finetune_settings(settings, (name, task, *rates[0]), settings.seeds)
+        model, _ = finetune.load_encoder(own, texts.labels, seed=0)
+        projects[name] = bool(projection_parameters(model))
+    return _names(settings), projects
