@@ -51,10 +51,13 @@ class Passages(TorchDataset):
     def __len__(self) -> int:
         return len(self._starts)
 
+    def document(self, index: int) -> str:
+        """The document that the passage of this index is a part of."""
+        return self._documents[self._starts[index][0]]["text"]
+
     def __getitem__(self, key: Key) -> Window:
         epoch, index, tokens = key
-        document, start = self._starts[index]
-        text = self._documents[document]["text"]
+        text, start = self.document(index), self._starts[index][1]
         if tokens < self._encoder.max_length:
             random = np.random.default_rng([self._seed, epoch, index])
             text = _sentences(text[start : start + self._encoder.max_length * _CHARACTERS], tokens, random)
