@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from linformer_kit.report.base import environment_line, file_name, table, write_report
 from linformer_kit.report.learning_figures import draw_curves, draw_panels
+from linformer_kit.report.learning_gaps import gap_table
 from linformer_kit.report.numbers import listed, mean_and_deviation
 from linformer_kit.settings.study import rates_of, seeds_of, where_tuned
 
@@ -71,7 +72,18 @@ def study_tables(results: dict[str, Any], *, heading: str) -> str:
     lines = [f"{heading} Learning rates", "", *rates_table(results), ""]
     for cell in settings["cells"]:
         lines += [f"{heading} {cell}", "", *cell_table(results, cell), ""]
+    for title, panel in (settings.get("panels") or {}).items():
+        gaps = gap_table(_lines(results, panel), settings["baseline"], _slots(settings, panel))
+        if gaps:
+            lines += [f"{heading} {title}: behind {settings['baseline']}, nats", "", *gaps, ""]
     return "\n".join(lines)
+
+
+def _slots(settings: dict[str, Any], panel: dict[str, list[str]]) -> dict[str, int]:
+    """k of the variants of a panel that set nothing else."""
+    only = "model.projected_dim"
+    variants = {name: settings["variants"][name] for name in panel["variants"]}
+    return {name: own[only] for name, own in variants.items() if only in own and not own.keys() - {only, "cells"}}
 
 
 def at_chosen_rate(results: dict[str, Any], cell: str, variant: str) -> list[Entry]:

@@ -1,0 +1,43 @@
+"""Gaps to the baseline, and the power laws fitted to them."""
+
+from __future__ import annotations
+
+from linformer_kit.report.learning_gaps import gap_table
+
+UPDATES = (100, 200, 400, 800)
+
+
+def entry(losses: list[float | None]) -> dict:
+    return {"curve": [[0, 9.0], *([update, loss] for update, loss in zip(UPDATES, losses, strict=True))]}
+
+
+def lines(**curves: list[float]) -> dict[str, list[dict]]:
+    return {name.replace("_", " "): [entry(losses)] for name, losses in curves.items()}
+
+
+def test_gaps_at_quarters_and_power_laws():
+    base = [5.0, 4.0, 3.0, 2.0]
+    behind = {
+        k: [loss + 8 * update**-0.5 * k**-0.25 for loss, update in zip(base, UPDATES, strict=True)] for k in (4, 16, 64)
+    }
+    given = lines(full=base, k_4=behind[4], k_16=behind[16], k_64=behind[64])
+    shown = gap_table(given, "full", {"k 4": 4, "k 16": 16, "k 64": 64})
+    assert shown[0] == "| line | 100 updates | 200 updates | 400 updates | 800 updates | fit of the second half |"
+    assert shown[2] == "| k 4 | +0.566 | +0.400 | +0.283 | +0.200 |  |"  # two points are no fit
+    assert shown[-1] == "After all updates the gap falls as k^-0.25, from k 4 to 64."
+
+
+def test_the_exponent_by_updates_is_that_of_the_second_half():
+    updates = [100 * number for number in range(1, 9)]
+    curves = {"full": [[update, 1.0] for update in updates]}
+    curves["ours"] = [[update, 1.0 + (7.0 if update < 500 else 300 * update**-1.5)] for update in updates]
+    given = {name: [{"curve": curve}] for name, curve in curves.items()}
+    assert gap_table(given, "full", {})[2].endswith("| updates^-1.50 |")
+
+
+def test_seeds_are_averaged_and_what_is_not_comparable_is_left_out():
+    given = {"full": [entry([5, 4, 3, 2])], "ours": [entry([6, 5, 4, 3]), entry([8, 7, None, 5])]}
+    assert gap_table(given, "full", {"ours": 4})[2] == "| ours | +2.000 | +2.000 | +2.000 |  |"
+    assert gap_table({"ours": given["ours"]}, "full", {}) == gap_table({"full": given["full"]}, "full", {}) == []
+    ahead = gap_table(lines(full=[5, 4, 3, 2], ours=[4, 3, 2, 1]), "full", {"ours": 4})
+    assert ahead[2] == "| ours | -1.000 | -1.000 | -1.000 | -1.000 |  |"
