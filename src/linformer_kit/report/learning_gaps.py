@@ -1,4 +1,4 @@
-"""How far the lines of a panel stay behind the baseline, in nats: by update and by k, with power laws fitted to both."""
+"""How far the lines of a panel stay behind the baseline in nats, by update and by k, with power laws fitted to both."""
 
 from __future__ import annotations
 
