@@ -1,0 +1,167 @@
+"""Values for the numbers of the pages, out of the results in `benchmarks/`.
+
+`numbers/PAGE.yaml` has two lists of passages of a page, as they stand there (line breaks count as spaces):
+
+    measured:
+      - "ends 0.50 nats behind": table("learning-gap", "code-128", "none, shifted_pooling", "minus Transformer")
+      - "from 0.46 to 0.56": [error(8), error(12)]
+    not measured:
+      - "masks 15 % of the tokens"
+
+Each number of a measured passage, in order, is the rounded value of its expression: Python, with the functions below and
+those of `BUILTINS`. Numbers that are not measured are settings, sizes, and what other people found.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import statistics
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.documentation.pages import ROOT
+
+FOLDER = Path(__file__).parent / "numbers"
+BUILTINS = {"abs": abs, "max": max, "min": min, "len": len, "sum": sum, "exp": math.exp, "mean": statistics.mean}
+_NUMBER = r"(?<![\w.,])[-+−]?\d[\d,]*(?:\.\d+)?"
+_UNITS = r"(?: ?%|× | (?:ms|s|µs|minutes|hours|nats|MiB|MB|GB|GiB|GFLOP|TFLOP|times|points)\b)"
+# Decimals, and integers with a unit.
+WALKED = re.compile(rf"(?<![\w.,])(?:\d[\d,]*\.\d+(?!\.?\d)(?!\w)|\d[\d,]*(?={_UNITS}))")
+
+
+def folder(name: str) -> Path:
+    """The folder of results of this name, with or without machine and month."""
+    found = [*ROOT.glob(f"benchmarks/{name}_*"), *ROOT.glob(f"benchmarks/{name}")]
+    assert len(found) == 1, f"{name}: expected one folder in benchmarks, got {[path.name for path in found]}"
+    return found[0]
+
+
+def result(name: str, file: str = "*") -> Any:
+    """The JSON of a folder; `file` is its name without the suffix if there are several."""
+    found = sorted(folder(name).glob(f"{file}.json"))
+    assert len(found) == 1, f"{name}: expected one file {file}.json, got {[path.name for path in found]}"
+    return json.loads(found[0].read_text(encoding="utf-8"))
+
+
+def table(name: str, heading: str | None, row: str, column: str, number: int = 0, *, file: str = "*") -> float:
+    """A number in a table that a folder's JSON was made into: number 0 of `4.807 ± 0.109` is 4.807.
+
+    Args:
+        name: The folder.
+        heading: Heading above the table, without `#`; None: any.
+        row: First cell of the row, without `*` and backticks; cells separated by ` | ` if the first is not enough.
+        column: The heading of the column.
+        number: Which of the numbers of the cell.
+        file: Name of the Markdown file without the suffix, if there are several.
+    """
+    (path,) = sorted(folder(name).glob(f"{file}.md"))
+    under, columns = "", []
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("#"):
+            under = line.lstrip("# ")
+        if not line.startswith("|"):
+            columns = []
+            continue
+        cells = [re.sub(r"[*`]", "", cell).strip() for cell in line.strip("| ").replace("|  |", "| |").split(" | ")]
+        if not columns:
+            columns = cells
+        elif heading in (None, under) and column in columns and f"{' | '.join(cells)} | ".startswith(f"{row} | "):
+            found.append(cells[columns.index(column)])
+    assert len(found) == 1, f"{name}: expected one {row} | {column} under {heading}, got {found}"
+    return numbers(found[0])[number]
+
+
+def loss(study: str, cell: str, variant: str) -> float:
+    """Mean validation loss of a variant at its learning rate, over the seeds of `bench learning`."""
+    return statistics.mean(_losses(study, cell, variant).values())
+
+
+def gap(study: str, cell: str, variant: str, other: str = "Transformer") -> float:
+    """Mean over equal seeds of the loss of a variant minus that of another."""
+    ours, theirs = _losses(study, cell, variant), _losses(study, cell, other)
+    return statistics.mean(ours[seed] - theirs[seed] for seed in ours.keys() & theirs.keys())
+
+
+def _losses(study: str, cell: str, variant: str) -> dict[int, float]:
+    results = result(study)
+    found = {
+        trial["seed"]: trial["validation_loss"]
+        for trial in results["trials"]
+        if (trial["cell"], trial["variant"]) == (cell, variant)
+        and trial["learning_rate"] == results["learning_rates"][variant]
+    }
+    assert found, f"{study}: expected trials of {variant} in {cell}"
+    return found
+
+
+def shares(name: str) -> list[float]:
+    """Shares of the largest singular values that `linformer spectrum` reports, of all heads of all layers."""
+    results = result(name)
+    return [head[results["at"] - 1] for layer in results["cumulative"] for head in layer]
+
+
+def theorem2(attention: str, n: int, method: str, k: int, measure: str = "relative") -> float:
+    """The error of a method at k in the trials of Theorem 2: `relative` to the output, or as the theorem has `stated`."""
+    (case,) = [case for case in result("theorems")["cases"] if (case["name"], case["n"]) == (attention, n)]
+    (found,) = [each[measure]["error"] for each in case["theorem2"][method] if each["k"] == k]
+    return found
+
+
+def numbers(text: str) -> list[float]:
+    """All numbers in a text."""
+    return [float(found.replace(",", "").replace("−", "-")) for found in re.findall(_NUMBER, text)]
+
+
+def wrong_numbers(passage: str, expressions: Any) -> str | None:
+    """What is wrong in a passage; None: its numbers are those of the expressions."""
+    shown = re.findall(_NUMBER, passage)
+    listed = expressions if isinstance(expressions, list) else [expressions]
+    if len(shown) != len(listed):
+        return f"{passage!r}: expected {len(shown)} expressions, got {len(listed)}"
+    for text, expression in zip(shown, listed, strict=True):
+        value = float(eval(str(expression), {"__builtins__": {}}, KNOWN))
+        (number,) = numbers(text)
+        digits = len(text.partition(".")[2])
+        if not abs(abs(value) - abs(number)) <= 0.5 * 10**-digits + 1e-9:
+            return f"{passage!r}: expected {value:.6g}, got {text}"
+    return None
+
+
+KNOWN: dict[str, Any] = (
+    BUILTINS
+    | {"result": result, "table": table, "loss": loss, "gap": gap}
+    | {
+        "shares": shares,
+        "theorem2": theorem2,
+    }
+)
+
+
+def passages(page: str) -> tuple[list[tuple[str, Any]], list[str]]:
+    """The measured passages of a page with their expressions, and those that are not measured."""
+    path = FOLDER / f"{Path(page).stem}.yaml"
+    found = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else None
+    found = found or {}
+    measured = [pair for entry in found.get("measured") or [] for pair in entry.items()]
+    return measured, list(found.get("not measured") or [])
+
+
+def prose(text: str) -> str:
+    """A page without blocks of code and tables that other tests make, in one line."""
+    text = re.sub(r"```.*?```", " ", text, flags=re.DOTALL)
+    text = re.sub(r"<!-- (?:rows|tables) of .*?<!-- end -->", " ", text, flags=re.DOTALL)
+    text = re.sub(r"^#+ .*$", " ", text, flags=re.MULTILINE)
+    return re.sub(r"\s+", " ", text)
+
+
+def walked(text: str) -> list[str]:
+    """Passages of prose with a number that needs a source."""
+    text = re.sub(
+        r"`[^`]*`|\]\([^)]*\)|\barXiv [\d.]+|\b(?:[Ss]ections?|Python) [\d.]+(?:(?:,| and) \d\.[\d.]+)*", " ", text
+    )
+    return [text[max(0, found.start() - 30) : found.end() + 30] for found in WALKED.finditer(text)]
