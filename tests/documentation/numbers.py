@@ -23,10 +23,20 @@ from typing import Any
 
 import yaml
 
+from linformer_kit.linearized.adapter import ABOUT, shipped_adapters
 from tests.documentation.pages import ROOT
 
 FOLDER = Path(__file__).parent / "numbers"
-BUILTINS = {"abs": abs, "max": max, "min": min, "len": len, "sum": sum, "exp": math.exp, "mean": statistics.mean}
+BUILTINS = {
+    "abs": abs,
+    "dict": dict,
+    "max": max,
+    "min": min,
+    "len": len,
+    "sum": sum,
+    "exp": math.exp,
+    "mean": statistics.mean,
+}
 _NUMBER = r"(?<![\w.,])[-+−]?\d[\d,]*(?:\.\d+)?"
 _UNITS = r"(?: ?%|× | (?:ms|s|µs|minutes|hours|nats|MiB|MB|GB|GiB|GFLOP|TFLOP|times|points)\b)"
 # Decimals, and integers with a unit.
@@ -112,6 +122,11 @@ def theorem2(attention: str, n: int, method: str, k: int, measure: str = "relati
     return found
 
 
+def adapter(name: str) -> Any:
+    """The results of the distillation of an adapter that ships."""
+    return json.loads((shipped_adapters()[name] / ABOUT).read_text(encoding="utf-8"))["distillation"]
+
+
 def numbers(text: str) -> list[float]:
     """All numbers in a text."""
     return [float(found.replace(",", "").replace("−", "-")) for found in re.findall(_NUMBER, text)]
@@ -124,7 +139,7 @@ def wrong_numbers(passage: str, expressions: Any) -> str | None:
     if len(shown) != len(listed):
         return f"{passage!r}: expected {len(shown)} expressions, got {len(listed)}"
     for text, expression in zip(shown, listed, strict=True):
-        value = float(eval(str(expression), {"__builtins__": {}}, KNOWN))
+        value = float(eval(str(expression), {"__builtins__": {}} | KNOWN))
         (number,) = numbers(text)
         digits = len(text.partition(".")[2])
         if not abs(abs(value) - abs(number)) <= 0.5 * 10**-digits + 1e-9:
@@ -138,6 +153,7 @@ KNOWN: dict[str, Any] = (
     | {
         "shares": shares,
         "theorem2": theorem2,
+        "adapter": adapter,
     }
 )
 
