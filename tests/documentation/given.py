@@ -162,7 +162,7 @@ def _example(path: Path) -> None:
 
 def _images(path: Path) -> None:
     script = (ROOT / "examples" / path.name).read_text(encoding="utf-8")
-    for long, short in (("EPOCHS = (0, 1, 2), 60", "EPOCHS = (0,), 1"), ("(224, 512)", "(32,)")):
+    for long, short in (("EPOCHS = (0, 1, 2), 60", "EPOCHS = (0,), 1"), ("(224, 512)", "(144,)")):
         assert long in script
         script = script.replace(long, short)
     path.write_text(script, encoding="utf-8")

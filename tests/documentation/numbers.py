@@ -36,6 +36,7 @@ BUILTINS = {
     "sum": sum,
     "exp": math.exp,
     "mean": statistics.mean,
+    "zip": zip,
 }
 _NUMBER = r"(?<![\w.,])[-+−]?\d[\d,]*(?:\.\d+)?"
 _UNITS = r"(?: ?%|× | (?:ms|s|µs|minutes|hours|nats|MiB|MB|GB|GiB|GFLOP|TFLOP|times|points)\b)"
@@ -127,6 +128,22 @@ def adapter(name: str) -> Any:
     return json.loads((shipped_adapters()[name] / ABOUT).read_text(encoding="utf-8"))["distillation"]
 
 
+def over_ours(name: str, system: str, *ks: int) -> float:
+    """Geometric mean of a system's median time over that of our Linformer in `bench systems`, at these k; none: at all."""
+    times = {
+        (each["name"], each["k"], run["n"]): run["median_s"] for each in result(name)["systems"] for run in each["runs"]
+    }
+    ours = {(k, n): seconds for (found, k, n), seconds in times.items() if found == "linformer" and (not ks or k in ks)}
+    return statistics.geometric_mean(times[system, k, n] / seconds for (k, n), seconds in ours.items())
+
+
+def formats(case: str, kind: str, *, plain: bool = False) -> float:
+    """Seconds of a case in a number format, with the kernels or in plain operations, without instructions for it."""
+    cases = result("formats")["cases"]
+    (seconds,) = [found["seconds"] for found in cases if (found["case"], found["plain"]) == (case, plain)]
+    return seconds[kind]
+
+
 def numbers(text: str) -> list[float]:
     """All numbers in a text."""
     return [float(found.replace(",", "").replace("−", "-")) for found in re.findall(_NUMBER, text)]
@@ -154,6 +171,8 @@ KNOWN: dict[str, Any] = (
         "shares": shares,
         "theorem2": theorem2,
         "adapter": adapter,
+        "formats": formats,
+        "over_ours": over_ours,
     }
 )
 

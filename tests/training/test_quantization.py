@@ -15,6 +15,8 @@ from linformer_kit.training.quantization import round_to_int8
 from tests.training.conftest import small_settings
 from tests.training.test_engine import task
 
+pytest.importorskip("torchao")
+
 SIZES = {
     "max_position_embeddings": 37,
     "projected_dim": 8,
