@@ -78,7 +78,7 @@ def table(name: str, heading: str | None, row: str, column: str, number: int = 0
         if not line.startswith("|"):
             columns = []
             continue
-        cells = [re.sub(r"[*`]", "", cell).strip() for cell in line.strip("| ").replace("|  |", "| |").split(" | ")]
+        cells = [re.sub(r"[*`]", "", cell).strip() for cell in line.strip()[1:-1].split("|")]
         if not columns:
             columns = cells
         elif heading in (None, under) and column in columns and f"{' | '.join(cells)} | ".startswith(f"{row} | "):
