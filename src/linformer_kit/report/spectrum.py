@@ -72,14 +72,19 @@ def spectrum_markdown(results: dict[str, Any]) -> str:
 
 
 def _described(results: dict[str, Any]) -> str:
-    weights = ", random weights" if results["untrained"] else ""
-    weights += ", before projection" if (results.get("settings") or {}).get("unprojected") else ""
     length = f"{results['seq_len']} tokens each" if results["packing"] else f"up to {results['seq_len']} tokens each"
     return (
-        f"Model: {code(results['model'])} ({results['model_type']}{weights}). Text: {results['text']}, "
+        f"Model: {code(results['model'])} ({results['model_type']}{_kind(results)}). Text: {results['text']}, "
         f"{results['samples']:,} sequences of {length}, {results['tokens']:,} tokens; {results['seconds']:,.0f} s. "
         f"{environment_line(results['environment'])}"
     )
+
+
+def _kind(results: dict[str, Any]) -> str:
+    """What is not as usual of the weights; results of earlier versions have no settings."""
+    untrained = ", random weights" if results["untrained"] else ""
+    unprojected = ", before projection" if (results.get("settings") or {}).get("unprojected") else ""
+    return untrained + unprojected
 
 
 def _reached(curve: np.ndarray) -> str:
@@ -151,8 +156,6 @@ def draw_spectrum(results: dict[str, Any], folder: Path) -> None:
                 text = f"{share:.2f}".removeprefix("0")
                 right.text(head, layer, text, ha="center", va="center", fontsize=7, color=color)
     figure.colorbar(image, ax=right)
-    weights = ", random weights" if results["untrained"] else ""
-    weights += ", before projection" if (results.get("settings") or {}).get("unprojected") else ""
-    title = f"Spectrum of attention: {results['model']}{weights}, n {results['seq_len']}"
+    title = f"Spectrum of attention: {results['model']}{_kind(results)}, n {results['seq_len']}"
     figure.suptitle(title, fontsize=11, parse_math=False)
     save_figure(figure, folder / "spectrum.png")

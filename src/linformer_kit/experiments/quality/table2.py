@@ -156,7 +156,7 @@ def _run(settings: Table2Settings, experiment: Experiment, what: Place, seeds: l
             "texts": found["texts"],
             "metrics": found["metrics"],
             "peak_bytes": max(memory, cell.get("peak_bytes", 0)),
-            "runs": [{kept: run[kept] for kept in _KEPT} for run in found["runs"]],
+            "runs": [{kept: run.get(kept) for kept in _KEPT} for run in found["runs"]],
         }
     if not known:
         results["cells"].append(cell)
