@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 from pathlib import Path
@@ -104,3 +105,21 @@ def test_the_guide_has_the_table_of_families():
     tables = [path.with_suffix(".md").read_text(encoding="utf-8") for path in FOLDER.glob("*/families.json")]
     rows = [line for table in tables for line in table.splitlines() if line.startswith("|")]
     assert rows and set(rows) <= set((DOCS / "linearize.md").read_text(encoding="utf-8").splitlines())
+
+
+def test_texts_are_compared_with_their_record(tmp_path, monkeypatch, capsys):
+    spec = importlib.util.spec_from_file_location("corpora", FOLDER / "corpora.py")
+    corpora = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(corpora)
+    monkeypatch.setattr(corpora, "RECORD", tmp_path / "corpora.json")
+    corpora.RECORD.write_text(json.dumps({"books": {"source": "a library", "files": {}}}))
+    (tmp_path / "texts" / "books").mkdir(parents=True)
+    book = tmp_path / "texts" / "books" / "one.txt"
+    book.write_text("once")
+    assert corpora.main(tmp_path / "texts", write=True) == 0 and corpora.main(tmp_path / "texts", write=False) == 0
+    book.write_text("twice")
+    assert corpora.main(tmp_path / "texts", write=False) == 2
+    assert "books/one.txt: expected SHA-256 " in capsys.readouterr().out
+    book.unlink()
+    assert corpora.main(tmp_path / "texts", write=False) == 2
+    assert capsys.readouterr().out.splitlines()[0].endswith("got no file")
