@@ -23,6 +23,7 @@ from typing import Any
 
 import yaml
 
+from linformer_kit.experiments.quality.table2 import chosen_cells
 from linformer_kit.linearized.adapter import ABOUT, shipped_adapters
 from tests.documentation.pages import ROOT
 
@@ -144,6 +145,21 @@ def formats(case: str, kind: str, *, plain: bool = False) -> float:
     return seconds[kind]
 
 
+def fine_tuned(name: str, model: str, task: str) -> Any:
+    """The cell of `bench table2` that its tables show: that of the best learning rate."""
+    return chosen_cells(result(name))[model, task]
+
+
+def training_seconds(name: str, model: str, task: str) -> float:
+    """Median time of training of that cell, not rounded as in the table."""
+    return statistics.median(run["seconds"] for run in fine_tuned(name, model, task)["runs"])
+
+
+def standard_error(share: float, count: int) -> float:
+    """Standard error of a share of so many texts, in percent points."""
+    return 100 * math.sqrt(share * (1 - share) / count)
+
+
 def numbers(text: str) -> list[float]:
     """All numbers in a text."""
     return [float(found.replace(",", "").replace("−", "-")) for found in re.findall(_NUMBER, text)]
@@ -173,6 +189,9 @@ KNOWN: dict[str, Any] = (
         "adapter": adapter,
         "formats": formats,
         "over_ours": over_ours,
+        "fine_tuned": fine_tuned,
+        "training_seconds": training_seconds,
+        "standard_error": standard_error,
     }
 )
 
