@@ -68,6 +68,23 @@ def test_each_row_is_the_mean_of_the_hidden_states(folder, tmp_path, capsys):
     assert sorted(path.name for path in output.parent.iterdir()) == ["vectors.npy", "vectors.npy.run.json"]
 
 
+def test_weights_in_bfloat16(folder, tmp_path, capsys):
+    output = tmp_path / "vectors.npy"
+    main(command(folder, output, "--dtype", "bfloat16", "--bf16", "true"))  # all computed in it, nothing in float32
+    vectors = np.load(output)
+    model = transformers.AutoModel.from_pretrained(folder / "model", dtype=torch.bfloat16).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "model")
+    inputs = tokenizer(TEXTS[-1], truncation=True, max_length=LONGEST, return_tensors="pt")
+    with torch.no_grad():
+        mean = model(**inputs).last_hidden_state[0].float().mean(dim=0)
+    np.testing.assert_allclose(vectors[-1], (mean / mean.norm()).numpy(), rtol=0, atol=2e-3)
+    main(command(folder, tmp_path / "full.npy", "--bf16", "false"))
+    distance = np.linalg.norm(vectors - np.load(tmp_path / "full.npy"), axis=1)
+    assert vectors.dtype == np.float32 and distance.min() > 0 and distance.max() < 0.05
+    message = f"resume: expected the dtype of {tmp_path / 'vectors.npy.run.json'}, 'bfloat16', got 'float32'"
+    assert message in fail(capsys, *command(folder, output, "--resume"))
+
+
 def test_lines_of_text_give_the_same(folder, tmp_path):
     main(command(folder, tmp_path / "a.npy"))
     main(

@@ -74,7 +74,18 @@ def test_tables():
     ):
         assert row in text.splitlines(), row
     assert "positions resized (`extend`); 22.7 million" in text and "of more than 512 tokens: 13 for training" in text
-    assert "17 texts, which stays in the text" in text and "Not complete" not in text and "The figures show" not in text
+    assert (
+        "bfloat16" not in text
+        and "17 texts, which stays in the text" in text
+        and "Not complete" not in text
+        and "The figures show" not in text
+    )
+
+
+def test_the_data_type_of_the_weights_is_said():
+    given = results()
+    given["settings"]["dtype"] = "bfloat16"
+    assert "get the same text. Weights and activations are bfloat16.\n" in documents_markdown(given)
 
 
 def test_a_partial_report(tmp_path):

@@ -76,6 +76,7 @@ def embed(settings: EmbedSettings) -> Embedded:
     embedder = load_embedder(settings.model, settings, field="model")
     encoder = Encoder(embedder.tokenizer, input_length(embedder.model, embedder.tokenizer, settings.max_length))
     identity = {
+        "dtype": settings.dtype,  # before the fingerprint, which differs as well
         "model_fingerprint": fingerprint(embedder.model),
         "file_sha256": file_fingerprint(path),
         "text_column": columns.text,

@@ -24,6 +24,7 @@ class BatchSettings(Protocol):
     """The settings of a forward pass."""
 
     batch_size: int
+    dtype: Literal["float32", "bfloat16"]
     bf16: Literal["auto", "true", "false"]
 
 
@@ -33,7 +34,7 @@ class Embedder:
     Args:
         model: The encoder; it is moved to the best device.
         tokenizer: Its tokenizer.
-        settings: Texts per forward pass, and mixed precision.
+        settings: Texts per forward pass, data type of the weights, and mixed precision.
 
     Attributes:
         longest: Maximum input length in tokens.
@@ -43,11 +44,11 @@ class Embedder:
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: BatchSettings) -> None:
         self.model, self.tokenizer = model, tokenizer
         self.device = best_device()
-        self.model.to(self.device)
+        self.model.to(self.device, getattr(torch, settings.dtype))
         self.longest = input_length(self.model, self.tokenizer, None)
         self.width: int = self.model.config.hidden_size
         self.batch_size = settings.batch_size
-        self.bf16 = use_bf16(settings.bf16, on_cpu=self.device.type == "cpu")
+        self.bf16 = settings.dtype == "float32" and use_bf16(settings.bf16, on_cpu=self.device.type == "cpu")
 
     def embed(self, texts: Sequence[tuple[str, str | None]], what: str, *, length: int | None = None) -> np.ndarray:
         """Embeddings, `[texts, embed]`, of texts truncated to the longest input or to a length in tokens."""

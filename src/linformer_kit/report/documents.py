@@ -42,7 +42,8 @@ def documents_markdown(results: dict[str, Any]) -> str:
     lines += [
         f"Teacher: {settings['teacher']}, longest input {results['teacher_length']:,} tokens. Embeddings are means of "
         "hidden states, compared by cosine. n is the number of tokens that a method may read of a text, special tokens "
-        "included; all methods get the same text.",
+        "included; all methods get the same text."
+        + (" Weights and activations are bfloat16." if settings.get("dtype") == "bfloat16" else ""),
         "",
         *(f"- {method_label(name)}: {_method(name, results)}" for name in results["methods"]),
         "",
