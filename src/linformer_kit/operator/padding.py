@@ -99,9 +99,11 @@ def real_tokens_first(mask: Bool[Tensor, "batch seq_len"]) -> Int[Tensor, "batch
 
 
 def take_positions(
-    hidden: Shaped[Tensor, "batch seq_len embed"], positions: Int[Tensor, "batch taken"]
+    hidden: Shaped[Tensor, "batch seq_len embed"], positions: Int[Tensor, "batch_or_1 taken"]
 ) -> Shaped[Tensor, "batch taken embed"]:
     """The given positions of each sequence."""
+    if positions.shape[0] == 1:  # `len` would fix the number of sequences of an exported program
+        return hidden.index_select(1, positions[0])
     return hidden.gather(1, positions[..., None].expand(-1, -1, hidden.shape[-1]))
 
 

@@ -119,17 +119,20 @@ class _Where(NamedTuple):
         seen = slice(max(0, start), min(tokens, start - slots - (-columns // _ALIGNED) * _ALIGNED))
         return _At(samples, rows, slots, seen)
 
-    def hide(self, scores: Tensor, at: _At) -> None:
-        """Set the scores, `[samples, heads, rows, slots + seen]`, of tokens that rows do not see to -inf."""
-        of_tokens = scores[..., at.slots :]
+    def outside(self, at: _At, dtype: torch.dtype) -> Float[Tensor, "1 1 rows slots_and_seen"]:
+        """What is added to the scores of a block: -inf for tokens outside of the windows of its rows, else 0."""
+        rows, seen = at.rows.stop - at.rows.start, at.seen.stop - at.seen.start
+        return _outside(rows, at.slots, seen, at.seen.start - self.first - at.rows.start, self.window, dtype)
+
+    def hide_padding(self, scores: Tensor, at: _At) -> None:
+        """Set the scores, `[samples, heads, rows, slots + seen]`, of padded tokens, and in padded rows, to -inf."""
         first, seen = self.first + at.rows.start, at.seen
-        count = at.rows.stop - at.rows.start
-        of_tokens += _outside(count, seen.stop - seen.start, seen.start - first, self.window, scores.dtype)
-        if self.lengths is not None and int(self.lengths[at.samples].min()) < max(seen.stop, first + count):
+        after = self.first + at.rows.stop
+        if self.lengths is not None and int(self.lengths[at.samples].min()) < max(seen.stop, after):
             limit = self.lengths[at.samples, None, None, None]
-            row = torch.arange(first, first + count, device="cpu")[:, None]
+            row = torch.arange(first, after, device="cpu")[:, None]
             token = torch.arange(seen.start, seen.stop, device="cpu")
-            of_tokens.masked_fill_((token >= limit) | (row >= limit), -torch.inf)
+            scores[..., at.slots :].masked_fill_((token >= limit) | (row >= limit), -torch.inf)
 
 
 class _Overlaps(NamedTuple):
@@ -156,14 +159,16 @@ class _Overlaps(NamedTuple):
         return cls(slots, log_unseen(low, high, first[..., None], after[..., None], dtype=dtype))
 
     def weigh(self, scores: Tensor, at: _At) -> None:
-        """Let slots count for the tokens only that rows do not see; scores as in `_Where.hide`."""
+        """Let slots count for the tokens only that rows do not see; scores as in `_Where.hide_padding`."""
         slots, unseen = (of_samples(part, at.samples)[:, None, at.rows] for part in self)
         shape = (*scores.shape[:3], -1)
         scores.scatter_add_(-1, slots.expand(shape), unseen.to(scores.dtype).expand(shape))
 
 
 @functools.lru_cache(maxsize=8)  # the same for all blocks but those at the ends of a text
-def _outside(rows: int, seen: int, start: int, window: int, dtype: torch.dtype) -> Float[Tensor, "1 1 rows seen"]:
+def _outside(
+    rows: int, slots: int, seen: int, start: int, window: int, dtype: torch.dtype
+) -> Float[Tensor, "1 1 rows slots_and_seen"]:
     """-inf for tokens outside of the windows of rows, else 0; `start` is the first token's position from the first row.
 
     Adding it is faster than filling by a mask.
@@ -171,7 +176,9 @@ def _outside(rows: int, seen: int, start: int, window: int, dtype: torch.dtype) 
     token = torch.arange(seen, device="cpu") + start
     offset = token - torch.arange(rows, device="cpu")[:, None] + window // 2
     outside = (offset < 0) | (offset >= window)
-    return torch.zeros(rows, seen, dtype=dtype, device="cpu").masked_fill_(outside, -torch.inf)[None, None]
+    return F.pad(torch.zeros(rows, seen, dtype=dtype, device="cpu").masked_fill_(outside, -torch.inf), (slots, 0))[
+        None, None
+    ]
 
 
 def _score_blocks(query: Tensor, slots: int, where: _Where) -> Iterator[tuple[slice, list[slice]]]:
@@ -206,16 +213,18 @@ def _weights(query: Tensor, keys: Tensor, mask: Tensor | None, where: _Where, at
     samples, heads, rows, head_dim = query.shape
     weights = query.new_empty(samples * heads, rows, keys.shape[1])
     weights.baddbmm_(query.flatten(0, 1), keys.transpose(1, 2), beta=0, alpha=head_dim**-0.5)
-    _add_bias(weights.unflatten(0, (samples, heads)), mask, where, at)
+    scores = weights.unflatten(0, (samples, heads))
+    scores[..., at.slots :] += where.outside(at, scores.dtype)[..., at.slots :]
+    _add_bias(scores, mask, where, at)
     return torch.softmax(weights, -1, out=weights)
 
 
 def _add_bias(scores: Tensor, mask: Tensor | None, where: _Where, at: _At) -> None:
-    """What is added to the scores of a block, `[samples, heads, rows, slots + seen]`, or one for several of them."""
+    """Add to the scores of a block, `[samples, heads, rows, slots + seen]`, what is not the same for all blocks."""
     hide(scores[..., : at.slots], of_samples(mask, at.samples))
     if where.overlaps is not None:
         where.overlaps.weigh(scores, at)
-    where.hide(scores, at)
+    where.hide_padding(scores, at)
 
 
 def _flash_attention(
@@ -226,7 +235,8 @@ def _flash_attention(
     parts = [part for part in (mask, where.lengths, *(where.overlaps or ())) if part is not None]
     alike = all(len(part) == 1 for part in parts)
     shape = (1 if alike else samples, 1 if mask is None else mask.shape[1], rows, keys.shape[1])
-    bias = query.new_zeros(shape, dtype=torch.promote_types(query.dtype, torch.float32))
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    bias = query.new_empty(shape, dtype=dtype).copy_(where.outside(at, dtype))
     _add_bias(bias, mask, where, at)
     keys, values = (part.unflatten(0, (samples, heads)) for part in (keys, values))
     return F.scaled_dot_product_attention(query, keys, values, attn_mask=bias)

@@ -36,16 +36,11 @@ class Windows(NamedTuple):
         return ~self.real[..., 0]
 
     def of(
-        self, hidden: Float[Tensor, "batch seq_len embed"], fill: float | None = 0.0
+        self, hidden: Float[Tensor, "batch seq_len embed"], fill: float = 0.0
     ) -> Float[Tensor, "batch slots window embed"]:
-        """The tokens in each window; `fill` at positions without a real token, or with None any other token."""
-        batch, slots, width = self.positions.shape
-        if batch == 1:
-            inside = hidden.index_select(1, self.positions.flatten())
-        else:
-            inside = take_positions(hidden, self.positions.flatten(1))
-        inside = inside.unflatten(1, (slots, width))
-        return inside if fill is None else inside.masked_fill(~self.real[..., None], fill)
+        """The tokens in each window; `fill` at positions without a real token."""
+        inside = take_positions(hidden, self.positions.flatten(1)).unflatten(1, tuple(self.positions.shape[1:]))
+        return inside.masked_fill(~self.real[..., None], fill)
 
 
 def pooling_windows(
