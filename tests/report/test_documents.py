@@ -107,6 +107,7 @@ def test_figures(tmp_path, figures):
     xs, ys = late.lines[1].get_data()
     assert list(xs) == pytest.approx([0.2, 0.4]) and list(ys) == pytest.approx([0.1512, 0.2024])
     assert cost.axes[0].get_xlabel() == "seconds per document"
+    assert [late.yaxis.get_major_formatter()(share) for share in (0.97, 0.975)] == ["97%", "97.5%"]
     (axis,) = positions.axes
     assert [list(line.get_ydata()) for line in axis.lines[:2]] == [[0.8, 0], [0.8, 0.1]]
     assert [tick.get_text() for tick in axis.get_xticklabels()] == ["0–512", "512–1,024"]

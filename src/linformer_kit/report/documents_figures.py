@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import FuncFormatter, NullLocator
 
 from linformer_kit.report.documents_names import method_label, position_labels
 from linformer_kit.report.figures import log_ticks, new_figure, number_ticks, save_figure, show_grid
@@ -99,7 +99,7 @@ def _cost_axes(axis: Axes, title: str) -> None:
     log_ticks(axis.xaxis)
     axis.xaxis.set_minor_locator(NullLocator())
     number_ticks(axis.xaxis, "g")
-    number_ticks(axis.yaxis, ".0%")
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.4g}%"))
     axis.set_title(title, fontsize=10)
     axis.set_xlabel("seconds per document")
     show_grid(axis)
