@@ -1,7 +1,7 @@
-"""Documents that no update of a distillation has read: python texts.py RUN FILE.jsonl OUTPUT.jsonl.
+"""Documents that no update of a distillation has read: python texts.py RUN TOKENIZER OUTPUT.jsonl FILE.jsonl...
 
-RUN is the folder of a finished `linformer distill`, FILE one of the files that it trained on. The passages of all
-updates follow from the seed, so they are drawn again here.
+RUN is the folder of a `linformer distill`, FILE one of the files that it trained on, or another. The passages of all
+updates follow from the seed, so they are drawn again here. Run it in the folder in which the distillation ran.
 """
 
 import json
@@ -17,20 +17,20 @@ from linformer_kit.data.unlabelled import load_inputs
 from linformer_kit.settings import DistillSettings
 
 
-def main(run: Path, file: Path, output: Path) -> None:
-    settings = DistillSettings(**yaml.safe_load((run / "settings.yaml").read_text(encoding="utf-8")))
+def main(run: str, tokenizer: str, output: str, *files: str) -> None:
+    settings = DistillSettings(**yaml.safe_load((Path(run) / "settings.yaml").read_text(encoding="utf-8")))
     longest, batch = settings.max_position_embeddings, settings.per_device_train_batch_size
     passages = load_inputs(
-        settings, Encoder(AutoTokenizer.from_pretrained(run), longest), packing=True, masked=False
+        settings, Encoder(AutoTokenizer.from_pretrained(tokenizer), longest), packing=True, masked=False
     ).train
     keys = passage_keys(len(passages), longest=longest, together=batch, seed=settings.seed, epoch=0)
     drawn = keys[: settings.max_steps * batch * settings.gradient_accumulation_steps]
     assert len(drawn) < len(keys), "more than an epoch"
-    read = {passages._documents[passages._starts[index][0]]["text"] for _, index, _ in drawn}
-    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    read = {passages.document(index) for _, index, _ in drawn}
+    rows = [json.loads(line) for file in files for line in Path(file).open(encoding="utf-8")]
     unread = [row for row in rows if row["text"] not in read]
-    output.write_text("".join(json.dumps(row) + "\n" for row in unread), encoding="utf-8")
-    print(f"{len(read):,} documents read in training; of {len(rows):,} in {file.name} {len(unread):,} were not")
+    Path(output).write_text("".join(json.dumps(row) + "\n" for row in unread), encoding="utf-8")
+    print(f"{len(read):,} documents read in training; of {len(rows):,} {len(unread):,} were not")
 
 
-main(*map(Path, sys.argv[1:]))
+main(*sys.argv[1:])

@@ -37,6 +37,7 @@ BUILTINS = {
     "sum": sum,
     "exp": math.exp,
     "mean": statistics.mean,
+    "stdev": statistics.stdev,
     "zip": zip,
 }
 _NUMBER = r"(?<![\w.,])[-+−]?\d[\d,]*(?:\.\d+)?"
@@ -160,6 +161,33 @@ def standard_error(share: float, count: int) -> float:
     return 100 * math.sqrt(share * (1 - share) / count)
 
 
+def late(method: str) -> float:
+    """Recall at 10 of sentences beyond the teacher's longest input, at the largest n of the long documents."""
+    return result("documents-minilm-4096")["scores"]["late_sentence"][method]["4096"]["recall@10"]
+
+
+def passkey(method: str) -> float:
+    """Share of the hidden numbers that are found, over the lengths that are too long for the teacher."""
+    scores = result("documents-minilm-4096")["scores"]["passkey"][method]
+    return statistics.mean(scores[n]["recall@1"] for n in ("1024", "2048", "4096"))
+
+
+def authorship(method: str) -> list[float]:
+    """Percent of authors told by a regression on embeddings, for each seed."""
+    runs = (result("documents-minilm-authorship", f"seed{seed}") for seed in range(3))
+    return [100 * run["scores"]["classification"][method]["4096"]["accuracy"] for run in runs]
+
+
+def milliseconds(name: str, method: str, length: int) -> float:
+    """Median time of a method of `bench documents` for one text of n tokens."""
+    return 1000 * result(name)["cost"][method][str(length)]["median_s"]
+
+
+def time_share(name: str, length: int) -> float:
+    """Time of the student as a share of that of full attention over n tokens."""
+    return milliseconds(name, "student", length) / milliseconds(name, "stretched", length)
+
+
 def numbers(text: str) -> list[float]:
     """All numbers in a text."""
     return [float(found.replace(",", "").replace("−", "-")) for found in re.findall(_NUMBER, text)]
@@ -192,6 +220,11 @@ KNOWN: dict[str, Any] = (
         "fine_tuned": fine_tuned,
         "training_seconds": training_seconds,
         "standard_error": standard_error,
+        "late": late,
+        "passkey": passkey,
+        "authorship": authorship,
+        "milliseconds": milliseconds,
+        "time_share": time_share,
     }
 )
 
