@@ -36,6 +36,7 @@ BUILTINS = {
     "max": max,
     "min": min,
     "len": len,
+    "sorted": sorted,
     "sum": sum,
     "exp": math.exp,
     "mean": statistics.mean,
@@ -141,11 +142,19 @@ def kept(name: str, aim: str, by: str = "head") -> list[float]:
     return [found.cumulative[layer, head, k - 1] for layer, row in enumerate(ks) for head, k in enumerate(row)]
 
 
-def theorem2(attention: str, n: int, method: str, k: int, measure: str = "relative") -> float:
-    """The error of a method at k in the trials of Theorem 2: `relative` to the output, or as the theorem has `stated`."""
+def theorem(number: int, attention: str, n: int, method: str, k: int, measure: str) -> Any:
+    """Error, its factor of deviation, and the shares held for each ε, of a method at k in the trials of a theorem.
+
+    The measures are `vector`, `row` and `corrected` for Theorem 1, `relative` to the output and as `stated` for 2.
+    """
     (case,) = [case for case in result("theorems")["cases"] if (case["name"], case["n"]) == (attention, n)]
-    (found,) = [each[measure]["error"] for each in case["theorem2"][method] if each["k"] == k]
+    (found,) = [each[measure] for each in case[f"theorem{number}"][method] if each["k"] == k]
     return found
+
+
+def theorem2(attention: str, n: int, method: str, k: int) -> float:
+    """The error of a method at k relative to the output in the trials of Theorem 2."""
+    return theorem(2, attention, n, method, k, "relative")["error"]
 
 
 def adapter(name: str) -> Any:
@@ -211,6 +220,7 @@ KNOWN: dict[str, Any] = (
     | {
         "shares": shares,
         "kept": kept,
+        "theorem": theorem,
         "theorem2": theorem2,
         "adapter": adapter,
         "formats": formats,
