@@ -24,6 +24,8 @@ from typing import Any
 import yaml
 
 from linformer_kit.experiments.quality.table2 import chosen_cells
+from linformer_kit.experiments.spectrum.choose import choose_projected_dims
+from linformer_kit.experiments.spectrum.figure1 import read_spectrum
 from linformer_kit.linearized.adapter import ABOUT, shipped_adapters
 from tests.documentation.pages import ROOT
 
@@ -34,6 +36,7 @@ BUILTINS = {
     "max": max,
     "min": min,
     "len": len,
+    "sorted": sorted,
     "sum": sum,
     "exp": math.exp,
     "mean": statistics.mean,
@@ -89,40 +92,69 @@ def table(name: str, heading: str | None, row: str, column: str, number: int = 0
     return numbers(found[0])[number]
 
 
+def trials(study: str, cell: str, variant: str, rate: float | None = None) -> dict[int, Any]:
+    """The trainings of a variant in `bench learning`, by their seeds, at a learning rate; None: the variant's own."""
+    results = result(study)
+    wanted = (cell, variant, results["learning_rates"][variant] if rate is None else rate)
+    found = {
+        trial["seed"]: trial
+        for trial in results["trials"]
+        if (trial["cell"], trial["variant"], trial["learning_rate"]) == wanted
+    }
+    assert found, f"{study}: expected trials of {variant} at {wanted[-1]} in {cell}"
+    return found
+
+
+def losses(study: str, cell: str, variant: str, rate: float | None = None) -> dict[int, float]:
+    """The validation losses of these trainings, by their seeds."""
+    return {seed: trial["validation_loss"] for seed, trial in trials(study, cell, variant, rate).items()}
+
+
 def loss(study: str, cell: str, variant: str) -> float:
     """Mean validation loss of a variant at its learning rate, over the seeds of `bench learning`."""
-    return statistics.mean(_losses(study, cell, variant).values())
+    return statistics.mean(losses(study, cell, variant).values())
+
+
+def gaps(
+    study: str, cell: str, variant: str, other: str = "Transformer", rate: float | None = None
+) -> dict[int, float]:
+    """The loss of a variant minus that of another, by seed, at one learning rate; None: each at its own."""
+    ours, theirs = (losses(study, cell, name, rate) for name in (variant, other))
+    return {seed: ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())}
 
 
 def gap(study: str, cell: str, variant: str, other: str = "Transformer") -> float:
     """Mean over equal seeds of the loss of a variant minus that of another."""
-    ours, theirs = _losses(study, cell, variant), _losses(study, cell, other)
-    return statistics.mean(ours[seed] - theirs[seed] for seed in ours.keys() & theirs.keys())
+    return statistics.mean(gaps(study, cell, variant, other).values())
 
 
-def _losses(study: str, cell: str, variant: str) -> dict[int, float]:
-    results = result(study)
-    found = {
-        trial["seed"]: trial["validation_loss"]
-        for trial in results["trials"]
-        if (trial["cell"], trial["variant"]) == (cell, variant)
-        and trial["learning_rate"] == results["learning_rates"][variant]
-    }
-    assert found, f"{study}: expected trials of {variant} in {cell}"
-    return found
-
-
-def shares(name: str) -> list[float]:
-    """Shares of the largest singular values that `linformer spectrum` reports, of all heads of all layers."""
+def shares(name: str, layer: int | None = None) -> list[float]:
+    """Shares of the largest singular values that `linformer spectrum` reports, of the heads of a layer; None: of all."""
     results = result(name)
-    return [head[results["at"] - 1] for layer in results["cumulative"] for head in layer]
+    layers = results["cumulative"] if layer is None else [results["cumulative"][layer]]
+    return [head[results["at"] - 1] for heads in layers for head in heads]
 
 
-def theorem2(attention: str, n: int, method: str, k: int, measure: str = "relative") -> float:
-    """The error of a method at k in the trials of Theorem 2: `relative` to the output, or as the theorem has `stated`."""
+def kept(name: str, aim: str, by: str = "head") -> list[float]:
+    """The shares that the heads keep with as many slots in all, distributed by `linformer spectrum --choose`."""
+    found = read_spectrum(result(name))
+    ks = choose_projected_dims(found, budget=result(name)["at"] * found.error.size, aim=aim, by=by)
+    return [found.cumulative[layer, head, k - 1] for layer, row in enumerate(ks) for head, k in enumerate(row)]
+
+
+def theorem(number: int, attention: str, n: int, method: str, k: int, measure: str) -> Any:
+    """Error, its factor of deviation, and the shares held for each ε, of a method at k in the trials of a theorem.
+
+    The measures are `vector`, `row` and `corrected` for Theorem 1, `relative` to the output and as `stated` for 2.
+    """
     (case,) = [case for case in result("theorems")["cases"] if (case["name"], case["n"]) == (attention, n)]
-    (found,) = [each[measure]["error"] for each in case["theorem2"][method] if each["k"] == k]
+    (found,) = [each[measure] for each in case[f"theorem{number}"][method] if each["k"] == k]
     return found
+
+
+def theorem2(attention: str, n: int, method: str, k: int) -> float:
+    """The error of a method at k relative to the output in the trials of Theorem 2."""
+    return theorem(2, attention, n, method, k, "relative")["error"]
 
 
 def adapter(name: str) -> Any:
@@ -211,8 +243,11 @@ def wrong_numbers(passage: str, expressions: Any) -> str | None:
 KNOWN: dict[str, Any] = (
     BUILTINS
     | {"result": result, "table": table, "loss": loss, "gap": gap}
+    | {"trials": trials, "losses": losses, "gaps": gaps}
     | {
         "shares": shares,
+        "kept": kept,
+        "theorem": theorem,
         "theorem2": theorem2,
         "adapter": adapter,
         "formats": formats,
