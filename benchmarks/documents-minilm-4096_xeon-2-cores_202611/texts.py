@@ -27,7 +27,8 @@ def main(run: str, tokenizer: str, output: str, *files: str) -> None:
     drawn = keys[: settings.max_steps * batch * settings.gradient_accumulation_steps]
     assert len(drawn) < len(keys), "more than an epoch"
     read = {passages.document(index) for _, index, _ in drawn}
-    rows = [json.loads(line) for file in files for line in Path(file).open(encoding="utf-8")]
+    lines = [line for file in files for line in Path(file).read_text(encoding="utf-8").split("\n") if line]
+    rows = [json.loads(line) for line in lines]
     unread = [row for row in rows if row["text"] not in read]
     Path(output).write_text("".join(json.dumps(row) + "\n" for row in unread), encoding="utf-8")
     print(f"{len(read):,} documents read in training; of {len(rows):,} {len(unread):,} were not")

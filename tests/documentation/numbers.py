@@ -9,7 +9,7 @@
       - "masks 15 % of the tokens"
 
 Each number of a measured passage, in order, is the rounded value of its expression: Python, with the functions below and
-those of `BUILTINS`. Numbers that are not measured are settings, sizes, and what other people found.
+those of `BUILTINS`. An expression may give a list of values. Numbers that are not measured are settings, sizes, and what other people found.
 """
 
 from __future__ import annotations
@@ -135,6 +135,13 @@ def shares(name: str, layer: int | None = None) -> list[float]:
     return [head[results["at"] - 1] for heads in layers for head in heads]
 
 
+def spectrum(name: str) -> list[float]:
+    """Mean, least and largest share of the heads of a spectrum, then the mean of each layer."""
+    layers = range(len(result(name)["cumulative"]))
+    every = shares(name)
+    return [statistics.mean(every), min(every), max(every), *(statistics.mean(shares(name, layer)) for layer in layers)]
+
+
 def kept(name: str, aim: str, by: str = "head") -> list[float]:
     """The shares that the heads keep with as many slots in all, distributed by `linformer spectrum --choose`."""
     found = read_spectrum(result(name))
@@ -228,11 +235,13 @@ def numbers(text: str) -> list[float]:
 def wrong_numbers(passage: str, expressions: Any) -> str | None:
     """What is wrong in a passage; None: its numbers are those of the expressions."""
     shown = re.findall(_NUMBER, passage)
-    listed = expressions if isinstance(expressions, list) else [expressions]
-    if len(shown) != len(listed):
-        return f"{passage!r}: expected {len(shown)} expressions, got {len(listed)}"
-    for text, expression in zip(shown, listed, strict=True):
-        value = float(eval(str(expression), {"__builtins__": {}} | KNOWN))
+    values = []
+    for expression in expressions if isinstance(expressions, list) else [expressions]:
+        value = eval(str(expression), {"__builtins__": {}} | KNOWN)
+        values += value if isinstance(value, list) else [value]
+    if len(shown) != len(values):
+        return f"{passage!r}: expected {len(values)} numbers, got {len(shown)}"
+    for text, value in zip(shown, map(float, values), strict=True):
         (number,) = numbers(text)
         digits = len(text.partition(".")[2])
         if not abs(abs(value) - abs(number)) <= 0.5 * 10**-digits + 1e-9:
@@ -246,6 +255,7 @@ KNOWN: dict[str, Any] = (
     | {"trials": trials, "losses": losses, "gaps": gaps}
     | {
         "shares": shares,
+        "spectrum": spectrum,
         "kept": kept,
         "theorem": theorem,
         "theorem2": theorem2,
