@@ -70,7 +70,7 @@ def test_each_row_is_the_mean_of_the_hidden_states(folder, tmp_path, capsys):
 
 def test_weights_in_bfloat16(folder, tmp_path, capsys):
     output = tmp_path / "vectors.npy"
-    main(command(folder, output, "--dtype", "bfloat16", "--bf16", "true"))  # all computed in it, nothing in float32
+    main(command(folder, output, "--dtype", "bfloat16"))  # all computed in it, nothing in float32
     vectors = np.load(output)
     model = transformers.AutoModel.from_pretrained(folder / "model", dtype=torch.bfloat16).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "model")
@@ -81,7 +81,7 @@ def test_weights_in_bfloat16(folder, tmp_path, capsys):
     main(command(folder, tmp_path / "full.npy", "--bf16", "false"))
     distance = np.linalg.norm(vectors - np.load(tmp_path / "full.npy"), axis=1)
     assert vectors.dtype == np.float32 and distance.min() > 0 and distance.max() < 0.05
-    message = f"resume: expected the dtype of {tmp_path / 'vectors.npy.run.json'}, 'bfloat16', got 'float32'"
+    message = f"resume: expected the dtype of {tmp_path / 'vectors.npy.run.json'}, 'bfloat16', got 'auto'"
     assert message in fail(capsys, *command(folder, output, "--resume"))
 
 
@@ -139,6 +139,7 @@ def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch, capsys):
         (["--output", "OUT/vectors.bin"], "output: expected a file whose name ends in .npy, got "),
         (["--text_column", "text"], "text"),
         (["--max_length", "100"], f"max_length: expected at most {LONGEST} (the model's limit), got 100"),
+        (["--dtype", "bfloat16", "--bf16", "true"], "bf16: expected auto or false with dtype bfloat16, got true"),
         (["--batch_size", "0"], "batch_size: expected 1 or more, got 0"),
         (["--resume", "--overwrite"], "resume, overwrite: expected at most one of them, got both"),
     ],

@@ -74,18 +74,21 @@ def test_tables():
     ):
         assert row in text.splitlines(), row
     assert "positions resized (`extend`); 22.7 million" in text and "of more than 512 tokens: 13 for training" in text
-    assert (
-        "bfloat16" not in text
-        and "17 texts, which stays in the text" in text
-        and "Not complete" not in text
-        and "The figures show" not in text
-    )
+    assert "17 texts, which stays in the text" in text and "Not complete" not in text and "The figures show" not in text
 
 
-def test_the_data_type_of_the_weights_is_said():
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, "Weights as saved, mixed precision with bfloat16: auto."),
+        ({"dtype": "float32", "bf16": "false"}, "Weights in float32, mixed precision with bfloat16: false."),
+        ({"dtype": "bfloat16", "bf16": "auto"}, "Weights and activations in bfloat16."),
+    ],
+)
+def test_the_number_format_is_said(settings, said):
     given = results()
-    given["settings"]["dtype"] = "bfloat16"
-    assert "get the same text. Weights and activations are bfloat16.\n" in documents_markdown(given)
+    given["settings"] |= settings
+    assert f"get the same text. {said}\n" in documents_markdown(given)
 
 
 def test_a_partial_report(tmp_path):

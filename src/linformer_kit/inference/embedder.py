@@ -14,17 +14,18 @@ from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from linformer_kit.data.encoding import Encoder, Window
 from linformer_kit.environment import best_device, use_bf16
-from linformer_kit.errors import renamed
+from linformer_kit.errors import InputError, renamed
 from linformer_kit.interop.loading import input_length, load_model
 
 _KIND = "an encoder of texts"
+_DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class BatchSettings(Protocol):
     """The settings of a forward pass."""
 
     batch_size: int
-    dtype: Literal["float32", "bfloat16"]
+    dtype: Literal["auto", "float32", "bfloat16"]
     bf16: Literal["auto", "true", "false"]
 
 
@@ -44,11 +45,12 @@ class Embedder:
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: BatchSettings) -> None:
         self.model, self.tokenizer = model, tokenizer
         self.device = best_device()
-        self.model.to(self.device, getattr(torch, settings.dtype))
+        self.model.to(self.device, _DTYPES[settings.dtype])
         self.longest = input_length(self.model, self.tokenizer, None)
         self.width: int = self.model.config.hidden_size
         self.batch_size = settings.batch_size
-        self.bf16 = settings.dtype == "float32" and use_bf16(settings.bf16, on_cpu=self.device.type == "cpu")
+        is_float32 = self.model.dtype == torch.float32
+        self.bf16 = is_float32 and use_bf16(settings.bf16, on_cpu=self.device.type == "cpu")
 
     def embed(self, texts: Sequence[tuple[str, str | None]], what: str, *, length: int | None = None) -> np.ndarray:
         """Embeddings, `[texts, embed]`, of texts truncated to the longest input or to a length in tokens."""
@@ -84,8 +86,10 @@ def load_embedder(name: str, settings: BatchSettings, *, field: str = "models") 
         field: The setting that names the model, for errors.
 
     Raises:
-        InputError: as `load_model`.
+        InputError: as `load_model`, and for mixed precision of weights in bfloat16.
     """
+    if settings.dtype == "bfloat16" and settings.bf16 == "true":
+        raise InputError("bf16: expected auto or false with dtype bfloat16, got true")
     with renamed("model", field):
         return Embedder(*load_model(name, AutoModel, _KIND), settings)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from linformer_kit.report.base import environment_line, table, write_report
+from linformer_kit.report.base import environment_line, number_format, table, write_report
 from linformer_kit.report.documents_figures import draw_documents, drawn_methods
 from linformer_kit.report.documents_names import METHODS, method_label, position_labels
 from linformer_kit.report.numbers import ABSENT, mebibytes, milliseconds
@@ -42,8 +42,7 @@ def documents_markdown(results: dict[str, Any]) -> str:
     lines += [
         f"Teacher: {settings['teacher']}, longest input {results['teacher_length']:,} tokens. Embeddings are means of "
         "hidden states, compared by cosine. n is the number of tokens that a method may read of a text, special tokens "
-        "included; all methods get the same text."
-        + (" Weights and activations are bfloat16." if settings.get("dtype") == "bfloat16" else ""),
+        f"included; all methods get the same text. {number_format(settings)}",
         "",
         *(f"- {method_label(name)}: {_method(name, results)}" for name in results["methods"]),
         "",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from linformer_kit.report.base import environment_line, table, write_report
+from linformer_kit.report.base import environment_line, number_format, table, write_report
 from linformer_kit.report.numbers import mebibytes, milliseconds
 
 
@@ -26,7 +26,7 @@ def embeddings_markdown(results: dict[str, Any]) -> str:
     """Cosine, accuracy, time and memory, each relative to the first model."""
     settings, first = results["settings"], next(iter(results["models"]))
     measured = {name: found for name, found in results["models"].items() if found}
-    lines = ["# Sentence embedders", "", environment_line(results["environment"]), ""]
+    lines = ["# Sentence embedders", "", environment_line(results["environment"]), "", number_format(settings), ""]
     if any(found["cosine"] for found in measured.values()):
         lines += [
             f"Cosine to the embeddings of {first}, mean (lowest) of {settings['samples']} texts, by truncated length:",

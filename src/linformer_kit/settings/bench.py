@@ -225,7 +225,8 @@ class EmbeddingsSettings:
         repetitions: Number of timed runs of each model at each n.
         memory: Measure memory too, each model in a separate process.
         batch_size: Texts per forward pass.
-        dtype: Data type of the weights; `bfloat16` computes everything in it, faster than mixed precision, less exact.
+        dtype: Data type of the weights, as saved with `auto`; `bfloat16` computes everything in it, faster than mixed
+            precision and less exact.
         bf16: Mixed precision of float32 weights; `auto` where the processor has bf16 instructions.
         output_dir: New folder for the results; default: a new folder below runs/.
     """
@@ -245,7 +246,7 @@ class EmbeddingsSettings:
     repetitions: int = 5
     memory: bool = True
     batch_size: int = 16
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     bf16: Literal["auto", "true", "false"] = "auto"
     output_dir: str | None = None
 

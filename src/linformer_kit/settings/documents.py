@@ -47,7 +47,8 @@ class DocumentsSettings:
         repetitions: Number of timed runs of each method at each n; the methods alternate.
         memory: Measure memory too, each method in a separate process.
         batch_size: Texts or pieces per forward pass.
-        dtype: Data type of the weights; `bfloat16` computes everything in it, faster than mixed precision, less exact.
+        dtype: Data type of the weights, as saved with `auto`; `bfloat16` computes everything in it, faster than mixed
+            precision and less exact.
         bf16: Mixed precision of float32 weights; `auto` where the processor has bf16 instructions.
         seed: Seed of the choice of texts, queries and facts.
         output_dir: New folder for the results; default: a new folder below runs/.
@@ -81,7 +82,7 @@ class DocumentsSettings:
     repetitions: int = 5
     memory: bool = True
     batch_size: int = 8
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     bf16: Literal["auto", "true", "false"] = "auto"
     seed: int = 0
     output_dir: str | None = None

@@ -34,7 +34,8 @@ class EmbedSettings:
         text_column: Column of the text; default: text.
         max_length: Maximum input length in tokens, longer texts are truncated; default: the model's maximum.
         batch_size: Texts per forward pass.
-        dtype: Data type of the weights; `bfloat16` computes everything in it, faster than mixed precision, less exact.
+        dtype: Data type of the weights, as saved with `auto`; `bfloat16` computes everything in it, faster than mixed
+            precision and less exact.
         bf16: Mixed precision of float32 weights; `auto` where the processor has bf16 instructions.
         resume: Resume after the last embedding that was recorded.
         overwrite: Overwrite an existing output.
@@ -46,7 +47,7 @@ class EmbedSettings:
     text_column: str | None = None
     max_length: int | None = None
     batch_size: int = 8
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     bf16: Literal["auto", "true", "false"] = "auto"
     resume: bool = False
     overwrite: bool = False

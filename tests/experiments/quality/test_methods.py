@@ -117,6 +117,6 @@ def test_a_model_that_is_too_short_is_an_error(folder):
     with pytest.raises(InputError, match="lengths: "):  # not longer, but of a kind that cannot be
         embedder = load_embedder(str(folder), settings_of(folder))
         settings = SimpleNamespace(
-            methods=["stretched"], resize_mode="interpolate", batch_size=1, dtype="float32", bf16="false"
+            methods=["stretched"], resize_mode="interpolate", batch_size=1, dtype="auto", bf16="false"
         )
         build_methods(settings, {}, embedder, 2**40)

@@ -21,7 +21,7 @@ def window_means(
 
     Args:
         hidden: The tokens.
-        positions: Positions of the tokens in each window, any at places without a real token.
+        positions: Positions of the tokens in each window; at places without a real token, of any with finite numbers.
         real: Where there is a real token.
     """
     if not _suits_embedding_bag(hidden):
@@ -35,12 +35,15 @@ def window_means(
 
 
 def _suits_embedding_bag(hidden: Tensor) -> bool:
-    """Whether the sums may be those of `embedding_bag`, ten times as fast as products; in float16 it overflows."""
+    """Whether the sums may be those of `embedding_bag`, 5 to 10 times as fast as products; in float16 they overflow."""
     return not must_be_plain() and not needs_gradient(hidden) and is_ordinary(hidden) and hidden.dtype != torch.float16
 
 
 def _by_products(hidden: Tensor, positions: Tensor, real: Tensor) -> Tensor:
-    """Several times as fast as sums; ones become 2⁻ᶜ, so that none overflows."""
+    """The means as products with rows of ones, which have gradients and are several times as fast as sums.
+
+    Ones become 2⁻ᶜ, so that no sum overflows.
+    """
     inside = take_positions(hidden, positions.flatten(1)).unflatten(1, tuple(positions.shape[1:]))
     scale = 2.0 ** real.shape[2].bit_length()
     ones = (real.to(hidden.dtype) / scale)[:, :, None]
