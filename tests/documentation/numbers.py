@@ -217,6 +217,18 @@ def authorship(method: str) -> list[float]:
     return [100 * run["scores"]["classification"][method]["4096"]["accuracy"] for run in runs]
 
 
+def quantized(aware: bool) -> list[float]:
+    """Mean accuracy in percent and its deviation over the seeds: in float32, in int8 by ONNX Runtime, by torchao."""
+    runs = [
+        run for run in result("quantization")["runs"] if (run["model"], run["quantization_aware"]) == ("sst2", aware)
+    ]
+    found = []
+    for exported, precision in (("onnx", "float32"), ("onnx", "int8"), ("torch", "int8")):
+        accuracies = [100 * run[exported]["quality"][precision] for run in runs]
+        found += [statistics.mean(accuracies), statistics.stdev(accuracies)]
+    return found
+
+
 def milliseconds(name: str, method: str, length: int) -> float:
     """Median time of a method of `bench documents` for one text of n tokens."""
     return 1000 * result(name)["cost"][method][str(length)]["median_s"]
@@ -268,6 +280,7 @@ KNOWN: dict[str, Any] = (
         "late": late,
         "passkey": passkey,
         "authorship": authorship,
+        "quantized": quantized,
         "milliseconds": milliseconds,
         "time_share": time_share,
     }
