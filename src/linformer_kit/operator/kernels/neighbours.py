@@ -176,9 +176,9 @@ def _outside(
     token = torch.arange(seen, device="cpu") + start
     offset = token - torch.arange(rows, device="cpu")[:, None] + window // 2
     outside = (offset < 0) | (offset >= window)
-    return F.pad(torch.zeros(rows, seen, dtype=dtype, device="cpu").masked_fill_(outside, -torch.inf), (slots, 0))[
-        None, None
-    ]
+    bias = torch.zeros(1, 1, rows, slots + seen, dtype=dtype, device="cpu")
+    bias[..., slots:].masked_fill_(outside, -torch.inf)
+    return bias
 
 
 def _score_blocks(query: Tensor, slots: int, where: _Where) -> Iterator[tuple[slice, list[slice]]]:
