@@ -112,8 +112,10 @@ def test_columns_of_global_tokens_and_neighbours(config, changes):
     assert columns == (2, 5, 4) and mappings.shape == (2, 2, 37, 11)
     torch.testing.assert_close(mappings.nansum(dim=-1), torch.ones(2, 2, 37))
     attentions = model(ids, output_attentions=True).attentions
-    assert torch.equal(mappings[0, 0, :, :5], attentions[0][0, 1, :, :5]) and mappings[0, 0, :, 5:7].isnan().all()
-    assert torch.equal(mappings[..., 7:], torch.stack([each[0, [1, 2], :, -4:] for each in attentions]))
+    # Forward passes with and without gradients may round differently.
+    torch.testing.assert_close(mappings[0, 0, :, :5], attentions[0][0, 1, :, :5])
+    assert mappings[0, 0, :, 5:7].isnan().all()
+    torch.testing.assert_close(mappings[..., 7:], torch.stack([each[0, [1, 2], :, -4:] for each in attentions]))
     drawn = in_drawn_order(model, mappings, [0, 1], [1, 2])
     for part in (slice(0, 2), slice(7, 11)):
         assert torch.equal(drawn[..., part], mappings[..., part])
