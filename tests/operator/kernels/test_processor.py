@@ -55,6 +55,24 @@ def test_choices(name):
     assert all(choice.reason for choices in each for choice in choices)
 
 
+@pytest.mark.parametrize(
+    ("name", "inference", "training", "longer", "dropout"),
+    [
+        ("AVX-512 with bfloat16", True, True, True, True),
+        ("AMX", False, True, False, True),
+        ("AVX2", False, False, False, False),
+        ("ARM with both", False, False, False, False),
+    ],
+)
+def test_attention_in_blocks(name, inference, training, longer, dropout):
+    attends = RECORDED[name].attends_in_blocks
+    assert attends(512, 128, dropout=0.0, gradient=False) == inference
+    assert attends(767, 256, dropout=0.0, gradient=True) == training
+    assert attends(768, 256, dropout=0.0, gradient=True) == longer
+    assert attends(512, 257, dropout=0.0, gradient=True) == longer
+    assert attends(4096, 4096, dropout=0.1, gradient=True) == dropout
+
+
 @pytest.mark.parametrize("name", ["AVX-512 with bfloat16", "ARM with both"])
 def test_instructions_that_onednn_may_not_use(name):
     """ONEDNN_MAX_CPU_ISA says so."""

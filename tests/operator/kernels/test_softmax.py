@@ -11,6 +11,9 @@ from linformer_kit.operator.kernels import softmax
 from linformer_kit.operator.kernels.processor import Processor
 from tests.operator.kernels.inputs import attention_inputs, heads_of
 
+TRAINS_IN_BLOCKS = pytest.mark.skipif(
+    not Processor.here().attends_in_blocks(1, 1, dropout=0.0, gradient=True), reason="not on this processor"
+)
 # batch, heads, query_len, keys, head_dim
 SHAPES = [(1, 3, 29, 7, 5), (5, 3, 29, 7, 5), (3, 2, 1, 1, 1), (2, 1, 53, 31, 11), (7, 3, 2, 13, 3)]
 
@@ -30,7 +33,7 @@ def test_block_attention_is_attention(small_blocks, shape, masked):
     for ours, plain in zip(*results, strict=True):
         assert torch.allclose(ours, plain, rtol=1e-10, atol=1e-10)
     with torch.no_grad():
-        assert torch.equal(softmax._block_attention(*tensors, mask), results[0][0])
+        assert torch.allclose(softmax._block_attention(*tensors, mask), results[0][0], rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("drop", [None, softmax.Dropout(0.3, seed=5)], ids=["whole", "dropout"])
@@ -41,9 +44,9 @@ def test_block_attention_by_numerical_differentiation(small_blocks, drop):
     )
 
 
-@pytest.mark.skipif(not Processor.here().bfloat16_in_blocks, reason="not on this processor")
+@TRAINS_IN_BLOCKS
 @pytest.mark.parametrize("spread", [1, 3, 9])
-@pytest.mark.parametrize("shape", [(1, 12, 1000, 256, 64), (3, 3, 211, 67, 32), (2, 3, 61, 13, 24)])
+@pytest.mark.parametrize("shape", [(1, 12, 700, 256, 64), (3, 3, 211, 67, 32), (2, 3, 61, 13, 24)])
 def test_bfloat16_is_as_exact_as_eager_attention(shape, spread):
     """At most 1.5 times its error in the same format, for outputs and gradients, however far scores spread."""
     tensors, _ = attention_inputs(shape, torch.bfloat16, "none")
@@ -87,7 +90,7 @@ def test_dropout_in_blocks():
         assert (almost_all == 0).double().mean() > 0.9999
 
 
-@pytest.mark.skipif(not Processor.here().bfloat16_in_blocks, reason="not on this processor")
+@TRAINS_IN_BLOCKS
 def test_dropout_follows_the_global_seed():
     tensors, _ = attention_inputs((2, 3, 31, 7, 4), torch.bfloat16, "none")
     first, second, again = (
@@ -107,7 +110,7 @@ def test_attention_weights_are_not_kept_for_the_backward_pass():
     assert max(kept) < 2 * 3 * 101 * 97
 
 
-@pytest.mark.skipif(not Processor.here().bfloat16_in_blocks, reason="not on this processor")
+@TRAINS_IN_BLOCKS
 def test_dropout_draws_on_the_processor_whatever_the_default_device():
     tensors, _ = attention_inputs((2, 3, 31, 7, 4), torch.bfloat16, "none")
     with torch.device("meta"):

@@ -70,6 +70,21 @@ class Processor(NamedTuple):
         return bool(known.get("avx512_bf16")) and not known.get("amx_bf16") and torch.bfloat16 in self.onednn
 
     @property
+    def flash_in_bfloat16(self) -> bool:
+        """Whether torch's flash attention is fast in bfloat16: it uses AMX."""
+        return bool(self.capabilities.get("amx_bf16")) and torch.bfloat16 in self.onednn
+
+    def attends_in_blocks(self, queries: int, keys: int, *, dropout: float, gradient: bool) -> bool:
+        """Whether batched products in bfloat16, over blocks of queries, are faster than flash attention.
+
+        With AMX they are in training only: with dropout, which flash attention lacks on CPUs, and for short texts and
+        few keys, as the backward pass of flash attention takes 64 queries at a time if there are fewer than 768.
+        """
+        if not self.flash_in_bfloat16:
+            return self.bfloat16_in_blocks
+        return dropout > 0 or (gradient and queries < 768 and keys <= 256)
+
+    @property
     def onednn_is_faster(self) -> bool:
         """Whether MKL is slow in float32: it uses AVX-512 on Intel's processors only."""
         return self.vectors == "AVX512" and self.has_mkl and torch.float32 in self.onednn and not self.is_intel

@@ -36,10 +36,10 @@ def attention(
 ) -> Float[Tensor, "batch heads query_len head_dim"]:
     """softmax(Q·Kᵀ/√d)·V, without the whole query_len × keys matrix in memory.
 
-    On CPUs with bfloat16 instructions, torch's flash attention does not use them for the products, but batched products
-    do. There are few slots, so all scores of a block of queries fit in the cache. They are rounded to bfloat16 before
-    the softmax, as in eager attention; flash attention keeps them in float32. In a format that the processor has no
-    instructions for, computes in float32 and rounds once.
+    In bfloat16, batched products over blocks of queries may be faster on CPUs than torch's flash attention
+    (`Processor.attends_in_blocks`). There are few slots, so all scores of a block fit in the cache. They are rounded to
+    bfloat16 before the softmax, as in eager attention; flash attention keeps them in float32. In a format that the
+    processor has no instructions for, computes in float32 and rounds once.
 
     Args:
         query: Queries.
@@ -54,7 +54,7 @@ def attention(
         query, key, value = in_float32(query, key, value)
         mask = mask if mask is None or mask.dtype == torch.bool else mask.float()
         return attention(query, key, value, mask, dropout=dropout, few_keys=few_keys).to(dtype)
-    if not (few_keys and _attends_in_blocks(query, key, value) and 0 <= dropout < 1):
+    if not (few_keys and 0 <= dropout < 1 and _attends_in_blocks(query, key, value, dropout)):
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
     drop = Dropout.of(dropout) if dropout else None
     if needs_gradient(query, key, value, mask):
@@ -71,14 +71,16 @@ def arranged(
     return key.contiguous(), value.contiguous()
 
 
-def _attends_in_blocks(query: Tensor, key: Tensor, value: Tensor) -> bool:
+def _attends_in_blocks(query: Tensor, key: Tensor, value: Tensor, dropout: float = 0.0) -> bool:
     return (
         not must_be_plain()
         and query.dtype == key.dtype == value.dtype == torch.bfloat16
         and all(map(is_ordinary, (query, key, value)))
         and (not torch.is_autocast_enabled("cpu") or torch.get_autocast_dtype("cpu") == torch.bfloat16)
         and bool(torch.backends.mkldnn.enabled)
-        and Processor.here().bfloat16_in_blocks
+        and Processor.here().attends_in_blocks(
+            query.shape[-2], key.shape[-2], dropout=dropout, gradient=needs_gradient(query, key, value)
+        )
     )
 
 
@@ -137,6 +139,8 @@ class _BlockAttention(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(query, key, value, mask)
         ctx.drop = drop
+        if drop is None and Processor.here().flash_in_bfloat16:
+            return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
         return _block_attention(query, key, value, mask, drop)
 
     @staticmethod
