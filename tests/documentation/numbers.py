@@ -297,8 +297,8 @@ def passages(page: str) -> tuple[list[tuple[str, Any]], list[str]]:
 
 
 def prose(text: str) -> str:
-    """A page without blocks of code and tables that other tests make, in one line."""
-    text = re.sub(r"```.*?```", " ", text, flags=re.DOTALL)
+    """A page without front matter, blocks of code, and tables that other tests make, in one line."""
+    text = re.sub(r"\A---\n.*?\n---\n|```.*?```", " ", text, flags=re.DOTALL)
     text = re.sub(r"<!-- (?:rows|tables) of .*?<!-- end -->", " ", text, flags=re.DOTALL)
     text = re.sub(r"^#+ .*$", " ", text, flags=re.MULTILINE)
     return re.sub(r"\s+", " ", text)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import pytest
 
+from linformer_kit.linearized.adapter import CARD, shipped_adapters
 from tests.documentation import numbers
-from tests.documentation.pages import PAGES, ROOT
+from tests.documentation.pages import PAGES
 
 # What was tried, as it was noted then; the page says so.
 WITHOUT_RESULTS = {"log.md"}
-CHECKED = sorted({*PAGES} - WITHOUT_RESULTS)
+CARDS = {name: folder / CARD for name, folder in shipped_adapters().items()}
+CHECKED = {name: path for name, path in (PAGES | CARDS).items() if name not in WITHOUT_RESULTS}
 
 
-@pytest.mark.parametrize("page", CHECKED)
+@pytest.mark.parametrize("page", sorted(CHECKED))
 def test_every_measured_number_is_in_a_result(page):
-    path = ROOT / page if page == "README.md" else ROOT / "docs" / page
-    text = numbers.prose(path.read_text(encoding="utf-8"))
+    text = numbers.prose(CHECKED[page].read_text(encoding="utf-8"))
     measured, others = numbers.passages(page)
     wrong = [numbers.wrong_numbers(passage, expressions) for passage, expressions in measured if passage in text]
     assert not [line for line in wrong if line]
