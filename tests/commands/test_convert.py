@@ -28,6 +28,7 @@ from linformer_kit.interop.convert import convert
 from linformer_kit.settings import ConvertSettings
 from tests.conftest import fail
 from tests.interop.checkpoints.test_encoders import source
+from tests.interop.checkpoints.test_own import transformer
 from tests.reference import fairseq_linformer as official
 
 
@@ -62,6 +63,18 @@ def test_a_longer_model(tmp_path):
     main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours"), *arguments])
     model = AutoModelForMaskedLM.from_pretrained(tmp_path / "ours")
     assert model(torch.full((1, 111), 5)).logits.isfinite().all()
+
+
+def test_a_transformer_of_this_package(tmp_path, capsys):
+    transformer(tmp_path / "theirs", vocab_size=53)
+    save_tokenizer(tmp_path / "theirs")
+    arguments = ["--projected_dim", "7", "--max_position_embeddings", "62", "--resize_mode", "interpolate"]
+    main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours"), *arguments])
+    assert "n 62, k 7" in capsys.readouterr().out
+    model = AutoModelForMaskedLM.from_pretrained(tmp_path / "ours")
+    assert model(torch.full((1, 62), 5)).logits.isfinite().all()
+    assert AutoTokenizer.from_pretrained(tmp_path / "ours").model_max_length == 62
+    assert damage(tmp_path / "ours") is None
 
 
 def test_a_fairseq_file(tmp_path, capsys):
@@ -103,13 +116,15 @@ def test_a_fairseq_file(tmp_path, capsys):
             ["SOURCE", "OUT", "--max_position_embeddings", "5"],
             "max_position_embeddings: expected at least 37 for mode extend",
         ),
-        (["OTHER", "OUT"], "expected a model of type roberta, xlm-roberta, camembert, bert, got distilbert"),
+        (["OTHER", "OUT"], "expected a model of type roberta, xlm-roberta, camembert, bert, linformer, got distilbert"),
+        (["LINEAR", "OUT"], "source: expected a model with full attention, got a Linformer in"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(arguments, message, tmp_path, capsys):
     source("BertForMaskedLM", tmp_path / "SOURCE")
     source("DistilBertForMaskedLM", tmp_path / "OTHER", dim=33, n_heads=3, hidden_dim=29, n_layers=2)
     source("BertForMaskedLM", tmp_path / "BROKEN")
+    transformer(tmp_path / "LINEAR", attention="linformer", projected_dim=7)
     (tmp_path / "BROKEN" / "tokenizer.json").write_text("{")
     torch.save(official.checkpoint("headwise"), tmp_path / "FILE")
     save_tokenizer(tmp_path / "LARGE", 54)

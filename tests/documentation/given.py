@@ -139,13 +139,17 @@ def _fairseq(path: Path) -> None:
         torch.save(fairseq_linformer.checkpoint("headwise"), path)
 
 
-def _linformer(folder: Path) -> None:
+def _linformer(folder: Path, **fields: object) -> None:
     """The model that an earlier page pretrains."""
     tokenizer = _tokenizer()
     sizes = {**_SIZES, "vocab_size": len(tokenizer), "max_position_embeddings": LENGTH, "projected_dim": LENGTH // 4}
     torch.manual_seed(0)
-    LinformerForMaskedLM(LinformerConfig(**sizes)).save_pretrained(folder)
+    LinformerForMaskedLM(LinformerConfig(**sizes, **fields)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def _transformer(folder: Path) -> None:
+    _linformer(folder, attention="full")
 
 
 def _classifier(folder: Path) -> None:
@@ -180,6 +184,7 @@ _WRITERS: dict[str, Callable[[Path], None]] = {
     "my-bert": _encoder("BertForPreTraining"),
     "linformer_roberta_base.pt": _fairseq,
     "my-model": _linformer,
+    "my-transformer": _transformer,
     "my-classifier": _classifier,
     "articles": _articles,
     "articles.jsonl": _articles_in_lines,

@@ -55,7 +55,7 @@ NOT_RUN = {
 # What the reader of a page is supposed to have: encoders of the hub, and files of their own.
 GIVEN = {
     "README.md": ("sentence-transformers/all-MiniLM-L6-v2", "reviews.csv", "new-reviews.csv"),
-    "convert.md": ("FacebookAI/roberta-base", "my-bert", "linformer_roberta_base.pt", "article.txt"),
+    "convert.md": ("FacebookAI/roberta-base", "my-bert", "my-transformer", "linformer_roberta_base.pt", "article.txt"),
     "efficiency.md": ("my-model", "roberta-base", "tasks", "articles", "my-bert"),
     "export.md": ("my-classifier", "reviews.csv"),
     "finetuning.md": (

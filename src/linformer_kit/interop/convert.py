@@ -16,6 +16,7 @@ from linformer_kit.files.writing import whole_folder
 from linformer_kit.interop.checkpoints import bert, roberta
 from linformer_kit.interop.checkpoints.build import Converted, resize
 from linformer_kit.interop.checkpoints.fairseq import convert_fairseq
+from linformer_kit.interop.checkpoints.own import convert_own
 from linformer_kit.interop.checkpoints.sentences import sentence_files, write_files
 from linformer_kit.interop.loading import TOKENIZER_FILES, auto_class_of, load_pretrained
 from linformer_kit.linearized.classes import MODEL_TYPE, LinearizedModel
@@ -84,7 +85,10 @@ def _load(settings: ConvertSettings) -> Converted:
     fields: dict[str, Any] = {name: value for name in names if (value := getattr(settings, name)) is not None}
     if settings.attention == "full" and (unused := [name for name in _OF_SLOTS if name in fields]):
         raise InputError(f"{unused[0]}: expected none with full attention, got {fields[unused[0]]!r}")
-    if _model_type(settings.source) == MODEL_TYPE:
+    model_type = _model_type(settings.source)
+    if model_type == LinformerConfig.model_type:
+        return convert_own(settings.source, fields, settings.resize_mode)
+    if model_type == MODEL_TYPE:
         for name in _OF_NEW_PROJECTIONS:
             if name in fields:
                 raise InputError(f"{name}: expected none for a model that is linear already, got {fields[name]!r}")
@@ -117,11 +121,12 @@ def _is_fairseq(source: str) -> bool:
 
 
 def _model_type(source: str) -> str:
-    known = (*roberta.MODEL_TYPES, *bert.MODEL_TYPES)
+    known = (*roberta.MODEL_TYPES, *bert.MODEL_TYPES, LinformerConfig.model_type)
     found = roberta.base_model_type(source)
     if found not in known:
-        hint = "; --in_place takes other types too" if found != LinformerConfig.model_type else ""
-        raise InputError(f"{source}: expected a model of type {', '.join(known)}, got {found}{hint}")
+        raise InputError(
+            f"{source}: expected a model of type {', '.join(known)}, got {found}; --in_place takes other types too"
+        )
     return roberta.model_type(source)
 
 

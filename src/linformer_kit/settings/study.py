@@ -19,7 +19,9 @@ class LearningSettings:
         base: Settings of `linformer pretrain` for all trainings, as a YAML file; single ones are --base.NAME.
         cells: Conditions of the study, by name: settings that differ from base; `english: true` uses english_file.
         variants: Variants to compare, by name: settings that differ. `after: NAME` continues from the model of another
-            variant; a variant may have its own `minutes`, and a selection of the `cells`, `learning_rates` and `seeds`.
+            variant; with settings of the model beside it, a model with full attention is first converted: its weights
+            are kept, its positions resized, and E and F are new. A variant may have its own `minutes`, and a selection
+            of the `cells`, `learning_rates` and `seeds`.
         baseline: The variant that the others are compared with.
         learning_rates: Learning rates to try; each variant uses the one with the lowest loss in the trainings of
             `tune`.

@@ -82,8 +82,9 @@ class ConvertSettings:
     """Conversion of a checkpoint to a Linformer.
 
     Attributes:
-        source: Folder or hub id of a RoBERTa or BERT (or of one linearised with in_place), or a fairseq Linformer or
-            RoBERTa file (.pt); with in_place: any encoder that uses transformers' attention interface.
+        source: Folder or hub id of a RoBERTa or BERT (or of one linearised with in_place), or of a model of this
+            package with full attention, or a fairseq Linformer or RoBERTa file (.pt); with in_place: any encoder that
+            uses transformers' attention interface.
         out: New folder for the Linformer and its tokenizer.
         in_place: Keep the model's class and replace only its attention; false: make a model of this package, which is
             faster.

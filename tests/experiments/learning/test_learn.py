@@ -287,6 +287,32 @@ def test_a_variant_may_have_fewer_cells(corpus, untrained, drawn, tmp_path):
     assert all(f"<!-- {label} -->" in svg for label in labels) and svg.count("(54.6) -->") == 3
 
 
+def test_variants_converted_from_one_with_full_attention(corpus, tmp_path, here):
+    """Once trained in its only cell, with its weights and E and F as new, at the length of each cell."""
+    variants = {
+        "full": {"model.attention": "full", "cells": ["short"]},
+        "ours": {"after": "full", "model.projected_dim": 5, "cells": ["short", "lo/ng"], "max_steps": 2},
+        "theirs": {"after": "full", "model.attention": "full", "cells": ["lo/ng"], "max_steps": 2},
+    }
+    settings = study(corpus, variants=variants, learning_rates=[1e-3], seeds=[1])
+    learn.learn(dataclasses.replace(settings, output_dir=str(tmp_path / "out")))
+    assert len(here) == len(set(here)) == 4
+    started, *others = here
+    for name in others:
+        folder = tmp_path / "out" / "trials" / name
+        model, begun = (lk.LinformerForMaskedLM.from_pretrained(path) for path in (folder, folder / "start"))
+        assert model.config.attention == ("full" if "theirs" in name else "linformer")
+        assert model.config.max_position_embeddings == (29 if "lo_ng" in name else 23)
+        assert model.config.attention == "full" or model.config.projected_dim == 5
+        source = lk.LinformerForMaskedLM.from_pretrained(tmp_path / "out" / "trials" / started).state_dict()
+        kept = {key for key, tensor in begun.state_dict().items() if key in source and tensor.equal(source[key])}
+        positions = set() if "short" in name else {"linformer.embeddings.position_embeddings.weight"}
+        assert kept == source.keys() - positions
+    entries = {entry["name"]: entry for entry in results_of(tmp_path / "out")["trials"]}
+    assert {entries[name]["before"] for name in others} == {started}
+    assert all(entries[name]["curve"][0][1] < entries[started]["curve"][0][1] for name in others)
+
+
 @pytest.mark.parametrize(
     ("variants", "message"),
     [
@@ -309,6 +335,10 @@ def test_a_variant_may_have_fewer_cells(corpus, untrained, drawn, tmp_path):
         (
             {"full": {}, "more": {"after": "one"}, "one": {"seeds": [2]}, "most": {"after": "one", "seeds": [1]}},
             "variants.most.seeds: expected some of [2], those of one, got [1]",
+        ),
+        (
+            {"full": {"model.attention": "full"}, "more": {"after": "full", "model.projected_dim": 5, "resize_to": 46}},
+            "resize_to: expected none where the model is converted (to its cell's n), got 46",
         ),
         ({"full": {"seeds": [1]}}, "variants.full.seeds: expected all of [1, 2] for the baseline, got [1]"),
     ],
@@ -635,8 +665,8 @@ def test_studies_refused(corpus, tmp_path, changes, message):
         ({"after": "full", "learning_rates": [1e-3]}, "variants: expected `after` without cycles, got a cycle"),
         ({"after": "c"}, "variants.full.learning_rates: expected one, with `after`, got [0.001, 0.01]"),
         (
-            {"after": "c", "learning_rates": [1e-3], "model.hidden_size": 66},
-            "variants.full: expected no setting of the model (it is that of `after`), got model.hidden_size",
+            {"after": "c", "learning_rates": [1e-3], "model.projected_dim": 5},
+            "variants.full.after: expected a variant with full attention, as this one has settings of the model, got c",
         ),
         ({"resize_to": 46}, "resize_to: expected none without `after`, got 46"),
         ({"elastic_projected_dims": [8]}, "elastic_projected_dims: expected one or more, each 1 to 7"),

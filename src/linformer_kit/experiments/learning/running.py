@@ -25,6 +25,8 @@ from linformer_kit.errors import InputError
 from linformer_kit.experiments.learning.short_texts import short_text_losses
 from linformer_kit.experiments.learning.trials import Trial
 from linformer_kit.experiments.measure import PeakMemory, synchronize
+from linformer_kit.files.writing import whole_folder
+from linformer_kit.interop.checkpoints.own import convert_own
 from linformer_kit.models.heads import LinformerForMaskedLM
 from linformer_kit.settings import PretrainSettings
 from linformer_kit.training import pretrain
@@ -33,6 +35,8 @@ from linformer_kit.training.memory import keep_freed_memory
 from linformer_kit.training.metrics import mean_token_loss
 
 _TRIALS_FOLDER = "trials"
+_OF_TOKENIZER = ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")
+_CONVERTED_FOLDER = "start"  # in the folder of a trial: the model that it continues, converted
 _TIMED_UPDATES, _WARM_UPDATES = 20, 5
 
 
@@ -63,7 +67,7 @@ def run_trial(
     place.mkdir(parents=True, exist_ok=True)
     with (place / "log.txt").open("a", encoding="utf-8") as log, contextlib.redirect_stderr(log):
         settings = dataclasses.replace(
-            trial.settings, output_dir=str(place), resume=True, from_model=_before(trial, folder)
+            trial.settings, output_dir=str(place), resume=True, from_model=_before(trial, folder, place)
         )
         results, _ = pretrain.pretrain(settings)
         (model,) = results["models"].values()
@@ -91,15 +95,15 @@ def cost_of_update(trial: Trial, folder: Path, threads: int) -> UpdateCost:
     """
     _configure_worker(threads)
     updates = _WARM_UPDATES + _TIMED_UPDATES
-    settings = dataclasses.replace(
-        trial.settings,
-        from_model=_before(trial, folder),
-        max_steps=updates,
-        warmup_steps=1,
-        eval_steps=updates + 1,
-        save_steps=updates + 1,
-    )
     with tempfile.TemporaryDirectory() as temporary, contextlib.redirect_stderr(io.StringIO()):
+        settings = dataclasses.replace(
+            trial.settings,
+            from_model=_before(trial, folder, Path(temporary)),
+            max_steps=updates,
+            warmup_steps=1,
+            eval_steps=updates + 1,
+            save_steps=updates + 1,
+        )
         settings, model = pretrain.starting_from(settings)
         data = load_masked_text(settings)
         if model is None:
@@ -144,9 +148,24 @@ class _Meter:
         return (end - start for start, end in itertools.pairwise(self._ends))
 
 
-def _before(trial: Trial, folder: Path) -> str | None:
-    """The folder of the model that a trial continues."""
-    return None if trial.before is None else str((folder / _TRIALS_FOLDER / trial.before).resolve())
+def _before(trial: Trial, folder: Path, place: Path) -> str | None:
+    """The folder of the model that a trial continues; a converted one is saved below `place`."""
+    if trial.before is None:
+        return None
+    before = (folder / _TRIALS_FOLDER / trial.before).resolve()
+    if not trial.converts:
+        return str(before)
+    converted = place.resolve() / _CONVERTED_FOLDER
+    if not converted.exists():
+        transformers.set_seed(trial.settings.seed)
+        fields = dataclasses.asdict(trial.settings.model)
+        for name in _OF_TOKENIZER:
+            del fields[name]
+        model = convert_own(str(before), fields, trial.settings.resize_mode).model
+        with whole_folder(converted) as made:
+            model.save_pretrained(made)
+            load_tokenizer(str(before), max_length=model.config.max_position_embeddings).save_pretrained(made)
+    return str(converted)
 
 
 def _finite(loss: float) -> float | None:

@@ -15,7 +15,7 @@ from linformer_kit.errors import InputError
 from linformer_kit.experiments.experiment import require
 from linformer_kit.report.base import file_name
 from linformer_kit.settings import ModelSettings, PretrainSettings, names_only, portable
-from linformer_kit.settings.study import LearningSettings
+from linformer_kit.settings.study import LearningSettings, cells_of
 from linformer_kit.training import pretrain
 from linformer_kit.training.identity import defaults
 
@@ -44,6 +44,7 @@ class Trial:
         seed: Seed of all random numbers.
         minutes: Training time, which determines the number of updates; None: as many updates as in `settings`.
         before: Name of the trial whose model it continues.
+        converts: Whether that model, which has full attention, is first converted to the model of `settings`.
         kind: Identifies cell and variant with their settings; the same for other learning rates and seeds.
         name: Unique name of its folder.
         settings: Settings of `linformer pretrain`.
@@ -55,6 +56,7 @@ class Trial:
     seed: int
     minutes: float | None
     before: str | None
+    converts: bool
     kind: str
     name: str
     settings: PretrainSettings = dataclasses.field(repr=False)
@@ -85,11 +87,16 @@ def make_trial(
         for name, value in changes.items():
             _change(fields, name, value, owner)
     after = own["after"]
-    before = None if after is None else make_trial(study, cell, after, rates[after], seed, rates).name
+    before, converts = None, after is not None and has_model_of_its_own(what)
+    if after is not None:
+        there = cells_of(dataclasses.asdict(study), after)
+        before = make_trial(study, cell if cell in there else there[0], after, rates[after], seed, rates).name
     minutes = study.minutes if own["minutes"] is None else own["minutes"]
     settings = _parsed(fields, f"cells.{cell}, variants.{variant}")
     slug = f"{file_name(cell)}-{file_name(variant)}"
     content = {**dataclasses.asdict(settings), "cell": cell, "variant": variant, "minutes": minutes, "after": after}
+    if converts:
+        content["converts"] = True
     return Trial(
         cell=cell,
         variant=variant,
@@ -97,6 +104,7 @@ def make_trial(
         seed=seed,
         minutes=minutes,
         before=before,
+        converts=converts,
         kind=f"{slug}-{_digest(content)}",
         name=f"{slug}-lr{learning_rate:g}-seed{seed}-{_digest({**content, 'before': before})}",
         settings=dataclasses.replace(settings, learning_rate=learning_rate, seed=seed),
@@ -111,9 +119,15 @@ def recorded_study(study: LearningSettings) -> dict[str, Any]:
 def check_trial(trial: Trial) -> None:
     """Raise the errors of the training that can be found without data and without the previous trial."""
     settings = trial.settings
-    pretrain.check(settings if trial.before is None else dataclasses.replace(settings, elastic_projected_dims=None))
-    fits = trial.before is not None or settings.resize_to is None
-    require(fits, "resize_to", "none without `after`", settings.resize_to)
+    known = trial.before is None or trial.converts  # the settings are those of the model
+    pretrain.check(settings if known else dataclasses.replace(settings, elastic_projected_dims=None))
+    expected = "none without `after`" if trial.before is None else "none where the model is converted (to its cell's n)"
+    require(not known or settings.resize_to is None, "resize_to", expected, settings.resize_to)
+
+
+def has_model_of_its_own(what: dict[str, Any]) -> bool:
+    """Whether the changes of a variant change the model."""
+    return any(str(name).startswith("model.") for name in what)
 
 
 def timed(trial: Trial, seconds: float) -> Trial:

@@ -1,0 +1,45 @@
+"""Give a trained Transformer of this package, a model with full attention, other attention: E and F are new."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from linformer_kit.errors import InputError, renamed
+from linformer_kit.interop.checkpoints.build import Converted, build_model, resize
+from linformer_kit.interop.loading import auto_class_of, load_pretrained
+from linformer_kit.models.configuration import LinformerConfig
+from linformer_kit.settings import ResizeMode
+
+_KIND = "a model of this package"
+# Fields that say nothing in a model with full attention, so its values do not count.
+_OF_SLOTS = ("projected_dim", "sharing", "projection", "projection_initializer", "shorter_input")
+
+
+def convert_own(source: str, fields: Mapping[str, Any], resize_mode: ResizeMode) -> Converted:
+    """Make a Linformer of a Transformer of this package, with all of its weights.
+
+    Args:
+        source: Folder or hub id.
+        fields: Fields of `LinformerConfig` that differ from the source's; attention is `linformer` unless given.
+        resize_mode: How positions are resized for another max_position_embeddings.
+
+    Returns:
+        The model, in evaluation mode, of the source's class; if its attention is linear, E and F are those of a new
+        model.
+
+    Raises:
+        InputError: for a source that is incomplete or a Linformer already, and for fields that do not fit its weights.
+    """
+    with renamed("model", "source"):
+        model: Any = load_pretrained(source, auto_class_of(source, _KIND), _KIND)
+    if model.config.attention != "full":
+        raise InputError(f"source: expected a model with full attention, got a Linformer in {source}")
+    longest = fields.get("max_position_embeddings")
+    if longest is not None and longest != model.config.max_position_embeddings:
+        resize(model, longest, resize_mode)  # now, so that E and F start as in any model of the new length
+    usual = LinformerConfig()
+    new: dict[str, Any] = {name: getattr(usual, name) for name in _OF_SLOTS}
+    new["projected_dim"] = min(usual.projected_dim, model.config.max_position_embeddings)
+    config = LinformerConfig.from_dict(model.config.to_dict() | new | {"attention": "linformer"} | dict(fields))
+    return Converted(build_model(type(model), config, model.state_dict(), source, new_projections=True), [])
