@@ -13,10 +13,14 @@ from transformers import PreTrainedTokenizerBase
 
 from linformer_kit.data.masking import MaskedBlocks, shuffled_blocks
 from linformer_kit.data.packing import StreamedBlocks
-from linformer_kit.models.heads import LinformerForMaskedLM, labelled_positions
+from linformer_kit.models.heads import LinformerForMaskedLM
 from linformer_kit.settings import IGNORED_LABEL
 from linformer_kit.training.metrics import masked_token_losses
 from linformer_kit.training.tasks.base import Batch, Task
+
+# The head runs on a multiple of this number of tokens. With another number in each update, logits of ever new sizes
+# would leave gaps in the memory of the process, which would grow to several times what it uses.
+_PREDICTED = 256
 
 
 class MaskedLanguageModel(Task):
@@ -64,8 +68,8 @@ class MaskedLanguageModel(Task):
         return (batch["labels"] != IGNORED_LABEL).sum()
 
     def forward(self, batch: Batch, labels: Tensor | None) -> Tensor:
-        """Mean negative log-likelihood of the masked tokens; the head runs on these only."""
-        positions = labelled_positions(batch["labels"])
+        """Mean negative log-likelihood of the masked tokens; the head runs on these and few others."""
+        positions = _predicted_positions(batch["labels"])
         return self.model(**batch, predicted_positions=positions, num_items_in_batch=labels).loss
 
     def measure(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -83,3 +87,10 @@ class MaskedLanguageModel(Task):
 def drawn_projected_dim(dims: Sequence[int], *, seed: int, update: int) -> int:
     """The number of slots of an update: a pure function, so the same in every process and after a resume."""
     return dims[int(np.random.default_rng([seed, update]).integers(len(dims)))]
+
+
+def _predicted_positions(labels: Tensor) -> Tensor:
+    """Indices of the labelled tokens in the flattened batch, then of some others up to a multiple of `_PREDICTED`."""
+    ignored = (labels == IGNORED_LABEL).flatten()
+    count = ignored.numel() - int(ignored.sum())
+    return ignored.argsort(stable=True)[: -(-count // _PREDICTED) * _PREDICTED]
