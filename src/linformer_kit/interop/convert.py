@@ -1,4 +1,4 @@
-"""Convert a pretrained checkpoint of another library to a Linformer."""
+"""Convert a pretrained checkpoint, of another library or with full attention, to a Linformer."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from linformer_kit import (
     LinformerConfig,
     LinformerForMaskedLM,
     LinformerForSequenceClassification,
+    LinformerModel,
 )
 from linformer_kit.interop.checkpoints.own import convert_own
 from tests.conftest import SHARINGS, randomise
@@ -75,9 +76,26 @@ def test_a_classifier_keeps_its_head(tmp_path):
 
 
 def test_the_source_s_values_for_slots_do_not_count(tmp_path):
-    transformer(tmp_path, projected_dim=3, sharing="layerwise", projection="mean_pool")
-    config = convert_own(str(tmp_path), {}, "extend").model.config
-    assert (config.projected_dim, config.sharing, config.projection) == (31, "headwise", "linear")
+    values = {
+        "projected_dim": 3,
+        "sharing": "layerwise",
+        "projection": "mean_pool",
+        "shorter_input": "stretch",
+        "bias_order": "after_projection",
+        "sliding_window": 8,
+        "global_tokens": 2,
+        "slot_exponent": 1.0,
+    }
+    transformer(tmp_path, **values)
+    config, new = convert_own(str(tmp_path), {}, "extend").model.config, LinformerConfig(**SIZES, projected_dim=31)
+    assert all(getattr(config, name) == getattr(new, name) for name in values)
+
+
+def test_an_encoder_without_its_pooler(tmp_path):
+    transformer(tmp_path, LinformerModel, pooler=True)
+    converted = convert_own(str(tmp_path), {"projected_dim": 7}, "extend")
+    assert converted.model(torch.full((1, 31), 5))[0].isfinite().all() and not converted.model.config.pooler
+    assert converted.left_out == ["pooler.weight", "pooler.bias"]
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,85 @@
-"""The head runs on the masked tokens, and on so many others that the sizes of tensors repeat."""
+"""Masked language modelling: an exact loss over masked tokens only, and new masks in each epoch."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils.data import default_collate
 
 from linformer_kit import LinformerConfig, LinformerForMaskedLM
 from linformer_kit.settings import IGNORED_LABEL
+from linformer_kit.training.metrics import masked_token_losses
 from linformer_kit.training.tasks import masked_language_model
+from linformer_kit.training.tasks.masked_language_model import drawn_projected_dim
 from tests.conftest import randomise
+from tests.training.conftest import SEQ_LEN, TRAIN, VALIDATION
+
+
+def test_the_head_runs_on_masked_tokens_and_few_others(build, monkeypatch):
+    monkeypatch.setattr(masked_language_model, "_PREDICTED", 5)
+    training, seen = build(updates=2, evaluate_every=99), []
+    training.task.model.lm_head.register_forward_pre_hook(
+        lambda head, given: seen.append(given[0].shape) if head.training else None
+    )
+    training.run()
+    masked = [int((training.task.train_items[index]["labels"] != -100).sum()) for index in range(TRAIN)]
+    assert len(seen) == 2 and all(len(shape) == 2 and shape[0] % 5 == 0 for shape in seen)
+    assert max(shape[0] for shape in seen) < 4 * max(masked) + 5 < 4 * SEQ_LEN
+
+
+def test_the_loss_is_a_sum_over_masked_tokens_by_all_of_the_update(masked):
+    task = masked({"hidden_dropout_prob": 0.0})
+    batch = default_collate([task.train_items[index] for index in range(5)])
+    sums, counts = task.measure(batch)
+    assert int(task.labels(batch)) == int(counts.sum()) == int((batch["labels"] != -100).sum())
+    assert task(batch, torch.tensor(1000)).item() == pytest.approx(sums.sum().item() / 1000, rel=1e-5)
+
+
+def test_validation_loss_is_the_mean_over_all_tokens(build):
+    training = build(per_device_eval_batch_size=3)
+    batch = default_collate([training.task.validation_items[index] for index in range(VALIDATION)])
+    with torch.no_grad():
+        sums, counts = masked_token_losses(training.task.model.eval(), batch["input_ids"], batch["labels"])
+    assert len(set(counts.tolist())) > 1, "else a mean of means would pass"
+    found = training.task.metrics(*training.measure())
+    assert found == {"loss": pytest.approx((sums.sum() / counts.sum()).item(), rel=1e-6)}
+
+
+def test_every_epoch_has_its_own_order_and_masks(build):
+    training = build(updates=10, evaluate_every=99)
+    seen: list[torch.Tensor] = []
+    forward = training.task.forward
+    training.task.forward = lambda batch, labels: (seen.append(batch["labels"]), forward(batch, labels))[1]
+    training.run()
+    rows = torch.cat(seen)
+    assert len(rows) == 2 * TRAIN
+    first, second = ({tuple(row.tolist()) for row in part} for part in (rows[:TRAIN], rows[TRAIN:]))
+    assert len(first) == TRAIN and not first & second
+    items = training.task.train_items
+    assert second == {tuple(items[(1, index)]["labels"].tolist()) for index in range(TRAIN)}
+
+
+def test_a_drawn_number_of_slots_depends_on_seed_and_update_alone():
+    dims = [32, 16, 8]
+    first = [drawn_projected_dim(dims, seed=1, update=update) for update in range(300)]
+    assert first == [drawn_projected_dim(dims, seed=1, update=update) for update in range(300)]
+    assert first != [drawn_projected_dim(dims, seed=2, update=update) for update in range(300)]
+    assert all(70 < first.count(dim) < 130 for dim in dims)
+
+
+def test_updates_draw_slots_and_evaluation_has_all(masked):
+    task = masked(elastic_projected_dims=[7, 3, 2])
+    attention = task.model.linformer.encoder.attentions[0]
+    for update in range(11):
+        task.begin(update)
+        assert attention.projected_dim == drawn_projected_dim([7, 3, 2], seed=5, update=update)
+        task.begin(None)
+        assert attention.projected_dim in (None, 7)
+
+
+def test_what_people_read(masked):
+    assert masked().describe({"loss": 2.0}) == "validation loss 2.000 nats, perplexity 7.4"
+    assert masked().describe({"loss": 1e9}).startswith("validation loss 1000000000.000 nats"), "no overflow"
 
 
 @pytest.mark.parametrize("count", [0, 1, 255, 256, 257, 600])

@@ -181,7 +181,7 @@ def _digest(content: dict[str, Any]) -> str:
     usual, usual_model = defaults(PretrainSettings) | _FIRST_DEFAULTS, defaults(ModelSettings) | _FIRST_MODEL_DEFAULTS
     said = {name: value for name, value in content.items() if value != usual.get(name)}
     said["model"] = {name: value for name, value in content["model"].items() if value != usual_model[name]}
-    resized = content["resize_to"] is not None
+    resized = content["resize_to"] is not None or "converts" in content
     for name in ("cache_dir", *_RESERVED, *(() if resized else ("resize_mode",))):
         said.pop(name, None)
     said |= {name: names_only(said[name]) for name in _PATHS if name in said}

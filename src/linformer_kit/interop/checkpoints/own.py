@@ -13,7 +13,10 @@ from linformer_kit.settings import ResizeMode
 
 _KIND = "a model of this package"
 # Fields that say nothing in a model with full attention, so its values do not count.
-_OF_SLOTS = ("projected_dim", "sharing", "projection", "projection_initializer", "shorter_input")
+_WITHOUT_MEANING = (
+    *("projected_dim", "sharing", "projection", "projection_initializer", "shorter_input"),
+    *("bias_order", "sliding_window", "global_tokens", "slot_exponent"),
+)
 
 
 def convert_own(source: str, fields: Mapping[str, Any], resize_mode: ResizeMode) -> Converted:
@@ -39,7 +42,10 @@ def convert_own(source: str, fields: Mapping[str, Any], resize_mode: ResizeMode)
     if longest is not None and longest != model.config.max_position_embeddings:
         resize(model, longest, resize_mode)  # now, so that E and F start as in any model of the new length
     usual = LinformerConfig()
-    new: dict[str, Any] = {name: getattr(usual, name) for name in _OF_SLOTS}
+    new: dict[str, Any] = {name: getattr(usual, name) for name in _WITHOUT_MEANING}
     new["projected_dim"] = min(usual.projected_dim, model.config.max_position_embeddings)
-    config = LinformerConfig.from_dict(model.config.to_dict() | new | {"attention": "linformer"} | dict(fields))
-    return Converted(build_model(type(model), config, model.state_dict(), source, new_projections=True), [])
+    # An encoder without a head is read without its pooler.
+    kept = model.config.to_dict() | new | {"attention": "linformer", "pooler": False}
+    config = LinformerConfig.from_dict(kept | dict(fields))
+    left_out = ["pooler.weight", "pooler.bias"] if model.config.pooler else []
+    return Converted(build_model(type(model), config, model.state_dict(), source, new_projections=True), left_out)

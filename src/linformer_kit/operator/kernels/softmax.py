@@ -177,7 +177,7 @@ class _BlockAttention(torch.autograd.Function):
 
 def _score_blocks(query: Tensor, keys: int) -> Iterator[tuple[slice, slice]]:
     batch, heads, length, _ = query.shape
-    return blocks(batch, length, max(1, _SCORES // (heads * keys)))
+    return blocks(batch, length, max(1, _SCORES // max(1, heads * keys)))
 
 
 def hide(
@@ -200,13 +200,15 @@ def bias_gradient(mask: Tensor | None, needed: bool) -> Tensor | None:
 
 
 def add_to_bias(
-    of_bias: Float[Tensor, "batch_or_1 heads 1 keys"] | None,
+    of_bias: Float[Tensor, "batch_or_1 heads_or_1 1 keys"] | None,
     of_scores: Float[Tensor, "samples heads rows keys"],
     samples: slice,
 ) -> None:
     """Add the gradient of a block of scores to that of the numbers added to them."""
     if of_bias is not None:
         part = of_scores.sum(2, keepdim=True, dtype=of_bias.dtype)
+        if of_bias.shape[1] == 1:
+            part = part.sum(1, keepdim=True)
         if len(of_bias) == 1:
             of_bias += part.sum(0)
         else:
