@@ -297,6 +297,9 @@ def test_variants_converted_from_one_with_full_attention(corpus, tmp_path, here)
     settings = study(corpus, variants=variants, learning_rates=[1e-3], seeds=[1])
     learn.learn(dataclasses.replace(settings, output_dir=str(tmp_path / "out")))
     assert len(here) == len(set(here)) == 4
+    one, other = (study(corpus, variants=variants, base={"resize_mode": mode}) for mode in ("extend", "interpolate"))
+    kinds = [{trial.kind for trial in checks.one_of_each_kind(each)} for each in (one, other)]
+    assert len(kinds[0] & kinds[1]) == 1  # the model that is converted
     started, *others = here
     for name in others:
         folder = tmp_path / "out" / "trials" / name
@@ -335,6 +338,25 @@ def test_variants_converted_from_one_with_full_attention(corpus, tmp_path, here)
         (
             {"full": {}, "more": {"after": "one"}, "one": {"seeds": [2]}, "most": {"after": "one", "seeds": [1]}},
             "variants.most.seeds: expected some of [2], those of one, got [1]",
+        ),
+        (
+            {"full": {"model.attention": "full"}, "more": {"after": "full", "model.hidden_size": 66}},
+            "variants.more.model.hidden_size: expected 33, as `after` has, got 66",
+        ),
+        (
+            {
+                "full": {"model.attention": "full"},
+                "more": {"after": "full", "model.max_position_embeddings": 11, "resize_mode": "extend"},
+            },
+            "variants.more.model.max_position_embeddings: expected 23 or more with resize_mode extend, got 11",
+        ),
+        (
+            {
+                "full": {},
+                "more": {"after": "full", "resize_to": 46},
+                "most": {"after": "more", "model.sharing": "none"},
+            },
+            "variants.most.after: expected a variant with full attention, as this one has settings of the model",
         ),
         (
             {"full": {"model.attention": "full"}, "more": {"after": "full", "model.projected_dim": 5, "resize_to": 46}},
@@ -666,7 +688,7 @@ def test_studies_refused(corpus, tmp_path, changes, message):
         ({"after": "c"}, "variants.full.learning_rates: expected one, with `after`, got [0.001, 0.01]"),
         (
             {"after": "c", "learning_rates": [1e-3], "model.projected_dim": 5},
-            "variants.full.after: expected a variant with full attention, as this one has settings of the model, got c",
+            "variants.full.after: expected a variant with full attention, as this one has settings of the model, got one w",
         ),
         ({"resize_to": 46}, "resize_to: expected none without `after`, got 46"),
         ({"elastic_projected_dims": [8]}, "elastic_projected_dims: expected one or more, each 1 to 7"),

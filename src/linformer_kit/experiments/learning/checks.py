@@ -9,7 +9,7 @@ from typing import Any
 
 from linformer_kit.data.files import find_files
 from linformer_kit.experiments.experiment import check_output, earlier_file, require
-from linformer_kit.experiments.learning.trials import Trial, check_trial, has_model_of_its_own, make_trial
+from linformer_kit.experiments.learning.trials import Trial, changes_model, check_trial, make_trial
 from linformer_kit.report.learning_figures import MOST_LINES
 from linformer_kit.settings import LARGEST_SEED
 from linformer_kit.settings.study import LearningSettings, cells_of, rates_of, seeds_of, where_tuned
@@ -43,7 +43,6 @@ def check(study: LearningSettings) -> None:
     ordered = sum(map(len, in_order(study)))
     require(ordered == len(study.variants), "variants", "`after` without cycles", "a cycle")
     _check_what_is_continued(study)
-    _check_converted(study)
     _check_panels(study)
     for trial in one_of_each_kind(study):
         check_trial(trial)
@@ -84,7 +83,7 @@ def _check_what_is_continued(study: LearningSettings) -> None:
     tuned, _ = where_tuned(fields)
     for variant, what in study.variants.items():
         after = what.get("after")
-        converts = after is not None and has_model_of_its_own(what)
+        converts = after is not None and changes_model(what)
         for name, of in (("seeds", seeds_of), ("cells", cells_of)):
             chosen = of(fields, variant)
             if after is not None:
@@ -98,17 +97,6 @@ def _check_what_is_continued(study: LearningSettings) -> None:
     of_baseline = seeds_of(fields, study.baseline)
     everything = f"all of {study.seeds} for the baseline"
     require(set(study.seeds) == set(of_baseline), f"variants.{study.baseline}.seeds", everything, of_baseline)
-
-
-def _check_converted(study: LearningSettings) -> None:
-    """Check that only models with full attention are converted to those of other variants."""
-    fields, first = dataclasses.asdict(study), _first_rates(study)
-    for variant, what in study.variants.items():
-        after = what.get("after")
-        if after is not None and has_model_of_its_own(what):
-            trial = make_trial(study, cells_of(fields, after)[0], after, first[after], study.seeds[0], first)
-            expected = "a variant with full attention, as this one has settings of the model"
-            require(trial.settings.model.attention == "full", f"variants.{variant}.after", expected, after)
 
 
 def _check_panels(study: LearningSettings) -> None:
@@ -164,13 +152,9 @@ def in_order(study: LearningSettings) -> list[list[str]]:
 
 def one_of_each_kind(study: LearningSettings) -> Iterator[Trial]:
     """A trial of each variant in each cell, with its first learning rate and the first seed."""
-    fields, first = dataclasses.asdict(study), _first_rates(study)
+    fields = dataclasses.asdict(study)
+    first = {variant: rates_of(fields, variant)[0] for variant in study.variants}
     for cell in study.cells:
         for variant in study.variants:
             if cell in cells_of(fields, variant):
                 yield make_trial(study, cell, variant, first[variant], study.seeds[0], first)
-
-
-def _first_rates(study: LearningSettings) -> dict[str, float]:
-    fields = dataclasses.asdict(study)
-    return {variant: rates_of(fields, variant)[0] for variant in study.variants}

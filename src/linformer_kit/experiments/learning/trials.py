@@ -22,6 +22,12 @@ from linformer_kit.training.identity import defaults
 # Keys that variants, and cells, may have in addition to settings of `linformer pretrain`.
 OF_VARIANTS = ("after", "minutes", "cells", "learning_rates", "seeds")
 OF_CELLS = ("english",)
+# Settings of the model that a conversion may change, besides its length.
+_OF_CONVERSION = (
+    *("attention", "projected_dim", "sharing", "projection", "projection_initializer", "shorter_input", "bias_order"),
+    *("sliding_window", "global_tokens", "slot_exponent"),
+    *("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"),
+)
 # Settings that the study itself determines or does not support.
 _RESERVED = ("learning_rate", "seed", "from_model", "output_dir", "resume", "overwrite", "compare_full")
 # Settings with paths; results record only the names of the files.
@@ -45,6 +51,7 @@ class Trial:
         minutes: Training time, which determines the number of updates; None: as many updates as in `settings`.
         before: Name of the trial whose model it continues.
         converts: Whether that model, which has full attention, is first converted to the model of `settings`.
+        model: The architecture: that of `settings`, or of the model that it continues unchanged.
         kind: Identifies cell and variant with their settings; the same for other learning rates and seeds.
         name: Unique name of its folder.
         settings: Settings of `linformer pretrain`.
@@ -57,6 +64,7 @@ class Trial:
     minutes: float | None
     before: str | None
     converts: bool
+    model: ModelSettings
     kind: str
     name: str
     settings: PretrainSettings = dataclasses.field(repr=False)
@@ -87,12 +95,15 @@ def make_trial(
         for name, value in changes.items():
             _change(fields, name, value, owner)
     after = own["after"]
-    before, converts = None, after is not None and has_model_of_its_own(what)
+    continued, converts = None, after is not None and changes_model(what)
     if after is not None:
         there = cells_of(dataclasses.asdict(study), after)
-        before = make_trial(study, cell if cell in there else there[0], after, rates[after], seed, rates).name
+        continued = make_trial(study, cell if cell in there else there[0], after, rates[after], seed, rates)
+    before = None if continued is None else continued.name
     minutes = study.minutes if own["minutes"] is None else own["minutes"]
     settings = _parsed(fields, f"cells.{cell}, variants.{variant}")
+    if continued is not None and converts:
+        _check_conversion(f"variants.{variant}", settings, continued.model)
     slug = f"{file_name(cell)}-{file_name(variant)}"
     content = {**dataclasses.asdict(settings), "cell": cell, "variant": variant, "minutes": minutes, "after": after}
     if converts:
@@ -105,6 +116,7 @@ def make_trial(
         minutes=minutes,
         before=before,
         converts=converts,
+        model=settings.model if continued is None or converts else continued.model,
         kind=f"{slug}-{_digest(content)}",
         name=f"{slug}-lr{learning_rate:g}-seed{seed}-{_digest({**content, 'before': before})}",
         settings=dataclasses.replace(settings, learning_rate=learning_rate, seed=seed),
@@ -125,7 +137,7 @@ def check_trial(trial: Trial) -> None:
     require(not known or settings.resize_to is None, "resize_to", expected, settings.resize_to)
 
 
-def has_model_of_its_own(what: dict[str, Any]) -> bool:
+def changes_model(what: dict[str, Any]) -> bool:
     """Whether the changes of a variant change the model."""
     return any(str(name).startswith("model.") for name in what)
 
@@ -141,6 +153,20 @@ def timed(trial: Trial, seconds: float) -> Trial:
         for name in ("warmup_steps", "eval_steps", "save_steps")
     }
     return dataclasses.replace(trial, settings=dataclasses.replace(settings, max_steps=updates, **scaled))
+
+
+def _check_conversion(owner: str, settings: PretrainSettings, source: ModelSettings) -> None:
+    """Raise an error for a model that another cannot be converted to."""
+    expected = "a variant with full attention, as this one has settings of the model"
+    require(source.attention == "full", f"{owner}.after", expected, f"one with attention {source.attention}")
+    for name, there in dataclasses.asdict(source).items():
+        here = getattr(settings.model, name)
+        changeable = name in _OF_CONVERSION or name == "max_position_embeddings"
+        require(changeable or here == there, f"{owner}.model.{name}", f"{there!r}, as `after` has", here)
+    length, shortest = settings.model.max_position_embeddings, source.max_position_embeddings
+    expected = f"{shortest} or more with resize_mode extend"
+    fits = settings.resize_mode != "extend" or length >= shortest
+    require(fits, f"{owner}.model.max_position_embeddings", expected, length)
 
 
 def _change(fields: dict[str, Any], name: str, value: Any, owner: str) -> None:
