@@ -13,6 +13,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from linformer_kit.errors import InputError
 from linformer_kit.experiments.experiment import require
+from linformer_kit.interop.checkpoints.own import SLOT_FIELDS
 from linformer_kit.report.base import file_name
 from linformer_kit.settings import ModelSettings, PretrainSettings, names_only, portable
 from linformer_kit.settings.study import LearningSettings, cells_of
@@ -22,10 +23,9 @@ from linformer_kit.training.identity import defaults
 # Keys that variants, and cells, may have in addition to settings of `linformer pretrain`.
 OF_VARIANTS = ("after", "minutes", "cells", "learning_rates", "seeds")
 OF_CELLS = ("english",)
-# Settings of the model that a conversion may change, besides its length.
+# Settings of the model that a conversion may change.
 _OF_CONVERSION = (
-    *("attention", "projected_dim", "sharing", "projection", "projection_initializer", "shorter_input", "bias_order"),
-    *("sliding_window", "global_tokens", "slot_exponent"),
+    *("attention", "max_position_embeddings", *SLOT_FIELDS),
     *("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"),
 )
 # Settings that the study itself determines or does not support.
@@ -161,8 +161,7 @@ def _check_conversion(owner: str, settings: PretrainSettings, source: ModelSetti
     require(source.attention == "full", f"{owner}.after", expected, f"one with attention {source.attention}")
     for name, there in dataclasses.asdict(source).items():
         here = getattr(settings.model, name)
-        changeable = name in _OF_CONVERSION or name == "max_position_embeddings"
-        require(changeable or here == there, f"{owner}.model.{name}", f"{there!r}, as `after` has", here)
+        require(name in _OF_CONVERSION or here == there, f"{owner}.model.{name}", f"{there!r}, as `after` has", here)
     length, shortest = settings.model.max_position_embeddings, source.max_position_embeddings
     expected = f"{shortest} or more with resize_mode extend"
     fits = settings.resize_mode != "extend" or length >= shortest

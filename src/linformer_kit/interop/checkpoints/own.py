@@ -13,7 +13,7 @@ from linformer_kit.settings import ResizeMode
 
 _KIND = "a model of this package"
 # Fields that say nothing in a model with full attention, so its values do not count.
-_WITHOUT_MEANING = (
+SLOT_FIELDS = (
     *("projected_dim", "sharing", "projection", "projection_initializer", "shorter_input"),
     *("bias_order", "sliding_window", "global_tokens", "slot_exponent"),
 )
@@ -42,7 +42,7 @@ def convert_own(source: str, fields: Mapping[str, Any], resize_mode: ResizeMode)
     if longest is not None and longest != model.config.max_position_embeddings:
         resize(model, longest, resize_mode)  # now, so that E and F start as in any model of the new length
     usual = LinformerConfig()
-    new: dict[str, Any] = {name: getattr(usual, name) for name in _WITHOUT_MEANING}
+    new: dict[str, Any] = {name: getattr(usual, name) for name in SLOT_FIELDS}
     new["projected_dim"] = min(usual.projected_dim, model.config.max_position_embeddings)
     # An encoder without a head is read without its pooler.
     kept = model.config.to_dict() | new | {"attention": "linformer", "pooler": False}
