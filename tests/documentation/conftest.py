@@ -13,7 +13,7 @@ from linformer_kit.experiments.quality import table2
 from tests.documentation import given, reader
 from tests.documentation.pages import steps
 from tests.documentation.tables import GIVEN, IN_PYTHON, NOT_RUN, OPTIONS, PRESUMED
-from tests.experiments.learning.test_learn import InThisProcess
+from tests.experiments.learning.studies import InThisProcess
 
 
 @pytest.fixture

@@ -90,6 +90,18 @@ def test_losses_in_a_cell():
     assert learning.cell_table(RESULTS, "b") == ["Nothing yet."]
 
 
+def test_the_fit_by_k_is_of_variants_that_differ_in_k_alone():
+    """Whatever they continue, and with whichever seeds and cells."""
+    variants: dict[str, dict] = {"full": {}, "other": {"model.projected_dim": 2, "model.sharing": "none"}}
+    variants |= {f"k {k}": {"after": "full", "seeds": [5], "model.projected_dim": k} for k in (4, 16, 64)}
+    trials = [trial("full", 0.002, 5, 4.0), trial("other", 0.002, 5, 9.0)]
+    trials += [trial(f"k {k}", 0.002, 5, 4 + k**-0.5) for k in (4, 16, 64)]
+    settings = {**RESULTS["settings"], "variants": variants, "panels": {"p": {"cells": ["a"], "variants": [*variants]}}}
+    results = {**RESULTS, "settings": settings, "trials": trials, "learning_rates": dict.fromkeys(variants, 0.002)}
+    text = learning.study_tables(results, heading="##")
+    assert text.rstrip().endswith("After all updates the gap falls as k^-0.50, from k 4 to 64.")
+
+
 def test_an_unfinished_study_says_so():
     text = learning.learning_markdown(RESULTS)
     assert "Not complete: 7 trainings so far." in text and "Nothing yet." in text

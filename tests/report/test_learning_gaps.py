@@ -7,8 +7,8 @@ from linformer_kit.report.learning_gaps import gap_table
 UPDATES = (100, 200, 400, 800)
 
 
-def entry(losses: list[float | None]) -> dict:
-    return {"curve": [[0, 9.0], *([update, loss] for update, loss in zip(UPDATES, losses, strict=True))]}
+def entry(losses: list[float | None], seed: int = 0) -> dict:
+    return {"seed": seed, "curve": [[0, 9.0], *([update, loss] for update, loss in zip(UPDATES, losses, strict=True))]}
 
 
 def lines(**curves: list[float]) -> dict[str, list[dict]]:
@@ -31,12 +31,13 @@ def test_the_exponent_by_updates_is_that_of_the_second_half():
     updates = [100 * number for number in range(1, 9)]
     curves = {"full": [[update, 1.0] for update in updates]}
     curves["ours"] = [[update, 1.0 + (7.0 if update < 500 else 300 * update**-1.5)] for update in updates]
-    given = {name: [{"curve": curve}] for name, curve in curves.items()}
+    given = {name: [{"seed": 0, "curve": curve}] for name, curve in curves.items()}
     assert gap_table(given, "full", {})[2].endswith("| updates^-1.50 |")
 
 
-def test_seeds_are_averaged_and_what_is_not_comparable_is_left_out():
-    given = {"full": [entry([5, 4, 3, 2])], "ours": [entry([6, 5, 4, 3]), entry([8, 7, None, 5])]}
+def test_seeds_are_paired_and_averaged_and_what_is_not_comparable_is_left_out():
+    ours = [entry([6, 5, 4, 3], seed=1), entry([8, 7, None, 5], seed=2), entry([1, 1, 1, 1], seed=4)]
+    given = {"full": [entry([5, 4, 3, 2], seed=seed) for seed in (1, 2)] + [entry([9, 9, 9, 9], seed=3)], "ours": ours}
     assert gap_table(given, "full", {"ours": 4})[2] == "| ours | +2.000 | +2.000 | +2.000 |  |"
     assert gap_table({"ours": given["ours"]}, "full", {}) == gap_table({"full": given["full"]}, "full", {}) == []
     ahead = gap_table(lines(full=[5, 4, 3, 2], ours=[4, 3, 2, 1]), "full", {"ours": 4})

@@ -10,7 +10,7 @@ from linformer_kit.report.base import environment_line, file_name, table, write_
 from linformer_kit.report.learning_figures import draw_curves, draw_panels
 from linformer_kit.report.learning_gaps import gap_table
 from linformer_kit.report.numbers import listed, mean_and_deviation
-from linformer_kit.settings.study import rates_of, seeds_of, where_tuned
+from linformer_kit.settings.study import OF_VARIANTS, rates_of, seeds_of, where_tuned
 
 Entry = dict[str, Any]  # one training, as in `learning.json`
 
@@ -83,12 +83,12 @@ def _slots(settings: dict[str, Any], panel: dict[str, list[str]]) -> dict[str, i
     """k of the variants of a panel that set nothing else."""
     only = "model.projected_dim"
     variants = {name: settings["variants"][name] for name in panel["variants"]}
-    return {name: own[only] for name, own in variants.items() if only in own and not own.keys() - {only, "cells"}}
+    return {name: own[only] for name, own in variants.items() if only in own and not own.keys() - {only, *OF_VARIANTS}}
 
 
 def at_chosen_rate(results: dict[str, Any], cell: str, variant: str) -> list[Entry]:
     """The trainings of a variant in a cell at its chosen learning rate, in the order of the seeds."""
-    seeds, rate = seeds_of(results["settings"], variant), results["learning_rates"].get(variant)
+    seeds, rate = seeds_of(results["settings"], variant, cell), results["learning_rates"].get(variant)
     found = [
         entry
         for entry in results["trials"]
@@ -115,7 +115,7 @@ def rates_table(results: dict[str, Any]) -> list[str]:
         chosen = results["learning_rates"].get(variant)
         rows.append([variant, *(_bold(found.get(rate, ""), rate == chosen) for rate in rates)])
         at_edge += [variant] if chosen in (min(tried), max(tried)) else []
-    below = all(seed in seeds_of(settings, variant) for variant in tuned)
+    below = all(seed in seeds_of(settings, variant, cell) for variant in tuned)
     lines = [
         f"Validation loss in nats in cell {cell}, seed {seed}, by learning rate; the chosen one in bold."
         + (f" This training is among those below too (seed {seed})." if below else ""),

@@ -16,7 +16,7 @@ _LEAST = 3  # points of a fit
 
 
 def gap_table(lines: dict[str, list[Entry]], baseline: str, slots: dict[str, int]) -> list[str]:
-    """Validation loss minus that of the baseline, after each quarter of the updates.
+    """Validation loss minus that of the baseline, after each quarter of the updates: means over the seeds of both.
 
     Args:
         lines: The trainings of each line by its label, those of the baseline included.
@@ -26,14 +26,15 @@ def gap_table(lines: dict[str, list[Entry]], baseline: str, slots: dict[str, int
     Returns:
         The table and the fits; nothing if a line has not been trained.
     """
-    curves = {label: _mean_curve(entries) for label, entries in lines.items()}
-    if baseline not in curves or len(curves) < 2:
-        return []
-    gaps = {
-        label: {update: loss - curves[baseline][update] for update, loss in curve.items() if update in curves[baseline]}
-        for label, curve in curves.items()
+    of_baseline = {entry["seed"]: entry for entry in lines.get(baseline, [])}
+    paired = {
+        label: [(entry, of_baseline[entry["seed"]]) for entry in entries if entry["seed"] in of_baseline]
+        for label, entries in lines.items()
         if label != baseline
     }
+    gaps = {label: _mean_gaps(pairs) for label, pairs in paired.items() if pairs}
+    if not gaps:
+        return []
     shown = sorted({update for each in gaps.values() for update in _quarters(each)})
     rows = [
         [label, *(f"{each[update]:+.3f}" if update in each else "" for update in shown), _fit_by_update(each)]
@@ -43,11 +44,12 @@ def gap_table(lines: dict[str, list[Entry]], baseline: str, slots: dict[str, int
     return [*table(header, rows), *_fit_by_slots(gaps, slots)]
 
 
-def _mean_curve(entries: list[Entry]) -> Gaps:
-    """The mean loss over the seeds at each update that all have, without the start."""
-    curves = [{update: loss for update, loss in entry["curve"] if update and loss is not None} for entry in entries]
-    common = set.intersection(*map(set, curves)) if curves else set()
-    return {update: statistics.mean(curve[update] for curve in curves) for update in sorted(common)}
+def _mean_gaps(pairs: list[tuple[Entry, Entry]]) -> Gaps:
+    """The mean difference of the losses of pairs at each update that all have, without the start."""
+    curves = [[dict(entry["curve"]) for entry in pair] for pair in pairs]
+    updates = [update for update, _ in pairs[0][0]["curve"] if update]
+    there = [update for update in updates if all(curve.get(update) is not None for pair in curves for curve in pair)]
+    return {update: statistics.mean(ours[update] - base[update] for ours, base in curves) for update in there}
 
 
 def _quarters(gaps: Gaps) -> list[int]:

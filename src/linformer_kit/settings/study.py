@@ -7,6 +7,10 @@ from typing import Any
 
 from linformer_kit.settings import PretrainSettings
 
+# Keys that variants, and cells, may have in addition to settings of `linformer pretrain`.
+OF_VARIANTS = ("after", "minutes", "cells", "learning_rates", "seeds")
+OF_CELLS = ("english", "seeds")
+
 
 @dataclass(kw_only=True)
 class LearningSettings:
@@ -17,11 +21,13 @@ class LearningSettings:
     Attributes:
         title: Title of the study.
         base: Settings of `linformer pretrain` for all trainings, as a YAML file; single ones are --base.NAME.
-        cells: Conditions of the study, by name: settings that differ from base; `english: true` uses english_file.
+        cells: Conditions of the study, by name: settings that differ from base; `english: true` uses english_file. A
+            cell may have a selection of the `seeds`.
         variants: Variants to compare, by name: settings that differ. `after: NAME` continues from the model of another
             variant; with settings of the model beside it, a model with full attention is first converted: its weights
-            are kept, its positions resized, and E and F are new. A variant may have its own `minutes`, and a selection
-            of the `cells`, `learning_rates` and `seeds`.
+            are kept, its positions resized, and E and F are new. If that variant has one cell or one seed alone, its
+            model is the start in all cells or with all seeds. A variant may have its own `minutes`, and a selection of
+            the `cells`, `learning_rates` and `seeds`.
         baseline: The variant that the others are compared with.
         learning_rates: Learning rates to try; each variant uses the one with the lowest loss in the trainings of
             `tune`.
@@ -74,9 +80,17 @@ def cells_of(settings: dict[str, Any], variant: str) -> list[str]:
     return _own(settings, variant, "cells", [*settings["cells"]])
 
 
-def seeds_of(settings: dict[str, Any], variant: str) -> list[int]:
-    """The seeds that a variant is trained with: its own, those of the variant that it continues, or all."""
-    return _own(settings, variant, "seeds", settings["seeds"])
+def seeds_of(settings: dict[str, Any], variant: str, cell: str | None = None) -> list[int]:
+    """The seeds that a variant is trained with: its own, those of the variant that it continues, or all.
+
+    Args:
+        settings: Settings of a study, from its results or `dataclasses.asdict`.
+        variant: Name of the variant.
+        cell: Name of a cell, which may have a selection of seeds; None: in any.
+    """
+    seeds = _own(settings, variant, "seeds", settings["seeds"])
+    among = seeds if cell is None else settings["cells"][cell].get("seeds", seeds)
+    return [seed for seed in seeds if seed in among]
 
 
 def _own(settings: dict[str, Any], variant: str, name: str, everything: list[Any]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""`linformer bench learning`: the trainings of a study, resuming, rejected settings; a complete small study."""
+"""`linformer bench learning`: the trainings of a study, resuming; a complete small study."""
 
 from __future__ import annotations
 
@@ -9,131 +9,27 @@ import sys
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-import yaml
 
 import linformer_kit as lk
 from linformer_kit.commands.cli import main
-from linformer_kit.commands.parser import parse
-from linformer_kit.commands.table import RECIPES
 from linformer_kit.errors import InputError
 from linformer_kit.experiments import measure
-from linformer_kit.experiments.learning import checks, learn, running, trials
-from linformer_kit.experiments.measure import in_fresh_process
-from linformer_kit.operator.projections.starts import STARTS
-from linformer_kit.settings.study import LearningSettings
-from linformer_kit.training.loop import Training
-from tests.conftest import PRETRAIN_SIZES, write_corpus
+from linformer_kit.experiments.learning import checks, learn, running
+from tests.experiments.learning.studies import (
+    STUDY,
+    InThisProcess,
+    in_this_process,
+    results_of,
+    study,
+    whole_study,
+)
 
 pytestmark = pytest.mark.e2e
 
 MEASURABLE = sys.platform == "linux" or torch.accelerator.is_available()
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-BASE = {
-    "model": PRETRAIN_SIZES,
-    "mlm_probability": 0.4,
-    "max_steps": 4,
-    "per_device_train_batch_size": 3,
-    "per_device_eval_batch_size": 5,
-    "learning_rate": 1e-3,
-    "warmup_steps": 1,
-    "eval_steps": 2,
-    "save_steps": 2,
-    "split_seed": 0,
-    "report_to": "none",
-}
-STUDY = {
-    "title": "Of a test",
-    "baseline": "full",
-    "learning_rates": [1e-3, 1e-2],
-    "seeds": [1, 2],
-    "cells": {"short": {}, "lo/ng": {"model.max_position_embeddings": 29, "english": True}},
-    "variants": {
-        "full": {"model.attention": "full"},
-        "E, F": {},
-        "grown": {"after": "E, F", "learning_rates": [5e-3], "resize_to": 58, "max_steps": 2},
-    },
-}
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory) -> Path:
-    folder = write_corpus(tmp_path_factory.mktemp("text"))
-    (folder / "sentences.tsv").write_text("sentence\tlabel\n" + "first function and second\t1\n" * 3 + "no\t0\n")
-    return folder
-
-
-def study(corpus: Path, **changes) -> LearningSettings:
-    base = {**BASE, "train_file": [str(corpus / "*.txt")], "cache_dir": str(corpus.parent / "cache")}
-    fields = {**STUDY, "english_file": [str(corpus / "1*.txt")], **changes, "base": base | changes.get("base", {})}
-    path = corpus / "study.yaml"
-    path.write_text(yaml.safe_dump(fields, sort_keys=False))
-    return parse(["bench", "learning", "--recipe", str(path)])[1]
-
-
-def whole_study(corpus: Path) -> LearningSettings:
-    return study(corpus, projected_dims=[3], sentence_file=[str(corpus / "sentences.tsv")])
-
-
-class InThisProcess:
-    """A pool that runs everything in this process."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def submit(self, function, *arguments):
-        future = Future()
-        future.set_result(function(*arguments))
-        return future
-
-    def shutdown(self, **_):
-        pass
-
-
-def in_this_process(function, *arguments):
-    return function(*arguments)
-
-
-@pytest.fixture
-def here(monkeypatch):
-    """Trainings run in this process, one after the other; their names, in order."""
-    ran: list[str] = []
-
-    def run(trial, *rest):
-        ran.append(trial.name)
-        return running.run_trial(trial, *rest)
-
-    monkeypatch.setattr(learn, "fresh_processes", InThisProcess)
-    monkeypatch.setattr(learn, "in_fresh_process", in_this_process)
-    monkeypatch.setattr(learn, "cost_of_update", lambda *_: running.UpdateCost(0.5, 3 << 20))
-    monkeypatch.setattr(learn, "run_trial", run)
-    return ran
-
-
-@pytest.fixture
-def untrained(here, monkeypatch):
-    """Replace training by made-up results."""
-
-    def run(trial, *_):
-        here.append(trial.name)
-        said = ("name", "kind", "cell", "variant", "learning_rate", "seed", "minutes", "before")
-        updates = trial.settings.max_steps
-        corpus = {"fingerprint": "f", "seq_len": 23, "vocab_size": 277, "train_sequences": 5, "validation_sequences": 3}
-        made = {"updates": updates, "validation_loss": 4.0, "curve": [[0, 5.0], [updates, 4.0]], "corpus": corpus}
-        made |= {"unigram_entropy": 4.5, "parameters": 1301}
-        return {**{name: getattr(trial, name) for name in said}, **made}
-
-    monkeypatch.setattr(learn, "run_trial", run)
-    return here
 
 
 @pytest.fixture(scope="module")
@@ -146,10 +42,6 @@ def finished(corpus, tmp_path_factory) -> Path:
         patch.setattr(learn, "in_fresh_process", in_this_process)
         main(["bench", "learning", "--recipe", recipe, "--output_dir", str(folder), "--processes", "2"])
     return folder
-
-
-def results_of(folder: Path) -> dict:
-    return json.loads((folder / "learning.json").read_text())
 
 
 def test_a_study_tunes_and_compares(finished):
@@ -269,6 +161,31 @@ def test_a_variant_may_have_fewer_seeds(corpus, untrained, tmp_path):
     }
 
 
+def test_a_cell_may_have_fewer_seeds_and_one_model_may_start_all(corpus, untrained, tmp_path):
+    """The only training of a variant is continued with all seeds."""
+    cells = {"short": {}, "lo/ng": {"seeds": [2]}}
+    variants = {"full": {}, "once": {"cells": ["short"], "seeds": [1]}, "more": {"after": "once", "seeds": [1, 2]}}
+    settings = study(corpus, variants=variants, cells=cells, learning_rates=[1e-3])
+    results = learn.learn(dataclasses.replace(settings, output_dir=str(tmp_path / "out"))).results
+    ran = [(entry["variant"], entry["cell"], entry["seed"]) for entry in results["trials"]]
+    full = [("full", "lo/ng", 2), ("full", "short", 1), ("full", "short", 2)]
+    assert sorted(ran) == [*full, ("more", "short", 1), ("more", "short", 2), ("once", "short", 1)]
+    before = {entry["variant"]: entry["before"] for entry in results["trials"]}
+    assert before["more"] in {entry["name"] for entry in results["trials"] if entry["variant"] == "once"}
+
+
+def test_what_continues_a_changed_variant_is_trained_anew(corpus, untrained, tmp_path):
+    variants = {"full": {}, "ours": {}, "more": {"after": "ours"}}
+    settings = study(corpus, variants=variants, learning_rates=[1e-3], seeds=[1], cells={"short": {}})
+    settings = dataclasses.replace(settings, output_dir=str(tmp_path / "out"))
+    learn.learn(settings)
+    untrained.clear()
+    changed = dataclasses.replace(settings, resume=True, variants=variants | {"ours": {"max_steps": 6}})
+    results = learn.learn(changed).results
+    assert [entry["variant"] for entry in results["trials"]] == ["full", "ours", "more"] and len(untrained) == 2
+    assert results["trials"][-1]["before"] == results["trials"][1]["name"]
+
+
 def test_a_variant_may_have_fewer_cells(corpus, untrained, drawn, tmp_path):
     """Variants that continue it have the same cells; a panel draws what is there."""
     variants = {"full": {}, "ours": {"cells": ["lo/ng"]}, "more": {"after": "ours"}}
@@ -314,71 +231,6 @@ def test_variants_converted_from_one_with_full_attention(corpus, tmp_path, here)
     entries = {entry["name"]: entry for entry in results_of(tmp_path / "out")["trials"]}
     assert {entries[name]["before"] for name in others} == {started}
     assert all(entries[name]["curve"][0][1] < entries[started]["curve"][0][1] for name in others)
-
-
-@pytest.mark.parametrize(
-    ("variants", "message"),
-    [
-        (
-            {"full": {}, "one": {"cells": ["short"]}, "more": {"after": "one", "cells": ["lo/ng"]}},
-            "variants.more.cells: expected some of ['short'], those of one, got ['lo/ng']",
-        ),
-        (
-            {"full": {"learning_rates": [1e-3, 1e-2], "cells": ["lo/ng"]}},
-            "variants.full.cells: expected short among them, where its learning rates are tried, got ['lo/ng']",
-        ),
-        (
-            {"full": {"cells": ["short", "shor"]}},
-            "variants.full.cells: expected one or more of short, lo/ng, each once, got ['short', 'shor']",
-        ),
-        (
-            {"full": {"cells": ["short", "short"]}},
-            "variants.full.cells: expected one or more of short, lo/ng, each once, got ['short', 'short']",
-        ),
-        (
-            {"full": {}, "more": {"after": "one"}, "one": {"seeds": [2]}, "most": {"after": "one", "seeds": [1]}},
-            "variants.most.seeds: expected some of [2], those of one, got [1]",
-        ),
-        (
-            {"full": {"model.attention": "full"}, "more": {"after": "full", "model.hidden_size": 66}},
-            "variants.more.model.hidden_size: expected 33, as `after` has, got 66",
-        ),
-        (
-            {
-                "full": {"model.attention": "full"},
-                "more": {"after": "full", "model.max_position_embeddings": 11, "resize_mode": "extend"},
-            },
-            "variants.more.model.max_position_embeddings: expected 23 or more with resize_mode extend, got 11",
-        ),
-        (
-            {
-                "full": {},
-                "more": {"after": "full", "resize_to": 46},
-                "most": {"after": "more", "model.sharing": "none"},
-            },
-            "variants.most.after: expected a variant with full attention, as this one has settings of the model",
-        ),
-        (
-            {"full": {"model.attention": "full"}, "more": {"after": "full", "model.projected_dim": 5, "resize_to": 46}},
-            "resize_to: expected none where the model is converted (to its cell's n), got 46",
-        ),
-        ({"full": {"seeds": [1]}}, "variants.full.seeds: expected all of [1, 2] for the baseline, got [1]"),
-    ],
-)
-def test_seeds_and_cells_that_are_missing(corpus, tmp_path, variants, message):
-    refused(study(corpus, variants=variants, learning_rates=[1e-3]), tmp_path, message)
-
-
-@pytest.mark.parametrize("name", [path.stem for path in (RECIPES / "learning").glob("[!_]*.yaml")])
-def test_variants_start_as_their_names_say(name):
-    """Whatever the default is; a recipe may say it for all of its variants."""
-    settings = parse(["bench", "learning", "--recipe", name])[1]
-    own = yaml.safe_load((RECIPES / "learning" / f"{name}.yaml").read_text()).get("base", {}).get("model", {})
-    for trial in checks.one_of_each_kind(dataclasses.replace(settings, english_file=["x"])):
-        said = [start for start in STARTS if start in trial.variant.replace(",", "").split()]
-        shifted = trial.variant.startswith("linear")
-        default = "shifted_pooling" if shifted else own.get("projection_initializer", "pooling")
-        assert trial.settings.model.projection_initializer == (said or [default])[0]
 
 
 def test_a_study_that_was_killed_before_its_first_result_goes_on(corpus, untrained, tmp_path, monkeypatch):
@@ -491,94 +343,6 @@ def test_what_diverges_is_said_and_ends_nothing(corpus, here, tmp_path):
     assert "| full | **diverged** | diverged |" in text and "| 1e+30 | 1 | diverged | diverged |  |" in text
 
 
-def trial_of(settings: LearningSettings, cell: str, variant: str, rate: float = 1e-3, seed: int = 1) -> trials.Trial:
-    return trials.make_trial(settings, cell, variant, rate, seed, {"E, F": 1e-2})
-
-
-def test_a_trial_is_base_then_cell_then_variant(corpus):
-    settings = study(corpus, variants={"x": {"model.projected_dim": 5, "adam_beta2": 0.9}}, baseline="x")
-    trial = trial_of(settings, "lo/ng", "x", 3e-4, 7)
-    assert trial.name.startswith("lo_ng-x-lr0.0003-seed7-")
-    assert (trial.settings.model.max_position_embeddings, trial.settings.model.projected_dim) == (29, 5)
-    assert (trial.settings.learning_rate, trial.settings.seed) == (3e-4, 7)
-    assert trial.settings.train_file == [str(corpus / "1*.txt")]
-    assert (trial.settings.adam_beta2, settings.base.adam_beta2) == (0.9, 0.98)
-
-
-@pytest.mark.parametrize("asked", ["true", "false"])
-def test_a_variant_may_set_mixed_precision(corpus, asked):
-    """Its setting is a name, which YAML and the parser take for a bool; activation checkpointing is a bool."""
-    settings = study(corpus, variants={"full": {"bf16": asked, "activation_checkpointing": True}})
-    trial = trial_of(settings, "short", "full")
-    assert (trial.settings.bf16, trial.settings.activation_checkpointing) == (asked, True)
-
-
-def test_names_of_trials(corpus, tmp_path):
-    """They depend on what is trained, not on paths."""
-    settings = study(corpus)
-    settings.variants["E  F"] = {}
-    names = {trial_of(settings, cell, variant).name for cell in settings.cells for variant in settings.variants}
-    assert len(names) == 8
-    moved = dataclasses.replace(settings, english_file=["/elsewhere/1*.txt"], processes=3, title="Another")
-    moved.base.cache_dir = str(tmp_path)
-    assert {trial_of(moved, cell, variant).name for cell in moved.cells for variant in moved.variants} == names
-    one, other = trial_of(settings, "short", "E, F"), trial_of(settings, "short", "E, F", 1e-2, 5)
-    assert one.kind == other.kind and one.name != other.name
-
-
-def test_equal_time_makes_the_number_of_updates(corpus):
-    base = {"max_steps": 100, "warmup_steps": 10, "eval_steps": 50, "save_steps": 25}
-    trial = trials.timed(trial_of(study(corpus, minutes=2.0, base=base), "short", "full"), 0.5)
-    assert (trial.settings.max_steps, trial.settings.warmup_steps) == (240, 24)
-    assert (trial.settings.eval_steps, trial.settings.save_steps) == (120, 60)
-
-
-def test_the_time_of_an_update_is_a_median(corpus, tmp_path, monkeypatch):
-    """Of 20 updates after the first ones; a slow one has no more weight."""
-    clock = iter([*range(10), 1000, *range(1001, 1100)])
-    monkeypatch.setattr(running, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    assert running.cost_of_update(trial_of(study(corpus), "short", "full"), tmp_path, 1).seconds == 1
-
-
-class MadeUpMemory:
-    """A process whose peak grows by 3 bytes with each update and by 1,000 with an evaluation."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.bytes = 0
-
-    def bytes_so_far(self) -> int:
-        return self.bytes
-
-
-def test_the_memory_of_an_update_is_that_of_all_updates_without_the_evaluation(corpus, tmp_path, monkeypatch):
-    """The updates run between two readings; evaluation, with its larger batches, comes after them."""
-    memory = MadeUpMemory(torch.device("cpu"))
-
-    class Recording(Training):
-        def _update(self, data):
-            memory.bytes += 3
-            super()._update(data)
-
-        def _evaluate(self):
-            memory.bytes += 1000
-            return super()._evaluate()
-
-    monkeypatch.setattr(running, "Training", Recording)
-    monkeypatch.setattr(running, "PeakMemory", lambda device: memory)
-    assert running.cost_of_update(trial_of(study(corpus), "short", "full"), tmp_path, 1).peak_bytes == 25 * 3
-    assert memory.bytes == 25 * 3 + 1000
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the resident set is read from /proc")
-def test_memory_of_an_update_holds_what_the_optimizer_keeps(corpus, tmp_path):
-    """Weights do not count. Gradients and both moments of AdamW count: three times their size."""
-    wide = {"model.intermediate_size": 40_009, "per_device_train_batch_size": 1}
-    trial = trial_of(study(corpus, variants={"full": wide}), "short", "full")
-    weights = 2 * 2 * 33 * 40_009 * 4  # of two layers' feed-forward matrices
-    peak = in_fresh_process(running.cost_of_update, trial, tmp_path, 1).peak_bytes
-    assert 3 * weights < peak < 10 * weights, "the libraries alone take more"
-
-
 def test_a_system_that_does_not_report_memory_measures_time(corpus, here, tmp_path, monkeypatch):
     """No entry, no column and no error."""
     monkeypatch.setattr(measure, "_CLEAR_REFS", tmp_path / "none")
@@ -613,120 +377,6 @@ def test_results_without_memory_are_resumed(corpus, untrained, tmp_path, monkeyp
     ]
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"baseline": "half"}, "baseline: expected one of full, E, F, grown, got half"),
-        ({"seeds": []}, "seeds: expected at least one, got none"),
-        ({"seeds": [1, 1]}, "seeds: expected a list of different numbers from 0 to 4294967295, got [1, 1]"),
-        ({"seeds": [-1]}, "seeds: expected a list of different numbers from 0 to 4294967295, got [-1]"),
-        ({"learning_rates": [1e-3, 1e-3]}, "learning_rates: expected a list of different numbers above 0"),
-        ({"learning_rates": [0.0]}, "learning_rates: expected a list of different numbers above 0, got [0.0]"),
-        ({"projected_dims": [0]}, "projected_dims: expected 1 or more, got [0]"),
-        ({"minutes": -3}, "minutes: expected more than 0, got -3"),
-        ({"processes": 0}, "processes: expected 1 or more, got 0"),
-        ({"tune": {"cell": "none"}}, "tune.cell: expected one of short, lo/ng, got none"),
-        ({"tune": {"cell": ["none"]}}, "tune.cell: expected one of short, lo/ng, got ['none']"),
-        ({"tune": {"cel": "short"}}, "tune: expected cell and seed, got cel"),
-        ({"tune": {"seed": -1}}, "tune.seed: expected 0 to 4294967295, got -1"),
-        ({"panels": {"a": {"cells": ["short"]}}}, "panels.a: expected cells and variants, got cells"),
-        (
-            {"panels": {"a": {"cells": ["short"], "variants": ["half"]}}},
-            "panels.a.variants: expected one or more of full, E, F, grown, each once, got ['half']",
-        ),
-        (
-            {
-                "variants": {"full": {}, "one": {"cells": ["short"]}},
-                "baseline": "full",
-                "tune": {"cell": "short"},
-                "panels": {"a": {"cells": ["lo/ng"], "variants": ["one"]}},
-            },
-            "panels.a.cells: expected one of short for one, which is trained there, got ['lo/ng']",
-        ),
-        ({"english_file": None}, "english_file: expected files of English text for the cells, got none"),
-        ({"english_file": ["nowhere.txt"]}, "english_file"),
-        ({"sentence_file": ["nowhere.tsv"]}, "sentence_file"),
-        ({"cells": {"short": {"english": 1}}}, "cells.short.english: expected true or false, got 1"),
-        ({"cells": {"short": {"x.y": 3}}}, "cells.short.x.y: expected a setting of linformer pretrain"),
-        ({"cells": {"short": {"seed": 3}}}, "cells.short.seed: expected a setting not fixed by the study, got seed"),
-        ({"base": {"mlm_probability": 2.0}}, "mlm_probability: expected more than 0 and less than 1, got 2.0"),
-        (
-            {"base": {"compare_full": True}},
-            "base.compare_full: expected False (the study determines it), got True",
-        ),
-    ],
-)
-def test_studies_refused(corpus, tmp_path, changes, message):
-    refused(study(corpus, **changes), tmp_path, message)
-
-
-@pytest.mark.parametrize(
-    ("what", "message"),
-    [
-        ({"model.atention": "full"}, "variants.full.model.atention: expected a setting of linformer pretrain"),
-        ({"model.attention": "half"}, "half"),
-        (
-            {"model": {"hidden_size": 3}},
-            "variants.full.model: expected a setting of linformer pretrain, got an unknown",
-        ),
-        ({"model": 3}, "variants.full.model: expected a setting of linformer pretrain, got an unknown"),
-        ({"max_steps": "many"}, "max_steps"),
-        ({"learning_rate": 0.5}, "variants.full.learning_rate: expected a setting not fixed by the study"),
-        ({"from_model": "x"}, "variants.full.from_model: expected a setting not fixed by the study"),
-        (
-            {"learning_rates": 4e-3},
-            "variants.full.learning_rates: expected a list of different numbers above 0, got 0.004",
-        ),
-        ({"learning_rates": []}, "variants.full.learning_rates: expected a list of different numbers above 0, got []"),
-        ({"seeds": 1}, "variants.full.seeds: expected a list of different numbers from 0 to 4294967295, got 1"),
-        ({"seeds": [3]}, "variants.full.seeds: expected some of [1, 2], got [3]"),
-        ({"minutes": "3x"}, "variants.full.minutes: expected more than 0, got 3x"),
-        ({"minutes": float("inf")}, "variants.full.minutes: expected more than 0, got inf"),
-        ({"after": "b", "learning_rates": [1e-3]}, "variants.full.after: expected another variant, got b"),
-        ({"after": ["b"]}, "variants.full.after: expected another variant, got ['b']"),
-        ({"after": "full", "learning_rates": [1e-3]}, "variants: expected `after` without cycles, got a cycle"),
-        ({"after": "c"}, "variants.full.learning_rates: expected one, with `after`, got [0.001, 0.01]"),
-        (
-            {"after": "c", "learning_rates": [1e-3], "model.projected_dim": 5},
-            "variants.full.after: expected a variant with full attention, as this one has settings of the model, got one w",
-        ),
-        ({"resize_to": 46}, "resize_to: expected none without `after`, got 46"),
-        ({"elastic_projected_dims": [8]}, "elastic_projected_dims: expected one or more, each 1 to 7"),
-    ],
-)
-def test_variants_refused(corpus, tmp_path, what, message):
-    refused(study(corpus, variants={"full": what, "c": {}}), tmp_path, message)
-
-
-def refused(settings: LearningSettings, tmp_path: Path, message: str) -> None:
-    with pytest.raises(InputError) as error:
-        learn.learn(dataclasses.replace(settings, output_dir=str(tmp_path / "out")))
-    assert message in str(error.value) and "\n" not in str(error.value)
-    assert not (tmp_path / "out").exists()
-
-
 def test_resuming_needs_a_folder(corpus):
     with pytest.raises(InputError, match="resume: expected an output_dir to resume in, got none"):
         learn.learn(dataclasses.replace(study(corpus), resume=True))
-
-
-@pytest.mark.parametrize("path", sorted((RECIPES / "learning").glob("[a-z]*.yaml")), ids=lambda path: path.stem)
-def test_recipes_are_whole(path, tmp_path):
-    """Each parses, every training of it could start, and the header has all fields."""
-    (tmp_path / "text.txt").write_text("English")
-    settings = parse(["bench", "learning", "--recipe", path.stem, "--english_file", str(tmp_path)])[1]
-    checks.check(settings)
-    header = path.read_text().split("\ntitle:")[0]
-    for word in (path.stem, "Paper:", "Hardware:", "Time:", f"linformer bench learning --recipe {path.stem}"):
-        assert word in header
-
-
-@pytest.mark.parametrize("path", sorted(BENCHMARKS.glob("learning-*/learning.json")), ids=lambda path: path.parent.name)
-def test_committed_trainings_are_those_that_the_recipes_ask_for(path, tmp_path):
-    """So a study resumed with the current recipe keeps them: no changed default has changed their meaning."""
-    recipe = path.parent.name.removeprefix("learning-").partition("_")[0]
-    (tmp_path / "books").mkdir()
-    (tmp_path / "books" / "one.txt").write_text("English")
-    arguments = ["--recipe", recipe, "--english_file", str(tmp_path / "books"), "--base.cache_dir", str(tmp_path)]
-    kinds = {trial.kind for trial in checks.one_of_each_kind(parse(["bench", "learning", *arguments])[1])}
-    assert {entry["kind"] for entry in json.loads(path.read_text())["trials"]} <= kinds

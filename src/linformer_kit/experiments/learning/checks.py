@@ -32,6 +32,7 @@ def check(study: LearningSettings) -> None:
         english = where.get("english", False)
         require(isinstance(english, bool), f"cells.{name}.english", "true or false", english)
         require(not english or bool(study.english_file), "english_file", "files of English text for the cells", "none")
+        _check_seeds(f"cells.{name}.seeds", where.get("seeds", study.seeds), among=study.seeds)
     for name in ("english_file", "sentence_file"):
         if getattr(study, name):
             find_files(getattr(study, name), field=name)
@@ -76,24 +77,30 @@ def _check_variant(study: LearningSettings, variant: str, what: dict[str, Any]) 
 
 
 def _check_what_is_continued(study: LearningSettings) -> None:
-    """Check seeds and cells: a variant's must be among those of the one that it continues, and have the cell in which
-    it is tuned; the baseline needs all seeds, for differences. A model may be converted from another variant's only
-    cell."""
+    """Check seeds and cells: a variant's must be among those of the one that it continues, unless that one has a single
+    seed, or a single cell and its model is converted; they must have the cell in which it is tuned; the baseline needs
+    all seeds, for differences."""
     fields = dataclasses.asdict(study)
     tuned, _ = where_tuned(fields)
     for variant, what in study.variants.items():
-        after = what.get("after")
-        converts = after is not None and changes_model(what)
-        for name, of in (("seeds", seeds_of), ("cells", cells_of)):
-            chosen = of(fields, variant)
+        after, cells = what.get("after"), cells_of(fields, variant)
+        if after is not None:
+            there = cells_of(fields, after)
+            alone = changes_model(what) and len(there) == 1
+            expected = f"some of {there}, those of {after}"
+            require(alone or set(cells) <= set(there), f"variants.{variant}.cells", expected, cells)
+        for cell in cells:
+            seeds = seeds_of(fields, variant, cell)
+            expected = f"some of those of cell {cell}"
+            require(bool(seeds), f"variants.{variant}.seeds", expected, seeds_of(fields, variant))
             if after is not None:
-                there = of(fields, after)
-                expected = f"some of {there}, those of {after}"
-                anywhere = converts and name == "cells" and len(there) == 1
-                require(anywhere or set(chosen) <= set(there), f"variants.{variant}.{name}", expected, chosen)
+                of_start = seeds_of(fields, after, cell if cell in there else there[0])
+                expected = f"some of {of_start}, those of {after}"
+                alone = len(of_start) == 1
+                require(alone or set(seeds) <= set(of_start), f"variants.{variant}.seeds", expected, seeds)
         several = len(rates_of(fields, variant)) > 1
         expected = f"{tuned} among them, where its learning rates are tried"
-        require(not several or tuned in chosen, f"variants.{variant}.cells", expected, chosen)
+        require(not several or tuned in cells, f"variants.{variant}.cells", expected, cells)
     of_baseline = seeds_of(fields, study.baseline)
     everything = f"all of {study.seeds} for the baseline"
     require(set(study.seeds) == set(of_baseline), f"variants.{study.baseline}.seeds", everything, of_baseline)

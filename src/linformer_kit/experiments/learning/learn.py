@@ -82,7 +82,7 @@ def learn(study: LearningSettings) -> Experiment:
                 for cell in study.cells
                 for seed in study.seeds
                 for variant in variants
-                if cell in cells_of(settings, variant) and seed in seeds_of(settings, variant)
+                if cell in cells_of(settings, variant) and seed in seeds_of(settings, variant, cell)
             ]
             run.all_of(trials)
             run.measure_updates(trials)
@@ -176,7 +176,8 @@ def _best_rate(settings: dict[str, Any], variant: str, entries: list[dict[str, A
 
 
 def _continued(study: LearningSettings, here: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The earlier results that a resumed study keeps: those of trials whose settings are unchanged.
+    """The earlier results that a resumed study keeps: those of trials whose settings are unchanged, and those of the
+    trials that they continue.
 
     Raises:
         InputError: for another machine or other versions.
@@ -188,11 +189,15 @@ def _continued(study: LearningSettings, here: dict[str, Any], path: Path) -> dic
             raise InputError(f"resume: expected {name} {there.get(name)}, as in {path}, got {value}")
     commits = dict.fromkeys([*str(there["commit"]).split(", "), str(here["commit"])])
     meant = {trial.kind for trial in one_of_each_kind(study)}
+    kept: dict[str | None, dict[str, Any]] = {}
+    for entry in earlier["trials"]:  # each after the one that it continues
+        if entry["kind"] in meant and (entry["before"] is None or entry["before"] in kept):
+            kept[entry["name"]] = entry
     return {
         "environment": {**there, "commit": ", ".join(commits)},
         **{
             name: {kind: value for kind, value in earlier.get(name, {}).items() if kind in meant}
             for name in ("seconds_per_update", "peak_bytes_of_update")
         },
-        "trials": [entry for entry in earlier["trials"] if entry["kind"] in meant],
+        "trials": [*kept.values()],
     }

@@ -16,13 +16,10 @@ from linformer_kit.experiments.experiment import require
 from linformer_kit.interop.checkpoints.own import SLOT_FIELDS
 from linformer_kit.report.base import file_name
 from linformer_kit.settings import ModelSettings, PretrainSettings, names_only, portable
-from linformer_kit.settings.study import LearningSettings, cells_of
+from linformer_kit.settings.study import OF_CELLS, OF_VARIANTS, LearningSettings, cells_of, seeds_of
 from linformer_kit.training import pretrain
 from linformer_kit.training.identity import defaults
 
-# Keys that variants, and cells, may have in addition to settings of `linformer pretrain`.
-OF_VARIANTS = ("after", "minutes", "cells", "learning_rates", "seeds")
-OF_CELLS = ("english",)
 # Settings of the model that a conversion may change.
 _OF_CONVERSION = (
     *("attention", "max_position_embeddings", *SLOT_FIELDS),
@@ -87,8 +84,9 @@ def make_trial(
         InputError: for a setting that is unknown or invalid in `linformer pretrain`, or that the study determines.
     """
     where, what = dict(study.cells[cell]), dict(study.variants[variant])
-    english, own = where.pop("english", False), {name: what.pop(name, None) for name in OF_VARIANTS}
-    if english:
+    of_cell = {name: where.pop(name, None) for name in OF_CELLS}
+    own = {name: what.pop(name, None) for name in OF_VARIANTS}
+    if of_cell["english"]:
         where["train_file"] = study.english_file
     fields = dataclasses.asdict(study.base)
     for owner, changes in ((f"cells.{cell}", where), (f"variants.{variant}", what)):
@@ -97,8 +95,7 @@ def make_trial(
     after = own["after"]
     continued, converts = None, after is not None and changes_model(what)
     if after is not None:
-        there = cells_of(dataclasses.asdict(study), after)
-        continued = make_trial(study, cell if cell in there else there[0], after, rates[after], seed, rates)
+        continued = _make_continued(study, cell, after, seed, rates)
     before = None if continued is None else continued.name
     minutes = study.minutes if own["minutes"] is None else own["minutes"]
     settings = _parsed(fields, f"cells.{cell}, variants.{variant}")
@@ -121,6 +118,15 @@ def make_trial(
         name=f"{slug}-lr{learning_rate:g}-seed{seed}-{_digest({**content, 'before': before})}",
         settings=dataclasses.replace(settings, learning_rate=learning_rate, seed=seed),
     )
+
+
+def _make_continued(study: LearningSettings, cell: str, variant: str, seed: int, rates: dict[str, float]) -> Trial:
+    """The trial of a variant that one with this cell and seed continues: the same, or the only ones there."""
+    fields = dataclasses.asdict(study)
+    cells = cells_of(fields, variant)
+    there = cell if cell in cells else cells[0]
+    seeds = seeds_of(fields, variant, there)
+    return make_trial(study, there, variant, rates[variant], seed if seed in seeds else seeds[0], rates)
 
 
 def recorded_study(study: LearningSettings) -> dict[str, Any]:
