@@ -28,7 +28,7 @@ from linformer_kit.interop.convert import convert
 from linformer_kit.settings import ConvertSettings
 from tests.conftest import fail
 from tests.interop.checkpoints.test_encoders import source
-from tests.interop.checkpoints.test_own import transformer
+from tests.interop.test_full_attention import transformer
 from tests.reference import fairseq_linformer as official
 
 
@@ -279,6 +279,9 @@ def test_refused_in_place(tmp_path, capsys):
     capsys.readouterr()
     error = fail(capsys, "convert", tmp_path / "linear", tmp_path / "ours", "--in_place")
     assert "source: expected one with full attention, got LinearBertModel, which is a Linformer" in error
+    transformer(tmp_path / "full")
+    error = fail(capsys, "convert", tmp_path / "full", tmp_path / "ours", "--in_place")
+    assert error.endswith("LinformerForMaskedLM of this package; linformer convert without --in_place makes it linear")
 
 
 def test_a_linear_one_made_longer(tmp_path, capsys):

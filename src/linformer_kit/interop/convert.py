@@ -16,8 +16,8 @@ from linformer_kit.files.writing import whole_folder
 from linformer_kit.interop.checkpoints import bert, roberta
 from linformer_kit.interop.checkpoints.build import Converted, resize
 from linformer_kit.interop.checkpoints.fairseq import convert_fairseq
-from linformer_kit.interop.checkpoints.own import convert_own
 from linformer_kit.interop.checkpoints.sentences import sentence_files, write_files
+from linformer_kit.interop.full_attention import convert_full_attention
 from linformer_kit.interop.loading import TOKENIZER_FILES, auto_class_of, load_pretrained
 from linformer_kit.linearized.classes import MODEL_TYPE, LinearizedModel
 from linformer_kit.linearized.fields import EXACT
@@ -87,7 +87,7 @@ def _load(settings: ConvertSettings) -> Converted:
         raise InputError(f"{unused[0]}: expected none with full attention, got {fields[unused[0]]!r}")
     model_type = _model_type(settings.source)
     if model_type == LinformerConfig.model_type:
-        return convert_own(settings.source, fields, settings.resize_mode)
+        return convert_full_attention(settings.source, fields, settings.resize_mode)
     if model_type == MODEL_TYPE:
         for name in _OF_NEW_PROJECTIONS:
             if name in fields:

@@ -80,6 +80,9 @@ def _check_configuration(model: PreTrainedModel) -> None:
     if len(config.sub_configs) > 1:
         parts = ", ".join(sorted(config.sub_configs))
         raise InputError(f"model: expected an encoder, got {kind}, which has several: {parts}")
+    if config.model_type == "linformer" and config.attention == "full":
+        found = f"{kind} of this package; linformer convert without --in_place makes it linear"
+        raise InputError(f"model: expected an encoder of transformers, got {found}")
     if config.model_type in ("linformer", "linearized"):
         raise InputError(f"model: expected one with full attention, got {kind}, which is a Linformer")
     if model.device.type == "meta":

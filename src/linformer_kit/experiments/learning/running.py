@@ -26,7 +26,7 @@ from linformer_kit.experiments.learning.short_texts import short_text_losses
 from linformer_kit.experiments.learning.trials import Trial
 from linformer_kit.experiments.measure import PeakMemory, synchronize
 from linformer_kit.files.writing import whole_folder
-from linformer_kit.interop.checkpoints.own import convert_own
+from linformer_kit.interop.full_attention import convert_full_attention
 from linformer_kit.models.heads import LinformerForMaskedLM
 from linformer_kit.settings import PretrainSettings
 from linformer_kit.training import pretrain
@@ -161,7 +161,7 @@ def _before(trial: Trial, folder: Path, place: Path) -> str | None:
         fields = dataclasses.asdict(trial.settings.model)
         for name in _OF_TOKENIZER:
             del fields[name]
-        model = convert_own(str(before), fields, trial.settings.resize_mode).model
+        model = convert_full_attention(str(before), fields, trial.settings.resize_mode).model
         with whole_folder(converted) as made:
             model.save_pretrained(made)
             load_tokenizer(str(before), max_length=model.config.max_position_embeddings).save_pretrained(made)

@@ -13,7 +13,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from linformer_kit.errors import InputError
 from linformer_kit.experiments.experiment import require
-from linformer_kit.interop.checkpoints.own import SLOT_FIELDS
+from linformer_kit.interop.full_attention import SLOT_FIELDS
 from linformer_kit.report.base import file_name
 from linformer_kit.settings import ModelSettings, PretrainSettings, names_only, portable
 from linformer_kit.settings.study import OF_CELLS, OF_VARIANTS, LearningSettings, cells_of, seeds_of

@@ -12,7 +12,7 @@ from linformer_kit import (
     LinformerForSequenceClassification,
     LinformerModel,
 )
-from linformer_kit.interop.checkpoints.own import convert_own
+from linformer_kit.interop.full_attention import convert_full_attention
 from tests.conftest import SHARINGS, randomise
 
 SIZES = {
@@ -36,7 +36,7 @@ def transformer(folder, model_class=LinformerForMaskedLM, **fields):
 @pytest.mark.parametrize("sharing", SHARINGS)
 def test_every_weight_is_kept_and_only_e_and_f_are_new(sharing, tmp_path):
     theirs = transformer(tmp_path).state_dict()
-    model = convert_own(str(tmp_path), {"projected_dim": 7, "sharing": sharing}, "extend").model
+    model = convert_full_attention(str(tmp_path), {"projected_dim": 7, "sharing": sharing}, "extend").model
     assert (model.config.attention, model.config.projected_dim, model.config.sharing) == ("linformer", 7, sharing)
     assert model.config.norm_first and not model.training
     ours = model.state_dict()
@@ -46,10 +46,19 @@ def test_every_weight_is_kept_and_only_e_and_f_are_new(sharing, tmp_path):
     assert added and all(".projection." in name and torch.equal(ours[name], new[name]) for name in added)
 
 
+def test_from_python_by_the_configuration(tmp_path):
+    """Stated in docs/convert.md: the same model as by conversion."""
+    transformer(tmp_path)
+    fields = {"projected_dim": 7, "sharing": "none", "projection_initializer": "shifted_pooling"}
+    converted = convert_full_attention(str(tmp_path), fields, "extend").model.state_dict()
+    loaded = LinformerForMaskedLM.from_pretrained(tmp_path, attention="linformer", **fields).state_dict()
+    assert loaded.keys() == converted.keys() and all(torch.equal(loaded[name], converted[name]) for name in loaded)
+
+
 def test_another_length(tmp_path):
     theirs = transformer(tmp_path)
     fields = {"max_position_embeddings": 62, "projected_dim": 11}
-    model = convert_own(str(tmp_path), fields, "interpolate").model
+    model = convert_full_attention(str(tmp_path), fields, "interpolate").model
     theirs.resize_sequence_length(62, mode="interpolate")
     of_positions = "linformer.embeddings.position_embeddings.weight"
     assert torch.equal(model.state_dict()[of_positions], theirs.state_dict()[of_positions])
@@ -61,7 +70,7 @@ def test_another_length(tmp_path):
 
 def test_full_attention_may_stay(tmp_path):
     theirs = transformer(tmp_path)
-    model = convert_own(str(tmp_path), {"attention": "full"}, "extend").model
+    model = convert_full_attention(str(tmp_path), {"attention": "full"}, "extend").model
     ids = torch.randint(5, 101, (2, 31))
     torch.testing.assert_close(model(ids).logits, theirs(ids).logits)
 
@@ -69,7 +78,7 @@ def test_full_attention_may_stay(tmp_path):
 def test_a_classifier_keeps_its_head(tmp_path):
     names = {0: "no", 1: "yes", 2: "perhaps"}
     theirs = transformer(tmp_path, LinformerForSequenceClassification, num_labels=3, id2label=names)
-    model = convert_own(str(tmp_path), {}, "extend").model
+    model = convert_full_attention(str(tmp_path), {}, "extend").model
     assert isinstance(model, LinformerForSequenceClassification) and model.config.id2label == names
     assert torch.equal(model.classifier.out_proj.weight, theirs.classifier.out_proj.weight)
     assert model.config.projected_dim == 31  # the default, at most n
@@ -87,13 +96,16 @@ def test_the_source_s_values_for_slots_do_not_count(tmp_path):
         "slot_exponent": 1.0,
     }
     transformer(tmp_path, **values)
-    config, new = convert_own(str(tmp_path), {}, "extend").model.config, LinformerConfig(**SIZES, projected_dim=31)
+    config, new = (
+        convert_full_attention(str(tmp_path), {}, "extend").model.config,
+        LinformerConfig(**SIZES, projected_dim=31),
+    )
     assert all(getattr(config, name) == getattr(new, name) for name in values)
 
 
 def test_an_encoder_without_its_pooler(tmp_path):
     transformer(tmp_path, LinformerModel, pooler=True)
-    converted = convert_own(str(tmp_path), {"projected_dim": 7}, "extend")
+    converted = convert_full_attention(str(tmp_path), {"projected_dim": 7}, "extend")
     assert converted.model(torch.full((1, 31), 5))[0].isfinite().all() and not converted.model.config.pooler
     assert converted.left_out == ["pooler.weight", "pooler.bias"]
 
@@ -110,4 +122,4 @@ def test_an_encoder_without_its_pooler(tmp_path):
 def test_refused(attention, fields, message, tmp_path):
     transformer(tmp_path, attention=attention, projected_dim=7)
     with pytest.raises(InputError, match=message):
-        convert_own(str(tmp_path), fields, "extend")
+        convert_full_attention(str(tmp_path), fields, "extend")

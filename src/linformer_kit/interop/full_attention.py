@@ -19,7 +19,7 @@ SLOT_FIELDS = (
 )
 
 
-def convert_own(source: str, fields: Mapping[str, Any], resize_mode: ResizeMode) -> Converted:
+def convert_full_attention(source: str, fields: Mapping[str, Any], resize_mode: ResizeMode) -> Converted:
     """Make a Linformer of a Transformer of this package, with all of its weights.
 
     Args:
