@@ -13,11 +13,12 @@ def _drawn(drawn) -> None:
 
 @pytest.fixture
 def figures(drawn, monkeypatch) -> list[Figure]:
-    """The figures that the code under test has written, in their order."""
+    """The figures that the code under test has written, in their order; once where a file of each format is written."""
     written, write = [], Figure.savefig
 
     def noted(figure, *arguments, **options):
-        written.append(figure)
+        if figure not in written:
+            written.append(figure)
         write(figure, *arguments, **options)
 
     monkeypatch.setattr(Figure, "savefig", noted)

@@ -194,6 +194,9 @@ def test_report_is_made_from_the_json_alone(tmp_path, baselines):
     assert json.loads((tmp_path / "efficiency.json").read_text()) == results
     assert (tmp_path / "time_per_token.png").stat().st_size > 10_000
     assert (tmp_path / "time_saved.png").exists() == (tmp_path / "memory_saved.png").exists() == bool(baselines)
+    assert [path.stem for path in sorted(tmp_path.glob("*.svg"))] == [
+        path.stem for path in sorted(tmp_path.glob("*.png"))
+    ]
 
 
 @pytest.mark.e2e

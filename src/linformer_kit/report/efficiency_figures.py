@@ -29,9 +29,10 @@ Point = tuple[int, float, bool]  # n, height, whether extrapolated
 
 
 def draw_efficiency(results: dict[str, Any], folder: Path) -> None:
-    """Write `time_saved.png`, `time_per_token.png` and, if memory was measured, `memory_saved.png`."""
-    for name in ("time_saved.png", "memory_saved.png"):  # of overwritten results
-        (folder / name).unlink(missing_ok=True)
+    """Write `time_saved.png`, `time_per_token.png` and, if memory was measured, `memory_saved.png`; as SVG too."""
+    for name in ("time_saved", "memory_saved"):  # of overwritten results
+        for suffix in (".png", ".svg"):
+            (folder / name).with_suffix(suffix).unlink(missing_ok=True)
     if results["settings"]["baselines"]:
         _draw_saved(results, "time_saved", "time saved (Transformer / Linformer)", folder / "time_saved.png")
         if results["settings"]["memory"]:
@@ -66,7 +67,7 @@ def _draw_saved(results: dict[str, Any], field: str, label: str, path: Path) -> 
     if any(cell[f"paper_{field}"] for cell in results["cells"]):
         handles.append(Line2D([], [], color="black", linestyle="--", linewidth=1, label="paper"))
     figure.legend(handles=handles + _hollow(results), loc="outside right center", fontsize=9)
-    save_figure(figure, path)
+    save_figure(figure, path, vector=True)
 
 
 def _draw_time_per_token(results: dict[str, Any], path: Path) -> None:
@@ -83,7 +84,7 @@ def _draw_time_per_token(results: dict[str, Any], path: Path) -> None:
     number_ticks(axis.yaxis, ",g")
     handles = axis.get_legend_handles_labels()[0]
     figure.legend(handles=[*handles, *_hollow(results)], loc="outside right center", fontsize=9)
-    save_figure(figure, path)
+    save_figure(figure, path, vector=True)
 
 
 def _per_token(entries: Iterable[Cell]) -> list[Point]:

@@ -35,10 +35,11 @@ def new_figure(
     return figure, figure.subplots(rows, columns, squeeze=squeeze, sharey=sharey)
 
 
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure to an image file; needs no display."""
-    with errors_named(path):
-        figure.savefig(path, dpi=_DOTS_PER_INCH)
+def save_figure(figure: Figure, path: Path, *, vector: bool = False) -> None:
+    """Write a figure as PNG and, with `vector`, beside it as SVG, for a paper; needs no display."""
+    for file in (path, path.with_suffix(".svg")) if vector else (path,):
+        with errors_named(file):
+            figure.savefig(file, dpi=_DOTS_PER_INCH, metadata={"Date": None} if file.suffix == ".svg" else None)
 
 
 def png_of(figure: Figure) -> bytes:

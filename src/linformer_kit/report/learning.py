@@ -24,7 +24,7 @@ class _Column(NamedTuple):
 
 def write_learning_report(results: dict[str, Any], folder: Path) -> str:
     """Write `learning.json`, `learning.md` and, for a complete study, the curves of each cell, `curves-<cell>.png`,
-    and its panels, `panels.png` and `panels.svg`.
+    and its panels, `panels.png`, each as SVG too.
 
     Args:
         results: Results of `learning.learn.learn` so far.

@@ -26,7 +26,7 @@ def draw_curves(curves: dict[str, list[dict[str, Any]]], path: Path, *, baseline
 
     Args:
         curves: The trainings of each variant, as in `learning.json`.
-        path: Output file.
+        path: Output file `.png`; the same figure is written as `.svg`.
         baseline: Name of the variant that is always drawn.
         title: Title of the figure.
     """
@@ -56,7 +56,7 @@ def draw_curves(curves: dict[str, list[dict[str, Any]]], path: Path, *, baseline
         if len(drawn) < len(finished):
             heading += f"\n({len(drawn)} of {len(finished)} variants)"
         figure.legend(handles=lines, loc="outside right center", fontsize=8, title=heading, frameon=False)
-    save_figure(figure, path)
+    save_figure(figure, path, vector=True)
 
 
 def draw_panels(panels: dict[str, dict[str, list[dict[str, Any]]]], path: Path) -> None:
@@ -86,8 +86,7 @@ def draw_panels(panels: dict[str, dict[str, list[dict[str, Any]]]], path: Path) 
         axes.set_title(title, fontsize=11)
         show_grid(axes, which="both")
         axes.legend(fontsize=8, title="last value", title_fontsize=8)
-    save_figure(figure, path)
-    save_figure(figure, path.with_suffix(".svg"))
+    save_figure(figure, path, vector=True)
 
 
 def _draw_line(

@@ -19,7 +19,7 @@ _NUMBERED_CELLS = 16  # layers or heads up to which the cells of the heat map sh
 
 
 def write_spectrum_report(results: dict[str, Any], folder: Path) -> str:
-    """Write `spectrum.json`, `spectrum.md` and `spectrum.png`.
+    """Write `spectrum.json`, `spectrum.md` and `spectrum.png`, as SVG too.
 
     Args:
         results: Results of `spectrum.figure1.spectrum`.
@@ -158,4 +158,4 @@ def draw_spectrum(results: dict[str, Any], folder: Path) -> None:
     figure.colorbar(image, ax=right)
     title = f"Spectrum of attention: {results['model']}{_kind(results)}, n {results['seq_len']}"
     figure.suptitle(title, fontsize=11, parse_math=False)
-    save_figure(figure, folder / "spectrum.png")
+    save_figure(figure, folder / "spectrum.png", vector=True)

@@ -18,7 +18,7 @@ _MODES = {"forward": "a forward pass", "train": "forward and backward"}
 
 
 def write_systems_report(results: dict[str, Any], folder: Path) -> str:
-    """Write `systems.json`, `systems.md` and `systems.png`.
+    """Write `systems.json`, `systems.md` and `systems.png`, as SVG too.
 
     Args:
         results: Results of `cost.systems.bench_systems`.
@@ -193,7 +193,7 @@ def draw_systems(results: dict[str, Any], folder: Path) -> None:
     show_grid(axes, "both")
     if drawn:
         _legend_by_height(figure, axes)
-    save_figure(figure, folder / "systems.png")
+    save_figure(figure, folder / "systems.png", vector=True)
 
 
 def _legend_by_height(figure: Any, axes: Any) -> None:

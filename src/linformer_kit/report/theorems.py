@@ -31,7 +31,7 @@ MOST_TIMES_N = 8  # k above n, which saves nothing but may satisfy the bound, is
 
 
 def write_theorems_report(results: dict[str, Any], folder: Path) -> str:
-    """Write `theorems.json`, `theorems.md`, `theorem1.png`, `theorem2.png` and `theorem2-relative.png`.
+    """Write `theorems.json`, `theorems.md`, `theorem1.png`, `theorem2.png` and `theorem2-relative.png`, as SVG too.
 
     Args:
         results: Results of `theorems.trials.theorems`.

@@ -80,7 +80,7 @@ def draw_errors(results: dict[str, Any], theorem: str, measure: str, path: Path,
         fontsize=8,
     )
     figure.suptitle(title, fontsize=10)
-    save_figure(figure, path)
+    save_figure(figure, path, vector=True)
 
 
 def _draw_bounds(axis: Axes, case: dict[str, Any], theorem: str, least: float) -> None:
