@@ -17,7 +17,7 @@ import linformer_kit as lk
 from linformer_kit.commands.cli import main
 from linformer_kit.errors import InputError
 from linformer_kit.experiments import measure
-from linformer_kit.experiments.learning import checks, learn, running
+from linformer_kit.experiments.learning import checks, learn, running, trials
 from tests.experiments.learning.studies import (
     STUDY,
     InThisProcess,
@@ -208,7 +208,13 @@ def test_variants_converted_from_one_with_full_attention(corpus, tmp_path, here)
     """Once trained in its only cell, with its weights and E and F as new, at the length of each cell."""
     variants = {
         "full": {"model.attention": "full", "cells": ["short"]},
-        "ours": {"after": "full", "model.projected_dim": 5, "cells": ["short", "lo/ng"], "max_steps": 2},
+        "ours": {
+            "after": "full",
+            "model.projected_dim": 5,
+            "cells": ["short", "lo/ng"],
+            "max_steps": 2,
+            "save_steps": 1,
+        },
         "theirs": {"after": "full", "model.attention": "full", "cells": ["lo/ng"], "max_steps": 2},
     }
     settings = study(corpus, variants=variants, learning_rates=[1e-3], seeds=[1])
@@ -231,6 +237,15 @@ def test_variants_converted_from_one_with_full_attention(corpus, tmp_path, here)
     entries = {entry["name"]: entry for entry in results_of(tmp_path / "out")["trials"]}
     assert {entries[name]["before"] for name in others} == {started}
     assert all(entries[name]["curve"][0][1] < entries[started]["curve"][0][1] for name in others)
+    trial = trials.make_trial(settings, "lo/ng", "ours", 1e-3, 1, {"full": 1e-3})
+    assert trial.name in others and running.cost_of_update(trial, tmp_path / "out", 1).seconds > 0
+    # As if interrupted before its last update: the same curve, and the start is not made again.
+    folder = tmp_path / "out" / "trials" / trial.name
+    shutil.rmtree(folder / "checkpoint-2")
+    kept = (folder / "start" / "model.safetensors").stat().st_mtime_ns
+    again = running.run_trial(trial, tmp_path / "out", 1, [], None)
+    assert again["curve"] == entries[trial.name]["curve"] and (folder / "checkpoint-2").is_dir()
+    assert (folder / "start" / "model.safetensors").stat().st_mtime_ns == kept
 
 
 def test_a_study_that_was_killed_before_its_first_result_goes_on(corpus, untrained, tmp_path, monkeypatch):
