@@ -6,6 +6,7 @@ import io
 from pathlib import Path
 from typing import Any, Literal
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -37,9 +38,13 @@ def new_figure(
 
 def save_figure(figure: Figure, path: Path, *, vector: bool = False) -> None:
     """Write a figure as PNG and, with `vector`, beside it as SVG, for a paper; needs no display."""
-    for file in (path, path.with_suffix(".svg")) if vector else (path,):
-        with errors_named(file):
-            figure.savefig(file, dpi=_DOTS_PER_INCH, metadata={"Date": None} if file.suffix == ".svg" else None)
+    with errors_named(path):
+        figure.savefig(path, dpi=_DOTS_PER_INCH)
+    if vector:
+        file = path.with_suffix(".svg")
+        # Without a date and random ids, equal results give equal files.
+        with errors_named(file), rc_context({"svg.hashsalt": path.stem}):
+            figure.savefig(file, metadata={"Date": None})
 
 
 def png_of(figure: Figure) -> bytes:
