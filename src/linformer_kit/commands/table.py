@@ -130,11 +130,7 @@ COMMANDS = {
         ConvertSettings,
         "linformer_kit.commands.convert:main",
         "Convert",
-        (
-            "FacebookAI/roberta-base my-linformer --projected_dim 256",
-            "my-transformer my-linformer",
-            "my-encoder linear-encoder --in_place",
-        ),
+        ("FacebookAI/roberta-base my-linformer --projected_dim 256", "my-encoder linear-encoder --in_place"),
         positionals=("source", "out"),
     ),
     "adapters": Command(
