@@ -14,7 +14,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
 from linformer_kit.commands.cli import main
-from linformer_kit.export import onnx_file
+from linformer_kit.export import folder, onnx_file
 from linformer_kit.export.exportable import load
 from linformer_kit.files.manifest import damage
 from tests.conftest import fail, fail_last_line
@@ -181,3 +181,14 @@ def test_int8_for_pytorch_of_heads_with_different_k(tmp_path, capsys):
     main(["export", str(tmp_path / "model"), str(tmp_path / "out"), "--format", "torch", "--int8"])
     difference = re.search(r"Largest difference of int8: (\S+)", capsys.readouterr().out)
     assert difference and 0 < float(difference[1]) < 0.1
+
+
+def test_each_timed_run_starts_when_the_threads_of_the_one_before_sleep(monkeypatch, tmp_path):
+    """ONNX Runtime's wait for more work on the processor: PyTorch beside them took three times as long."""
+    linformer("LinformerForMaskedLM", tmp_path / "model", num_hidden_layers=1)
+    happened = []
+    monkeypatch.setattr(folder.time, "sleep", lambda seconds: happened.append(seconds))
+    runs = {name: lambda _, name=name: happened.append(name) for name in ("one", "other")}
+    (row,) = folder._seconds(load(str(tmp_path / "model")), runs)
+    assert row.keys() == {"length", "one", "other"} and len(happened) == 2 * 2 * 16
+    assert happened[::2] == [folder._PAUSE] * 32 and set(happened[1::2]) == {"one", "other"}
