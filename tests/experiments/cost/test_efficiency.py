@@ -59,7 +59,8 @@ def test_json_of_a_tiny_run(tmp_path, capsys, mode):
             assert cell["time_saved"][name] == {"ratio": pytest.approx(ratio), "extrapolated": False}
             assert cell["memory_saved"][name] is None
     written = {path.name for path in tmp_path.iterdir()}
-    assert written == {"efficiency.json", "efficiency.md", "report.html", "time_saved.png", "time_per_token.png"}
+    figures = {f"{name}.{kind}" for name in ("time_saved", "time_per_token") for kind in ("png", "svg")}
+    assert written == {"efficiency.json", "efficiency.md", "report.html"} | figures
     assert capsys.readouterr().out.splitlines()[-1] == f"Saved in {tmp_path}"
 
 
@@ -177,9 +178,10 @@ def test_results_are_written_over_only_when_asked(tmp_path, capsys):
     with pytest.raises(SystemExit):
         run(tmp_path, *arguments)
     assert "output_dir: expected a new or empty folder" in capsys.readouterr().err
-    (tmp_path / "memory_saved.png").write_text("of another measurement")
+    for name in ("memory_saved.png", "memory_saved.svg"):
+        (tmp_path / name).write_text("of another measurement")
     assert run(tmp_path, *arguments, "--overwrite")["complete"]
-    assert (tmp_path / "time_saved.png").exists() and not (tmp_path / "memory_saved.png").exists()
+    assert (tmp_path / "time_saved.png").exists() and not [*tmp_path.glob("memory_saved.*")]
 
 
 @pytest.mark.parametrize(
