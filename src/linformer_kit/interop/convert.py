@@ -113,7 +113,7 @@ def _linearized(settings: ConvertSettings) -> Converted:
         else:
             with renamed("seq_len", "max_position_embeddings"):
                 model.resize_sequence_length(given["max_position_embeddings"], mode=settings.resize_mode)
-        return Converted(model, [], learned)
+        return Converted(model, [], learned or settings.adapter is not None)
 
 
 def _is_fairseq(source: str) -> bool:

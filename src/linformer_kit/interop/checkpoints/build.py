@@ -17,7 +17,7 @@ from linformer_kit.settings import ResizeMode
 
 
 class Converted(NamedTuple):
-    """A model, the names of the source's weights that it left out, and whether E and F come from the source."""
+    """A model, the names of the source's weights that it left out, and whether E and F, or slots, are trained."""
 
     model: Any
     left_out: list[str]
