@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 from typing import Any
@@ -17,16 +18,16 @@ from linformer_kit.interop.checkpoints import bert, roberta
 from linformer_kit.interop.checkpoints.build import Converted, resize
 from linformer_kit.interop.checkpoints.fairseq import convert_fairseq
 from linformer_kit.interop.checkpoints.sentences import sentence_files, write_files
-from linformer_kit.interop.full_attention import convert_full_attention
+from linformer_kit.interop.full_attention import SLOT_FIELDS, convert_full_attention
 from linformer_kit.interop.loading import TOKENIZER_FILES, auto_class_of, load_pretrained
 from linformer_kit.linearized.classes import MODEL_TYPE, LinearizedModel
-from linformer_kit.linearized.fields import EXACT
 from linformer_kit.linearized.linearize import linearize
 from linformer_kit.linearized.positions import longest_input
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.settings import ConvertSettings
 
-_OF_SLOTS = ("projected_dim", "sharing", "projection", "shorter_input", *EXACT, "slot_exponent")
+_SETTINGS = {field.name for field in dataclasses.fields(ConvertSettings)}
+_OF_SLOTS = tuple(name for name in SLOT_FIELDS if name in _SETTINGS)
 _OF_NEW_PROJECTIONS = (*_OF_SLOTS, "attention")
 _OF_FAIRSEQ = ("num_attention_heads", "classification_head")
 _IN_PLACE = (*_OF_SLOTS, "adapter", "layers", "max_position_embeddings")

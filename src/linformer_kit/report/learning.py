@@ -10,7 +10,7 @@ from linformer_kit.report.base import environment_line, file_name, table, write_
 from linformer_kit.report.learning_figures import draw_curves, draw_panels
 from linformer_kit.report.learning_gaps import gap_table
 from linformer_kit.report.numbers import listed, mean_and_deviation
-from linformer_kit.settings.study import OF_VARIANTS, rates_of, seeds_of, where_tuned
+from linformer_kit.settings.study import rates_of, seeds_of, where_tuned
 
 Entry = dict[str, Any]  # one training, as in `learning.json`
 
@@ -80,10 +80,10 @@ def study_tables(results: dict[str, Any], *, heading: str) -> str:
 
 
 def _slots(settings: dict[str, Any], panel: dict[str, list[str]]) -> dict[str, int]:
-    """k of the variants of a panel that set nothing else."""
-    only = "model.projected_dim"
+    """k of the variants of a panel that set nothing else but where and how often they are trained, and from what."""
+    only, free = "model.projected_dim", {"after", "cells", "seeds"}
     variants = {name: settings["variants"][name] for name in panel["variants"]}
-    return {name: own[only] for name, own in variants.items() if only in own and not own.keys() - {only, *OF_VARIANTS}}
+    return {name: own[only] for name, own in variants.items() if only in own and not own.keys() - {only, *free}}
 
 
 def at_chosen_rate(results: dict[str, Any], cell: str, variant: str) -> list[Entry]:

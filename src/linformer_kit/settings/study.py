@@ -80,6 +80,12 @@ def cells_of(settings: dict[str, Any], variant: str) -> list[str]:
     return _own(settings, variant, "cells", [*settings["cells"]])
 
 
+def cell_of_start(settings: dict[str, Any], variant: str, cell: str) -> str:
+    """The cell in which the model of a variant was trained that another continues in a cell: the same, or its only."""
+    cells = cells_of(settings, variant)
+    return cell if cell in cells else cells[0]
+
+
 def seeds_of(settings: dict[str, Any], variant: str, cell: str | None = None) -> list[int]:
     """The seeds that a variant is trained with: its own, those of the variant that it continues, or all.
 

@@ -12,7 +12,7 @@ from linformer_kit.experiments.experiment import check_output, earlier_file, req
 from linformer_kit.experiments.learning.trials import Trial, changes_model, check_trial, make_trial
 from linformer_kit.report.learning_figures import MOST_LINES
 from linformer_kit.settings import LARGEST_SEED
-from linformer_kit.settings.study import LearningSettings, cells_of, rates_of, seeds_of, where_tuned
+from linformer_kit.settings.study import LearningSettings, cell_of_start, cells_of, rates_of, seeds_of, where_tuned
 
 
 def check(study: LearningSettings) -> None:
@@ -94,7 +94,7 @@ def _check_what_is_continued(study: LearningSettings) -> None:
             expected = f"some of those of cell {cell}"
             require(bool(seeds), f"variants.{variant}.seeds", expected, seeds_of(fields, variant))
             if after is not None:
-                of_start = seeds_of(fields, after, cell if cell in there else there[0])
+                of_start = seeds_of(fields, after, cell_of_start(fields, after, cell))
                 expected = f"some of {of_start}, those of {after}"
                 alone = len(of_start) == 1
                 require(alone or set(seeds) <= set(of_start), f"variants.{variant}.seeds", expected, seeds)

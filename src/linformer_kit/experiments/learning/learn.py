@@ -176,8 +176,8 @@ def _best_rate(settings: dict[str, Any], variant: str, entries: list[dict[str, A
 
 
 def _continued(study: LearningSettings, here: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The earlier results that a resumed study keeps: those of trials whose settings are unchanged, and those of the
-    trials that they continue.
+    """The earlier results that a resumed study keeps: those of trials whose settings are unchanged, as are those of
+    the trials that they continue.
 
     Raises:
         InputError: for another machine or other versions.
@@ -189,7 +189,7 @@ def _continued(study: LearningSettings, here: dict[str, Any], path: Path) -> dic
             raise InputError(f"resume: expected {name} {there.get(name)}, as in {path}, got {value}")
     commits = dict.fromkeys([*str(there["commit"]).split(", "), str(here["commit"])])
     meant = {trial.kind for trial in one_of_each_kind(study)}
-    kept: dict[str | None, dict[str, Any]] = {}
+    kept: dict[str, dict[str, Any]] = {}
     for entry in earlier["trials"]:  # each after the one that it continues
         if entry["kind"] in meant and (entry["before"] is None or entry["before"] in kept):
             kept[entry["name"]] = entry

@@ -16,7 +16,7 @@ from linformer_kit.experiments.experiment import require
 from linformer_kit.interop.full_attention import SLOT_FIELDS
 from linformer_kit.report.base import file_name
 from linformer_kit.settings import ModelSettings, PretrainSettings, names_only, portable
-from linformer_kit.settings.study import OF_CELLS, OF_VARIANTS, LearningSettings, cells_of, seeds_of
+from linformer_kit.settings.study import OF_CELLS, OF_VARIANTS, LearningSettings, cell_of_start, seeds_of
 from linformer_kit.training import pretrain
 from linformer_kit.training.identity import defaults
 
@@ -123,8 +123,7 @@ def make_trial(
 def _make_continued(study: LearningSettings, cell: str, variant: str, seed: int, rates: dict[str, float]) -> Trial:
     """The trial of a variant that one with this cell and seed continues: the same, or the only ones there."""
     fields = dataclasses.asdict(study)
-    cells = cells_of(fields, variant)
-    there = cell if cell in cells else cells[0]
+    there = cell_of_start(fields, variant, cell)
     seeds = seeds_of(fields, variant, there)
     return make_trial(study, there, variant, rates[variant], seed if seed in seeds else seeds[0], rates)
 
