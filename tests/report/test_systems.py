@@ -7,7 +7,8 @@ import json
 import matplotlib.image
 import pytest
 
-from linformer_kit.report.systems import peer_ratios, systems_markdown, write_systems_report
+from linformer_kit.experiments.cost.registry import SYSTEMS
+from linformer_kit.report.systems import PANELS, peer_ratios, systems_markdown, write_systems_report
 
 
 def entry(name: str, k: int | None, times: dict[int, float], **fields: object) -> dict:
@@ -102,12 +103,18 @@ def test_unfinished_results_say_so(results):
     assert "Not complete: interrupted or still running." in systems_markdown(results)
 
 
-@pytest.mark.parametrize("with_runs", [True, False])
-def test_report_writes_json_table_and_picture(results, tmp_path, with_runs):
+def test_every_system_has_a_panel_of_at_most_six_lines():
+    others = [name for names in PANELS.values() for name in names]
+    assert sorted([*others, "linformer"]) == sorted(SYSTEMS)
+    assert all(len(names) <= 5 for names in PANELS.values())
+
+
+@pytest.mark.parametrize(("with_runs", "columns"), [(True, 2), (False, 1)])
+def test_report_writes_json_table_and_picture(results, tmp_path, with_runs, columns):
     if not with_runs:
         for system in results["systems"]:
             system["runs"] = []
     text = write_systems_report(results, tmp_path)
     assert (tmp_path / "systems.md").read_text() == text
     assert json.loads((tmp_path / "systems.json").read_text()) == results
-    assert matplotlib.image.imread(tmp_path / "systems.png").shape[:2] == (900, 1500)
+    assert matplotlib.image.imread(tmp_path / "systems.png").shape[:2] == (630, columns * 750)

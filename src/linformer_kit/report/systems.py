@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import statistics
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,13 @@ from linformer_kit.report.figures import log_ticks, new_figure, number_ticks, sa
 from linformer_kit.report.numbers import ABSENT, listed, mebibytes, microseconds
 
 _OURS = "linformer"
-_LINE_STYLES = ("-", "--", ":")
+# Panels of the figure, by title; each has ours too.
+PANELS = {
+    "Table 1 of the paper": ("recurrent", "transformer", "full", "sparse", "reformer"),
+    "Other efficient encoders": ("blockwise", "longformer", "bigbird", "nystromformer", "fnet"),
+    "Beside a sliding window": ("window-32", "window-64", "window-512"),
+    "Other Linformers": ("plain", "lucidrains", "tatp22"),
+}
 _MARKERS = ("o", "s", "^", "D", "v")
 _COLOURS = 10  # of matplotlib's cycle
 _MODES = {"forward": "a forward pass", "train": "forward and backward"}
@@ -167,43 +175,70 @@ def _skipped(entries: list[dict[str, Any]]) -> list[str]:
 
 
 def draw_systems(results: dict[str, Any], folder: Path) -> None:
-    """Plot time per token against n on logarithmic axes, a line for each system; ours are thick and black."""
-    figure, axes = new_figure((10, 6))
+    """Plot time per token against n on logarithmic axes, a line for each system; ours is in all panels, black."""
     drawn = [entry for entry in results["systems"] if entry["runs"]]
-    for index, entry in enumerate(drawn):
+    panels = _panels(drawn)
+    columns = min(2, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    figure, axes = new_figure((5 * columns, 4.2 * rows), rows, columns, squeeze=False, sharey=True)
+    for place in axes.flat[len(panels) :]:
+        place.remove()
+    for place, (title, entries) in zip(axes.flat, panels.items(), strict=False):
+        _draw_panel(place, entries, results["settings"]["lengths"])
+        place.set_title(title)
+    save_figure(figure, folder / "systems.png", vector=True)
+
+
+def _panels(entries: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """The systems by title of a panel, one for each k that they have; ours with that k, or its first, in each."""
+    ours = [entry for entry in entries if entry["name"] == _OURS]
+    panels = {}
+    for title, names in PANELS.items():
+        others = [entry for entry in entries if entry["name"] in names]
+        dims = sorted({entry["k"] for entry in others if entry["k"] is not None})
+        for k in dims or [None] * bool(others):
+            equal = [entry for entry in ours if entry["k"] == k] if k else ours[:1]
+            of_k = title if len(dims) < 2 else f"{title}, k {k}"
+            panels[of_k] = equal + [entry for entry in others if entry["k"] == k]
+    return panels or {"": ours}
+
+
+def _draw_panel(axes: Any, entries: list[dict[str, Any]], lengths: list[int]) -> None:
+    others = itertools.count()
+    for entry in entries:
         ours = entry["name"] == _OURS
+        index = -1 if ours else next(others)
         axes.plot(
             [run["n"] for run in entry["runs"]],
             [run["per_token_s"] * 1e6 for run in entry["runs"]],
             color="black" if ours else f"C{index % _COLOURS}",
-            linestyle="-" if ours else _LINE_STYLES[index // _COLOURS % len(_LINE_STYLES)],
             marker=_MARKERS[index % len(_MARKERS)],
             markersize=5,
             linewidth=3 if ours else 1.5,
             label=_label(entry) + (f": p {entry['exponent']['value']:.2f}" if entry["exponent"] else ""),
         )
     axes.set_xscale("log", base=2)
-    axes.set_xticks(results["settings"]["lengths"])
+    axes.set_xticks(lengths)
     number_ticks(axes.xaxis, ",.0f")
     axes.set_yscale("log")
     log_ticks(axes.yaxis)
     number_ticks(axes.yaxis, "g")
+    axes.yaxis.set_tick_params(labelleft=True)
     axes.set_xlabel("n, tokens in a sequence")
     axes.set_ylabel("time per token and layer (µs)")
     show_grid(axes, "both")
-    if drawn:
-        _legend_by_height(figure, axes)
-    save_figure(figure, folder / "systems.png", vector=True)
+    if entries:
+        _legend_by_height(axes)
 
 
-def _legend_by_height(figure: Any, axes: Any) -> None:
-    """Place the legend beside the axes, in the order of the lines' right ends."""
+def _legend_by_height(axes: Any) -> None:
+    """Place the legend in the order of the lines' right ends."""
     handles, labels = axes.get_legend_handles_labels()
     pairs = sorted(zip(handles, labels, strict=True), key=lambda pair: -pair[0].get_ydata()[-1])
-    figure.legend(
+    axes.legend(
         [handle for handle, _ in pairs],
         [label for _, label in pairs],
-        loc="outside right upper",
         title="p: time of a sequence ∝ nᵖ",
-        fontsize=9,
+        fontsize=8,
+        title_fontsize=8,
     )
