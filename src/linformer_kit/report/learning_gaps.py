@@ -40,7 +40,7 @@ def gap_table(lines: dict[str, list[Entry]], baseline: str, slots: dict[str, int
         [label, *(f"{each[update]:+.3f}" if update in each else "" for update in shown), _fit_by_update(each)]
         for label, each in gaps.items()
     ]
-    header = ["line", *(f"{update:,} updates" for update in shown), "fit of the second half"]
+    header = ["line", *(f"{update:,} updates" for update in shown), "fit without the first quarter"]
     return [*table(header, rows), *_fit_by_slots(gaps, slots)]
 
 
@@ -59,7 +59,7 @@ def _quarters(gaps: Gaps) -> list[int]:
 
 def _fit_by_update(gaps: Gaps) -> str:
     updates = sorted(gaps)
-    exponent = _exponent({update: gaps[update] for update in updates[len(updates) // 2 :]})
+    exponent = _exponent({update: gaps[update] for update in updates[-(-len(updates) // 4) :]})
     return "" if exponent is None else f"updates^{exponent:.2f}"
 
 
