@@ -22,7 +22,9 @@ def test_gaps_at_quarters_and_power_laws():
     }
     given = lines(full=base, k_4=behind[4], k_16=behind[16], k_64=behind[64])
     shown = gap_table(given, "full", {"k 4": 4, "k 16": 16, "k 64": 64})
-    assert shown[0] == "| line | 100 updates | 200 updates | 400 updates | 800 updates | fit without the first quarter |"
+    assert (
+        shown[0] == "| line | 100 updates | 200 updates | 400 updates | 800 updates | fit without the first quarter |"
+    )
     assert shown[2] == "| k 4 | +0.566 | +0.400 | +0.283 | +0.200 | updates^-0.50 |"
     assert shown[-1] == "After all updates the gap falls as k^-0.25, from k 4 to 64."
 

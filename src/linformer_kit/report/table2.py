@@ -46,6 +46,8 @@ def table2_markdown(results: dict[str, Any], chosen: Chosen) -> str:
     passes = settings["num_train_epochs"]
     factors = _factors(settings)
     some = " or ".join(f"{factor:g}" for factor in factors)
+    tuned = settings.get("tuning_samples")
+    on_part = "" if tuned is None else f"Learning rates are compared with up to {tuned:,} training texts. "
     slowly = f", E and F at {some} of the learning rate" if factors != [1] else ""
     lines = [
         "# Fine-tuning on the tasks of Table 2",
@@ -54,8 +56,8 @@ def table2_markdown(results: dict[str, Any], chosen: Chosen) -> str:
         "",
         f"{'All' if limit is None else f'Up to {limit:,}'} training texts, "
         f"{passes:g} epoch{'' if passes == 1 else 's'}, batch {batch}{slowly}; {_seeds(settings)}. "
-        "Accuracy in percent on the validation texts (IMDB: the test texts). Learning rate and checkpoint are chosen "
-        "on the same texts, so all figures are slightly too high, for all models alike.",
+        f"{on_part}Accuracy in percent on the validation texts (IMDB: the test texts). Learning rate and checkpoint "
+        "are chosen on the same texts, so all figures are slightly too high, for all models alike.",
         "",
     ]
     rows = []
@@ -155,6 +157,7 @@ def _paired(ours: Cell, theirs: Cell) -> list[str]:
 def _rates(results: dict[str, Any], cell: Cell) -> str:
     """The chosen learning rate and, if several were tried, all of them in brackets; if needed with that of E and F."""
     same = [each for each in results["cells"] if (each["model"], each["task"]) == (cell["model"], cell["task"])]
+    same = [each for each in same if each.get("tuning")] or same
     several = len({each.get("projection_learning_rate_factor") for each in same}) > 1
 
     def shown(each: Cell) -> str:

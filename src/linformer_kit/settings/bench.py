@@ -164,6 +164,7 @@ class Table2Settings:
         learning_rates: Learning rates to try with the first seed; the best is used, for each model and task.
         projection_learning_rate_factors: Learning rates of E and F, or of W_P with `projection: dynamic`, as multiples
             of the learning rate, to try like these; models without such matrices are trained once.
+        tuning_samples: Maximum number of training texts with which rates are compared; default: as max_train_samples.
         max_train_samples: Maximum number of training texts; default: all.
         max_eval_samples: Maximum number of validation texts; default: all.
         max_length: Maximum input length in tokens; default: the maximum of each model.
@@ -175,6 +176,7 @@ class Table2Settings:
         per_device_eval_batch_size: Sequences per device and forward pass in evaluation.
         gradient_accumulation_steps: Forward passes per update.
         warmup_steps: Updates of linear warm-up; below 1: a share of all updates.
+        processes: Number of parallel trainings, each on its share of the processor's cores.
         bf16: Mixed precision; `auto` where the processor has bf16 instructions.
         output_dir: New folder for results and classifiers; default: a new folder below runs/.
         resume: Resume in output_dir; completed trainings are kept.
@@ -188,6 +190,7 @@ class Table2Settings:
     one_seed: list[str] = field(default_factory=list)
     learning_rates: list[float] = field(default_factory=lambda: [5e-5])
     projection_learning_rate_factors: list[float] = field(default_factory=lambda: [0.1])
+    tuning_samples: int | None = None
     max_train_samples: int | None = None
     max_eval_samples: int | None = None
     max_length: int | None = None
@@ -199,6 +202,7 @@ class Table2Settings:
     per_device_eval_batch_size: int = 32
     gradient_accumulation_steps: int = 1
     warmup_steps: float = 0.06
+    processes: int = 1
     bf16: Literal["auto", "true", "false"] = "auto"
     output_dir: str | None = None
     resume: bool = False

@@ -42,7 +42,7 @@ GROUPS = {
     "Training": """
         max_steps num_train_epochs learning_rate learning_rates per_device_train_batch_size gradient_accumulation_steps
         warmup_steps lr_scheduler_type projection_learning_rate_factor
-        projection_learning_rate_factors mlm_probability class_weight
+        projection_learning_rate_factors tuning_samples mlm_probability class_weight
         label_smoothing_factor compare_full PretrainSettings.seed DistillSettings.seed seeds one_seed weight_decay
         projection_weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm max_skipped_updates""",
     "Evaluation and checkpoints": """

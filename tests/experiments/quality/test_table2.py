@@ -88,6 +88,41 @@ def test_rates_of_e_and_f_are_tried_where_a_model_has_them(models, here, tmp_pat
     assert "(5e-05 × 0, 5e-05 × 0.25)" in shown and "## Differences to linformer" in shown
 
 
+def test_rates_are_compared_on_a_part_of_the_texts_and_the_best_is_trained_with_all(
+    models, here, tmp_path, monkeypatch, capsys
+):
+    seen, own = [], table2._finetune
+
+    def observed(settings, threads):
+        found, memory = own(settings, threads)
+        seen.append((settings.max_train_samples, settings.learning_rate, settings.seeds))
+        if settings.max_train_samples:  # the first rate is the better one here
+            found["runs"][0]["metrics"]["accuracy"] = settings.learning_rate == 1e-3
+        return found, memory
+
+    monkeypatch.setattr(table2, "_finetune", observed)
+    rates = ["--learning_rates", "1e-3", "1e-2", "--tuning_samples", "3", "--seeds", "1", "2"]
+    command = ["bench", "table2", "--models", models[1], *options(tmp_path), *rates]
+    main(command)
+    assert seen == [(3, 1e-3, [1]), (3, 1e-2, [1]), (None, 1e-3, [1, 2])]
+    shown = capsys.readouterr().out
+    assert "compared with up to 3 training texts" in shown and "| 0.001 (0.001, 0.01) |" in shown
+    main([*command, "--resume"])
+    assert len(seen) == 3
+    assert "resume: expected tuning_samples as in" in fail(capsys, *command, "--resume", "--tuning_samples", "4")
+
+
+def test_two_processes_give_the_results_of_one(models, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    command = ["bench", "table2", "--models", *models, *options(tmp_path), "--output_dir"]
+    found = []
+    for processes in ("1", "2"):
+        main([*command, str(tmp_path / processes), "--processes", processes])
+        cells = json.loads((tmp_path / processes / "table2.json").read_text())["cells"]
+        found.append([(cell["model"], cell["learning_rate"], cell["runs"][0]["metrics"]) for cell in cells])
+    assert found[0] == found[1] and [model for model, *_ in found[0]] == ["linformer", "full"]
+
+
 def test_it_goes_on_after_an_interruption_of_the_first_cell_but_not_as_another(
     models, here, tmp_path, monkeypatch, capsys
 ):
@@ -146,6 +181,8 @@ def test_the_cache_is_where_it_is_asked_for_and_not_among_the_results(models, he
         (["--models", "{0}", "--data_dir", "/none/there"], "data_dir: no such file or folder: /none/there"),
         (["--models", "{0}", "--tasks", "cola"], "tasks: expected some of sst2, imdb, qnli, qqp, got cola"),
         (["--models", "{0}", "/none/there"], "model: expected a folder, got /none/there, which does not exist"),
+        (["--models", "{0}", "--processes", "0"], "processes: expected 1 or more, got 0"),
+        (["--models", "{0}", "--tuning_samples", "0"], "tuning_samples: expected 1 or more, got 0"),
         (["--models", "{0}", "--seeds", "1", "1"], "seeds: expected one or more, each once, got [1, 1]"),
     ],
 )
