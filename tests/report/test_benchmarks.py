@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from linformer_kit.experiments.quality.table2 import chosen_cells
+from linformer_kit.experiments.quality.table2_cells import chosen_cells
 from linformer_kit.linearized.adapter import CARD, shipped_adapters
 from linformer_kit.report.distillation import distill_markdown
 from linformer_kit.report.documents import documents_markdown

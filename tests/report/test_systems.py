@@ -8,7 +8,7 @@ import matplotlib.image
 import pytest
 
 from linformer_kit.experiments.cost.registry import SYSTEMS
-from linformer_kit.report.systems import PANELS, peer_ratios, systems_markdown, write_systems_report
+from linformer_kit.report.systems import PANELS, _panels, peer_ratios, systems_markdown, write_systems_report
 
 
 def entry(name: str, k: int | None, times: dict[int, float], **fields: object) -> dict:
@@ -109,12 +109,27 @@ def test_every_system_has_a_panel_of_at_most_six_lines():
     assert all(len(names) <= 5 for names in PANELS.values())
 
 
-@pytest.mark.parametrize(("with_runs", "columns"), [(True, 2), (False, 1)])
-def test_report_writes_json_table_and_picture(results, tmp_path, with_runs, columns):
+def test_systems_with_a_k_have_a_panel_for_each_k_and_those_without_ours_of_the_first():
+    entries = [
+        entry("linformer", 128, {512: 1.0}),
+        entry("linformer", 256, {512: 1.0}),
+        entry("full", None, {512: 1.0}),
+    ]
+    entries += [entry("lucidrains", 128, {512: 1.0})]
+    panels = {title: [(each["name"], each["k"]) for each in those] for title, those in _panels(entries).items()}
+    assert panels == {
+        "Table 1 of the paper": [("linformer", 128), ("full", None)],
+        "Other Linformers, k 128": [("linformer", 128), ("lucidrains", 128)],
+        "Other Linformers, k 256": [("linformer", 256)],
+    }
+
+
+@pytest.mark.parametrize("with_runs", [True, False])
+def test_report_writes_json_table_and_picture(results, tmp_path, with_runs):
     if not with_runs:
         for system in results["systems"]:
             system["runs"] = []
     text = write_systems_report(results, tmp_path)
     assert (tmp_path / "systems.md").read_text() == text
     assert json.loads((tmp_path / "systems.json").read_text()) == results
-    assert matplotlib.image.imread(tmp_path / "systems.png").shape[:2] == (630, columns * 750)
+    assert matplotlib.image.imread(tmp_path / "systems.png").shape[:2] == ((1260, 1500) if with_runs else (630, 750))

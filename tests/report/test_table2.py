@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+from linformer_kit.experiments.quality.table2_cells import chosen_cells
 from linformer_kit.report.table2 import _differences, _rates
 
 
@@ -39,3 +41,19 @@ def test_rates_of_e_and_f_are_shown_where_several_were_tried():
     cells = [cell("a", ["1"], projection_learning_rate_factor=factor) for factor in (0.1, 0.0)]
     assert _rates({"cells": cells}, cells[0]) == "0.001 × 0.1 (0.001 × 0, 0.001 × 0.1)"
     assert _rates({"cells": cells[:1]}, cells[0]) == "0.001"
+    compared = [
+        cell("a", ["1"], projection_learning_rate_factor=1.0, tuning=True, learning_rate=rate) for rate in (1, 2)
+    ]
+    assert _rates({"cells": [*compared, cells[0]]}, cells[0] | {"learning_rate": 1}) == "1 (1, 2)"
+
+
+@pytest.mark.parametrize("earlier", [True, False])
+def test_the_best_rates_are_those_of_the_first_seed_in_the_comparison_if_there_is_one(earlier):
+    """Results of earlier versions name neither a comparison nor rates of E and F."""
+    own = {} if earlier else {"projection_learning_rate_factor": 0.1, "tuning": False}
+    known = {"metrics": ["accuracy"], "diverged": False} | own
+    cells = [cell("a", ["10", "11"], learning_rate=1e-3, **known), cell("a", ["11", "00"], learning_rate=1e-2, **known)]
+    results = {"cells": cells, "settings": {"seeds": [0, 1]}}
+    assert chosen_cells(results)["a", "sst2"]["learning_rate"] == 1e-2
+    cells.append(cell("a", ["11"], learning_rate=1e-3, **known | {"tuning": True}))
+    assert chosen_cells(results)["a", "sst2"]["learning_rate"] == 1e-3

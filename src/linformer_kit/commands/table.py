@@ -233,7 +233,7 @@ COMMANDS = {
             "--models my-model my-other-model --tasks sst2 imdb",
             "--models a b --seeds 1 2 --learning_rates 3e-5 1e-4",
         ),
-        memory=(*_BATCHES, "max_length"),
+        memory=("processes", *_BATCHES, "max_length"),
     ),
     "bench embeddings": Command(
         "Compare linearised sentence embedders with their teacher",

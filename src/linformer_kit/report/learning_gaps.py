@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from typing import Any
 
@@ -13,10 +14,13 @@ Entry = dict[str, Any]  # one training, as in `learning.json`
 Gaps = dict[int, float]  # by update
 
 _LEAST = 3  # points of a fit
+_LEFT_OUT = 1 / 4  # of the updates, in fits by update: the warm-up and the way from the start
 
 
 def gap_table(lines: dict[str, list[Entry]], baseline: str, slots: dict[str, int]) -> list[str]:
     """Validation loss minus that of the baseline, after each quarter of the updates: means over the seeds of both.
+
+    Power laws by update are fitted without the first quarter of the evaluations, and by k to the last losses.
 
     Args:
         lines: The trainings of each line by its label, those of the baseline included.
@@ -59,7 +63,7 @@ def _quarters(gaps: Gaps) -> list[int]:
 
 def _fit_by_update(gaps: Gaps) -> str:
     updates = sorted(gaps)
-    exponent = _exponent({update: gaps[update] for update in updates[-(-len(updates) // 4) :]})
+    exponent = _exponent({update: gaps[update] for update in updates[math.ceil(_LEFT_OUT * len(updates)) :]})
     return "" if exponent is None else f"updates^{exponent:.2f}"
 
 

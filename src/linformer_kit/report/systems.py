@@ -17,11 +17,10 @@ _OURS = "linformer"
 PANELS = {
     "Table 1 of the paper": ("recurrent", "transformer", "full", "sparse", "reformer"),
     "Other efficient encoders": ("blockwise", "longformer", "bigbird", "nystromformer", "fnet"),
-    "Beside a sliding window": ("window-32", "window-64", "window-512"),
+    "With a sliding window": ("window-32", "window-64", "window-512"),
     "Other Linformers": ("plain", "lucidrains", "tatp22"),
 }
-_MARKERS = ("o", "s", "^", "D", "v")
-_COLOURS = 10  # of matplotlib's cycle
+_MARKERS = ("o", "s", "^", "D", "v", "P")  # the last is ours
 _MODES = {"forward": "a forward pass", "train": "forward and backward"}
 
 
@@ -175,31 +174,38 @@ def _skipped(entries: list[dict[str, Any]]) -> list[str]:
 
 
 def draw_systems(results: dict[str, Any], folder: Path) -> None:
-    """Plot time per token against n on logarithmic axes, a line for each system; ours is in all panels, black."""
+    """Plot time per token against n on logarithmic axes, a line for each system, ours black in each panel."""
     drawn = [entry for entry in results["systems"] if entry["runs"]]
     panels = _panels(drawn)
     columns = min(2, len(panels))
     rows = math.ceil(len(panels) / columns)
     figure, axes = new_figure((5 * columns, 4.2 * rows), rows, columns, squeeze=False, sharey=True)
-    for place in axes.flat[len(panels) :]:
-        place.remove()
-    for place, (title, entries) in zip(axes.flat, panels.items(), strict=False):
-        _draw_panel(place, entries, results["settings"]["lengths"])
-        place.set_title(title)
+    for unused in axes.flat[len(panels) :]:
+        unused.remove()
+    for panel, (title, entries) in zip(axes.flat, panels.items(), strict=False):
+        _draw_panel(panel, entries, results["settings"]["lengths"])
+        panel.set_title(title)
     save_figure(figure, folder / "systems.png", vector=True)
 
 
 def _panels(entries: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """The systems by title of a panel, one for each k that they have; ours with that k, or its first, in each."""
+    """The systems by title of a panel: a panel for each k of those with one, with ours of that k.
+
+    Ours at its first k is in the panels of systems without a k, and alone if there are no others.
+    """
     ours = [entry for entry in entries if entry["name"] == _OURS]
     panels = {}
     for title, names in PANELS.items():
         others = [entry for entry in entries if entry["name"] in names]
-        dims = sorted({entry["k"] for entry in others if entry["k"] is not None})
-        for k in dims or [None] * bool(others):
-            equal = [entry for entry in ours if entry["k"] == k] if k else ours[:1]
-            of_k = title if len(dims) < 2 else f"{title}, k {k}"
-            panels[of_k] = equal + [entry for entry in others if entry["k"] == k]
+        if not others:
+            continue
+        if all(entry["k"] is None for entry in others):
+            panels[title] = ours[:1] + others
+            continue
+        dims = sorted({entry["k"] for entry in [*ours, *others]})
+        for k in dims:
+            name = title if len(dims) == 1 else f"{title}, k {k}"
+            panels[name] = [entry for entry in [*ours, *others] if entry["k"] == k]
     return panels or {"": ours}
 
 
@@ -211,8 +217,8 @@ def _draw_panel(axes: Any, entries: list[dict[str, Any]], lengths: list[int]) ->
         axes.plot(
             [run["n"] for run in entry["runs"]],
             [run["per_token_s"] * 1e6 for run in entry["runs"]],
-            color="black" if ours else f"C{index % _COLOURS}",
-            marker=_MARKERS[index % len(_MARKERS)],
+            color="black" if ours else f"C{index}",
+            marker=_MARKERS[index],
             markersize=5,
             linewidth=3 if ours else 1.5,
             label=_label(entry) + (f": p {entry['exponent']['value']:.2f}" if entry["exponent"] else ""),

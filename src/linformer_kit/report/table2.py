@@ -46,8 +46,9 @@ def table2_markdown(results: dict[str, Any], chosen: Chosen) -> str:
     passes = settings["num_train_epochs"]
     factors = _factors(settings)
     some = " or ".join(f"{factor:g}" for factor in factors)
-    tuned = settings.get("tuning_samples")
-    on_part = "" if tuned is None else f"Learning rates are compared with up to {tuned:,} training texts. "
+    on_part = ""
+    if any(cell.get("tuning") for cell in results["cells"]):
+        on_part = f"Learning rates are compared with up to {settings['tuning_samples']:,} training texts. "
     slowly = f", E and F at {some} of the learning rate" if factors != [1] else ""
     lines = [
         "# Fine-tuning on the tasks of Table 2",
@@ -74,7 +75,7 @@ def table2_markdown(results: dict[str, Any], chosen: Chosen) -> str:
     lines += ["", "## Cost", ""]
     lines += [
         "Time and texts per second of training, without evaluation; peak memory of the whole run minus the memory in "
-        "use before it, in MiB.",
+        f"use before it, in MiB.{_side_by_side(chosen)}",
         "",
     ]
     costs = []
@@ -96,6 +97,7 @@ def table2_markdown(results: dict[str, Any], chosen: Chosen) -> str:
                 )
     diverged = [
         f"{cell['model']}, {TASKS[cell['task']].title}, {cell['learning_rate']:g}"
+        + (" (in the comparison of rates)" if cell.get("tuning") else "")
         for cell in results["cells"]
         if cell["diverged"]
     ]
@@ -114,6 +116,16 @@ def table2_markdown(results: dict[str, Any], chosen: Chosen) -> str:
     ]
     lines += table(["n", "model", *(TASKS[task].title for task in tasks)], theirs)
     return "\n".join(lines) + "\n"
+
+
+def _side_by_side(chosen: Chosen) -> str:
+    """How many trainings ran at the same time, if several did."""
+    counts = sorted({cell["processes"] for cell in chosen.values() if cell.get("processes", 1) > 1})
+    threads = sorted({cell["threads"] for cell in chosen.values() if cell.get("processes", 1) > 1})
+    if not counts:
+        return ""
+    each = " or ".join(map(str, threads))
+    return f" Measured with {' or '.join(map(str, counts))} trainings at a time, each with {each} of the threads."
 
 
 def _factors(settings: dict[str, Any]) -> list[float]:

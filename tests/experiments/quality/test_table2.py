@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
+import torch
 
 from linformer_kit.commands.cli import main
-from linformer_kit.errors import OutOfMemoryError
+from linformer_kit.errors import DivergedError, OutOfMemoryError
 from linformer_kit.experiments.paper import SCORES
 from linformer_kit.experiments.quality import table2
+from linformer_kit.experiments.quality.table2_cells import chosen_cells
 from tests.conftest import fail, write_model, write_tasks
 
 pytestmark = pytest.mark.e2e
@@ -71,14 +74,14 @@ def test_a_rate_that_diverges_is_noted_and_left(models, here, tmp_path, capsys):
     assert "Diverged: linformer, SST-2, 1e+30." in capsys.readouterr().out
     cells = json.loads((tmp_path / "out" / "table2.json").read_text())["cells"]
     assert [(cell["learning_rate"], cell["diverged"], len(cell["runs"])) for cell in cells] == [
-        (1e30, True, 0),
         (1e-3, False, 1),
+        (1e30, True, 0),
     ]
 
 
 def test_rates_of_e_and_f_are_tried_where_a_model_has_them(models, here, tmp_path, monkeypatch, capsys):
     seen, own = [], table2._finetune
-    monkeypatch.setattr(table2, "_finetune", lambda settings, threads: seen.append(settings) or own(settings, threads))
+    monkeypatch.setattr(table2, "_finetune", lambda settings, *how: seen.append(settings) or own(settings, *how))
     rates = ["--projection_learning_rate_factors", "0.25", "0"]
     main(["bench", "table2", "--models", *models, *options(tmp_path), *rates])
     tried = [(settings.model.rpartition("/")[2], settings.projection_learning_rate_factor) for settings in seen]
@@ -93,8 +96,8 @@ def test_rates_are_compared_on_a_part_of_the_texts_and_the_best_is_trained_with_
 ):
     seen, own = [], table2._finetune
 
-    def observed(settings, threads):
-        found, memory = own(settings, threads)
+    def observed(settings, *how):
+        found, memory = own(settings, *how)
         seen.append((settings.max_train_samples, settings.learning_rate, settings.seeds))
         if settings.max_train_samples:  # the first rate is the better one here
             found["runs"][0]["metrics"]["accuracy"] = settings.learning_rate == 1e-3
@@ -104,23 +107,96 @@ def test_rates_are_compared_on_a_part_of_the_texts_and_the_best_is_trained_with_
     rates = ["--learning_rates", "1e-3", "1e-2", "--tuning_samples", "3", "--seeds", "1", "2"]
     command = ["bench", "table2", "--models", models[1], *options(tmp_path), *rates]
     main(command)
-    assert seen == [(3, 1e-3, [1]), (3, 1e-2, [1]), (None, 1e-3, [1, 2])]
+    assert seen == [(3, 1e-3, [1]), (3, 1e-2, [1]), (None, 1e-3, [1]), (None, 1e-3, [2])]
     shown = capsys.readouterr().out
     assert "compared with up to 3 training texts" in shown and "| 0.001 (0.001, 0.01) |" in shown
     main([*command, "--resume"])
-    assert len(seen) == 3
+    assert len(seen) == 4
     assert "resume: expected tuning_samples as in" in fail(capsys, *command, "--resume", "--tuning_samples", "4")
 
 
-def test_two_processes_give_the_results_of_one(models, monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    command = ["bench", "table2", "--models", *models, *options(tmp_path), "--output_dir"]
-    found = []
-    for processes in ("1", "2"):
-        main([*command, str(tmp_path / processes), "--processes", processes])
-        cells = json.loads((tmp_path / processes / "table2.json").read_text())["cells"]
-        found.append([(cell["model"], cell["learning_rate"], cell["runs"][0]["metrics"]) for cell in cells])
-    assert found[0] == found[1] and [model for model, *_ in found[0]] == ["linformer", "full"]
+def test_several_trainings_at_a_time(models, here, tmp_path, monkeypatch, capsys):
+    """Each waits for the other, and has its share of the threads."""
+    both, alone, own = threading.Barrier(2, timeout=60), threading.Lock(), table2._finetune
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 6)
+
+    def met(settings, threads, quiet):
+        both.wait()
+        assert (threads, quiet) == (3, True)
+        with alone:  # transformers has global state, which two threads would spoil
+            return own(settings, 1, False)
+
+    monkeypatch.setattr(table2, "_finetune", met)
+    main(["bench", "table2", "--models", *models, *options(tmp_path), "--processes", "2"])
+    cells = json.loads((tmp_path / "out" / "table2.json").read_text())["cells"]
+    assert [cell["model"] for cell in cells] == ["linformer", "full"]
+    assert "Measured with 2 trainings at a time, each with 3 of the threads." in capsys.readouterr().out
+
+
+def test_a_training_that_ends_beside_a_failed_one_is_kept(models, here, tmp_path, monkeypatch):
+    begun, own = threading.Event(), table2._finetune
+
+    def fail_first(settings, *how):
+        if "linformer" in settings.model:
+            begun.wait(60)
+            raise OutOfMemoryError("a process was killed")
+        begun.set()
+        return own(settings, *how)
+
+    monkeypatch.setattr(table2, "_finetune", fail_first)
+    with pytest.raises(SystemExit):
+        main(["bench", "table2", "--models", *models, *options(tmp_path), "--processes", "2"])
+    assert [cell["model"] for cell in json.loads((tmp_path / "out" / "table2.json").read_text())["cells"]] == ["full"]
+
+
+def test_where_the_best_rate_of_the_tuning_diverges_with_all_texts_the_next_is_trained(
+    models, here, tmp_path, monkeypatch
+):
+    own = table2._finetune
+
+    def diverging(settings, *how):
+        if settings.max_train_samples is None and settings.learning_rate == 1e-3:
+            raise DivergedError("diverged")
+        found, memory = own(settings, *how)
+        found["runs"][0]["metrics"]["accuracy"] = -settings.learning_rate
+        return found, memory
+
+    monkeypatch.setattr(table2, "_finetune", diverging)
+    rates = ["--learning_rates", "1e-3", "1e-2", "2e-2", "--tuning_samples", "3"]
+    main(["bench", "table2", "--models", models[1], *options(tmp_path), *rates])
+    results = json.loads((tmp_path / "out" / "table2.json").read_text())
+    assert chosen_cells(results)["full", "sst2"]["learning_rate"] == 1e-2 and results["complete"]
+
+
+def test_a_later_seed_that_diverges_leaves_the_first(models, here, tmp_path, monkeypatch):
+    own = table2._finetune
+
+    def diverging(settings, *how):
+        if settings.seeds == [2]:
+            raise DivergedError("diverged")
+        return own(settings, *how)
+
+    monkeypatch.setattr(table2, "_finetune", diverging)
+    main(["bench", "table2", "--models", models[1], *options(tmp_path), "--seeds", "1", "2"])
+    (cell,) = json.loads((tmp_path / "out" / "table2.json").read_text())["cells"]
+    assert cell["diverged"] and [run["seed"] for run in cell["runs"]] == [1]
+
+
+@pytest.mark.parametrize("tuning", [[], ["--tuning_samples", "3"]])
+def test_rates_of_earlier_results_are_compared_with_new_ones(tuning, models, here, tmp_path, monkeypatch):
+    own = table2._finetune
+
+    def better_if_higher(settings, *how):
+        found, memory = own(settings, *how)
+        found["runs"][0]["metrics"]["accuracy"] = settings.learning_rate
+        return found, memory
+
+    monkeypatch.setattr(table2, "_finetune", better_if_higher)
+    command = ["bench", "table2", "--models", models[1], *options(tmp_path), *tuning, "--resume", "--learning_rates"]
+    main([*command, "1e-2"])
+    main([*command, "1e-3", "--seeds", "0", "1"])
+    chosen = chosen_cells(json.loads((tmp_path / "out" / "table2.json").read_text()))["full", "sst2"]
+    assert (chosen["learning_rate"], [run["seed"] for run in chosen["runs"]]) == (1e-2, [0, 1])
 
 
 def test_it_goes_on_after_an_interruption_of_the_first_cell_but_not_as_another(
@@ -147,17 +223,19 @@ def test_what_is_done_is_kept_where_a_process_is_killed(models, here, tmp_path, 
     command = ["bench", "table2", "--models", *models, *options(tmp_path)]
     own = table2._finetune
 
-    def killed(settings, threads):
+    def killed(settings, *how):
         if "full" in settings.model:
             raise OutOfMemoryError("a process was killed")
-        return own(settings, threads)
+        return own(settings, *how)
 
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as exit_:
         patch.setattr(table2, "_finetune", killed)
         main(command)
     assert exit_.value.code == 1
     error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith("linformer: error: a process was killed; lower per_device_train_batch_size (16) or ")
+    assert error.startswith(
+        "linformer: error: a process was killed; lower processes (1) or per_device_train_batch_size (16) or "
+    )
     assert error.endswith("; --resume continues from what is saved")
     done = json.loads((tmp_path / "out" / "table2.json").read_text())["cells"]
     assert [cell["model"] for cell in done] == ["linformer"]
@@ -183,6 +261,10 @@ def test_the_cache_is_where_it_is_asked_for_and_not_among_the_results(models, he
         (["--models", "{0}", "/none/there"], "model: expected a folder, got /none/there, which does not exist"),
         (["--models", "{0}", "--processes", "0"], "processes: expected 1 or more, got 0"),
         (["--models", "{0}", "--tuning_samples", "0"], "tuning_samples: expected 1 or more, got 0"),
+        (
+            ["--models", "{0}", "--tuning_samples", "5", "--max_train_samples", "4"],
+            "tuning_samples: expected max_train_samples 4 or less, got 5",
+        ),
         (["--models", "{0}", "--seeds", "1", "1"], "seeds: expected one or more, each once, got [1, 1]"),
     ],
 )

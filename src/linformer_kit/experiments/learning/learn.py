@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
-from concurrent.futures import Future, as_completed
 from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from linformer_kit.experiments.learning.checks import check, in_order, one_of_ea
 from linformer_kit.experiments.learning.running import cost_of_update, run_trial
 from linformer_kit.experiments.learning.trials import Trial, make_trial, recorded_study, timed
 from linformer_kit.experiments.measure import fresh_processes, in_fresh_process
+from linformer_kit.experiments.parallel import run_all
 from linformer_kit.files.manifest import read_json
 from linformer_kit.report.learning import write_learning_report
 from linformer_kit.settings.study import LearningSettings, cells_of, rates_of, seeds_of, where_tuned
@@ -108,26 +108,15 @@ class _Run:
         left = [timed(trial, known[trial.kind]) if trial.minutes else trial for trial in left]
         threads = max(1, torch.get_num_threads() // self.study.processes)
         extra = (self.study.projected_dims, self.study.sentence_file)
-        running: list[Future[dict[str, Any]]] = []
-        recorded: set[Future[dict[str, Any]]] = set()
         try:
-            running += [self.pool.submit(run_trial, trial, self.folder, threads, *extra) for trial in left]
-            for finished in as_completed(running):
-                entry = finished.result()
-                recorded.add(finished)
-                self._record(entry)
+            run_all(
+                self.pool,
+                left,
+                lambda trial: self.pool.submit(run_trial, trial, self.folder, threads, *extra),
+                lambda _, future: self._record(future.result()),
+            )
         except BrokenProcessPool:
             raise OutOfMemoryError(PROCESS_KILLED) from None
-        finally:
-            if len(recorded) < len(left):
-                self.pool.shutdown(cancel_futures=True)  # waits for the running ones
-                self._record_rest([future for future in running if future not in recorded])
-
-    def _record_rest(self, ended: Iterable[Future[dict[str, Any]]]) -> None:
-        """Record the trainings that ended successfully after another one failed."""
-        for future in ended:
-            if not future.cancelled() and future.exception() is None:
-                self._record(future.result())
 
     def _record(self, entry: dict[str, Any]) -> None:
         self.results["trials"].append(entry)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
+import io
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,22 @@ from linformer_kit.data.tasks import TASKS
 from linformer_kit.environment import best_device
 from linformer_kit.errors import DivergedError, InputError
 from linformer_kit.experiments import paper
-from linformer_kit.experiments.experiment import Experiment, check_output, check_same_settings, earlier_file
+from linformer_kit.experiments.experiment import Experiment, check_output, check_same_settings, earlier_file, require
 from linformer_kit.experiments.measure import in_fresh_process, peak_bytes
+from linformer_kit.experiments.parallel import run_all
+from linformer_kit.experiments.quality.table2_cells import (
+    Cell,
+    Job,
+    Key,
+    Place,
+    cell_of,
+    chosen_cells,
+    chosen_places,
+    is_done,
+    new_cell,
+    order_of,
+    place_of,
+)
 from linformer_kit.files.manifest import file_fingerprint, read_json
 from linformer_kit.interop.loading import check_model_folder
 from linformer_kit.report.base import file_name
@@ -44,23 +60,6 @@ _PASSED = (
     "bf16",
 )
 _KEPT = ("seed", "metrics", "updates", "best_updates", "seconds", "texts_per_second", "right")
-
-Place = tuple[str, str, float, float]  # model, task, learning rate, and that of E and F as a multiple of it
-
-
-@dataclasses.dataclass(frozen=True)
-class _Job:
-    """Trainings of one model on one task at one rate.
-
-    Attributes:
-        place: Model, task and rates.
-        seeds: A training for each.
-        tuning: Whether it has `tuning_samples` texts, so that it only compares rates.
-    """
-
-    place: Place
-    seeds: list[int]
-    tuning: bool = False
 
 
 def main(settings: Table2Settings) -> None:
@@ -107,61 +106,41 @@ def table2(settings: Table2Settings) -> Experiment:
     )
     experiment.save()  # so that the folder can be resumed
     with experiment, tqdm(total=0, unit=" trainings", dynamic_ncols=True) as bar:
-        for task in settings.tasks:
-            seeds = settings.seeds[:1] if task in settings.one_seed else settings.seeds
-            tried = {name: [(name, task, *rates) for rates in _rates(settings, projects[name])] for name in names}
-            several = [place for places in tried.values() if len(places) > 1 for place in places]
-            tuning = settings.tuning_samples is not None
-            _run(settings, experiment, [_Job(place, seeds[:1], tuning) for place in several], bar)
-            chosen = chosen_places(experiment.results)
-            best = [places[0] if len(places) == 1 else chosen.get((name, task)) for name, places in tried.items()]
-            _run(settings, experiment, [_Job(place, seeds) for place in best if place is not None], bar)
+        places = {
+            (name, task): _places(settings, experiment.results["cells"], name, task, projects[name])
+            for task in settings.tasks
+            for name in names
+        }
+        tuning = settings.tuning_samples is not None
+        compared = [place for several in places.values() if len(several) > 1 for place in several]
+        _run(settings, experiment, [Job(place, settings.seeds[0], tuning) for place in compared], bar)
+        while left := _left(settings, experiment.results, places):  # again if the best rates diverge with all texts
+            _run(settings, experiment, left, bar)
         experiment.finish()
     return experiment
 
 
-def chosen_places(results: dict[str, Any]) -> dict[tuple[str, str], Place]:
-    """For each model and task, the rates with the best metric for the first seed, in the tuning if there was one.
-
-    Returns:
-        Places by (model, task), without those in which all trainings diverged.
-    """
-    compared = [cell for cell in results["cells"] if cell["runs"]]
-    tuned = {_model_and_task(cell) for cell in compared if _is_tuning(cell)}
-    best: dict[tuple[str, str], dict[str, Any]] = {}
-    for cell in compared:
-        key = _model_and_task(cell)
-        counts = _is_tuning(cell) == (key in tuned)
-        if counts and (key not in best or _first_metric(cell) > _first_metric(best[key])):
-            best[key] = cell
-    return {key: _place(cell) for key, cell in best.items()}
+def _places(settings: Table2Settings, cells: list[Cell], name: str, task: str, projects: bool) -> list[Place]:
+    """What is compared for a model and a task: the rates of these settings, and those in earlier results."""
+    earlier = [place_of(cell) for cell in cells if (cell["model"], cell["task"]) == (name, task)]
+    return list(dict.fromkeys([*earlier, *((name, task, *rates) for rates in _rates(settings, projects))]))
 
 
-def chosen_cells(results: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
-    """For each model and task, by both, the cell at its best rates; without those that are not trained there yet."""
-    chosen = chosen_places(results)
-    trained = [cell for cell in results["cells"] if cell["runs"] and not _is_tuning(cell)]
-    return {_model_and_task(cell): cell for cell in trained if chosen[_model_and_task(cell)] == _place(cell)}
-
-
-def _is_tuning(cell: dict[str, Any]) -> bool:
-    return bool(cell.get("tuning"))  # absent in results of earlier versions
-
-
-def _model_and_task(cell: dict[str, Any]) -> tuple[str, str]:
-    return cell["model"], cell["task"]
-
-
-def _first_metric(cell: dict[str, Any]) -> float:
-    return cell["runs"][0]["metrics"][cell["metrics"][0]]
+def _left(settings: Table2Settings, results: dict[str, Any], places: dict[Key, list[Place]]) -> list[Job]:
+    """The trainings at the best rates that are not done."""
+    only = {key: several[0] for key, several in places.items() if len(several) == 1}
+    chosen = chosen_places(results) | only
+    jobs = [
+        Job(chosen[key], seed)
+        for key in places
+        if key in chosen
+        for seed in (settings.seeds[:1] if key[1] in settings.one_seed else settings.seeds)
+    ]
+    return [job for job in jobs if not is_done(results["cells"], job)]
 
 
 def _write(results: dict[str, Any], folder: Path) -> str:
     return write_table2_report(results, folder, chosen_cells(results))
-
-
-def _place(cell: dict[str, Any]) -> Place:
-    return cell["model"], cell["task"], cell["learning_rate"], cell["projection_learning_rate_factor"]
 
 
 def _rates(settings: Table2Settings, projects: bool) -> list[tuple[float, float]]:
@@ -170,78 +149,77 @@ def _rates(settings: Table2Settings, projects: bool) -> list[tuple[float, float]
     return [(rate, factor) for rate in settings.learning_rates for factor in (factors if projects else factors[:1])]
 
 
-def _run(settings: Table2Settings, experiment: Experiment, jobs: list[_Job], bar: tqdm) -> None:
-    """Run those of some independent jobs that are not done, and write the results after each."""
-    left = [job for job in jobs if not _is_done(_cell(experiment.results, job), job)]
+def _run(settings: Table2Settings, experiment: Experiment, jobs: list[Job], bar: tqdm) -> None:
+    """Run those of some jobs that are not done, several at a time, and write the results after each."""
+    left = [job for job in jobs if not is_done(experiment.results["cells"], job)]
     bar.total += len(left)
     bar.refresh()
     folder, threads = experiment.folder.resolve(), max(1, torch.get_num_threads() // settings.processes)
-    pool = ThreadPoolExecutor(settings.processes)  # its threads only wait for processes
-    try:
-        running = [
-            pool.submit(in_fresh_process, _finetune, _finetune_settings(settings, job, folder), threads) for job in left
-        ]
-        for job, future in zip(left, running, strict=True):
-            _record(experiment, job, future)
-            bar.update()
-    finally:
-        pool.shutdown(cancel_futures=True)  # waits for the running ones
+    quiet = settings.processes > 1
+
+    def start(job: Job) -> Future[tuple[dict[str, Any], int]]:
+        return pool.submit(in_fresh_process, _finetune, _finetune_settings(settings, job, folder), threads, quiet)
+
+    def record(job: Job, future: Future[tuple[dict[str, Any], int]]) -> None:
+        try:
+            outcome = future.result()
+        except DivergedError:
+            outcome = None
+        _record(experiment, job, outcome, {"threads": threads, "processes": settings.processes})
+        bar.update()
+
+    with ThreadPoolExecutor(settings.processes) as pool:  # its threads only wait for processes
+        run_all(pool, left, start, record)
 
 
-def _record(experiment: Experiment, job: _Job, future: Future[tuple[dict[str, Any], int]]) -> None:
-    """Wait for a job and write its results."""
+def _record(experiment: Experiment, job: Job, outcome: tuple[dict[str, Any], int] | None, how: dict[str, int]) -> None:
+    """Write what a training gave into its cell; None if it diverged."""
     results = experiment.results
-    known = _cell(results, job)
-    names = ("model", "task", "learning_rate", "projection_learning_rate_factor")
-    new = {**dict(zip(names, job.place, strict=True)), "tuning": job.tuning, "diverged": False, "runs": []}
-    cell: dict[str, Any] = new if known is None else known
-    try:
-        found, memory = future.result()
-    except DivergedError:
+    known = cell_of(results["cells"], job)
+    cell = new_cell(job) if known is None else known
+    if outcome is None:
         cell["diverged"] = True
     else:
+        found, memory = outcome
+        (run,) = found["runs"]
+        order = {seed: place for place, seed in enumerate(results["settings"]["seeds"])}
+        runs = [*cell["runs"], {kept: run.get(kept) for kept in _KEPT}]
         cell |= {
             "parameters": found["model"]["parameters"],
             "texts": found["texts"],
             "metrics": found["metrics"],
             "peak_bytes": max(memory, cell.get("peak_bytes", 0)),
-            "runs": [{kept: run.get(kept) for kept in _KEPT} for run in found["runs"]],
+            **how,
+            "runs": sorted(runs, key=lambda run: order.get(run["seed"], len(order))),
         }
     if known is None:
         results["cells"].append(cell)
+        results["cells"].sort(key=lambda cell: order_of(results, cell))
     experiment.save()
 
 
-def _cell(results: dict[str, Any], job: _Job) -> dict[str, Any] | None:
-    """The results of a job so far."""
-    wanted = (job.place, job.tuning)
-    return next((cell for cell in results["cells"] if (_place(cell), _is_tuning(cell)) == wanted), None)
-
-
-def _is_done(cell: dict[str, Any] | None, job: _Job) -> bool:
-    return cell is not None and (cell["diverged"] or {run["seed"] for run in cell["runs"]} >= set(job.seeds))
-
-
-def _finetune(settings: FinetuneSettings, threads: int) -> tuple[dict[str, Any], int]:
+def _finetune(settings: FinetuneSettings, threads: int, quiet: bool) -> tuple[dict[str, Any], int]:
     """Runs in the fresh process: the results, and the peak memory minus the memory in use before."""
     keep_freed_memory()
     torch.set_num_threads(threads)
     found: list[dict[str, Any]] = []
-    memory = peak_bytes(lambda: found.append(finetune.finetune(settings)[0]), best_device())
+    with contextlib.redirect_stderr(io.StringIO()) if quiet else contextlib.nullcontext():
+        memory = peak_bytes(lambda: found.append(finetune.finetune(settings)[0]), best_device())
     return found[0], memory
 
 
-def _finetune_settings(settings: Table2Settings, job: _Job, folder: Path | None = None) -> FinetuneSettings:
+def _finetune_settings(settings: Table2Settings, job: Job, folder: Path | None = None) -> FinetuneSettings:
     """The settings of a job, with its place below `folder` if it is given."""
     name, task, rate, factor = job.place
+    assert factor is not None
     passed = {field: getattr(settings, field) for field in _PASSED}
     if job.tuning:
         passed["max_train_samples"] = settings.tuning_samples
-    own = f"{task}-{rate:g}-{factor:g}{'-tuning' if job.tuning else ''}"
+    own = f"{task}-{rate:g}-{factor:g}{'-tuning' if job.tuning else ''}-seed{job.seed}"
     return FinetuneSettings(
         model=_names(settings)[name],
         task=task,  # type: ignore[arg-type]
-        seeds=job.seeds,
+        seeds=[job.seed],
         learning_rate=rate,
         projection_learning_rate_factor=factor,
         output_dir=None if folder is None else str(folder / name / own),
@@ -307,19 +285,21 @@ def _check(settings: Table2Settings) -> tuple[dict[str, str], dict[str, bool]]:
     check_output(settings.output_dir, resume=earlier is not None)
     for model in filter(is_local_path, settings.models):
         check_model_folder(Path(model))
-    if settings.processes < 1:
-        raise InputError(f"processes: expected 1 or more, got {settings.processes}")
+    require(settings.processes > 0, "processes", "1 or more", settings.processes)
+    most, few = settings.max_train_samples, settings.tuning_samples
+    require(few is None or few > 0, "tuning_samples", "1 or more", few)
+    require(few is None or most is None or few <= most, "tuning_samples", f"max_train_samples {most} or less", few)
     rates = _rates(settings, projects=True)
     for each in rates:
-        finetune.check(_finetune_settings(settings, _Job((names[0], settings.tasks[0], *each), settings.seeds)))
-    if settings.tuning_samples is not None and settings.tuning_samples < 1:
-        raise InputError(f"tuning_samples: expected 1 or more, got {settings.tuning_samples}")
+        finetune.check(_finetune_settings(settings, Job((names[0], settings.tasks[0], *each), settings.seeds[0])))
     for task in settings.tasks:
-        for tuning in (True, False) if settings.tuning_samples else (False,):
-            texts = load_labelled(_finetune_settings(settings, _Job((names[0], task, *rates[0]), [0], tuning)))
+        job = Job((names[0], task, *rates[0]), settings.seeds[0])
+        if few is not None:
+            load_labelled(_finetune_settings(settings, dataclasses.replace(job, tuning=True)))
+        texts = load_labelled(_finetune_settings(settings, job))
     projects = {}
     for name in names:
-        own = _finetune_settings(settings, _Job((name, task, *rates[0]), settings.seeds))
+        own = _finetune_settings(settings, Job((name, task, *rates[0]), settings.seeds[0]))
         model, _ = finetune.load_encoder(own, texts.labels, seed=0)
         projects[name] = bool(projection_parameters(model))
     return _names(settings), projects
