@@ -128,6 +128,13 @@ def gap(study: str, cell: str, variant: str, other: str = "Transformer") -> floa
     return statistics.mean(gaps(study, cell, variant, other).values())
 
 
+def gaps_after(study: str, cell: str, variant: str, updates: int) -> list[float]:
+    """The losses of a variant minus the Transformer's after some updates, for equal seeds."""
+    ours, theirs = (trials(study, cell, name) for name in (variant, "Transformer"))
+    after = [[dict(each[seed]["curve"])[updates] for each in (ours, theirs)] for seed in ours.keys() & theirs.keys()]
+    return [one - other for one, other in after]
+
+
 def shares(name: str, layer: int | None = None) -> list[float]:
     """Shares of the largest singular values that `linformer spectrum` reports, of the heads of a layer; None: of all."""
     results = result(name)
@@ -264,7 +271,7 @@ def wrong_numbers(passage: str, expressions: Any) -> str | None:
 KNOWN: dict[str, Any] = (
     BUILTINS
     | {"result": result, "table": table, "loss": loss, "gap": gap}
-    | {"trials": trials, "losses": losses, "gaps": gaps}
+    | {"trials": trials, "losses": losses, "gaps": gaps, "gaps_after": gaps_after}
     | {
         "shares": shares,
         "spectrum": spectrum,

@@ -68,7 +68,7 @@ def draw_panels(panels: dict[str, dict[str, list[dict[str, Any]]]], path: Path) 
     """
     columns = min(2, len(panels))
     rows = math.ceil(len(panels) / columns)
-    figure, grid = new_figure((5.5 * columns, 4 * rows), rows, columns, squeeze=False)
+    figure, grid = new_figure((6.5 * columns, 3.6 * rows), rows, columns, squeeze=False)
     for axes in grid.flat[len(panels) :]:
         axes.remove()
     for axes, (title, lines) in zip(grid.flat, panels.items(), strict=False):
@@ -85,7 +85,9 @@ def draw_panels(panels: dict[str, dict[str, list[dict[str, Any]]]], path: Path) 
         axes.set_ylabel("validation perplexity")
         axes.set_title(title, fontsize=11)
         show_grid(axes, which="both")
-        axes.legend(fontsize=8, title="last value", title_fontsize=8)
+        axes.legend(
+            fontsize=8, title="last value", title_fontsize=8, loc="upper left", bbox_to_anchor=(1, 1), frameon=False
+        )
     save_figure(figure, path, vector=True)
 
 
