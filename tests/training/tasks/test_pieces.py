@@ -107,7 +107,8 @@ def test_a_long_text_is_what_its_pieces_are(words, family):
     torch.testing.assert_close(outputs["last_hidden_state"], trace.outputs[-1])
     with torch.no_grad():
         alone = teacher(input_ids=inputs["input_ids"][1:, :13]).last_hidden_state[0]
-    torch.testing.assert_close(outputs["last_hidden_state"][1, :13], alone, rtol=1e-3, atol=1e-3)
+    # Rounding of 24 layers without LayerNorm (MobileBERT) differs by processor and batch size.
+    torch.testing.assert_close(outputs["last_hidden_state"][1, :13], alone, rtol=5e-3, atol=5e-3)
     assert task(inputs, None).isfinite()
 
 
