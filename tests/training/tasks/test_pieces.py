@@ -70,6 +70,7 @@ def test_a_long_text_is_what_its_pieces_are(words, family):
     first, last = special_tokens(words)
     inputs = batch_of([29, 13], first=first, last=last)
     pad = words.pad_token_id
+    teacher.double()  # float32 rounding in the 24 layers of MobileBERT exceeds 1e-3 on some processors
     teacher.get_input_embeddings().weight.data[pad] = 0  # as in trained models
     ids = torch.where(inputs["attention_mask"] == 1, inputs["input_ids"] % 11 + 3, pad)
     inputs |= {"input_ids": ids}
@@ -107,8 +108,7 @@ def test_a_long_text_is_what_its_pieces_are(words, family):
     torch.testing.assert_close(outputs["last_hidden_state"], trace.outputs[-1])
     with torch.no_grad():
         alone = teacher(input_ids=inputs["input_ids"][1:, :13]).last_hidden_state[0]
-    # Rounding of 24 layers without LayerNorm (MobileBERT) differs by processor and batch size.
-    torch.testing.assert_close(outputs["last_hidden_state"][1, :13], alone, rtol=5e-3, atol=5e-3)
+    torch.testing.assert_close(outputs["last_hidden_state"][1, :13], alone, rtol=1e-3, atol=1e-3)
     assert task(inputs, None).isfinite()
 
 
