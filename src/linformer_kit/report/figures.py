@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,6 +35,25 @@ def new_figure(
     """
     figure = Figure(figsize=figsize, layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=squeeze, sharey=sharey)
+
+
+def new_panels(count: int, size: tuple[float, float], *, sharey: bool = False) -> tuple[Figure, list[Axes]]:
+    """Make a figure of several axes in one or two columns.
+
+    Args:
+        count: Number of axes.
+        size: Width and height of each in inches.
+        sharey: As for `Figure.subplots`.
+
+    Returns:
+        The figure and its axes.
+    """
+    columns = min(2, count)
+    rows = math.ceil(count / columns)
+    figure, grid = new_figure((size[0] * columns, size[1] * rows), rows, columns, squeeze=False, sharey=sharey)
+    for unused in grid.flat[count:]:
+        unused.remove()
+    return figure, list(grid.flat[:count])
 
 
 def save_figure(figure: Figure, path: Path, *, vector: bool = False) -> None:

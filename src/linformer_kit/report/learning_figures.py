@@ -12,7 +12,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from linformer_kit.report.figures import log_ticks, new_figure, number_ticks, save_figure, show_grid
+from linformer_kit.report.figures import log_ticks, new_figure, new_panels, number_ticks, save_figure, show_grid
 
 _MARKERS = "osD^vP"  # one for each variant that is drawn
 MOST_LINES = len(_MARKERS)
@@ -66,12 +66,8 @@ def draw_panels(panels: dict[str, dict[str, list[dict[str, Any]]]], path: Path) 
         panels: For each title, the trainings of each line by its label.
         path: Output file `.png`; the same figure is written as `.svg`.
     """
-    columns = min(2, len(panels))
-    rows = math.ceil(len(panels) / columns)
-    figure, grid = new_figure((6.5 * columns, 3.6 * rows), rows, columns, squeeze=False)
-    for axes in grid.flat[len(panels) :]:
-        axes.remove()
-    for axes, (title, lines) in zip(grid.flat, panels.items(), strict=False):
+    figure, places = new_panels(len(panels), (6.5, 3.6))
+    for axes, (title, lines) in zip(places, panels.items(), strict=True):
         for number, (label, entries) in enumerate(lines.items()):
             losses = _losses([entry for entry in entries if entry["validation_loss"] is not None])
             if not losses:

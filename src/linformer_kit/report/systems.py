@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
 from pathlib import Path
 from typing import Any
 
 from linformer_kit.report.base import table, write_report
-from linformer_kit.report.figures import log_ticks, new_figure, number_ticks, save_figure, show_grid
+from linformer_kit.report.figures import log_ticks, new_panels, number_ticks, save_figure, show_grid
 from linformer_kit.report.numbers import ABSENT, listed, mebibytes, microseconds
 
 _OURS = "linformer"
@@ -177,12 +176,8 @@ def draw_systems(results: dict[str, Any], folder: Path) -> None:
     """Plot time per token against n on logarithmic axes, a line for each system, ours black in each panel."""
     drawn = [entry for entry in results["systems"] if entry["runs"]]
     panels = _panels(drawn)
-    columns = min(2, len(panels))
-    rows = math.ceil(len(panels) / columns)
-    figure, axes = new_figure((5 * columns, 4.2 * rows), rows, columns, squeeze=False, sharey=True)
-    for unused in axes.flat[len(panels) :]:
-        unused.remove()
-    for panel, (title, entries) in zip(axes.flat, panels.items(), strict=False):
+    figure, places = new_panels(len(panels), (5, 4.2), sharey=True)
+    for panel, (title, entries) in zip(places, panels.items(), strict=True):
         _draw_panel(panel, entries, results["settings"]["lengths"])
         panel.set_title(title)
     save_figure(figure, folder / "systems.png", vector=True)

@@ -120,12 +120,13 @@ def table2_markdown(results: dict[str, Any], chosen: Chosen) -> str:
 
 def _side_by_side(chosen: Chosen) -> str:
     """How many trainings ran at the same time, if several did."""
-    counts = sorted({cell["processes"] for cell in chosen.values() if cell.get("processes", 1) > 1})
-    threads = sorted({cell["threads"] for cell in chosen.values() if cell.get("processes", 1) > 1})
-    if not counts:
+    together = [cell for cell in chosen.values() if cell.get("processes", 1) > 1]
+    if not together:
         return ""
-    each = " or ".join(map(str, threads))
-    return f" Measured with {' or '.join(map(str, counts))} trainings at a time, each with {each} of the threads."
+    processes, threads = (
+        " or ".join(map(str, sorted({cell[name] for cell in together}))) for name in ("processes", "threads")
+    )
+    return f" Measured with {processes} trainings at a time, each with {threads} of the threads."
 
 
 def _factors(settings: dict[str, Any]) -> list[float]:
