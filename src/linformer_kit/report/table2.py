@@ -48,7 +48,7 @@ def table2_markdown(results: dict[str, Any], chosen: Chosen) -> str:
     some = " or ".join(f"{factor:g}" for factor in factors)
     on_part = ""
     if any(cell.get("tuning") for cell in results["cells"]):
-        on_part = f"Learning rates are compared with up to {settings['tuning_samples']:,} training texts. "
+        on_part = f"Learning rates are compared with up to {settings['tuning_samples']:,} texts. "
     slowly = f", E and F at {some} of the learning rate" if factors != [1] else ""
     lines = [
         "# Fine-tuning on the tasks of Table 2",

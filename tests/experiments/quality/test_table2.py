@@ -98,7 +98,7 @@ def test_rates_are_compared_on_a_part_of_the_texts_and_the_best_is_trained_with_
 
     def observed(settings, *how):
         found, memory = own(settings, *how)
-        seen.append((settings.max_train_samples, settings.learning_rate, settings.seeds))
+        seen.append((settings.max_train_samples, settings.max_eval_samples, settings.learning_rate, settings.seeds))
         if settings.max_train_samples:  # the first rate is the better one here
             found["runs"][0]["metrics"]["accuracy"] = settings.learning_rate == 1e-3
         return found, memory
@@ -107,9 +107,14 @@ def test_rates_are_compared_on_a_part_of_the_texts_and_the_best_is_trained_with_
     rates = ["--learning_rates", "1e-3", "1e-2", "--tuning_samples", "3", "--seeds", "1", "2"]
     command = ["bench", "table2", "--models", models[1], *options(tmp_path), *rates]
     main(command)
-    assert seen == [(3, 1e-3, [1]), (3, 1e-2, [1]), (None, 1e-3, [1]), (None, 1e-3, [2])]
+    assert seen == [
+        (3, 3, 1e-3, [1]),
+        (3, 3, 1e-2, [1]),
+        (None, None, 1e-3, [1]),
+        (None, None, 1e-3, [2]),
+    ]
     shown = capsys.readouterr().out
-    assert "compared with up to 3 training texts" in shown and "| 0.001 (0.001, 0.01) |" in shown
+    assert "compared with up to 3 texts" in shown and "| 0.001 (0.001, 0.01) |" in shown
     main([*command, "--resume"])
     assert len(seen) == 4
     assert "resume: expected tuning_samples as in" in fail(capsys, *command, "--resume", "--tuning_samples", "4")
