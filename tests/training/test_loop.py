@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import re
-import signal
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,6 @@ from transformers import DataCollatorWithPadding, TrainingArguments
 
 from linformer_kit import InputError, LinformerForMaskedLM, LinformerForSequenceClassification
 from linformer_kit.data.inputs import LabelledItems
-from linformer_kit.errors import DivergedError, Stopped
-from linformer_kit.files import runs
 from linformer_kit.training.loop import Training
 from linformer_kit.training.randomness import seed_generators
 from linformer_kit.training.tasks.classification import Classification, classification_loss
@@ -384,144 +381,3 @@ def test_a_best_checkpoint_that_is_damaged_is_not_loaded(masked, build, tmp_path
     message = f"{tmp_path / 'run'}: expected its best checkpoint, got {path}: expected"
     with pytest.raises(InputError, match=f"^{re.escape(message)}"):
         training.run()
-
-
-# What goes wrong -----------------------------------------------------------------------------------------------------
-
-
-def spoilt(task, *wrong: tuple[int, int], value: float = math.nan):
-    """A task whose loss is not finite in so manyth updates and passes, from 0."""
-    begin, forward, place = task.begin, task.forward, {"update": None, "number": 0}
-
-    def count(update: int | None) -> None:
-        place.update(update=update, number=0)
-        begin(update)
-
-    def spoil(batch, labels):
-        here = (place["update"], place["number"])
-        place["number"] += 1
-        return forward(batch, labels) * (value if here in wrong else 1.0)
-
-    task.begin, task.forward = count, spoil
-    return task
-
-
-def test_an_update_that_is_not_finite_is_not_made(masked, build):
-    training = build(task=spoilt(masked(), (2, 0)), save_every=99)
-    message = (
-        "update 3 (epoch 0.4, process 0): expected a finite loss and gradient, got a loss of nan in batch 1 of 1; the "
-        "update was not made. Lower learning_rate 0.01 or raise max_skipped_updates 0"
-    )
-    before: list[torch.Tensor] = []
-    training._after_update = lambda: before.__setitem__(slice(None), [p.clone() for p in training.task.parameters()])
-    with pytest.raises(DivergedError, match=f"^{re.escape(message)}$"):
-        training.run()
-    assert training.state.update == 2
-    assert all(map(torch.equal, training.task.parameters(), before))
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_the_batch_and_its_value_are_named(masked, build, value):
-    training = build(task=spoilt(masked(), (1, 1), value=value), gradient_accumulation_steps=2)
-    with pytest.raises(DivergedError, match=f"update 2 .* got a loss of {value} in batch 2 of 2; the update was not"):
-        training.run()
-
-
-def test_so_many_updates_may_be_skipped(masked, run, build, tmp_path):
-    """They are counted in the log, also of a training that goes on; parameters and moments are as they were."""
-    wrong = ((1, 0), (3, 0))
-    whole = run("whole", task=spoilt(masked(), *wrong), max_skipped_updates=2)
-    assert whole.skipped_updates == 2 and whole.state.update == 7
-    assert whole.state.logged("skipped_updates") == {2: 1, 4: 2}
-    assert list(whole.state.logged("loss")) == [1, 3, 5, 6, 7]
-    assert all(map(math.isfinite, losses(whole)))
-    assert {float(state["step"]) for state in whole.engine.optimizer.state.values()} == {5.0}
-    checkpoint = tmp_path / "whole" / "checkpoint-3"
-    resumed = run("on", task=spoilt(masked(), *wrong), max_skipped_updates=2, checkpoint=checkpoint)
-    assert resumed.state.logged("skipped_updates") == {2: 1, 4: 2}
-    assert same_parameters(resumed.task.model, whole.task.model)
-    training = build("cut", task=spoilt(masked(), *wrong), max_skipped_updates=1, checkpoint=checkpoint)
-    with pytest.raises(DivergedError, match=r"^update 4 .* or raise max_skipped_updates 1$"):
-        training.run()
-
-
-def test_an_update_follows_a_skipped_one_in_float16(masked, build):
-    """With the scale as it was: a loss of NaN does not mean that float16 has overflowed."""
-    training = build(task=spoilt(masked(), (1, 0)), max_skipped_updates=1, fp16=True, logging_steps=2)
-    training.run()
-    assert training.skipped_updates == 1 and training.state.update == 7
-    assert training.engine.scaler_state()["scale"] == 65536.0
-    assert list(training.state.logged("loss")) == [2, 4, 6]
-    assert list(training.state.logged("grad_norm")) == [4, 6]  # update 2 has none
-
-
-def test_checkpoints_that_cannot_be_removed_do_not_end_a_training(run, monkeypatch, caplog):
-    def fail(path):
-        raise PermissionError(f"{path}: not yours")
-
-    monkeypatch.setattr(runs, "remove_folder", fail)
-    trained = run(save_every=2, save_total_limit=1)
-    assert trained.state.update == 7 and "old checkpoints cannot be removed" in caplog.text
-
-
-def test_a_gradient_that_is_not_finite_counts_too(masked, build):
-    task = masked()
-    task.model.lm_head.dense.weight.register_hook(lambda gradient: gradient * math.inf)
-    with pytest.raises(DivergedError, match=r"update 1 .* got a gradient norm of (nan|inf); the update was not made"):
-        build(task=task).run()
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_after_the_update_and_nothing_is_lost(build, run, tmp_path, number):
-    def stop() -> None:
-        if training.state.update == 2:
-            signal.raise_signal(number)
-
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        training = build("cut", after_update=stop)
-        message = f"stopped after update 2; --resume goes on from {tmp_path / 'cut' / 'checkpoint-2'}"
-        with pytest.raises(Stopped, match=f"^{re.escape(message)}$") as raised:
-            training.run()
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert raised.value.exit_code == 128 + number
-    resumed = run("cut", checkpoint=tmp_path / "cut" / "checkpoint-2")
-    whole = run("whole")
-    assert same_parameters(resumed.task.model, whole.task.model)
-    assert resumed.state.logged("eval_loss") == whole.state.logged("eval_loss")
-
-
-def test_a_signal_during_evaluation_leaves_it_out(masked, build, run, tmp_path):
-    """It comes after the resume instead."""
-    task = masked()
-    measure = task.measure
-
-    def stopping(batch):
-        signal.raise_signal(signal.SIGTERM)
-        return measure(batch)
-
-    task.measure = stopping
-    training = build("cut", task=task)
-    with pytest.raises(Stopped, match=r"^stopped after update 3; --resume goes on from"):
-        training.run()
-    assert not training.state.logged("eval_loss")
-    resumed = run("cut", checkpoint=tmp_path / "cut" / "checkpoint-3")
-    assert resumed.state.logged("eval_loss") == run("whole").state.logged("eval_loss")
-
-
-def test_a_signal_at_the_very_end_stops_the_measurement(build):
-    training = build()
-    training.run()
-    training._request.signal = signal.SIGTERM
-    with pytest.raises(Stopped, match=r"^stopped after update 7; --resume goes on from"):
-        training.measure()
-
-
-def test_a_signal_before_the_first_update_leaves_nothing(masked, build, tmp_path):
-    task = masked()
-    measure = task.measure
-    task.measure = lambda batch: (signal.raise_signal(signal.SIGTERM), measure(batch))[1]
-    with pytest.raises(Stopped, match=r"^stopped after update 0; there was nothing to save$"):
-        build(task=task, evaluate_first=True).run()
-    assert not list(tmp_path.glob("run/checkpoint-*"))
