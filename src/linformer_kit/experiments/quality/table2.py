@@ -111,10 +111,11 @@ def table2(settings: Table2Settings) -> Experiment:
             for task in settings.tasks
             for name in names
         }
-        tuning = settings.tuning_samples is not None
-        compared = [place for several in places.values() if len(several) > 1 for place in several]
-        _run(settings, experiment, [Job(place, settings.seeds[0], tuning) for place in compared], bar)
-        while left := _left(settings, experiment.results, places):  # again if the best rates diverge with all texts
+        first, tuning = settings.seeds[0], settings.tuning_samples is not None
+        several = [each for each in places.values() if len(each) > 1]
+        compared = [Job(place, first, tuning) for each in several for place in each]
+        _run(settings, experiment, _left(experiment, compared), bar)
+        while left := _left(experiment, _best(settings, experiment.results, places)):  # again if one of them diverges
             _run(settings, experiment, left, bar)
         experiment.finish()
     return experiment
@@ -126,17 +127,21 @@ def _places(settings: Table2Settings, cells: list[Cell], name: str, task: str, p
     return list(dict.fromkeys([*earlier, *((name, task, *rates) for rates in _rates(settings, projects))]))
 
 
-def _left(settings: Table2Settings, results: dict[str, Any], places: dict[Key, list[Place]]) -> list[Job]:
-    """The trainings at the best rates that are not done."""
+def _left(experiment: Experiment, jobs: list[Job]) -> list[Job]:
+    """Those of some trainings that are not done."""
+    return [job for job in jobs if not is_done(experiment.results["cells"], job)]
+
+
+def _best(settings: Table2Settings, results: dict[str, Any], places: dict[Key, list[Place]]) -> list[Job]:
+    """The trainings at the best rates."""
     only = {key: several[0] for key, several in places.items() if len(several) == 1}
     chosen = chosen_places(results) | only
-    jobs = [
+    return [
         Job(chosen[key], seed)
         for key in places
         if key in chosen
         for seed in (settings.seeds[:1] if key[1] in settings.one_seed else settings.seeds)
     ]
-    return [job for job in jobs if not is_done(results["cells"], job)]
 
 
 def _write(results: dict[str, Any], folder: Path) -> str:
@@ -150,9 +155,8 @@ def _rates(settings: Table2Settings, projects: bool) -> list[tuple[float, float]
 
 
 def _run(settings: Table2Settings, experiment: Experiment, jobs: list[Job], bar: tqdm) -> None:
-    """Run those of some jobs that are not done, several at a time, and write the results after each."""
-    left = [job for job in jobs if not is_done(experiment.results["cells"], job)]
-    bar.total += len(left)
+    """Run some trainings, several at a time, and write the results after each."""
+    bar.total += len(jobs)
     bar.refresh()
     folder, threads = experiment.folder.resolve(), max(1, torch.get_num_threads() // settings.processes)
     quiet = settings.processes > 1
@@ -169,7 +173,7 @@ def _run(settings: Table2Settings, experiment: Experiment, jobs: list[Job], bar:
         bar.update()
 
     with ThreadPoolExecutor(settings.processes) as pool:  # its threads only wait for processes
-        run_all(pool, left, start, record)
+        run_all(pool, jobs, start, record)
 
 
 def _record(experiment: Experiment, job: Job, outcome: tuple[dict[str, Any], int] | None, how: dict[str, int]) -> None:
