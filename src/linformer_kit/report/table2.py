@@ -66,8 +66,9 @@ def table2_markdown(results: dict[str, Any], chosen: Chosen) -> str:
         cells = [chosen.get((model, task)) for task in tasks]
         means = [statistics.fmean(_values(cell, "accuracy")) for cell in cells if cell]
         average = f"{statistics.fmean(means):.2f}" if len(means) == len(tasks) else ""
-        rows.append([model, *(_spread(cell, "accuracy") for cell in cells), average])
-    lines += table(["model", *(TASKS[task].title for task in tasks), "average"], rows)
+        parameters = next((f"{cell['parameters']:,}" for cell in cells if cell), "")
+        rows.append([model, parameters, *(_spread(cell, "accuracy") for cell in cells), average])
+    lines += table(["model", "parameters", *(TASKS[task].title for task in tasks), "average"], rows)
     if "qqp" in tasks:
         f1 = [[model, _spread(chosen.get((model, "qqp")), "f1")] for model in models]
         lines += ["", "F1 of duplicates on QQP, in percent:", "", *table(["model", "F1"], f1)]

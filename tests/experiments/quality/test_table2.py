@@ -48,7 +48,11 @@ def test_the_grid(models, here, tmp_path, capsys):
     ]
     main(["bench", "table2", "--models", *models, *options])
     shown = capsys.readouterr().out
-    assert "| model | IMDB | QQP | average |" in shown and "F1 of duplicates on QQP" in shown and "| full |" in shown
+    assert (
+        "| model | parameters | IMDB | QQP | average |" in shown
+        and "F1 of duplicates on QQP" in shown
+        and "| full |" in shown
+    )
     results = json.loads((tmp_path / "out" / "table2.json").read_text())
     for model in ("linformer", "full"):
         for task in results["tasks"]:
