@@ -24,16 +24,26 @@ def cell(model: str, right: list[str], **fields: object) -> dict:
 
 def test_differences_are_paired_by_seeds_and_by_texts():
     first, second = cell("a", ["1111100000", "1111110000"]), cell("b", ["0111111111", "0111111100"])
-    results = {"models": ["a", "b"], "tasks": ["sst2"]}
+    results = {"models": ["a", "b"], "tasks": ["sst2"], "settings": {"seeds": [0, 1]}}
     lines = _differences(results, {("a", "sst2"): first, ("b", "sst2"): second})
     assert lines[1] == "## Differences to a"
     # With the first seed five texts are right only by b, one only by a: p = 2 · (1 + 6) / 2⁶.
     assert lines[-1] == "| b | SST-2 | +25.00 ± 21.21 | 5 | 1 | 0.219 |"
 
 
+@pytest.mark.parametrize(("seeds", "row"), [([1], "| b | SST-2 | +0.00 |  |  |  |"), ([2], None)])
+def test_differences_before_all_seeds_are_trained(seeds, row):
+    """Only trainings of the same seed are compared, and texts only by the first seed."""
+    first, second = cell("a", ["10", "11"]), cell("b", ["11", "11", "01"])
+    second["runs"] = [run for run in second["runs"] if run["seed"] in seeds]
+    results = {"models": ["a", "b"], "tasks": ["sst2"], "settings": {"seeds": [0, 1, 2]}}
+    lines = _differences(results, {("a", "sst2"): first, ("b", "sst2"): second})
+    assert lines[-1:] == ([] if row is None else [row])
+
+
 def test_results_of_earlier_versions_have_no_answers():
     first, second = cell("a", ["10"]), cell("b", ["01"]) | {"runs": [{"seed": 0, "metrics": {"accuracy": 0.5}}]}
-    results = {"models": ["a", "b"], "tasks": ["sst2"]}
+    results = {"models": ["a", "b"], "tasks": ["sst2"], "settings": {"seeds": [0]}}
     assert _differences(results, {("a", "sst2"): first, ("b", "sst2"): second}) == []
 
 

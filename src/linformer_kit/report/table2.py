@@ -15,6 +15,7 @@ from linformer_kit.report.base import environment_line, table, write_report
 from linformer_kit.report.numbers import mean_and_deviation, mebibytes
 
 Cell = dict[str, Any]
+Run = dict[str, Any]  # one training of a cell
 Chosen = dict[tuple[str, str], Cell]  # by model and task
 
 
@@ -39,7 +40,19 @@ def table2_markdown(results: dict[str, Any], chosen: Chosen) -> str:
         results: The content of a `table2.json`.
         chosen: The cell to show for each model and task.
     """
-    tasks, models = results["tasks"], results["models"]
+    seeds = results["settings"]["seeds"]
+    meant = {
+        key: cell | {"runs": [run for run in cell["runs"] if run["seed"] in seeds]} for key, cell in chosen.items()
+    }
+    chosen = {key: cell for key, cell in meant.items() if cell["runs"]}
+    lines = ["# Fine-tuning on the tasks of Table 2", "", environment_line(results["environment"]), ""]
+    lines += [*_training(results), "", *_accuracies(results, chosen), *_differences(results, chosen)]
+    lines += ["", *_costs(results, chosen), "", *_of_paper(results)]
+    return "\n".join(lines) + "\n"
+
+
+def _training(results: dict[str, Any]) -> list[str]:
+    """How the models were trained and chosen, in a paragraph."""
     settings = results["settings"]
     limit = settings["max_train_samples"]
     batch = settings["per_device_train_batch_size"] * settings["gradient_accumulation_steps"]
@@ -50,84 +63,99 @@ def table2_markdown(results: dict[str, Any], chosen: Chosen) -> str:
     if any(cell.get("tuning") for cell in results["cells"]):
         on_part = f"Learning rates are compared with up to {settings['tuning_samples']:,} texts. "
     slowly = f", E and F at {some} of the learning rate" if factors != [1] else ""
-    lines = [
-        "# Fine-tuning on the tasks of Table 2",
-        "",
-        environment_line(results["environment"]),
-        "",
+    more = "; more with E and F, which have rates of their own" if len(factors) > 1 else ""
+    return [
         f"{'All' if limit is None else f'Up to {limit:,}'} training texts, "
         f"{passes:g} epoch{'' if passes == 1 else 's'}, batch {batch}{slowly}; {_seeds(settings)}. "
         f"{on_part}Accuracy in percent on the validation texts (IMDB: the test texts). Learning rate and checkpoint "
-        "are chosen on the same texts, so all figures are slightly too high, for all models alike.",
-        "",
+        f"are chosen on the same texts, so all figures are slightly too high{more}."
     ]
+
+
+def _accuracies(results: dict[str, Any], chosen: Chosen) -> list[str]:
+    """Accuracy of each model on each task, and F1 on QQP."""
+    tasks, settings = results["tasks"], results["settings"]
     rows = []
-    for model in models:
+    for model in results["models"]:
         cells = [chosen.get((model, task)) for task in tasks]
         means = [statistics.fmean(_values(cell, "accuracy")) for cell in cells if cell]
         average = f"{statistics.fmean(means):.2f}" if len(means) == len(tasks) else ""
         parameters = next((f"{cell['parameters']:,}" for cell in cells if cell), "")
-        rows.append([model, parameters, *(_spread(cell, "accuracy") for cell in cells), average])
-    lines += table(["model", "parameters", *(TASKS[task].title for task in tasks), "average"], rows)
+        rows.append([model, parameters, *(_spread(settings, cell, "accuracy") for cell in cells), average])
+    lines = table(["model", "parameters", *(TASKS[task].title for task in tasks), "average"], rows)
     if "qqp" in tasks:
-        f1 = [[model, _spread(chosen.get((model, "qqp")), "f1")] for model in models]
+        f1 = [[model, _spread(settings, chosen.get((model, "qqp")), "f1")] for model in results["models"]]
         lines += ["", "F1 of duplicates on QQP, in percent:", "", *table(["model", "F1"], f1)]
-    lines += _differences(results, chosen)
-    lines += ["", "## Cost", ""]
-    lines += [
+    return lines
+
+
+def _costs(results: dict[str, Any], chosen: Chosen) -> list[str]:
+    """Rates, time and memory of each model on each task, and which rates diverged."""
+    rows = [
+        [
+            model,
+            TASKS[task].title,
+            _rates(results, cell),
+            f"{cell['texts']['train']:,}",
+            f"{statistics.median(_of_runs(cell, 'texts_per_second')):,.0f}",
+            f"{statistics.median(_of_runs(cell, 'seconds')):,.0f}",
+            mebibytes(cell["peak_bytes"]),
+            f"{cell['texts']['cut']['train']['texts']:,}",
+        ]
+        for model in results["models"]
+        for task in results["tasks"]
+        if (cell := chosen.get((model, task)))
+    ]
+    lines = [
+        "## Cost",
+        "",
         "Time and texts per second of training, without evaluation; peak memory of the whole run minus the memory in "
-        f"use before it, in MiB.{_side_by_side(chosen)}",
+        f"use before it, in MiB.{_how(chosen)}",
         "",
+        *table(
+            ["model", "task", "learning rate (tried)", "texts", "texts/s", "seconds", "memory, MiB", "texts cut"], rows
+        ),
     ]
-    costs = []
-    for model in models:
-        for task in tasks:
-            cell = chosen.get((model, task))
-            if cell:
-                costs.append(
-                    [
-                        model,
-                        TASKS[task].title,
-                        _rates(results, cell),
-                        f"{cell['texts']['train']:,}",
-                        f"{statistics.median(_of_runs(cell, 'texts_per_second')):,.0f}",
-                        f"{statistics.median(_of_runs(cell, 'seconds')):,.0f}",
-                        mebibytes(cell["peak_bytes"]),
-                        f"{cell['texts']['cut']['train']['texts']:,}",
-                    ]
-                )
-    diverged = [
-        f"{cell['model']}, {TASKS[cell['task']].title}, {cell['learning_rate']:g}"
-        + (" (in the comparison of rates)" if cell.get("tuning") else "")
-        for cell in results["cells"]
-        if cell["diverged"]
-    ]
-    header = ["model", "task", "learning rate (tried)", "texts", "texts/s", "seconds", "memory, MiB", "texts cut"]
-    lines += table(header, costs)
-    if diverged:
+    if diverged := [_diverged(cell) for cell in results["cells"] if cell["diverged"]]:
         lines += ["", f"Diverged: {'; '.join(diverged)}."]
-    lines += ["", "## Results of the paper", ""]
-    lines += [
-        "Models of base size, pretrained for 250,000 updates on 3.3 billion words; all training texts; n, k in tokens.",
-        "",
-    ]
-    theirs = [
+    return lines
+
+
+def _diverged(cell: Cell) -> str:
+    """Model, task, rate and, of results that have it, the seed of a cell whose training diverged."""
+    seed = f", seed {cell['diverged_seed']}" if "diverged_seed" in cell else ""
+    comparison = " (in the comparison of rates)" if cell.get("tuning") else ""
+    return f"{cell['model']}, {TASKS[cell['task']].title}, {cell['learning_rate']:g}{seed}{comparison}"
+
+
+def _of_paper(results: dict[str, Any]) -> list[str]:
+    """The results of the paper on these tasks."""
+    tasks = results["tasks"]
+    rows = [
         [str(row["seq_len"]), row["model"], *(f"{row['scores'][task]:.1f}" for task in tasks)]
         for row in results["paper"]
     ]
-    lines += table(["n", "model", *(TASKS[task].title for task in tasks)], theirs)
-    return "\n".join(lines) + "\n"
+    return [
+        "## Results of the paper",
+        "",
+        "Models of base size, pretrained for 250,000 updates on 3.3 billion words; all training texts; n, k in tokens.",
+        "",
+        *table(["n", "model", *(TASKS[task].title for task in tasks)], rows),
+    ]
 
 
-def _side_by_side(chosen: Chosen) -> str:
-    """How many trainings ran at the same time, if several did."""
-    together = [cell for cell in chosen.values() if cell.get("processes", 1) > 1]
-    if not together:
-        return ""
-    processes, threads = (
-        " or ".join(map(str, sorted({cell[name] for cell in together}))) for name in ("processes", "threads")
+def _how(chosen: Chosen) -> str:
+    """On which devices the runs were measured, and how many at a time, where that is not the same for all or usual."""
+    runs = [run for cell in chosen.values() for run in cell["runs"]]
+    ways = dict.fromkeys((run["processes"], run["threads"]) for run in runs if run.get("processes", 1) > 1)
+    devices = dict.fromkeys(run["device"] for run in runs if "device" in run)
+    text = "".join(
+        f" Measured with {processes} trainings at a time, each with {threads} of the threads."
+        for processes, threads in ways
     )
-    return f" Measured with {processes} trainings at a time, each with {threads} of the threads."
+    if ways and len({run.get("processes", 1) for run in runs}) > 1:
+        text += " Others were measured alone."
+    return text + (f" Measured on {' and '.join(devices)}." if len(devices) > 1 else "")
 
 
 def _factors(settings: dict[str, Any]) -> list[float]:
@@ -138,12 +166,15 @@ def _factors(settings: dict[str, Any]) -> list[float]:
 def _differences(results: dict[str, Any], chosen: Chosen) -> list[str]:
     """Each model but the first against the first: paired by seeds, and by the texts of the first seed."""
     first, *others = results["models"]
+    seed = results["settings"]["seeds"][0]
     rows = []
     for model in others:
         for task in results["tasks"]:
             pair = [chosen.get((name, task)) for name in (model, first)]
             if all(cell and all(run.get("right") for run in cell["runs"]) for cell in pair):
-                rows.append([model, TASKS[task].title, *_paired(*pair)])  # type: ignore[arg-type]
+                ours, theirs = ({run["seed"]: run for run in cell["runs"]} for cell in pair if cell)
+                if ours.keys() & theirs.keys():
+                    rows.append([model, TASKS[task].title, *_paired(ours, theirs, seed)])
     if not rows:
         return []
     return [
@@ -158,14 +189,20 @@ def _differences(results: dict[str, Any], chosen: Chosen) -> list[str]:
     ]
 
 
-def _paired(ours: Cell, theirs: Cell) -> list[str]:
-    seeds = {run["seed"]: run for run in theirs["runs"]}
-    pairs = [(run, seeds[run["seed"]]) for run in ours["runs"] if run["seed"] in seeds]
-    by_seed = [100 * (run["metrics"]["accuracy"] - other["metrics"]["accuracy"]) for run, other in pairs]
-    right = [np.unpackbits(np.frombuffer(bytes.fromhex(run["right"]), np.uint8)).astype(bool) for run in pairs[0]]
+def _paired(ours: dict[int, Run], theirs: dict[int, Run], first: int) -> list[str]:
+    """The difference of two models by their runs of each seed, and what each alone has right with the first seed."""
+    both = [seed for seed in ours if seed in theirs]
+    by_seed = [100 * (ours[seed]["metrics"]["accuracy"] - theirs[seed]["metrics"]["accuracy"]) for seed in both]
+    difference = mean_and_deviation(by_seed, 2, sign="+")
+    if first not in both:
+        return [difference, "", "", ""]
+    right = [
+        np.unpackbits(np.frombuffer(bytes.fromhex(runs[first]["right"]), np.uint8)).astype(bool)
+        for runs in (ours, theirs)
+    ]
     only_ours, only_theirs = int((right[0] & ~right[1]).sum()), int((~right[0] & right[1]).sum())
     p = binomtest(only_ours, only_ours + only_theirs).pvalue if only_ours + only_theirs else 1.0
-    return [mean_and_deviation(by_seed, 2, sign="+"), f"{only_ours:,}", f"{only_theirs:,}", f"{p:.3g}"]
+    return [difference, f"{only_ours:,}", f"{only_theirs:,}", f"{p:.3g}"]
 
 
 def _rates(results: dict[str, Any], cell: Cell) -> str:
@@ -191,10 +228,14 @@ def _of_runs(cell: dict[str, Any], name: str) -> list[float]:
     return [run[name] for run in cell["runs"]]
 
 
-def _spread(cell: dict[str, Any] | None, metric: str) -> str:
+def _spread(settings: dict[str, Any], cell: dict[str, Any] | None, metric: str) -> str:
+    """Mean and standard deviation, and how many seeds that are if some are missing."""
     if cell is None:
         return ""
-    return mean_and_deviation(_values(cell, metric), 2)
+    values = _values(cell, metric)
+    meant = 1 if cell["task"] in settings["one_seed"] else len(settings["seeds"])
+    missing = f" ({len(values)} of {meant} seeds)" if len(values) < meant else ""
+    return mean_and_deviation(values, 2) + missing
 
 
 def _seeds(settings: dict[str, Any]) -> str:

@@ -48,11 +48,7 @@ def test_the_grid(models, here, tmp_path, capsys):
     ]
     main(["bench", "table2", "--models", *models, *options])
     shown = capsys.readouterr().out
-    assert (
-        "| model | parameters | IMDB | QQP | average |" in shown
-        and "F1 of duplicates on QQP" in shown
-        and "| full |" in shown
-    )
+    assert all(text in shown for text in ("| model | parameters | IMDB | QQP |", "F1 of duplicates on QQP", "| full |"))
     results = json.loads((tmp_path / "out" / "table2.json").read_text())
     for model in ("linformer", "full"):
         for task in results["tasks"]:
@@ -75,7 +71,7 @@ def options(tmp_path) -> list[str]:
 def test_a_rate_that_diverges_is_noted_and_left(models, here, tmp_path, capsys):
     rates = ["--learning_rates", "1e30", "1e-3", "--bf16", "false", "--warmup_steps", "0"]
     main(["bench", "table2", "--models", models[0], *options(tmp_path), *rates])
-    assert "Diverged: linformer, SST-2, 1e+30." in capsys.readouterr().out
+    assert "Diverged: linformer, SST-2, 1e+30, seed 0." in capsys.readouterr().out
     cells = json.loads((tmp_path / "out" / "table2.json").read_text())["cells"]
     assert [(cell["learning_rate"], cell["diverged"], len(cell["runs"])) for cell in cells] == [
         (1e-3, False, 1),
@@ -177,7 +173,7 @@ def test_where_the_best_rate_of_the_tuning_diverges_with_all_texts_the_next_is_t
     assert chosen_cells(results)["full", "sst2"]["learning_rate"] == 1e-2 and results["complete"]
 
 
-def test_a_later_seed_that_diverges_leaves_the_first(models, here, tmp_path, monkeypatch):
+def test_a_later_seed_that_diverges_leaves_the_first(models, here, tmp_path, monkeypatch, capsys):
     own = table2._finetune
 
     def diverging(settings, *how):
@@ -189,6 +185,8 @@ def test_a_later_seed_that_diverges_leaves_the_first(models, here, tmp_path, mon
     main(["bench", "table2", "--models", models[1], *options(tmp_path), "--seeds", "1", "2"])
     (cell,) = json.loads((tmp_path / "out" / "table2.json").read_text())["cells"]
     assert cell["diverged"] and [run["seed"] for run in cell["runs"]] == [1]
+    shown = capsys.readouterr().out
+    assert "(1 of 2 seeds)" in shown and "Diverged: full, SST-2, 5e-05, seed 2." in shown
 
 
 @pytest.mark.parametrize("tuning", [[], ["--tuning_samples", "3"]])
@@ -226,6 +224,23 @@ def test_it_goes_on_after_an_interruption_of_the_first_cell_but_not_as_another(
     assert "resume: expected the model linformer of" in fail(capsys, *named)
     main([*command, "--resume", "--models", *models])
     assert len(json.loads((tmp_path / "out" / "table2.json").read_text())["cells"]) == 2
+    main([*command, "--resume"])  # the other model stays in the results, and its name stays taken
+    assert "| full |" in capsys.readouterr().out
+    named = [*command, "--models", models[0], "--names", "full", "--resume"]
+    assert "resume: expected the model full of" in fail(capsys, *named)
+
+
+def test_other_texts_and_another_configuration_are_not_resumed(models, here, tmp_path, capsys):
+    command = ["bench", "table2", "--models", models[0], *options(tmp_path)]
+    main(command)
+    texts = tmp_path / "tasks" / "sst2" / "dev.tsv"
+    before = texts.read_text()
+    texts.write_text(f"{before}another text\t1\n")
+    assert "resume: expected the texts of sst2 of" in fail(capsys, *command, "--resume")
+    texts.write_text(before)
+    config = json.loads((tmp_path / "linformer" / "config.json").read_text())
+    (tmp_path / "linformer" / "config.json").write_text(json.dumps(config | {"shorter_input": "stretch"}))
+    assert "resume: expected the model linformer of" in fail(capsys, *command, "--resume")
 
 
 def test_what_is_done_is_kept_where_a_process_is_killed(models, here, tmp_path, monkeypatch, capsys):

@@ -8,11 +8,12 @@ import hashlib
 import io
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tqdm import tqdm
 
+from linformer_kit.data.examples import Labels
 from linformer_kit.data.labelled import load_labelled
 from linformer_kit.data.tasks import TASKS
 from linformer_kit.environment import best_device
@@ -22,17 +23,17 @@ from linformer_kit.experiments.experiment import Experiment, check_output, check
 from linformer_kit.experiments.measure import in_fresh_process, peak_bytes
 from linformer_kit.experiments.parallel import run_all
 from linformer_kit.experiments.quality.table2_cells import (
+    Candidate,
     Cell,
     Job,
     Key,
-    Place,
+    candidate_of,
     cell_of,
+    chosen_candidates,
     chosen_cells,
-    chosen_places,
     is_done,
     new_cell,
     order_of,
-    place_of,
 )
 from linformer_kit.files.manifest import file_fingerprint, read_json
 from linformer_kit.interop.loading import check_model_folder
@@ -80,11 +81,12 @@ def table2(settings: Table2Settings) -> Experiment:
     Raises:
         InputError: for models, tasks and settings that cannot be used, before any training.
     """
-    names, projects = _check(settings)
+    inputs = _check(settings)
     fields: dict[str, Any] = {
-        "models": {name: recorded_name(model) for name, model in names.items()},
-        "fingerprints": {name: _fingerprint(model) for name, model in names.items()},
+        "models": {name: recorded_name(model) for name, model in inputs.models.items()},
+        "fingerprints": {name: _fingerprint(model) for name, model in inputs.models.items()},
         "tasks": list(settings.tasks),
+        "texts_fingerprints": inputs.texts,
         "paper": [
             {"seq_len": seq_len, "model": model, "scores": dict(zip(TASKS, scores, strict=True))}
             for (seq_len, model), scores in paper.SCORES.items()
@@ -95,7 +97,7 @@ def table2(settings: Table2Settings) -> Experiment:
     recorded = portable(settings)
     earlier = earlier_file(settings.output_dir, "table2", resume=settings.resume)
     if earlier is not None:
-        fields["cells"] = _earlier_cells(read_json(earlier), fields | {"settings": recorded}, earlier)
+        fields |= _continued(read_json(earlier), fields | {"settings": recorded}, earlier)
     experiment = Experiment(
         "bench table2",
         settings.output_dir,
@@ -106,24 +108,26 @@ def table2(settings: Table2Settings) -> Experiment:
     )
     experiment.save()  # so that the folder can be resumed
     with experiment, tqdm(total=0, unit=" trainings", dynamic_ncols=True) as bar:
-        places = {
-            (name, task): _places(settings, experiment.results["cells"], name, task, projects[name])
+        candidates = {
+            (name, task): _candidates(settings, experiment.results["cells"], name, task, inputs.projects[name])
             for task in settings.tasks
-            for name in names
+            for name in inputs.models
         }
         first, tuning = settings.seeds[0], settings.tuning_samples is not None
-        several = [each for each in places.values() if len(each) > 1]
-        compared = [Job(place, first, tuning) for each in several for place in each]
+        several = [each for each in candidates.values() if len(each) > 1]
+        compared = [Job(candidate, first, tuning) for each in several for candidate in each]
         _run(settings, experiment, _left(experiment, compared), bar)
-        while left := _left(experiment, _best(settings, experiment.results, places)):  # again if one of them diverges
+        while left := _left(
+            experiment, _best(settings, experiment.results, candidates)
+        ):  # again if one of them diverges
             _run(settings, experiment, left, bar)
         experiment.finish()
     return experiment
 
 
-def _places(settings: Table2Settings, cells: list[Cell], name: str, task: str, projects: bool) -> list[Place]:
+def _candidates(settings: Table2Settings, cells: list[Cell], name: str, task: str, projects: bool) -> list[Candidate]:
     """What is compared for a model and a task: the rates of these settings, and those in earlier results."""
-    earlier = [place_of(cell) for cell in cells if (cell["model"], cell["task"]) == (name, task)]
+    earlier = [candidate_of(cell) for cell in cells if (cell["model"], cell["task"]) == (name, task)]
     return list(dict.fromkeys([*earlier, *((name, task, *rates) for rates in _rates(settings, projects))]))
 
 
@@ -132,13 +136,13 @@ def _left(experiment: Experiment, jobs: list[Job]) -> list[Job]:
     return [job for job in jobs if not is_done(experiment.results["cells"], job)]
 
 
-def _best(settings: Table2Settings, results: dict[str, Any], places: dict[Key, list[Place]]) -> list[Job]:
+def _best(settings: Table2Settings, results: dict[str, Any], candidates: dict[Key, list[Candidate]]) -> list[Job]:
     """The trainings at the best rates."""
-    only = {key: several[0] for key, several in places.items() if len(several) == 1}
-    chosen = chosen_places(results) | only
+    only = {key: several[0] for key, several in candidates.items() if len(several) == 1}
+    chosen = chosen_candidates(results) | only
     return [
         Job(chosen[key], seed)
-        for key in places
+        for key in candidates
         if key in chosen
         for seed in (settings.seeds[:1] if key[1] in settings.one_seed else settings.seeds)
     ]
@@ -160,6 +164,11 @@ def _run(settings: Table2Settings, experiment: Experiment, jobs: list[Job], bar:
     bar.refresh()
     folder, threads = experiment.folder.resolve(), max(1, torch.get_num_threads() // settings.processes)
     quiet = settings.processes > 1
+    how = {
+        "threads": threads,
+        "processes": settings.processes,
+        "device": experiment.results["environment"]["device"],
+    }
 
     def start(job: Job) -> Future[tuple[dict[str, Any], int]]:
         return pool.submit(in_fresh_process, _finetune, _finetune_settings(settings, job, folder), threads, quiet)
@@ -169,31 +178,30 @@ def _run(settings: Table2Settings, experiment: Experiment, jobs: list[Job], bar:
             outcome = future.result()
         except DivergedError:
             outcome = None
-        _record(experiment, job, outcome, {"threads": threads, "processes": settings.processes})
+        _record(experiment, job, outcome, how)
         bar.update()
 
     with ThreadPoolExecutor(settings.processes) as pool:  # its threads only wait for processes
         run_all(pool, jobs, start, record)
 
 
-def _record(experiment: Experiment, job: Job, outcome: tuple[dict[str, Any], int] | None, how: dict[str, int]) -> None:
-    """Write what a training gave into its cell; None if it diverged."""
+def _record(experiment: Experiment, job: Job, outcome: tuple[dict[str, Any], int] | None, how: dict[str, Any]) -> None:
+    """Write what a training gave into its cell, with `how` it was measured; None if it diverged."""
     results = experiment.results
     known = cell_of(results["cells"], job)
     cell = new_cell(job) if known is None else known
     if outcome is None:
-        cell["diverged"] = True
+        cell |= {"diverged": True, "diverged_seed": job.seed}
     else:
         found, memory = outcome
         (run,) = found["runs"]
-        order = {seed: place for place, seed in enumerate(results["settings"]["seeds"])}
-        runs = [*cell["runs"], {kept: run.get(kept) for kept in _KEPT}]
+        order = {seed: number for number, seed in enumerate(results["settings"]["seeds"])}
+        runs = [*cell["runs"], {kept: run.get(kept) for kept in _KEPT} | how]
         cell |= {
             "parameters": found["model"]["parameters"],
             "texts": found["texts"],
             "metrics": found["metrics"],
             "peak_bytes": max(memory, cell.get("peak_bytes", 0)),
-            **how,
             "runs": sorted(runs, key=lambda run: order.get(run["seed"], len(order))),
         }
     if known is None:
@@ -213,8 +221,8 @@ def _finetune(settings: FinetuneSettings, threads: int, quiet: bool) -> tuple[di
 
 
 def _finetune_settings(settings: Table2Settings, job: Job, folder: Path | None = None) -> FinetuneSettings:
-    """The settings of a job, with its place below `folder` if it is given."""
-    name, task, rate, factor = job.place
+    """The settings of a job, writing to a folder of its own below `folder` if that is given."""
+    name, task, rate, factor = job.candidate
     assert factor is not None
     passed = {field: getattr(settings, field) for field in _PASSED}
     if job.tuning:
@@ -244,8 +252,12 @@ def _given_names(settings: Table2Settings) -> list[str]:
     return settings.names or [Path(model).name for model in settings.models]
 
 
-def _earlier_cells(before: dict[str, Any], now: dict[str, Any], path: Path) -> list[dict[str, Any]]:
-    """The cells of the results to resume; models, tasks, rates and seeds may be added."""
+def _continued(before: dict[str, Any], now: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The fields that results to resume determine: all of their models, tasks and cells are kept, with those of now.
+
+    Raises:
+        InputError: for other settings, another first seed, and for other models or texts of the same name.
+    """
     check_same_settings(
         before, {name: now["settings"][name] for name in (*_PASSED, "one_seed", "tuning_samples")}, path
     )
@@ -255,22 +267,45 @@ def _earlier_cells(before: dict[str, Any], now: dict[str, Any], path: Path) -> l
         same = (before["models"].get(name), before["fingerprints"].get(name)) == (model, now["fingerprints"][name])
         if name in before["models"] and not same:
             raise InputError(f"resume: expected the model {name} of {path}, {before['models'][name]}, got another one")
+    texts = before.get("texts_fingerprints", {})  # not in results of earlier versions
+    for task, fingerprint in now["texts_fingerprints"].items():
+        if texts.get(task, fingerprint) != fingerprint:
+            raise InputError(f"resume: expected the texts of {task} of {path}, got others")
     factor = before["settings"].get("projection_learning_rate_factor")  # of earlier versions, which tried one
-    return [{"projection_learning_rate_factor": factor} | cell for cell in before["cells"]]
+    return {
+        **{name: before[name] | now[name] for name in ("models", "fingerprints")},
+        "texts_fingerprints": texts | now["texts_fingerprints"],
+        "tasks": list(dict.fromkeys([*before["tasks"], *now["tasks"]])),
+        "cells": [{"projection_learning_rate_factor": factor} | cell for cell in before["cells"]],
+    }
 
 
 def _fingerprint(model: str) -> str | None:
-    """Hexadecimal hash of the weights in a folder; None for models on the hub."""
+    """Hexadecimal hash of weights and configuration in a folder; None for models on the hub."""
     if not is_local_path(model):
         return None
     content = hashlib.sha256()
-    for path in sorted(Path(model).glob("*.safetensors")):
+    for path in sorted([*Path(model).glob("*.safetensors"), Path(model) / "config.json"]):
         content.update(bytes.fromhex(file_fingerprint(path)))
     return content.hexdigest()
 
 
-def _check(settings: Table2Settings) -> tuple[dict[str, str], dict[str, bool]]:
-    """Check everything that would fail later; return the models by name, and whether they have E and F, or W_P."""
+class _Inputs(NamedTuple):
+    """What is trained and on what.
+
+    Attributes:
+        models: Folder or hub id of each model by its name.
+        projects: Whether it has E and F, or W_P.
+        texts: Hash of the texts of each task.
+    """
+
+    models: dict[str, str]
+    projects: dict[str, bool]
+    texts: dict[str, str]
+
+
+def _check(settings: Table2Settings) -> _Inputs:
+    """Check everything that would fail later, and find the models and texts."""
     if settings.names is not None and len(settings.names) != len(settings.models):
         raise InputError(f"names: expected {len(settings.models)}, one for each model, got {len(settings.names)}")
     names = _given_names(settings)
@@ -297,14 +332,18 @@ def _check(settings: Table2Settings) -> tuple[dict[str, str], dict[str, bool]]:
     rates = _rates(settings, projects=True)
     for each in rates:
         finetune.check(_finetune_settings(settings, Job((names[0], settings.tasks[0], *each), settings.seeds[0])))
+    texts: dict[str, str] = {}
+    labels: dict[str, Labels] = {}
+    first = settings.seeds[0]
     for task in settings.tasks:
-        job = Job((names[0], task, *rates[0]), settings.seeds[0])
+        job = Job((names[0], task, *rates[0]), first)
         if few is not None:
             load_labelled(_finetune_settings(settings, dataclasses.replace(job, tuning=True)))
-        texts = load_labelled(_finetune_settings(settings, job))
+        labelled = load_labelled(_finetune_settings(settings, job))
+        texts[task], labels[task] = labelled.fingerprint(), labelled.labels
     projects = {}
     for name in names:
-        own = _finetune_settings(settings, Job((name, task, *rates[0]), settings.seeds[0]))
-        model, _ = finetune.load_encoder(own, texts.labels, seed=0)
+        own = _finetune_settings(settings, Job((name, settings.tasks[0], *rates[0]), first))
+        model, _ = finetune.load_encoder(own, labels[settings.tasks[0]], seed=0)
         projects[name] = bool(projection_parameters(model))
-    return _names(settings), projects
+    return _Inputs(_names(settings), projects, texts)

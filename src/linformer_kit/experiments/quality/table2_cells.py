@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-Cell = dict[str, Any]
+from linformer_kit.report.table2 import Cell
+
 Key = tuple[str, str]  # model, task
-Place = tuple[str, str, float, float | None]  # and learning rate, and that of E and F as a multiple of it
+Candidate = tuple[str, str, float, float | None]  # and learning rate, and that of E and F as a multiple of it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,12 +16,12 @@ class Job:
     """One training.
 
     Attributes:
-        place: Model, task and rates.
+        candidate: Model, task and rates.
         seed: Seed of all random numbers.
         tuning: Whether it has `tuning_samples` texts at most, so that it only compares rates.
     """
 
-    place: Place
+    candidate: Candidate
     seed: int
     tuning: bool = False
 
@@ -28,13 +29,13 @@ class Job:
 def new_cell(job: Job) -> Cell:
     """The cell of a job without any training."""
     names = ("model", "task", "learning_rate", "projection_learning_rate_factor")
-    return {**dict(zip(names, job.place, strict=True)), "tuning": job.tuning, "diverged": False, "runs": []}
+    return {**dict(zip(names, job.candidate, strict=True)), "tuning": job.tuning, "diverged": False, "runs": []}
 
 
 def cell_of(cells: list[Cell], job: Job) -> Cell | None:
     """The cell that a job belongs to, if it is there."""
-    wanted = (job.place, job.tuning)
-    return next((cell for cell in cells if (place_of(cell), is_tuning(cell)) == wanted), None)
+    wanted = (job.candidate, job.tuning)
+    return next((cell for cell in cells if (candidate_of(cell), is_tuning(cell)) == wanted), None)
 
 
 def is_done(cells: list[Cell], job: Job) -> bool:
@@ -43,7 +44,7 @@ def is_done(cells: list[Cell], job: Job) -> bool:
     return cell is not None and (cell["diverged"] or job.seed in {run["seed"] for run in cell["runs"]})
 
 
-def place_of(cell: Cell) -> Place:
+def candidate_of(cell: Cell) -> Candidate:
     """Model, task and rates; the multiple is None in results of versions that did not vary it."""
     return cell["model"], cell["task"], cell["learning_rate"], cell.get("projection_learning_rate_factor")
 
@@ -54,15 +55,12 @@ def is_tuning(cell: Cell) -> bool:
 
 
 def order_of(results: dict[str, Any], cell: Cell) -> tuple[Any, ...]:
-    """Sorts cells by task and model, in the order of the settings, and by rates, those of the tuning first."""
-    tasks, models = list(results["tasks"]), list(results["models"])
-    task = tasks.index(cell["task"]) if cell["task"] in tasks else len(tasks)
-    model = models.index(cell["model"]) if cell["model"] in models else len(models)
-    _, _, rate, factor = place_of(cell)
-    return task, model, not is_tuning(cell), rate, factor or 0
+    """Sorts cells by task and model, in the order of the results, and by rates, those of the tuning first."""
+    model, task, rate, factor = candidate_of(cell)
+    return results["tasks"].index(task), [*results["models"]].index(model), not is_tuning(cell), rate, factor or 0
 
 
-def chosen_places(results: dict[str, Any]) -> dict[Key, Place]:
+def chosen_candidates(results: dict[str, Any]) -> dict[Key, Candidate]:
     """For each model and task, the rates with the best metric for the first seed, in the tuning if there was one.
 
     Rates at which the first seed diverged do not count, also if that was only with all texts.
@@ -72,15 +70,15 @@ def chosen_places(results: dict[str, Any]) -> dict[Key, Place]:
     """
     cells, first = results["cells"], results["settings"]["seeds"][0]
     with_first = [cell for cell in cells if first in {run["seed"] for run in cell["runs"]}]
-    failed = {place_of(cell) for cell in cells if cell["diverged"] and cell not in with_first}
+    failed = {candidate_of(cell) for cell in cells if cell["diverged"] and cell not in with_first}
     tuned = {_key(cell) for cell in cells if is_tuning(cell)}
     best: dict[Key, Cell] = {}
     for cell in with_first:
         key = _key(cell)
-        counts = place_of(cell) not in failed and is_tuning(cell) == (key in tuned)
+        counts = candidate_of(cell) not in failed and is_tuning(cell) == (key in tuned)
         if counts and (key not in best or _first_metric(cell) > _first_metric(best[key])):
             best[key] = cell
-    return {key: place_of(cell) for key, cell in best.items()}
+    return {key: candidate_of(cell) for key, cell in best.items()}
 
 
 def chosen_cells(results: dict[str, Any]) -> dict[Key, Cell]:
@@ -89,9 +87,9 @@ def chosen_cells(results: dict[str, Any]) -> dict[Key, Cell]:
     Args:
         results: The content of a `table2.json`.
     """
-    chosen = chosen_places(results)
+    chosen = chosen_candidates(results)
     trained = [cell for cell in results["cells"] if cell["runs"] and not is_tuning(cell)]
-    return {_key(cell): cell for cell in trained if chosen.get(_key(cell)) == place_of(cell)}
+    return {_key(cell): cell for cell in trained if chosen.get(_key(cell)) == candidate_of(cell)}
 
 
 def _key(cell: Cell) -> Key:
