@@ -31,7 +31,7 @@ def test_differences_are_paired_by_seeds_and_by_texts():
     assert lines[-1] == "| b | SST-2 | +25.00 ± 21.21 | 5 | 1 | 0.219 |"
 
 
-@pytest.mark.parametrize(("seeds", "row"), [([1], "| b | SST-2 | +0.00 |  |  |  |"), ([2], None)])
+@pytest.mark.parametrize(("seeds", "row"), [([1, 2], "| b | SST-2 | +0.00 |  |  |  |"), ([2], None)])
 def test_differences_before_all_seeds_are_trained(seeds, row):
     """Only trainings of the same seed are compared, and texts only by the first seed."""
     first, second = cell("a", ["10", "11"]), cell("b", ["11", "11", "01"])
