@@ -8,7 +8,8 @@
     not measured:
       - "masks 15 % of the tokens"
 
-Each number of a measured passage, in order, is the rounded value of its expression: Python, with the functions below and
+Each number of a measured passage, in order, is the rounded value of its expression, with its sign, so that of "0.1 behind"
+and "0.1 ahead" only one passes: Python, with the functions below and
 those of `BUILTINS`. An expression may give a list of values. Numbers that are not measured are settings, sizes, and what other people found.
 """
 
@@ -263,7 +264,7 @@ def wrong_numbers(passage: str, expressions: Any) -> str | None:
     for text, value in zip(shown, map(float, values), strict=True):
         (number,) = numbers(text)
         digits = len(text.partition(".")[2])
-        if not abs(abs(value) - abs(number)) <= 0.5 * 10**-digits + 1e-9:
+        if not abs(value - number) <= 0.5 * 10**-digits + 1e-9:
             return f"{passage!r}: expected {value:.6g}, got {text}"
     return None
 

@@ -29,6 +29,7 @@ def test_every_measured_number_is_in_a_result(page):
 def test_a_number_that_changed_is_found():
     assert numbers.wrong_numbers("of 4.81 nats", ["4.812"]) is None
     assert numbers.wrong_numbers("of 4.81 nats", ["4.82"]) == "'of 4.81 nats': expected 4.82, got 4.81"
+    assert numbers.wrong_numbers("0.31 behind", ["-0.31"]) == "'0.31 behind': expected -0.31, got 0.31"
     assert numbers.wrong_numbers("1, 2 and 3", ["1", "sorted([3, 2])"]) is None
     assert numbers.wrong_numbers("from 1 to 2", ["1"]) == "'from 1 to 2': expected 1 numbers, got 2"
 

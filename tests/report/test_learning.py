@@ -99,7 +99,7 @@ def test_the_fit_by_k_is_of_variants_that_differ_in_k_alone():
     settings = {**RESULTS["settings"], "variants": variants, "panels": {"p": {"cells": ["a"], "variants": [*variants]}}}
     results = {**RESULTS, "settings": settings, "trials": trials, "learning_rates": dict.fromkeys(variants, 0.002)}
     text = learning.study_tables(results, heading="##")
-    assert text.rstrip().endswith("After all updates the gap falls as k^-0.50, from k 4 to 64.")
+    assert text.rstrip().endswith("After all updates the gap changes as k^-0.50 within 0 %, from k 4 to 64.")
 
 
 def test_an_unfinished_study_says_so():

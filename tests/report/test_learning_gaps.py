@@ -25,8 +25,8 @@ def test_gaps_at_quarters_and_power_laws():
     assert (
         shown[0] == "| line | 100 updates | 200 updates | 400 updates | 800 updates | fit without the first quarter |"
     )
-    assert shown[2] == "| k 4 | +0.566 | +0.400 | +0.283 | +0.200 | updates^-0.50 |"
-    assert shown[-1] == "After all updates the gap falls as k^-0.25, from k 4 to 64."
+    assert shown[2] == "| k 4 | +0.566 | +0.400 | +0.283 | +0.200 | updates^-0.50 within 0 % |"
+    assert shown[-1] == "After all updates the gap changes as k^-0.25 within 0 %, from k 4 to 64."
 
 
 def test_the_exponent_by_updates_is_made_without_the_first_quarter():
@@ -34,7 +34,15 @@ def test_the_exponent_by_updates_is_made_without_the_first_quarter():
     curves = {"full": [[update, 1.0] for update in updates]}
     curves["ours"] = [[update, 1.0 + (7.0 if update < 300 else 300 * update**-1.5)] for update in updates]
     given = {name: [{"seed": 0, "curve": curve}] for name, curve in curves.items()}
-    assert gap_table(given, "full", {})[2].endswith("| updates^-1.50 |")
+    assert gap_table(given, "full", {})[2].endswith("| updates^-1.50 within 0 % |")
+
+
+def test_the_largest_deviation_from_a_fit_is_shown():
+    """Of 1, 2 and 1 at k 1, 2 and 4: the fit is their geometric mean, 2^(1/3)."""
+    gaps = {1: 1.0, 2: 2.0, 4: 1.0}
+    given = {f"k {k}": [{"seed": 0, "curve": [[1, 1.0 + gap]]}] for k, gap in gaps.items()}
+    shown = gap_table({"full": [{"seed": 0, "curve": [[1, 1.0]]}], **given}, "full", {f"k {k}": k for k in gaps})
+    assert shown[-1] == "After all updates the gap changes as k^0.00 within 59 %, from k 1 to 4."
 
 
 def test_seeds_are_paired_and_averaged_and_what_is_not_comparable_is_left_out():

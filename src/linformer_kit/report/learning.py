@@ -72,6 +72,8 @@ def study_tables(results: dict[str, Any], *, heading: str) -> str:
     lines = [f"{heading} Learning rates", "", *rates_table(results), ""]
     for cell in settings["cells"]:
         lines += [f"{heading} {cell}", "", *cell_table(results, cell), ""]
+    if left := [f"{each['variant']}, {each['cell']}, seed {each['seed']}" for each in results.get("not_trained", [])]:
+        lines += [f"Not trained, since what they continue diverged: {'; '.join(left)}.", ""]
     for title, panel in (settings.get("panels") or {}).items():
         gaps = gap_table(_lines(results, panel), settings["baseline"], _slots(settings, panel))
         if gaps:

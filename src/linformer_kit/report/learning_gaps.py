@@ -20,7 +20,8 @@ _LEFT_OUT = 1 / 4  # of the updates, in fits by update: the warm-up and the way 
 def gap_table(lines: dict[str, list[Entry]], baseline: str, slots: dict[str, int]) -> list[str]:
     """Validation loss minus that of the baseline, after each quarter of the updates: means over the seeds of both.
 
-    Power laws by update are fitted without the first quarter of the evaluations, and by k to the last losses.
+    Power laws by update are fitted without the first quarter of the evaluations, and by k to the last losses. Each is
+    shown with the largest deviation of a gap from it, in percent of it.
 
     Args:
         lines: The trainings of each line by its label, those of the baseline included.
@@ -28,7 +29,7 @@ def gap_table(lines: dict[str, list[Entry]], baseline: str, slots: dict[str, int
         slots: k of the lines that the fit by k is made from; others are left out of it.
 
     Returns:
-        The table and the fits; nothing if a line has not been trained.
+        The table and the fits; nothing if no line has a seed in common with the baseline.
     """
     of_baseline = {entry["seed"]: entry for entry in lines.get(baseline, [])}
     paired = {
@@ -63,21 +64,20 @@ def _quarters(gaps: Gaps) -> list[int]:
 
 def _fit_by_update(gaps: Gaps) -> str:
     updates = sorted(gaps)
-    exponent = _exponent({update: gaps[update] for update in updates[math.ceil(_LEFT_OUT * len(updates)) :]})
-    return "" if exponent is None else f"updates^{exponent:.2f}"
+    return _power_law("updates", {update: gaps[update] for update in updates[math.ceil(_LEFT_OUT * len(updates)) :]})
 
 
 def _fit_by_slots(gaps: dict[str, Gaps], slots: dict[str, int]) -> list[str]:
     last = {slots[label]: each[max(each)] for label, each in gaps.items() if label in slots and each}
-    exponent = _exponent(last)
-    if exponent is None:
-        return []
-    return ["", f"After all updates the gap falls as k^{exponent:.2f}, from k {min(last)} to {max(last)}."]
+    fit = _power_law("k", last)
+    return ["", f"After all updates the gap changes as {fit}, from k {min(last)} to {max(last)}."] if fit else []
 
 
-def _exponent(points: dict[int, float]) -> float | None:
-    """The exponent of the power law through some points, by least squares of logarithms; None if there is none."""
+def _power_law(name: str, points: dict[int, float]) -> str:
+    """The power law nearest to some points, by least squares of logarithms, with their deviation; "" without one."""
     if len(points) < _LEAST or min(points.values()) <= 0:
-        return None
-    places, values = np.log(list(points)), np.log(list(points.values()))
-    return float(np.polyfit(places, values, 1)[0])
+        return ""
+    x, y = np.log(list(points)), np.log(list(points.values()))
+    exponent, offset = np.polyfit(x, y, 1)
+    farthest = np.abs(np.expm1(y - exponent * x - offset)).max()
+    return f"{name}^{exponent:.2f} within {100 * farthest:.0f} %"

@@ -358,6 +358,38 @@ def test_what_diverges_is_said_and_ends_nothing(corpus, here, tmp_path):
     assert "| full | **diverged** | diverged |" in text and "| 1e+30 | 1 | diverged | diverged |  |" in text
 
 
+def test_what_continues_a_training_that_diverged_is_left_and_said(corpus, here, tmp_path):
+    """Nor are losses measured that need its model."""
+    variants = {
+        "start": {"learning_rates": [1e30]},
+        "next": {"after": "start"},
+        "last": {"after": "next"},
+        "full": {},
+    }
+    settings = study(corpus, learning_rates=[1e-3], variants=variants, cells={"short": {}}, seeds=[1])
+    base = dataclasses.replace(settings.base, warmup_steps=0, max_grad_norm=1e30)
+    settings = dataclasses.replace(settings, base=base, projected_dims=[1], output_dir=str(tmp_path / "out"))
+    for resume in (False, True):
+        experiment = learn.learn(dataclasses.replace(settings, resume=resume))
+        losses = {entry["variant"]: entry["validation_loss"] for entry in experiment.results["trials"]}
+        assert losses.keys() == {"start", "full"} and losses["start"] is None and experiment.results["complete"]
+        said = "Not trained, since what they continue diverged: next, short, seed 1; last, short, seed 1."
+        assert said in experiment.text
+    with pytest.raises(InputError, match=r"^resume: expected projected_dims as in "):
+        learn.learn(dataclasses.replace(settings, resume=True, projected_dims=[2]))
+
+
+def test_other_texts_of_the_same_name_are_not_resumed(corpus, here, tmp_path):
+    settings = study(corpus, learning_rates=[1e-3], variants={"full": {}}, cells={"short": {}}, seeds=[1])
+    settings = dataclasses.replace(settings, output_dir=str(tmp_path / "out"))
+    learn.learn(settings)
+    shutil.copytree(corpus, tmp_path / "other")
+    next((tmp_path / "other").glob("*.txt")).write_text("def another(): return function\n" * 17, encoding="utf-8")
+    base = dataclasses.replace(settings.base, train_file=[str(tmp_path / "other" / "*.txt")])
+    with pytest.raises(InputError, match=r"^resume: expected the texts of short-full-"):
+        learn.learn(dataclasses.replace(settings, base=base, seeds=[1, 2], resume=True))
+
+
 def test_a_system_that_does_not_report_memory_measures_time(corpus, here, tmp_path, monkeypatch):
     """No entry, no column and no error."""
     monkeypatch.setattr(measure, "_CLEAR_REFS", tmp_path / "none")

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from linformer_kit.environment import best_device
 from linformer_kit.errors import PROCESS_KILLED, InputError, OutOfMemoryError
-from linformer_kit.experiments.experiment import Experiment, earlier_file
+from linformer_kit.experiments.experiment import Experiment, check_same_settings, earlier_file
 from linformer_kit.experiments.learning.checks import check, in_order, one_of_each_kind
 from linformer_kit.experiments.learning.running import cost_of_update, run_trial
 from linformer_kit.experiments.learning.trials import Trial, make_trial, recorded_study, timed
@@ -62,6 +62,7 @@ def learn(study: LearningSettings) -> Experiment:
             "seconds_per_update": {},
             "peak_bytes_of_update": {},
             "trials": [],
+            "not_trained": [],
             "complete": False,
         },
     )
@@ -84,6 +85,7 @@ def learn(study: LearningSettings) -> Experiment:
                 for variant in variants
                 if cell in cells_of(settings, variant) and seed in seeds_of(settings, variant, cell)
             ]
+            trials = run.with_a_start(trials)
             run.all_of(trials)
             run.measure_updates(trials)
     experiment.finish()
@@ -118,7 +120,26 @@ class _Run:
         except BrokenProcessPool:
             raise OutOfMemoryError(PROCESS_KILLED) from None
 
+    def with_a_start(self, trials: list[Trial]) -> list[Trial]:
+        """Those of some trainings that have what they continue; others are recorded as not trained."""
+        there = {None, *(entry["name"] for entry in self.results["trials"] if entry["validation_loss"] is not None)}
+        self.results["not_trained"] += [
+            {name: getattr(trial, name) for name in ("cell", "variant", "seed", "before")}
+            for trial in trials
+            if trial.before not in there
+        ]
+        return [trial for trial in trials if trial.before in there]
+
     def _record(self, entry: dict[str, Any]) -> None:
+        """Add the results of a training.
+
+        Raises:
+            InputError: if trainings of its kind, which may be from before a resume, had other texts.
+        """
+        for other in self.results["trials"]:
+            same = other["corpus"]["fingerprint"] == entry["corpus"]["fingerprint"]
+            if other["kind"] == entry["kind"] and not same:
+                raise InputError(f"resume: expected the texts of {other['name']} for {entry['name']}, got others")
         self.results["trials"].append(entry)
         self.experiment.save()
         loss = entry["validation_loss"]
@@ -169,9 +190,11 @@ def _continued(study: LearningSettings, here: dict[str, Any], path: Path) -> dic
     the trials that they continue.
 
     Raises:
-        InputError: for another machine or other versions.
+        InputError: for another machine or other versions, and for other values of k or files to evaluate with as well.
     """
     earlier = read_json(path)
+    now = {name: value for name, value in recorded_study(study).items() if name in ("projected_dims", "sentence_file")}
+    check_same_settings(earlier, now, path)
     there = earlier["environment"]
     for name, value in here.items():
         if name not in _MAY_DIFFER and there.get(name) != value:

@@ -71,16 +71,18 @@ def run_trial(
         )
         results, _ = pretrain.pretrain(settings)
         (model,) = results["models"].values()
+        loss = _finite(model["validation_loss"])
         said = ("name", "kind", "cell", "variant", "learning_rate", "seed", "minutes", "before")
         measured = ("parameters", "updates", "seconds", "tokens_per_second", "bf16")
         return {
             **{name: getattr(trial, name) for name in said},
             **{name: model[name] for name in measured},
-            "validation_loss": _finite(model["validation_loss"]),
+            "validation_loss": loss,
             "curve": [[update, _finite(loss)] for update, loss in model["curve"]],
             "unigram_entropy": results["unigram_entropy"],
             "corpus": {name: value for name, value in results["corpus"].items() if name != "description"},
-            **_more_losses(place, settings, model["bf16"], projected_dims, sentence_file),
+            # A training that diverged leaves no model.
+            **({} if loss is None else _more_losses(place, settings, model["bf16"], projected_dims, sentence_file)),
         }
 
 
