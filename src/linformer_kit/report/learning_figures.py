@@ -16,6 +16,9 @@ from linformer_kit.report.figures import log_ticks, new_figure, new_panels, numb
 
 _MARKERS = "osD^vP"  # one for each variant that is drawn
 MOST_LINES = len(_MARKERS)
+# Of the lines of a panel, so that equal ones can be told apart.
+_DASHES: tuple[Any, ...] = ("-", "-", "-", (0, (6, 3)), (0, (3, 3)), (0, (1, 3)))
+_TICKS = (1, 1.5, 2, 3, 5, 7)
 
 
 def draw_curves(curves: dict[str, list[dict[str, Any]]], path: Path, *, baseline: str, title: str) -> None:
@@ -43,8 +46,8 @@ def draw_curves(curves: dict[str, list[dict[str, Any]]], path: Path, *, baseline
         entries = finished[variant]
         losses = _losses(entries)
         per_update = (entries[0]["minutes"] or 0) / entries[0]["updates"] if in_time else 1
-        places = [update * per_update for update in losses]
-        line = _draw_line(axes, number, places, [*losses.values()], variant, decimals=3)
+        x = [update * per_update for update in losses]
+        line = _draw_line(axes, number, x, [*losses.values()], variant, decimals=3)
         drawn.append((statistics.mean([*losses.values()][-1]), number, line))
     axes.set_xlabel("minutes of this training" if in_time else "updates")
     axes.set_ylabel("validation loss (nats)")
@@ -62,39 +65,43 @@ def draw_curves(curves: dict[str, list[dict[str, Any]]], path: Path, *, baseline
 def draw_panels(panels: dict[str, dict[str, list[dict[str, Any]]]], path: Path) -> None:
     """Plot validation perplexity against updates on a logarithmic axis, as in Figure 3: mean and range over the seeds.
 
+    Two panels are as wide as the text of a paper, in its size.
+
     Args:
         panels: For each title, the trainings of each line by its label.
         path: Output file `.png`; the same figure is written as `.svg`.
     """
-    figure, places = new_panels(len(panels), (6.5, 3.6))
-    for axes, (title, lines) in zip(places, panels.items(), strict=True):
+    figure, grid = new_panels(len(panels), (3.4, 3.2))
+    for axes, (title, lines) in zip(grid, panels.items(), strict=True):
         for number, (label, entries) in enumerate(lines.items()):
             losses = _losses([entry for entry in entries if entry["validation_loss"] is not None])
             if not losses:
                 continue
             by_update = [[math.exp(loss) for loss in each] for each in losses.values()]
-            _draw_line(axes, number, [*losses], by_update, label, decimals=1)
+            _draw_line(axes, number, [*losses], by_update, label, decimals=0).set_linestyle(_DASHES[number])
         axes.set_yscale("log")
-        log_ticks(axes.yaxis)
+        log_ticks(axes.yaxis, _TICKS)
         number_ticks(axes.yaxis, ",.0f")
-        axes.set_xlabel("updates")
-        axes.set_ylabel("validation perplexity")
-        axes.set_title(title, fontsize=11)
-        show_grid(axes, which="both")
+        axes.set_xlabel("updates", fontsize=8)
+        axes.set_ylabel("validation perplexity", fontsize=8)
+        axes.tick_params(labelsize=8)
+        axes.set_title(title, fontsize=9)
+        show_grid(axes)
         axes.legend(
-            fontsize=8, title="last value", title_fontsize=8, loc="upper left", bbox_to_anchor=(1, 1), frameon=False
+            **{"fontsize": 7, "title": "last perplexity in brackets", "title_fontsize": 7, "frameon": False},
+            **{"loc": "upper center", "bbox_to_anchor": (0.5, -0.17), "ncols": 2, "columnspacing": 1, "borderpad": 0},
         )
     save_figure(figure, path, vector=True)
 
 
 def _draw_line(
-    axes: Axes, number: int, places: Sequence[float], values: list[list[float]], label: str, *, decimals: int
+    axes: Axes, number: int, x: Sequence[float], values: list[list[float]], label: str, *, decimals: int
 ) -> Line2D:
-    """Plot the mean of the values at each place, and their range; the last mean stands beside the label."""
+    """Plot the mean of the values at each x, and their range; the last mean stands beside the label."""
     means, color = [statistics.mean(each) for each in values], colormaps["tab10"](number)
     style: dict[str, Any] = {"marker": _MARKERS[number], "color": color, "markersize": 4}
-    (line,) = axes.plot(places, means, label=f"{label} ({means[-1]:.{decimals}f})", **style)
-    axes.fill_between(places, list(map(min, values)), list(map(max, values)), color=color, alpha=0.15)
+    (line,) = axes.plot(x, means, label=f"{label} ({means[-1]:.{decimals}f})", **style)
+    axes.fill_between(x, list(map(min, values)), list(map(max, values)), color=color, alpha=0.15)
     return line
 
 

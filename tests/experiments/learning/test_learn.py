@@ -198,10 +198,9 @@ def test_a_variant_may_have_fewer_cells(corpus, untrained, drawn, tmp_path):
     assert "| ours |" not in short and "| ours |" in long
     svg = (experiment.folder / "panels.svg").read_text()
     assert (experiment.folder / "panels.png").stat().st_size > 10_000 and "<!-- both -->" in svg
-    labels = [
-        f"{variant}, {cell} (54.6)" for cell, variant in (("short", "full"), ("lo/ng", "full"), ("lo/ng", "ours"))
-    ]
-    assert all(f"<!-- {label} -->" in svg for label in labels) and svg.count("(54.6) -->") == 3
+    labels = [f"{variant}, {cell} (55)" for cell, variant in (("short", "full"), ("lo/ng", "full"), ("lo/ng", "ours"))]
+    assert all(f"<!-- {label} -->" in svg for label in labels) and svg.count("(55) -->") == 3
+    assert [path.name for path in experiment.folder.glob("curves-*.png")] == ["curves-lo_ng.png"]  # one line is none
 
 
 def test_variants_converted_from_one_with_full_attention(corpus, tmp_path, here):
