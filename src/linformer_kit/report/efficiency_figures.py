@@ -25,11 +25,16 @@ _MARKERS = {"full": "^", "roberta": "v", "eager": "s"}
 _GREYS = {"full": "black", "roberta": "dimgray", "eager": "darkgray"}
 _TICKS, _MORE_TICKS = (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)  # more ticks for ranges below a factor of ten
 
+_MOST_DIMS = 3  # beside the three Transformers, or their own dashed lines of the paper
+
 Point = tuple[int, float, bool]  # n, height, whether extrapolated
 
 
 def draw_efficiency(results: dict[str, Any], folder: Path) -> None:
-    """Write `time_saved.png`, `time_per_token.png` and, if memory was measured, `memory_saved.png`; as SVG too."""
+    """Write `time_saved.png`, `time_per_token.png` and, if memory was measured, `memory_saved.png`; as SVG too.
+
+    They have lines for three values of k at most.
+    """
     for name in ("time_saved", "memory_saved"):  # of overwritten results
         for suffix in (".png", ".svg"):
             (folder / name).with_suffix(suffix).unlink(missing_ok=True)
@@ -42,7 +47,7 @@ def draw_efficiency(results: dict[str, Any], folder: Path) -> None:
 
 
 def _draw_saved(results: dict[str, Any], field: str, label: str, path: Path) -> None:
-    """Plot a panel for each baseline with a line for each k; the paper's figures are dashed in the same colour."""
+    """Plot a panel for each baseline with a line for some k; the paper's figures are dashed in the same colour."""
     names = ordered(results["settings"]["baselines"])
     figure, axes = new_figure((1.6 + 3.9 * len(names), 4.3), 1, len(names), squeeze=False, sharey=True)
     colours = _colours(results["cells"])
@@ -71,7 +76,7 @@ def _draw_saved(results: dict[str, Any], field: str, label: str, path: Path) -> 
 
 
 def _draw_time_per_token(results: dict[str, Any], path: Path) -> None:
-    """Plot time per token: a line for each k and each Transformer."""
+    """Plot time per token: a line for some k and each Transformer."""
     figure, axis = new_figure((7.8, 4.6))
     for k, colour in _colours(results["cells"]).items():
         cells = [cell for cell in results["cells"] if cell["projected_dim"] == k]
@@ -133,5 +138,8 @@ def _scales(axis: Axes, cells: list[Cell]) -> None:
 
 
 def _colours(cells: list[Cell]) -> dict[int, Any]:
+    """The values of k that are drawn, from the smallest to the largest, with their colours; the tables have all."""
     dims = sorted({cell["projected_dim"] for cell in cells})
+    if len(dims) > _MOST_DIMS:
+        dims = [dims[index * (len(dims) - 1) // (_MOST_DIMS - 1)] for index in range(_MOST_DIMS)]
     return {k: colormaps["viridis"](0.9 * index / max(1, len(dims) - 1)) for index, k in enumerate(dims)}

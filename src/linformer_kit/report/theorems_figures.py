@@ -16,7 +16,6 @@ _CONSTANT = ("answer 0", "mean of V")  # independent of k
 _STYLES = {
     FIRST: ("tab:red", "o"),
     SECOND: ("tab:red", "o"),
-    "proof, δ = 1/n": ("tab:orange", "_"),
     "proof, δ = 1": ("tab:brown", "^"),
     "pooling": ("tab:blue", "s"),
     "fitted E, F": ("tab:green", "D"),
@@ -24,7 +23,7 @@ _STYLES = {
     "answer 0": ("grey", ""),
     "mean of V": ("grey", ""),
 }
-_MARKER_SIZES = {"proof, δ = 1/n": 14}  # larger, as it lies under δ = 1/2ⁿ
+_NOT_DRAWN = "proof, δ = 1/n"  # lies under δ = 1/2ⁿ
 _PANELS_ABREAST = 2  # legible at the width of a page
 _LEAST_ERRORS = {"vector": 3e-3, "stated": 3e-4, "relative": 3e-3}  # smaller errors, as at k = n, are drawn here
 _LARGEST_ERROR = 30.0
@@ -51,6 +50,8 @@ def draw_errors(results: dict[str, Any], theorem: str, measure: str, path: Path,
     least = _LEAST_ERRORS[measure]
     for axis, case in zip(axes.flat, cases, strict=False):
         for method, entries in case[theorem].items():
+            if method == _NOT_DRAWN:
+                continue
             color, marker = _STYLES[method]
             errors = [entry[measure] for entry in entries]
             if method in _CONSTANT:
@@ -59,9 +60,7 @@ def draw_errors(results: dict[str, Any], theorem: str, measure: str, path: Path,
                 continue
             ks = [entry["k"] for entry in entries]
             means = [max(error["error"], least) for error in errors]
-            (handles[method],) = axis.plot(
-                ks, means, color=color, marker=marker, markersize=_MARKER_SIZES.get(method, 4), label=method
-            )
+            (handles[method],) = axis.plot(ks, means, color=color, marker=marker, markersize=4, label=method)
             low = [max(error["error"] / error["factor"], least) for error in errors]
             high = [max(error["error"] * error["factor"], least) for error in errors]
             axis.fill_between(ks, low, high, color=color, alpha=0.12, linewidth=0)
