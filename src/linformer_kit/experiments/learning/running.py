@@ -63,11 +63,11 @@ def run_trial(
         The entry of `learning.json`; non-finite losses are None.
     """
     _configure_worker(threads)
-    place = folder / _TRIALS_FOLDER / trial.name
-    place.mkdir(parents=True, exist_ok=True)
-    with (place / "log.txt").open("a", encoding="utf-8") as log, contextlib.redirect_stderr(log):
+    own = folder / _TRIALS_FOLDER / trial.name
+    own.mkdir(parents=True, exist_ok=True)
+    with (own / "log.txt").open("a", encoding="utf-8") as log, contextlib.redirect_stderr(log):
         settings = dataclasses.replace(
-            trial.settings, output_dir=str(place), resume=True, from_model=_before(trial, folder, place)
+            trial.settings, output_dir=str(own), resume=True, from_model=_before(trial, folder, own)
         )
         results, _ = pretrain.pretrain(settings)
         (model,) = results["models"].values()
@@ -82,7 +82,7 @@ def run_trial(
             "unigram_entropy": results["unigram_entropy"],
             "corpus": {name: value for name, value in results["corpus"].items() if name != "description"},
             # A training that diverged leaves no model.
-            **({} if loss is None else _more_losses(place, settings, model["bf16"], projected_dims, sentence_file)),
+            **({} if loss is None else _more_losses(own, settings, model["bf16"], projected_dims, sentence_file)),
         }
 
 
@@ -150,14 +150,14 @@ class _Meter:
         return (end - start for start, end in itertools.pairwise(self._ends))
 
 
-def _before(trial: Trial, folder: Path, place: Path) -> str | None:
-    """The folder of the model that a trial continues; a converted one is saved below `place`."""
+def _before(trial: Trial, folder: Path, own: Path) -> str | None:
+    """The folder of the model that a trial continues; a converted one is saved below `own`, its folder."""
     if trial.before is None:
         return None
     before = (folder / _TRIALS_FOLDER / trial.before).resolve()
     if not trial.converts:
         return str(before)
-    converted = place.resolve() / _CONVERTED_FOLDER
+    converted = own.resolve() / _CONVERTED_FOLDER
     if not converted.exists():
         transformers.set_seed(trial.settings.seed)
         fields = dataclasses.asdict(trial.settings.model)
@@ -182,12 +182,12 @@ def _configure_worker(threads: int) -> None:
 
 
 def _more_losses(
-    place: Path, settings: PretrainSettings, bf16: bool, projected_dims: list[int], sentence_file: list[str] | None
+    own: Path, settings: PretrainSettings, bf16: bool, projected_dims: list[int], sentence_file: list[str] | None
 ) -> dict[str, Any]:
     """Losses with fewer slots, and on short texts."""
     if not projected_dims and not sentence_file:
         return {}
-    settings, model = pretrain.starting_from(dataclasses.replace(settings, from_model=str(place), resize_to=None))
+    settings, model = pretrain.starting_from(dataclasses.replace(settings, from_model=str(own), resize_to=None))
     assert model is not None
     config = model.config
     losses: dict[str, Any] = {}
@@ -205,7 +205,7 @@ def _more_losses(
             losses["by_projected_dim"][str(dim)] = _finite(mean_token_loss(model, batches, bf16=bf16))
         model.set_projected_dim()
     if sentence_file:
-        tokenizer = load_tokenizer(str(place), max_length=config.max_position_embeddings)
+        tokenizer = load_tokenizer(str(own), max_length=config.max_position_embeddings)
         masking: dict[str, Any] = {"seed": settings.seed, "probability": settings.mlm_probability}
         found = short_text_losses(model, tokenizer, sentence_file, bf16=bf16, **masking)
         losses["sentences"] = {form: _finite(loss) for form, loss in found.items()}
