@@ -55,9 +55,15 @@ def is_tuning(cell: Cell) -> bool:
 
 
 def order_of(results: dict[str, Any], cell: Cell) -> tuple[Any, ...]:
-    """Sorts cells by task and model, in the order of the results, and by rates, those of the tuning first."""
+    """Sorts cells by task and model, in the order of the results, and by rates, those of the tuning first.
+
+    Results of earlier versions may have cells of further tasks and models; they come last.
+    """
+    tasks, models = list(results["tasks"]), list(results["models"])
     model, task, rate, factor = candidate_of(cell)
-    return results["tasks"].index(task), [*results["models"]].index(model), not is_tuning(cell), rate, factor or 0
+    task_place = tasks.index(task) if task in tasks else len(tasks)
+    model_place = models.index(model) if model in models else len(models)
+    return task_place, model_place, not is_tuning(cell), rate, factor or 0
 
 
 def chosen_candidates(results: dict[str, Any]) -> dict[Key, Candidate]:
