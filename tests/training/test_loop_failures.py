@@ -11,26 +11,9 @@ import torch
 
 from linformer_kit.errors import DivergedError, Stopped
 from linformer_kit.files import runs
-from tests.training.conftest import losses, same_parameters
+from tests.training.conftest import losses, same_parameters, spoilt
 
 pytestmark = pytest.mark.e2e
-
-
-def spoilt(task, *wrong: tuple[int, int], value: float = math.nan):
-    """A task whose loss is not finite in so manyth updates and passes, from 0."""
-    begin, forward, place = task.begin, task.forward, {"update": None, "number": 0}
-
-    def count(update: int | None) -> None:
-        place.update(update=update, number=0)
-        begin(update)
-
-    def spoil(batch, labels):
-        here = (place["update"], place["number"])
-        place["number"] += 1
-        return forward(batch, labels) * (value if here in wrong else 1.0)
-
-    task.begin, task.forward = count, spoil
-    return task
 
 
 def test_an_update_that_is_not_finite_is_not_made(masked, build):

@@ -15,8 +15,7 @@ from linformer_kit.errors import MachineError
 from linformer_kit.files.manifest import damage
 from linformer_kit.training import run as training_run
 from linformer_kit.training.run import Run, measurements
-from tests.training.conftest import losses, same_parameters, small_plan, small_settings
-from tests.training.test_loop import spoilt
+from tests.training.conftest import losses, same_parameters, small_plan, small_settings, spoilt
 
 FINGERPRINTS = {"text_fingerprint": "abc"}
 
