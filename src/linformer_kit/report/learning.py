@@ -40,7 +40,7 @@ def _draw(results: dict[str, Any], folder: Path) -> None:
     if results["complete"]:
         for cell in results["settings"]["cells"]:
             curves = {variant: at_chosen_rate(results, cell, variant) for variant in results["settings"]["variants"]}
-            if len([entries for entries in curves.values() if entries]) < 2:
+            if sum(map(bool, curves.values())) < 2:
                 continue  # nothing to compare
             title = f"{results['settings']['title']}: {cell}"
             path = folder / f"curves-{file_name(cell)}.png"

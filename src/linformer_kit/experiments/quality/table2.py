@@ -226,8 +226,11 @@ def _finetune_settings(settings: Table2Settings, job: Job, folder: Path | None =
     assert factor is not None
     passed = {field: getattr(settings, field) for field in _PASSED}
     if job.tuning:
-        few, most = settings.tuning_samples, settings.max_eval_samples
-        passed |= {"max_train_samples": few, "max_eval_samples": few if most is None or few is None else min(few, most)}
+        few = settings.tuning_samples
+        passed |= {
+            "max_train_samples": few,
+            "max_eval_samples": min(filter(None, (few, settings.max_eval_samples))),
+        }
     own = f"{task}-{rate:g}-{factor:g}{'-tuning' if job.tuning else ''}-seed{job.seed}"
     return FinetuneSettings(
         model=_names(settings)[name],
