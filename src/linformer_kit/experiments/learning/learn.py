@@ -87,7 +87,8 @@ def learn(study: LearningSettings) -> Experiment:
             ]
             trials = run.with_a_start(trials)
             run.all_of(trials)
-            run.measure_updates(trials)
+            if study.measure_updates:
+                run.measure_updates(trials)
     experiment.finish()
     return experiment
 
