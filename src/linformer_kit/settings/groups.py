@@ -11,7 +11,7 @@ GROUPS = {
     "Model": """
         model models names methods from_model tokenizer in_place student student_layers classification_head
         ConvertSettings.num_attention_heads resize_to resize_mode""",
-    "Study": "base title cells variants baseline panels tune minutes LearningSettings.projected_dims",
+    "Study": "base title cells variants baseline panels tune minutes measure_updates LearningSettings.projected_dims",
     "Linear attention": """
         projected_dim max_position_embeddings LinearizeSettings.resize_mode ConvertSettings.resize_mode projection
         sharing sliding_window global_tokens slot_exponent shorter_input projection_initializer layers attention
