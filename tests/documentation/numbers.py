@@ -41,6 +41,7 @@ BUILTINS = {
     "sum": sum,
     "exp": math.exp,
     "mean": statistics.mean,
+    "geometric_mean": statistics.geometric_mean,
     "stdev": statistics.stdev,
     "zip": zip,
 }
@@ -91,6 +92,15 @@ def table(name: str, heading: str | None, row: str, column: str, number: int = 0
             found.append(cells[columns.index(column)])
     assert len(found) == 1, f"{name}: expected one {row} | {column} under {heading}, got {found}"
     return numbers(found[0])[number]
+
+
+def ratios_to_paper(name: str, baseline: str) -> list[float]:
+    """The measured savings of time of `bench efficiency` over the paper's, without extrapolated ones."""
+    return [
+        cell["time_saved"][baseline]["ratio"] / cell["paper_time_saved"]
+        for cell in result(name)["cells"]
+        if not cell["time_saved"][baseline]["extrapolated"]
+    ]
 
 
 def trials(study: str, cell: str, variant: str, rate: float | None = None) -> dict[int, Any]:
@@ -272,7 +282,7 @@ def wrong_numbers(passage: str, expressions: Any) -> str | None:
 KNOWN: dict[str, Any] = (
     BUILTINS
     | {"result": result, "table": table, "loss": loss, "gap": gap}
-    | {"trials": trials, "losses": losses, "gaps": gaps, "gaps_after": gaps_after}
+    | {"ratios_to_paper": ratios_to_paper, "trials": trials, "losses": losses, "gaps": gaps, "gaps_after": gaps_after}
     | {
         "shares": shares,
         "spectrum": spectrum,

@@ -10,7 +10,7 @@ from torch.func import functional_call, grad, vmap
 
 from linformer_kit import LinformerForMaskedLM
 from linformer_kit.training.randomness import seed_generators
-from tests.gpu.numbers import batch, check, compare, measured
+from tests.gpu.numbers import attention_kernels, batch, check, compare, measured
 from tests.gpu.test_numbers import masked_lm, model_of
 
 KINDS = [{}, {"sharing": "none"}, {"projection": "mean_pool"}, {"projection": "max_pool"}, {"attention": "full"}]
@@ -69,9 +69,12 @@ def test_autocast(device, fields):
     exact = measured(copy.deepcopy(model).double(), loss_of(cpu))
     own = measured(copy.deepcopy(model), run(cpu))
     there = model.to(device)
-    found = measured(there, run(device))
-    assert {parameter.grad.dtype for parameter in there.parameters() if parameter.grad is not None} == {torch.float32}
-    check(found, own, exact, torch.finfo(torch.bfloat16).eps)
+    for fused in (False, True):
+        with attention_kernels(fused):
+            found = measured(there, run(device))
+        dtypes = {parameter.grad.dtype for parameter in there.parameters() if parameter.grad is not None}
+        assert dtypes == {torch.float32}
+        check(found, own, exact, torch.finfo(torch.bfloat16).eps, fused=fused)
 
 
 def test_gradients_of_each_sample(device):

@@ -331,6 +331,15 @@ def test_equal_time(corpus, untrained, tmp_path, monkeypatch):
     assert sorted(results["peak_bytes_of_update"].values()) == [3 << 20, 5 << 20]
 
 
+@pytest.mark.parametrize(("minutes", "measured"), [(None, 0), (0.05, 1)])
+def test_updates_are_measured_where_they_must_be(corpus, untrained, tmp_path, monkeypatch, minutes, measured):
+    monkeypatch.setattr(learn, "cost_of_update", lambda *_: running.UpdateCost(0.25, 3 << 20))
+    own = {"minutes": minutes, "measure_updates": False, "learning_rates": [1e-3], "seeds": [1]}
+    settings = study(corpus, variants={"full": {}}, cells={"short": {}}, **own)
+    results = learn.learn(dataclasses.replace(settings, output_dir=str(tmp_path / "out"))).results
+    assert results["complete"] and len(results["seconds_per_update"]) == measured
+
+
 def test_a_study_killed_while_it_is_timed_keeps_the_times(corpus, untrained, tmp_path, monkeypatch):
     settings = study(corpus, minutes=0.05, variants={"full": {}}, learning_rates=[1e-3], cells={"short": {}})
     settings = dataclasses.replace(settings, output_dir=str(tmp_path / "out"))
