@@ -213,6 +213,13 @@ def training_seconds(name: str, model: str, task: str) -> float:
     return statistics.median(run["seconds"] for run in fine_tuned(name, model, task)["runs"])
 
 
+def bag_of_words(task: str, *, shared: bool = False) -> float:
+    """Accuracy in percent of logistic regression on the words of a task of Table 2."""
+    results = result("bag-of-words", "bag_of_words")["results"]
+    (found,) = (each["accuracy"] for each in results if (each["task"], each["shared"]) == (task, shared))
+    return 100 * found
+
+
 def standard_error(share: float, count: int) -> float:
     """Standard error of a share of so many texts, in percent points."""
     return 100 * math.sqrt(share * (1 - share) / count)
@@ -295,6 +302,7 @@ KNOWN: dict[str, Any] = (
         "fine_tuned": fine_tuned,
         "training_seconds": training_seconds,
         "standard_error": standard_error,
+        "bag_of_words": bag_of_words,
         "late": late,
         "passkey": passkey,
         "authorship": authorship,
