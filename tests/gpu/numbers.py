@@ -24,6 +24,7 @@ SIZES = {
     "attention_probs_dropout_prob": 0.0,
 }
 _FACTOR = 4  # errors of two kernels that sum in different orders
+_OF_SCORES = ("q_proj.", "k_proj.", "query.", "key.", "slot_exponent")  # in names of parameters
 _NOTHING = 1e-9  # share of all gradients that in exact numbers would be zero, as that of the keys' bias
 
 Step = Callable[[nn.Module], Tensor | tuple[Tensor, Tensor]]  # a loss, or a loss and an output to compare as well
@@ -58,6 +59,7 @@ def compare(
     dtype: torch.dtype,
     *,
     changed: Callable[[nn.Module], Any] = lambda model: model,
+    kernels: tuple[bool, ...] = (False, True),
 ) -> None:
     """Hold a device against float64, as near as the CPU comes to it in the same format.
 
@@ -67,12 +69,13 @@ def compare(
         device: To compare.
         dtype: Of the model.
         changed: What is done with the model on the device: compiled, checkpointed.
+        kernels: With which of `attention_kernels`.
     """
     model = model.to(dtype)
     cpu = torch.device("cpu")
     exact = measured(copy.deepcopy(model).double(), step(cpu))
     own = measured(copy.deepcopy(model), step(cpu))
-    for fused in (False, True):
+    for fused in kernels:
         there = copy.deepcopy(model).to(device)
         run = changed(there)
         with attention_kernels(fused):
@@ -91,14 +94,14 @@ def check(
 ) -> None:
     """Errors of at most a few times those of the CPU, or of rounding once.
 
-    Fused kernels of attention subtract the products of rounded outputs and their gradients. Where slots are nearly
-    equal, almost nothing is left of the gradients of queries and keys, 1e-4 to 1e-9 of the whole, so their errors are
-    small beside the whole gradient only.
+    Fused kernels of attention subtract products of rounded outputs. Where slots are nearly equal, little is left of the
+    gradients of the scores, so those of queries, keys and exponents may be 1e-3 to 1e-9 of the whole gradient; their
+    errors are small beside it alone.
     """
     gradients = [tensor for name, tensor in exact.items() if not name.startswith(("loss", "output"))]
     whole = torch.stack([gradient.norm() for gradient in gradients]).norm()
     for name, expected in exact.items():
-        cancels = expected.norm() < _NOTHING * whole or (fused and not name.startswith(("loss", "output")))
+        cancels = expected.norm() < _NOTHING * whole or (fused and any(part in name for part in _OF_SCORES))
         size = whole if cancels else expected.norm()
         error, allowed = (found[name] - expected).norm(), (own[name] - expected).norm()
         assert error <= _FACTOR * max(allowed, eps * size), (name, float(error / size), float(allowed / size))

@@ -40,15 +40,17 @@ def test_projections(device, projection, sharing, shorter_input, dtype):
     compare(model_of(projection=projection, sharing=sharing, shorter_input=shorter_input), masked_lm, device, dtype)
 
 
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("part", ["fc1", "self_attn.v_proj"])
 @pytest.mark.parametrize(("dtype", "wrong"), [(torch.float32, 1e-4), (torch.bfloat16, 0.2)])
-def test_the_comparison_sees_a_wrong_weight(device, dtype, wrong):
+def test_the_comparison_sees_a_wrong_weight(device, dtype, wrong, part, fused):
     def changed(model):
         with torch.no_grad():
-            model.linformer.encoder.layers[0].fc1.weight.mul_(1 + wrong)
+            model.linformer.encoder.layers[0].get_submodule(part).weight.mul_(1 + wrong)
         return model
 
     with pytest.raises(AssertionError, match=r"output 0|loss|weight"):
-        compare(model_of(), masked_lm, device, dtype, changed=changed)
+        compare(model_of(), masked_lm, device, dtype, changed=changed, kernels=(fused,))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

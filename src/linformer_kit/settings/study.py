@@ -42,8 +42,8 @@ class LearningSettings:
         sentence_file: Files of short texts on which all models are measured too: one text per line, in .tsv in the
             column `sentence`.
         english_file: Files of English text for cells with `english: true`.
-        measure_updates: Measure time and memory of an update of each variant too, after the trainings; with `minutes`
-            they are always measured.
+        measure_updates: Also measure time and memory of an update of each variant, after its trainings; with `minutes`
+            the time is needed, and always measured.
         processes: Number of parallel trainings, each on its share of the processor's cores.
         output_dir: New folder for the results; default: a new folder below runs/.
         resume: Resume the study in output_dir; finished trainings are kept and interrupted ones are resumed.

@@ -199,7 +199,8 @@ def test_recipes_are_whole(path, tmp_path):
 def test_committed_trainings_are_those_that_the_recipes_ask_for(path, tmp_path):
     """So a study resumed with the current recipe keeps them: no changed default has changed their meaning."""
     results = json.loads(path.read_text())
-    recipe = path.parent.name.removeprefix("learning-").partition("_")[0]
+    own = path.with_name("recipe.yaml")
+    recipe = str(own) if own.exists() else path.parent.name.removeprefix("learning-").partition("_")[0]
     names = results["settings"].get("english_file") or ["one.txt"]
     for name in names:
         (tmp_path / name).write_text("English")

@@ -332,7 +332,7 @@ def test_equal_time(corpus, untrained, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("minutes", "measured"), [(None, 0), (0.05, 1)])
-def test_updates_are_measured_where_they_must_be(corpus, untrained, tmp_path, monkeypatch, minutes, measured):
+def test_without_measure_updates_only_minutes_need_them(corpus, untrained, tmp_path, monkeypatch, minutes, measured):
     monkeypatch.setattr(learn, "cost_of_update", lambda *_: running.UpdateCost(0.25, 3 << 20))
     own = {"minutes": minutes, "measure_updates": False, "learning_rates": [1e-3], "seeds": [1]}
     settings = study(corpus, variants={"full": {}}, cells={"short": {}}, **own)
