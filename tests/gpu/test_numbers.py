@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import transformers
@@ -19,7 +21,7 @@ from linformer_kit import (
 )
 from linformer_kit.operator.projections import PROJECTIONS, SHORTER_INPUTS
 from tests.conftest import OTHERS, SHARINGS, randomise
-from tests.gpu.numbers import SIZES, batch, compare
+from tests.gpu.numbers import SIZES, batch, check, compare, measured
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -41,12 +43,24 @@ def test_projections(device, projection, sharing, shorter_input, dtype):
 
 
 @pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("part", ["fc1", "self_attn.v_proj"])
+@pytest.mark.parametrize(("part", "factor"), [("v_proj", 1.5), ("q_proj", -1), ("k_proj", 0)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_comparison_sees_a_wrong_gradient(dtype, part, factor, fused):
+    cpu = torch.device("cpu")
+    model = model_of().to(dtype)
+    own, exact = (measured(each, masked_lm(cpu)) for each in (model, copy.deepcopy(model).double()))
+    eps, name = torch.finfo(dtype).eps, f"linformer.encoder.layers.1.self_attn.{part}.weight"
+    check(own, own, exact, eps, fused=fused)
+    with pytest.raises(AssertionError, match=part):
+        check({**own, name: own[name] * factor}, own, exact, eps, fused=fused)
+
+
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize(("dtype", "wrong"), [(torch.float32, 1e-4), (torch.bfloat16, 0.2)])
-def test_the_comparison_sees_a_wrong_weight(device, dtype, wrong, part, fused):
+def test_the_comparison_sees_a_wrong_weight(device, dtype, wrong, fused):
     def changed(model):
         with torch.no_grad():
-            model.linformer.encoder.layers[0].get_submodule(part).weight.mul_(1 + wrong)
+            model.linformer.encoder.layers[0].fc1.weight.mul_(1 + wrong)
         return model
 
     with pytest.raises(AssertionError, match=r"output 0|loss|weight"):
