@@ -89,9 +89,14 @@ def draw_panels(panels: dict[str, dict[str, list[dict[str, Any]]]], path: Path) 
         axes.set_title(title, fontsize=9)
         show_grid(axes)
         axes.legend(
-            **{"fontsize": 7, "title": "last perplexity in brackets", "title_fontsize": 7, "frameon": False},
+            **{
+                "fontsize": 7,
+                "title": "last perplexity in brackets",
+                "title_fontsize": 7,
+                "frameon": False,
+                "handlelength": 3.5,
+            },
             **{"loc": "upper center", "bbox_to_anchor": (0.5, -0.17), "ncols": 2, "columnspacing": 1, "borderpad": 0},
-            handlelength=3.5,
         )
     save_figure(figure, path, vector=True)
 
