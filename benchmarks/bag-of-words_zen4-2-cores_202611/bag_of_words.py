@@ -36,7 +36,7 @@ def read(folder: Path, task: str, part: str) -> tuple[Texts, list[str]]:
             rows = [json.loads(line) for line in file]
         else:
             rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
-    rows = [row for row in rows if None not in row and None not in row.values()]  # as some of GLUE's are
+    rows = [row for row in rows if None not in row and None not in row.values()]  # GLUE has incomplete rows
     *texts, label = PAIRS.get(task, ("text" if task == "imdb" else "sentence", "label"))
     return [tuple(row[name] for name in texts) for row in rows], [str(row[label]) for row in rows]
 
