@@ -15,6 +15,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import sklearn
 import torch
 from scipy.sparse import hstack, spmatrix
 from sklearn.feature_extraction.text import CountVectorizer
@@ -22,7 +23,7 @@ from sklearn.linear_model import LogisticRegression
 
 from linformer_kit.environment import environment
 
-STRENGTHS = [0.01, 0.03, 0.1, 0.3, 1.0]
+STRENGTHS = [0.01, 0.03, 0.1, 0.3, 1.0, 3.0]
 PAIRS = {"qqp": ("question1", "question2", "is_duplicate"), "qnli": ("question", "sentence", "label")}
 
 Texts = list[tuple[str, ...]]
