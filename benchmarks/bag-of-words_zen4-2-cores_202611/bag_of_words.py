@@ -15,7 +15,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import sklearn
 import torch
 from scipy.sparse import hstack, spmatrix
 from sklearn.feature_extraction.text import CountVectorizer
