@@ -7,7 +7,7 @@ import copy
 import pytest
 
 from linformer_kit.report import learning
-from linformer_kit.report.learning_figures import draw_curves
+from linformer_kit.report.learning_figures import draw_curves, draw_panels
 from tests.report.bench_results import ENVIRONMENT
 
 
@@ -178,3 +178,19 @@ def test_curves_of_many_variants(tmp_path, figures):
         "baseline",
     ]
     assert "6 of 7 variants" in figures[0].legends[0].get_title().get_text()
+
+
+def test_panels_give_a_label_one_colour(tmp_path, figures):
+    """Of the panel where it is first, unless an earlier line of the panel has that colour."""
+
+    def panel(*labels: str) -> dict:
+        return {label: [{"validation_loss": 1.0, "curve": [[1, 2.0], [2, 1.0]]}] for label in labels}
+
+    panels = {"A": panel("full", "k 8"), "B": panel("other", "full"), "C": panel("other", "k 8", "new")}
+    draw_panels(panels, tmp_path / "a.png")
+    drawn = [{line.get_label().rsplit(" ", 1)[0]: line for line in axes.lines} for axes in figures[0].axes[:3]]
+    assert [set(each) for each in drawn] == [set(each) for each in panels.values()]
+    for look in ("color", "marker"):
+        a, b, c = ({label: getattr(line, f"get_{look}")() for label, line in each.items()} for each in drawn)
+        assert a["full"] == b["full"] and a["k 8"] == b["other"] == c["other"] and c["k 8"] == a["full"]
+        assert all(len({*each.values()}) == len(each) for each in (a, b, c))

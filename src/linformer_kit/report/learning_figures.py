@@ -16,7 +16,7 @@ from linformer_kit.report.figures import log_ticks, new_figure, new_panels, numb
 
 _MARKERS = "osD^vP"  # one for each variant that is drawn
 MOST_LINES = len(_MARKERS)
-# Of the lines of a panel, so that equal ones can be told apart.
+# Of the lines of a panel by number, so that equal ones can be told apart.
 _DASHES: tuple[Any, ...] = ("-", "-", "-", (0, (6, 3)), (0, (3, 3)), (0, (1, 3)))
 _TICKS = (1, 1.5, 2, 3, 5, 7)
 
@@ -65,15 +65,18 @@ def draw_curves(curves: dict[str, list[dict[str, Any]]], path: Path, *, baseline
 def draw_panels(panels: dict[str, dict[str, list[dict[str, Any]]]], path: Path) -> None:
     """Plot validation perplexity against updates on a logarithmic axis, as in Figure 3: mean and range over the seeds.
 
-    Two panels are as wide as the text of a paper, in its size.
+    Two panels are as wide as the text of a paper, in its size. A label has the same colour in all panels where it is
+    free.
 
     Args:
         panels: For each title, the trainings of each line by its label.
         path: Output file `.png`; the same figure is written as `.svg`.
     """
     figure, grid = new_panels(len(panels), (3.4, 3.2))
+    numbers = _numbers(panels)
     for axes, (title, lines) in zip(grid, panels.items(), strict=True):
-        for number, (label, entries) in enumerate(lines.items()):
+        for label, entries in lines.items():
+            number = numbers[title, label]
             losses = _losses([entry for entry in entries if entry["validation_loss"] is not None])
             if not losses:
                 continue
@@ -99,6 +102,23 @@ def draw_panels(panels: dict[str, dict[str, list[dict[str, Any]]]], path: Path) 
             **{"loc": "upper center", "bbox_to_anchor": (0.5, -0.17), "ncols": 2, "columnspacing": 1, "borderpad": 0},
         )
     save_figure(figure, path, vector=True)
+
+
+def _numbers(panels: dict[str, dict[str, Any]]) -> dict[tuple[str, str], int]:
+    """The number of colour, marker and dashes of each line, by panel and label.
+
+    A label keeps its first number in all panels where no other label took it; others have the lowest that is free.
+    """
+    numbers: dict[tuple[str, str], int] = {}
+    first: dict[str, int] = {}
+    for title, lines in panels.items():
+        free = [*range(MOST_LINES)]
+        for label in sorted(lines, key=lambda label: label not in first):
+            number = first[label] if first.get(label) in free else free[0]
+            free.remove(number)
+            first.setdefault(label, number)
+            numbers[title, label] = number
+    return numbers
 
 
 def _draw_line(
