@@ -164,8 +164,8 @@ class Table2Settings:
         learning_rates: Learning rates to try with the first seed; the best is used, for each model and task.
         projection_learning_rate_factors: Learning rates of E and F, or of W_P with `projection: dynamic`, as multiples
             of the learning rate, to try like these; models without such matrices are trained once.
-        tuning_samples: Maximum number of training texts, and of validation texts, with which rates are compared;
-            default: as max_train_samples and max_eval_samples.
+        tuning_samples: Maximum number of training texts, and of validation texts, with which rates are compared, for
+            tasks with more training texts; default: as max_train_samples and max_eval_samples.
         max_train_samples: Maximum number of training texts; default: all.
         max_eval_samples: Maximum number of validation texts; default: all.
         max_length: Maximum input length in tokens; default: the maximum of each model.

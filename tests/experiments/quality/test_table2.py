@@ -120,6 +120,14 @@ def test_rates_are_compared_on_a_part_of_the_texts_and_the_best_is_trained_with_
     assert "resume: expected tuning_samples as in" in fail(capsys, *command, "--resume", "--tuning_samples", "4")
 
 
+def test_rates_are_compared_with_all_texts_where_there_are_no_more(models, here, tmp_path, monkeypatch):
+    seen, own = [], table2._finetune
+    monkeypatch.setattr(table2, "_finetune", lambda settings, *how: seen.append(settings) or own(settings, *how))
+    rates = ["--learning_rates", "1e-3", "1e-2", "--tuning_samples", "1000"]
+    main(["bench", "table2", "--models", models[1], *options(tmp_path), *rates])
+    assert [(settings.max_train_samples, settings.learning_rate) for settings in seen] == [(None, 1e-3), (None, 1e-2)]
+
+
 def test_several_trainings_at_a_time(models, here, tmp_path, monkeypatch, capsys):
     """Each waits for the other, and has its share of the threads."""
     both, alone, own = threading.Barrier(2, timeout=60), threading.Lock(), table2._finetune

@@ -71,9 +71,9 @@ def main(settings: Table2Settings) -> None:
 def table2(settings: Table2Settings) -> Experiment:
     """Fine-tune each model on each task, each time in a fresh process.
 
-    If there are several learning rates, also of E and F, all are tried with the first seed, with `tuning_samples` texts
-    if given; each model and task is trained with all seeds at the rates with the best metric. Rates at which training
-    diverges are recorded and skipped.
+    If there are several learning rates, also of E and F, all are tried with the first seed, for tasks with more than
+    `tuning_samples` training texts with that many; each model and task is trained with all seeds at the rates with the
+    best metric. Rates at which training diverges are recorded and skipped.
 
     Returns:
         The results, as in `table2.json`, in the folder that also holds all classifiers.
@@ -113,9 +113,12 @@ def table2(settings: Table2Settings) -> Experiment:
             for task in settings.tasks
             for name in inputs.models
         }
-        first, tuning = settings.seeds[0], settings.tuning_samples is not None
-        several = [each for each in candidates.values() if len(each) > 1]
-        compared = [Job(candidate, first, tuning) for each in several for candidate in each]
+        several = {key: each for key, each in candidates.items() if len(each) > 1}
+        compared = [
+            Job(candidate, settings.seeds[0], tuning=task in inputs.tuned)
+            for (_, task), each in several.items()
+            for candidate in each
+        ]
         _run(settings, experiment, _left(experiment, compared), bar)
         while left := _left(
             experiment, _best(settings, experiment.results, candidates)
@@ -300,11 +303,13 @@ class _Inputs(NamedTuple):
         models: Folder or hub id of each model by its name.
         projects: Whether it has E and F, or W_P.
         texts: Hash of the texts of each task.
+        tuned: Tasks with more than `tuning_samples` training texts.
     """
 
     models: dict[str, str]
     projects: dict[str, bool]
     texts: dict[str, str]
+    tuned: set[str]
 
 
 def _check(settings: Table2Settings) -> _Inputs:
@@ -337,16 +342,18 @@ def _check(settings: Table2Settings) -> _Inputs:
         finetune.check(_finetune_settings(settings, Job((names[0], settings.tasks[0], *each), settings.seeds[0])))
     texts: dict[str, str] = {}
     labels: dict[str, Labels] = {}
+    tuned: set[str] = set()
     first = settings.seeds[0]
     for task in settings.tasks:
         job = Job((names[0], task, *rates[0]), first)
-        if few is not None:
-            load_labelled(_finetune_settings(settings, dataclasses.replace(job, tuning=True)))
         labelled = load_labelled(_finetune_settings(settings, job))
         texts[task], labels[task] = labelled.fingerprint(), labelled.labels
+        if few is not None and few < len(labelled.train):
+            load_labelled(_finetune_settings(settings, dataclasses.replace(job, tuning=True)))
+            tuned.add(task)
     projects = {}
     for name in names:
         own = _finetune_settings(settings, Job((name, settings.tasks[0], *rates[0]), first))
         model, _ = finetune.load_encoder(own, labels[settings.tasks[0]], seed=0)
         projects[name] = bool(projection_parameters(model))
-    return _Inputs(_names(settings), projects, texts)
+    return _Inputs(_names(settings), projects, texts, tuned)
