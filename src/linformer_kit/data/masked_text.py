@@ -47,12 +47,17 @@ class MaskedText:
     validation_blocks: Dataset
 
 
+def load_text(settings: PretrainSettings) -> Corpus:
+    """Load the documents of a pretraining."""
+    return load_corpus(settings, seed=settings.seed if settings.split_seed is None else settings.split_seed)
+
+
 def load_masked_text(settings: PretrainSettings) -> MaskedText:
     """Load documents and tokenizer and make masked sequences; tokenised text is cached."""
     seq_len = settings.model.max_position_embeddings
     if existing := _existing_tokenizer(settings):
         load_tokenizer(existing, max_length=seq_len)  # raises an error before the text is read
-    corpus = load_corpus(settings, seed=settings.seed if settings.split_seed is None else settings.split_seed)
+    corpus = load_text(settings)
     logger.info("%s", corpus.description)
     tokenizer = _load_or_train_tokenizer(settings, corpus)
     cache = None if corpus.streaming else cache_folder(settings.cache_dir) / "blocks"

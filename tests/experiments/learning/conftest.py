@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from linformer_kit.data.masked_text import load_text
 from linformer_kit.experiments.learning import learn, running
 from tests.conftest import write_corpus
 from tests.experiments.learning.studies import InThisProcess, in_this_process
@@ -42,7 +43,8 @@ def untrained(here, monkeypatch):
         here.append(trial.name)
         said = ("name", "kind", "cell", "variant", "learning_rate", "seed", "minutes", "before")
         updates = trial.settings.max_steps
-        corpus = {"fingerprint": "f", "seq_len": 23, "vocab_size": 277, "train_sequences": 5, "validation_sequences": 3}
+        corpus = {"seq_len": 23, "vocab_size": 277, "train_sequences": 5, "validation_sequences": 3}
+        corpus["fingerprint"] = load_text(trial.settings).fingerprint
         made = {"updates": updates, "validation_loss": 4.0, "curve": [[0, 5.0], [updates, 4.0]], "corpus": corpus}
         made |= {"unigram_entropy": 4.5, "parameters": 1301}
         return {**{name: getattr(trial, name) for name in said}, **made}

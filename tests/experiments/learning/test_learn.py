@@ -387,13 +387,15 @@ def test_what_continues_a_training_that_diverged_is_left_and_said(corpus, here, 
         learn.learn(dataclasses.replace(settings, resume=True, projected_dims=[2]))
 
 
-def test_other_texts_of_the_same_name_are_not_resumed(corpus, here, tmp_path):
+def test_other_texts_of_the_same_name_are_not_resumed(corpus, here, tmp_path, monkeypatch):
+    """And that is said before anything is trained."""
     settings = study(corpus, learning_rates=[1e-3], variants={"full": {}}, cells={"short": {}}, seeds=[1])
     settings = dataclasses.replace(settings, output_dir=str(tmp_path / "out"))
     learn.learn(settings)
     shutil.copytree(corpus, tmp_path / "other")
     next((tmp_path / "other").glob("*.txt")).write_text("def another(): return function\n" * 17, encoding="utf-8")
     base = dataclasses.replace(settings.base, train_file=[str(tmp_path / "other" / "*.txt")])
+    monkeypatch.setattr(learn, "run_trial", None)
     with pytest.raises(InputError, match=r"^resume: expected the texts of short-full-"):
         learn.learn(dataclasses.replace(settings, base=base, seeds=[1, 2], resume=True))
 

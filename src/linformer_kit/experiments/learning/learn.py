@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from linformer_kit.data.masked_text import load_text
 from linformer_kit.environment import best_device
 from linformer_kit.errors import PROCESS_KILLED, InputError, OutOfMemoryError
 from linformer_kit.experiments.experiment import Experiment, check_same_settings, earlier_file
@@ -132,15 +133,7 @@ class _Run:
         return [trial for trial in trials if trial.before in there]
 
     def _record(self, entry: dict[str, Any]) -> None:
-        """Add the results of a training.
-
-        Raises:
-            InputError: if trainings of its kind, which may be from before a resume, had other texts.
-        """
-        for other in self.results["trials"]:
-            same = other["corpus"]["fingerprint"] == entry["corpus"]["fingerprint"]
-            if other["kind"] == entry["kind"] and not same:
-                raise InputError(f"resume: expected the texts of {other['name']} for {entry['name']}, got others")
+        """Add the results of a training."""
         self.results["trials"].append(entry)
         self.experiment.save()
         loss = entry["validation_loss"]
@@ -191,7 +184,8 @@ def _continued(study: LearningSettings, here: dict[str, Any], path: Path) -> dic
     the trials that they continue.
 
     Raises:
-        InputError: for another machine or other versions, and for other values of k or files to evaluate with as well.
+        InputError: for another machine or other versions, other texts, and other values of k or files to evaluate
+            with as well.
     """
     earlier = read_json(path)
     now = {name: value for name, value in recorded_study(study).items() if name in ("projected_dims", "sentence_file")}
@@ -201,11 +195,12 @@ def _continued(study: LearningSettings, here: dict[str, Any], path: Path) -> dic
         if name not in _MAY_DIFFER and there.get(name) != value:
             raise InputError(f"resume: expected {name} {there.get(name)}, as in {path}, got {value}")
     commits = dict.fromkeys([*str(there["commit"]).split(", "), str(here["commit"])])
-    meant = {trial.kind for trial in one_of_each_kind(study)}
+    meant = {trial.kind: trial for trial in one_of_each_kind(study)}
     kept: dict[str, dict[str, Any]] = {}
     for entry in earlier["trials"]:  # each after the one that it continues
         if entry["kind"] in meant and (entry["before"] is None or entry["before"] in kept):
             kept[entry["name"]] = entry
+    _check_texts(meant, {entry["kind"]: entry for entry in kept.values()}, path)
     return {
         "environment": {**there, "commit": ", ".join(commits)},
         **{
@@ -214,3 +209,11 @@ def _continued(study: LearningSettings, here: dict[str, Any], path: Path) -> dic
         },
         "trials": [*kept.values()],
     }
+
+
+def _check_texts(trials: dict[str, Trial], entries: dict[str, dict[str, Any]], path: Path) -> None:
+    """Raise InputError where the texts of a trial are not those of an earlier one of the same kind."""
+    for kind, entry in entries.items():
+        text = load_text(dataclasses.replace(trials[kind].settings, seed=entry["seed"]))
+        if text.fingerprint != entry["corpus"]["fingerprint"]:
+            raise InputError(f"resume: expected the texts of {entry['name']} in {path}, got others")
