@@ -5,6 +5,8 @@ from __future__ import annotations
 _INSTALLS = "installs; `.ci/run` does it"
 _MACHINES = "several machines"
 _NOT_TYPED = "nothing to type"
+_STUDY = "begins with the encoders of a study that takes hours"
+_ADAPTER = "the adapter fits the weights of the real encoder alone"
 
 # What is not run, and why: by page and first line.
 NOT_RUN = {
@@ -21,6 +23,14 @@ NOT_RUN = {
     },
     "finetuning.md": {
         '{"row": 1, "label": "positive", "probabilities": {"negative": 0.036, "positive": 0.964}}': _NOT_TYPED,
+    },
+    "finetuning-results.md": {
+        "linformer bench table2 --models TRIALS... --names transformer k-128 '…' --data_dir DIR --tasks sst2 "
+        "qqp --seeds 1 2 3 --learning_rates 3e-4 1e-3 --projection_learning_rate_factors 0 0.1 "
+        "--num_train_epochs 1 --per_device_train_batch_size 32 --per_device_eval_batch_size 64 --processes 2": _STUDY,
+        "linformer bench table2 --models all-MiniLM-L6-v2 linear --names all-MiniLM-L6-v2 linear --data_dir "
+        "DIR --tasks sst2 --seeds 1 2 3 --learning_rates 3e-5 1e-4 --num_train_epochs 1 "
+        "--per_device_train_batch_size 32 --per_device_eval_batch_size 64 --processes 2": _ADAPTER,
     },
     "parallel.md": {
         "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 --rdzv-id linformer "
@@ -59,13 +69,16 @@ GIVEN = {
     "efficiency.md": ("my-model", "roberta-base", "tasks", "articles", "my-bert"),
     "export.md": ("my-classifier", "reviews.csv"),
     "finetuning.md": (
-        "distilbert/distilroberta-base", "my-model", "reviews.csv", "more-reviews.csv", "new-reviews.csv",
+        "distilbert/distilroberta-base", "my-model", "reviews.csv", "more-reviews.csv", "new-reviews.csv", "tasks",
+    ),
+    "finetuning-results.md": (
         "wikipedia", "books", "BOOKS", "benchmarks/authorship_xeon-2-cores_202611/texts.py", "tasks",
     ),
     "linearize.md": (
         "sentence-transformers/all-MiniLM-L6-v2", "FacebookAI/roberta-base", "articles", "articles.jsonl", "books",
         "examples/images.py",
     ),
+    "linearize-results.md": ("sentence-transformers/all-MiniLM-L6-v2", "articles"),
     "parallel.md": ("examples/sequence_parallel.py",),
     "pretraining.md": ("FacebookAI/roberta-base", "notes", "articles", "corpus.parquet"),
     "training.md": ("notes",),
