@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import write_model, write_teacher
+from tests.faults.fuzz import Places, prepared
 
 
 @pytest.fixture(scope="session")
@@ -39,3 +40,8 @@ def encoder(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def teacher(tmp_path_factory) -> Path:
     return write_teacher(tmp_path_factory.mktemp("teacher") / "model", "def function return a ( ) : _ 0 1 2 3 4 5 6 7")
+
+
+@pytest.fixture(scope="session")
+def places(tmp_path_factory, corpus, texts, encoder) -> Places:
+    return prepared(tmp_path_factory.mktemp("places"), corpus, texts, encoder)
