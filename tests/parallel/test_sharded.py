@@ -6,11 +6,8 @@ tests compare that with one process that has the whole model.
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import pickle
-import re
 import shutil
 import subprocess
 import sys
@@ -21,68 +18,31 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from linformer_kit import InputError, LinformerConfig, LinformerForMaskedLM
-from linformer_kit.errors import MachineError, OutOfMemoryError
-from linformer_kit.files.manifest import write_manifest
+from linformer_kit import InputError, LinformerForMaskedLM
 from linformer_kit.parallel.sharded import load_sharded, save_full, save_sharded, shard
-from tests.conftest import KINDS, SIZES, fields, randomise
+from tests.conftest import KINDS, SIZES, randomise
+from tests.parallel.small_model import (
+    assert_equal,
+    batch,
+    build,
+    build_optimizer,
+    everything,
+    flip,
+    full,
+    loss_of,
+    train,
+)
 from tests.processes import run_processes
 
 pytestmark = pytest.mark.e2e
 
-BATCH, STEPS, MORE = 6, 3, 2  # a batch that 1, 2 and 3 processes share equally
+STEPS, MORE = 3, 2
 LONG = 1201  # more than a block of tokens, so that inference runs in blocks
-
-
-def build(kind: str = "layerwise", **others: object) -> LinformerForMaskedLM:
-    """The same model in every process, in float64 and without dropout."""
-    torch.manual_seed(0)
-    quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    config = LinformerConfig(**{**SIZES, **quiet, **fields(kind), **others})
-    return randomise(LinformerForMaskedLM(config).double())
-
-
-def build_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
-    """Two groups, as with decay and without."""
-    groups = ([p for p in model.parameters() if p.dim() > 1], [p for p in model.parameters() if p.dim() < 2])
-    decays = (0.1, 0.0)
-    parts = [{"params": group, "weight_decay": decay} for group, decay in zip(groups, decays, strict=True)]
-    return torch.optim.AdamW(parts, lr=1e-2, betas=(0.8, 0.95))
-
-
-def batch(rank: int, processes: int) -> dict[str, Tensor]:
-    """A process's share of one batch, with padding; its loss counts so that the mean over processes is the batch's."""
-    draw = torch.Generator().manual_seed(1)
-    ids = torch.randint(5, SIZES["vocab_size"], (BATCH, 31), generator=draw)
-    mask = torch.ones_like(ids)
-    mask[:2, 19:] = 0
-    labels = ids.masked_fill((torch.rand(ids.shape, generator=draw) > 0.4) | (mask == 0), -100)
-    count = (labels != -100).sum().double() / processes
-    mine = slice(rank, None, processes)
-    return {
-        "input_ids": ids[mine],
-        "attention_mask": mask[mine],
-        "labels": labels[mine],
-        "num_items_in_batch": count,
-    }
-
-
-def loss_of(model: torch.nn.Module, rank: int, processes: int) -> Tensor:
-    """The model's own loss, which it takes in float32, in float64."""
-    inputs = batch(rank, processes)
-    labels, count = inputs.pop("labels"), inputs.pop("num_items_in_batch")
-    logits = model(**inputs).logits
-    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum") / count
-
-
-def full(tensor: Tensor) -> Tensor:
-    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
 
 
 def gradients(model: torch.nn.Module, rank: int, processes: int, *, exact: bool = True) -> dict[str, Tensor]:
@@ -94,22 +54,6 @@ def gradients(model: torch.nn.Module, rank: int, processes: int, *, exact: bool 
     if processes > 1:
         dist.all_reduce(loss)
     return {"loss": loss, **{f"grad.{name}": full(p.grad) for name, p in model.named_parameters()}}
-
-
-def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, rank: int, processes: int, steps: int) -> None:
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss_of(model, rank, processes).backward()
-        optimizer.step()
-
-
-def everything(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """All tensors that training has changed, unsharded."""
-    found = {}
-    for name, parameter in model.named_parameters():
-        found[name] = full(parameter)
-        found |= {f"{name}.{field}": full(value) for field, value in optimizer.state[parameter].items()}
-    return found
 
 
 def logits_of_long_text(model: torch.nn.Module) -> Tensor:
@@ -253,24 +197,12 @@ def three(folder, two) -> Path:
     return run(three_go_on, 3, folder)
 
 
-def flip(path: Path) -> None:
-    """One bit in the middle of a file."""
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
 def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-10) -> None:
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         torch.testing.assert_close(
             found[name], value, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
         )
-
-
-def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    assert [name for name, value in expected.items() if not torch.equal(found[name], value)] == []
 
 
 def test_each_process_keeps_its_share(two):
@@ -349,175 +281,6 @@ def test_all_processes_refuse_a_broken_file(folder, three):
         messages = {(three / f"{name}-{rank}").read_text() for rank in range(3)}
         assert len(messages) == 1
         assert str(folder / "broken" / name / name) in messages.pop().split(": expected ")[0] or name == "manifest.json"
-
-
-@pytest.fixture
-def saved(tmp_path):
-    """A checkpoint of one process."""
-    model = build()
-    optimizer = build_optimizer(model)
-    train(model, optimizer, 0, 1, 1)
-    save_sharded(tmp_path / "saved", model, optimizer, extra={"step": 1})
-    return tmp_path / "saved"
-
-
-SHARD = "shard-00001-model-00001-of-00001.safetensors"
-
-
-@pytest.mark.parametrize("name", [SHARD, "state.json"])
-@pytest.mark.parametrize("damage", [flip, Path.unlink, lambda path: os.truncate(path, 100)], ids=["bit", "gone", "cut"])
-def test_a_broken_file_is_refused_and_nothing_is_changed(name, damage, saved):
-    damage(saved / name)
-    model = build("layerwise")
-    before = {key: value.clone() for key, value in model.state_dict().items()}
-    message = f"{saved / name}: expected the file that manifest.json describes, got another"
-    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
-        load_sharded(saved, model)
-    assert_equal(model.state_dict(), before)
-
-
-def test_a_file_that_nobody_knows_is_refused(saved):
-    shutil.copy(saved / SHARD, saved / "shard-00002-model-00001-of-00001.safetensors")
-    with pytest.raises(
-        InputError, match=r"shard-00002-.*: expected the file that manifest.json describes, got another"
-    ):
-        load_sharded(saved, build())
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "{folder}/manifest.json: expected a manifest, got no such file"),
-        ("{", "{folder}/manifest.json: expected names, sizes and SHA-256 of files, got JSONDecodeError"),
-        ("{}", "{folder}/manifest.json: expected names, sizes and SHA-256 of files, got KeyError"),
-    ],
-)
-def test_without_a_manifest_nothing_is_loaded(content, message, saved):
-    (saved / "manifest.json").unlink()
-    if content is not None:
-        (saved / "manifest.json").write_text(content)
-    with pytest.raises(InputError, match=f"^{re.escape(message.format(folder=saved))}"):
-        load_sharded(saved, build())
-
-
-def test_another_format_is_refused(saved):
-    state = json.loads((saved / "state.json").read_text())
-    (saved / "state.json").write_text(json.dumps({**state, "format": 2}))
-    (saved / "manifest.json").unlink()
-    write_manifest(saved)
-    with pytest.raises(InputError, match=r"state.json: expected format 1, got 2$"):
-        load_sharded(saved, build())
-
-
-@pytest.mark.parametrize(
-    ("others", "message"),
-    [
-        ({"hidden_size": 39}, r"to be \[101, 39\] in torch.float64, got \[101, 33\] in torch.float64$"),
-        (
-            {"sharing": "key_value"},
-            "got linformer.encoder.layers.0.self_attn.projection.key_projection in the model, not /",
-        ),
-        ({"num_hidden_layers": 1}, "got linformer.encoder.layers.1.*in /.*, not the model$"),
-    ],
-)
-def test_another_model_is_refused(others, message, saved):
-    with pytest.raises(InputError, match=message):
-        load_sharded(saved, build(**others))
-
-
-def test_another_number_format_is_refused(saved):
-    with pytest.raises(InputError, match=r"in torch.float32, got .* in torch.float64$"):
-        load_sharded(saved, build().float())
-
-
-def test_a_model_without_memory_is_refused(saved):
-    with pytest.raises(InputError, match=r"^model: expected one with memory for its values, got one on meta; call"):
-        load_sharded(saved, build().to("meta"))
-
-
-def test_other_groups_are_refused(saved, tmp_path):
-    model = build()
-    with pytest.raises(InputError, match=r"expected groups of \[\d+\] equal parameters, got \[\d+, \d+\]$"):
-        load_sharded(saved, model, torch.optim.AdamW(model.parameters()))
-    with pytest.raises(InputError, match=r"expected the state of SGD, got that of AdamW$"):
-        load_sharded(saved, model, torch.optim.SGD(model.parameters()))
-    save_sharded(tmp_path / "alone", model)
-    with pytest.raises(InputError, match=r"expected the state of AdamW, got that of None$"):
-        load_sharded(tmp_path / "alone", model, torch.optim.AdamW(model.parameters()))
-
-
-def test_a_parameter_without_a_gradient_stays_without_state(tmp_path):
-    model = build()
-    model.lm_head.requires_grad_(False)
-    optimizer = build_optimizer(model)
-    train(model, optimizer, 0, 1, 1)
-    save_sharded(tmp_path / "saved", model, optimizer)
-    other = build()
-    again = build_optimizer(other)
-    load_sharded(tmp_path / "saved", other, again)
-    assert len(again.state) == len(optimizer.state) < len(list(model.parameters()))
-    assert_equal(everything(other, again), everything(model, optimizer))
-
-
-def test_what_cannot_be_written_is_refused(tmp_path, saved):
-    model = build()
-    with pytest.raises(InputError, match=f"^folder: expected a new one, got {saved}, which exists$"):
-        save_sharded(saved, model)
-    with pytest.raises(InputError, match=f"^folder: expected a new one, got {saved}, which exists$"):
-        save_full(saved, model)
-    with pytest.raises(InputError, match=r"^extra, optimizer: expected what JSON can hold, got "):
-        save_sharded(tmp_path / "new", model, extra={"step": torch.ones(1)})
-    with pytest.raises(InputError, match=r"^optimizer: expected one made after shard, got parameters"):
-        save_sharded(tmp_path / "new", model, build_optimizer(build()))
-    factored = torch.optim.Adafactor(model.parameters())
-    train(model, factored, 0, 1, 1)
-    message = (
-        r"^optimizer: expected numbers and tensors \[101, 33\] as the state of .*word_emb.*, got \[101, 1\] as row_var$"
-    )
-    with pytest.raises(InputError, match=message):
-        save_sharded(tmp_path / "new", model, factored)
-    with pytest.raises(InputError, match=r"^model: expected one with layers of transformers, got Linear without$"):
-        shard(torch.nn.Linear(2, 2), mesh=None)
-    assert not (tmp_path / "new").exists()
-
-
-@pytest.mark.parametrize("step", ["write_whole", "write_manifest", "os.replace"])
-def test_a_kill_while_writing_leaves_what_was_there(step, saved):
-    """The process dies, as by kill -9, at each step of the writing."""
-    model = build()
-    place = f"linformer_kit.parallel.sharded.{step}"
-    child = os.fork()
-    if child == 0:
-        try:
-            with mock.patch(place, side_effect=lambda *_: os._exit(9)):
-                save_sharded(saved.with_name("next"), model)
-        finally:
-            os._exit(0)  # whatever happens: there must not be a second one of these tests
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
-    assert not saved.with_name("next").exists()
-    assert any(saved.with_name(".next.part").iterdir())
-    assert load_sharded(saved, model) == {"step": 1}
-    save_sharded(saved.with_name("next"), model)  # what was left is no hindrance
-    assert load_sharded(saved.with_name("next"), build()) == {}
-    assert sorted(path.name for path in saved.parent.iterdir()) == ["next", "saved"]
-
-
-@pytest.mark.parametrize(
-    ("error", "kind"),
-    [
-        (OSError(errno.ENOSPC, "No space left on device"), MachineError),
-        (MemoryError(), OutOfMemoryError),
-        (ValueError("odd"), InputError),
-    ],
-)
-def test_a_save_that_fails_says_whose_fault_it_is(error, kind, tmp_path):
-    place = tmp_path / "next"
-    with (
-        mock.patch("linformer_kit.parallel.sharded.write_manifest", side_effect=error),
-        pytest.raises(kind, match=f"^{re.escape(str(place))}: could not be written: "),
-    ):
-        save_sharded(place, build())
-    assert not list(tmp_path.iterdir())
 
 
 def two_of_every_kind(rank: int, processes: int, folder: Path, results: Path) -> None:
