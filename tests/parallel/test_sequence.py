@@ -7,7 +7,6 @@ import math
 import random
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import linformer_kit as lk
 from linformer_kit.operator import neighbours, padding
 from linformer_kit.operator.padding import real_tokens_first
-from tests.conftest import SHARINGS, SIZES, randomise, shrink_blocks
-from tests.processes import run_processes
+from tests.conftest import SHARINGS, SIZES, shrink_blocks
+from tests.parallel.split_model import QUIET, build, make_batch, run, split
 
 pytestmark = pytest.mark.e2e
 
-QUIET = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 KINDS: list[dict[str, Any]] = [
     {"sharing": "none"},
     {"sharing": "headwise"},
@@ -46,51 +44,6 @@ KINDS: list[dict[str, Any]] = [
     {"sliding_window": 4, "local_convolution": 3, "sharing": "layerwise", "norm_first": True},
     {"sliding_window": 8, "projection": "mean_pool", "slot_exponent": 0.5, "bias_order": "after_projection"},
 ]
-
-
-def run(ranks: int, function: Callable[..., None], folder, *arguments: Any) -> None:
-    """Run a function in several processes; an error in one of them fails the test."""
-    store = f"file://{folder}/store"
-    run_processes(ranks, _start, ranks, store, function, arguments)
-
-
-def _start(rank: int, ranks: int, store: str, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-    torch.set_num_threads(1)
-    torch.Tensor.float = torch.Tensor.double  # the heads round logits to float32 before the loss
-    dist.init_process_group("gloo", store, rank=rank, world_size=ranks)
-    try:
-        function(*arguments)
-    finally:
-        dist.destroy_process_group()
-
-
-def build(head: type = lk.LinformerForMaskedLM, **fields: Any) -> torch.nn.Module:
-    """A model that differs from process to process; the first process's is used."""
-    torch.manual_seed(dist.get_rank())
-    model = head(lk.LinformerConfig(**{**SIZES, **QUIET, **fields}))
-    for module in model.modules():
-        if isinstance(module, lk.RandomProjection):
-            module.reset_parameters()
-    return randomise(model).double().train()
-
-
-def split(model: torch.nn.Module) -> lk.SequenceParallel:
-    return lk.SequenceParallel(model, init_device_mesh("cpu", (dist.get_world_size(),)))
-
-
-def make_batch(seq_len: int, seed: int = 0) -> dict[str, torch.Tensor]:
-    """No padding; padding on the right, on the left, in holes; one token; none at all."""
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(5, SIZES["vocab_size"], (6, seq_len), generator=generator)
-    mask = torch.ones_like(ids)
-    mask[1, (seq_len + 1) // 2 :] = 0
-    mask[2, : seq_len // 2] = 0
-    mask[3] = torch.rand(seq_len, generator=generator) < 0.6
-    mask[4, 1:] = 0
-    mask[5] = 0
-    wanted = (torch.rand(ids.shape, generator=generator) < 0.5) & (mask == 1)
-    wanted[0, 0] = True
-    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(~wanted, -100)}
 
 
 def ordered(tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -398,80 +351,8 @@ def check_traffic() -> None:
             assert found == sorted(expected * layers), (fields, found)
 
 
-def check_errors() -> None:
-    mesh = init_device_mesh("cpu", (2,))
-    for fields, message in (
-        ({"attention": "full"}, "attention: expected linformer, .*, got full"),
-        ({"projection": "max_pool"}, "projection: expected linear, mean_pool, random or dynamic, .*, got max_pool"),
-        ({"projection": "conv"}, "got conv"),
-        ({"shorter_input": "stretch"}, "shorter_input: expected prefix, .*, got stretch"),
-        ({"global_tokens": 5}, "global_tokens: expected 0 in sequence parallel, got 5"),
-        (
-            {"max_position_embeddings": 7, "local_convolution": 9},
-            "mesh: expected at most 1 processes for a longest sequence of 7, got 2",
-        ),
-        (
-            {"max_position_embeddings": 7, "sliding_window": 8},
-            "mesh: expected at most 1 processes for a longest sequence of 7, got 2",
-        ),
-    ):
-        with pytest.raises(lk.InputError, match=message):
-            lk.SequenceParallel(build(**fields), mesh)
-    with pytest.raises(lk.InputError, match=r"model: expected one of .*, got LinformerForQuestionAnswering"):
-        lk.SequenceParallel(build(lk.LinformerForQuestionAnswering), mesh)
-    with pytest.raises(lk.InputError, match=r"mesh: expected one dimension, or one named sequence, got \['a', 'b'\]"):
-        lk.SequenceParallel(build(), init_device_mesh("cpu", (1, 2), mesh_dim_names=("a", "b")))
-    model = build()
-    parallel = lk.SequenceParallel(model, mesh)
-    with pytest.raises(lk.InputError, match="model: expected a whole one, got one that is split already"):
-        lk.SequenceParallel(model, mesh)
-    with pytest.raises(lk.InputError, match="projection: expected a whole one to resize"):
-        model.resize_sequence_length(74)
-    check_input_errors(model, parallel)
-
-
-def check_input_errors(model: torch.nn.Module, parallel: lk.SequenceParallel) -> None:
-    batch = make_batch(29)
-    with pytest.raises(lk.InputError, match="batch: expected the same on every process of the group"):
-        parallel.shard(make_batch(29, seed=dist.get_rank()))
-    masks = {"attention_mask": batch["attention_mask"].bfloat16()}
-    for name, tensor in parallel.shard({**batch, **masks}).items():
-        assert torch.equal(tensor.long(), parallel.shard(batch)[name])
-    with pytest.raises(lk.InputError, match=r"attention_mask: expected 1 on real .*, got -inf"):
-        parallel.shard({**batch, "attention_mask": torch.zeros(6, 29).masked_fill(batch["labels"] < 0, -torch.inf)})
-    masks["attention_mask"][0, : dist.get_rank()] = 0
-    with pytest.raises(lk.InputError, match="batch: expected the same on every process of the group"):
-        parallel.shard({**batch, **masks})
-    with pytest.raises(lk.InputError, match="batch: expected input_ids or inputs_embeds, got neither"):
-        parallel.shard({"labels": batch["labels"]})
-    with pytest.raises(lk.InputError, match="position_ids: expected None"):
-        parallel.shard({**batch, "position_ids": batch["input_ids"] % 5})
-    with pytest.raises(lk.InputError, match="sequence length: expected at most 37, got 41"):
-        parallel.shard(make_batch(41))
-    with pytest.raises(lk.InputError, match=r"attention_mask: expected the mask of this process's piece, .*, got None"):
-        model(batch["input_ids"][:, :5])
-    with pytest.raises(lk.InputError, match="position_ids: expected None"):
-        model(batch["input_ids"], batch["attention_mask"], position_ids=batch["input_ids"])
-    with pytest.raises(lk.InputError, match=r"sequence length: expected at most 1[89], as this process has, got 29"):
-        model(batch["input_ids"], batch["attention_mask"])
-    ids = torch.full((1, 5), 7)
-    for masks in (
-        [[0, 1, 1, 1, 1], [1, 1, 1, 1, 1]],  # a hole in a piece
-        [[1, 1, 1, 1, 1], [1, 0, 1, 1, 1]],
-        [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]],  # the second has tokens beyond the padding of the first
-        [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]],  # five tokens and three, not four and four
-    ):
-        with pytest.raises(lk.InputError, match=r"attention_mask: expected pieces .*, got padding before a token"):
-            model(ids, torch.tensor([masks[dist.get_rank()]]))
-
-
-def check_traffic_and_errors() -> None:
-    check_traffic()
-    check_errors()
-
-
-def test_bytes_do_not_depend_on_n_and_errors(tmp_path):
-    run(2, check_traffic_and_errors, tmp_path)
+def test_bytes_do_not_depend_on_n(tmp_path):
+    run(2, check_traffic, tmp_path)
 
 
 def check_long(updates: int) -> None:
