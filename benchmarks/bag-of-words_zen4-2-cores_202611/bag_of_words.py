@@ -1,6 +1,7 @@
 """Logistic regression on the words of SST-2, IMDB, QNLI and QQP: what a classifier reaches without the order of words.
 
-Usage: python bag_of_words.py DATA_DIR OUT.json    (DATA_DIR as for `linformer bench table2 --data_dir`)
+Usage: python bag_of_words.py DATA_DIR OUT.json [--max_train_samples N] [--max_eval_samples N]
+(options as for `linformer bench table2`, which draws the same texts)
 
 Features say which words a text has; of a pair, how many of its two texts have each word, or with `shared` which words
 both have and which one alone has. The inverse strength C of the regularisation is chosen on the validation texts, as
@@ -63,15 +64,18 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("data_dir")
     parser.add_argument("out", type=Path)
-    given = parser.parse_args()
+    for most in ("--max_train_samples", "--max_eval_samples"):
+        parser.add_argument(most, type=int)
+    given = vars(parser.parse_args())
+    out = given.pop("out")
     results = []
     for task, ways in TASKS.items():
-        texts = load_labelled(FinetuneSettings(model="", task=task, data_dir=given.data_dir))
+        texts = load_labelled(FinetuneSettings(model="", task=task, **given))
         for shared in ways:
             results.append(measure(task, texts, shared=shared))
             print(task, "shared words" if shared else "words", f"{100 * results[-1]['accuracy']:.2f} %")
     here = {**environment(torch.device("cpu")), "scikit-learn": sklearn.__version__}
-    given.out.write_text(json.dumps({"environment": here, "results": results}, indent=1) + "\n", encoding="utf-8")
+    out.write_text(json.dumps({"environment": here, "results": results}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -113,11 +113,11 @@ def table2(settings: Table2Settings) -> Experiment:
             for task in settings.tasks
             for name in inputs.models
         }
-        several = {key: each for key, each in candidates.items() if len(each) > 1}
         compared = [
             Job(candidate, settings.seeds[0], tuning=task in inputs.tuned)
-            for (_, task), each in several.items()
-            for candidate in each
+            for (_, task), several in candidates.items()
+            if len(several) > 1
+            for candidate in several
         ]
         _run(settings, experiment, _left(experiment, compared), bar)
         while left := _left(
