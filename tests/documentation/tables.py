@@ -78,7 +78,6 @@ GIVEN = {
         "sentence-transformers/all-MiniLM-L6-v2", "FacebookAI/roberta-base", "articles", "articles.jsonl", "books",
         "examples/images.py",
     ),
-    "linearize-results.md": ("sentence-transformers/all-MiniLM-L6-v2", "articles"),
     "parallel.md": ("examples/sequence_parallel.py",),
     "pretraining.md": ("FacebookAI/roberta-base", "notes", "articles", "corpus.parquet"),
     "training.md": ("notes",),

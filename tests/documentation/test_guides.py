@@ -11,7 +11,6 @@ QUICK = (
     "convert.md",
     "how-it-works.md",
     "linearize.md",
-    "linearize-results.md",
     "python.md",
     "theory.md",
     "training.md",
