@@ -54,6 +54,7 @@ def test_pictures_and_numbers(saved, kind, drawn, tmp_path, capsys):
         "layerwise": {"all_layers_E"},
         "random": {"layer_0_R", "layer_1_R"},
         "mean_pool": set(),
+        "window_mean_pool": set(),
         "max_pool": set(),
         "dynamic": set(),
         "full": set(),
