@@ -213,9 +213,9 @@ def training_seconds(name: str, model: str, task: str) -> float:
     return statistics.median(run["seconds"] for run in fine_tuned(name, model, task)["runs"])
 
 
-def bag_of_words(task: str, *, shared: bool = False) -> float:
+def bag_of_words(task: str, *, shared: bool = False, file: str = "bag_of_words") -> float:
     """Accuracy in percent of logistic regression on the words of a task of Table 2."""
-    results = result("bag-of-words", "bag_of_words")["results"]
+    results = result("bag-of-words", file)["results"]
     (found,) = (each["accuracy"] for each in results if (each["task"], each["shared"]) == (task, shared))
     return 100 * found
 
