@@ -43,8 +43,9 @@ def untrained(here, monkeypatch):
         here.append(trial.name)
         said = ("name", "kind", "cell", "variant", "learning_rate", "seed", "minutes", "before")
         updates = trial.settings.max_steps
-        corpus = {"seq_len": 23, "vocab_size": 277, "train_sequences": 5, "validation_sequences": 3}
-        corpus["fingerprint"] = load_text(trial.settings).fingerprint
+        fingerprint = load_text(trial.settings).fingerprint
+        sizes = {"seq_len": 23, "vocab_size": 277, "train_sequences": 5, "validation_sequences": 3}
+        corpus = {"fingerprint": fingerprint, **sizes}
         made = {"updates": updates, "validation_loss": 4.0, "curve": [[0, 5.0], [updates, 4.0]], "corpus": corpus}
         made |= {"unigram_entropy": 4.5, "parameters": 1301}
         return {**{name: getattr(trial, name) for name in said}, **made}
