@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 
 import pytest
+from transformers import AutoTokenizer
 
 from linformer_kit import InputError
 from linformer_kit.data.encoding import Encoder
+from tests.commands.test_convert import save_tokenizer
 
 LONG = "the quick brown fox jumps over the lazy dog " * 5
 
@@ -25,6 +27,14 @@ def test_short_texts_are_whole_and_in_order(tokenizer):
     assert all(len(text.windows) == 1 and text.lost == 0 for text in encoded)
     assert [text.tokens for text in encoded] == [len(text.windows[0]["input_ids"]) for text in encoded]
     assert set(encoded[0].windows[0]) == {"input_ids"}
+
+
+def test_a_text_without_tokens_is_one_padding_token(tmp_path):
+    save_tokenizer(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path, model_input_names=["input_ids", "token_type_ids"])
+    empty, other = Encoder(tokenizer, 7)([("", None), ("w1 w2", None)])
+    assert empty.windows == [{"input_ids": [tokenizer.pad_token_id], "token_type_ids": [0]}]
+    assert other.windows[0]["token_type_ids"] == [0, 0]
 
 
 def test_longer_texts_are_cut_and_the_loss_is_counted(tokenizer):

@@ -1,17 +1,28 @@
-"""`linformer predict` on the original files of a model's task."""
+"""`linformer predict`: answers in the order of the rows, `--resume`, long texts, bad input."""
 
 from __future__ import annotations
 
 import json
+import math
+import subprocess
+import sys
+from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
+import torch
+from transformers import pipeline
 
+from linformer_kit import LinformerForSequenceClassification
+from linformer_kit.commands.cli import main
 from linformer_kit.errors import InputError
+from linformer_kit.inference import classifier
 from linformer_kit.inference.predict import predict
 from linformer_kit.settings import PredictSettings
-from tests.export.conftest import linformer
+from tests.export.conftest import LENGTH, linformer
 
-ROWS = [
+RAGGED = [
     "question1\tquestion2\tid",
     "what ?\twhy ?\t0",
     "ragged\trow",
@@ -21,11 +32,163 @@ ROWS = [
 ]
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    """A classifier with random weights."""
+    folder = tmp_path_factory.mktemp("classifier") / "model"
+    names = {0: "happy", 1: "unhappy"}
+    linformer("LinformerForSequenceClassification", folder, num_labels=2, id2label=names)
+    model = LinformerForSequenceClassification.from_pretrained(folder)
+    with torch.no_grad():
+        model.classifier.out_proj.weight.mul_(3)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory) -> Path:
+    return write_texts(tmp_path_factory.mktemp("texts") / "texts.csv", 60)
+
+
+def write_texts(path: Path, count: int) -> Path:
+    """Texts of two words, with classes."""
+    rows = [f"w{number % 47} w{number % 43},{('happy', 'unhappy')[number % 2]}\n" for number in range(count)]
+    path.write_text("text,label\n" + "".join(rows))
+    return path
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet", "txt"])
+def test_each_row_is_answered_in_order(model, tmp_path, suffix, capsys):
+    texts = [f"w{number} w{2 * number}" for number in range(21)]
+    texts.insert(5, "")
+    path = tmp_path / f"texts.{suffix}"
+    if suffix == "txt":
+        path.write_text("".join(f"{text}\n" for text in texts))
+    elif suffix == "jsonl":
+        path.write_text("".join(json.dumps({"text": text, "other": 1}) + "\n" for text in texts))
+    elif suffix == "parquet":
+        pyarrow.parquet.write_table(pyarrow.table({"text": texts, "other": [1] * len(texts)}), path)
+    else:
+        separator = "," if suffix == "csv" else "\t"
+        path.write_text(f"other{separator}text\n" + "".join(f"1{separator}{text}\n" for text in texts))
+    main(["predict", str(model), str(path)])
+    shown = capsys.readouterr()
+    rows = [json.loads(line) for line in shown.out.splitlines()]
+    assert [row["row"] for row in rows] == list(range(1, len(texts) + 1))
+    assert shown.err.startswith(f"{len(texts)} texts: ")
+    classify = pipeline("text-classification", model=str(model), top_k=None)
+    for text, row in zip(texts, rows, strict=True):
+        if not text:  # not in transformers, with a tokenizer without special tokens
+            continue
+        expected = {answer["label"]: answer["score"] for answer in classify(text)[0]}
+        assert row["probabilities"] == pytest.approx(expected, abs=1e-2)
+        assert row["label"] == max(row["probabilities"], key=row["probabilities"].get)
+
+
+def test_a_resume_goes_on_behind_the_last_whole_line(model, texts, tmp_path, monkeypatch):
+    monkeypatch.setattr(classifier, "_TEXTS_TOGETHER", 7)
+    whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
+    main(["predict", str(model), str(texts), "--output", str(whole)])
+    main(["predict", str(model), str(texts), "--output", str(cut)])
+    lines = whole.read_bytes().splitlines(keepends=True)
+    assert [json.loads(line)["row"] for line in lines] == list(range(1, 61))
+    cut.write_bytes(b"".join(lines[:23]) + lines[23][:7])
+    with pytest.raises(SystemExit):
+        main(["predict", str(model), str(texts), "--output", str(cut)])
+    main(["predict", str(model), str(texts), "--output", str(cut), "--resume"])
+    assert cut.read_bytes() == whole.read_bytes()
+    main(["predict", str(model), str(texts), "--output", str(cut), "--resume"])
+    assert cut.read_bytes() == whole.read_bytes(), "nothing left to do"
+
+
+def test_a_resume_reads_the_same_texts_together(model, monkeypatch):
+    """Numbers are rounded by what they are batched with, so an interruption must not show in the last digits."""
+    together, own = [], classifier.Classifier._probabilities
+    monkeypatch.setattr(classifier, "_TEXTS_TOGETHER", 7)
+    monkeypatch.setattr(
+        classifier.Classifier, "_probabilities", lambda self, windows: together.append(windows) or own(self, windows)
+    )
+    classify = classifier.Classifier(PredictSettings(model=str(model), file=""))
+    texts = [("w7 w9 w11 w13 " * (1 + number * 5 % 13), None) for number in range(30)]
+    whole = [answer.probabilities.tolist() for answer in classify(texts)]
+    groups = together.copy()
+    assert len(groups) == 5
+    for skip, first in ((0, 0), (3, 0), (7, 1), (23, 3), (30, 5)):
+        together.clear()
+        assert [answer.probabilities.tolist() for answer in classify(texts, skip=skip)] == whole[skip:]
+        assert together == groups[first:]
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+def test_it_survives_a_kill(model, tmp_path):
+    path, output = write_texts(tmp_path / "many.csv", 20_000), tmp_path / "out.jsonl"
+    command = [sys.executable, "-m", "linformer_kit", "predict", str(model), str(path), "--output", str(output)]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    while not output.exists() or output.stat().st_size < 10_000:
+        assert process.poll() is None
+    process.kill(), process.wait()
+    subprocess.run([*command, "--resume"], check=True, stderr=subprocess.DEVNULL)
+    assert [json.loads(line)["row"] for line in output.open()] == list(range(1, 20_001))
+
+
+def test_long_texts_are_cut_or_read_in_windows(model, tmp_path, capsys):
+    path = tmp_path / "t.jsonl"
+    texts = ["w7 w9 w11 w13 " * 50, "w17"]
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    answers = {}
+    for more in ([], ["--stride", "3"]):
+        main(["predict", str(model), str(path), *more])
+        answers[bool(more)] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert answers[False][0]["lost_tokens"] > 50 and "lost_tokens" not in answers[True][0]
+    assert answers[False][0]["probabilities"] != answers[True][0]["probabilities"]
+    assert answers[False][1] == answers[True][1]
+    labelled = tmp_path / "labelled.jsonl"
+    labelled.write_text("".join(json.dumps({"text": text, "label": "happy"}) + "\n" for text in texts))
+    command = ["evaluate", str(model), "--validation_file", str(labelled), "--stride", "3"]
+    main([*command, "--output_dir", str(tmp_path / "out")])
+    results = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert results["windows"] > 5 and results["texts"]["lost_tokens"] == 0
+    expected = -sum(math.log(answer["probabilities"]["happy"]) for answer in answers[True]) / 2
+    assert results["metrics"]["loss"] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{model}", "/none.csv"], "file: no such file or folder: /none.csv"),
+        (["{model}", "{texts}", "--text_column", "body"], "no column 'body' (text_column); it has 'text', 'label'"),
+        (["{encoder}", "{texts}"], "model: expected weights that fit its config.json"),
+        (["{model}", "{texts}", "--resume"], "resume: expected an output to resume, got none"),
+        (["{model}", "{texts}", "--threshold", "2"], "threshold: expected 0 to 1, got 2.0"),
+        (["{model}", "{texts}", "--batch_size", "0"], "batch_size: expected 1 or more, got 0"),
+        (
+            ["{model}", "{texts}", "--output", "{texts}", "--overwrite"],
+            "output: expected another file than that of the texts",
+        ),
+        (["{model}", "{lines}", "--text_column", "body"], "text_column: expected none for lines of text, got 'body'"),
+        (["{model}", "{lines}", "--text_pair_column", "body"], "file: expected a table with a column 'body' for pairs"),
+        (["{model}", "{texts}", "--max_length", "0"], "max_length: expected at least 1, got 0"),
+        (["{model}", "{texts}", "--stride", f"{LENGTH}"], f"stride: expected 0 to {LENGTH - 1}, got {LENGTH}"),
+    ],
+)
+def test_bad_input_is_one_line_and_the_texts_stay(model, texts, tmp_path, arguments, message, capsys):
+    (tmp_path / "lines.txt").write_text("w7\nw9\n")
+    encoder = linformer("LinformerForMaskedLM", tmp_path / "encoder")
+    named = {"model": model, "texts": texts, "encoder": encoder, "lines": tmp_path / "lines.txt"}
+    before = texts.read_text()
+    with pytest.raises(SystemExit) as exit_:
+        main(["predict", *(argument.format(**named) for argument in arguments)])
+    shown = capsys.readouterr()
+    assert exit_.value.code == 2 and message in shown.err and not shown.out
+    assert texts.read_text() == before
+
+
 @pytest.fixture
 def asked(tmp_path):
     model = linformer("LinformerForSequenceClassification", tmp_path / "model", num_labels=2)
     (model / "settings.yaml").write_text("task: qqp\ndata_dir: elsewhere\n")
-    (tmp_path / "dev.tsv").write_text("\n".join(ROWS) + "\n")
+    (tmp_path / "dev.tsv").write_text("\n".join(RAGGED) + "\n")
     return {"model": str(model), "file": str(tmp_path / "dev.tsv"), "output": str(tmp_path / "out.jsonl")}
 
 

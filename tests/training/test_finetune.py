@@ -1,18 +1,15 @@
-"""`linformer finetune`, `evaluate` and `predict`, end to end on a few texts, as a user calls them."""
+"""`linformer finetune` and `evaluate`, end to end on a few texts, as a user calls them."""
 
 from __future__ import annotations
 
 import csv
 import json
-import math
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 import torch
 import yaml
@@ -28,9 +25,7 @@ from transformers import (
 )
 
 from linformer_kit.commands.cli import main
-from linformer_kit.inference import classifier
 from linformer_kit.report.classification import best_run
-from linformer_kit.settings import PredictSettings
 from tests.conftest import PRETRAIN_SIZES, fail, write_model
 
 pytestmark = pytest.mark.e2e
@@ -126,108 +121,6 @@ def test_evaluate_gives_what_training_measured(run, held_out, tmp_path, capsys):
     assert results["confusion"] == trained["confusion"] and results["by_class"] == trained["by_class"]
     assert results["metrics"] == pytest.approx(trained["metrics"], rel=1e-2)
     assert (tmp_path / "out" / "mistakes.jsonl").read_text() == (run / "mistakes.jsonl").read_text()
-
-
-@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet", "txt"])
-def test_predict_answers_each_row_in_order(run, tmp_path, suffix, capsys):
-    texts = [f"number {number} was {word}" for number, word in enumerate(["good", "bad", "fine"] * 7)] + [""]
-    path = tmp_path / f"texts.{suffix}"
-    if suffix == "txt":
-        path.write_text("".join(f"{text}\n" for text in texts))
-    elif suffix == "jsonl":
-        path.write_text("".join(json.dumps({"text": text, "other": 1}) + "\n" for text in texts))
-    elif suffix == "parquet":
-        pyarrow.parquet.write_table(pyarrow.table({"text": texts, "other": [1] * len(texts)}), path)
-    else:
-        separator = "," if suffix == "csv" else "\t"
-        path.write_text(f"other{separator}text\n" + "".join(f"1{separator}{text}\n" for text in texts))
-    main(["predict", str(run), str(path)])
-    shown = capsys.readouterr()
-    rows = [json.loads(line) for line in shown.out.splitlines()]
-    assert [row["row"] for row in rows] == list(range(1, len(texts) + 1))
-    assert shown.err.startswith(f"{len(texts)} texts: ")
-    classify = pipeline("text-classification", model=str(run), top_k=None)
-    for text, row in zip(texts, rows, strict=True):
-        expected = {answer["label"]: answer["score"] for answer in classify(text)[0]}
-        assert row["probabilities"] == pytest.approx(expected, abs=1e-2)
-        assert row["label"] == max(row["probabilities"], key=row["probabilities"].get)
-
-
-def test_predict_goes_on_behind_the_last_whole_line(run, texts, tmp_path, monkeypatch):
-    monkeypatch.setattr(classifier, "_TEXTS_TOGETHER", 7)
-    whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
-    main(["predict", str(run), str(texts), "--output", str(whole)])
-    main(["predict", str(run), str(texts), "--output", str(cut)])
-    lines = whole.read_bytes().splitlines(keepends=True)
-    assert [json.loads(line)["row"] for line in lines] == list(range(1, 61))
-    cut.write_bytes(b"".join(lines[:23]) + lines[23][:7])
-    with pytest.raises(SystemExit):
-        main(["predict", str(run), str(texts), "--output", str(cut)])
-    main(["predict", str(run), str(texts), "--output", str(cut), "--resume"])
-    assert cut.read_bytes() == whole.read_bytes()
-    main(["predict", str(run), str(texts), "--output", str(cut), "--resume"])
-    assert cut.read_bytes() == whole.read_bytes(), "nothing left to do"
-
-
-def test_a_resume_reads_the_same_texts_together(run, monkeypatch):
-    """Numbers are rounded by what they are batched with, so an interruption must not show in the last digits."""
-    together, own = [], classifier.Classifier._probabilities
-    monkeypatch.setattr(classifier, "_TEXTS_TOGETHER", 7)
-    monkeypatch.setattr(
-        classifier.Classifier, "_probabilities", lambda self, windows: together.append(windows) or own(self, windows)
-    )
-    classify = classifier.Classifier(PredictSettings(model=str(run), file=""))
-    texts = [("number 1 was good " * (1 + number * 5 % 13), None) for number in range(30)]
-    whole = [answer.probabilities.tolist() for answer in classify(texts)]
-    groups = together.copy()
-    assert len(groups) == 5
-    for skip, first in ((0, 0), (3, 0), (7, 1), (23, 3), (30, 5)):
-        together.clear()
-        assert [answer.probabilities.tolist() for answer in classify(texts, skip=skip)] == whole[skip:]
-        assert together == groups[first:]
-
-
-@pytest.mark.slow
-def test_predict_survives_a_kill(run, tmp_path):
-    path, output = write_texts(tmp_path / "many.csv", 20_000), tmp_path / "out.jsonl"
-    command = [sys.executable, "-m", "linformer_kit", "predict", str(run), str(path), "--output", str(output)]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    while not output.exists() or output.stat().st_size < 10_000:
-        assert process.poll() is None
-    process.kill(), process.wait()
-    subprocess.run([*command, "--resume"], check=True, stderr=subprocess.DEVNULL)
-    assert [json.loads(line)["row"] for line in output.open()] == list(range(1, 20_001))
-
-
-def test_long_texts_are_cut_or_read_in_windows(run, tmp_path, capsys):
-    path = tmp_path / "t.jsonl"
-    texts = ["number 1 was good " * 30, "bad"]
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    answers = {}
-    for more in ([], ["--stride", "3"]):
-        main(["predict", str(run), str(path), *more])
-        answers[bool(more)] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert answers[False][0]["lost_tokens"] > 50 and "lost_tokens" not in answers[True][0]
-    assert answers[False][0]["probabilities"] != answers[True][0]["probabilities"]
-    assert answers[False][1] == answers[True][1]
-    labelled = tmp_path / "labelled.jsonl"
-    labelled.write_text("".join(json.dumps({"text": text, "label": "happy"}) + "\n" for text in texts))
-    main(
-        [
-            "evaluate",
-            str(run),
-            "--validation_file",
-            str(labelled),
-            "--stride",
-            "3",
-            "--output_dir",
-            str(tmp_path / "out"),
-        ]
-    )
-    results = json.loads((tmp_path / "out" / "metrics.json").read_text())
-    assert results["windows"] > 5 and results["texts"]["lost_tokens"] == 0
-    expected = -sum(math.log(answer["probabilities"]["happy"]) for answer in answers[True]) / 2
-    assert results["metrics"]["loss"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_several_classes_of_a_text(encoder, tmp_path, capsys):
@@ -484,33 +377,3 @@ def test_a_model_is_not_written_over(encoder, texts, tmp_path, capsys):
         with pytest.raises(SystemExit):
             finetune(tmp_path / "model", folder, "--train_file", texts, "--overwrite")
         assert "output_dir: expected another folder than that of the model" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["{run}", "/none.csv"], "file: no such file or folder: /none.csv"),
-        (["{run}", "{texts}", "--text_column", "body"], "no column 'body' (text_column); it has 'text', 'label'"),
-        (["{encoder}", "{texts}"], "model: expected weights that fit its config.json"),
-        (["{run}", "{texts}", "--resume"], "resume: expected an output to resume, got none"),
-        (["{run}", "{texts}", "--threshold", "2"], "threshold: expected 0 to 1, got 2.0"),
-        (["{run}", "{texts}", "--batch_size", "0"], "batch_size: expected 1 or more, got 0"),
-        (
-            ["{run}", "{texts}", "--output", "{texts}", "--overwrite"],
-            "output: expected another file than that of the texts",
-        ),
-        (["{run}", "{lines}", "--text_column", "body"], "text_column: expected none for lines of text, got 'body'"),
-        (["{run}", "{lines}", "--text_pair_column", "body"], "file: expected a table with a column 'body' for pairs"),
-        (["{run}", "{texts}", "--max_length", "0"], "max_length: expected at least 3, got 0"),
-        (["{run}", "{texts}", "--stride", "21"], "stride: expected 0 to 20, got 21"),
-    ],
-)
-def test_bad_input_of_predict(run, texts, encoder, tmp_path, arguments, message, capsys):
-    (tmp_path / "lines.txt").write_text("good\nbad\n")
-    named = {"run": run, "texts": texts, "encoder": encoder, "lines": tmp_path / "lines.txt"}
-    before = texts.read_text()
-    with pytest.raises(SystemExit) as exit_:
-        main(["predict", *(argument.format(**named) for argument in arguments)])
-    shown = capsys.readouterr()
-    assert exit_.value.code == 2 and message in shown.err and not shown.out
-    assert texts.read_text() == before

@@ -33,6 +33,9 @@ class EncodedText:
 class Encoder:
     """Tokenises texts into inputs of a model.
 
+    A text without tokens, which a tokenizer without special tokens makes of an empty one, becomes a padding token that
+    models read like any other token.
+
     Args:
         tokenizer: Any with a padding token.
         max_length: Maximum input length in tokens.
@@ -92,4 +95,10 @@ class Encoder:
         pairs = None if second[0] is None else list(second)
         inputs = self.tokenizer(list(first), pairs, return_attention_mask=False, verbose=False, **how)
         names = [name for name in inputs if name in self.tokenizer.model_input_names]
-        return [dict(zip(names, values, strict=True)) for values in zip(*(inputs[name] for name in names), strict=True)]
+        rows = zip(*(inputs[name] for name in names), strict=True)
+        return [self._not_empty(dict(zip(names, values, strict=True))) for values in rows]
+
+    def _not_empty(self, window: Window) -> Window:
+        if window["input_ids"]:
+            return window
+        return {name: [self.tokenizer.pad_token_id if name == "input_ids" else 0] for name in window}
