@@ -59,6 +59,15 @@ def test_windows_cover_the_whole_text_and_overlap_by_the_stride(tokenizer, strid
     assert joined == whole and text.lost == 0 and len(text.windows) > 2
 
 
+def test_pairs_need_room_for_a_token(tokenizer):
+    special = tokenizer.num_special_tokens_to_add(pair=True)
+    assert len(Encoder(tokenizer, special + 1)([("fox", LONG)])[0].windows[0]["input_ids"]) == special + 1
+    with pytest.raises(
+        InputError, match=rf"^max_length: expected at least {special + 1} for pairs of texts, got {special}$"
+    ):
+        Encoder(tokenizer, special)([("fox", LONG)])
+
+
 def test_of_two_texts_the_longer_one_is_cut_first(tokenizer):
     (text,) = Encoder(tokenizer, 20)([("the fox", LONG)])
     kept = tokenizer.decode(text.windows[0]["input_ids"], skip_special_tokens=True)

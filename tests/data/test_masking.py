@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+
 import datasets
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from linformer_kit.data.masking import MaskedBlocks, mask_tokens, shuffled_blocks
+from linformer_kit.data.masking import BlockMasker, MaskedBlocks, mask_tokens, shuffled_blocks
+from linformer_kit.errors import InputError
 
 MASK, SPECIAL, REPLACEMENTS = 4, [0, 1, 2, 3, 4], np.arange(5, 997)
 LENGTH = 100_003
@@ -26,6 +29,13 @@ def ids(length=LENGTH, lowest=5):
 def within_bounds(count, total, rate):
     """Five standard deviations of a binomial: fails once in two million seeds."""
     return abs(count - total * rate) < 5 * (total * rate * (1 - rate)) ** 0.5
+
+
+def test_a_tokenizer_without_a_mask_token(tokenizer):
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.mask_token = None
+    with pytest.raises(InputError, match=r"^tokenizer: expected one with a mask token, got none$"):
+        BlockMasker(tokenizer, seed=0, probability=0.15)
 
 
 def test_rates_are_those_of_bert():

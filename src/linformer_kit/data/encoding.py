@@ -63,7 +63,11 @@ class Encoder:
                 raise InputError(f"stride: expected 0 to {self.max_length - special - 1}, got {self.stride}")
 
     def __call__(self, texts: Sequence[tuple[str, str | None]]) -> list[EncodedText]:
-        """Encode texts, either all single or all pairs."""
+        """Encode texts, either all single or all pairs.
+
+        Raises:
+            InputError: if `max_length` leaves no room for text in pairs, and for a stride with pairs that are too long.
+        """
         return [
             encoded
             for start in range(0, len(texts), _TOGETHER)
@@ -80,6 +84,9 @@ class Encoder:
         ]
 
     def _too_long(self, text: tuple[str, str | None], tokens: int) -> EncodedText:
+        special = self.tokenizer.num_special_tokens_to_add(pair=text[1] is not None)
+        if self.max_length <= special:
+            raise InputError(f"max_length: expected at least {special + 1} for pairs of texts, got {self.max_length}")
         if self.stride is None:
             windows = self._windows([text], truncation=True, max_length=self.max_length)
             return EncodedText(windows, tokens, tokens - len(windows[0]["input_ids"]))

@@ -14,7 +14,8 @@ from linformer_kit.data.validate import check_text
 from linformer_kit.errors import InputError
 
 _SHOWN = 10  # maximum number of classes that an error lists
-_INTEGER = re.compile(r"(0|-?[1-9]\d*)(\.0+)?", re.ASCII)
+_DIGITS = 18  # of integers; more are a name
+_INTEGER = re.compile(rf"(0|-?[1-9]\d{{,{_DIGITS - 1}}})(\.0+)?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class Labels:
             InputError: for an unknown class.
         """
         candidates = [value, _as_integer(value)]
-        if value.isdecimal() and int(value) < len(self.numbered):
+        if value.isdecimal() and len(value) <= _DIGITS and int(value) < len(self.numbered):
             candidates.append(self.numbered[int(value)])
         for candidate in candidates:
             if candidate in self.names:

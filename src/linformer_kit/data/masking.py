@@ -12,6 +12,7 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedTokenizerFast
 
+from linformer_kit.errors import InputError
 from linformer_kit.settings import IGNORED_LABEL
 
 FILLER = None  # index of a block without labels, which fills up batches
@@ -69,9 +70,14 @@ class BlockMasker:
         tokenizer: Gives the mask token, and which tokens are special.
         seed: Seed of all masks.
         probability: Share of the tokens to select.
+
+    Raises:
+        InputError: for a tokenizer without a mask token.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, *, seed: int, probability: float) -> None:
+        if tokenizer.mask_token_id is None:
+            raise InputError("tokenizer: expected one with a mask token, got none")
         special_ids = np.array(tokenizer.all_special_ids)
         self._arguments = {
             "seed": seed,

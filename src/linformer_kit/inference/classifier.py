@@ -11,7 +11,7 @@ import torch
 from transformers import PretrainedConfig
 
 from linformer_kit.data.encoding import Encoder, Window
-from linformer_kit.data.examples import Columns, Labels
+from linformer_kit.data.examples import Columns, Labels, listed_classes
 from linformer_kit.data.labelled import columns_of_task
 from linformer_kit.data.tasks import TASKS
 from linformer_kit.environment import best_device, use_bf16
@@ -68,7 +68,10 @@ class Classifier:
         )
         self._device, self._batch_size = best_device(), settings.batch_size
         self._model = model.to(self._device)
-        self._bf16 = use_bf16(settings.bf16, on_cpu=self._device.type == "cpu")
+        is_float16 = model.dtype == torch.float16  # cannot be mixed with bfloat16
+        if is_float16 and settings.bf16 == "true":
+            raise InputError("bf16: expected auto or false with weights in float16, got true")
+        self._bf16 = not is_float16 and use_bf16(settings.bf16, on_cpu=self._device.type == "cpu")
 
     def __call__(self, texts: Iterable[Text], *, skip: int = 0) -> Iterator[Prediction]:
         """Classify texts, in order.
@@ -151,10 +154,18 @@ def trained_columns(model: str) -> Columns:
 
 
 def _labels(config: PretrainedConfig, name: str) -> Labels:
-    names = tuple(str(config.id2label[number]) for number in range(config.num_labels))
-    if len(names) < 2 or config.problem_type == "regression":
+    multi_label = config.problem_type == "multi_label_classification"
+    numbers = sorted(config.id2label)
+    if numbers != list(range(len(numbers))):
+        raise InputError(
+            f"model: expected classes numbered from 0 in id2label, got {listed_classes(numbers)} in {name}"
+        )
+    names = tuple(str(config.id2label[number]) for number in numbers)
+    if len(names) < (1 if multi_label else 2) or config.problem_type == "regression":
         raise InputError(f"model: expected a classifier, got one with the single output {names[0]!r} in {name}")
-    return Labels(names, multi_label=config.problem_type == "multi_label_classification")
+    if len(set(names)) < len(names):
+        raise InputError(f"model: expected a name for each class in id2label, got {listed_classes(names)} in {name}")
+    return Labels(names, multi_label=multi_label)
 
 
 def _batches(texts: Iterable[Text]) -> Iterator[list[Text]]:

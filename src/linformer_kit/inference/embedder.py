@@ -86,12 +86,18 @@ def load_embedder(name: str, settings: BatchSettings, *, field: str = "models") 
         field: The setting that names the model, for errors.
 
     Raises:
-        InputError: as `load_model`, and for mixed precision of weights in bfloat16.
+        InputError: as `load_model`, for mixed precision of weights in bfloat16, and for a model with a decoder or
+            without an attention mask.
     """
     if settings.dtype == "bfloat16" and settings.bf16 == "true":
         raise InputError("bf16: expected auto or false with dtype bfloat16, got true")
     with renamed("model", field):
-        return Embedder(*load_model(name, AutoModel, _KIND), settings)
+        model, tokenizer = load_model(name, AutoModel, _KIND)
+        if model.config.is_encoder_decoder:
+            raise InputError(f"model: expected {_KIND}, got {type(model).__name__}, an encoder with a decoder")
+        if "attention_mask" not in tokenizer.model_input_names:
+            raise InputError(f"model: expected {_KIND} with an attention mask, got {type(model).__name__}")
+        return Embedder(model, tokenizer, settings)
 
 
 def mean_embedding(

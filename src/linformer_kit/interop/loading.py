@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import re
 from collections.abc import Collection
 from pathlib import Path
@@ -26,7 +27,7 @@ from transformers import (
 from linformer_kit.errors import InputError, input_errors, renamed
 from linformer_kit.files.manifest import MANIFEST, damage
 from linformer_kit.interop.checkpoints.pretrained import Weights, check_pretrained_folder, check_size, read_config
-from linformer_kit.linearized.positions import longest_input
+from linformer_kit.linearized.positions import longest_input, position_tables
 from linformer_kit.settings import ResizeMode, is_local_path
 
 # Every tokenizer read here keeps its vocabulary in one of these files.
@@ -58,17 +59,44 @@ _RANDOM = "names_of_random_weights"  # attribute of a model that was loaded here
 def load_model(
     name: str, auto_class: Any, kind: str, *, head: dict[str, Any] | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a model, as `load_pretrained`, and its tokenizer.
+    """Load a model, as `load_pretrained`, and its tokenizer, which makes the inputs that the model reads.
 
     Raises:
-        InputError: as `load_pretrained`, and if there is no tokenizer.
+        InputError: as `load_pretrained`, and if there is no tokenizer, or one with more tokens than the model.
     """
     what = f"model: expected {kind}, got {name}"
     if is_local_path(name):
         check_model_folder(Path(name))
     model = load_pretrained(name, auto_class, kind, head=head)
     with input_errors(what):
-        return model, AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        if options := _tokenizer_options(tokenizer, model):
+            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
+    check_vocabulary(tokenizer, model)
+    if getattr(model.config, "pad_token_id", None) is None:  # some classifiers need it for batches
+        model.config.pad_token_id = tokenizer.pad_token_id
+    return model, tokenizer
+
+
+def _tokenizer_options(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> dict[str, Any]:
+    """Options of a tokenizer that differ from its own, so that a text in a batch has the same outputs as alone."""
+    accepted = inspect.signature(model.forward).parameters
+    names = [name for name in tokenizer.model_input_names if name in accepted]
+    if getattr(model.config, "type_vocab_size", None) == 1 and "token_type_ids" in names:
+        names.remove("token_type_ids")
+    if "attention_mask" in accepted and "attention_mask" not in names:
+        names.append("attention_mask")
+    # Absolute positions are counted from the first column.
+    side = "right" if position_tables(model) else tokenizer.padding_side
+    options = {"model_input_names": names, "padding_side": side}
+    return {name: value for name, value in options.items() if value != getattr(tokenizer, name)}
+
+
+def check_vocabulary(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
+    """Reject a tokenizer with more tokens than a model has embeddings for."""
+    vocab_size = getattr(model.config, "vocab_size", None)
+    if vocab_size is not None and len(tokenizer) > vocab_size:
+        raise InputError(f"tokenizer: expected at most {vocab_size} tokens, got {len(tokenizer)}")
 
 
 def load_pretrained(name: str, auto_class: Any, kind: str, *, head: dict[str, Any] | None = None) -> PreTrainedModel:

@@ -1,0 +1,123 @@
+"""Encoders of transformers whose tokenizer or configuration is unusual: made to fit, or rejected in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from transformers import AutoTokenizer
+
+from linformer_kit.errors import InputError
+from linformer_kit.inference.classifier import Classifier
+from linformer_kit.inference.embedder import load_embedder
+from linformer_kit.settings import EmbedSettings, PredictSettings
+from tests.commands.test_convert import save_tokenizer
+from tests.conftest import randomise
+
+TEXTS = [("w7 w9 w11", None), ("w5", None), ("", None), ("w6 w8 w10 w12 w14 w16", None)]
+BERT = {"hidden_size": 22, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 19}
+TOKEN_TYPES = ["input_ids", "token_type_ids", "attention_mask"]
+
+
+def save(
+    folder: Path,
+    config: transformers.PreTrainedConfig | None = None,
+    *,
+    kind: str = "BertForSequenceClassification",
+    tokens: int = 53,
+    dtype: torch.dtype = torch.float32,
+    tokenizer: dict[str, object] | None = None,
+    **fields: object,
+) -> str:
+    """A model of 53 tokens with random weights, and a tokenizer of as many, or so many, words."""
+    usual = {"vocab_size": 53, "max_position_embeddings": 17, "pad_token_id": 1, "num_labels": 3}
+    config = config or transformers.BertConfig(**{**BERT, **usual, **fields})
+    torch.manual_seed(0)
+    randomise(getattr(transformers, kind)(config)).to(dtype).save_pretrained(folder)
+    save_tokenizer(folder, tokens)
+    AutoTokenizer.from_pretrained(folder, **(tokenizer or {})).save_pretrained(folder)
+    return str(folder)
+
+
+def classified(model: str, texts: list[tuple[str, str | None]] = TEXTS, *, batch_size: int = 4) -> np.ndarray:
+    """Probabilities `[texts, classes]`."""
+    classify = Classifier(PredictSettings(model=model, file="", batch_size=batch_size))
+    return np.stack([prediction.probabilities for prediction in classify(texts)])
+
+
+def embedded(model: str, *, batch_size: int) -> np.ndarray:
+    settings = EmbedSettings(model=model, file="", output="", batch_size=batch_size, bf16="false")
+    return load_embedder(model, settings).embed(TEXTS, "texts")
+
+
+@pytest.mark.parametrize("tokenizer", [{"padding_side": "left"}, {"model_input_names": ["input_ids"]}])
+def test_a_text_in_a_batch_is_as_alone(tmp_path, monkeypatch, tokenizer):
+    monkeypatch.setattr("linformer_kit.inference.classifier.use_bf16", lambda *_, **__: False)
+    model = save(tmp_path, tokenizer=tokenizer)
+    for outputs in (classified, embedded):
+        assert np.allclose(outputs(model, batch_size=4), outputs(model, batch_size=1), atol=1e-5)
+
+
+def test_pairs_of_a_model_with_one_token_type(tmp_path):
+    model = save(tmp_path, type_vocab_size=1, tokenizer={"model_input_names": TOKEN_TYPES})
+    assert AutoTokenizer.from_pretrained(model)("w7", "w9")["token_type_ids"] == [0, 1]
+    assert classified(model, [("w7", "w9"), ("w5 w6", "w8")]).shape == (2, 3)
+
+
+def test_a_configuration_without_a_padding_token(tmp_path):
+    config = transformers.GPT2Config(vocab_size=53, n_embd=22, n_head=2, n_layer=1, n_positions=17, num_labels=3)
+    assert config.pad_token_id is None
+    model = save(tmp_path, config, kind="GPT2ForSequenceClassification")
+    assert np.allclose(classified(model), classified(model, batch_size=1), atol=1e-2)
+
+
+def test_weights_in_float16(tmp_path):
+    half, full = (
+        save(tmp_path / str(dtype), dtype=dtype, classifier_dropout=0.0) for dtype in (torch.float16, torch.float32)
+    )
+    assert np.allclose(classified(half), classified(full), atol=1e-1)
+    with pytest.raises(InputError, match=r"^bf16: expected auto or false with weights in float16, got true$"):
+        Classifier(PredictSettings(model=half, file="", bf16="true"))
+
+
+def test_one_class_of_several_that_a_text_may_have(tmp_path):
+    model = save(tmp_path, num_labels=1, problem_type="multi_label_classification")
+    assert classified(model).shape == (4, 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"tokens": 59}, r"tokenizer: expected at most 53 tokens, got 59"),
+        (
+            {"id2label": {1: "a", 2: "b", 3: "c"}},
+            r"model: expected classes numbered from 0 in id2label, got 1, 2, 3 in .*",
+        ),
+        (
+            {"id2label": {0: "a", 1: "a", 2: "b"}},
+            r"model: expected a name for each class in id2label, got 'a', 'a', 'b' in .*",
+        ),
+        ({"num_labels": 1}, r"model: expected a classifier, got one with the single output 'LABEL_0' in .*"),
+    ],
+)
+def test_refused_classifiers(tmp_path, fields, message):
+    with pytest.raises(InputError, match=f"^{message}$"):
+        classified(save(tmp_path, **fields))
+
+
+def test_refused_embedders(tmp_path):
+    sizes = {"vocab_size": 53, "pad_token_id": 1}
+    t5 = transformers.T5Config(
+        d_model=22, d_kv=11, d_ff=19, num_layers=1, num_heads=2, decoder_start_token_id=1, **sizes
+    )
+    fnet = transformers.FNetConfig(hidden_size=22, num_hidden_layers=1, intermediate_size=19, **sizes)
+    for config, kind, message in (
+        (t5, "T5Model", "got T5Model, an encoder with a decoder"),
+        (fnet, "FNetModel", "with an attention mask, got FNetModel"),
+    ):
+        model = save(tmp_path / kind, config, kind=kind)
+        with pytest.raises(InputError, match=rf"^models: expected an encoder of texts.*{message}$"):
+            embedded(model, batch_size=1)
