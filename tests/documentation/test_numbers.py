@@ -1,9 +1,10 @@
-"""Every measured number on the pages is in a committed result."""
+"""Every measured number on the pages and in the headers of recipes is in a committed result."""
 
 from __future__ import annotations
 
 import pytest
 
+from linformer_kit.commands.table import RECIPES
 from linformer_kit.linearized.adapter import CARD, shipped_adapters
 from tests.documentation import numbers
 from tests.documentation.pages import PAGES
@@ -11,12 +12,18 @@ from tests.documentation.pages import PAGES
 # What was tried, as it was noted then; the page says so.
 WITHOUT_RESULTS = {"log.md"}
 CARDS = {name: folder / CARD for name, folder in shipped_adapters().items()}
-CHECKED = {name: path for name, path in (PAGES | CARDS).items() if name not in WITHOUT_RESULTS}
+CHECKED = {name: path.read_text("utf-8") for name, path in (PAGES | CARDS).items() if name not in WITHOUT_RESULTS}
+CHECKED["recipes"] = "\n".join(
+    line.removeprefix("#")
+    for path in sorted(RECIPES.rglob("*.yaml"))
+    for line in path.read_text("utf-8").splitlines()
+    if line.startswith("#")
+)
 
 
 @pytest.mark.parametrize("page", sorted(CHECKED))
 def test_every_measured_number_is_in_a_result(page):
-    text = numbers.prose(CHECKED[page].read_text(encoding="utf-8"))
+    text = numbers.prose(CHECKED[page])
     measured, others = numbers.passages(page)
     wrong = [numbers.wrong_numbers(passage, expressions) for passage, expressions in measured if passage in text]
     assert not [line for line in wrong if line]
