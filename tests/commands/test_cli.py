@@ -131,6 +131,7 @@ def test_items_of_one_of_several_words_are_checked(capsys):
         (["pretrain", "--recipe", "huge"], "recipe: expected one of"),
         (["pretrain", "--config", "none.yaml"], "config: expected a YAML file, got none.yaml, which does not exist"),
         (["pretrain", "--model.projected_dim", "600"], "projected_dim: expected 1 to 128 (max_position_embeddings), got 600"),
+        (["pretrain", "--model.max_position_embeddings", "1", "--model.projected_dim", "1"], "max_position_embeddings: expected 2 or more, a start token and text, got 1"),
         (["pretrain", "--model.projected_dim", "0"], "projected_dim: expected 1 to 128 (max_position_embeddings), got 0"),
         (["pretrain", "--model.num_attention_heads", "3"], "num_attention_heads: expected a divisor of hidden_size 128, got 3"),
         (["pretrain", "--mlm_probability", "1"], "mlm_probability: expected more than 0 and less than 1, got 1.0"),

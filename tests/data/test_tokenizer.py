@@ -8,6 +8,8 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from transformers import AutoTokenizer, CanineTokenizer, PreTrainedTokenizerFast
 
 from linformer_kit.data.tokenizer import (
@@ -16,6 +18,7 @@ from linformer_kit.data.tokenizer import (
     start_token_id,
     tokenizer_fingerprint,
     train_tokenizer,
+    vocabulary_size,
 )
 from linformer_kit.errors import InputError
 
@@ -65,6 +68,11 @@ def test_vocabulary_is_at_most_what_was_asked(tokenizer):
     assert len(tokenizer) == 281
     assert 261 < len(train_tokenizer(["a small corpus"] * 3, vocab_size=5003, max_length=67)) < 300
     assert len(train_tokenizer([], vocab_size=261, max_length=67)) == 261
+
+
+def test_ids_with_gaps():
+    words = Tokenizer(WordLevel({"<unk>": 0, "a": 7, "b": 29}, unk_token="<unk>"))
+    assert vocabulary_size(PreTrainedTokenizerFast(tokenizer_object=words)) == 30
 
 
 def test_vocabulary_without_room_for_bytes():

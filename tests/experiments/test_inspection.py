@@ -19,7 +19,7 @@ from linformer_kit.experiments.inspection import (
     slot_order,
 )
 from tests.commands.test_convert import save_tokenizer
-from tests.conftest import KINDS, fields, randomise, slow_but, tokens
+from tests.conftest import KINDS, fail, fields, randomise, slow_but, tokens, write_model
 
 
 @pytest.fixture
@@ -206,6 +206,12 @@ def test_effective_slots_by_hand():
     one, all_alike, halves = torch.tensor([1.0, 0, 0, 0]), torch.full((4,), 0.25), torch.tensor([0.5, 0.5, 0, 0])
     mappings = torch.stack([one, all_alike, halves])[None, :, None].expand(1, 3, 5, 4)
     torch.testing.assert_close(effective_slots(mappings), torch.tensor([[1.0, 4, 2]]))
+
+
+def test_max_tokens_leaves_room_for_text(tmp_path, capsys):
+    model = write_model(tmp_path / "model", "a b c")
+    error = fail(capsys, "inspect", model, tmp_path / "out", "--text", "a b c", "--max_tokens", "2")
+    assert "max_tokens: expected 3 to 23 (the longest sequence), got 2" in error
 
 
 def test_slots_are_ordered_by_where_they_look(config):

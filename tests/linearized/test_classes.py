@@ -304,6 +304,8 @@ def test_refused_inputs(model):
         ({"projected_dim": [[7, 7, 7], 5, [3, 4]]}, "projected_dim: expected one number for each of 3 heads, got 2"),
         ({"projection": "circles"}, "projection: expected one of linear, .*, got 'circles'"),
         ({"sharing": "all"}, "sharing: expected one of none, .*, got 'all'"),
+        ({"sharing": None}, "sharing: expected one of none, .*, got None"),
+        ({"shorter_input": None}, "shorter_input: expected one of prefix, stretch, got None"),
         ({"projection": ["linear"]}, r"projection: expected one of linear, .*, got \['linear'\]"),
         ({"projection_initializer": "none"}, "projection_initializer: expected one of .*, got 'none'"),
         ({"projection_initializer": "none", "projection": "mean_pool"}, "projection_initializer: expected one of .*"),

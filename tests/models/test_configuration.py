@@ -58,6 +58,15 @@ def test_saving_and_loading_keep_every_field(config, tmp_path):
             {"projection": "dense"},
             "projection: expected one of linear, mean_pool, max_pool, conv, dense_conv, random, dynamic, got",
         ),
+        (
+            {"problem_type": "multilabel"},
+            "problem_type: expected one of regression, single_label_classification, multi_label_classification, got "
+            "'multilabel'",
+        ),
+        (
+            {"max_position_embeddings": 10**12},
+            "max_position_embeddings: expected at most 16,777,216, got 1000000000000",
+        ),
         ({"attention": "sparse"}, "attention: expected one of linformer, full, got 'sparse'"),
         ({"hidden_dropout_prob": 1}, "hidden_dropout_prob: expected a number from 0 up to but not 1, got 1"),
         ({"hidden_act": "gleu"}, "hidden_act: expected an activation that transformers knows, got 'gleu'"),

@@ -261,8 +261,9 @@ def _tokens(
     settings: InspectSettings, text: str, tokenizer: PreTrainedTokenizerBase, model: LinformerModel
 ) -> Int[Tensor, "1 seq_len"]:
     longest = model.config.max_position_embeddings
-    if settings.max_tokens is not None and not 1 <= settings.max_tokens <= longest:
-        raise InputError(f"max_tokens: expected 1 to {longest} (the longest sequence), got {settings.max_tokens}")
+    least = tokenizer.num_special_tokens_to_add() + 1
+    if settings.max_tokens is not None and not least <= settings.max_tokens <= longest:
+        raise InputError(f"max_tokens: expected {least} to {longest} (the longest sequence), got {settings.max_tokens}")
     ids = tokenizer(text, truncation=True, max_length=settings.max_tokens or longest, return_tensors="pt")["input_ids"]
     if ids.shape[1] == 0 or not text.strip():
         raise InputError("text: expected some words, got none")

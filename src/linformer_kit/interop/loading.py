@@ -24,6 +24,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from linformer_kit.data.tokenizer import vocabulary_size
 from linformer_kit.errors import InputError, input_errors, renamed
 from linformer_kit.files.manifest import MANIFEST, damage
 from linformer_kit.interop.checkpoints.pretrained import Weights, check_pretrained_folder, check_size, read_config
@@ -95,8 +96,8 @@ def _tokenizer_options(tokenizer: PreTrainedTokenizerBase, model: PreTrainedMode
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
     """Reject a tokenizer with more tokens than a model has embeddings for."""
     vocab_size = getattr(model.config, "vocab_size", None)
-    if vocab_size is not None and len(tokenizer) > vocab_size:
-        raise InputError(f"tokenizer: expected at most {vocab_size} tokens, got {len(tokenizer)}")
+    if vocab_size is not None and (got := vocabulary_size(tokenizer)) > vocab_size:
+        raise InputError(f"tokenizer: expected at most {vocab_size:,} tokens, got {got:,}")
 
 
 def load_pretrained(name: str, auto_class: Any, kind: str, *, head: dict[str, Any] | None = None) -> PreTrainedModel:

@@ -136,6 +136,8 @@ def _agreed(given: LinearizeSettings, adapter: Adapter) -> LinearizeSettings:
 
 def _check_values(settings: LinearizeSettings) -> None:
     for field, value, known in (
+        ("sharing", settings.sharing, get_args(Sharing)),
+        ("shorter_input", settings.shorter_input, get_args(ShorterInput)),
         ("projection_initializer", settings.projection_initializer, get_args(ProjectionInitializer)),
         ("resize_mode", settings.resize_mode, get_args(ResizeMode)),
     ):

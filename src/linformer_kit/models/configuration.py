@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
 from linformer_kit.errors import InputError
-from linformer_kit.operator.checks import check_count, check_exponent
+from linformer_kit.operator.checks import LONGEST, check_count, check_exponent
 from linformer_kit.operator.projections import PROJECTIONS, is_integer, largest_dim
 from linformer_kit.settings import (
     Attention,
@@ -57,6 +57,7 @@ _POSITIVE = (
     "intermediate_size",
 )
 _PROBABILITIES = ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout")
+_PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
 _CHOICES = {
     "sharing": Sharing,
     "projection": Projection,
@@ -169,6 +170,11 @@ def warn_of_unknown(names: frozenset[str]) -> None:
 def _check_fields(config: LinformerConfig) -> None:
     for name in _POSITIVE:
         _require(is_integer(value := getattr(config, name)) and value > 0, name, "a positive integer", value)
+    n = config.max_position_embeddings
+    _require(n <= LONGEST, "max_position_embeddings", f"at most {LONGEST:,}", n)
+    if config.problem_type is not None:
+        known = config.problem_type in _PROBLEMS
+        _require(known, "problem_type", f"one of {', '.join(_PROBLEMS)}", config.problem_type)
     for name in ("type_vocab_size", "position_offset", "local_convolution"):
         _require(is_integer(value := getattr(config, name)) and value >= 0, name, "an integer of 0 or more", value)
     for name in ("sliding_window", "global_tokens"):

@@ -17,6 +17,7 @@ from linformer_kit.data.tokenizer import (
     end_token_id,
     start_token_id,
     tokenizer_fingerprint,
+    vocabulary_size,
 )
 from linformer_kit.environment import versions
 from linformer_kit.errors import InputError, renamed
@@ -75,7 +76,7 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
         "corpus": {
             "description": data.corpus.description,
             "fingerprint": data.corpus.fingerprint,
-            "vocab_size": len(data.tokenizer),
+            "vocab_size": vocabulary_size(data.tokenizer),
             "seq_len": settings.model.max_position_embeddings,
             "train_sequences": len(data.train) if isinstance(data.train, MaskedBlocks) else None,
             "validation_sequences": len(data.validation),
@@ -101,6 +102,8 @@ def check(settings: PretrainSettings) -> None:
     if settings.load_best_model_at_end and settings.save_steps != settings.eval_steps:
         expected = f"{settings.eval_steps}, as eval_steps, with load_best_model_at_end"
         raise InputError(f"save_steps: expected {expected}, got {settings.save_steps}")
+    if settings.model.max_position_embeddings == 1:
+        raise InputError("max_position_embeddings: expected 2 or more, a start token and text, got 1")
     _check_elastic(settings, LinformerConfig(**dataclasses.asdict(settings.model)))
     if not 0 < settings.mlm_probability < 1:
         raise InputError(f"mlm_probability: expected more than 0 and less than 1, got {settings.mlm_probability}")
@@ -187,7 +190,7 @@ def model_config(settings: PretrainSettings, tokenizer: PreTrainedTokenizerFast,
     """Configuration from the settings' architecture and the tokenizer's vocabulary and special tokens."""
     fields: dict[str, Any] = dataclasses.asdict(settings.model) | {
         "attention": attention,
-        "vocab_size": len(tokenizer),
+        "vocab_size": vocabulary_size(tokenizer),
         "pad_token_id": tokenizer.pad_token_id,
         "bos_token_id": start_token_id(tokenizer),
         "eos_token_id": end_token_id(tokenizer),
@@ -235,6 +238,6 @@ def _check_elastic(settings: PretrainSettings, config: LinformerConfig) -> None:
 def _unigram_entropy(data: MaskedText) -> float:
     return unigram_entropy(
         (batch["input_ids"] for batch in data.validation_blocks.with_format("numpy").iter(batch_size=1024)),
-        vocab_size=len(data.tokenizer),
+        vocab_size=vocabulary_size(data.tokenizer),
         special_ids=data.tokenizer.all_special_ids,
     )
