@@ -28,6 +28,7 @@ from transformers import (
 )
 
 import linformer_kit as lk
+from linformer_kit import LinformerConfig
 from linformer_kit.commands.cli import main
 from linformer_kit.settings import PretrainSettings
 from linformer_kit.training import identity
@@ -304,32 +305,32 @@ def test_a_model_of_others_is_kept(run, corpus, capsys, tmp_path, place, option)
     assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"config.json", "model.safetensors"}
 
 
-def test_overwrite_keeps_the_old_run_until_the_new_one_can_start(run, corpus, capsys, tmp_path):
-    gap = {
-        "<s>": 0,
-        "<pad>": 1,
-        "<mask>": 2,
-        "<unk>": 3,
-        "first": 4,
-        "</s>": 11,
-    }  # six tokens, of which one has an id above 5
-    words = Tokenizer(WordLevel(gap, unk_token="<unk>"))
+def gapped_tokenizer() -> PreTrainedTokenizerFast:
+    """Six tokens, one of which has an id above 5."""
+    ids = {"<s>": 0, "<pad>": 1, "<mask>": 2, "<unk>": 3, "first": 4, "</s>": 11}
+    words = Tokenizer(WordLevel(ids, unk_token="<unk>"))
     words.pre_tokenizer = Whitespace()
-    roles = {
-        "bos_token": "<s>",
-        "pad_token": "<pad>",
-        "mask_token": "<mask>",
-        "eos_token": "</s>",
-        "unk_token": "<unk>",
-    }
-    PreTrainedTokenizerFast(tokenizer_object=words, **roles).save_pretrained(tmp_path / "gap")
+    roles = {"bos": "<s>", "pad": "<pad>", "mask": "<mask>", "eos": "</s>", "unk": "<unk>"}
+    return PreTrainedTokenizerFast(tokenizer_object=words, **{f"{role}_token": name for role, name in roles.items()})
+
+
+def test_a_tokenizer_whose_ids_have_gaps(corpus, tmp_path):
+    gapped_tokenizer().save_pretrained(tmp_path / "gap")
+    main(arguments(corpus, tmp_path / "out", f"--tokenizer={tmp_path / 'gap'}", "--max_steps=1"))
+    assert LinformerConfig.from_pretrained(tmp_path / "out").vocab_size == 12
+
+
+def test_overwrite_keeps_the_old_run_until_the_new_one_can_start(run, corpus, capsys, tmp_path):
+    tokenizer = gapped_tokenizer()
+    tokenizer.mask_token = None
+    tokenizer.save_pretrained(tmp_path / "no-mask")
     folder = tmp_path / "out"
     shutil.copytree(run, folder)
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     error = fail(capsys, *arguments(corpus, folder, "--overwrite", "--adam_beta2=3"))
     assert "adam_beta2: expected 0 or more and less than 1, got 3.0" in error
-    error = fail_last_line(capsys, *arguments(corpus, folder, "--overwrite", f"--tokenizer={tmp_path / 'gap'}"))
-    assert "eos_token_id: expected a token id under vocab_size 6, got 11" in error
+    error = fail_last_line(capsys, *arguments(corpus, folder, "--overwrite", f"--tokenizer={tmp_path / 'no-mask'}"))
+    assert "mask" in error
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
 

@@ -63,7 +63,6 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
     run = Run("pretrain", settings, may_change=may_change, twin=twin)
     with run.one_process_first():
         data = load_masked_text(settings)
-    model_config(settings, data.tokenizer, attention=settings.model.attention)  # check before any file is removed
     fingerprints = {
         "corpus_fingerprint": data.corpus.fingerprint,
         "tokenizer_fingerprint": tokenizer_fingerprint(data.tokenizer),
