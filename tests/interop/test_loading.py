@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from transformers import AutoTokenizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from linformer_kit import environment
 from linformer_kit.errors import InputError
 from linformer_kit.inference.classifier import Classifier
 from linformer_kit.inference.embedder import load_embedder
@@ -42,9 +43,11 @@ def save(
     return str(folder)
 
 
-def classified(model: str, texts: list[tuple[str, str | None]] = TEXTS, *, batch_size: int = 4) -> np.ndarray:
+def classified(
+    model: str, texts: list[tuple[str, str | None]] = TEXTS, *, batch_size: int = 4, bf16: str = "false"
+) -> np.ndarray:
     """Probabilities `[texts, classes]`."""
-    classify = Classifier(PredictSettings(model=model, file="", batch_size=batch_size))
+    classify = Classifier(PredictSettings(model=model, file="", batch_size=batch_size, bf16=bf16))
     return np.stack([prediction.probabilities for prediction in classify(texts)])
 
 
@@ -54,8 +57,7 @@ def embedded(model: str, *, batch_size: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("tokenizer", [{"padding_side": "left"}, {"model_input_names": ["input_ids"]}])
-def test_a_text_in_a_batch_is_as_alone(tmp_path, monkeypatch, tokenizer):
-    monkeypatch.setattr("linformer_kit.inference.classifier.use_bf16", lambda *_, **__: False)
+def test_a_text_in_a_batch_is_as_alone(tmp_path, tokenizer):
     model = save(tmp_path, tokenizer=tokenizer)
     for outputs in (classified, embedded):
         assert np.allclose(outputs(model, batch_size=4), outputs(model, batch_size=1), atol=1e-5)
@@ -64,34 +66,52 @@ def test_a_text_in_a_batch_is_as_alone(tmp_path, monkeypatch, tokenizer):
 def test_pairs_of_a_model_with_one_token_type(tmp_path):
     model = save(tmp_path, type_vocab_size=1, tokenizer={"model_input_names": TOKEN_TYPES})
     assert AutoTokenizer.from_pretrained(model)("w7", "w9")["token_type_ids"] == [0, 1]
-    assert classified(model, [("w7", "w9"), ("w5 w6", "w8")]).shape == (2, 3)
+    joined = classified(model, [("w7 w9", None), ("w5 w6 w8", None)])  # without special tokens, between them either
+    assert np.allclose(classified(model, [("w7", "w9"), ("w5 w6", "w8")]), joined, atol=1e-5)
 
 
 def test_a_configuration_without_a_padding_token(tmp_path):
     config = transformers.GPT2Config(vocab_size=53, n_embd=22, n_head=2, n_layer=1, n_positions=17, num_labels=3)
     assert config.pad_token_id is None
     model = save(tmp_path, config, kind="GPT2ForSequenceClassification")
-    assert np.allclose(classified(model), classified(model, batch_size=1), atol=1e-2)
+    assert np.allclose(classified(model), classified(model, batch_size=1), atol=1e-5)
 
 
-def test_weights_in_float16(tmp_path):
+def test_weights_in_float16(tmp_path, monkeypatch):
+    monkeypatch.setattr(environment.Processor, "has_instructions", lambda *_: True)
     half, full = (
         save(tmp_path / str(dtype), dtype=dtype, classifier_dropout=0.0) for dtype in (torch.float16, torch.float32)
     )
-    assert np.allclose(classified(half), classified(full), atol=1e-1)
+    assert np.allclose(classified(half, bf16="auto"), classified(full), atol=1e-2)
     with pytest.raises(InputError, match=r"^bf16: expected auto or false with weights in float16, got true$"):
         Classifier(PredictSettings(model=half, file="", bf16="true"))
 
 
 def test_one_class_of_several_that_a_text_may_have(tmp_path):
     model = save(tmp_path, num_labels=1, problem_type="multi_label_classification")
-    assert classified(model).shape == (4, 1)
+    whole = AutoModelForSequenceClassification.from_pretrained(model).eval()
+    with torch.no_grad():
+        expected = whole(**AutoTokenizer.from_pretrained(model)("w5", return_tensors="pt")).logits.sigmoid()
+    assert np.allclose(classified(model)[1], expected, atol=1e-5)
+
+
+def test_an_added_token_that_no_text_needs(tmp_path):
+    model = save(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    plain = classified(model)
+    assert tokenizer.add_tokens(["<image>"], special_tokens=True) == 1 and len(tokenizer) == 54
+    tokenizer.save_pretrained(model)
+    assert np.array_equal(classified(model), plain)
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"tokens": 59}, r"tokenizer: expected at most 53 tokens, got 59"),
+        (
+            {"tokenizer": {"pad_token": "<padding>"}},
+            r"model: expected a tokenizer of at most 53 tokens \(the model's vocabulary\), got 54",
+        ),
+        ({"tokens": 59}, r"model: expected a tokenizer of at most 53 tokens \(the model\'s vocabulary\), got 59"),
         (
             {"id2label": {1: "a", 2: "b", 3: "c"}},
             r"model: expected classes numbered from 0 in id2label, got 1, 2, 3 in .*",

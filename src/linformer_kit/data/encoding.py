@@ -33,8 +33,8 @@ class EncodedText:
 class Encoder:
     """Tokenises texts into inputs of a model.
 
-    A text without tokens, which a tokenizer without special tokens makes of an empty one, becomes a padding token that
-    models read like any other token.
+    A text without tokens, which a tokenizer without special tokens makes of an empty one, becomes one padding token,
+    which the attention mask does not exclude.
 
     Args:
         tokenizer: Any with a padding token.
@@ -53,9 +53,7 @@ class Encoder:
     def __post_init__(self) -> None:
         if self.tokenizer.pad_token is None:
             raise InputError("model: expected a tokenizer with a padding token, got none")
-        special = self.tokenizer.num_special_tokens_to_add(pair=False)
-        if self.max_length <= special:
-            raise InputError(f"max_length: expected at least {special + 1}, got {self.max_length}")
+        special = self._check_room(pair=False)
         if self.stride is not None:
             if not self.tokenizer.is_fast:
                 raise InputError("stride: expected a model with a fast tokenizer (tokenizer.json), got a slow one")
@@ -68,11 +66,21 @@ class Encoder:
         Raises:
             InputError: if `max_length` leaves no room for text in pairs, and for a stride with pairs that are too long.
         """
+        if texts and texts[0][1] is not None:
+            self._check_room(pair=True)
         return [
             encoded
             for start in range(0, len(texts), _TOGETHER)
             for encoded in self._encode(texts[start : start + _TOGETHER])
         ]
+
+    def _check_room(self, *, pair: bool) -> int:
+        """The number of special tokens around a text or a pair; raises an error if there is room for nothing else."""
+        special = self.tokenizer.num_special_tokens_to_add(pair=pair)
+        if self.max_length <= special:
+            of_what = " for pairs of texts" if pair else ""
+            raise InputError(f"max_length: expected at least {special + 1}{of_what}, got {self.max_length}")
+        return special
 
     def _encode(self, texts: Sequence[tuple[str, str | None]]) -> list[EncodedText]:
         whole = self._windows(texts)
@@ -84,9 +92,6 @@ class Encoder:
         ]
 
     def _too_long(self, text: tuple[str, str | None], tokens: int) -> EncodedText:
-        special = self.tokenizer.num_special_tokens_to_add(pair=text[1] is not None)
-        if self.max_length <= special:
-            raise InputError(f"max_length: expected at least {special + 1} for pairs of texts, got {self.max_length}")
         if self.stride is None:
             windows = self._windows([text], truncation=True, max_length=self.max_length)
             return EncodedText(windows, tokens, tokens - len(windows[0]["input_ids"]))

@@ -117,14 +117,14 @@ def start_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
     return tokenizer.cls_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
 
 
-def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the number of token ids from 0 to the largest, which may have gaps."""
-    return max(tokenizer.get_vocab().values()) + 1
-
-
 def end_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the id that ends a document."""
     return tokenizer.sep_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
+
+
+def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the number of token ids from 0 to the largest, which may have gaps."""
+    return max(tokenizer.get_vocab().values()) + 1
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:

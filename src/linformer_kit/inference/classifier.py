@@ -71,7 +71,7 @@ class Classifier:
         is_float16 = model.dtype == torch.float16  # cannot be mixed with bfloat16
         if is_float16 and settings.bf16 == "true":
             raise InputError("bf16: expected auto or false with weights in float16, got true")
-        self._bf16 = not is_float16 and use_bf16(settings.bf16, on_cpu=self._device.type == "cpu")
+        self._bf16 = use_bf16(settings.bf16, on_cpu=self._device.type == "cpu", fp16=is_float16)
 
     def __call__(self, texts: Iterable[Text], *, skip: int = 0) -> Iterator[Prediction]:
         """Classify texts, in order.

@@ -19,7 +19,7 @@ from linformer_kit.interop.checkpoints.build import Converted, resize
 from linformer_kit.interop.checkpoints.fairseq import convert_fairseq
 from linformer_kit.interop.checkpoints.sentences import sentence_files, write_files
 from linformer_kit.interop.full_attention import SLOT_FIELDS, convert_full_attention
-from linformer_kit.interop.loading import TOKENIZER_FILES, auto_class_of, check_vocabulary, load_pretrained
+from linformer_kit.interop.loading import TOKENIZER_FILES, auto_class_of, load_pretrained
 from linformer_kit.linearized.classes import MODEL_TYPE, LinearizedModel
 from linformer_kit.linearized.linearize import linearize
 from linformer_kit.linearized.positions import longest_input
@@ -145,7 +145,8 @@ def _tokenizer(settings: ConvertSettings, model: PreTrainedModel) -> PreTrainedT
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     if len(tokenizer) == len(set(tokenizer.all_special_ids)):  # transformers builds one without any files
         raise InputError(f"tokenizer: expected a tokenizer, got {source}, which has no vocabulary")
-    check_vocabulary(tokenizer, model)
+    if len(tokenizer) > model.config.vocab_size:
+        raise InputError(f"tokenizer: expected at most {model.config.vocab_size} tokens, got {len(tokenizer)}")
     tokenizer.model_max_length = longest
     return tokenizer
 

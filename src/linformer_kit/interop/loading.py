@@ -24,7 +24,6 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from linformer_kit.data.tokenizer import vocabulary_size
 from linformer_kit.errors import InputError, input_errors, renamed
 from linformer_kit.files.manifest import MANIFEST, damage
 from linformer_kit.interop.checkpoints.pretrained import Weights, check_pretrained_folder, check_size, read_config
@@ -63,7 +62,7 @@ def load_model(
     """Load a model, as `load_pretrained`, and its tokenizer, which makes the inputs that the model reads.
 
     Raises:
-        InputError: as `load_pretrained`, and if there is no tokenizer, or one with more tokens than the model.
+        InputError: as `load_pretrained`, and if there is no tokenizer, or one that makes tokens which the model lacks.
     """
     what = f"model: expected {kind}, got {name}"
     if is_local_path(name):
@@ -71,16 +70,17 @@ def load_model(
     model = load_pretrained(name, auto_class, kind, head=head)
     with input_errors(what):
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-        if options := _tokenizer_options(tokenizer, model):
+        if options := _tokenizer_options(tokenizer, model):  # as arguments, since `save_pretrained` keeps those
             tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
-    check_vocabulary(tokenizer, model)
-    if getattr(model.config, "pad_token_id", None) is None:  # some classifiers need it for batches
-        model.config.pad_token_id = tokenizer.pad_token_id
+        config = model.config.get_text_config()
+    _check_vocabulary(tokenizer, getattr(config, "vocab_size", None))
+    if getattr(config, "pad_token_id", None) is None:  # some classifiers need it for batches
+        config.pad_token_id = tokenizer.pad_token_id
     return model, tokenizer
 
 
 def _tokenizer_options(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> dict[str, Any]:
-    """Options of a tokenizer that differ from its own, so that a text in a batch has the same outputs as alone."""
+    """Options of a tokenizer that differ from its own, for inputs that fit `model.forward`."""
     accepted = inspect.signature(model.forward).parameters
     names = [name for name in tokenizer.model_input_names if name in accepted]
     if getattr(model.config, "type_vocab_size", None) == 1 and "token_type_ids" in names:
@@ -93,11 +93,16 @@ def _tokenizer_options(tokenizer: PreTrainedTokenizerBase, model: PreTrainedMode
     return {name: value for name, value in options.items() if value != getattr(tokenizer, name)}
 
 
-def check_vocabulary(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
-    """Reject a tokenizer with more tokens than a model has embeddings for."""
-    vocab_size = getattr(model.config, "vocab_size", None)
-    if vocab_size is not None and (got := vocabulary_size(tokenizer)) > vocab_size:
-        raise InputError(f"tokenizer: expected at most {vocab_size:,} tokens, got {got:,}")
+def _check_vocabulary(tokenizer: PreTrainedTokenizerBase, vocab_size: int | None) -> None:
+    """Reject a tokenizer that makes tokens without an embedding; added tokens count only if it inserts them itself."""
+    if vocab_size is None:
+        return
+    inserted = {getattr(tokenizer, f"{role}_token") for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")}
+    unused = tokenizer.get_added_vocab().keys() - inserted
+    largest = max((number for token, number in tokenizer.get_vocab().items() if token not in unused), default=-1)
+    if largest >= vocab_size:
+        expected = f"a tokenizer of at most {vocab_size:,} tokens (the model's vocabulary)"
+        raise InputError(f"model: expected {expected}, got {largest + 1:,}")
 
 
 def load_pretrained(name: str, auto_class: Any, kind: str, *, head: dict[str, Any] | None = None) -> PreTrainedModel:

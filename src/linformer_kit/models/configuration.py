@@ -170,11 +170,8 @@ def warn_of_unknown(names: frozenset[str]) -> None:
 def _check_fields(config: LinformerConfig) -> None:
     for name in _POSITIVE:
         _require(is_integer(value := getattr(config, name)) and value > 0, name, "a positive integer", value)
-    n = config.max_position_embeddings
-    _require(n <= LONGEST, "max_position_embeddings", f"at most {LONGEST:,}", n)
-    if config.problem_type is not None:
-        known = config.problem_type in _PROBLEMS
-        _require(known, "problem_type", f"one of {', '.join(_PROBLEMS)}", config.problem_type)
+    longest = config.max_position_embeddings
+    _require(longest <= LONGEST, "max_position_embeddings", f"at most {LONGEST:,}", longest)
     for name in ("type_vocab_size", "position_offset", "local_convolution"):
         _require(is_integer(value := getattr(config, name)) and value >= 0, name, "an integer of 0 or more", value)
     for name in ("sliding_window", "global_tokens"):
@@ -194,6 +191,8 @@ def _check_fields(config: LinformerConfig) -> None:
     for name, literal in _CHOICES.items():
         choices = get_args(literal)
         _require((value := getattr(config, name)) in choices, name, f"one of {', '.join(choices)}", value)
+    problem = config.problem_type
+    _require(problem in (None, *_PROBLEMS), "problem_type", f"one of {', '.join(_PROBLEMS)}", problem)
     known = isinstance(config.hidden_act, str) and config.hidden_act in ACT2FN
     _require(known, "hidden_act", "an activation that transformers knows", config.hidden_act)
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):

@@ -359,7 +359,7 @@ def test_a_tokenizer_of_another_model_is_refused(model, corpus, tmp_path, capsys
     write_model(tmp_path / "small", "a b c")
     AutoTokenizer.from_pretrained(model).save_pretrained(tmp_path / "small")
     error = fail(capsys, "spectrum", tmp_path / "small", "--text_file", corpus, "--output_dir", tmp_path / "out")
-    assert "tokenizer: expected at most" in error
+    assert "model: expected a tokenizer of at most" in error
 
 
 def test_half_of_a_linear_models_slots_say_something(tmp_path, corpus):

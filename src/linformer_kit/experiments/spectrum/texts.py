@@ -27,8 +27,13 @@ def sequence_length(settings: SequenceSettings, model: PreTrainedModel, tokenize
     """Tokens in a sequence: as set, or 512 as in Figure 1, or the model's maximum if that is less.
 
     Raises:
-        InputError: for a length out of range.
+        InputError: for a length out of range, and for a tokenizer with more tokens than the model.
     """
+    words = model.get_input_embeddings().num_embeddings
+    if len(tokenizer) > words:
+        raise InputError(
+            f"model: expected a tokenizer of at most {words:,} tokens (the model's vocabulary), got {len(tokenizer):,}"
+        )
     if settings.seq_len is None:
         return min(_DEFAULT_LENGTH, input_length(model, tokenizer, None))
     if settings.seq_len < _SHORTEST:
