@@ -9,6 +9,7 @@ import pytest
 
 from linformer_kit.experiments.cost.registry import SYSTEMS
 from linformer_kit.report.systems import PANELS, _panels, peer_ratios, systems_markdown, write_systems_report
+from tests.report.bench_results import ENVIRONMENT
 
 
 def entry(name: str, k: int | None, times: dict[int, float], **fields: object) -> dict:
@@ -38,14 +39,6 @@ def results() -> dict:
         "dtype": "bfloat16",
         "lengths": [512, 1024],
     }
-    environment = {
-        "device": "A processor",
-        "threads": 2,
-        "torch": "2.13.0",
-        "transformers": "5.23.0",
-        "date": "2026-01-02",
-        "commit": "abc",
-    }
     systems = [
         entry("sparse", None, {512: 20.0, 1024: 40.0}, exponent={"value": 2.0, "lengths": [512, 1024]}),
         entry("linformer", 128, {512: 10.0, 1024: 12.0}, exponent={"value": 1.263, "lengths": [512, 1024]}),
@@ -53,7 +46,7 @@ def results() -> dict:
         entry("lucidrains", 128, {512: 20.0, 1024: 96.0}, package="linformer 0.2.3"),
         entry("lucidrains", 256, {}, skipped=[{"n": n, "reason": "no | kernel"} for n in (512, 1024)]),
     ]
-    return {"settings": settings, "environment": environment, "systems": systems, "complete": True}
+    return {"settings": settings, "environment": ENVIRONMENT, "systems": systems, "complete": True}
 
 
 def test_times_and_exponents(results):

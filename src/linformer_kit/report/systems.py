@@ -7,7 +7,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from linformer_kit.report.base import table, write_report
+from linformer_kit.report.base import environment_line, table, write_report
 from linformer_kit.report.figures import log_ticks, new_panels, number_ticks, save_figure, show_grid
 from linformer_kit.report.numbers import ABSENT, listed, mebibytes, microseconds
 
@@ -44,9 +44,7 @@ def systems_markdown(results: dict[str, Any]) -> str:
         "",
         f"One encoder layer, feed-forward part included: width {settings['hidden_size']}, "
         f"{settings['num_attention_heads']} heads, feed-forward {settings['intermediate_size']}, {settings['dtype']}, "
-        f"about {settings['tokens']:,} tokens in a batch, at least one sequence. {environment['device']}, "
-        f"{environment['threads']} threads, torch {environment['torch']}, transformers {environment['transformers']}, "
-        f"{environment['date']}, commit {environment['commit']}.",
+        f"about {settings['tokens']:,} tokens in a batch, at least one sequence. {environment_line(environment)}",
         "" if results["complete"] else "\nNot complete: interrupted or still running.\n",
         f"Time of {_MODES[settings.get('mode', 'forward')]} per token in µs, median; p in time ∝ nᵖ for one sequence, "
         "fitted over the lengths given.",

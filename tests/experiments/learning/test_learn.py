@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import linformer_kit as lk
+from linformer_kit import environment
 from linformer_kit.commands.cli import main
 from linformer_kit.errors import InputError
 from linformer_kit.experiments import measure
@@ -307,6 +308,20 @@ def test_a_study_goes_on_where_it_began(finished, corpus):
             learn.learn(dataclasses.replace(whole_study(corpus), output_dir=str(finished), resume=True))
     finally:
         path.write_text(there)
+
+
+@pytest.mark.parametrize(
+    ("commits", "expected"),
+    [(("a", "a", "b", "b"), "a, b"), (("a", None), "a"), ((None, None), None), ((None, "b"), "b")],
+)
+def test_each_commit_is_named_once(corpus, untrained, tmp_path, monkeypatch, commits, expected):
+    """None is a start outside a git checkout."""
+    settings = study(corpus, learning_rates=[1e-3], variants={"full": {}}, cells={"short": {}}, seeds=[1])
+    settings = dataclasses.replace(settings, output_dir=str(tmp_path / "out"))
+    for number, commit in enumerate(commits):
+        monkeypatch.setattr(environment, "_commit", lambda commit=commit: commit)
+        results = learn.learn(dataclasses.replace(settings, resume=number > 0)).results
+    assert results["environment"]["commit"] == expected
 
 
 def test_equal_time(corpus, untrained, tmp_path, monkeypatch):
