@@ -14,6 +14,7 @@ import torch
 import transformers
 
 from linformer_kit._version import __version__
+from linformer_kit.errors import InputError
 from linformer_kit.operator.kernels import Processor
 
 _STATUS = Path("/proc/self/status")
@@ -73,7 +74,18 @@ def best_device() -> torch.device:
 
 
 def use_bf16(asked: str, *, on_cpu: bool, fp16: bool = False) -> bool:
-    """Whether to use bf16 mixed precision: as set, or with `auto` if the processor has bf16 instructions."""
+    """Whether to use bf16 mixed precision: as set, or with `auto` if the processor has bf16 instructions.
+
+    Args:
+        asked: The setting: auto, true or false.
+        on_cpu: Whether it is for the CPU or for an accelerator.
+        fp16: Whether float16 is used, which cannot be mixed with bfloat16.
+
+    Raises:
+        InputError: for true with float16; training rejects that before, since both are settings there.
+    """
+    if fp16 and asked == "true":
+        raise InputError("bf16: expected auto or false with weights in float16, got true")
     if asked != "auto":
         return asked == "true"
     if fp16:

@@ -83,8 +83,12 @@ def test_weights_in_float16(tmp_path, monkeypatch):
         save(tmp_path / str(dtype), dtype=dtype, classifier_dropout=0.0) for dtype in (torch.float16, torch.float32)
     )
     assert np.allclose(classified(half, bf16="auto"), classified(full), atol=1e-2)
-    with pytest.raises(InputError, match=r"^bf16: expected auto or false with weights in float16, got true$"):
-        Classifier(PredictSettings(model=half, file="", bf16="true"))
+    for load in (
+        lambda: Classifier(PredictSettings(model=half, file="", bf16="true")),
+        lambda: load_embedder(half, EmbedSettings(model=half, file="", output="", bf16="true")),
+    ):
+        with pytest.raises(InputError, match=r"^bf16: expected auto or false with weights in float16, got true$"):
+            load()
 
 
 def test_one_class_of_several_that_a_text_may_have(tmp_path):
@@ -121,6 +125,11 @@ def test_an_added_token_that_no_text_needs(tmp_path):
             r"model: expected a name for each class in id2label, got 'a', 'a', 'b' in .*",
         ),
         ({"num_labels": 1}, r"model: expected a classifier, got one with the single output 'LABEL_0' in .*"),
+        ({"num_labels": 0}, r"model: expected a classifier, got a model with 0 outputs in .*"),
+        (
+            {"num_labels": 3, "problem_type": "regression"},
+            r"model: expected a classifier, got a regression with 3 outputs in .*",
+        ),
     ],
 )
 def test_refused_classifiers(tmp_path, fields, message):

@@ -68,9 +68,7 @@ class Classifier:
         )
         self._device, self._batch_size = best_device(), settings.batch_size
         self._model = model.to(self._device)
-        is_float16 = model.dtype == torch.float16  # cannot be mixed with bfloat16
-        if is_float16 and settings.bf16 == "true":
-            raise InputError("bf16: expected auto or false with weights in float16, got true")
+        is_float16 = model.dtype == torch.float16
         self._bf16 = use_bf16(settings.bf16, on_cpu=self._device.type == "cpu", fp16=is_float16)
 
     def __call__(self, texts: Iterable[Text], *, skip: int = 0) -> Iterator[Prediction]:
@@ -162,7 +160,9 @@ def _labels(config: PretrainedConfig, name: str) -> Labels:
         )
     names = tuple(str(config.id2label[number]) for number in numbers)
     if len(names) < (1 if multi_label else 2) or config.problem_type == "regression":
-        raise InputError(f"model: expected a classifier, got one with the single output {names[0]!r} in {name}")
+        kind = "regression" if config.problem_type == "regression" else "model"
+        got = f"one with the single output {names[0]!r}" if len(names) == 1 else f"a {kind} with {len(names)} outputs"
+        raise InputError(f"model: expected a classifier, got {got} in {name}")
     if len(set(names)) < len(names):
         raise InputError(f"model: expected a name for each class in id2label, got {listed_classes(names)} in {name}")
     return Labels(names, multi_label=multi_label)

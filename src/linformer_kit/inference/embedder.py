@@ -40,6 +40,9 @@ class Embedder:
     Attributes:
         longest: Maximum input length in tokens.
         width: Size of the embeddings.
+
+    Raises:
+        InputError: for bf16 mixed precision of weights in float16.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: BatchSettings) -> None:
@@ -49,8 +52,9 @@ class Embedder:
         self.longest = input_length(self.model, self.tokenizer, None)
         self.width: int = self.model.config.hidden_size
         self.batch_size = settings.batch_size
-        is_float32 = self.model.dtype == torch.float32
-        self.bf16 = is_float32 and use_bf16(settings.bf16, on_cpu=self.device.type == "cpu")
+        dtype = self.model.dtype
+        bf16 = use_bf16(settings.bf16, on_cpu=self.device.type == "cpu", fp16=dtype == torch.float16)
+        self.bf16 = bf16 and dtype == torch.float32
 
     def embed(self, texts: Sequence[tuple[str, str | None]], what: str, *, length: int | None = None) -> np.ndarray:
         """Embeddings, `[texts, embed]`, of texts truncated to the longest input or to a length in tokens."""
@@ -86,8 +90,8 @@ def load_embedder(name: str, settings: BatchSettings, *, field: str = "models") 
         field: The setting that names the model, for errors.
 
     Raises:
-        InputError: as `load_model`, for mixed precision of weights in bfloat16, and for a model with a decoder or
-            without an attention mask.
+        InputError: as `load_model`, for bf16 mixed precision of weights in bfloat16 or float16, and for a model with
+            a decoder or without an attention mask.
     """
     if settings.dtype == "bfloat16" and settings.bf16 == "true":
         raise InputError("bf16: expected auto or false with dtype bfloat16, got true")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from linformer_kit.operator.kernels.conditions import (
     in_float32,
@@ -55,7 +57,10 @@ def attention(
         mask = mask if mask is None or mask.dtype == torch.bool else mask.float()
         return attention(query, key, value, mask, dropout=dropout, few_keys=few_keys).to(dtype)
     if not (few_keys and 0 <= dropout < 1 and _attends_in_blocks(query, key, value, dropout)):
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
+        # Within vmap torch does not see that a mask needs a gradient, and would choose a kernel that computes none.
+        unseen = mask is not None and mask.is_floating_point() and torch._C._are_functorch_transforms_active()
+        with sdpa_kernel(SDPBackend.MATH) if unseen else contextlib.nullcontext():
+            return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
     drop = Dropout.of(dropout) if dropout else None
     if needs_gradient(query, key, value, mask):
         return _BlockAttention.apply(query, key, value, mask, drop)
