@@ -1,4 +1,4 @@
-"""Tables of fine-tuned models: differences to the first of them."""
+"""Tables and the figure of fine-tuned models: differences to the first of them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from linformer_kit.experiments.quality.table2_cells import chosen_cells
+from linformer_kit.report import table2_figures
 from linformer_kit.report.table2 import _differences, _rates
 
 
@@ -67,3 +68,62 @@ def test_the_best_rates_are_those_of_the_first_seed_in_the_comparison_if_there_i
     assert chosen_cells(results)["a", "sst2"]["learning_rate"] == 1e-2
     cells.append(cell("a", ["11"], learning_rate=1e-3, **known | {"tuning": True}))
     assert chosen_cells(results)["a", "sst2"]["learning_rate"] == 1e-3
+
+
+def test_trainings_with_other_seeds_are_not_shown():
+    known = {"metrics": ["accuracy"], "diverged": False}
+    cells = [cell("a", ["10", "11", "00"], **known), cell("b", ["10"], **known)]
+    cells[1]["runs"][0]["seed"] = 3
+    shown = chosen_cells({"cells": cells, "settings": {"seeds": [0, 2]}})
+    assert shown.keys() == {("a", "sst2")} and [run["seed"] for run in shown["a", "sst2"]["runs"]] == [0, 2]
+
+
+@pytest.fixture
+def panels(monkeypatch, tmp_path):
+    """Draws accuracies of models by task and gives the panels, after they are saved as files."""
+
+    def draw(models: list[str], right: dict[tuple[str, str], list[str]]) -> list:
+        figures = []
+        save = table2_figures.save_figure
+        with monkeypatch.context() as patched:
+            patched.setattr(table2_figures, "save_figure", lambda figure, *_, **how: figures.append((figure, how)))
+            chosen = {
+                (model, task): cell(model, answers, task=task, texts={"validation": 1234})
+                for (model, task), answers in right.items()
+            }
+            table2_figures.draw_table2({"models": dict.fromkeys(models), "tasks": ["sst2", "qqp"]}, tmp_path, chosen)
+        for figure, how in figures:
+            save(figure, tmp_path / "accuracy.png", **how)
+        return [axes for figure, _ in figures for axes in figure.axes]
+
+    return draw
+
+
+def test_accuracies_are_drawn_from_the_first_model_down(panels, tmp_path):
+    """With a panel for each task; a model that is not trained there leaves its row empty."""
+    right = {("a", "sst2"): ["1110", "1100"], ("b", "sst2"): ["1111"], ("b", "qqp"): ["1000"]}
+    sst2, qqp = panels(["a", "b"], right)
+    assert [label.get_text() for label in sst2.get_yticklabels()] == ["a", "b"] and sst2.yaxis_inverted()
+    assert [axes.get_title() for axes in (sst2, qqp)] == ["SST-2 (1,234 texts)", "QQP (1,234 texts)"]
+    drawn = {line.get_label(): [*zip(*line.get_data(), strict=True)] for line in sst2.lines}
+    assert drawn["each seed"] == [(75.0, 0), (50.0, 0)]
+    assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in sst2.lines if line.get_label() == "mean"] == [
+        (62.5, 0),
+        (100.0, 1),
+    ]
+    assert drawn["mean of a"][0][0] == 62.5
+    assert [line.get_label() for line in qqp.lines] == ["mean"] and qqp.lines[0].get_data() == ([25.0], [1])
+    assert {path.name for path in tmp_path.iterdir()} == {"accuracy.png", "accuracy.svg"}
+
+
+def test_a_point_is_as_wide_in_all_panels(panels):
+    wide = panels(["a", "b"], {("a", "sst2"): ["1000"], ("b", "sst2"): ["1111"], ("a", "qqp"): ["1100"]})
+    equal = panels(["a"], {("a", "sst2"): ["1110"], ("a", "qqp"): ["1100"]})
+    for drawn, least in ((wide, 75.0), (equal, 2.0)):
+        widths = [high - low for low, high in (axes.get_xlim() for axes in drawn)]
+        assert widths[0] == pytest.approx(widths[1]) and widths[0] >= least
+    assert sum(equal[0].get_xlim()) / 2 == pytest.approx(75.0)
+
+
+def test_nothing_is_drawn_before_anything_is_trained(panels, tmp_path):
+    assert panels(["a"], {}) == [] and not any(tmp_path.iterdir())

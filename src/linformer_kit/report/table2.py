@@ -13,6 +13,7 @@ from scipy.stats import binomtest
 from linformer_kit.data.tasks import TASKS
 from linformer_kit.report.base import environment_line, table, write_report
 from linformer_kit.report.numbers import mean_and_deviation, mebibytes
+from linformer_kit.report.table2_figures import draw_table2
 
 Cell = dict[str, Any]
 Run = dict[str, Any]  # one training of a cell
@@ -20,7 +21,7 @@ Chosen = dict[tuple[str, str], Cell]  # by model and task
 
 
 def write_table2_report(results: dict[str, Any], folder: Path, chosen: Chosen) -> str:
-    """Write `table2.json` and `table2.md`.
+    """Write `table2.json`, `table2.md`, `accuracy.png` and `accuracy.svg`.
 
     Args:
         results: Results of `bench table2` so far.
@@ -30,7 +31,8 @@ def write_table2_report(results: dict[str, Any], folder: Path, chosen: Chosen) -
     Returns:
         The Markdown text.
     """
-    return write_report(results, folder, "table2", partial(table2_markdown, chosen=chosen))
+    draw = partial(draw_table2, chosen=chosen)
+    return write_report(results, folder, "table2", partial(table2_markdown, chosen=chosen), draw)
 
 
 def table2_markdown(results: dict[str, Any], chosen: Chosen) -> str:
@@ -40,11 +42,6 @@ def table2_markdown(results: dict[str, Any], chosen: Chosen) -> str:
         results: The content of a `table2.json`.
         chosen: The cell to show for each model and task.
     """
-    seeds = results["settings"]["seeds"]
-    meant = {
-        key: cell | {"runs": [run for run in cell["runs"] if run["seed"] in seeds]} for key, cell in chosen.items()
-    }
-    chosen = {key: cell for key, cell in meant.items() if cell["runs"]}
     lines = ["# Fine-tuning on the tasks of Table 2", "", environment_line(results["environment"]), ""]
     lines += [*_training(results), "", *_accuracies(results, chosen), *_differences(results, chosen)]
     lines += ["", *_costs(results, chosen), "", *_of_paper(results)]

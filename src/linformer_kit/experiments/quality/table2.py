@@ -261,6 +261,8 @@ def _given_names(settings: Table2Settings) -> list[str]:
 def _continued(before: dict[str, Any], now: dict[str, Any], path: Path) -> dict[str, Any]:
     """The fields that results to resume determine: all of their models, tasks and cells are kept, with those of now.
 
+    The models of now come first, in their order.
+
     Raises:
         InputError: for other settings, another first seed, and for other models or texts of the same name.
     """
@@ -279,7 +281,7 @@ def _continued(before: dict[str, Any], now: dict[str, Any], path: Path) -> dict[
             raise InputError(f"resume: expected the texts of {task} of {path}, got others")
     factor = before["settings"].get("projection_learning_rate_factor")  # of earlier versions, which tried one
     return {
-        **{name: before[name] | now[name] for name in ("models", "fingerprints")},
+        **{name: now[name] | before[name] for name in ("models", "fingerprints")},
         "texts_fingerprints": texts | now["texts_fingerprints"],
         "tasks": list(dict.fromkeys([*before["tasks"], *now["tasks"]])),
         "cells": [{"projection_learning_rate_factor": factor} | cell for cell in before["cells"]],

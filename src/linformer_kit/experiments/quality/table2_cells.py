@@ -88,14 +88,20 @@ def chosen_candidates(results: dict[str, Any]) -> dict[Key, Candidate]:
 
 
 def chosen_cells(results: dict[str, Any]) -> dict[Key, Cell]:
-    """The cell at the best rates by (model, task), without those that are not trained there yet.
+    """The cell at the best rates by (model, task), with its trainings for the seeds of the settings.
+
+    Cells without such trainings are left out.
 
     Args:
         results: The content of a `table2.json`.
     """
-    chosen = chosen_candidates(results)
-    trained = [cell for cell in results["cells"] if cell["runs"] and not is_tuning(cell)]
-    return {_key(cell): cell for cell in trained if chosen.get(_key(cell)) == candidate_of(cell)}
+    chosen, seeds = chosen_candidates(results), results["settings"]["seeds"]
+    shown: dict[Key, Cell] = {}
+    for cell in results["cells"]:
+        runs = [run for run in cell["runs"] if run["seed"] in seeds]
+        if runs and not is_tuning(cell) and chosen.get(_key(cell)) == candidate_of(cell):
+            shown[_key(cell)] = cell | {"runs": runs}
+    return shown
 
 
 def _key(cell: Cell) -> Key:
