@@ -82,10 +82,10 @@ def use_bf16(asked: str, *, on_cpu: bool, fp16: bool = False) -> bool:
         fp16: Whether float16 is used, which cannot be mixed with bfloat16.
 
     Raises:
-        InputError: for true with float16; training rejects that before, since both are settings there.
+        InputError: for true with float16.
     """
     if fp16 and asked == "true":
-        raise InputError("bf16: expected auto or false with weights in float16, got true")
+        raise InputError("bf16: expected auto or false with float16, got true")
     if asked != "auto":
         return asked == "true"
     if fp16:

@@ -7,6 +7,7 @@ import pytest
 
 from linformer_kit.experiments.quality.table2_cells import chosen_cells
 from linformer_kit.report import table2_figures
+from linformer_kit.report.figures import save_figure
 from linformer_kit.report.table2 import _differences, _rates
 
 
@@ -72,31 +73,37 @@ def test_the_best_rates_are_those_of_the_first_seed_in_the_comparison_if_there_i
 
 def test_trainings_with_other_seeds_are_not_shown():
     known = {"metrics": ["accuracy"], "diverged": False}
-    cells = [cell("a", ["10", "11", "00"], **known), cell("b", ["10"], **known)]
-    cells[1]["runs"][0]["seed"] = 3
+    cells = [cell("a", ["10", "11", "00"], **known), cell("b", ["10"], **known), cell("b", ["10"], **known)]
+    cells[1]["tuning"] = True  # with the first seed
+    cells[2]["runs"][0]["seed"] = 3
     shown = chosen_cells({"cells": cells, "settings": {"seeds": [0, 2]}})
     assert shown.keys() == {("a", "sst2")} and [run["seed"] for run in shown["a", "sst2"]["runs"]] == [0, 2]
 
 
 @pytest.fixture
 def panels(monkeypatch, tmp_path):
-    """Draws accuracies of models by task and gives the panels, after they are saved as files."""
+    """Draws accuracies of models by task; saves them and gives the panels."""
 
     def draw(models: list[str], right: dict[tuple[str, str], list[str]]) -> list:
-        figures = []
-        save = table2_figures.save_figure
-        with monkeypatch.context() as patched:
-            patched.setattr(table2_figures, "save_figure", lambda figure, *_, **how: figures.append((figure, how)))
-            chosen = {
-                (model, task): cell(model, answers, task=task, texts={"validation": 1234})
-                for (model, task), answers in right.items()
-            }
-            table2_figures.draw_table2({"models": dict.fromkeys(models), "tasks": ["sst2", "qqp"]}, tmp_path, chosen)
-        for figure, how in figures:
-            save(figure, tmp_path / "accuracy.png", **how)
-        return [axes for figure, _ in figures for axes in figure.axes]
+        panels = []
+
+        def save(figure, *where, **how):
+            panels.extend(figure.axes)
+            save_figure(figure, *where, **how)
+
+        monkeypatch.setattr(table2_figures, "save_figure", save)
+        chosen = {
+            (model, task): cell(model, answers, task=task, texts={"validation": 1234})
+            for (model, task), answers in right.items()
+        }
+        table2_figures.draw_table2({"models": dict.fromkeys(models), "tasks": ["sst2", "qqp"]}, tmp_path, chosen)
+        return panels
 
     return draw
+
+
+def points(axes, label: str) -> list[tuple[float, float]]:
+    return [point for line in axes.lines if line.get_label() == label for point in zip(*line.get_data(), strict=True)]
 
 
 def test_accuracies_are_drawn_from_the_first_model_down(panels, tmp_path):
@@ -105,15 +112,21 @@ def test_accuracies_are_drawn_from_the_first_model_down(panels, tmp_path):
     sst2, qqp = panels(["a", "b"], right)
     assert [label.get_text() for label in sst2.get_yticklabels()] == ["a", "b"] and sst2.yaxis_inverted()
     assert [axes.get_title() for axes in (sst2, qqp)] == ["SST-2 (1,234 texts)", "QQP (1,234 texts)"]
-    drawn = {line.get_label(): [*zip(*line.get_data(), strict=True)] for line in sst2.lines}
-    assert drawn["each seed"] == [(75.0, 0), (50.0, 0)]
-    assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in sst2.lines if line.get_label() == "mean"] == [
-        (62.5, 0),
-        (100.0, 1),
-    ]
-    assert drawn["mean of a"][0][0] == 62.5
-    assert [line.get_label() for line in qqp.lines] == ["mean"] and qqp.lines[0].get_data() == ([25.0], [1])
+    assert points(sst2, "each seed") == [(75.0, 0), (50.0, 0), (100.0, 1)]
+    assert points(sst2, "mean") == [(62.5, 0), (100.0, 1)]
+    assert [point[0] for point in points(sst2, "mean of the first")] == [62.5, 62.5]
+    assert points(qqp, "each seed") == points(qqp, "mean") == [(25.0, 1)] and not points(qqp, "mean of the first")
     assert {path.name for path in tmp_path.iterdir()} == {"accuracy.png", "accuracy.svg"}
+
+
+def test_names_of_models_are_drawn_as_they_are(panels, tmp_path):
+    """They may have what would start a formula; long ones are shortened."""
+    drawn = panels(["a$x_$", "b" * 80], {("a$x_$", "sst2"): ["10"]})
+    assert [label.get_text() for label in drawn[0].get_yticklabels()] == ["a$x_$", "b" * 29 + "…"]
+    assert (tmp_path / "accuracy.png").exists()
+    window = drawn[0].get_window_extent()
+    legend = drawn[0].figure.legends[0].get_window_extent()
+    assert window.width > 200 and legend.x0 >= 0 and legend.x1 <= drawn[0].figure.bbox.width
 
 
 def test_a_point_is_as_wide_in_all_panels(panels):

@@ -42,7 +42,7 @@ class Embedder:
         width: Size of the embeddings.
 
     Raises:
-        InputError: for bf16 mixed precision of weights in float16.
+        InputError: for bf16 mixed precision with weights in float16.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: BatchSettings) -> None:
@@ -90,8 +90,8 @@ def load_embedder(name: str, settings: BatchSettings, *, field: str = "models") 
         field: The setting that names the model, for errors.
 
     Raises:
-        InputError: as `load_model`, for bf16 mixed precision of weights in bfloat16 or float16, and for a model with
-            a decoder or without an attention mask.
+        InputError: as `load_model`, for bf16 mixed precision with `dtype` bfloat16 or weights in float16, and for a
+            model with a decoder or without an attention mask.
     """
     if settings.dtype == "bfloat16" and settings.bf16 == "true":
         raise InputError("bf16: expected auto or false with dtype bfloat16, got true")

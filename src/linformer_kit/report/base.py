@@ -68,6 +68,11 @@ def file_name(text: str) -> str:
     return re.sub(r"\W+", "_", text)
 
 
+def shortened(text: str, characters: int) -> str:
+    """At most so many characters of a text, with an ellipsis where some are left out."""
+    return text if len(text) <= characters else text[: characters - 1] + "…"
+
+
 def code(text: str) -> str:
     """Any text as Markdown code that is valid in a table cell."""
     text = text.replace("\n", "⏎").replace("|", "¦")

@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib import rcParams
 
 from linformer_kit.files.writing import write_whole
-from linformer_kit.report.base import code, table, write_report
+from linformer_kit.report.base import code, shortened, table, write_report
 from linformer_kit.report.figures import new_figure, save_figure, show_grid
 
 _SHOWN_MISTAKES = 5
@@ -162,7 +162,7 @@ def draw_confusion(matrix: list[list[int]], labels: Sequence[str], path: Path) -
     figure, axes = new_figure((size + 1, size))
     image = axes.imshow(shares, vmin=0, vmax=1, cmap="Blues")
     if named:
-        names = [_shortened(label, _LABEL_CHARACTERS) for label in labels]
+        names = [shortened(label, _LABEL_CHARACTERS) for label in labels]
         plain = {"parse_math": False}  # else "$" would start a formula
         axes.set_xticks(range(len(labels)), names, rotation=45, ha="right", rotation_mode="anchor", **plain)
         axes.set_yticks(range(len(labels)), names, **plain)
@@ -182,7 +182,7 @@ def shown_mistakes(found: Sequence[dict[str, Any]]) -> list[str]:
     """The worst mistakes as lines of a Markdown table."""
     rows = [
         [
-            code(_shortened(" / ".join(filter(None, (mistake["text"], mistake.get("text_pair")))), _SHOWN_CHARACTERS)),
+            code(shortened(" / ".join(filter(None, (mistake["text"], mistake.get("text_pair")))), _SHOWN_CHARACTERS)),
             code(str(mistake["label"])),
             code(str(mistake["predicted"])),
             f"{mistake['loss']:.2f}",
@@ -206,7 +206,3 @@ def _cut(cut: dict[str, dict[str, int]]) -> str:
         if found["texts"]
     ]
     return f"Truncated: {'; '.join(parts)}." if parts else "No text was truncated."
-
-
-def _shortened(text: str, characters: int) -> str:
-    return text if len(text) <= characters else text[: characters - 1] + "…"

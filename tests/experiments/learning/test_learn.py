@@ -312,10 +312,10 @@ def test_a_study_goes_on_where_it_began(finished, corpus):
 
 @pytest.mark.parametrize(
     ("commits", "expected"),
-    [(("a", "a", "b", "b"), "a, b"), (("a", None), "a"), ((None, None), None), ((None, "b"), "b")],
+    [(("a", "a", "b", "b"), "a, b"), (("a", None, None), "a, unknown"), ((None, None), "unknown")],
 )
 def test_each_commit_is_named_once(corpus, untrained, tmp_path, monkeypatch, commits, expected):
-    """None is a start outside a git checkout."""
+    """One start may be outside a git checkout."""
     settings = study(corpus, learning_rates=[1e-3], variants={"full": {}}, cells={"short": {}}, seeds=[1])
     settings = dataclasses.replace(settings, output_dir=str(tmp_path / "out"))
     for number, commit in enumerate(commits):

@@ -194,7 +194,8 @@ def _continued(study: LearningSettings, here: dict[str, Any], path: Path) -> dic
     for name, value in here.items():
         if name not in _MAY_DIFFER and there.get(name) != value:
             raise InputError(f"resume: expected {name} {there.get(name)}, as in {path}, got {value}")
-    commits = dict.fromkeys([*(there["commit"] or "").split(", "), here["commit"]])  # None outside a git checkout
+    earlier_commits = (there["commit"] or "unknown").split(", ")
+    commits = dict.fromkeys([*earlier_commits, here["commit"] or "unknown"])  # unknown outside a git checkout
     meant = {trial.kind: trial for trial in one_of_each_kind(study)}
     kept: dict[str, dict[str, Any]] = {}
     for entry in earlier["trials"]:  # each after the one that it continues
@@ -202,7 +203,7 @@ def _continued(study: LearningSettings, here: dict[str, Any], path: Path) -> dic
             kept[entry["name"]] = entry
     _check_texts(meant, {entry["kind"]: entry for entry in kept.values()}, path)
     return {
-        "environment": {**there, "commit": ", ".join(filter(None, commits)) or None},
+        "environment": {**there, "commit": ", ".join(commits)},
         **{
             name: {kind: value for kind, value in earlier.get(name, {}).items() if kind in meant}
             for name in ("seconds_per_update", "peak_bytes_of_update")

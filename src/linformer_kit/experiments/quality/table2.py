@@ -261,7 +261,8 @@ def _given_names(settings: Table2Settings) -> list[str]:
 def _continued(before: dict[str, Any], now: dict[str, Any], path: Path) -> dict[str, Any]:
     """The fields that results to resume determine: all of their models, tasks and cells are kept, with those of now.
 
-    The models of now come first, in their order.
+    If all models are given again, their order is that of now; else the new ones come last, so that the first, with
+    which the others are compared, stays.
 
     Raises:
         InputError: for other settings, another first seed, and for other models or texts of the same name.
@@ -279,9 +280,10 @@ def _continued(before: dict[str, Any], now: dict[str, Any], path: Path) -> dict[
     for task, fingerprint in now["texts_fingerprints"].items():
         if texts.get(task, fingerprint) != fingerprint:
             raise InputError(f"resume: expected the texts of {task} of {path}, got others")
+    all_again = before["models"].keys() <= now["models"].keys()
     factor = before["settings"].get("projection_learning_rate_factor")  # of earlier versions, which tried one
     return {
-        **{name: now[name] | before[name] for name in ("models", "fingerprints")},
+        **{name: now[name] if all_again else before[name] | now[name] for name in ("models", "fingerprints")},
         "texts_fingerprints": texts | now["texts_fingerprints"],
         "tasks": list(dict.fromkeys([*before["tasks"], *now["tasks"]])),
         "cells": [{"projection_learning_rate_factor": factor} | cell for cell in before["cells"]],

@@ -58,7 +58,12 @@ def attention(
         return attention(query, key, value, mask, dropout=dropout, few_keys=few_keys).to(dtype)
     if not (few_keys and 0 <= dropout < 1 and _attends_in_blocks(query, key, value, dropout)):
         # Within vmap torch does not see that a mask needs a gradient, and would choose a kernel that computes none.
-        unseen = mask is not None and mask.is_floating_point() and torch._C._are_functorch_transforms_active()
+        unseen = (
+            mask is not None
+            and mask.is_floating_point()
+            and torch.is_grad_enabled()
+            and torch._C._are_functorch_transforms_active()
+        )
         with sdpa_kernel(SDPBackend.MATH) if unseen else contextlib.nullcontext():
             return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
     drop = Dropout.of(dropout) if dropout else None
