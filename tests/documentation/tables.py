@@ -29,7 +29,7 @@ NOT_RUN = {
         "qqp --seeds 1 2 3 --learning_rates 3e-4 1e-3 --projection_learning_rate_factors 0 0.1 "
         "--num_train_epochs 1 --per_device_train_batch_size 32 --per_device_eval_batch_size 64 --processes 2": _STUDY,
         "linformer bench table2 --models all-MiniLM-L6-v2 linear --names all-MiniLM-L6-v2 linear --data_dir "
-        "DIR --tasks sst2 qqp --seeds 1 2 3 --learning_rates 3e-5 1e-4 --num_train_epochs 1 "
+        "DIR --tasks sst2 qqp qnli --seeds 1 2 3 --learning_rates 3e-5 1e-4 --num_train_epochs 1 "
         "--per_device_train_batch_size 32 --per_device_eval_batch_size 64 --processes 2": _ADAPTER,
     },
     "parallel.md": {
