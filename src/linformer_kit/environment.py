@@ -79,13 +79,13 @@ def use_bf16(asked: str, *, on_cpu: bool, fp16: bool = False) -> bool:
     Args:
         asked: The setting: auto, true or false.
         on_cpu: Whether it is for the CPU or for an accelerator.
-        fp16: Whether float16 is used, which cannot be mixed with bfloat16.
+        fp16: Whether weights or products are in float16, which cannot be mixed with bfloat16.
 
     Raises:
-        InputError: for true with float16.
+        InputError: for true with weights in float16; training rejects both settings earlier.
     """
     if fp16 and asked == "true":
-        raise InputError("bf16: expected auto or false with float16, got true")
+        raise InputError("bf16: expected auto or false with weights in float16, got true")
     if asked != "auto":
         return asked == "true"
     if fp16:

@@ -87,7 +87,7 @@ def test_weights_in_float16(tmp_path, monkeypatch):
         lambda: Classifier(PredictSettings(model=half, file="", bf16="true")),
         lambda: load_embedder(half, EmbedSettings(model=half, file="", output="", bf16="true")),
     ):
-        with pytest.raises(InputError, match=r"^bf16: expected auto or false with float16, got true$"):
+        with pytest.raises(InputError, match=r"^bf16: expected auto or false with weights in float16, got true$"):
             load()
 
 
