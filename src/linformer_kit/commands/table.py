@@ -162,7 +162,7 @@ COMMANDS = {
         SpectrumSettings,
         "linformer_kit.experiments.spectrum.figure1:main",
         "Measure",
-        ("FacebookAI/roberta-base --text_file articles/", "my-model --choose --budget 128"),
+        ("FacebookAI/roberta-base --text_file articles/", "my-model --choose --budget 128 --choose_by layer"),
         positionals=("model",),
         memory=("seq_len", "samples"),
     ),
