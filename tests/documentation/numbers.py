@@ -208,6 +208,11 @@ def fine_tuned(name: str, model: str, task: str) -> Any:
     return chosen_cells(result(name))[model, task]
 
 
+def percents(name: str, model: str, task: str) -> list[float]:
+    """Accuracy in percent with each seed of that cell."""
+    return [100 * run["metrics"]["accuracy"] for run in fine_tuned(name, model, task)["runs"]]
+
+
 def training_seconds(name: str, model: str, task: str) -> float:
     """Median time of training of that cell, not rounded as in the table."""
     return statistics.median(run["seconds"] for run in fine_tuned(name, model, task)["runs"])
@@ -300,6 +305,7 @@ KNOWN: dict[str, Any] = (
         "formats": formats,
         "over_ours": over_ours,
         "fine_tuned": fine_tuned,
+        "percents": percents,
         "training_seconds": training_seconds,
         "standard_error": standard_error,
         "bag_of_words": bag_of_words,
