@@ -339,3 +339,13 @@ def test_another_teacher_is_no_resumption(run, texts, tmp_path, capsys):
     arguments = command(other, tmp_path / "student", train_file=texts, cache_dir=run.parent / "cache")
     error = fail_last_line(capsys, *arguments, "--resume")
     assert "resume: expected teacher as in" in error
+
+
+@pytest.mark.parametrize("setting", ["teacher", "student"])
+def test_a_model_is_not_written_over(teacher, texts, tmp_path, capsys, setting):
+    folder = shutil.copytree(teacher, tmp_path / "model")
+    start, more = (folder, {}) if setting == "teacher" else (teacher, {"student": folder})
+    for output in (folder, tmp_path):
+        error = fail(capsys, *command(start, output, train_file=texts, overwrite=True, **more))
+        assert "output_dir: expected another folder than that of the model" in error
+    assert sorted(path.name for path in folder.iterdir()) == sorted(path.name for path in teacher.iterdir())

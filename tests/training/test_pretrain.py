@@ -435,6 +435,11 @@ def test_overwrite_loses_nothing_when_the_input_is_bad(run, capsys, tmp_path):
     assert "none" in error and (run / "metrics.json").exists()
 
 
+def test_a_model_is_not_written_over(run, corpus, capsys):
+    error = fail(capsys, *arguments(corpus, run, f"--from_model={run}", "--overwrite"))
+    assert "output_dir: expected another folder than that of the model" in error and (run / "config.json").exists()
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

@@ -38,7 +38,7 @@ from linformer_kit.inference.scores import (
 )
 from linformer_kit.interop.loading import fingerprint, input_length, load_model, random_weights, resize
 from linformer_kit.report.classification import best_run, write_finetune_report, write_mistakes
-from linformer_kit.settings import FinetuneSettings, check_training, is_local_path, portable, recorded_name
+from linformer_kit.settings import FinetuneSettings, check_training, portable, recorded_name
 from linformer_kit.training.batches import Batches
 from linformer_kit.training.loop import Training
 from linformer_kit.training.optimizer import learning_rate_schedule
@@ -131,10 +131,6 @@ def check(settings: FinetuneSettings) -> None:
         raise InputError(f"seeds: expected 0 or more, got {min(settings.seeds)}")
     if settings.max_steps is None and not settings.num_train_epochs > 0:
         raise InputError(f"num_train_epochs: expected more than 0, got {settings.num_train_epochs}")
-    if settings.output_dir is not None and is_local_path(settings.model):
-        source, folder = Path(settings.model).resolve(), Path(settings.output_dir).resolve()
-        if source == folder or folder in source.parents:
-            raise InputError(f"output_dir: expected another folder than that of the model, got {settings.output_dir}")
 
 
 def load_encoder(
