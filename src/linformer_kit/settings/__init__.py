@@ -26,7 +26,7 @@ from linformer_kit.settings.model import (
     ShorterInput,
 )
 from linformer_kit.settings.pretraining import CorpusSettings, PretrainSettings
-from linformer_kit.settings.training import LARGEST_SEED, TrainingSettings, check_training
+from linformer_kit.settings.training import LARGEST_SEED, TrainingSettings, check_model_is_kept, check_training
 from linformer_kit.settings.use import (
     AdaptersSettings,
     ConvertSettings,
@@ -73,6 +73,7 @@ __all__ = [
     "TaskName",
     "TheoremsSettings",
     "TrainingSettings",
+    "check_model_is_kept",
     "check_training",
     "is_local_path",
     "names_only",

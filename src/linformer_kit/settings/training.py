@@ -1,6 +1,5 @@
 """Settings that all trainings share, and their checks."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -36,7 +35,6 @@ _AT_LEAST_ZERO = (
     "seed",
 )
 _BELOW_ONE = ("adam_beta1", "adam_beta2", "label_smoothing_factor")
-_STARTS = ("model", "teacher", "student", "from_model")  # of the commands
 
 
 @dataclass(kw_only=True)
@@ -147,15 +145,15 @@ def check_training(settings: TrainingSettings) -> None:
         raise InputError(f"ddp_timeout: expected 1 to {_MOST_SECONDS} seconds, got {settings.ddp_timeout}")
     if settings.fp16 and settings.bf16 == "true":
         raise InputError("bf16, fp16: expected at most one of them, got both")
-    if (output_dir := getattr(settings, "output_dir", None)) is not None:
-        _check_models_are_kept(output_dir, [getattr(settings, name, None) for name in _STARTS])
 
 
-def _check_models_are_kept(output_dir: str, starts: Iterable[object]) -> None:
-    """Reject an output folder that holds a model that the training starts from: `overwrite` would remove it."""
-    folder = Path(output_dir).resolve()
-    for start in starts:
-        if isinstance(start, str) and is_local_path(start):
-            source = Path(start).resolve()
-            if source == folder or folder in source.parents:
-                raise InputError(f"output_dir: expected another folder than that of the model, got {output_dir}")
+def check_model_is_kept(model: str | None, output_dir: str | None) -> None:
+    """Raise an error if the output folder holds the model that a training starts from: `overwrite` would remove it.
+
+    Raises:
+        InputError: if it does.
+    """
+    if model is not None and output_dir is not None and is_local_path(model):
+        source, folder = Path(model).resolve(), Path(output_dir).resolve()
+        if source == folder or folder in source.parents:
+            raise InputError(f"output_dir: expected another folder than that of the model, got {output_dir}")

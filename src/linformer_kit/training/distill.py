@@ -19,7 +19,7 @@ from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.linearized.fields import EXACT, later_field
 from linformer_kit.linearized.linearize import linearize
 from linformer_kit.report.distillation import write_distill_report
-from linformer_kit.settings import DistillSettings, check_training, portable, recorded_name
+from linformer_kit.settings import DistillSettings, check_model_is_kept, check_training, portable, recorded_name
 from linformer_kit.training.adapter import (
     example_embedding,
     low_rank_parameters,
@@ -105,6 +105,8 @@ def check(settings: DistillSettings) -> None:
         InputError: for invalid settings.
     """
     check_training(settings)
+    for model in (settings.teacher, settings.student):
+        check_model_is_kept(model, settings.output_dir)
     for name in ("hidden_weight", "attention_weight", "output_weight"):
         if not getattr(settings, name) >= 0:
             raise InputError(f"{name}: expected 0 or more, got {getattr(settings, name)}")

@@ -38,7 +38,7 @@ from linformer_kit.inference.scores import (
 )
 from linformer_kit.interop.loading import fingerprint, input_length, load_model, random_weights, resize
 from linformer_kit.report.classification import best_run, write_finetune_report, write_mistakes
-from linformer_kit.settings import FinetuneSettings, check_training, portable, recorded_name
+from linformer_kit.settings import FinetuneSettings, check_model_is_kept, check_training, portable, recorded_name
 from linformer_kit.training.batches import Batches
 from linformer_kit.training.loop import Training
 from linformer_kit.training.optimizer import learning_rate_schedule
@@ -131,6 +131,7 @@ def check(settings: FinetuneSettings) -> None:
         raise InputError(f"seeds: expected 0 or more, got {min(settings.seeds)}")
     if settings.max_steps is None and not settings.num_train_epochs > 0:
         raise InputError(f"num_train_epochs: expected more than 0, got {settings.num_train_epochs}")
+    check_model_is_kept(settings.model, settings.output_dir)
 
 
 def load_encoder(

@@ -28,7 +28,7 @@ from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.heads import LinformerForMaskedLM
 from linformer_kit.operator.projections import PROJECTIONS
 from linformer_kit.report.pretraining import write_pretrain_report
-from linformer_kit.settings import ModelSettings, PretrainSettings, check_training, portable
+from linformer_kit.settings import ModelSettings, PretrainSettings, check_model_is_kept, check_training, portable
 from linformer_kit.training.metrics import unigram_entropy
 from linformer_kit.training.optimizer import learning_rate_schedule
 from linformer_kit.training.plan import Plan
@@ -98,6 +98,8 @@ def check(settings: PretrainSettings) -> None:
         InputError: with the name of the invalid setting.
     """
     check_training(settings)
+    if settings.overwrite:  # a study may keep its start in the folder of the run
+        check_model_is_kept(settings.from_model, settings.output_dir)
     if settings.load_best_model_at_end and settings.save_steps != settings.eval_steps:
         expected = f"{settings.eval_steps}, as eval_steps, with load_best_model_at_end"
         raise InputError(f"save_steps: expected {expected}, got {settings.save_steps}")
