@@ -54,6 +54,21 @@ def test_spellings(arguments, name, value):
     assert getattr(parse(["pretrain", *arguments])[1], name) == value
 
 
+def test_paths_may_begin_at_the_home_folder(monkeypatch, tmp_path):
+    """Which no shell makes of --output_dir=~/run, or of a file of settings."""
+    monkeypatch.setenv("HOME", "/home/someone")
+    (tmp_path / "settings.yaml").write_text("output_dir: ~/run\nmodel.hidden_act: ~/gelu\n")
+    arguments = ["--train_file=~/a.txt", "--from_model=~/model", "--config", str(tmp_path / "settings.yaml")]
+    settings = parse(["pretrain", *arguments])[1]
+    assert (settings.output_dir, settings.train_file) == ("/home/someone/run", ["/home/someone/a.txt"])
+    assert (settings.from_model, settings.model.hidden_act) == ("/home/someone/model", "~/gelu")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert parse(["pretrain", "--config", "~/settings.yaml"])[1].output_dir == f"{tmp_path}/run"
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert parse(["convert", "~/a", "~/b"])[1].out == "/home/someone/b"
+    assert parse(["fill-mask", "~/a", "~/text"])[1].text == "~/text"
+
+
 def test_nested_fields_by_dots():
     assert parse(["pretrain", "--model.projected-dim=16"])[1].model.projected_dim == 16
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -212,6 +213,23 @@ def test_in_place(tmp_path, capsys):
     assert model(torch.full((1, 74), 5)).logits.isfinite().all()
     assert AutoTokenizer.from_pretrained(tmp_path / "ours").model_max_length == 74
     assert (tmp_path / "ours" / "modules.json").exists() and damage(tmp_path / "ours") is None
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_how_a_text_is_embedded_is_kept(in_place, tmp_path, capsys):
+    """So that `embed` rejects what is not the mean."""
+    source("BertModel", tmp_path / "theirs")
+    save_tokenizer(tmp_path / "theirs")
+    modules = [{"type": "a.Transformer", "path": ""}, {"type": "a.Pooling", "path": "1_Pooling"}]
+    (tmp_path / "theirs" / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "theirs" / "1_Pooling").mkdir()
+    (tmp_path / "theirs" / "1_Pooling" / "config.json").write_text('{"pooling_mode": "cls"}')
+    main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours"), *(["--in_place"] if in_place else [])])
+    assert (tmp_path / "ours" / "modules.json").exists() and damage(tmp_path / "ours") is None
+    (tmp_path / "texts.txt").write_text("w7 w9\n")
+    capsys.readouterr()
+    error = fail(capsys, "embed", tmp_path / "ours", tmp_path / "texts.txt", "--output", tmp_path / "vectors.npy")
+    assert "model: expected mean pooling in " in error
 
 
 def test_what_is_untrained_is_said(tmp_path, capsys):

@@ -38,6 +38,16 @@ def test_a_tokenizer_without_a_mask_token(tokenizer):
         BlockMasker(tokenizer, seed=0, probability=0.15)
 
 
+def test_an_added_token_replaces_none(tokenizer):
+    """It may have no embedding in the model."""
+    tokenizer = copy.deepcopy(tokenizer)
+    size = len(tokenizer)
+    tokenizer.add_tokens([f"<added {number}>" for number in range(3 * size)])
+    masker = BlockMasker(tokenizer, seed=0, probability=1.0)
+    masked = masker(np.full(10_000, size - 1), epoch=0, index=0)["input_ids"]
+    assert masked.max() < size and len(masked.unique()) > 10
+
+
 def test_rates_are_those_of_bert():
     original = ids()
     masked, labels = mask(original)

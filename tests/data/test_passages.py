@@ -10,6 +10,9 @@ from linformer_kit.data.encoding import Encoder
 from linformer_kit.data.masking import BlockMasker
 from linformer_kit.data.passages import SHORTEST, Passages, Texts, drawn_lengths, passage_keys
 from linformer_kit.data.tokenizer import train_tokenizer
+from linformer_kit.data.unlabelled import load_inputs
+from linformer_kit.errors import InputError
+from linformer_kit.settings import DistillSettings
 
 SENTENCES = [f"number {number} was good." for number in range(97)]
 LONGEST = 23
@@ -26,6 +29,16 @@ def documents():
     return Dataset.from_list(
         [{"text": " ".join(SENTENCES[:60])}, {"text": "short."}, {"text": " ".join(SENTENCES[60:])}]
     )
+
+
+@pytest.mark.parametrize("name", ["train_file", "validation_file"])
+def test_a_file_without_texts(encoder, tmp_path, name):
+    (tmp_path / "some.csv").write_text("text\ngood\nbad\n")
+    (tmp_path / "none.csv").write_text("text\n")
+    files = {each: [str(tmp_path / "some.csv")] for each in ("train_file", "validation_file")}
+    settings = DistillSettings(teacher="", output_dir="", **{**files, name: [str(tmp_path / "none.csv")]})
+    with pytest.raises(InputError, match=f"^{name}: expected texts, got none$"):
+        load_inputs(settings, encoder, packing=False, masked=False)
 
 
 def text_of(window, encoder) -> str:

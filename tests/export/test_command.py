@@ -89,6 +89,13 @@ def test_int8_says_what_it_loses(tmp_path, capsys):
             ["--int8", "--validation_file", "x.txt"],
             "validation_file: no such file or folder: x.txt",
         ),
+        *(
+            (
+                ["--int8", "--validation_file", "OUT/lines.txt", f"--{name}_column", "x"],
+                f"{name}_column: expected none for ",
+            )
+            for name in ("text", "text_pair", "label")
+        ),
         (["--text_column", "x"], "text_column: expected none without validation_file, got 'x'"),
         (["--max_eval_samples", "5"], "max_eval_samples: expected none without validation_file, got 5"),
         (
@@ -99,6 +106,8 @@ def test_int8_says_what_it_loses(tmp_path, capsys):
 )
 def test_settings_that_do_not_fit_are_one_line(arguments, message, tmp_path, capsys):
     linformer("LinformerModel", tmp_path / "model")
+    (tmp_path / "lines.txt").write_text("good\nbad\n")
+    arguments = [argument.replace("OUT", str(tmp_path)) for argument in arguments]
     assert message in fail(capsys, "export", tmp_path / "model", tmp_path / "out", *arguments)
     assert not (tmp_path / "out").exists()
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
+from unittest.mock import Mock
 
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
@@ -13,7 +16,8 @@ import transformers
 import linformer_kit as lk
 from linformer_kit.commands.cli import main
 from linformer_kit.inference import embed, embedder
-from tests.conftest import fail
+from linformer_kit.interop.checkpoints import sentences
+from tests.conftest import fail, fail_last_line
 from tests.experiments.quality.long_texts import LONGEST, write_bert
 
 WORDS = ["the", "film", "was", "good", "bad", "fine", "poor", "and", "so", "a", "long", "story"]
@@ -196,7 +200,8 @@ def test_another_embedding_is_refused(folder, tmp_path, capsys, modules, config,
         for name, path in zip(modules, paths, strict=False)
     ]
     (model / "modules.json").write_text(json.dumps(listed))
-    (model / "1_Pooling").mkdir()
+    for path in filter(None, paths):
+        (model / path).mkdir()
     (model / "1_Pooling" / "config.json").write_text(json.dumps(config))
     arguments = ["embed", str(model), str(folder / "texts.txt"), "--output", str(tmp_path / "vectors.npy")]
     assert message in fail(capsys, *arguments)
@@ -205,3 +210,61 @@ def test_another_embedding_is_refused(folder, tmp_path, capsys, modules, config,
         json.dumps({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False})
     )
     main(arguments)
+
+
+@pytest.mark.parametrize(
+    ("modules", "message"),
+    [
+        ("{", "modules.json: expected JSON of sentence-transformers, got "),
+        ('["a"]', "modules.json: expected modules, each with the path of its folder, got ['a']"),
+        ('[{"type": null, "path": ""}]', "model: expected modules Transformer, Pooling, Normalize, got None"),
+    ],
+)
+def test_malformed_files_of_sentence_transformers(folder, tmp_path, capsys, modules, message):
+    model = shutil.copytree(folder / "model", tmp_path / "model")
+    (model / "modules.json").write_text(modules)
+    assert message in fail(capsys, *["embed", model, folder / "texts.txt", "--output", tmp_path / "vectors.npy"])
+
+
+def test_an_unknown_embedding_is_assumed_to_be_the_mean(monkeypatch, caplog):
+    """Of a model whose files were cached by transformers, which does not ask for modules.json."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    sentences.check_mean_pooling("someone/an-encoder")
+    assert "modules.json is not cached: mean pooling is assumed" in caplog.text
+
+
+def test_a_table_without_rows(folder, tmp_path):
+    (tmp_path / "none.csv").write_text("text\n")
+    output = tmp_path / "vectors.npy"
+    arguments = ["embed", str(folder / "model"), str(tmp_path / "none.csv"), "--output", str(output)]
+    main(arguments)
+    width = np.load(output).shape[1]
+    assert np.load(output).shape == (0, width) and width > 0
+    main(command(folder, output, "--overwrite"))
+    assert np.load(output).shape == (23, width)
+    main([*arguments, "--overwrite"])
+    assert np.load(output).shape == (0, width), "no older rows"
+    main([*arguments, "--resume"])
+    assert not (tmp_path / "vectors.npy.part").exists()
+
+
+def test_a_full_disk_is_one_line(folder, tmp_path, capsys, monkeypatch):
+    """Not a signal, which writing to the memory map would give."""
+    monkeypatch.setattr(embed.os, "posix_fallocate", Mock(side_effect=OSError(errno.ENOSPC, "No space left")))
+    output = tmp_path / "vectors.npy"
+    assert f"{output}: No space left on device" in fail_last_line(capsys, *command(folder, output), code=1)
+    assert not output.exists()
+    monkeypatch.setattr(embed.os, "posix_fallocate", Mock(side_effect=OSError(errno.EOPNOTSUPP, "not supported")))
+    main(command(folder, output, "--overwrite"))
+    assert np.load(output).shape[0] == 23
+
+
+def test_outputs_that_are_not_finite_are_no_result(folder, tmp_path, capsys):
+    model = transformers.AutoModel.from_pretrained(folder / "model")
+    torch.nn.init.constant_(model.embeddings.LayerNorm.bias, float("nan"))
+    shutil.copytree(folder / "model", tmp_path / "model")
+    model.save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "manifest.json").unlink(missing_ok=True)
+    arguments = ["embed", tmp_path / "model", folder / "texts.txt", "--output", tmp_path / "vectors.npy"]
+    assert "model: expected finite hidden states, got NaN or infinite ones" in fail(capsys, *arguments)
+    assert not (tmp_path / "vectors.npy").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 import pytest
+import torch
 from transformers import pipeline
 
 from linformer_kit import LinformerConfig, LinformerForSequenceClassification
@@ -19,7 +21,7 @@ from linformer_kit.errors import InputError
 from linformer_kit.inference import classifier
 from linformer_kit.inference.predict import predict
 from linformer_kit.settings import PredictSettings
-from tests.conftest import randomise, write_model
+from tests.conftest import fail, randomise, write_model
 from tests.export.conftest import linformer
 
 RAGGED = [
@@ -97,12 +99,35 @@ def test_a_resume_goes_on_behind_the_last_whole_line(model, texts, tmp_path, mon
     assert cut.read_bytes() == whole.read_bytes(), "nothing left to do"
 
 
+def test_a_resume_keeps_the_names_of_the_classes_and_the_precision(model, texts, tmp_path, capsys):
+    renamed, output = shutil.copytree(model, tmp_path / "model"), tmp_path / "answers.jsonl"
+    main(["predict", str(renamed), str(texts), "--output", str(output), "--bf16", "false"])
+    error = fail(capsys, "predict", renamed, texts, "--output", output, "--resume", "--bf16", "true")
+    assert f"resume: expected the bf16 of {output}.run.json, False, got True" in error
+    config = LinformerConfig.from_pretrained(renamed, id2label={0: "good", 1: "bad"})
+    config.save_pretrained(renamed)
+    error = fail(capsys, "predict", renamed, texts, "--output", output, "--resume")
+    assert f"resume: expected the labels of {output}.run.json, ['happy', 'unhappy'], got ['good', 'bad']" in error
+
+
+@pytest.mark.parametrize("command", ["predict", "evaluate"])
+def test_outputs_that_are_not_finite_are_no_result(command, model, texts, tmp_path, capsys):
+    spoilt = LinformerForSequenceClassification.from_pretrained(model)
+    torch.nn.init.constant_(spoilt.classifier.out_proj.bias, float("nan"))
+    shutil.copytree(model, tmp_path / "model")
+    spoilt.save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "manifest.json").unlink(missing_ok=True)
+    arguments = [texts] if command == "predict" else ["--validation_file", texts]
+    error = fail(capsys, command, tmp_path / "model", *arguments)
+    assert "model: expected finite logits, got NaN or infinite ones" in error
+
+
 def test_a_resume_reads_the_same_texts_together(model, monkeypatch):
     """Numbers are rounded by what they are batched with, so an interruption must not show in the last digits."""
-    together, own = [], classifier.Classifier._probabilities
+    together, own = [], classifier.Classifier._logits
     monkeypatch.setattr(classifier, "_TEXTS_TOGETHER", 7)
     monkeypatch.setattr(
-        classifier.Classifier, "_probabilities", lambda self, windows: together.append(windows) or own(self, windows)
+        classifier.Classifier, "_logits", lambda self, windows: together.append(windows) or own(self, windows)
     )
     classify = classifier.Classifier(PredictSettings(model=str(model), file=""))
     texts = [("number 1 was good " * (1 + number * 5 % 13), None) for number in range(30)]
@@ -165,6 +190,8 @@ def test_long_texts_are_cut_or_read_in_windows(model, tmp_path, capsys):
         (["{model}", "{lines}", "--text_column", "body"], "text_column: expected none for lines of text, got 'body'"),
         (["{model}", "{lines}", "--text_pair_column", "body"], "file: expected a table with a column 'body' for pairs"),
         (["{model}", "{texts}", "--max_length", "0"], "max_length: expected at least 3, got 0"),
+        (["{model}", "{texts}", "--output", ""], "output: expected a file, got ''"),
+        (["{model}", "{texts}", "--output", "."], "output: expected a file, got '.'"),
         (["{model}", "{texts}", "--stride", "21"], "stride: expected 0 to 20, got 21"),
     ],
 )

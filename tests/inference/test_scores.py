@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from scipy.special import logit
 
 from linformer_kit import InputError
 from linformer_kit.data.examples import Example, Labels
@@ -40,7 +41,7 @@ def test_several_classes():
     answers = s.predicted(probabilities, multi_label=True)
     found = s.scores(answers, targets, ("micro_f1", "macro_f1", "accuracy"), 2)
     assert found == pytest.approx({"micro_f1": 2 * 2 / (3 + 3), "macro_f1": (1 + 0) / 2, "accuracy": 1 / 3})
-    assert s.losses(probabilities, targets)[0] == pytest.approx(-np.log(0.9))
+    assert s.losses(logit(probabilities), targets)[0] == pytest.approx(-np.log(0.9))
     assert s.predicted(probabilities, multi_label=True, threshold=0.7).tolist() == [[1, 0], [1, 0], [0, 0]]
 
 
@@ -49,24 +50,43 @@ def test_the_worst_mistakes_stand_first():
     labels = Labels(("a", "b", "c"))
     sure = CHANCES.copy()
     sure[6] = [0.05, 0.05, 0.9]
-    found = s.mistakes(sure, ANSWERS, TARGETS, examples, labels)
+    found = s.mistakes(np.log(sure), ANSWERS, TARGETS, examples, labels)
     assert [each["source"] for each in found] == ["line 6", "line 3"]
-    assert (found[0]["label"], found[0]["predicted"], found[0]["probability"]) == ("b", "c", 0.9)
+    assert (found[0]["label"], found[0]["predicted"], found[0]["probability"]) == ("b", "c", pytest.approx(0.9))
     assert found[0]["loss"] == pytest.approx(-np.log(0.05))
     both = s.mistakes(
-        np.array([[0.9, 0.8]]),
+        logit(np.array([[0.9, 0.8]])),
         np.array([[1, 1]]),
         np.array([[1.0, 0.0]]),
         examples[:1],
         Labels(("a", "b"), multi_label=True),
     )
     assert (both[0]["label"], both[0]["predicted"]) == (["a"], ["a", "b"])
-    assert both[0]["probability"] == {"a": 0.9, "b": 0.8}
+    assert both[0]["probability"] == pytest.approx({"a": 0.9, "b": 0.8})
 
 
 def test_losses_are_those_of_the_right_answers():
-    assert s.losses(CHANCES, TARGETS)[[0, 3]] == pytest.approx([-np.log(0.8), -np.log(0.1)])
-    assert np.isfinite(s.losses(np.array([[0.0, 1.0]]), np.array([0])))
+    assert s.losses(np.log(CHANCES), TARGETS)[[0, 3]] == pytest.approx([-np.log(0.8), -np.log(0.1)])
+
+
+@pytest.mark.parametrize("sure", [30.0, 37.0, 40.0, 2000.0])
+def test_losses_of_a_wrong_answer_are_exact_however_sure_it_is(sure: float):
+    assert s.losses(np.array([[sure, 0.0]]), np.array([1])) == pytest.approx(sure)
+    for sign in (1, -1):
+        wrong = np.array([[0.0 if sign > 0 else 1.0]])
+        assert s.losses(np.array([[sign * sure]]), wrong) == pytest.approx(sure)
+
+
+@pytest.mark.parametrize("multi_label", [False, True])
+def test_several_windows_have_the_mean_of_their_probabilities(multi_label: bool):
+    logits, weights = np.array([[2.0, -1.0, 0.5], [-3.0, 0.0, 4.0]]), np.array([30, 10])
+    (found,) = s.class_probabilities(
+        s.mean_logits(logits, weights, multi_label=multi_label)[None], multi_label=multi_label
+    )
+    each = s.class_probabilities(logits, multi_label=multi_label)
+    assert found == pytest.approx(0.75 * each[0] + 0.25 * each[1])
+    sure = s.mean_logits(np.full((2, 3), 50.0), weights, multi_label=True)
+    assert sure == pytest.approx(50), "where the probability is rounded to 1"
 
 
 def test_probabilities_of_any_logits_are_finite():
@@ -74,6 +94,7 @@ def test_probabilities_of_any_logits_are_finite():
     one = s.class_probabilities(logits, multi_label=False)
     assert one.sum(axis=1) == pytest.approx([1, 1]) and one[1] == pytest.approx(1 / 3)
     several = s.class_probabilities(logits, multi_label=True)
+    assert s.class_probabilities(np.array([[-40.0]]), multi_label=True) == pytest.approx(np.exp(-40), abs=0)
     assert several[0] == pytest.approx([1, 0, 0.5]) and several[1] == pytest.approx(1 / (1 + np.exp(-1)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from linformer_kit import environment
 from linformer_kit.errors import InputError
 from linformer_kit.inference.classifier import Classifier
 from linformer_kit.inference.embedder import load_embedder
+from linformer_kit.interop.loading import auto_class_of
 from linformer_kit.settings import EmbedSettings, PredictSettings
 from tests.commands.test_convert import save_tokenizer
 from tests.conftest import randomise
@@ -106,6 +108,10 @@ def test_an_added_token_that_no_text_needs(tmp_path):
     assert tokenizer.add_tokens(["<image>"], special_tokens=True) == 1 and len(tokenizer) == 54
     tokenizer.save_pretrained(model)
     assert np.array_equal(classified(model), plain)
+    with pytest.raises(
+        InputError, match=r"^model: expected one that reads these texts, got index out of range in self$"
+    ):
+        classified(model, [("w7 <image>", None)])
 
 
 @pytest.mark.parametrize(
@@ -142,11 +148,27 @@ def test_refused_embedders(tmp_path):
     t5 = transformers.T5Config(
         d_model=22, d_kv=11, d_ff=19, num_layers=1, num_heads=2, decoder_start_token_id=1, **sizes
     )
+    part = {"hidden_size": 22, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 19}
+    clip = transformers.CLIPConfig(
+        text_config={**part, "vocab_size": 53, "max_position_embeddings": 17},
+        vision_config={**part, "image_size": 4, "patch_size": 2},
+    )
     fnet = transformers.FNetConfig(hidden_size=22, num_hidden_layers=1, intermediate_size=19, **sizes)
     for config, kind, message in (
         (t5, "T5Model", "got T5Model, an encoder with a decoder"),
+        (clip, "CLIPModel", "got CLIPModel, whose hidden states have no one size"),
         (fnet, "FNetModel", "with an attention mask, got FNetModel"),
     ):
         model = save(tmp_path / kind, config, kind=kind)
         with pytest.raises(InputError, match=rf"^models: expected an encoder of texts.*{message}$"):
             embedded(model, batch_size=1)
+
+
+@pytest.mark.parametrize("architectures", [None, [], [3], "BertModel"])
+def test_a_configuration_without_the_class_of_the_model(tmp_path, architectures):
+    """Whether to keep a head cannot be known."""
+    model = save(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": architectures}))
+    with pytest.raises(InputError, match=r"^model: expected architectures \(such as BertModel.* of .*, got "):
+        auto_class_of(model, "an encoder")

@@ -12,6 +12,7 @@ from transformers import AutoModel
 from linformer_kit import InputError
 from linformer_kit.experiments.quality.families import FAMILIES, build, difference, example, measure_family
 from linformer_kit.linearized.layers import attention_layers
+from linformer_kit.linearized.positions import longest_input, set_positions
 from tests.conftest import as_in_the_paper
 
 OWN_PADDING = ("roberta", "xlm-roberta", "camembert", "data2vec-text")  # count positions by the padding token
@@ -154,3 +155,18 @@ def test_positions_that_are_not_known_here():
     with pytest.raises(InputError, match="max_position_embeddings: expected none for SiglipTextModel, whose positions"):
         as_in_the_paper(model, 4, max_position_embeddings=32)
     assert as_in_the_paper(model, 4).config.linformer["seq_len"] == 16
+
+
+@pytest.mark.parametrize("name", ["Yoso", "Mra", "Nystromformer"])
+def test_positions_that_begin_after_an_offset(name):
+    """Without a padding index, whose rows are the unused ones of others."""
+    sizes = {**FAMILIES["bert"].sizes, "max_position_embeddings": 16, "num_landmarks": 4, "segment_means_seq_len": 16}
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**sizes)).eval()
+    embeddings, ids = model.embeddings, torch.full((1, 16), 5)
+    assert longest_input(model) == 16
+    before = embeddings(ids)
+    set_positions(model, 24, "extend")
+    assert longest_input(model) == model.config.max_position_embeddings == 24
+    assert torch.equal(embeddings(ids), before)
+    assert embeddings(torch.full((1, 24), 5)).shape[1] == 24

@@ -22,7 +22,7 @@ def settings(command: str, **fields: object):
 
 
 COUNTS = ["max_steps", "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "eval_steps", "save_steps", "logging_steps", "save_total_limit"]  # fmt: skip
-AMOUNTS = ["learning_rate", "warmup_steps", "weight_decay", "projection_learning_rate_factor", "projection_weight_decay", "max_grad_norm", "dataloader_num_workers", "max_skipped_updates", "seed"]  # fmt: skip
+AMOUNTS = ["learning_rate", "warmup_steps", "weight_decay", "projection_learning_rate_factor", "projection_weight_decay", "max_grad_norm", "dataloader_num_workers", "max_skipped_updates"]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", NEEDED)
@@ -40,6 +40,8 @@ def test_defaults_can_be_trained_with(command):
         ("finetune", "num_train_epochs", -1.0, "0 or more"),
         ("distill", "max_steps", 0, "1 or more"),
         ("pretrain", "seed", 2**32, "0 to 4294967295"),
+        ("pretrain", "seed", -1, "0 to 4294967295"),
+        ("pretrain", "split_seed", -1, "0 to 4294967295"),
         ("pretrain", "adam_beta1", 1.0, "0 or more and less than 1"),
         ("pretrain", "adam_beta2", -0.1, "0 or more and less than 1"),
         ("pretrain", "adam_beta2", float("nan"), "0 or more and less than 1"),
@@ -55,7 +57,7 @@ def test_numbers_that_no_training_can_have(command, name, value, expected):
 
 
 def test_every_seed_is_looked_at():
-    with pytest.raises(InputError, match=r"^seed: expected 0 to 4294967295, got 4294967296$"):
+    with pytest.raises(InputError, match=r"^seeds: expected 0 to 4294967295, got 4294967296$"):
         check_training(settings("finetune", seeds=[1, 2**32]))
 
 

@@ -346,7 +346,8 @@ def test_two_processes_learn_from_each_text_once_in_a_pass(texts, tmp_path):
     ("arguments", "message"),
     [
         (["--seeds", "1", "1"], "seeds: expected one or more, each once, got [1, 1]"),
-        (["--seeds", "-1"], "seeds: expected 0 or more, got -1"),
+        (["--seeds", "-1"], "seeds: expected 0 to 4294967295, got -1"),
+        (["--split_seed", "-1"], "split_seed: expected 0 to 4294967295, got -1"),
         (["--metric_for_best_model", "bleu"], "metric_for_best_model: expected one of accuracy, macro_f1 and loss, got 'bleu'"),
         (["--max_length", "24"], f"max_length: expected at most {LENGTH} (the model's limit), got 24"),
         (["--resize_to", "3"], "resize_to: expected"),

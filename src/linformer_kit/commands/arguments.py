@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import os
 from collections.abc import Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -19,7 +20,8 @@ from linformer_kit.settings.groups import Setting, settings_of
 _VALUES = {int: "INT", float: "FLOAT", bool: "{true,false}"}
 # Kinds of text, by the last word of the name.
 _TEXTS = {"file": "FILE", "dir": "FOLDER", "student": "FOLDER", "column": "COLUMN", "tokenizer": "MODEL"}
-_TEXTS |= {"model": "MODEL", "models": "MODEL", "output": "FILE"}
+_TEXTS |= {"model": "MODEL", "models": "MODEL", "teacher": "MODEL", "source": "MODEL", "output": "FILE"}
+_TEXTS |= {"out": "FOLDER", "folder": "FOLDER"}
 _METAVARS = {"metric_for_best_model": "METRIC"}  # names whose last word misleads
 _DEFAULT = "; default: "  # and what a setting without a value means, at the end of its sentence
 
@@ -53,6 +55,14 @@ def add_settings(parser: ArgumentParser, command: Command, recipe: Sequence[Mapp
             _add_nested(parser, setting, None, argparse.SUPPRESS)
         else:
             _add_option(parser, setting, argparse.SUPPRESS, recipe)
+
+
+def expanded(name: str, value: Any) -> Any:
+    """The value of a setting; of a file, folder or model, with `~` as the home directory."""
+    if isinstance(value, list):
+        return [expanded(name, each) for each in value]
+    is_path = _TEXTS.get(name.rpartition("_")[2]) in ("FILE", "FOLDER", "MODEL")
+    return os.path.expanduser(value) if is_path and isinstance(value, str) else value
 
 
 def usage(name: str, command: Command) -> str:

@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 from jsonargparse import ArgumentParser, Namespace
 
 from linformer_kit._version import __version__
-from linformer_kit.commands.arguments import add_settings, usage
+from linformer_kit.commands.arguments import add_settings, expanded, usage
 from linformer_kit.commands.help import HelpFormatter, epilog, overview
 from linformer_kit.commands.spelling import normalise, readable, values_of
 from linformer_kit.commands.table import COMMANDS, GROUPS, RECIPES, Command
@@ -127,7 +127,7 @@ def _recipe_files(recipes: Path) -> list[Path]:
 
 
 def _read_settings(path: Path) -> dict[str, Any]:
-    content = read_yaml(path)
+    content = read_yaml(path.expanduser())
     if "config" in content:
         raise InputError(f"{path}: expected settings, got config, which only the command line takes")
     return content
@@ -144,5 +144,5 @@ def _instantiate(settings: Any, values: Namespace) -> Any:
             if not isinstance(value, Namespace):
                 raise InputError(f"{field.name}: expected settings by name, got {value!r}")
             value = _instantiate(nested, value)
-        arguments[field.name] = value
+        arguments[field.name] = expanded(field.name, value)
     return settings(**arguments)

@@ -84,7 +84,10 @@ class BlockMasker:
             "probability": probability,
             "mask_token_id": tokenizer.mask_token_id,
             "special_ids": special_ids,
-            "replacement_ids": np.setdiff1d(list(tokenizer.get_vocab().values()), special_ids),
+            # Added tokens may have no embedding in the model.
+            "replacement_ids": np.setdiff1d(
+                list(tokenizer.get_vocab().values()), [*special_ids, *tokenizer.get_added_vocab().values()]
+            ),
         }
 
     def __call__(self, block: np.ndarray, *, epoch: int, index: int) -> dict[str, torch.Tensor]:

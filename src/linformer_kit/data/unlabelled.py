@@ -69,6 +69,9 @@ def load_inputs(settings: DistillSettings, encoder: Encoder, *, packing: bool, m
         source, kind, fingerprint = corpus.description.partition(":")[0], "documents", corpus.fingerprint
     else:
         sides = _split(settings)
+        for field, texts in zip(("train_file", "validation_file"), sides, strict=True):
+            if not texts:
+                raise InputError(f"{field}: expected texts, got none")
         train, held_out = (Texts(texts, encoder, mask=mask) for texts in sides)
         source, kind, fingerprint = "", "texts", hashlib.sha256(json.dumps(sides).encode()).hexdigest()
     name = " ".join(names_only(settings.train_file)) if settings.train_file else source

@@ -16,6 +16,7 @@ from linformer_kit.data.validate import check_exists, check_not_empty, check_suf
 from linformer_kit.errors import InputError
 from linformer_kit.export.exportable import CLASSIFIER, ENCODER, MASKED_LM, QUESTION_ANSWERING, Arrays, Run, Source
 from linformer_kit.inference.classifier import read_labels, trained_columns
+from linformer_kit.inference.files import check_text_column
 from linformer_kit.inference.scores import class_probabilities, predicted, scores
 from linformer_kit.settings import IGNORED_LABEL, EvaluateSettings, ExportSettings
 
@@ -125,6 +126,12 @@ def _texts(settings: ExportSettings) -> Iterator[tuple[str, str | None]]:
     check_exists(path, field="validation_file")
     check_suffix(path, field="validation_file")
     check_not_empty(path, field="validation_file")
+    if settings.label_column is not None:
+        raise InputError(
+            f"label_column: expected none for a model that is no classifier, got {settings.label_column!r}"
+        )
+    for field in ("text_column", "text_pair_column"):
+        check_text_column(getattr(settings, field), path, field=field)
     columns = TextColumns(settings.text_column or "text", settings.text_pair_column)
     for number, text in enumerate(read_texts(path, columns)):
         if number == settings.max_eval_samples:

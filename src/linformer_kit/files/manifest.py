@@ -152,11 +152,28 @@ def read_json(path: Path) -> dict[str, Any]:
         InputError: if the file is not a JSON object.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
+        text = path.read_text(encoding="utf-8")
+    except ValueError as error:
         raise InputError(f"{path}: expected JSON, got {error}") from None
+    return parsed_json(text, str(path))
+
+
+def parsed_json(text: str, name: str) -> dict[str, Any]:
+    """Parse a JSON object.
+
+    Args:
+        text: The text.
+        name: Its file, for errors.
+
+    Raises:
+        InputError: for anything else.
+    """
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{name}: expected JSON, got {error}") from None
     if not isinstance(content, dict):
-        raise InputError(f"{path}: expected JSON of names and values, got {type(content).__name__}")
+        raise InputError(f"{name}: expected JSON of names and values, got {type(content).__name__}")
     return content
 
 

@@ -15,8 +15,8 @@ from linformer_kit.data.examples import Columns, Labels, listed_classes
 from linformer_kit.data.labelled import columns_of_task
 from linformer_kit.data.tasks import TASKS
 from linformer_kit.environment import best_device, use_bf16
-from linformer_kit.errors import InputError
-from linformer_kit.inference.scores import class_probabilities
+from linformer_kit.errors import InputError, text_errors
+from linformer_kit.inference.scores import check_finite, class_probabilities, mean_logits
 from linformer_kit.interop.checkpoints.pretrained import read_config
 from linformer_kit.interop.loading import check_model_folder, fingerprint, input_length, load_classifier
 from linformer_kit.settings import ClassifierSettings, is_local_path, read_yaml
@@ -34,11 +34,13 @@ class Prediction:
 
     Attributes:
         probabilities: Probability of each class.
+        logits: Logits of these probabilities.
         windows: Number of windows that the text was split into.
         lost: Number of truncated tokens, which are in no window.
     """
 
     probabilities: np.ndarray
+    logits: np.ndarray
     windows: int
     lost: int
 
@@ -53,6 +55,7 @@ class Classifier:
 
     Attributes:
         labels: The classes.
+        bf16: Whether it runs in bfloat16 mixed precision.
 
     Raises:
         InputError: if the model is not a complete classifier, or settings do not fit it.
@@ -69,7 +72,7 @@ class Classifier:
         self._device, self._batch_size = best_device(), settings.batch_size
         self._model = model.to(self._device)
         is_float16 = model.dtype == torch.float16
-        self._bf16 = use_bf16(settings.bf16, on_cpu=self._device.type == "cpu", fp16=is_float16)
+        self.bf16 = use_bf16(settings.bf16, on_cpu=self._device.type == "cpu", fp16=is_float16)
 
     def __call__(self, texts: Iterable[Text], *, skip: int = 0) -> Iterator[Prediction]:
         """Classify texts, in order.
@@ -88,30 +91,32 @@ class Classifier:
                 continue
             encoded = self._encode(batch)
             windows = [window for text in encoded for window in text.windows]
-            probabilities = self._probabilities(windows)
+            logits, multi_label = self._logits(windows), self.labels.multi_label
             sizes = np.array([len(window["input_ids"]) for window in windows], dtype=np.float64)
             start = 0
             for place, text in enumerate(encoded):
                 pieces = slice(start, start := start + len(text.windows))
                 if place >= known:
-                    mean = np.average(probabilities[pieces], axis=0, weights=sizes[pieces])
-                    yield Prediction(mean, len(text.windows), text.lost)
+                    mean = mean_logits(logits[pieces], sizes[pieces], multi_label=multi_label)
+                    (probabilities,) = class_probabilities(mean[None], multi_label=multi_label)
+                    yield Prediction(probabilities, mean, len(text.windows), text.lost)
 
     def fingerprint(self) -> str:
         """Hexadecimal hash of all weights."""
         return fingerprint(self._model)
 
     @torch.inference_mode()
-    def _probabilities(self, windows: list[Window]) -> np.ndarray:
-        """Probabilities of each window; batches hold windows of similar length."""
+    def _logits(self, windows: list[Window]) -> np.ndarray:
+        """Logits of each window; batches hold windows of similar length."""
         order = sorted(range(len(windows)), key=lambda index: -len(windows[index]["input_ids"]))
         logits = np.empty((len(windows), len(self.labels.names)), dtype=np.float64)
         for start in range(0, len(order), self._batch_size):
             batch = order[start : start + self._batch_size]
             inputs = self._tokenizer.pad([windows[index] for index in batch], return_tensors="pt").to(self._device)
-            with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
+            with torch.autocast(self._device.type, torch.bfloat16, enabled=self.bf16), text_errors():
                 logits[batch] = self._model(**inputs).logits.float().cpu().numpy()
-        return class_probabilities(logits, multi_label=self.labels.multi_label)
+            check_finite(logits[batch], "logits")
+        return logits
 
 
 def read_labels(name: str) -> Labels:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError, HFValidationError, RepositoryNotFoundError
 from tqdm import tqdm
 
 from linformer_kit.data.encoding import Encoder
 from linformer_kit.data.examples import TextColumns, read_texts
 from linformer_kit.errors import InputError, errors_named, input_errors
-from linformer_kit.files.manifest import file_fingerprint, read_json
+from linformer_kit.files.manifest import file_fingerprint
 from linformer_kit.files.runs import check_how_to_start
 from linformer_kit.files.writing import write_whole
 from linformer_kit.inference.embedder import Embedder, load_embedder
@@ -29,8 +27,9 @@ from linformer_kit.inference.files import (
     file_of_texts,
     mark_of,
 )
+from linformer_kit.interop.checkpoints.sentences import check_mean_pooling
 from linformer_kit.interop.loading import fingerprint, input_length
-from linformer_kit.settings import EmbedSettings, is_local_path
+from linformer_kit.settings import EmbedSettings
 
 _BATCHES = 32  # forward passes between two records of what is done; texts of like length share a pass
 
@@ -72,7 +71,7 @@ def embed(settings: EmbedSettings) -> Embedded:
     check_text_column(settings.text_column, path)
     columns = TextColumns(settings.text_column or "text", None)
     total = sum(1 for _ in read_texts(path, columns))  # rejected before the model is loaded
-    _check_pooling(settings.model)
+    check_mean_pooling(settings.model)
     embedder = load_embedder(settings.model, settings, field="model")
     encoder = Encoder(embedder.tokenizer, input_length(embedder.model, embedder.tokenizer, settings.max_length))
     identity = {
@@ -86,7 +85,7 @@ def embed(settings: EmbedSettings) -> Embedded:
     shape = (total, embedder.width)
     done = _done(settings, output, identity, shape)
     cut = 0
-    if done < total or part.exists():
+    if not (settings.resume and output.exists() and not part.exists()):  # else it is complete
         output.parent.mkdir(parents=True, exist_ok=True)
         texts = itertools.islice(read_texts(path, columns), done, None)
         with errors_named(output):
@@ -134,6 +133,7 @@ def _write(
 
     record()  # before the array, so that rows of zeros are never taken for embeddings
     vectors = np.lib.format.open_memmap(_part_of(output), "r+" if done else "w+", np.float32, None if done else shape)
+    _allocate(_part_of(output))
     together, cut = _BATCHES * embedder.batch_size, 0
     with tqdm(total=shape[0], initial=done, unit=" texts", dynamic_ncols=True, delay=2) as bar:
         while some := list(itertools.islice(texts, together)):
@@ -147,36 +147,21 @@ def _write(
     return cut
 
 
+def _allocate(path: Path) -> None:
+    """Allocate a sparse file's blocks: where the disk is full, writing to its memory map would kill the process."""
+    if not hasattr(os, "posix_fallocate"):
+        return
+    with path.open("r+b") as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # file systems that cannot
+                raise
+
+
 def _check_whole(path: Path, shape: tuple[int, int]) -> None:
     """Check that a file to resume holds an array of this shape."""
     with input_errors(f"resume: expected an array of shape {list(shape)} in {path}"):
         found = np.load(path, mmap_mode="r")
         if found.shape != shape or found.dtype != np.float32:
             raise ValueError(f"{found.dtype} of shape {list(found.shape)}")
-
-
-def _check_pooling(model: str) -> None:
-    """Reject a model of sentence-transformers whose embedding is not the mean of the hidden states."""
-    listed = _file_of(model, "modules.json")
-    if listed is None:
-        return
-    modules = {module["type"].rpartition(".")[2]: module["path"] for module in json.loads(listed.read_text("utf-8"))}
-    if others := modules.keys() - {"Transformer", "Pooling", "Normalize"}:
-        raise InputError(f"model: expected modules Transformer, Pooling, Normalize, got {', '.join(sorted(others))}")
-    path = _file_of(model, f"{modules['Pooling']}/config.json") if "Pooling" in modules else None
-    if path is not None:
-        config = read_json(path)
-        flags = [name for name, value in config.items() if name.startswith("pooling_mode_") and value is True]
-        chosen = config.get("pooling_mode", flags)
-        if chosen not in ("mean", ["mean"], ["pooling_mode_mean_tokens"]):
-            raise InputError(f"model: expected mean pooling in {path}, got {chosen}")
-
-
-def _file_of(model: str, name: str) -> Path | None:
-    """A file of a folder or of a model on the hub; None if it has no such file."""
-    if is_local_path(model):
-        path = Path(model).expanduser() / name
-        return path if path.is_file() else None
-    with suppress(EntryNotFoundError, RepositoryNotFoundError, HFValidationError):
-        return Path(hf_hub_download(model, name))
-    return None

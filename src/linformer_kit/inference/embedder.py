@@ -14,7 +14,8 @@ from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from linformer_kit.data.encoding import Encoder, Window
 from linformer_kit.environment import best_device, use_bf16
-from linformer_kit.errors import InputError, renamed
+from linformer_kit.errors import InputError, renamed, text_errors
+from linformer_kit.inference.scores import check_finite
 from linformer_kit.interop.loading import input_length, load_model
 
 _KIND = "an encoder of texts"
@@ -70,12 +71,13 @@ class Embedder:
         for start in tqdm(starts, desc=what, unit="batch", dynamic_ncols=True, delay=2, disable=what is None):
             chosen = order[start : start + self.batch_size]
             vectors[chosen] = self._embed([windows[index] for index in chosen])
+            check_finite(vectors[chosen], "hidden states")
         return vectors
 
     def _embed(self, windows: list[Window]) -> np.ndarray:
         batch = self.tokenizer.pad({"input_ids": [window["input_ids"] for window in windows]}, return_tensors="pt")
         batch = batch.to(self.device)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16), text_errors():
             hidden = self.model(**batch)[0]
         vectors = mean_embedding(hidden, batch["attention_mask"] != 0)
         return torch.nn.functional.normalize(vectors, dim=-1).cpu().numpy()
@@ -99,6 +101,10 @@ def load_embedder(name: str, settings: BatchSettings, *, field: str = "models") 
         model, tokenizer = load_model(name, AutoModel, _KIND)
         if model.config.is_encoder_decoder:
             raise InputError(f"model: expected {_KIND}, got {type(model).__name__}, an encoder with a decoder")
+        if not hasattr(model.config, "hidden_size"):
+            raise InputError(
+                f"model: expected {_KIND}, got {type(model).__name__}, whose hidden states have no one size"
+            )
         if "attention_mask" not in tokenizer.model_input_names:
             raise InputError(f"model: expected {_KIND} with an attention mask, got {type(model).__name__}")
         return Embedder(model, tokenizer, settings)

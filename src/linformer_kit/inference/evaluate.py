@@ -15,6 +15,7 @@ from linformer_kit.inference.classifier import Classifier, read_labels, trained_
 from linformer_kit.inference.scores import (
     by_class,
     check_threshold,
+    class_probabilities,
     confusion,
     losses,
     mistakes,
@@ -48,7 +49,8 @@ def evaluate(settings: EvaluateSettings) -> dict[str, Any]:
         for prediction in classifier((example.text, example.text_pair) for example in examples):
             predictions.append(prediction)
             bar.update()
-    probabilities = np.stack([prediction.probabilities for prediction in predictions])
+    logits = np.stack([prediction.logits for prediction in predictions])
+    probabilities = class_probabilities(logits, multi_label=labels.multi_label)
     answers = predicted(probabilities, multi_label=labels.multi_label, threshold=settings.threshold)
     cut = [prediction.lost for prediction in predictions if prediction.lost]
     results: dict[str, Any] = {
@@ -58,11 +60,11 @@ def evaluate(settings: EvaluateSettings) -> dict[str, Any]:
         "windows": sum(prediction.windows for prediction in predictions),
         "metrics": {
             **scores(answers, right, metrics_of(labels, task_of(settings)), len(labels.names)),
-            "loss": float(losses(probabilities, right).mean()),
+            "loss": float(losses(logits, right).mean()),
         },
         "by_class": by_class(answers, right, len(labels.names)),
         "confusion": None if labels.multi_label else confusion(answers, right, len(labels.names)),
-        "mistakes": mistakes(probabilities, answers, right, examples, labels),
+        "mistakes": mistakes(logits, answers, right, examples, labels),
         "settings": portable(settings),
         "versions": versions(),
     }

@@ -34,10 +34,10 @@ def file_of_texts(name: str, outputs: Iterable[Path]) -> Path:
     return path
 
 
-def check_text_column(column: str | None, path: Path) -> None:
-    """Reject a column of a file that has lines of text."""
+def check_text_column(column: str | None, path: Path, *, field: str = "text_column") -> None:
+    """Reject a column of a file that has lines of text; `field` is its setting."""
     if column is not None and path.suffix.lower() not in READERS:
-        raise InputError(f"text_column: expected none for lines of text, got {column!r}")
+        raise InputError(f"{field}: expected none for lines of text, got {column!r}")
 
 
 def check_new(path: Path) -> None:

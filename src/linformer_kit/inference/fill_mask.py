@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase, pipeline
 
-from linformer_kit.errors import InputError
+from linformer_kit.errors import InputError, text_errors
+from linformer_kit.inference.scores import check_finite
 from linformer_kit.interop.loading import load_model
 from linformer_kit.linearized.positions import longest_input
 
@@ -42,9 +43,11 @@ def fill_mask(model: str, text: str, *, top_k: int = 5) -> list[list[dict[str, A
     limit = longest_input(network)
     if limit is not None and length > limit:
         raise InputError(f"text: expected at most {limit} tokens, got {length}")
-    answers = pipeline("fill-mask", model=network, tokenizer=tokenizer)(text, top_k=top_k)
+    with text_errors():
+        answers = pipeline("fill-mask", model=network, tokenizer=tokenizer)(text, top_k=top_k)
     if isinstance(answers[0], dict):
         answers = [answers]
+    check_finite(np.array([answer["score"] for candidates in answers for answer in candidates]), "logits")
     return [
         [{"token": answer["token_str"], "probability": answer["score"]} for answer in candidates]
         for candidates in answers

@@ -52,6 +52,8 @@ def predict(settings: PredictSettings) -> dict[str | None, int]:
     check_how_to_start(resume=settings.resume, overwrite=settings.overwrite)
     check_threshold(settings.threshold)
     output = None if settings.output is None else Path(settings.output).expanduser()
+    if output is not None and (not output.name or output.is_dir()):
+        raise InputError(f"output: expected a file, got {settings.output!r}")
     path = file_of_texts(settings.file, () if output is None else (output, mark_of(output)))
     columns = _columns(settings, path)
     total, left_out = _rows(path, columns)  # rejected before the model is loaded
@@ -64,6 +66,8 @@ def predict(settings: PredictSettings) -> dict[str | None, int]:
         "max_length": settings.max_length,
         "stride": settings.stride,
         "threshold": settings.threshold,
+        "labels": list(classifier.labels.names),
+        "bf16": classifier.bf16,
     }
     counts: dict[str | None, int] = {None: 0, **dict.fromkeys(classifier.labels.names, 0)}
     with _opened(settings, output, identity) as (done, write):

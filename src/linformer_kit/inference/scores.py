@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Num
+from scipy.special import expit, log_expit, log_softmax, logsumexp, softmax
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, precision_recall_fscore_support
 
 from linformer_kit.data.examples import Example, Labels
@@ -17,19 +18,28 @@ from linformer_kit.errors import InputError
 _AVERAGES = {MACRO_F1: "macro", MICRO_F1: "micro"}
 
 _MISTAKES = 100
-_SMALLEST = np.finfo(np.float64).tiny
 
+Logits = Float[np.ndarray, "texts classes"]
 Probabilities = Float[np.ndarray, "texts classes"]
 Targets = Num[np.ndarray, " texts"] | Num[np.ndarray, "texts classes"]
 
 
-def class_probabilities(logits: Float[np.ndarray, "texts classes"], *, multi_label: bool) -> Probabilities:
+def class_probabilities(logits: Logits, *, multi_label: bool) -> Probabilities:
     """Probabilities of the classes: softmax, or for multi-label texts the logistic function of each logit."""
     logits = logits.astype(np.float64)
+    return expit(logits) if multi_label else softmax(logits, axis=1)
+
+
+def mean_logits(
+    logits: Float[np.ndarray, "windows classes"], weights: Num[np.ndarray, " windows"], *, multi_label: bool
+) -> Float[np.ndarray, " classes"]:
+    """Logits of a text of several windows, whose probabilities are the weighted means of those of the windows."""
+    logits = logits.astype(np.float64)
+    shares = (weights / weights.sum())[:, None]
     if multi_label:
-        return 0.5 * (1 + np.tanh(logits / 2))  # the logistic function, without overflow
-    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return powers / powers.sum(axis=1, keepdims=True)
+        yes, no = (logsumexp(log_expit(sign * logits), axis=0, b=shares) for sign in (1, -1))
+        return yes - no
+    return logsumexp(log_softmax(logits, axis=1), axis=0, b=shares)
 
 
 def predicted(probabilities: Probabilities, *, multi_label: bool, threshold: float = 0.5) -> Targets:
@@ -66,12 +76,12 @@ def confusion(answers: Num[np.ndarray, " texts"], targets: Num[np.ndarray, " tex
 
 
 def mistakes(
-    probabilities: Probabilities, answers: Targets, targets: Targets, examples: Sequence[Example], labels: Labels
+    logits: Logits, answers: Targets, targets: Targets, examples: Sequence[Example], labels: Labels
 ) -> list[dict[str, Any]]:
     """The misclassified texts, those with the highest loss first.
 
     Args:
-        probabilities: Of the classes, as returned by `class_probabilities`.
+        logits: Outputs of the classifier.
         answers: The predicted classes.
         targets: The true classes.
         examples: The texts.
@@ -81,7 +91,7 @@ def mistakes(
         At most a hundred: dicts of `source`, `text` (and `text_pair`), `label`, `predicted`, `probability` (of the
         prediction) and `loss` in nats; lists of classes for multi-label texts.
     """
-    loss = losses(probabilities, targets)
+    probabilities, loss = class_probabilities(logits, multi_label=labels.multi_label), losses(logits, targets)
     wrong = np.flatnonzero((answers != targets).any(axis=1) if labels.multi_label else answers != targets)
     found = []
     for index in wrong[np.argsort(-loss[wrong], kind="stable")][:_MISTAKES]:
@@ -101,12 +111,12 @@ def mistakes(
     return found
 
 
-def losses(probabilities: Probabilities, targets: Targets) -> Float[np.ndarray, " texts"]:
+def losses(logits: Logits, targets: Targets) -> Float[np.ndarray, " texts"]:
     """Negative log-likelihood of the true class of each text, in nats; for multi-label texts, the mean over classes."""
+    logits = logits.astype(np.float64)  # of probabilities, the smallest would be rounded to 0
     if targets.ndim == 2:
-        return -np.log(np.where(targets == 1, probabilities, 1 - probabilities).clip(min=_SMALLEST)).mean(axis=1)
-    right = np.take_along_axis(probabilities, targets[:, None].astype(np.int64), axis=1)[:, 0]
-    return -np.log(right.clip(min=_SMALLEST))
+        return -log_expit(np.where(targets == 1, logits, -logits)).mean(axis=1)
+    return -np.take_along_axis(log_softmax(logits, axis=1), targets[:, None].astype(np.int64), axis=1)[:, 0]
 
 
 def summary(runs: Sequence[dict[str, Any]], metrics: Sequence[str]) -> dict[str, dict[str, float | None]]:
@@ -125,6 +135,12 @@ def check_metric(name: str | None, metrics: Sequence[str]) -> None:
     """Reject a metric that is not measured."""
     if name is not None and name not in metrics and name != "loss":
         raise InputError(f"metric_for_best_model: expected one of {', '.join(metrics)} and loss, got {name!r}")
+
+
+def check_finite(outputs: np.ndarray, what: str) -> None:
+    """Reject NaN and infinite outputs of a model, which no result can be computed from."""
+    if not np.isfinite(outputs).all():
+        raise InputError(f"model: expected finite {what}, got NaN or infinite ones")
 
 
 def check_threshold(threshold: float) -> None:

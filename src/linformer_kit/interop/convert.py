@@ -54,7 +54,7 @@ def convert(settings: ConvertSettings) -> tuple[Converted, PreTrainedTokenizerBa
     tokenizer = _tokenizer(settings, converted.model)
     changes = settings.adapter is not None or settings.max_position_embeddings is not None
     longer = longest_input(converted.model) if changes else None
-    beside = sentence_files(settings.source, longer=longer) if settings.in_place else {}
+    beside = {} if _is_fairseq(settings.source) else sentence_files(settings.source, longer=longer)
     with whole_folder(out) as folder:
         converted.model.save_pretrained(folder)
         if tokenizer is not None:

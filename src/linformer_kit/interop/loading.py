@@ -174,7 +174,11 @@ def auto_class_of(name: str, kind: str) -> Any:
     """
     if is_local_path(name):
         _check_weights(Path(name))
-    architecture = (read_config(name, f"model: expected {kind}, got {name}").architectures or ["Model"])[0]
+    architectures = read_config(name, f"model: expected {kind}, got {name}").architectures
+    if not (isinstance(architectures, list) and architectures and isinstance(architectures[0], str)):
+        expected = "architectures (such as BertModel: the class that was saved) in the configuration"
+        raise InputError(f"model: expected {expected} of {name}, got {architectures or 'none'}")
+    architecture = architectures[0]
     auto_class = next((auto_class for end, auto_class in _KINDS.items() if architecture.endswith(end)), None)
     if auto_class is None:
         raise InputError(f"model: expected {kind}, got {architecture} in {name}")

@@ -35,10 +35,17 @@ def position_tables(model: nn.Module) -> list[Table]:
     for owner in model.modules():
         embedding = getattr(owner, _TABLE, None)
         if isinstance(embedding, nn.Embedding):
-            padding = embedding.padding_idx
-            unused = getattr(owner, "position_offset", 0) if padding is None else padding + 1
-            found.append(Table(owner, embedding, unused))
+            found.append(Table(owner, embedding, _unused(owner, embedding.padding_idx)))
     return found
+
+
+def _unused(owner: nn.Module, padding: int | None) -> int:
+    """Number of the first rows of a table that no token has."""
+    if padding is not None:
+        return padding + 1
+    positions = getattr(owner, "position_ids", None)
+    first = 0 if positions is None else int(positions.min())
+    return getattr(owner, "position_offset", first)
 
 
 def longest_input(model: PreTrainedModel) -> int | None:
@@ -84,12 +91,13 @@ def set_positions(model: PreTrainedModel, seq_len: int, mode: str) -> None:
         setattr(owner, _TABLE, embedding)
         for name in _OF_POSITIONS:
             if name in owner._buffers:
-                _lengthen_buffer(owner, name, unused + seq_len)
+                _lengthen_buffer(owner, name, seq_len - now)
     model.config.max_position_embeddings += seq_len - now
 
 
-def _lengthen_buffer(owner: nn.Module, name: str, length: int) -> None:
+def _lengthen_buffer(owner: nn.Module, name: str, more: int) -> None:
     old = getattr(owner, name)
-    new = torch.arange(length) if name == "position_ids" else torch.zeros(length, dtype=torch.long)
+    length = old.shape[-1] + more
+    new = torch.arange(length) + old.min() if name == "position_ids" else torch.zeros(length, dtype=torch.long)
     persistent = name not in owner._non_persistent_buffers_set
     owner.register_buffer(name, new.to(old).expand(1, -1), persistent=persistent)

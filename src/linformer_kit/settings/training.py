@@ -32,7 +32,6 @@ _AT_LEAST_ZERO = (
     "max_grad_norm",
     "dataloader_num_workers",
     "max_skipped_updates",
-    "seed",
 )
 _BELOW_ONE = ("adam_beta1", "adam_beta2", "label_smoothing_factor")
 
@@ -133,9 +132,11 @@ def check_training(settings: TrainingSettings) -> None:
             value = getattr(settings, name, None)
             if value is not None and not value >= least:
                 raise InputError(f"{name}: expected {least} or more, got {value}")
-    for seed in (getattr(settings, "seed", 0), *getattr(settings, "seeds", ())):
-        if seed > LARGEST_SEED:
-            raise InputError(f"seed: expected 0 to {LARGEST_SEED}, got {seed}")
+    for name in ("seed", "seeds", "split_seed"):
+        given = getattr(settings, name, None)
+        for seed in given if isinstance(given, list) else [given]:
+            if seed is not None and not 0 <= seed <= LARGEST_SEED:
+                raise InputError(f"{name}: expected 0 to {LARGEST_SEED}, got {seed}")
     for name in _BELOW_ONE:
         if not 0 <= (value := getattr(settings, name, 0.0)) < 1:
             raise InputError(f"{name}: expected 0 or more and less than 1, got {value}")

@@ -108,11 +108,11 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
     run.open({"texts": texts.description}, fingerprints)
     done = {earlier["seed"] for earlier in results["runs"]}
     for seed in (seed for seed in settings.seeds if seed not in done):
-        training, probabilities, measured = _train(run, task, seed)
+        training, logits, measured = _train(run, task, seed)
         results["runs"].append(measured)
         if best_run(results)["seed"] == seed:
             run.save_model(training.task.model, tokenizer)
-            run.write(functools.partial(_write_mistakes, task, probabilities))
+            run.write(functools.partial(_write_mistakes, task, logits))
         run.write(functools.partial(_write, results))
     run.write(functools.partial(_write, results))  # also if all seeds were done before: the figures may be missing
     return results, run.folder
@@ -127,8 +127,6 @@ def check(settings: FinetuneSettings) -> None:
     check_training(settings)
     if not settings.seeds or len(set(settings.seeds)) < len(settings.seeds):
         raise InputError(f"seeds: expected one or more, each once, got {settings.seeds}")
-    if min(settings.seeds) < 0:
-        raise InputError(f"seeds: expected 0 or more, got {min(settings.seeds)}")
     if settings.max_steps is None and not settings.num_train_epochs > 0:
         raise InputError(f"num_train_epochs: expected more than 0, got {settings.num_train_epochs}")
     check_model_is_kept(settings.model, settings.output_dir)
@@ -177,8 +175,8 @@ def _train(run: Run, task: _Task, seed: int) -> tuple[Training, np.ndarray, dict
     """Train with one seed, or resume.
 
     Returns:
-        The training, with the best classifier, its probabilities for the validation texts in their order, and the
-        results of this seed.
+        The training, with the best classifier, its logits for the validation texts in their order, and the results of
+        this seed.
     """
     settings, labels, metrics = task.settings, task.texts.labels, task.texts.metrics
     # From short to long, so that batches need little padding.
@@ -189,12 +187,11 @@ def _train(run: Run, task: _Task, seed: int) -> tuple[Training, np.ndarray, dict
     training = run.train(classification, _plan(task, updates, seed), run.folder / f"seed-{seed}", said=f"seed {seed}")
     if training.diverged is not None:
         raise DivergedError(f"seed {seed}: {training.diverged}")
-    logits, sorted_targets = training.measure()
-    found = classification.metrics(logits, sorted_targets)
-    of_sorted = class_probabilities(logits, multi_label=labels.multi_label)
-    probabilities, targets = np.empty_like(of_sorted), np.empty_like(sorted_targets)
-    probabilities[order], targets[order] = of_sorted, sorted_targets
-    answers = predicted(probabilities, multi_label=labels.multi_label)
+    of_sorted, sorted_targets = training.measure()
+    found = classification.metrics(of_sorted, sorted_targets)
+    logits, targets = np.empty_like(of_sorted), np.empty_like(sorted_targets)
+    logits[order], targets[order] = of_sorted, sorted_targets
+    answers = _answers(logits, labels)
     state = training.state
     described = {
         "seed": seed,
@@ -207,7 +204,7 @@ def _train(run: Run, task: _Task, seed: int) -> tuple[Training, np.ndarray, dict
         "confusion": None if labels.multi_label else confusion(answers, targets, len(labels.names)),
         "right": None if labels.multi_label else np.packbits(answers == targets).tobytes().hex(),  # a bit for each text
     }
-    return training, probabilities, described
+    return training, logits, described
 
 
 def _classification(task: _Task, validation: LabelledItems, seed: int, processes: int) -> Classification:
@@ -278,11 +275,15 @@ def _write(results: dict[str, Any], folder: Path) -> None:
     write_finetune_report(results, folder)
 
 
-def _write_mistakes(task: _Task, probabilities: np.ndarray, folder: Path) -> None:
+def _write_mistakes(task: _Task, logits: np.ndarray, folder: Path) -> None:
     labels = task.texts.labels
-    targets = task.validation.items.labels
-    answers = predicted(probabilities, multi_label=labels.multi_label)
-    write_mistakes(mistakes(probabilities, answers, targets, task.texts.validation, labels), folder)
+    found = mistakes(logits, _answers(logits, labels), task.validation.items.labels, task.texts.validation, labels)
+    write_mistakes(found, folder)
+
+
+def _answers(logits: np.ndarray, labels: Labels) -> np.ndarray:
+    """The predicted classes."""
+    return predicted(class_probabilities(logits, multi_label=labels.multi_label), multi_label=labels.multi_label)
 
 
 def _earlier_runs(settings: FinetuneSettings) -> list[dict[str, Any]]:

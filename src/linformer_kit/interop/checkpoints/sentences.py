@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import snapshot_download
+from huggingface_hub import hf_hub_download, snapshot_download
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 from linformer_kit.errors import InputError
+from linformer_kit.files.manifest import parsed_json
 from linformer_kit.files.runs import SENTENCE_FILES
 from linformer_kit.models.saved_lengths import SENTENCE_LIMIT, shorter_limits
 from linformer_kit.settings import is_local_path
@@ -19,7 +22,11 @@ _EMPTY = "Normalize"
 # Files downloaded for a model on the hub; not the encoder itself.
 _PATTERNS = [_MODULES, *_SETTINGS, "[0-9]*_*/*"]
 
+_MEAN = ("mean", ["mean"], ["pooling_mode_mean_tokens"])
+
 Files = dict[str, bytes]  # contents by path within a folder
+
+logger = logging.getLogger(__name__)
 
 
 def sentence_files(source: str, *, longer: int | None = None) -> Files:
@@ -62,6 +69,34 @@ def sentence_files(source: str, *, longer: int | None = None) -> Files:
     return files
 
 
+def check_mean_pooling(source: str) -> None:
+    """Reject an encoder whose embedding of a text is not the mean of its hidden states, with or without its length.
+
+    Warns of an encoder of the hub whose files do not say so, because they can neither be downloaded nor are cached.
+
+    Args:
+        source: Folder or hub id of the encoder.
+
+    Raises:
+        InputError: for another embedding, and for malformed files.
+    """
+    files = sentence_files(source)
+    if not files:
+        if not is_local_path(source) and _is_out_of_reach(source, _MODULES):
+            logger.warning("%s: no connection, and %s is not cached: mean pooling is assumed", source, _MODULES)
+        return
+    modules = {str(each.get("type")).rpartition(".")[2]: each["path"] for each in _listed(json.loads(files[_MODULES]))}
+    if others := modules.keys() - {"Transformer", "Pooling", _EMPTY}:
+        raise InputError(f"model: expected modules Transformer, Pooling, Normalize, got {', '.join(sorted(others))}")
+    config = f"{modules.get('Pooling')}/config.json"
+    if config not in files:
+        return
+    content = parsed_json(files[config].decode(errors="replace"), f"{source}/{config}")
+    flags = [name for name, value in content.items() if name.startswith("pooling_mode_") and value is True]
+    if (chosen := content.get("pooling_mode", flags)) not in _MEAN:
+        raise InputError(f"model: expected mean pooling in {source}/{config}, got {chosen}")
+
+
 def lengthened(source: str, longest: int | None) -> int | None:
     """The longest input of a linear model if it is longer than the limits in the files beside it; else None.
 
@@ -87,6 +122,15 @@ def _folder(source: str) -> Path | None:
         return Path(snapshot_download(source, allow_patterns=_PATTERNS))
     except Exception:  # no network or no such model: loading the encoder raises the error
         return None
+
+
+def _is_out_of_reach(source: str, name: str) -> bool:
+    """Whether a file of a model on the hub is neither cached nor can be asked for."""
+    try:
+        hf_hub_download(source, name)
+    except Exception as error:
+        return isinstance(error, LocalEntryNotFoundError)
+    return False
 
 
 def _read(path: Path) -> Any:

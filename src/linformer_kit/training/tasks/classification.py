@@ -138,7 +138,7 @@ class Classification(Task):
         probabilities = class_probabilities(logits, multi_label=multi_label)
         answers = predicted(probabilities, multi_label=multi_label)
         # Without the class weights and label smoothing of the training loss.
-        loss = float(losses(probabilities, targets).mean())
+        loss = float(losses(logits, targets).mean())
         return {**scores(answers, targets, self._metrics, probabilities.shape[1]), "loss": loss}
 
     def describe(self, metrics: Mapping[str, float]) -> str:
