@@ -13,6 +13,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from linformer_kit import environment
 from linformer_kit.errors import InputError
+from linformer_kit.inference.batches import batches
 from linformer_kit.inference.classifier import Classifier
 from linformer_kit.inference.embedder import load_embedder
 from linformer_kit.interop.loading import auto_class_of
@@ -63,6 +64,37 @@ def test_a_text_in_a_batch_is_as_alone(tmp_path, tokenizer):
     model = save(tmp_path, tokenizer=tokenizer)
     for outputs in (classified, embedded):
         assert np.allclose(outputs(model, batch_size=4), outputs(model, batch_size=1), atol=1e-5)
+
+
+GPT2 = {"n_embd": 22, "n_head": 2, "n_layer": 1, "n_positions": 17}
+PADDING_READERS = {
+    "ConvBert": ({**BERT, "hidden_size": 24, "embedding_size": 24, "conv_kernel_size": 3}, {}),
+    "MobileBert": ({**BERT, "embedding_size": 22, "true_hidden_size": 22, "intra_bottleneck_size": 22}, {}),
+    "GPT2 padded on the left": (GPT2, {"padding_side": "left"}),
+    "GPT2 with another padding token": ({**GPT2, "pad_token_id": 0}, {}),
+}
+
+
+@pytest.mark.parametrize("name", PADDING_READERS)
+def test_a_text_is_as_alone_where_the_model_reads_padding(tmp_path, name):
+    """Which is found by running it: such a model gets batches of equally long texts."""
+    fields, tokenizer = PADDING_READERS[name]
+    kind = name.split()[0]
+    usual = {"vocab_size": 53, "max_position_embeddings": 17, "pad_token_id": 1, "num_labels": 3}
+    config = getattr(transformers, f"{kind}Config")(**{**usual, **fields})
+    model = save(tmp_path, config, kind=f"{kind}ForSequenceClassification", tokenizer=tokenizer)
+    texts = [*TEXTS, ("w12 w13 w14", None), ("w15", None)]
+    alone = classified(model, texts, batch_size=1)
+    assert np.allclose(classified(model, texts, batch_size=6), alone, atol=1e-5)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("linformer_kit.inference.classifier.reads_padding", lambda *_, **__: False)
+        assert not np.allclose(classified(model, texts, batch_size=6), alone, atol=1e-3), "else this tests nothing"
+
+
+def test_batches_hold_each_window_once():
+    windows = [{"input_ids": [5] * length} for length in (3, 9, 3, 4, 9, 9, 3)]
+    assert list(batches(windows, 2, equal_lengths=False)) == [[1, 4], [5, 3], [0, 2], [6]]
+    assert list(batches(windows, 2, equal_lengths=True)) == [[1, 4], [5], [3], [0, 2], [6]]
 
 
 def test_pairs_of_a_model_with_one_token_type(tmp_path):

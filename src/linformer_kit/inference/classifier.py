@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from linformer_kit.data.labelled import columns_of_task
 from linformer_kit.data.tasks import TASKS
 from linformer_kit.environment import best_device, use_bf16
 from linformer_kit.errors import InputError, text_errors
+from linformer_kit.inference.batches import batches, reads_padding
 from linformer_kit.inference.scores import check_finite, class_probabilities, mean_logits
 from linformer_kit.interop.checkpoints.pretrained import read_config
 from linformer_kit.interop.loading import check_model_folder, fingerprint, input_length, load_classifier
@@ -105,17 +107,26 @@ class Classifier:
         """Hexadecimal hash of all weights."""
         return fingerprint(self._model)
 
-    @torch.inference_mode()
     def _logits(self, windows: list[Window]) -> np.ndarray:
-        """Logits of each window; batches hold windows of similar length."""
-        order = sorted(range(len(windows)), key=lambda index: -len(windows[index]["input_ids"]))
+        """Logits of each window."""
         logits = np.empty((len(windows), len(self.labels.names)), dtype=np.float64)
-        for start in range(0, len(order), self._batch_size):
-            batch = order[start : start + self._batch_size]
-            inputs = self._tokenizer.pad([windows[index] for index in batch], return_tensors="pt").to(self._device)
-            with torch.autocast(self._device.type, torch.bfloat16, enabled=self.bf16), text_errors():
-                logits[batch] = self._model(**inputs).logits.float().cpu().numpy()
-            check_finite(logits[batch], "logits")
+        for batch in batches(windows, self._batch_size, equal_lengths=self._equal_lengths):
+            logits[batch] = self._run([windows[index] for index in batch], bf16=self.bf16)
+        return logits
+
+    @functools.cached_property
+    def _equal_lengths(self) -> bool:
+        """Whether batches must hold texts of equal length; found by running the model."""
+        half = self._model.dtype != torch.float32
+        return reads_padding(lambda windows: self._run(windows, bf16=False), self._encode, half=half)
+
+    @torch.inference_mode()
+    def _run(self, windows: Sequence[Window], *, bf16: bool) -> np.ndarray:
+        """Logits of one batch."""
+        inputs = self._tokenizer.pad(list(windows), return_tensors="pt").to(self._device)
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=bf16), text_errors():
+            logits = self._model(**inputs).logits.float().cpu().numpy()
+        check_finite(logits, "logits")
         return logits
 
 

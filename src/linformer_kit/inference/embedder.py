@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
@@ -15,6 +16,7 @@ from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 from linformer_kit.data.encoding import Encoder, Window
 from linformer_kit.environment import best_device, use_bf16
 from linformer_kit.errors import InputError, renamed, text_errors
+from linformer_kit.inference.batches import batches, reads_padding
 from linformer_kit.inference.scores import check_finite
 from linformer_kit.interop.loading import input_length, load_model
 
@@ -62,25 +64,31 @@ class Embedder:
         encoded = Encoder(self.tokenizer, length or self.longest)(texts)
         return self.embed_windows([text.windows[0] for text in encoded], what)
 
-    @torch.inference_mode()
     def embed_windows(self, windows: Sequence[Window], what: str | None = None) -> np.ndarray:
         """Embeddings, `[windows, embed]`, of tokenised texts; `what` describes them in a progress bar."""
-        order = sorted(range(len(windows)), key=lambda index: -len(windows[index]["input_ids"]))
         vectors = np.empty((len(windows), self.width), dtype=np.float32)
-        starts = range(0, len(order), self.batch_size)
-        for start in tqdm(starts, desc=what, unit="batch", dynamic_ncols=True, delay=2, disable=what is None):
-            chosen = order[start : start + self.batch_size]
-            vectors[chosen] = self._embed([windows[index] for index in chosen])
-            check_finite(vectors[chosen], "hidden states")
+        chosen = list(batches(windows, self.batch_size, equal_lengths=self._equal_lengths))
+        for batch in tqdm(chosen, desc=what, unit="batch", dynamic_ncols=True, delay=2, disable=what is None):
+            vectors[batch] = self._embed([windows[index] for index in batch], bf16=self.bf16)
         return vectors
 
-    def _embed(self, windows: list[Window]) -> np.ndarray:
+    @functools.cached_property
+    def _equal_lengths(self) -> bool:
+        """Whether batches must hold texts of equal length; found by running the model."""
+        encoder, half = Encoder(self.tokenizer, self.longest), self.model.dtype != torch.float32
+        return reads_padding(lambda windows: self._embed(windows, bf16=False), encoder, half=half)
+
+    @torch.inference_mode()
+    def _embed(self, windows: Sequence[Window], *, bf16: bool) -> np.ndarray:
+        """Embeddings of one batch."""
         batch = self.tokenizer.pad({"input_ids": [window["input_ids"] for window in windows]}, return_tensors="pt")
         batch = batch.to(self.device)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16), text_errors():
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=bf16), text_errors():
             hidden = self.model(**batch)[0]
         vectors = mean_embedding(hidden, batch["attention_mask"] != 0)
-        return torch.nn.functional.normalize(vectors, dim=-1).cpu().numpy()
+        found = torch.nn.functional.normalize(vectors, dim=-1).cpu().numpy()
+        check_finite(found, "hidden states")
+        return found
 
 
 def load_embedder(name: str, settings: BatchSettings, *, field: str = "models") -> Embedder:

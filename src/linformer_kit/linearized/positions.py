@@ -35,17 +35,15 @@ def position_tables(model: nn.Module) -> list[Table]:
     for owner in model.modules():
         embedding = getattr(owner, _TABLE, None)
         if isinstance(embedding, nn.Embedding):
-            found.append(Table(owner, embedding, _unused(owner, embedding.padding_idx)))
+            padding, offset = embedding.padding_idx, getattr(owner, "position_offset", _first(owner, embedding))
+            found.append(Table(owner, embedding, offset if padding is None else padding + 1))
     return found
 
 
-def _unused(owner: nn.Module, padding: int | None) -> int:
-    """Number of the first rows of a table that no token has."""
-    if padding is not None:
-        return padding + 1
-    positions = getattr(owner, "position_ids", None)
-    first = 0 if positions is None else int(positions.min())
-    return getattr(owner, "position_offset", first)
+def _first(owner: nn.Module, embedding: nn.Embedding) -> int:
+    """The first number in `position_ids`, by its length, so that it is known on the meta device too."""
+    numbers = getattr(owner, "position_ids", None)
+    return 0 if numbers is None else embedding.num_embeddings - numbers.shape[-1]
 
 
 def longest_input(model: PreTrainedModel) -> int | None:
@@ -82,6 +80,7 @@ def set_positions(model: PreTrainedModel, seq_len: int, mode: str) -> None:
     now = longest_input(model)
     assert now is not None
     for owner, old, unused in position_tables(model):
+        first = _first(owner, old)
         positions = resize_positions(old.weight[unused:], seq_len, mode)
         embedding = nn.Embedding.from_pretrained(
             torch.cat([old.weight[:unused], positions]),
@@ -91,13 +90,13 @@ def set_positions(model: PreTrainedModel, seq_len: int, mode: str) -> None:
         setattr(owner, _TABLE, embedding)
         for name in _OF_POSITIONS:
             if name in owner._buffers:
-                _lengthen_buffer(owner, name, seq_len - now)
+                _lengthen_buffer(owner, name, seq_len - now, first)
     model.config.max_position_embeddings += seq_len - now
 
 
-def _lengthen_buffer(owner: nn.Module, name: str, more: int) -> None:
+def _lengthen_buffer(owner: nn.Module, name: str, more: int, first: int) -> None:
     old = getattr(owner, name)
     length = old.shape[-1] + more
-    new = torch.arange(length) + old.min() if name == "position_ids" else torch.zeros(length, dtype=torch.long)
+    new = torch.arange(first, first + length) if name == "position_ids" else torch.zeros(length, dtype=torch.long)
     persistent = name not in owner._non_persistent_buffers_set
     owner.register_buffer(name, new.to(old).expand(1, -1), persistent=persistent)
