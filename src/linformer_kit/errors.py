@@ -134,20 +134,6 @@ def input_errors(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def text_errors() -> Iterator[None]:
-    """Turn errors of a model's forward pass on texts that it cannot read into `InputError`.
-
-    Such as the index of an added token that has no embedding, or a second end token where a decoder expects one.
-    """
-    try:
-        yield
-    except InputError:
-        raise
-    except (IndexError, ValueError) as error:
-        raise InputError(f"model: expected one that reads these texts, got {error_text(error)}") from error
-
-
-@contextmanager
 def errors_named(path: str | os.PathLike[str]) -> Iterator[None]:
     """Add the path to an `OSError` without a file name, such as that of a full disk."""
     try:

@@ -66,6 +66,7 @@ def test_paths_may_begin_at_the_home_folder(monkeypatch, tmp_path):
     assert parse(["pretrain", "--config", "~/settings.yaml"])[1].output_dir == f"{tmp_path}/run"
     monkeypatch.setenv("HOME", "/home/someone")
     assert parse(["convert", "~/a", "~/b"])[1].out == "/home/someone/b"
+    assert parse(["convert", "a", "b", "--adapter=~/c"])[1].adapter == "/home/someone/c"
     assert parse(["fill-mask", "~/a", "~/text"])[1].text == "~/text"
 
 

@@ -229,8 +229,14 @@ def test_malformed_files_of_sentence_transformers(folder, tmp_path, capsys, modu
 def test_an_unknown_embedding_is_assumed_to_be_the_mean(monkeypatch, caplog):
     """Of a model whose files were cached by transformers, which does not ask for modules.json."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    for read in (sentences.check_mean_pooling, sentences.sentence_files):  # `embed`; `convert` and `distill`
+        caplog.clear()
+        read("someone/an-encoder")
+        assert "modules.json is not cached: mean pooling is assumed" in caplog.text
+    monkeypatch.setattr(sentences, "try_to_load_from_cache", lambda *_: sentences._CACHED_NO_EXIST)
+    caplog.clear()
     sentences.check_mean_pooling("someone/an-encoder")
-    assert "modules.json is not cached: mean pooling is assumed" in caplog.text
+    assert not caplog.text, "it is known to have none"
 
 
 def test_a_table_without_rows(folder, tmp_path):
@@ -250,7 +256,9 @@ def test_a_table_without_rows(folder, tmp_path):
 
 def test_a_full_disk_is_one_line(folder, tmp_path, capsys, monkeypatch):
     """Not a signal, which writing to the memory map would give."""
-    monkeypatch.setattr(embed.os, "posix_fallocate", Mock(side_effect=OSError(errno.ENOSPC, "No space left")))
+    monkeypatch.setattr(
+        embed.os, "posix_fallocate", Mock(side_effect=OSError(errno.ENOSPC, "No space left")), raising=False
+    )
     output = tmp_path / "vectors.npy"
     assert f"{output}: No space left on device" in fail_last_line(capsys, *command(folder, output), code=1)
     assert not output.exists()

@@ -196,11 +196,20 @@ def test_refused_embedders(tmp_path):
             embedded(model, batch_size=1)
 
 
-@pytest.mark.parametrize("architectures", [None, [], [3], "BertModel"])
-def test_a_configuration_without_the_class_of_the_model(tmp_path, architectures):
-    """Whether to keep a head cannot be known."""
+@pytest.mark.parametrize("architectures", [None, []])
+def test_a_configuration_that_names_no_class(tmp_path, architectures, caplog):
+    """Such as that of old checkpoints of BERT."""
     model = save(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": architectures}))
-    with pytest.raises(InputError, match=r"^model: expected architectures \(such as BertModel.* of .*, got "):
+    assert auto_class_of(model, "an encoder") is transformers.AutoModel
+    assert "config.json names no architectures: read as an encoder without head" in caplog.text
+
+
+@pytest.mark.parametrize("architectures", [[3], "BertModel"])
+def test_a_configuration_with_malformed_names(tmp_path, architectures):
+    model = save(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": architectures}))
+    with pytest.raises(InputError, match=r"^model: expected a list of names as architectures in .*, got "):
         auto_class_of(model, "an encoder")

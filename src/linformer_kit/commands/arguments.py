@@ -21,7 +21,8 @@ _VALUES = {int: "INT", float: "FLOAT", bool: "{true,false}"}
 # Kinds of text, by the last word of the name.
 _TEXTS = {"file": "FILE", "dir": "FOLDER", "student": "FOLDER", "column": "COLUMN", "tokenizer": "MODEL"}
 _TEXTS |= {"model": "MODEL", "models": "MODEL", "teacher": "MODEL", "source": "MODEL", "output": "FILE"}
-_TEXTS |= {"out": "FOLDER", "folder": "FOLDER"}
+_TEXTS |= {"out": "FOLDER", "folder": "FOLDER", "card": "FOLDER", "adapter": "ADAPTER"}
+_PATHS = ("FILE", "FOLDER", "MODEL", "ADAPTER")
 _METAVARS = {"metric_for_best_model": "METRIC"}  # names whose last word misleads
 _DEFAULT = "; default: "  # and what a setting without a value means, at the end of its sentence
 
@@ -61,7 +62,7 @@ def expanded(name: str, value: Any) -> Any:
     """The value of a setting; of a file, folder or model, with `~` as the home directory."""
     if isinstance(value, list):
         return [expanded(name, each) for each in value]
-    is_path = _TEXTS.get(name.rpartition("_")[2]) in ("FILE", "FOLDER", "MODEL")
+    is_path = _TEXTS.get(name.rpartition("_")[2]) in _PATHS
     return os.path.expanduser(value) if is_path and isinstance(value, str) else value
 
 

@@ -16,9 +16,10 @@ from linformer_kit.data.examples import Columns, Labels, listed_classes
 from linformer_kit.data.labelled import columns_of_task
 from linformer_kit.data.tasks import TASKS
 from linformer_kit.environment import best_device, use_bf16
-from linformer_kit.errors import InputError, text_errors
+from linformer_kit.errors import InputError
 from linformer_kit.inference.batches import batches, reads_padding
-from linformer_kit.inference.scores import check_finite, class_probabilities, mean_logits
+from linformer_kit.inference.outputs import check_finite, text_errors
+from linformer_kit.inference.scores import class_probabilities, mean_logits
 from linformer_kit.interop.checkpoints.pretrained import read_config
 from linformer_kit.interop.loading import check_model_folder, fingerprint, input_length, load_classifier
 from linformer_kit.settings import ClassifierSettings, is_local_path, read_yaml
@@ -93,15 +94,16 @@ class Classifier:
                 continue
             encoded = self._encode(batch)
             windows = [window for text in encoded for window in text.windows]
-            logits, multi_label = self._logits(windows), self.labels.multi_label
+            of_windows, multi_label = self._logits(windows), self.labels.multi_label
             sizes = np.array([len(window["input_ids"]) for window in windows], dtype=np.float64)
+            logits = np.empty((len(encoded), len(self.labels.names)))
             start = 0
             for place, text in enumerate(encoded):
                 pieces = slice(start, start := start + len(text.windows))
-                if place >= known:
-                    mean = mean_logits(logits[pieces], sizes[pieces], multi_label=multi_label)
-                    (probabilities,) = class_probabilities(mean[None], multi_label=multi_label)
-                    yield Prediction(probabilities, mean, len(text.windows), text.lost)
+                logits[place] = mean_logits(of_windows[pieces], sizes[pieces], multi_label=multi_label)
+            probabilities = class_probabilities(logits, multi_label=multi_label)
+            for place, text in list(enumerate(encoded))[known:]:
+                yield Prediction(probabilities[place], logits[place], len(text.windows), text.lost)
 
     def fingerprint(self) -> str:
         """Hexadecimal hash of all weights."""

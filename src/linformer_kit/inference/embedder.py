@@ -15,9 +15,9 @@ from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from linformer_kit.data.encoding import Encoder, Window
 from linformer_kit.environment import best_device, use_bf16
-from linformer_kit.errors import InputError, renamed, text_errors
+from linformer_kit.errors import InputError, renamed
 from linformer_kit.inference.batches import batches, reads_padding
-from linformer_kit.inference.scores import check_finite
+from linformer_kit.inference.outputs import check_finite, text_errors
 from linformer_kit.interop.loading import input_length, load_model
 
 _KIND = "an encoder of texts"

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase, pipeline
 
-from linformer_kit.errors import InputError, text_errors
-from linformer_kit.inference.scores import check_finite
+from linformer_kit.errors import InputError
+from linformer_kit.inference.outputs import check_finite, text_errors
 from linformer_kit.interop.loading import load_model
 from linformer_kit.linearized.positions import longest_input
 

@@ -35,6 +35,8 @@ def mean_logits(
 ) -> Float[np.ndarray, " classes"]:
     """Logits of a text of several windows, whose probabilities are the weighted means of those of the windows."""
     logits = logits.astype(np.float64)
+    if len(logits) == 1:
+        return logits[0]
     shares = (weights / weights.sum())[:, None]
     if multi_label:
         yes, no = (logsumexp(log_expit(sign * logits), axis=0, b=shares) for sign in (1, -1))
@@ -135,12 +137,6 @@ def check_metric(name: str | None, metrics: Sequence[str]) -> None:
     """Reject a metric that is not measured."""
     if name is not None and name not in metrics and name != "loss":
         raise InputError(f"metric_for_best_model: expected one of {', '.join(metrics)} and loss, got {name!r}")
-
-
-def check_finite(outputs: np.ndarray, what: str) -> None:
-    """Reject NaN and infinite outputs of a model, which no result can be computed from."""
-    if not np.isfinite(outputs).all():
-        raise InputError(f"model: expected finite {what}, got NaN or infinite ones")
 
 
 def check_threshold(threshold: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import logging
 import re
 from collections.abc import Collection
 from pathlib import Path
@@ -52,6 +53,8 @@ _KINDS = {
     "LMHeadModel": None,
     "Model": AutoModel,
 }
+
+logger = logging.getLogger(__name__)
 
 _RANDOM = "names_of_random_weights"  # attribute of a model that was loaded here
 
@@ -165,6 +168,8 @@ def random_weights(model: PreTrainedModel) -> set[str]:
 def auto_class_of(name: str, kind: str) -> Any:
     """The Auto class of an encoder with the head that its configuration names, or of an encoder without head.
 
+    Warns if the configuration names no class: it is taken for an encoder without head.
+
     Args:
         name: Folder or hub id.
         kind: The kind of model expected, for errors.
@@ -175,9 +180,11 @@ def auto_class_of(name: str, kind: str) -> Any:
     if is_local_path(name):
         _check_weights(Path(name))
     architectures = read_config(name, f"model: expected {kind}, got {name}").architectures
-    if not (isinstance(architectures, list) and architectures and isinstance(architectures[0], str)):
-        expected = "architectures (such as BertModel: the class that was saved) in the configuration"
-        raise InputError(f"model: expected {expected} of {name}, got {architectures or 'none'}")
+    if not architectures:
+        logger.warning("%s: config.json names no architectures: read as an encoder without head, if it has one", name)
+        return AutoModel
+    if not isinstance(architectures, list) or not isinstance(architectures[0], str):
+        raise InputError(f"model: expected a list of names as architectures in {name}, got {architectures!r}")
     architecture = architectures[0]
     auto_class = next((auto_class for end, auto_class in _KINDS.items() if architecture.endswith(end)), None)
     if auto_class is None:

@@ -134,7 +134,7 @@ def check_training(settings: TrainingSettings) -> None:
                 raise InputError(f"{name}: expected {least} or more, got {value}")
     for name in ("seed", "seeds", "split_seed"):
         given = getattr(settings, name, None)
-        for seed in given if isinstance(given, list) else [given]:
+        for seed in (given,) if given is None or isinstance(given, int) else given:
             if seed is not None and not 0 <= seed <= LARGEST_SEED:
                 raise InputError(f"{name}: expected 0 to {LARGEST_SEED}, got {seed}")
     for name in _BELOW_ONE:

@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import hf_hub_download, snapshot_download
+from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from linformer_kit.errors import InputError
@@ -19,8 +19,10 @@ from linformer_kit.settings import is_local_path
 _MODULES, *_SETTINGS = SENTENCE_FILES
 _MAX_LENGTH = SENTENCE_LIMIT[1]
 _EMPTY = "Normalize"
+_CONFIG = "config.json"
 # Files downloaded for a model on the hub; not the encoder itself.
-_PATTERNS = [_MODULES, *_SETTINGS, "[0-9]*_*/*"]
+_OF_MODULES = "[0-9]*_*"
+_PATTERNS = [_MODULES, *_SETTINGS, f"{_OF_MODULES}/*"]
 
 _MEAN = ("mean", ["mean"], ["pooling_mode_mean_tokens"])
 
@@ -29,18 +31,23 @@ Files = dict[str, bytes]  # contents by path within a folder
 logger = logging.getLogger(__name__)
 
 
-def sentence_files(source: str, *, longer: int | None = None) -> Files:
+def sentence_files(source: str, *, longer: int | None = None, weights: bool = True) -> Files:
     """Read and check the files; empty if the encoder is not a sentence embedder.
+
+    Warns of an encoder of the hub whose files can neither be downloaded nor are cached.
 
     Args:
         source: Folder or hub id of the encoder.
         longer: New longest text in tokens, if it changes.
+        weights: Whether to read all files of the modules, not only their config.json.
 
     Raises:
         InputError: for malformed files.
     """
-    folder = _folder(source)
+    folder = _folder(source, _PATTERNS if weights else [_MODULES, *_SETTINGS, f"{_OF_MODULES}/{_CONFIG}"])
     if folder is None or not (folder / _MODULES).is_file():
+        if not is_local_path(source) and _is_unknown(source, _MODULES):
+            logger.warning("%s: no connection, and %s is not cached: mean pooling is assumed", source, _MODULES)
         return {}
     modules = _read(folder / _MODULES)
     paths = [module.get("path") if isinstance(module, dict) else None for module in _listed(modules)]
@@ -64,15 +71,14 @@ def sentence_files(source: str, *, longer: int | None = None) -> Files:
         # A module without weights and settings has an empty folder, which git repositories do not store.
         if not (folder / place).is_dir() and not str(module.get("type")).endswith(_EMPTY):
             raise InputError(f"{folder / _MODULES}: expected a folder {place} beside it, got none")
-        inside = (path for path in sorted((folder / place).rglob("*")) if path.is_file())
+        found = (folder / place).rglob("*") if weights else (folder / place).glob(_CONFIG)
+        inside = (path for path in sorted(found) if path.is_file())
         files |= {str(path.relative_to(folder)): path.read_bytes() for path in inside}
     return files
 
 
 def check_mean_pooling(source: str) -> None:
-    """Reject an encoder whose embedding of a text is not the mean of its hidden states, with or without its length.
-
-    Warns of an encoder of the hub whose files do not say so, because they can neither be downloaded nor are cached.
+    """Reject an encoder whose embedding of a text is not the mean of its hidden states, normalised or not.
 
     Args:
         source: Folder or hub id of the encoder.
@@ -80,15 +86,13 @@ def check_mean_pooling(source: str) -> None:
     Raises:
         InputError: for another embedding, and for malformed files.
     """
-    files = sentence_files(source)
+    files = sentence_files(source, weights=False)
     if not files:
-        if not is_local_path(source) and _is_out_of_reach(source, _MODULES):
-            logger.warning("%s: no connection, and %s is not cached: mean pooling is assumed", source, _MODULES)
         return
     modules = {str(each.get("type")).rpartition(".")[2]: each["path"] for each in _listed(json.loads(files[_MODULES]))}
     if others := modules.keys() - {"Transformer", "Pooling", _EMPTY}:
         raise InputError(f"model: expected modules Transformer, Pooling, Normalize, got {', '.join(sorted(others))}")
-    config = f"{modules.get('Pooling')}/config.json"
+    config = f"{modules.get('Pooling')}/{_CONFIG}"
     if config not in files:
         return
     content = parsed_json(files[config].decode(errors="replace"), f"{source}/{config}")
@@ -115,22 +119,24 @@ def write_files(files: Files, folder: Path) -> None:
         (folder / name).write_bytes(content)
 
 
-def _folder(source: str) -> Path | None:
+def _folder(source: str, patterns: list[str]) -> Path | None:
     if is_local_path(source):
         return Path(source)
     try:
-        return Path(snapshot_download(source, allow_patterns=_PATTERNS))
+        return Path(snapshot_download(source, allow_patterns=patterns))
     except Exception:  # no network or no such model: loading the encoder raises the error
         return None
 
 
-def _is_out_of_reach(source: str, name: str) -> bool:
-    """Whether a file of a model on the hub is neither cached nor can be asked for."""
+def _is_unknown(source: str, name: str) -> bool:
+    """Whether a model on the hub may have a file that could not be read with the others."""
+    if try_to_load_from_cache(source, name) is _CACHED_NO_EXIST:
+        return False
     try:
         hf_hub_download(source, name)
-    except Exception as error:
+    except Exception as error:  # the file or the model does not exist, or there is no connection
         return isinstance(error, LocalEntryNotFoundError)
-    return False
+    return True
 
 
 def _read(path: Path) -> Any:
