@@ -35,8 +35,8 @@ def documents():
 def test_a_file_without_texts(encoder, tmp_path, name):
     (tmp_path / "some.csv").write_text("text\ngood\nbad\n")
     (tmp_path / "none.csv").write_text("text\n")
-    files = {each: [str(tmp_path / "some.csv")] for each in ("train_file", "validation_file")}
-    settings = DistillSettings(teacher="", output_dir="", **{**files, name: [str(tmp_path / "none.csv")]})
+    files = {"train_file": [str(tmp_path / "some.csv")], name: [str(tmp_path / "none.csv")]}
+    settings = DistillSettings(teacher="", output_dir="", **files)
     with pytest.raises(InputError, match=f"^{name}: expected texts, got none$"):
         load_inputs(settings, encoder, packing=False, masked=False)
 

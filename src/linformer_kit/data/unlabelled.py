@@ -69,9 +69,6 @@ def load_inputs(settings: DistillSettings, encoder: Encoder, *, packing: bool, m
         source, kind, fingerprint = corpus.description.partition(":")[0], "documents", corpus.fingerprint
     else:
         sides = _split(settings)
-        for field, texts in zip(("train_file", "validation_file"), sides, strict=True):
-            if not texts:
-                raise InputError(f"{field}: expected texts, got none")
         train, held_out = (Texts(texts, encoder, mask=mask) for texts in sides)
         source, kind, fingerprint = "", "texts", hashlib.sha256(json.dumps(sides).encode()).hexdigest()
     name = " ".join(names_only(settings.train_file)) if settings.train_file else source
@@ -96,12 +93,19 @@ def _split(settings: DistillSettings) -> tuple[list[Text], list[Text]]:
     """Training and validation texts; equal texts are in the same part."""
     if settings.train_file is None:
         raise InputError("train_file: expected files of texts that are inputs of their own, got none")
-    texts = list(_read(settings.train_file, settings, "train_file"))
+    texts = _some(settings.train_file, settings, "train_file")
     if settings.validation_file is not None:
-        return texts, list(_read(settings.validation_file, settings, "validation_file"))
+        return texts, _some(settings.validation_file, settings, "validation_file")
     return hold_out_texts(
         texts, lambda text: filter(None, text), fraction=settings.validation_fraction, seed=settings.seed
     )
+
+
+def _some(patterns: list[str], settings: DistillSettings, field: str) -> list[Text]:
+    texts = list(_read(patterns, settings, field))
+    if not texts:
+        raise InputError(f"{field}: expected texts, got none")
+    return texts
 
 
 def _read(patterns: list[str], settings: DistillSettings, field: str) -> Iterator[Text]:
