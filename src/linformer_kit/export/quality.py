@@ -15,9 +15,10 @@ from linformer_kit.data.masking import BlockMasker
 from linformer_kit.data.validate import check_exists, check_not_empty, check_suffix
 from linformer_kit.errors import InputError
 from linformer_kit.export.exportable import CLASSIFIER, ENCODER, MASKED_LM, QUESTION_ANSWERING, Arrays, Run, Source
+from linformer_kit.inference.batches import batches
 from linformer_kit.inference.classifier import read_labels, trained_columns
 from linformer_kit.inference.files import check_text_column
-from linformer_kit.inference.scores import class_probabilities, predicted, scores
+from linformer_kit.inference.scores import answers_of, scores
 from linformer_kit.settings import IGNORED_LABEL, EvaluateSettings, ExportSettings
 
 _ROWS = 16
@@ -71,8 +72,7 @@ def _classifier_quality(settings: ExportSettings, source: Source) -> tuple[str, 
         logits = np.empty((len(windows), len(labels.names)))
         for places, inputs in _batches(source, windows):
             logits[places] = run(inputs)[0]
-        probabilities = class_probabilities(logits, multi_label=labels.multi_label)
-        answers = predicted(probabilities, multi_label=labels.multi_label)
+        answers = answers_of(logits, multi_label=labels.multi_label)
         return scores(answers, right, (metric,), len(labels.names))[metric]
 
     return metric, measure
@@ -148,8 +148,7 @@ def _encoded(source: Source, texts: list[tuple[str, str | None]]) -> list[Window
 def _batches(source: Source, windows: list[Window]) -> Iterator[tuple[list[int], Arrays]]:
     """Batches of texts of similar length: their indices and their padded inputs."""
     exportable, tokenizer, _ = source
-    order = sorted(range(len(windows)), key=lambda place: -len(windows[place]["input_ids"]))
-    for start in tqdm(range(0, len(order), _ROWS), desc="measure", unit=" batches", dynamic_ncols=True, delay=2):
-        places = order[start : start + _ROWS]
+    every = list(batches(windows, _ROWS, equal_lengths=False))
+    for places in tqdm(every, desc="measure", unit=" batches", dynamic_ncols=True, delay=2):
         padded = tokenizer.pad([windows[place] for place in places], return_tensors="np")
         yield places, {name: padded[name].astype(np.int64) for name in exportable.input_names}

@@ -102,8 +102,8 @@ class Classifier:
                 pieces = slice(start, start := start + len(text.windows))
                 logits[place] = mean_logits(of_windows[pieces], sizes[pieces], multi_label=multi_label)
             probabilities = class_probabilities(logits, multi_label=multi_label)
-            for place, text in list(enumerate(encoded))[known:]:
-                yield Prediction(probabilities[place], logits[place], len(text.windows), text.lost)
+            for chances, mean, text in zip(probabilities[known:], logits[known:], encoded[known:], strict=True):
+                yield Prediction(chances, mean, len(text.windows), text.lost)
 
     def fingerprint(self) -> str:
         """Hexadecimal hash of all weights."""

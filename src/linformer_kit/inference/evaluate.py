@@ -15,7 +15,6 @@ from linformer_kit.inference.classifier import Classifier, read_labels, trained_
 from linformer_kit.inference.scores import (
     by_class,
     check_threshold,
-    class_probabilities,
     confusion,
     losses,
     mistakes,
@@ -50,7 +49,7 @@ def evaluate(settings: EvaluateSettings) -> dict[str, Any]:
             predictions.append(prediction)
             bar.update()
     logits = np.stack([prediction.logits for prediction in predictions])
-    probabilities = class_probabilities(logits, multi_label=labels.multi_label)
+    probabilities = np.stack([prediction.probabilities for prediction in predictions])
     answers = predicted(probabilities, multi_label=labels.multi_label, threshold=settings.threshold)
     cut = [prediction.lost for prediction in predictions if prediction.lost]
     results: dict[str, Any] = {

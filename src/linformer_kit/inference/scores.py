@@ -49,6 +49,11 @@ def predicted(probabilities: Probabilities, *, multi_label: bool, threshold: flo
     return (probabilities >= threshold).astype(np.int64) if multi_label else probabilities.argmax(axis=1)
 
 
+def answers_of(logits: Logits, *, multi_label: bool) -> Targets:
+    """The predicted classes, as `predicted`, of logits."""
+    return predicted(class_probabilities(logits, multi_label=multi_label), multi_label=multi_label)
+
+
 def scores(answers: Targets, targets: Targets, metrics: Sequence[str], classes: int) -> dict[str, float]:
     """Metrics by name.
 

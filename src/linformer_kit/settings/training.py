@@ -132,11 +132,10 @@ def check_training(settings: TrainingSettings) -> None:
             value = getattr(settings, name, None)
             if value is not None and not value >= least:
                 raise InputError(f"{name}: expected {least} or more, got {value}")
-    for name in ("seed", "seeds", "split_seed"):
-        given = getattr(settings, name, None)
-        for seed in (given,) if given is None or isinstance(given, int) else given:
-            if seed is not None and not 0 <= seed <= LARGEST_SEED:
-                raise InputError(f"{name}: expected 0 to {LARGEST_SEED}, got {seed}")
+    seeds = [(name, getattr(settings, name, None)) for name in ("seed", "split_seed")]
+    for name, seed in (*seeds, *(("seeds", each) for each in getattr(settings, "seeds", ()))):
+        if seed is not None and not 0 <= seed <= LARGEST_SEED:
+            raise InputError(f"{name}: expected 0 to {LARGEST_SEED}, got {seed}")
     for name in _BELOW_ONE:
         if not 0 <= (value := getattr(settings, name, 0.0)) < 1:
             raise InputError(f"{name}: expected 0 or more and less than 1, got {value}")

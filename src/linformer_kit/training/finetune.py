@@ -28,12 +28,11 @@ from linformer_kit.environment import versions
 from linformer_kit.errors import DivergedError, InputError, input_errors
 from linformer_kit.files.manifest import read_json
 from linformer_kit.inference.scores import (
+    answers_of,
     by_class,
     check_metric,
-    class_probabilities,
     confusion,
     mistakes,
-    predicted,
     summary,
 )
 from linformer_kit.interop.loading import fingerprint, input_length, load_model, random_weights, resize
@@ -191,7 +190,7 @@ def _train(run: Run, task: _Task, seed: int) -> tuple[Training, np.ndarray, dict
     found = classification.metrics(of_sorted, sorted_targets)
     logits, targets = np.empty_like(of_sorted), np.empty_like(sorted_targets)
     logits[order], targets[order] = of_sorted, sorted_targets
-    answers = _answers(logits, labels)
+    answers = answers_of(logits, multi_label=labels.multi_label)
     state = training.state
     described = {
         "seed": seed,
@@ -277,13 +276,8 @@ def _write(results: dict[str, Any], folder: Path) -> None:
 
 def _write_mistakes(task: _Task, logits: np.ndarray, folder: Path) -> None:
     labels = task.texts.labels
-    found = mistakes(logits, _answers(logits, labels), task.validation.items.labels, task.texts.validation, labels)
-    write_mistakes(found, folder)
-
-
-def _answers(logits: np.ndarray, labels: Labels) -> np.ndarray:
-    """The predicted classes."""
-    return predicted(class_probabilities(logits, multi_label=labels.multi_label), multi_label=labels.multi_label)
+    answers = answers_of(logits, multi_label=labels.multi_label)
+    write_mistakes(mistakes(logits, answers, task.validation.items.labels, task.texts.validation, labels), folder)
 
 
 def _earlier_runs(settings: FinetuneSettings) -> list[dict[str, Any]]:

@@ -46,7 +46,7 @@ def sentence_files(source: str, *, longer: int | None = None, weights: bool = Tr
     """
     folder = _folder(source, _PATTERNS if weights else [_MODULES, *_SETTINGS, f"{_OF_MODULES}/{_CONFIG}"])
     if folder is None or not (folder / _MODULES).is_file():
-        if not is_local_path(source) and _is_unknown(source, _MODULES):
+        if not is_local_path(source) and _is_unknown(source):
             logger.warning("%s: no connection, and %s is not cached: mean pooling is assumed", source, _MODULES)
         return {}
     modules = _read(folder / _MODULES)
@@ -128,12 +128,12 @@ def _folder(source: str, patterns: list[str]) -> Path | None:
         return None
 
 
-def _is_unknown(source: str, name: str) -> bool:
-    """Whether a model on the hub may have a file that could not be read with the others."""
-    if try_to_load_from_cache(source, name) is _CACHED_NO_EXIST:
+def _is_unknown(source: str) -> bool:
+    """Whether a model on the hub may have files that could not be read."""
+    if try_to_load_from_cache(source, _MODULES) is _CACHED_NO_EXIST:
         return False
     try:
-        hf_hub_download(source, name)
+        hf_hub_download(source, _MODULES)
     except Exception as error:  # the file or the model does not exist, or there is no connection
         return isinstance(error, LocalEntryNotFoundError)
     return True

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
 
 from linformer_kit.data.inputs import FilledItems, LabelledItems, grouped_by_length
-from linformer_kit.inference.scores import class_probabilities, losses, predicted, scores
+from linformer_kit.inference.scores import answers_of, losses, scores
 from linformer_kit.settings import IGNORED_LABEL
 from linformer_kit.training.tasks.base import Batch, Task
 
@@ -134,12 +134,10 @@ class Classification(Task):
         return self.model(**inputs).logits, targets
 
     def metrics(self, logits: np.ndarray, targets: np.ndarray) -> dict[str, float]:  # type: ignore[override]
-        multi_label = targets.ndim == 2
-        probabilities = class_probabilities(logits, multi_label=multi_label)
-        answers = predicted(probabilities, multi_label=multi_label)
+        answers = answers_of(logits, multi_label=targets.ndim == 2)
         # Without the class weights and label smoothing of the training loss.
         loss = float(losses(logits, targets).mean())
-        return {**scores(answers, targets, self._metrics, probabilities.shape[1]), "loss": loss}
+        return {**scores(answers, targets, self._metrics, logits.shape[1]), "loss": loss}
 
     def describe(self, metrics: Mapping[str, float]) -> str:
         shown = ", ".join(f"{name} {metrics[name]:.3f}" for name in self._metrics)
