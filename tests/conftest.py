@@ -245,10 +245,12 @@ def small_blocks(monkeypatch):
 def shrink_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """What `small_blocks` does, for other processes."""
     monkeypatch.setattr(token_blocks, "_BLOCK_TOKENS", 2)
+    monkeypatch.setattr(token_blocks, "_LEAST_TOKENS", 4)
     monkeypatch.setattr(token_blocks, "_BLOCK_ELEMENTS", 1)
     monkeypatch.setattr(softmax, "_SCORES", 67)
     monkeypatch.setattr(neighbours, "_SCORES", 200)
-    monkeypatch.setattr(neighbours, "_ROWS", dict.fromkeys((2, 4, 8), 3))
+    monkeypatch.setattr(neighbours, "_COLUMNS", 1000)
+    monkeypatch.setattr(neighbours, "_ROWS", 3)
 
 
 def tokens(batch: int, seq_len: int) -> torch.Tensor:

@@ -31,7 +31,8 @@ def _several_blocks():
     """Cut even short texts into several blocks of rows."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(neighbours, "_LEAST_ROWS", 3)
-        patched.setattr(neighbour_kernel, "_ROWS", dict.fromkeys((2, 4, 8), 3))
+        patched.setattr(neighbour_kernel, "_ROWS", 3)
+        patched.setattr(neighbour_kernel, "_COLUMNS", 1000)
         patched.setattr(neighbour_kernel, "_SCORES", 200)
         yield
 

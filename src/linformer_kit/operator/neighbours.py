@@ -75,12 +75,21 @@ class Neighbours(NamedTuple):
         self, positions: Int[Tensor, "*rows"]
     ) -> tuple[Int[Tensor, "batch_or_1 ..."], Int[Tensor, "batch_or_1 ..."]]:
         """The first token that the query at each position sees, and the one after the last."""
-        tokens = self.key.shape[2]
-        limits = torch.full((1,), tokens, device=positions.device) if self.lengths is None else self.lengths
+        limits = self.lengths
+        if limits is None:
+            limits = torch.full((1,), self.key.shape[2], device=positions.device)
         limits = limits.view(-1, *[1] * positions.dim())
         first = (positions - self.before).clamp(min=0).expand(limits.shape[0], *positions.shape)
         after = torch.minimum(positions + self.window - self.before, limits)
         return first, torch.where(positions < limits, after, first)
+
+    def without_tokens(self) -> Neighbours:
+        """The same positions, without keys and values."""
+        lengths = self.lengths
+        if lengths is None:
+            lengths = torch.full((1,), self.key.shape[2], device=self.key.device)
+        none = self.key.detach().new_empty(0)
+        return self._replace(key=none, value=none, padding=None, key_lengths=lengths)
 
     def of_block(self, samples: slice, rows: slice) -> Neighbours:
         """The neighbours of some queries of some of the sequences."""

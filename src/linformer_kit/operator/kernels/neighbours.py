@@ -1,31 +1,33 @@
-"""Attention over slots and the neighbours of each query: as `softmax`, for blocks of rows with few tokens each.
+"""Attention over slots and the neighbours of each query, in few large calls.
 
-In each block, flash attention, or two batched products with a softmax between them: for the backward pass, with
-dropout, and where flash attention does without the processor's bfloat16 instructions.
+Queries are cut into blocks of consecutive rows. A block has one row of columns: the slots, then the tokens that any of
+its rows sees. Many blocks are one call of flash attention, or of two batched products with a softmax between them: with
+dropout, and where flash attention does without the processor's bfloat16 instructions. Few calls, because each operation
+waits for the slowest core, which costs most where other processes use the cores too (docs/speed.md).
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from linformer_kit.operator.kernels.conditions import is_ordinary, must_be_plain, needs_gradient, widens
 from linformer_kit.operator.kernels.processor import Processor
-from linformer_kit.operator.kernels.softmax import Dropout, add_to_bias, bias_gradient, hide
+from linformer_kit.operator.kernels.softmax import Dropout
 from linformer_kit.operator.neighbours import Blocks, Neighbours, log_unseen
-from linformer_kit.operator.padding import Padding, of_samples
+from linformer_kit.operator.padding import of_samples
 
-_SCORES = 1 << 20  # elements of a block of P̄
+_ROWS = 128  # of a block; all of them are multiplied with rows + w - 1 tokens
+_MOST_ROWS = 512  # with wide windows
+_COLUMNS = 6 << 20  # elements of the keys of one call of flash attention; larger tensors get new memory each time
+_SCORES = 4 << 20  # elements of P̄ of one call without flash attention
 _ALIGNED = 32  # columns: products and softmax of P̄ take 1.5 times as long with other numbers
-# The least rows of a block, by the bytes of an element; all of them are multiplied with rows + w - 1 tokens.
-_ROWS = {2: 128, 4: 64, 8: 64}
-_MOST_ROWS = 512  # with wide windows, so that scores of a block fit in memory
 
 
 def attention_with_neighbours(
@@ -47,26 +49,31 @@ def attention_with_neighbours(
         neighbours: Keys and values of the tokens.
         dropout: Dropout on the weights.
     """
-    if not (_runs_on_cpu(query, key, value, neighbours) and 0 <= dropout < 1):
-        return _plain(query, key, value, mask, neighbours, dropout)
-    drop = Dropout.of(dropout) if dropout else None
     tensors = (query, key, value, neighbours.key, neighbours.value, mask)
-    where = _Where.of(neighbours, query)
-    if needs_gradient(*tensors):
-        return _NeighbourAttention.apply(*tensors, where, drop)
-    return _forward(*tensors, where, drop)
+    if not (_runs_on_cpu(*tensors[:5]) and 0 <= dropout < 1):
+        return _plain(*tensors, neighbours, dropout)
+    drop = Dropout.of(dropout) if dropout else None
+    attend = _NeighbourAttention.apply if needs_gradient(*tensors) else _forward
+    return attend(*tensors, neighbours.without_tokens(), drop)
 
 
 def _plain(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, neighbours: Neighbours, dropout: float = 0.0
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    near_key: Tensor,
+    near_value: Tensor,
+    mask: Tensor | None,
+    where: Neighbours,
+    dropout: float = 0.0,
 ) -> Tensor:
-    blocks = Blocks.of(query, neighbours)
+    blocks = Blocks.of(query, where._replace(key=near_key, value=near_value))
     of_slots, of_seen = (F.dropout(part, dropout) for part in blocks.weights(key, mask))
     return blocks.product(of_slots, of_seen, value)
 
 
-def _runs_on_cpu(query: Tensor, key: Tensor, value: Tensor, neighbours: Neighbours) -> bool:
-    tensors = (query, key, value, neighbours.key, neighbours.value)
+def _runs_on_cpu(*tensors: Tensor) -> bool:
+    query = tensors[0]
     return (
         not must_be_plain()
         and all(map(is_ordinary, tensors))
@@ -75,171 +82,105 @@ def _runs_on_cpu(query: Tensor, key: Tensor, value: Tensor, neighbours: Neighbou
     )
 
 
-class _At(NamedTuple):
-    """A block of rows, and the columns of its scores: the slots, then the tokens that some of its rows see."""
+class _Part(NamedTuple):
+    """The rows of one call, in blocks, each with the same number of tokens."""
 
     samples: slice
     rows: slice
-    slots: int
-    seen: slice
+    blocks: int
+    block_rows: int  # the last block is filled up
+    block_tokens: int
+    start: int  # position of the first block's first token: below 0 at the start of a text
+
+    def of(self, *tensors: Any) -> list[Any]:
+        """The rows, slots and tokens of this part, of tensors in the order of `_forward`'s."""
+        end = self.start + (self.blocks - 1) * self.block_rows + self.block_tokens
+        of_rows, of_tokens = ((self.samples, slice(None), part) for part in (self.rows, slice(max(0, self.start), end)))
+        places: tuple[Any, ...] = (of_rows, self.samples, self.samples, of_tokens, of_tokens)
+        given = zip(tensors, places, strict=False)
+        return [
+            *(None if tensor is None else tensor[place] for tensor, place in given),
+            of_samples(tensors[5], self.samples),
+        ]
+
+    def columns(
+        self, slots: Float[Tensor, "samples heads slots head_dim"], tokens: Float[Tensor, "samples heads part head_dim"]
+    ) -> Float[Tensor, "samples_and_blocks heads columns head_dim"]:
+        """The columns of each block: the slots, and the tokens from its first one on, zeros beyond the text."""
+        rows, before = tokens.transpose(1, 2), max(0, -self.start)
+        after = (self.blocks - 1) * self.block_rows + self.block_tokens - before - rows.shape[1]
+        if before or after:
+            rows = F.pad(rows, (0, 0, 0, 0, before, after))
+        of_blocks = rows.unfold(1, self.block_tokens, self.block_rows).movedim(-1, 2)
+        shared = slots.transpose(1, 2)[:, None].expand(-1, self.blocks, -1, -1, -1)
+        return torch.cat([shared, of_blocks], dim=2).flatten(0, 1).transpose(1, 2)
+
+    def cut(
+        self, query: Float[Tensor, "samples heads rows head_dim"]
+    ) -> Float[Tensor, "samples_and_blocks heads block_rows head_dim"]:
+        """Queries by block."""
+        rows = query.transpose(1, 2)
+        if missing := self.blocks * self.block_rows - rows.shape[1]:
+            rows = F.pad(rows, (0, 0, 0, 0, 0, missing))
+        return rows.unflatten(1, (self.blocks, self.block_rows)).flatten(0, 1).transpose(1, 2)
+
+    def joined(
+        self, context: Float[Tensor, "samples_and_blocks heads block_rows head_dim"]
+    ) -> Float[Tensor, "samples heads rows head_dim"]:
+        """The inverse of `cut`."""
+        rows = context.transpose(1, 2).unflatten(0, (-1, self.blocks)).flatten(1, 2)
+        return rows[:, : self.rows.stop - self.rows.start].transpose(1, 2)
+
+    def bias(
+        self, mask: Tensor | None, where: Neighbours, slots: int, dtype: torch.dtype
+    ) -> Float[Tensor, "samples_or_1 blocks heads_or_1 block_rows columns"]:
+        """What is added to the scores: -inf for hidden slots, and for tokens that a row does not see, else 0.
+
+        To a slot's score, also the logarithm of the share of its tokens that the row does not see.
+        """
+        where = where._replace(edges=of_samples(where.edges, self.samples))
+        where = where._replace(key_lengths=of_samples(where.key_lengths, self.samples))
+        first_token = self.start + torch.arange(self.blocks, device="cpu")[:, None] * self.block_rows
+        token = first_token + torch.arange(self.block_tokens, device="cpu")
+        row = first_token + where.before + torch.arange(self.block_rows, device="cpu")
+        first, after = (end[..., None] for end in where.seen_by(row))
+        sees = (token[:, None] >= first) & (token[:, None] < after)
+        of_tokens = torch.zeros(sees.shape, dtype=dtype, device="cpu").masked_fill_(~sees, -torch.inf)[:, :, None]
+        of_slots = torch.zeros(1, 1, 1, 1, slots, dtype=dtype, device="cpu")
+        if where.edges is not None:
+            edges = where.edges[:, None, None]
+            unseen = log_unseen(edges[..., :-1], edges[..., 1:], first, after, dtype=dtype)
+            of_slots = F.pad(unseen, (0, slots - unseen.shape[-1]))[:, :, None]
+        if mask is not None:
+            mask = mask[:, None]
+            is_hidden = mask.dtype == torch.bool
+            of_slots = of_slots.masked_fill(~mask, -torch.inf) if is_hidden else of_slots + mask.to(dtype)
+        shape = torch.broadcast_shapes(of_slots.shape[:-1], of_tokens.shape[:-1])
+        return torch.cat([part.expand(*shape, -1) for part in (of_slots, of_tokens)], dim=-1)
 
 
-class _Where(NamedTuple):
-    """Which tokens queries see, how much of the slots these are, and the number format to compute in."""
-
-    lengths: Int[Tensor, " batch"] | None
-    window: int
-    first: int
-    edges: Int[Tensor, "batch_or_1 edges"] | None
-    overlaps: _Overlaps | None
-    dtype: torch.dtype
-
-    @classmethod
-    def of(cls, neighbours: Neighbours, query: Tensor) -> _Where:
-        """For queries with these neighbours."""
-        edges, dtype = neighbours.edges, torch.float32 if widens(query) else query.dtype
-        wide = torch.promote_types(dtype, torch.float32)
-        overlaps = None if edges is None else _Overlaps.of(neighbours, edges, query.shape[2], wide)
-        return cls(neighbours.lengths, neighbours.window, neighbours.first, edges, overlaps, dtype)
-
-    @property
-    def flash(self) -> bool:
-        """Whether flash attention is the fastest way for a block, if the weights themselves are not needed."""
-        return not (self.dtype == torch.bfloat16 and Processor.here().bfloat16_in_blocks)
-
-    def neighbours(self, key: Tensor, value: Tensor) -> Neighbours:
-        """The same neighbours with these keys and values."""
-        padding = None if self.lengths is None else Padding.after(self.lengths, key.shape[2])
-        return Neighbours(key, value, self.window, padding, self.first, self.edges)
-
-    def block(self, samples: slice, rows: slice, slots: int, tokens: int) -> _At:
-        """The block of some rows, with a few tokens more, so that P̄ has aligned rows."""
-        start = self.first + rows.start - self.window // 2
-        columns = slots + rows.stop - rows.start + self.window - 1
-        seen = slice(max(0, start), min(tokens, start - slots - (-columns // _ALIGNED) * _ALIGNED))
-        return _At(samples, rows, slots, seen)
-
-    def outside(self, at: _At, dtype: torch.dtype) -> Float[Tensor, "1 1 rows slots_and_seen"]:
-        """What is added to the scores of a block: -inf for tokens outside of the windows of its rows, else 0."""
-        rows, seen = at.rows.stop - at.rows.start, at.seen.stop - at.seen.start
-        return _outside(rows, at.slots, seen, at.seen.start - self.first - at.rows.start, self.window, dtype)
-
-    def hide_padding(self, scores: Tensor, at: _At) -> None:
-        """Set the scores, `[samples, heads, rows, slots + seen]`, of padded tokens, and in padded rows, to -inf."""
-        first, seen = self.first + at.rows.start, at.seen
-        after = self.first + at.rows.stop
-        if self.lengths is not None and int(self.lengths[at.samples].min()) < max(seen.stop, after):
-            limit = self.lengths[at.samples, None, None, None]
-            row = torch.arange(first, after, device="cpu")[:, None]
-            token = torch.arange(seen.start, seen.stop, device="cpu")
-            scores[..., at.slots :].masked_fill_((token >= limit) | (row >= limit), -torch.inf)
+def _parts(query: Tensor, slots: int, where: Neighbours, *, flash: bool) -> Iterator[_Part]:
+    """Parts that cover all rows; the rows of one call are bounded."""
+    batch, heads, length, head_dim = query.shape
+    block_rows = max(1, min(length, max(_ROWS, min(where.window, _MOST_ROWS))))
+    columns = -(-(slots + block_rows + where.window - 1) // _ALIGNED) * _ALIGNED
+    most = _COLUMNS * block_rows // (heads * head_dim * columns) if flash else _SCORES // (heads * columns)
+    samples, rows = max(1, most // max(1, length)), max(1, most // block_rows) * block_rows
+    for sample in range(0, batch, samples):
+        for row in range(0, length, rows):
+            end = min(row + rows, length)
+            yield _Part(
+                samples=slice(sample, min(sample + samples, batch)),
+                rows=slice(row, end),
+                blocks=-(-(end - row) // block_rows),
+                block_rows=block_rows,
+                block_tokens=columns - slots,
+                start=where.first + row - where.before,
+            )
 
 
-class _Overlaps(NamedTuple):
-    """The slots that stand for tokens of each query's window."""
-
-    slots: Int[Tensor, "batch_or_1 query_len most"]
-    unseen: Float[Tensor, "batch_or_1 query_len most"]  # added to their scores
-
-    @classmethod
-    def of(cls, neighbours: Neighbours, edges: Tensor, queries: int, dtype: torch.dtype) -> _Overlaps:
-        """For queries with these neighbours, and slots between these edges."""
-        position = torch.arange(queries, device="cpu") + neighbours.first
-        first, after = neighbours.seen_by(position)  # [batch_or_1, query_len]
-        sequences = max(len(first), len(edges))
-        first, after, starts, ends = (
-            part.expand(sequences, -1).contiguous() for part in (first, after, edges[:, :-1], edges[:, 1:])
-        )
-        least = torch.searchsorted(ends, first, right=True)
-        overlapping = torch.searchsorted(starts, after) - least
-        most = int(overlapping.max().clamp(min=0)) if overlapping.numel() else 0
-        slots = least[..., None] + torch.arange(most, device="cpu")
-        slots = slots.masked_fill(slots >= starts.shape[1], 0)  # a row with fewer slots does not see the first
-        low, high = (part.gather(1, slots.flatten(1)).view_as(slots) for part in (starts, ends))
-        return cls(slots, log_unseen(low, high, first[..., None], after[..., None], dtype=dtype))
-
-    def weigh(self, scores: Tensor, at: _At) -> None:
-        """Let slots count for the tokens only that rows do not see; scores as in `_Where.hide_padding`."""
-        slots, unseen = (of_samples(part, at.samples)[:, None, at.rows] for part in self)
-        shape = (*scores.shape[:3], -1)
-        scores.scatter_add_(-1, slots.expand(shape), unseen.to(scores.dtype).expand(shape))
-
-
-@functools.lru_cache(maxsize=8)  # the same for all blocks but those at the ends of a text
-def _outside(
-    rows: int, slots: int, seen: int, start: int, window: int, dtype: torch.dtype
-) -> Float[Tensor, "1 1 rows slots_and_seen"]:
-    """-inf for tokens outside of the windows of rows, else 0; `start` is the first token's position from the first row.
-
-    Adding it is faster than filling by a mask.
-    """
-    token = torch.arange(seen, device="cpu") + start
-    offset = token - torch.arange(rows, device="cpu")[:, None] + window // 2
-    outside = (offset < 0) | (offset >= window)
-    bias = torch.zeros(1, 1, rows, slots + seen, dtype=dtype, device="cpu")
-    bias[..., slots:].masked_fill_(outside, -torch.inf)
-    return bias
-
-
-def _score_blocks(query: Tensor, slots: int, where: _Where) -> Iterator[tuple[slice, list[slice]]]:
-    """Samples, and the rows of each of their blocks."""
-    batch, heads, length, _ = query.shape
-    rows = max(_ROWS[where.dtype.itemsize], min(where.window, _MOST_ROWS))
-    samples = max(1, _SCORES // (heads * min(rows, length) * (slots + rows + where.window)))
-    parts = [slice(start, min(start + rows, length)) for start in range(0, length, rows)]
-    for start in range(0, batch, samples):
-        yield slice(start, min(start + samples, batch)), parts
-
-
-class _Block:
-    """Keys and values of a block of rows: the slots, which stay, followed by the tokens that the rows see."""
-
-    def __init__(self, slots: Tensor, dtype: torch.dtype) -> None:
-        self.slots = slots.flatten(0, 1).to(dtype)
-        self.joined = self.slots
-
-    def with_tokens(self, tokens: Tensor) -> Float[Tensor, "samples_and_heads columns head_dim"]:
-        """Slots and tokens, one after the other; overwritten by the next call."""
-        count, (batch, slots, dim) = tokens.shape[2], self.slots.shape
-        if self.joined.shape[1] != slots + count:
-            self.joined = self.slots.new_empty(batch, slots + count, dim)
-            self.joined[:, :slots] = self.slots
-        self.joined[:, slots:].unflatten(0, tokens.shape[:2]).copy_(tokens)
-        return self.joined
-
-
-def _weights(query: Tensor, keys: Tensor, mask: Tensor | None, where: _Where, at: _At) -> Tensor:
-    """P̄ of a block of rows, `[samples · heads, rows, slots + seen]`."""
-    samples, heads, rows, head_dim = query.shape
-    weights = query.new_empty(samples * heads, rows, keys.shape[1])
-    weights.baddbmm_(query.flatten(0, 1), keys.transpose(1, 2), beta=0, alpha=head_dim**-0.5)
-    scores = weights.unflatten(0, (samples, heads))
-    scores[..., at.slots :] += where.outside(at, scores.dtype)[..., at.slots :]
-    _add_bias(scores, mask, where, at)
-    return torch.softmax(weights, -1, out=weights)
-
-
-def _add_bias(scores: Tensor, mask: Tensor | None, where: _Where, at: _At) -> None:
-    """Add to the scores of a block, `[samples, heads, rows, slots + seen]`, what is not the same for all blocks."""
-    hide(scores[..., : at.slots], of_samples(mask, at.samples))
-    if where.overlaps is not None:
-        where.overlaps.weigh(scores, at)
-    where.hide_padding(scores, at)
-
-
-def _flash_attention(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, where: _Where, at: _At
-) -> Float[Tensor, "samples heads rows head_dim"]:
-    """The context of a block of rows without its scores in memory."""
-    samples, heads, rows, _ = query.shape
-    parts = [part for part in (mask, where.lengths, *(where.overlaps or ())) if part is not None]
-    alike = all(len(part) == 1 for part in parts)
-    shape = (1 if alike else samples, 1 if mask is None else mask.shape[1], rows, keys.shape[1])
-    dtype = torch.promote_types(query.dtype, torch.float32)
-    bias = query.new_empty(shape, dtype=dtype).copy_(where.outside(at, dtype))
-    _add_bias(bias, mask, where, at)
-    keys, values = (part.unflatten(0, (samples, heads)) for part in (keys, values))
-    return F.scaled_dot_product_attention(query, keys, values, attn_mask=bias)
+def _uses_flash(query: Tensor, drop: Dropout | None) -> bool:
+    return drop is None and not (query.dtype == torch.bfloat16 and Processor.here().bfloat16_in_blocks)
 
 
 def _forward(
@@ -249,35 +190,50 @@ def _forward(
     near_key: Tensor,
     near_value: Tensor,
     mask: Tensor | None,
-    where: _Where,
+    where: Neighbours,
     drop: Dropout | None,
 ) -> Tensor:
     """The context; in memory, positions come before heads."""
     batch, heads, length, _ = query.shape
-    slots = key.shape[2]
     context = query.new_empty(batch, length, heads, value.shape[-1]).transpose(1, 2)
-    flash = drop is None and where.flash
     if drop:
         drop.start()
-    for samples, parts in _score_blocks(query, slots, where):
-        keys, values = _Block(key[samples], where.dtype), _Block(value[samples], where.dtype)
-        for rows in parts:
-            at = where.block(samples, rows, slots, near_key.shape[2])
-            queries = query[samples, :, rows].to(where.dtype)
-            of_keys = keys.with_tokens(near_key[samples, :, at.seen])
-            of_values = values.with_tokens(near_value[samples, :, at.seen])
-            if flash:
-                context[samples, :, rows] = _flash_attention(queries, of_keys, of_values, mask, where, at)
-                continue
-            weights = _weights(queries, of_keys, mask, where, at)
-            if drop:
-                weights.masked_fill_(drop.next(weights), 0.0)
-            context[samples, :, rows] = torch.bmm(weights, of_values).unflatten(0, (-1, heads))
+    for part in _parts(query, key.shape[2], where, flash=_uses_flash(query, drop)):
+        given = part.of(query, key, value, near_key, near_value, mask)
+        context[part.samples, :, part.rows] = _attend(part, *given, where=where, drop=drop)
     return context.mul_(drop.scale) if drop else context
 
 
+def _attend(
+    part: _Part,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    near_key: Tensor,
+    near_value: Tensor,
+    mask: Tensor | None,
+    *,
+    where: Neighbours,
+    drop: Dropout | None,
+) -> Tensor:
+    """The context of the rows of a part, from its tensors; without the factor of dropout."""
+    given, flash = query.dtype, _uses_flash(query, drop)
+    dtype = torch.float32 if widens(query) else given
+    query, key, value, near_key, near_value = (each.to(dtype) for each in (query, key, value, near_key, near_value))
+    queries, keys, values = part.cut(query), part.columns(key, near_key), part.columns(value, near_value)
+    bias = part.bias(mask, where, key.shape[2], torch.promote_types(dtype, torch.float32) if flash else dtype)
+    bias = bias.expand(len(query), -1, -1, -1, -1).flatten(0, 1)
+    if flash:
+        context = F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias)
+    else:
+        scores = torch.matmul(queries * queries.shape[-1] ** -0.5, keys.transpose(2, 3))
+        weights = scores.add_(bias).softmax(dim=-1)
+        context = (weights.masked_fill(drop.next(weights), 0.0) if drop else weights) @ values
+    return part.joined(context).to(given)
+
+
 class _NeighbourAttention(torch.autograd.Function):
-    """`_forward` with gradients; weights and dropout masks are recomputed in the backward pass.
+    """`_forward` with gradients; only its inputs are kept, and the backward pass computes each part again.
 
     Gradients of gradients are those of the plain operations.
     """
@@ -290,62 +246,56 @@ class _NeighbourAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        query, key, value, near_key, near_value, mask = ctx.saved_tensors
-        where, drop = ctx.where, ctx.drop
+        tensors = ctx.saved_tensors
+        needed = ctx.needs_input_grad[: len(tensors)]
         create_graph = torch.is_grad_enabled()
         if create_graph or must_be_plain() or not is_ordinary(grad):  # or many gradients in one backward pass
-            if drop is not None:
+            if ctx.drop is not None:
                 raise NotImplementedError(
                     "second derivatives and batched gradients (is_grads_batched) with sliding_window: expected dropout "
                     "0 or operator.kernels.plain(), got dropout"
                 )
-            needed = ctx.needs_input_grad[: len(ctx.saved_tensors)]
-            with torch.enable_grad():
-                # Views, because slots that are global tokens are computed from the tokens: their gradients are apart.
-                given: list[Any] = [None if part is None else part.view_as(part) for part in ctx.saved_tensors]
-                query, key, value, near_key, near_value, mask = given
-                context = _plain(query, key, value, mask, where.neighbours(near_key, near_value))
-            tensors = [part for part, is_needed in zip(given, needed, strict=True) if is_needed]
-            found = iter(torch.autograd.grad(context, tensors, grad, create_graph=create_graph))
-            return *(next(found) if is_needed else None for is_needed in needed), None, None
-        heads, slots, scale = query.shape[1], key.shape[2], query.shape[-1] ** -0.5
-        of_query = torch.empty_like(query)
-        # Sum over blocks in full precision.
-        full = torch.promote_types(query.dtype, torch.float32)
-        of_key, of_value, of_near_key, of_near_value = (
-            torch.zeros_like(part, dtype=full) for part in (key, value, near_key, near_value)
-        )
-        of_bias = bias_gradient(mask, ctx.needs_input_grad[5])
+            plain = functools.partial(_plain, where=ctx.where)
+            return *_gradients(plain, tensors, needed, grad, create_graph=create_graph), None, None
+        # Sum over parts in full precision.
+        totals = [
+            torch.zeros_like(each, dtype=torch.promote_types(each.dtype, torch.float32)) if is_needed else None
+            for each, is_needed in zip(tensors, needed, strict=True)
+        ]
+        drop, query, slots = ctx.drop, tensors[0], tensors[1].shape[2]
         if drop:
             drop.start()
             grad = grad * drop.scale
-        for samples, parts in _score_blocks(query, slots, where):
-            keys, values = _Block(key[samples], where.dtype), _Block(value[samples], where.dtype)
-            for rows in parts:
-                at = where.block(samples, rows, slots, near_key.shape[2])
-                of_block = keys.with_tokens(near_key[samples, :, at.seen])
-                queries, grads = (part[samples, :, rows].to(where.dtype) for part in (query, grad))
-                grads = grads.flatten(0, 1)
-                weights = _weights(queries, of_block, mask, where, at)
-                columns = values.with_tokens(near_value[samples, :, at.seen]).transpose(1, 2)
-                of_weights, kept = torch.bmm(grads, columns), weights
-                if drop:
-                    dropped = drop.next(weights)
-                    kept, of_weights = weights.masked_fill(dropped, 0.0), of_weights.masked_fill_(dropped, 0.0)
-                _add(of_value, of_near_value, torch.bmm(kept.transpose(1, 2), grads), at)
-                of_scores = torch._softmax_backward_data(of_weights, weights, -1, weights.dtype)
-                add_to_bias(of_bias, of_scores[..., :slots].unflatten(0, (-1, heads)), samples)
-                of_scores.mul_(scale)
-                of_query[samples, :, rows] = torch.bmm(of_scores, of_block).unflatten(0, (-1, heads))
-                of_columns = torch.bmm(of_scores.transpose(1, 2), queries.flatten(0, 1))
-                _add(of_key, of_near_key, of_columns, at)
-        of_tensors = (of_key, of_value, of_near_key, of_near_value)
-        of_mask = None if of_bias is None else of_bias.to(query.dtype)
-        return of_query, *(part.to(query.dtype) for part in of_tensors), of_mask, None, None
+        for part in _parts(query, slots, ctx.where, flash=_uses_flash(query, drop)):
+            attend = functools.partial(_attend, part, where=ctx.where, drop=drop)
+            found = _gradients(attend, part.of(*tensors), needed, grad[part.samples, :, part.rows])
+            for total, of_part in zip(part.of(*totals), found, strict=True):
+                if of_part is not None:
+                    total += of_part
+        sums = (None if of is None else of.to(each.dtype) for of, each in zip(totals, tensors, strict=True))
+        return *sums, None, None
 
 
-def _add(of_slots: Tensor, of_tokens: Tensor, of_columns: Tensor, at: _At) -> None:
-    """Add the gradient of a block's columns to those of slots and tokens."""
-    by_head = of_columns.unflatten(0, (-1, of_slots.shape[1]))
-    of_slots[at.samples] += by_head[:, :, : at.slots]
-    of_tokens[at.samples, :, at.seen] += by_head[:, :, at.slots :]
+def _gradients(
+    function: Callable[..., Tensor],
+    tensors: Sequence[Tensor | None],
+    needed: Sequence[bool],
+    grad: Tensor,
+    *,
+    create_graph: bool = False,
+) -> list[Tensor | None]:
+    """Gradients of a function's result for those of its arguments that need one."""
+    with torch.enable_grad():
+        # Views, because slots that are global tokens are computed from the tokens: their gradients are apart.
+        given = [
+            each
+            if each is None
+            else each.view_as(each)
+            if each.requires_grad
+            else each.detach().requires_grad_(is_needed)
+            for each, is_needed in zip(tensors, needed, strict=True)
+        ]
+        result = function(*given)
+    wanted = [each for each, is_needed in zip(given, needed, strict=True) if each is not None and is_needed]
+    found = iter(torch.autograd.grad(result, wanted, grad, create_graph=create_graph))
+    return [next(found) if is_needed else None for is_needed in needed]

@@ -12,6 +12,7 @@ from linformer_kit.operator.hooks import may_need_whole
 from linformer_kit.operator.kernels.conditions import must_be_plain
 
 _BLOCK_TOKENS = 512  # per thread; with fewer, reading the weights takes longer than the products
+_LEAST_TOKENS = 2048  # with smaller blocks, the slowest core is waited for more often
 _BLOCK_ELEMENTS = 3 << 19  # elements of the widest activation of a block that fit in the cache with the others
 
 
@@ -45,7 +46,7 @@ def is_large(hidden: Float[Tensor, "batch seq_len embed"], width: int) -> bool:
 
 def block_tokens(width: int) -> int:
     """Tokens in a block whose widest activation has this width."""
-    return max(_BLOCK_TOKENS * max(2, torch.get_num_threads()), _BLOCK_ELEMENTS // width)
+    return max(_LEAST_TOKENS, _BLOCK_TOKENS * torch.get_num_threads(), _BLOCK_ELEMENTS // width)
 
 
 def blocks(batch: int, length: int, tokens: int) -> Iterator[tuple[slice, slice]]:
