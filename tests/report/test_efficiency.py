@@ -219,3 +219,11 @@ def test_pictures_name_what_they_show(tmp_path, figures):
     # three k in three panels, each with its line, filled points, the legend's entry and the paper's dashes
     dashed = [line for axis in saved.axes for line in axis.lines if line.get_linestyle() == "--"]
     assert len(dashed) == 9
+
+
+@pytest.mark.parametrize(("busy", "said"), [(1, "kept 1 core busy"), (2, "kept 2 cores busy")])
+def test_busy_cores_are_named(busy, said):
+    results = efficiency_results([512], baselines=["full", "roberta"])
+    assert "busy" not in efficiency_markdown(results)
+    results["settings"]["busy_cores"] = busy
+    assert said in efficiency_markdown(results)

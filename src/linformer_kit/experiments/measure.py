@@ -8,11 +8,14 @@ import multiprocessing
 import os
 import signal
 import statistics
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +75,21 @@ def interleaved(
             if done is not None:
                 done(name)
     return timings
+
+
+@contextmanager
+def busy_cores(count: int) -> Iterator[None]:
+    """Keep cores busy with processes that do nothing else, as in a shared container."""
+    until_orphaned = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for _ in range(count):
+            processes.append(subprocess.Popen([sys.executable, "-c", until_orphaned]))
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def _timed(run: Callable[[], object], device: torch.device) -> float:

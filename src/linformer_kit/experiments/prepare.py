@@ -16,6 +16,9 @@ from linformer_kit.settings.bench import BenchSettings
 Settings = TypeVar("Settings", bound=BenchSettings)
 
 
+_FROM_ZERO = ("seed", "busy_cores")
+
+
 def check(settings: BenchSettings) -> torch.device:
     """Check the common settings of all measurements before anything is written.
 
@@ -29,7 +32,7 @@ def check(settings: BenchSettings) -> torch.device:
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         for number in value if isinstance(value, list) else [value]:
-            if isinstance(number, (int, float)) and not isinstance(number, bool) and field.name != "seed":
+            if isinstance(number, (int, float)) and not isinstance(number, bool) and field.name not in _FROM_ZERO:
                 require(number > 0, field.name, "a positive number", number)
     require(0 <= settings.seed <= LARGEST_SEED, "seed", f"0 to {LARGEST_SEED}", settings.seed)
     divides = settings.hidden_size % settings.num_attention_heads == 0

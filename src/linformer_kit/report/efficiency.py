@@ -83,6 +83,8 @@ def _how(results: dict[str, Any]) -> list[str]:
         f"- Medians of up to {settings['repetitions']} runs; the encoders of a length alternate. Each has "
         f"{settings['seconds']:g} s in all; its first run is a warm-up unless it takes over a third of them.",
     ]
+    if busy := settings.get("busy_cores"):
+        lines.append(f"- Other processes kept {busy} {'core' if busy == 1 else 'cores'} busy during all runs.")
     if train:
         lines.append(
             "- A training step is forward and backward, without optimiser and dropout, in which libraries differ; "

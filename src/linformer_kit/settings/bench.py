@@ -70,6 +70,7 @@ class EfficiencySettings(RateSettings):
         budget_gib: Memory in GiB for which the largest batch is determined.
         confirm_batches: Run each computed largest batch once, if it fits in 80 % of the free memory; takes long. Only
             on a CPU: on an accelerator the largest batch is always found by running.
+        busy_cores: Number of other processes that each keep a core busy during the measurement, as on a shared machine.
     """
 
     mode: Mode = "forward"
@@ -82,6 +83,7 @@ class EfficiencySettings(RateSettings):
     memory: bool = True
     budget_gib: float = 16.0
     confirm_batches: bool = False
+    busy_cores: int = 0
 
 
 @dataclass(kw_only=True)

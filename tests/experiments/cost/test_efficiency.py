@@ -339,6 +339,11 @@ def test_where_no_largest_batch_can_be_confirmed(device, memory, expected):
         efficiency._settled(settings, torch.device(device))
 
 
+def test_a_negative_number_of_busy_cores():
+    with pytest.raises(InputError, match="busy_cores: expected 0 or more, got -1"):
+        efficiency._settled(EfficiencySettings(busy_cores=-1), CPU)
+
+
 @pytest.mark.parametrize("limit", [0, 1, 2, 3, 37, 64, 1000, 12345])
 def test_search_for_the_largest_batch(limit):
     found = largest(lambda size: size <= limit)

@@ -26,7 +26,7 @@ from linformer_kit.experiments.cost.memory import (
 )
 from linformer_kit.experiments.cost.operations import TRAINING, bound, layer_cost
 from linformer_kit.experiments.experiment import Experiment, require
-from linformer_kit.experiments.measure import interleaved, summary
+from linformer_kit.experiments.measure import busy_cores, interleaved, summary
 from linformer_kit.experiments.prepare import check, check_memory, default_tokens, pairs, torch_dtype, with_dtype
 from linformer_kit.report.efficiency import write_efficiency_report
 from linformer_kit.settings import portable
@@ -54,6 +54,7 @@ def _settled(settings: EfficiencySettings, device: torch.device) -> tuple[Effici
     lengths = [n for n in _LENGTHS if n <= _LONGEST_TRAINED or not cpu_training]
     lengths = lengths if settings.lengths is None else settings.lengths
     check_memory(settings.memory, device)
+    require(settings.busy_cores >= 0, "busy_cores", "0 or more", settings.busy_cores)
     if settings.confirm_batches:
         require(settings.memory, "confirm_batches", "false without memory", "true")
         require(device.type == "cpu", "confirm_batches", f"false on {device.type}", "true")
@@ -87,7 +88,7 @@ def measure_efficiency(
     results = experiment.results
     runs = settings.repetitions + settings.memory
     total = sum(len(dims) + len(settings.baselines) for dims in by_length.values()) * runs
-    with experiment:
+    with experiment, busy_cores(settings.busy_cores):
         try:
             with tqdm(total=total, unit="run", dynamic_ncols=True, desc="best rates") as bar:
                 results |= machine_rates(settings, device)
