@@ -10,6 +10,7 @@ full attention with its positions repeated, pieces of 512 tokens, and the studen
 
 from __future__ import annotations
 
+import copy
 import json
 import statistics
 import sys
@@ -50,9 +51,10 @@ def layer(n: int, k: int, window: int) -> dict[str, Callable[[], object]]:
     linformer = lk.LinformerModel(config, add_pooling_layer=False)
     ids = torch.randint(5, 1000, (max(1, 4096 // n), n))
     runs = {name: (lambda model=model: model(ids)) for name, model in (("roberta", roberta), ("linformer", linformer))}
-    for model in (roberta, linformer):
+    narrow = copy.deepcopy(linformer).bfloat16()
+    for model in (roberta, linformer, narrow):
         model.eval()
-    return {**runs, "plain": plainly(runs["linformer"])}
+    return {**runs, "plain": plainly(runs["linformer"]), "linformer in bfloat16": lambda: narrow(ids)}
 
 
 def minilm(folder: str, n: int = 4096) -> dict[str, Callable[[], object]]:
