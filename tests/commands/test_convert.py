@@ -7,6 +7,8 @@ import re
 
 import pytest
 import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -26,6 +28,8 @@ from linformer_kit import LinformerModel
 from linformer_kit.commands.cli import main
 from linformer_kit.files.manifest import damage
 from linformer_kit.interop.convert import convert
+from linformer_kit.linearized import adapter
+from linformer_kit.linearized.adapter import base_fingerprint
 from linformer_kit.settings import ConvertSettings
 from tests.conftest import fail
 from tests.interop.checkpoints.test_encoders import source
@@ -215,21 +219,57 @@ def test_in_place(tmp_path, capsys):
     assert (tmp_path / "ours" / "modules.json").exists() and damage(tmp_path / "ours") is None
 
 
-@pytest.mark.parametrize("in_place", [True, False])
-def test_how_a_text_is_embedded_is_kept(in_place, tmp_path, capsys):
-    """So that `embed` rejects what is not the mean."""
+@pytest.mark.parametrize(
+    ("options", "limit"),
+    [
+        (["--in_place"], 13),
+        (["--in_place", "--max_position_embeddings", "74"], 74),
+        (["--attention", "full"], 13),
+        ([], None),
+    ],
+)
+def test_only_an_embedder_keeps_how_texts_are_embedded(options, limit, tmp_path, caplog):
+    """With its limit of tokens; a model with untrained E and F is none, and `embed` says so."""
     source("BertModel", tmp_path / "theirs")
     save_tokenizer(tmp_path / "theirs")
-    modules = [{"type": "a.Transformer", "path": ""}, {"type": "a.Pooling", "path": "1_Pooling"}]
-    (tmp_path / "theirs" / "modules.json").write_text(json.dumps(modules))
-    (tmp_path / "theirs" / "1_Pooling").mkdir()
-    (tmp_path / "theirs" / "1_Pooling" / "config.json").write_text('{"pooling_mode": "cls"}')
-    main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours"), *(["--in_place"] if in_place else [])])
-    assert (tmp_path / "ours" / "modules.json").exists() and damage(tmp_path / "ours") is None
+    encoder = Transformer(str(tmp_path / "theirs"), max_seq_length=13)
+    modules = [encoder, Pooling(encoder.get_embedding_dimension(), "cls"), Normalize()]
+    SentenceTransformer(modules=modules, device="cpu").save(str(tmp_path / "theirs"))
+    main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours"), *options])
+    assert damage(tmp_path / "ours") is None and (tmp_path / "ours" / "modules.json").exists() == (limit is not None)
     (tmp_path / "texts.txt").write_text("w7 w9\n")
-    capsys.readouterr()
-    error = fail(capsys, "embed", tmp_path / "ours", tmp_path / "texts.txt", "--output", tmp_path / "vectors.npy")
-    assert "model: expected mean pooling in " in error
+    main(["embed", *map(str, (tmp_path / "ours", tmp_path / "texts.txt", "--output", tmp_path / "vectors.npy"))])
+    assert ("E and F are untrained" in caplog.text) == ("a plain encoder" in caplog.text) == (limit is None)
+    loaded = SentenceTransformer(str(tmp_path / "ours"), device="cpu", local_files_only=True)
+    assert loaded.max_seq_length == (limit or 37)
+
+
+def test_the_adapter_that_ships_is_advised(tmp_path, monkeypatch, capsys):
+    """Of the new n, if there is one; recognised by the fingerprint of the source."""
+    source("BertModel", tmp_path / "theirs")
+    theirs = AutoModel.from_pretrained(tmp_path / "theirs")
+    for name, longest in (("ours-37", None), ("ours-74", 74)):
+        (tmp_path / name).mkdir()
+        about = {
+            "base_model": {"fingerprint": base_fingerprint(theirs)},
+            "distillation": {"teacher": {"type": "bert", "layers": theirs.config.num_hidden_layers}},
+            "linearize": {"max_position_embeddings": longest},
+        }
+        (tmp_path / name / "linformer.json").write_text(json.dumps(about))
+    shipped = {name: tmp_path / name for name in ("ours-37", "ours-74")}
+    monkeypatch.setattr(adapter, "shipped_adapters", lambda: shipped)
+    longer = ["--max_position_embeddings", "74"]
+    for name, options in (("ours-37", []), ("ours-74", longer)):
+        main(["convert", str(tmp_path / "theirs"), str(tmp_path / f"linear-{name}"), "--in_place", *options])
+        advice = f"convert with `--adapter {name}`, which ships for this model, or run `linformer distill`"
+        assert advice in capsys.readouterr().out
+    for kind in ("RobertaModel", "BertForMaskedLM"):  # another type, and other weights
+        source(kind, tmp_path / kind)
+        if kind.startswith("Bert"):
+            torch.nn.init.zeros_((model := AutoModel.from_pretrained(tmp_path / kind)).embeddings.LayerNorm.bias)
+            model.save_pretrained(tmp_path / kind)
+        main(["convert", str(tmp_path / kind), str(tmp_path / f"linear-{kind}"), "--in_place"])
+        assert "--adapter" not in capsys.readouterr().out
 
 
 def test_what_is_untrained_is_said(tmp_path, capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+from pathlib import Path
 from unittest.mock import Mock
 
 import huggingface_hub
@@ -12,6 +13,9 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
 
 import linformer_kit as lk
 from linformer_kit.commands.cli import main
@@ -32,7 +36,6 @@ def folder(tmp_path_factory):
     lk.linearize(transformers.AutoModel.from_pretrained(teacher), 7).save_pretrained(folder / "model")
     transformers.AutoTokenizer.from_pretrained(teacher).save_pretrained(folder / "model")
     (folder / "texts.jsonl").write_text("".join(json.dumps({"body": text}) + "\n" for text in TEXTS))
-    (folder / "texts.txt").write_text("\n".join(TEXTS) + "\n")
     return folder
 
 
@@ -51,76 +54,117 @@ def command(folder, output, *options):
     ]
 
 
-def test_each_row_is_the_mean_of_the_hidden_states(folder, tmp_path, capsys):
+def test_each_row_is_what_sentence_transformers_encodes(folder, tmp_path, capsys, caplog):
+    """Also of a plain encoder, which gets the mean of its hidden states, and says so."""
     output = tmp_path / "new" / "vectors.npy"
-    main(command(folder, output, "--bf16", "false"))
+    main(command(folder, output))
     vectors = np.load(output)
-    model = transformers.AutoModel.from_pretrained(folder / "model").eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "model")
-    assert vectors.shape == (23, model.config.hidden_size) and vectors.dtype == np.float32
-    lengths = []
-    for text, vector in zip(TEXTS, vectors, strict=True):
-        inputs = tokenizer(text, truncation=True, max_length=LONGEST, return_tensors="pt")
-        with torch.no_grad():
-            mean = model(**inputs).last_hidden_state[0].mean(dim=0)
-        np.testing.assert_allclose(vector, (mean / mean.norm()).numpy(), rtol=0, atol=2e-6)
-        lengths.append(len(tokenizer(text)["input_ids"]))
-    cut = sum(length > LONGEST for length in lengths)
+    expected = encoded(folder / "model", TEXTS)
+    assert vectors.shape == expected.shape and vectors.dtype == np.float32
+    np.testing.assert_allclose(vectors, expected, rtol=0, atol=1e-6)
+    cut = sum(len(tokenizer(text)["input_ids"]) > LONGEST for text in TEXTS)
     error = capsys.readouterr().err
+    assert "model: a plain encoder (no modules.json): embedded with mean pooling\n" in caplog.text
     assert f"23 texts, {vectors.shape[1]} numbers each, in {output}\n" in error
     assert cut and f"{cut} texts of more than {LONGEST} tokens were truncated\n" in error
     assert sorted(path.name for path in output.parent.iterdir()) == ["vectors.npy", "vectors.npy.run.json"]
 
 
+def encoded(model, texts) -> np.ndarray:
+    return SentenceTransformer(str(model), device="cpu", local_files_only=True).encode(texts, batch_size=1)
+
+
+@pytest.mark.parametrize("batch_size", [1, 32])
+@pytest.mark.parametrize(
+    ("modules", "config"),
+    [
+        ([Pooling(33, "cls"), Normalize()], {}),
+        ([Pooling(33, ("mean", "max")), Dense(66, 17)], {"truncate_dim": 13}),
+        (
+            [Pooling(33, "mean", include_prompt=False)],
+            {"prompts": {"query": "the story: "}, "default_prompt_name": "query"},
+        ),
+        ([Pooling(33, "lasttoken")], {"max_seq_length": 11}),
+        ([Pooling(33, "mean")], {"do_lower_case": True}),
+    ],
+)
+def test_the_folder_says_how_a_text_is_embedded(folder, tmp_path, modules, config, batch_size, caplog):
+    model = described(folder, tmp_path / "model", modules, config)
+    texts = [text.title() if number % 2 else text for number, text in enumerate(TEXTS)]
+    (tmp_path / "texts.csv").write_text("text\n" + "".join(f"{text}\n" for text in texts))
+    options = ["--output", tmp_path / "vectors.npy", "--batch_size", batch_size]
+    main(["embed", *map(str, (model, tmp_path / "texts.csv", *options))])
+    expected = encoded(model, texts)
+    np.testing.assert_allclose(np.load(tmp_path / "vectors.npy"), expected, rtol=0, atol=1e-6)
+    assert expected.shape[1] == config.get("truncate_dim", 33) and "plain" not in caplog.text
+    plain = encoded(folder / "model", texts)
+    assert expected.shape != plain.shape or np.abs(expected - plain).max() > 1e-3
+
+
+def described(folder, place, modules, config=None) -> Path:
+    """The encoder with files of sentence-transformers."""
+    config = dict(config or {})
+    encoder = Transformer(str(folder / "model"))
+    of_encoder = {name: config.pop(name) for name in ("max_seq_length", "do_lower_case") if name in config}
+    SentenceTransformer(modules=[encoder, *modules], device="cpu", **config).save(str(place))
+    path = place / "sentence_bert_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | of_encoder))
+    return place
+
+
 def test_weights_in_bfloat16(folder, tmp_path, capsys):
     output = tmp_path / "vectors.npy"
     main(command(folder, output, "--dtype", "bfloat16"))  # all computed in it, nothing in float32
-    vectors = np.load(output)
-    model = transformers.AutoModel.from_pretrained(folder / "model", dtype=torch.bfloat16).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "model")
-    inputs = tokenizer(TEXTS[-1], truncation=True, max_length=LONGEST, return_tensors="pt")
-    with torch.no_grad():
-        mean = model(**inputs).last_hidden_state[0].float().mean(dim=0)
-    np.testing.assert_allclose(vectors[-1], (mean / mean.norm()).numpy(), rtol=0, atol=2e-3)
-    main(command(folder, tmp_path / "full.npy", "--bf16", "false"))
-    distance = np.linalg.norm(vectors - np.load(tmp_path / "full.npy"), axis=1)
+    main(command(folder, tmp_path / "full.npy"))
+    vectors, full = np.load(output), np.load(tmp_path / "full.npy")
+    distance = np.linalg.norm(vectors - full, axis=1) / np.linalg.norm(full, axis=1)
     assert vectors.dtype == np.float32 and distance.min() > 0 and distance.max() < 0.05
     message = f"resume: expected the dtype of {tmp_path / 'vectors.npy.run.json'}, 'bfloat16', got 'auto'"
     assert message in fail(capsys, *command(folder, output, "--resume"))
 
 
-def test_lines_of_text_give_the_same(folder, tmp_path):
-    main(command(folder, tmp_path / "a.npy"))
-    main(
-        [
-            "embed",
-            str(folder / "model"),
-            str(folder / "texts.txt"),
-            "--output",
-            str(tmp_path / "b.npy"),
-            "--batch_size",
-            "2",
-        ]
-    )
-    assert (np.load(tmp_path / "a.npy") == np.load(tmp_path / "b.npy")).all()
+def test_files_are_read_as_for_training(folder, tmp_path):
+    """A .txt file is one text, or as --document says; blank lines are none, but a row of a table always is one."""
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    (texts / "b.txt").write_text("the film\n\nwas good\n")
+    (texts / "a.txt").write_text("a long story\n")
+    (texts / "c.csv").write_text('text\nbad\n""\n')
+    whole = ["a long story\n", "the film\n\nwas good\n", "bad", ""]
+    lines = ["a long story", "the film", "was good", "bad", ""]
+    cases = [
+        (texts, [], whole),
+        (texts, ["--document", "line"], lines),
+        (texts / "b.txt", [], whole[1:2]),
+        (texts / "*.txt", ["--document", "blank_line"], lines[:3]),
+    ]
+    output = tmp_path / "vectors.npy"
+    for file, options, expected in cases:
+        main(["embed", *map(str, (folder / "model", file, "--output", output, "--overwrite")), *options])
+        np.testing.assert_allclose(np.load(output), encoded(folder / "model", expected), rtol=0, atol=1e-6)
+    assert [name for name, *_ in json.loads((tmp_path / "vectors.npy.run.json").read_text())["files"]] == [
+        "a.txt",
+        "b.txt",
+    ]
 
 
 def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(embed, "_BATCHES", 4)  # 8 texts between two records
     main(command(folder, tmp_path / "whole.npy"))
-    original, calls = embedder.Embedder.embed_windows, []
+    original, calls = embedder.Embedder.embed, []
 
-    def interrupted(self, windows, what=None):
-        calls.append(len(windows))
+    def interrupted(self, texts):
+        calls.append(len(texts))
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return original(self, windows, what)
+        return original(self, texts)
 
     output = tmp_path / "vectors.npy"
-    monkeypatch.setattr(embedder.Embedder, "embed_windows", interrupted)
+    monkeypatch.setattr(embedder.Embedder, "embed", interrupted)
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         main(command(folder, output))
-    assert not output.exists() and json.loads((tmp_path / "vectors.npy.run.json").read_text())["done"] == 16
+    assert not output.exists() and json.loads((tmp_path / "vectors.npy.run.json").read_text())["rows"] == 16
     assert "expected a new file" in fail(capsys, *command(folder, output))
     longer = command(folder, output, "--resume", "--max_length", "17")
     assert f"resume: expected the max_length of {tmp_path / 'vectors.npy.run.json'}, {LONGEST}, got 17" in fail(
@@ -132,7 +176,8 @@ def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch, capsys):
     main(command(folder, output, "--resume"))  # nothing is left
     assert len(calls) == 4
     np.save(output, np.zeros((3, 2), dtype=np.float32))
-    assert "resume: expected an array of shape [23, " in fail(capsys, *command(folder, output, "--resume"))
+    message = f"resume: expected 23 rows of 33 numbers in {output}, got fewer"
+    assert message in fail(capsys, *command(folder, output, "--resume"))
     main(command(folder, output, "--overwrite"))
     assert output.read_bytes() == (tmp_path / "whole.npy").read_bytes()
 
@@ -142,6 +187,8 @@ def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch, capsys):
     [
         (["--output", "OUT/vectors.bin"], "output: expected a file whose name ends in .npy, got "),
         (["--text_column", "text"], "text"),
+        (["--chunk_tokens", "0"], "chunk_tokens: expected 1 or more, got 0"),
+        (["--chunk_tokens", "5", "--pieces"], "pieces, chunk_tokens: expected at most one of them, got both"),
         (["--max_length", "100"], f"max_length: expected at most {LONGEST} (the model's limit), got 100"),
         (["--dtype", "bfloat16", "--bf16", "true"], "bf16: expected auto or false with dtype bfloat16, got true"),
         (["--batch_size", "0"], "batch_size: expected 1 or more, got 0"),
@@ -171,45 +218,27 @@ def test_a_run_that_ended_before_the_output_was_named_goes_on(folder, tmp_path, 
     main(command(folder, output, "--resume"))
     assert output.read_bytes() == (tmp_path / "whole.npy").read_bytes()
     mark = tmp_path / "vectors.npy.run.json"
-    for done in ({}, {"done": 24}, {"done": 5}):
-        mark.write_text(json.dumps({**json.loads(mark.read_text()), "done": None, **done}))
+    for done in ({"rows": None}, {"texts": -1}, {"texts": 24, "rows": 24}):
+        mark.write_text(json.dumps({**json.loads(mark.read_text()), **done}))
         assert "resume: expected " in fail(capsys, *command(folder, output, "--resume"))
 
 
-@pytest.mark.parametrize(
-    ("modules", "config", "message"),
-    [
-        (
-            ["Transformer", "Pooling"],
-            {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False},
-            "got ['pooling_mode_cls_token']",
-        ),
-        (["Transformer", "Pooling"], {"pooling_mode": "cls"}, "model: expected mean pooling in "),
-        (
-            ["Transformer", "Pooling", "Dense"],
-            {"pooling_mode": "mean"},
-            "model: expected modules Transformer, Pooling, Normalize, got Dense",
-        ),
-    ],
-)
-def test_another_embedding_is_refused(folder, tmp_path, capsys, modules, config, message):
-    model = shutil.copytree(folder / "model", tmp_path / "model")
-    paths = ["", "1_Pooling", "2_Dense"]
-    listed = [
-        {"type": f"sentence_transformers.models.{name}", "path": path}
-        for name, path in zip(modules, paths, strict=False)
-    ]
-    (model / "modules.json").write_text(json.dumps(listed))
-    for path in filter(None, paths):
-        (model / path).mkdir()
-    (model / "1_Pooling" / "config.json").write_text(json.dumps(config))
-    arguments = ["embed", str(model), str(folder / "texts.txt"), "--output", str(tmp_path / "vectors.npy")]
+def test_no_foreign_code_and_no_pickle(folder, tmp_path, capsys):
+    """Of modules that the folder names or holds."""
+    model = described(folder, tmp_path / "model", [Pooling(33, "mean"), Dense(33, 17)])
+    arguments = ["embed", model, folder / "texts.jsonl", "--text_column", "body", "--output", tmp_path / "vectors.npy"]
+    weights = model / "2_Dense" / "model.safetensors"
+    torch.save(load_file(weights), weights.with_name("pytorch_model.bin"))
+    weights.unlink()
+    message = f"model: expected 2_Dense/model.safetensors in {model}, got 2_Dense/pytorch_model.bin, a pickle"
     assert message in fail(capsys, *arguments)
-    (model / "modules.json").write_text(json.dumps(listed[:2]))
-    (model / "1_Pooling" / "config.json").write_text(
-        json.dumps({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False})
+    (model / "evil.py").write_text("raise SystemExit('it ran')\n")
+    modules = json.loads((model / "modules.json").read_text())
+    (model / "modules.json").write_text(json.dumps([*modules[:2], {**modules[2], "path": "", "type": "evil.Dense"}]))
+    assert "references the module class 'evil.Dense', which is not part of Sentence Transformers" in fail(
+        capsys, *arguments
     )
-    main(arguments)
+    assert not (tmp_path / "vectors.npy").exists()
 
 
 @pytest.mark.parametrize(
@@ -217,25 +246,25 @@ def test_another_embedding_is_refused(folder, tmp_path, capsys, modules, config,
     [
         ("{", "modules.json: expected JSON of sentence-transformers, got "),
         ('["a"]', "modules.json: expected modules, each with the path of its folder, got ['a']"),
-        ('[{"type": null, "path": ""}]', "model: expected modules Transformer, Pooling, Normalize, got None"),
+        ('[{"type": null, "path": ""}]', "model: expected an encoder of texts, got "),
     ],
 )
 def test_malformed_files_of_sentence_transformers(folder, tmp_path, capsys, modules, message):
     model = shutil.copytree(folder / "model", tmp_path / "model")
     (model / "modules.json").write_text(modules)
-    assert message in fail(capsys, *["embed", model, folder / "texts.txt", "--output", tmp_path / "vectors.npy"])
+    assert message in fail(
+        capsys, *["embed", model, folder / "texts.jsonl", "--text_column", "body", "--output", tmp_path / "vectors.npy"]
+    )
 
 
 def test_an_unknown_embedding_is_assumed_to_be_the_mean(monkeypatch, caplog):
     """Of a model whose files were cached by transformers, which does not ask for modules.json."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    for read in (sentences.check_mean_pooling, sentences.sentence_files):  # `embed`; `convert` and `distill`
-        caplog.clear()
-        read("someone/an-encoder")
-        assert "modules.json is not cached: mean pooling is assumed" in caplog.text
+    sentences.sentence_files("someone/an-encoder")
+    assert "modules.json is not cached: mean pooling is assumed" in caplog.text
     monkeypatch.setattr(sentences, "try_to_load_from_cache", lambda *_: sentences._CACHED_NO_EXIST)
     caplog.clear()
-    sentences.check_mean_pooling("someone/an-encoder")
+    sentences.sentence_files("someone/an-encoder")
     assert not caplog.text, "it is known to have none"
 
 
@@ -255,15 +284,12 @@ def test_a_table_without_rows(folder, tmp_path):
 
 
 def test_a_full_disk_is_one_line(folder, tmp_path, capsys, monkeypatch):
-    """Not a signal, which writing to the memory map would give."""
-    monkeypatch.setattr(
-        embed.os, "posix_fallocate", Mock(side_effect=OSError(errno.ENOSPC, "No space left")), raising=False
-    )
     output = tmp_path / "vectors.npy"
-    assert f"{output}: No space left on device" in fail_last_line(capsys, *command(folder, output), code=1)
+    with monkeypatch.context() as patched:
+        patched.setattr(embedder.Embedder, "embed", Mock(side_effect=OSError(errno.ENOSPC, "No space left")))
+        assert f"{output}: No space left on device" in fail_last_line(capsys, *command(folder, output), code=1)
     assert not output.exists()
-    monkeypatch.setattr(embed.os, "posix_fallocate", Mock(side_effect=OSError(errno.EOPNOTSUPP, "not supported")))
-    main(command(folder, output, "--overwrite"))
+    main(command(folder, output, "--resume"))
     assert np.load(output).shape[0] == 23
 
 
@@ -273,6 +299,14 @@ def test_outputs_that_are_not_finite_are_no_result(folder, tmp_path, capsys):
     shutil.copytree(folder / "model", tmp_path / "model")
     model.save_pretrained(tmp_path / "model")
     (tmp_path / "model" / "manifest.json").unlink(missing_ok=True)
-    arguments = ["embed", tmp_path / "model", folder / "texts.txt", "--output", tmp_path / "vectors.npy"]
-    assert "model: expected finite hidden states, got NaN or infinite ones" in fail(capsys, *arguments)
+    arguments = [
+        "embed",
+        tmp_path / "model",
+        folder / "texts.jsonl",
+        "--text_column",
+        "body",
+        "--output",
+        tmp_path / "vectors.npy",
+    ]
+    assert "model: expected finite embeddings, got NaN or infinite ones" in fail(capsys, *arguments)
     assert not (tmp_path / "vectors.npy").exists()

@@ -1,34 +1,105 @@
-"""sentence-transformers loads a linearised embedder, where it is installed."""
+"""Embedders of sentence-transformers, linearised in place, and encoders that came out of one."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
+import transformers
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, StaticEmbedding, Transformer
 
+import linformer_kit as lk
 from linformer_kit.commands.cli import main
 from tests.conftest import write_teacher
 
-sentence_transformers = pytest.importorskip("sentence_transformers")
+WORDS = "number was good bad 0 1 2 3 4 5 6 7 8 9"
+TEXTS = ["number 7 was good", "bad", "number number number 3"]
 
 
-def test_loaded_and_alike(tmp_path):
-    teacher = write_teacher(tmp_path / "teacher", "number was good bad 0 1 2 3 4 5 6 7 8 9", "RobertaModel")
-    modules = [
-        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
-        {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+@pytest.fixture
+def folder(tmp_path):
+    """An embedder with a prompt and a low limit of tokens."""
+    teacher = write_teacher(tmp_path / "teacher", WORDS, "RobertaModel")
+    modules = [Transformer(str(teacher), max_seq_length=11), Pooling(33, "mean"), Normalize()]
+    prompts = {"prompts": {"query": "number was "}, "default_prompt_name": "query"}
+    SentenceTransformer(modules=modules, device="cpu", **prompts).save(str(tmp_path / "embedder"))
+    return tmp_path / "embedder"
+
+
+def load(folder) -> SentenceTransformer:
+    return SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+
+
+@pytest.mark.parametrize(("longest", "limit"), [(None, 11), (74, 74)])
+def test_the_embedder_itself_becomes_linear(folder, tmp_path, longest, limit):
+    model = load(folder)
+    expected = model.encode(TEXTS)
+    linear = lk.linearize(model, max_position_embeddings=longest)
+    assert linear is model and type(model[0].model).__name__ == "LinearRobertaModel"
+    assert (model.max_seq_length, model.tokenizer.model_max_length) == (limit, limit)
+    np.testing.assert_allclose(model.encode(TEXTS), expected, rtol=0, atol=1e-5)
+    model.save(str(tmp_path / "saved"))
+    script = f"""
+import linformer_kit, numpy
+from sentence_transformers import SentenceTransformer
+model = SentenceTransformer({str(tmp_path / "saved")!r}, device="cpu", local_files_only=True)
+assert model.max_seq_length == {limit} and type(model[0].model).__name__ == "LinearRobertaModel"
+numpy.save({str(tmp_path / "vectors.npy")!r}, model.encode({TEXTS!r}))
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+    np.testing.assert_allclose(np.load(tmp_path / "vectors.npy"), model.encode(TEXTS), rtol=0, atol=1e-6)
+
+
+def test_nothing_changes_where_it_fails(folder):
+    model = load(folder)
+    with pytest.raises(
+        lk.InputError, match=r"^model: expected .* for adapter all-MiniLM-L6-v2-512, got a RobertaModel"
+    ):
+        lk.linearize(model, adapter="all-MiniLM-L6-v2-512")
+    with pytest.raises(lk.InputError, match=r"^sharing: expected one of "):
+        lk.linearize(model, sharing="some", max_position_embeddings=74)
+    assert type(model[0].model) is transformers.RobertaModel and model.max_seq_length == 11
+
+
+def test_what_does_not_start_with_an_encoder_of_texts_is_refused(folder):
+    static = StaticEmbedding(transformers.AutoTokenizer.from_pretrained(folder), embedding_dim=5)
+    cases = [
+        (
+            SentenceTransformer(modules=[static], device="cpu"),
+            "that starts with a Transformer of texts, got StaticEmbedding",
+        ),
+        (torch.nn.Sequential(torch.nn.Linear(2, 2)), "one of transformers, or a SentenceTransformer, got Sequential"),
     ]
-    (teacher / "modules.json").write_text(json.dumps(modules))
-    (teacher / "1_Pooling").mkdir()
-    pooling = {"word_embedding_dimension": 33, "pooling_mode_mean_tokens": True}
-    (teacher / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
-    main(["convert", str(teacher), str(tmp_path / "linear"), "--in_place", "--projection", "mean_pool"])
-    texts = ["number 7 was good", "bad", "number number number 3"]
-    with torch.no_grad():
-        ours, theirs = (
-            sentence_transformers.SentenceTransformer(str(folder), device="cpu").encode(texts)
-            for folder in (tmp_path / "linear", teacher)
-        )
-    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    for model, message in cases:
+        with pytest.raises(lk.InputError, match=rf"^model: expected .*{message}$"):
+            lk.linearize(model)
+
+
+def test_a_bare_encoder_says_once_what_it_leaves_behind(folder, tmp_path, caplog):
+    for _ in range(2):
+        lk.linearize(transformers.AutoModel.from_pretrained(folder))
+    (message,) = caplog.messages
+    assert message.startswith(f"{folder}: pooling, normalisation, prompts and max_seq_length")
+    assert f"linearize(SentenceTransformer({str(folder)!r})) keeps them" in message
+    lk.linearize(transformers.AutoModelForMaskedLM.from_pretrained(folder))  # no embedder
+    lk.linearize(transformers.AutoModel.from_pretrained(tmp_path / "teacher"))
+    main(["convert", str(folder), str(tmp_path / "linear"), "--in_place"])  # keeps the files
+    assert len(caplog.messages) == 1
+
+
+def test_by_command(folder, tmp_path):
+    """The same, with files of earlier versions of sentence-transformers."""
+    modules = json.loads((folder / "modules.json").read_text())
+    for module in modules:
+        module["type"] = f"sentence_transformers.models.{module['type'].rpartition('.')[2]}"
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 11, "do_lower_case": false}')
+    main(["convert", str(folder), str(tmp_path / "linear"), "--in_place", "--max_position_embeddings", "74"])
+    linear = load(tmp_path / "linear")
+    assert linear.max_seq_length == 74
+    np.testing.assert_allclose(linear.encode(TEXTS), load(folder).encode(TEXTS), rtol=1e-4, atol=1e-5)

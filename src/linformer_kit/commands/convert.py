@@ -13,13 +13,15 @@ from linformer_kit.settings import ConvertSettings
 
 def main(settings: ConvertSettings) -> None:
     """Convert and print a summary of the result."""
-    (model, left_out, learned), tokenizer = convert(settings)
+    (model, left_out, learned, adapters), tokenizer = convert(settings)
     shape, projection = _described(model)
     print(f"{type(model).__name__}, {model.num_parameters():,} parameters, {shape}")
     if projection is not None and not learned:
         matrices = model.projection_matrix_count()
         new = f"{matrices} matrices E and F ({projection}). They are untrained" if matrices else f"slots ({projection})"
         training = "run `linformer distill`" if settings.in_place else "continue training"
+        if adapters:
+            training = f"convert with `--adapter {adapters[0]}`, which ships for this model, or {training}"
         purpose = "before use" if matrices else "to bring the outputs closer to those of the source"
         print(f"New: {new}: {training} {purpose}.")
     if left_out:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from linformer_kit.data.documents import read_documents
 from linformer_kit.data.tables import READERS, Row, open_text, read_table
 from linformer_kit.data.validate import check_text
 from linformer_kit.errors import InputError
@@ -146,6 +147,26 @@ def read_texts(
     with open_text(path) as file:
         for line in file:
             yield line.rstrip("\n"), None
+
+
+def read_inputs(paths: Iterable[Path], columns: TextColumns, *, document: str) -> Iterator[tuple[str, str | None]]:
+    """Read the texts of files: each row of a table, and each non-blank document of other files.
+
+    Args:
+        paths: The files.
+        columns: Text columns of tables.
+        document: Rule for files that are no tables, a key of `documents.RULES`.
+
+    Raises:
+        InputError: at the first text that cannot be read, and for pairs in a file that is no table.
+    """
+    for path in paths:
+        if path.suffix.lower() in READERS:
+            yield from read_texts(path, columns)
+        elif columns.text_pair is not None:
+            raise InputError(f"text_pair_column: expected none for {path}, which has no columns")
+        else:
+            yield from ((text, None) for text in read_documents([path], document=document, column=""))
 
 
 def as_examples(rows: Iterable[Row], columns: Columns) -> list[Example]:

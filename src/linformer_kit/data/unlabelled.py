@@ -11,14 +11,12 @@ from typing import Any
 import numpy as np
 
 from linformer_kit.data.corpus import Corpus, load_corpus
-from linformer_kit.data.documents import read_documents
 from linformer_kit.data.encoding import Encoder, Window
-from linformer_kit.data.examples import TextColumns, read_texts
+from linformer_kit.data.examples import TextColumns, read_inputs
 from linformer_kit.data.files import find_files
 from linformer_kit.data.masking import BlockMasker
 from linformer_kit.data.passages import Passages, Texts, drawn_lengths
 from linformer_kit.data.split import hold_out_texts
-from linformer_kit.data.tables import READERS
 from linformer_kit.errors import InputError
 from linformer_kit.settings import CorpusSettings, DistillSettings, names_only
 
@@ -110,13 +108,7 @@ def _some(patterns: list[str], settings: DistillSettings, field: str) -> list[Te
 
 def _read(patterns: list[str], settings: DistillSettings, field: str) -> Iterator[Text]:
     columns = TextColumns(settings.text_column, settings.text_pair_column)
-    for path in find_files(patterns, field=field):
-        if path.suffix.lower() in READERS:
-            yield from read_texts(path, columns)
-        elif settings.text_pair_column is not None:
-            raise InputError(f"text_pair_column: expected none for {path}, which has no columns")
-        else:
-            yield from ((text, None) for text in read_documents([path], document=settings.document, column=""))
+    return read_inputs(find_files(patterns, field=field), columns, document=settings.document)
 
 
 def _validation_inputs(held_out: Passages | Texts, settings: DistillSettings, longest: int) -> list[Window]:

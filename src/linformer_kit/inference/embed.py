@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-import errno
+import functools
+import io
 import itertools
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
 
-from linformer_kit.data.encoding import Encoder
-from linformer_kit.data.examples import TextColumns, read_texts
-from linformer_kit.errors import InputError, errors_named, input_errors
+from linformer_kit.data.examples import TextColumns, read_inputs
+from linformer_kit.data.files import find_files
+from linformer_kit.data.tokenizer import tokenizer_fingerprint
+from linformer_kit.errors import InputError, errors_named
 from linformer_kit.files.manifest import file_fingerprint
 from linformer_kit.files.runs import check_how_to_start
 from linformer_kit.files.writing import write_whole
+from linformer_kit.inference.chunks import check_mean_pooling, embed_chunks, embed_pieces, write_pieces
 from linformer_kit.inference.embedder import Embedder, load_embedder
-from linformer_kit.inference.files import (
-    check_made_from,
-    check_new,
-    check_text_column,
-    file_of_texts,
-    mark_of,
-)
-from linformer_kit.interop.checkpoints.sentences import check_mean_pooling
-from linformer_kit.interop.loading import fingerprint, input_length
+from linformer_kit.inference.files import check_made_from, check_new, check_not_read, check_text_column, mark_of
+from linformer_kit.interop.loading import fingerprint
 from linformer_kit.settings import EmbedSettings
 
 _BATCHES = 32  # forward passes between two records of what is done; texts of like length share a pass
+_NUMBER = np.dtype("<f4")
 
 
 class Embedded(NamedTuple):
@@ -39,129 +36,129 @@ class Embedded(NamedTuple):
 
     Attributes:
         texts: Number of texts.
-        width: Numbers of each embedding.
+        shape: Number of embeddings, of texts or of their pieces, and of the numbers of each.
         longest: Maximum input length in tokens.
         cut: Number of texts that were longer, and truncated, of those of this call.
     """
 
     texts: int
-    width: int
+    shape: tuple[int, int]
     longest: int
     cut: int
 
 
 def embed(settings: EmbedSettings) -> Embedded:
-    """Embed the texts of a file; write them as a float32 array `[texts, embed]` in NumPy's format.
+    """Embed the texts of files; write them as a float32 array `[rows, width]` in NumPy's format.
 
-    Row i is the mean of the hidden states of text i, normalised to length 1. The output appears when it is complete;
+    Row i is the embedding of text i, as sentence-transformers computes it from the model's folder; with `chunk_tokens`
+    there is a row for each piece, and `OUTPUT.pieces.jsonl` says where it is. The output appears when it is complete;
     until then it is `OUTPUT.part`, and `resume` continues it after an interruption.
 
     Raises:
-        InputError: for a file that cannot be read (nothing is written), a model whose embedding is not the mean of its
-            hidden states, an output that exists, or one to resume that was made from another file or model.
+        InputError: for files that cannot be read (nothing is written), a model that is no embedder of texts, an output
+            that exists, or one to resume that was made from other files or another model.
     """
+    output, part, listed = _outputs(settings)
+    paths = find_files([settings.file], field="file")
+    check_not_read(paths, (output, part, listed, mark_of(output)))
+    check_text_column(settings.text_column, *paths)
+    read = functools.partial(
+        read_inputs, columns=TextColumns(settings.text_column or "text"), document=settings.document
+    )
+    counts = [sum(1 for _ in read([path])) for path in paths]  # rejects unreadable files before the model is loaded
+    embedder = load_embedder(settings.model, settings, field="model")
+    embedder.truncate(settings.max_length)
+    identity = {
+        "dtype": settings.dtype,  # before the fingerprint, which differs as well
+        "model_fingerprint": fingerprint(embedder.sentences),
+        "tokenizer_fingerprint": tokenizer_fingerprint(embedder.tokenizer),
+        "modules": [repr(module) for module in embedder.sentences],
+        "prompt": embedder.prompt,
+        "files": [[path.name, file_fingerprint(path), count] for path, count in zip(paths, counts, strict=True)],
+        **{name: getattr(settings, name) for name in ("text_column", "document", "chunk_tokens", "pieces")},
+        "max_length": embedder.limit,
+        "bf16": embedder.bf16,
+    }
+    run, shape = _embedding(settings, embedder), (sum(counts), embedder.width)
+    texts, rows = _done(settings, output, part, identity)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    if settings.chunk_tokens is not None:
+        pieces = write_pieces(listed, embedder, _groups(read(paths), embedder), settings.chunk_tokens)
+        shape = (pieces, embedder.width)
+    bar = tqdm(total=sum(counts), initial=texts, unit=" texts", dynamic_ncols=True, delay=2)
+    with errors_named(output), bar, _opened(output, part, shape, rows) as file:
+        _record(output, identity, texts, rows)
+        for some in _groups(itertools.islice(read(paths), texts, None), embedder):
+            vectors = run(some)
+            file.write(vectors.astype(_NUMBER).tobytes())
+            file.flush()
+            texts, rows = texts + len(some), rows + len(vectors)
+            _record(output, identity, texts, rows)
+            bar.update(len(some))
+    os.replace(part, output)
+    return Embedded(sum(counts), shape, embedder.limit, embedder.cut)
+
+
+def _outputs(settings: EmbedSettings) -> tuple[Path, Path, Path]:
+    """The output, what holds it until it is complete, and the file of pieces; checks the settings."""
     check_how_to_start(resume=settings.resume, overwrite=settings.overwrite)
-    if settings.batch_size < 1:
-        raise InputError(f"batch_size: expected 1 or more, got {settings.batch_size}")
+    for name in ("batch_size", "chunk_tokens"):
+        if (value := getattr(settings, name)) is not None and value < 1:
+            raise InputError(f"{name}: expected 1 or more, got {value}")
+    if settings.pieces and settings.chunk_tokens is not None:
+        raise InputError("pieces, chunk_tokens: expected at most one of them, got both")
     output = Path(settings.output).expanduser()
     if output.suffix != ".npy" or output.is_dir():
         raise InputError(f"output: expected a file whose name ends in .npy, got {output}")
-    part = _part_of(output)
-    path = file_of_texts(settings.file, (output, part, mark_of(output)))
-    check_text_column(settings.text_column, path)
-    columns = TextColumns(settings.text_column or "text", None)
-    total = sum(1 for _ in read_texts(path, columns))  # rejected before the model is loaded
-    check_mean_pooling(settings.model)
-    embedder = load_embedder(settings.model, settings, field="model")
-    encoder = Encoder(embedder.tokenizer, input_length(embedder.model, embedder.tokenizer, settings.max_length))
-    identity = {
-        "dtype": settings.dtype,  # before the fingerprint, which differs as well
-        "model_fingerprint": fingerprint(embedder.model),
-        "file_sha256": file_fingerprint(path),
-        "text_column": columns.text,
-        "max_length": encoder.max_length,
-        "bf16": embedder.bf16,
-    }
-    shape = (total, embedder.width)
-    done = _done(settings, output, identity, shape)
-    cut = 0
-    if not (settings.resume and output.exists() and not part.exists()):  # else it is complete
-        output.parent.mkdir(parents=True, exist_ok=True)
-        texts = itertools.islice(read_texts(path, columns), done, None)
-        with errors_named(output):
-            cut = _write(output, embedder, encoder, texts, (done, shape), identity)
-            os.replace(part, output)
-    return Embedded(total, embedder.width, encoder.max_length, cut)
+    return output, output.with_name(f"{output.name}.part"), output.with_name(f"{output.name}.pieces.jsonl")
 
 
-def _part_of(output: Path) -> Path:
-    """The file that holds the array until it is complete."""
-    return output.with_name(f"{output.name}.part")
+def _embedding(settings: EmbedSettings, embedder: Embedder) -> Callable[[list[str]], np.ndarray]:
+    """The function that embeds some texts."""
+    if settings.pieces:
+        return functools.partial(embed_pieces, embedder)
+    if settings.chunk_tokens is None:
+        return embedder.embed
+    check_mean_pooling(embedder)
+    return functools.partial(embed_chunks, embedder, size=settings.chunk_tokens)
 
 
-def _done(settings: EmbedSettings, output: Path, identity: dict[str, Any], shape: tuple[int, int]) -> int:
-    """Number of rows that an earlier run has written."""
-    part = _part_of(output)
+def _groups(texts: Iterator[tuple[str, str | None]], embedder: Embedder) -> Iterator[list[str]]:
+    """The texts between two records of what is done."""
+    together = _BATCHES * embedder.batch_size
+    return iter(lambda: [text for text, _ in itertools.islice(texts, together)], [])
+
+
+def _record(output: Path, identity: dict[str, Any], texts: int, rows: int) -> None:
+    write_whole(mark_of(output), json.dumps(identity | {"texts": texts, "rows": rows}, indent=2) + "\n")
+
+
+def _done(settings: EmbedSettings, output: Path, part: Path, identity: dict[str, Any]) -> tuple[int, int]:
+    """Numbers of texts and of rows that an earlier run has recorded; 0 and 0 for a new output."""
     if not (settings.resume and (part.exists() or output.exists())):
         if not settings.overwrite:
             check_new(output)
             check_new(part)
-        return 0
-    done = check_made_from(output, identity).get("done")
-    if not isinstance(done, int) or not 0 <= done <= shape[0]:
-        raise InputError(f"resume: expected done from 0 to {shape[0]} in {mark_of(output)}, got {done!r}")
-    if not part.exists() and done < shape[0]:
-        raise InputError(f"resume: expected {part}, got no such file")
-    if done:
-        _check_whole(part if part.exists() else output, shape)
-    return done
+        return 0, 0
+    before = check_made_from(output, identity)
+    texts, rows = before.get("texts"), before.get("rows")
+    if not isinstance(texts, int) or not isinstance(rows, int) or min(texts, rows) < 0:
+        raise InputError(f"resume: expected numbers of texts and rows in {mark_of(output)}, got {texts!r} and {rows!r}")
+    return texts, rows
 
 
-def _write(
-    output: Path,
-    embedder: Embedder,
-    encoder: Encoder,
-    texts: Iterator[tuple[str, str | None]],
-    numbers: tuple[int, tuple[int, int]],
-    identity: dict[str, Any],
-) -> int:
-    """Write the rows that are missing; return the number of truncated texts."""
-    done, shape = numbers
-
-    def record() -> None:
-        write_whole(mark_of(output), json.dumps(identity | {"done": done}, indent=2) + "\n")
-
-    record()  # before the array, so that rows of zeros are never taken for embeddings
-    vectors = np.lib.format.open_memmap(_part_of(output), "r+" if done else "w+", np.float32, None if done else shape)
-    _allocate(_part_of(output))
-    together, cut = _BATCHES * embedder.batch_size, 0
-    with tqdm(total=shape[0], initial=done, unit=" texts", dynamic_ncols=True, delay=2) as bar:
-        while some := list(itertools.islice(texts, together)):
-            encoded = encoder(some)
-            cut += sum(text.lost > 0 for text in encoded)
-            vectors[done : done + len(some)] = embedder.embed_windows([text.windows[0] for text in encoded])
-            vectors.flush()
-            done += len(some)
-            record()
-            bar.update(len(some))
-    return cut
-
-
-def _allocate(path: Path) -> None:
-    """Allocate a sparse file's blocks: where the disk is full, writing to its memory map would kill the process."""
-    if not hasattr(os, "posix_fallocate"):
-        return
-    with path.open("r+b") as file:
-        try:
-            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-        except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # file systems that cannot
-                raise
-
-
-def _check_whole(path: Path, shape: tuple[int, int]) -> None:
-    """Check that a file to resume holds an array of this shape."""
-    with input_errors(f"resume: expected an array of shape {list(shape)} in {path}"):
-        found = np.load(path, mmap_mode="r")
-        if found.shape != shape or found.dtype != np.float32:
-            raise ValueError(f"{found.dtype} of shape {list(found.shape)}")
+def _opened(output: Path, part: Path, shape: tuple[int, int], rows: int) -> BinaryIO:
+    """The file for an array of this shape, open after the first `rows`; what follows them is dropped."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": _NUMBER.str, "fortran_order": False, "shape": shape})
+    end = header.tell() + rows * shape[1] * _NUMBER.itemsize
+    there = part if part.exists() else output
+    if rows:
+        if there.stat().st_size < end:
+            raise InputError(f"resume: expected {rows} rows of {shape[1]} numbers in {there}, got fewer")
+        os.replace(there, part)
+    file = part.open("r+b" if rows else "wb")
+    file.write(header.getvalue())
+    file.truncate(end)
+    file.seek(end)
+    return file

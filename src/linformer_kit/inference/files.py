@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -28,15 +29,20 @@ def file_of_texts(name: str, outputs: Iterable[Path]) -> Path:
         raise InputError(f"file: expected a file, got the folder {path}")
     check_suffix(path, field="file")
     check_not_empty(path, field="file")
-    for place in outputs:
-        if place.exists() and place.samefile(path):
-            raise InputError(f"output: expected another file than that of the texts, got {place}")
+    check_not_read([path], outputs)
     return path
 
 
-def check_text_column(column: str | None, path: Path, *, field: str = "text_column") -> None:
-    """Reject a column of a file that has lines of text; `field` is its setting."""
-    if column is not None and path.suffix.lower() not in READERS:
+def check_not_read(paths: Iterable[Path], outputs: Iterable[Path]) -> None:
+    """Reject outputs that would overwrite the files with the texts."""
+    for path, place in itertools.product(paths, outputs):
+        if place.exists() and place.samefile(path):
+            raise InputError(f"output: expected another file than that of the texts, got {place}")
+
+
+def check_text_column(column: str | None, *paths: Path, field: str = "text_column") -> None:
+    """Reject a column of files of which none is a table; `field` is its setting."""
+    if column is not None and not any(path.suffix.lower() in READERS for path in paths):
         raise InputError(f"{field}: expected none for lines of text, got {column!r}")
 
 

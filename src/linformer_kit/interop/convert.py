@@ -20,17 +20,18 @@ from linformer_kit.interop.checkpoints.fairseq import convert_fairseq
 from linformer_kit.interop.checkpoints.sentences import sentence_files, write_files
 from linformer_kit.interop.full_attention import SLOT_FIELDS, convert_full_attention
 from linformer_kit.interop.loading import TOKENIZER_FILES, auto_class_of, load_pretrained
+from linformer_kit.linearized.adapter import adapters_of
 from linformer_kit.linearized.classes import MODEL_TYPE, LinearizedModel
-from linformer_kit.linearized.linearize import linearize
+from linformer_kit.linearized.linearize import linearize_encoder
 from linformer_kit.linearized.positions import longest_input
 from linformer_kit.models.configuration import LinformerConfig
-from linformer_kit.settings import ConvertSettings
+from linformer_kit.settings import ConvertSettings, LinearizeSettings
 
 _SETTINGS = {field.name for field in dataclasses.fields(ConvertSettings)}
 _OF_SLOTS = tuple(name for name in SLOT_FIELDS if name in _SETTINGS)
 _OF_NEW_PROJECTIONS = (*_OF_SLOTS, "attention")
 _OF_FAIRSEQ = ("num_attention_heads", "classification_head")
-_IN_PLACE = (*_OF_SLOTS, "adapter", "layers", "max_position_embeddings")
+_IN_PLACE = (*_OF_SLOTS, "layers", "max_position_embeddings")
 _ENCODER = "a pretrained encoder"
 _IF_THERE: dict[str, Any] = {
     "_raise_exceptions_for_missing_entries": False,
@@ -51,10 +52,12 @@ def convert(settings: ConvertSettings) -> tuple[Converted, PreTrainedTokenizerBa
     """
     out = check_new_folder("out", settings.out)
     converted = _load(settings)
-    tokenizer = _tokenizer(settings, converted.model)
     changes = settings.adapter is not None or settings.max_position_embeddings is not None
     longer = longest_input(converted.model) if changes else None
-    beside = {} if _is_fairseq(settings.source) else sentence_files(settings.source, longer=longer)
+    # A model with new E and F is no embedder.
+    embeds = settings.in_place or converted.learned or settings.attention == "full"
+    beside = sentence_files(settings.source, longer=longer) if embeds and not _is_fairseq(settings.source) else {}
+    tokenizer = _tokenizer(settings, converted.model, keep_limit=bool(beside) and not changes)
     with whole_folder(out) as folder:
         converted.model.save_pretrained(folder)
         if tokenizer is not None:
@@ -106,15 +109,18 @@ def _linearized(settings: ConvertSettings) -> Converted:
     if _is_fairseq(settings.source):
         raise InputError(f"source: expected an encoder of transformers with in_place, got {settings.source}")
     given = {name: value for name in _IN_PLACE if (value := getattr(settings, name)) is not None}
+    advised: list[str] = []
     with renamed("model", "source"):
         model = load_pretrained(settings.source, auto_class_of(settings.source, _ENCODER), _ENCODER)
         learned = isinstance(model, LinearizedModel)
         if not learned or given.keys() != {"max_position_embeddings"}:
-            model = linearize(model, **given, resize_mode=settings.resize_mode)
+            advised = [] if settings.adapter else adapters_of(model, settings.max_position_embeddings)
+            linear = LinearizeSettings(**given, resize_mode=settings.resize_mode)
+            model = linearize_encoder(model, linear, settings.adapter)
         else:
             with renamed("seq_len", "max_position_embeddings"):
                 model.resize_sequence_length(given["max_position_embeddings"], mode=settings.resize_mode)
-        return Converted(model, [], learned or settings.adapter is not None)
+        return Converted(model, [], learned or settings.adapter is not None, advised)
 
 
 def _is_fairseq(source: str) -> bool:
@@ -131,8 +137,10 @@ def _model_type(source: str) -> str:
     return roberta.model_type(source)
 
 
-def _tokenizer(settings: ConvertSettings, model: PreTrainedModel) -> PreTrainedTokenizerBase | None:
-    """The tokenizer in the settings or of the source, with the model's longest input as its limit."""
+def _tokenizer(
+    settings: ConvertSettings, model: PreTrainedModel, *, keep_limit: bool
+) -> PreTrainedTokenizerBase | None:
+    """The tokenizer in the settings or of the source; its limit is the model's longest input, or its own lower one."""
     longest = longest_input(model)
     if longest is None:
         if settings.tokenizer is not None:
@@ -147,7 +155,7 @@ def _tokenizer(settings: ConvertSettings, model: PreTrainedModel) -> PreTrainedT
         raise InputError(f"tokenizer: expected a tokenizer, got {source}, which has no vocabulary")
     if len(tokenizer) > model.config.vocab_size:
         raise InputError(f"tokenizer: expected at most {model.config.vocab_size} tokens, got {len(tokenizer)}")
-    tokenizer.model_max_length = longest
+    tokenizer.model_max_length = min(longest, tokenizer.model_max_length) if keep_limit else longest
     return tokenizer
 
 

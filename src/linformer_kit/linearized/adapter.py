@@ -169,6 +169,18 @@ def shipped_adapters() -> dict[str, Path]:
     return {path.parent.name: path.parent for path in sorted(SHIPPED.glob(f"*/{ABOUT}"))}
 
 
+def adapters_of(model: PreTrainedModel, seq_len: int | None) -> list[str]:
+    """Names of the shipped adapters for a model with full attention: those of this new n, or else all."""
+    found: dict[str, int | None] = {}
+    for name, folder in shipped_adapters().items():
+        about = read_json(folder / ABOUT)
+        base = about["distillation"]["teacher"]  # its sizes are compared first, since a fingerprint takes time
+        same_size = (base["type"], base["layers"]) == (model.config.model_type, model.config.num_hidden_layers)
+        if same_size and about["base_model"]["fingerprint"] == base_fingerprint(model):
+            found[name] = about["linearize"]["max_position_embeddings"]
+    return [name for name, longest in found.items() if longest == seq_len] or list(found)
+
+
 def adapter_folder(name: str) -> Path:
     """Folder of an adapter that ships with the package, of a path, or of the hub, downloaded.
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
+from torch import nn
 from transformers import PreTrainedModel
 
 from linformer_kit.errors import InputError, renamed
@@ -20,6 +21,7 @@ from linformer_kit.linearized.classes import (
 from linformer_kit.linearized.fields import new_projections
 from linformer_kit.linearized.layers import AttentionLayer, attention_layers
 from linformer_kit.linearized.positions import check_positions, longest_input, set_positions
+from linformer_kit.linearized.sentences import text_encoder, warn_of_bare_encoder
 from linformer_kit.operator.checks import check_count, check_exponent
 from linformer_kit.operator.projections import PROJECTIONS, is_integer
 from linformer_kit.settings import (
@@ -31,12 +33,17 @@ from linformer_kit.settings import (
     ShorterInput,
 )
 
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+Model = TypeVar("Model", PreTrainedModel, "SentenceTransformer")
+
 DEFAULT_PROJECTED_DIM = 128
 _WINDOWED = [name for name, kind in PROJECTIONS.items() if kind.windowed]
 
 
 def linearize(
-    model: PreTrainedModel,
+    model: Model,
     projected_dim: int | list[int] | list[list[int]] | None = None,
     *,
     adapter: str | os.PathLike[str] | None = None,
@@ -50,7 +57,7 @@ def linearize(
     layers: Sequence[int] | None = None,
     max_position_embeddings: int | None = None,
     resize_mode: ResizeMode = "extend",
-) -> LinearizedModel:
+) -> Model:
     """Linearise a pretrained encoder: attention goes over k slots, and all weights are kept.
 
     This supports encoders that use transformers' attention interface. The model is changed in-place and becomes a
@@ -64,7 +71,9 @@ def linearize(
     Learned E and F (projection `linear`, `dynamic`, convolutions) must be distilled or fine-tuned before use.
 
     Args:
-        model: Any encoder, with or without a head.
+        model: Any encoder, with or without a head; or a `SentenceTransformer`, whose encoder is linearised. Its
+            pooling, normalisation and prompts stay; `max_seq_length` becomes n if an adapter or
+            `max_position_embeddings` says what n is.
         projected_dim: k, at most n; or a list with one k per linear layer, or with a list of one k per head for each
             of them; default: 128, or n if that is less.
         adapter: Name of an adapter that ships with the package (`linformer adapters` lists them), folder or hub id of
@@ -92,12 +101,14 @@ def linearize(
         `<attention layer>.linformer`, for `layerwise` at the base model's `linformer`.
 
     Raises:
-        InputError: for a decoder, a model that does not use the interface, invalid settings, and an adapter that is
-            damaged, of another model, or contradicted by other arguments. Nothing is changed then; only where E and F
-            of an adapter do not fit its own settings, the model is linear already.
+        InputError: for a decoder, a model that does not use the interface, a `SentenceTransformer` that does not start
+            with such an encoder of texts, invalid settings, and an adapter that is damaged, of another model, or
+            contradicted by other arguments. Nothing is changed then; only where E and F of an adapter do not fit its
+            own settings, the model is linear already.
 
     Example:
         >>> model = lk.linearize(AutoModel.from_pretrained("FacebookAI/roberta-base"), projected_dim=128)
+        >>> model = lk.linearize(SentenceTransformer("BAAI/bge-small-en-v1.5"), max_position_embeddings=4096)
     """
     given = LinearizeSettings(
         projected_dim=projected_dim,  # type: ignore[arg-type]
@@ -112,6 +123,23 @@ def linearize(
         max_position_embeddings=max_position_embeddings,
         resize_mode=resize_mode,
     )
+    if not isinstance(model, nn.Sequential):
+        linear = linearize_encoder(model, given, adapter)
+        warn_of_bare_encoder(linear)
+        return linear
+    sentences: Any = model
+    linear = linearize_encoder(text_encoder(sentences), given, adapter)
+    longest = linear.config.linformer["seq_len"]
+    if adapter is None and max_position_embeddings is None:  # n is as before, so a lower limit is the author's choice
+        longest = min(longest, sentences.max_seq_length or longest)
+    sentences.max_seq_length = longest  # also the tokenizer's `model_max_length`
+    return model
+
+
+def linearize_encoder(
+    model: PreTrainedModel, given: LinearizeSettings, adapter: str | os.PathLike[str] | None = None
+) -> LinearizedModel:
+    """As `linearize`, for an encoder of transformers, with the arguments as settings."""
     changes = None if adapter is None else read_adapter(os.fspath(adapter))
     settings = given if changes is None else _agreed(given, changes)
     _check_values(settings)

@@ -20,8 +20,8 @@ GROUPS = {
     "Texts": """
         task tasks labelled_task train_file validation_file text text_file english_file sentence_file data_dir
         dataset_name dataset_config_name split document text_column text_pair_column labelled_text_column label_column
-        label_separator packing max_length min_tokens stride seq_len max_tokens samples articles queries candidates
-        fit_samples cosine_lengths max_train_samples max_eval_samples
+        label_separator packing max_length chunk_tokens pieces min_tokens stride seq_len max_tokens samples articles
+        queries candidates fit_samples cosine_lengths max_train_samples max_eval_samples
         validation_fraction split_seed streaming cache_dir""",
     "Prediction": "top_k threshold",
     "Export": "format int8",

@@ -25,18 +25,25 @@ class FillMaskSettings:
 
 @dataclass(kw_only=True)
 class EmbedSettings:
-    """Embeddings of the texts of a file.
+    """Embeddings of the texts of files.
 
     Attributes:
-        model: Folder or hub id of an encoder whose embedding is the mean of its hidden states.
-        file: File with texts: a table (.csv .tsv .jsonl .parquet), or .txt with one text per line.
-        output: File for the embeddings, .npy: float32 of shape texts × width, each of length 1.
-        text_column: Column of the text; default: text.
-        max_length: Maximum input length in tokens, longer texts are truncated; default: the model's maximum.
+        model: Folder or hub id of an encoder. Its files of sentence-transformers say what prompt, pooling and
+            normalisation are; a plain encoder gets mean pooling.
+        file: File, folder or glob with the texts: tables (.csv .tsv .jsonl .parquet), or .txt .py .md.
+        output: File for the embeddings, .npy: float32 of shape texts × width.
+        text_column: Text column of tables; default: text.
+        document: How .txt files are split into texts; `auto`: `wikitext` if the file starts with a WikiText heading,
+            else `file`.
+        max_length: Maximum input length in tokens, longer texts are truncated; default: the limit of the model's files.
+        chunk_tokens: Write an embedding for each piece of this many tokens, pooled from one pass over the whole text
+            (late chunking), and the pieces' characters to OUTPUT.pieces.jsonl; default: an embedding for each text.
+        pieces: Embed pieces of max_length tokens separately, and write the mean for each text, which is read whole.
         batch_size: Texts per forward pass.
         dtype: Data type of the weights, as saved with `auto`; `bfloat16` computes everything in it, faster than mixed
             precision and less exact.
-        bf16: Mixed precision of float32 weights; `auto` where the processor has bf16 instructions.
+        bf16: Mixed precision of float32 weights, faster and less exact; `auto` where the processor has bf16
+            instructions.
         resume: Resume after the last embedding that was recorded.
         overwrite: Overwrite an existing output.
     """
@@ -45,10 +52,13 @@ class EmbedSettings:
     file: str
     output: str
     text_column: str | None = None
+    document: Literal["auto", "file", "line", "blank_line", "wikitext"] = "auto"
     max_length: int | None = None
+    chunk_tokens: int | None = None
+    pieces: bool = False
     batch_size: int = 8
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    bf16: Literal["auto", "true", "false"] = "auto"
+    bf16: Literal["auto", "true", "false"] = "false"
     resume: bool = False
     overwrite: bool = False
 

@@ -18,7 +18,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from linformer_kit.errors import InputError
 from linformer_kit.files.manifest import write_manifest
-from linformer_kit.inference.embedder import mean_embedding
 from linformer_kit.linearized.adapter import (
     ABOUT,
     CARD,
@@ -32,6 +31,7 @@ from linformer_kit.linearized.adapter import (
 from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.report.adapter import adapter_card
 from linformer_kit.settings import DistillSettings, LinearizeSettings, is_local_path, recorded_name
+from linformer_kit.training.tasks.answers import mean_embedding
 from linformer_kit.training.tasks.tracing import layer_names
 
 _SCALE = 2  # factor of B·A: PEFT's lora_alpha / r

@@ -17,7 +17,7 @@ from linformer_kit.interop.checkpoints.sentences import Files, lengthened, sente
 from linformer_kit.interop.loading import fingerprint
 from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.linearized.fields import EXACT, later_field
-from linformer_kit.linearized.linearize import linearize
+from linformer_kit.linearized.linearize import linearize_encoder
 from linformer_kit.report.distillation import write_distill_report
 from linformer_kit.settings import DistillSettings, check_model_is_kept, check_training, portable, recorded_name
 from linformer_kit.training.adapter import (
@@ -86,7 +86,7 @@ def _save(run: Run, settings: DistillSettings, pair: Pair, results: dict[str, An
     model, adapter, example = pair.student, None, {}
     if pair.base is not None:
         adapter = made_adapter(pair.student, pair.base, settings)
-        model = linearize(pair.base, **vars(adapter.settings)).eval()
+        model = linearize_encoder(pair.base, adapter.settings).eval()
         adapter.merge_into(model)
         example = example_embedding(model, pair.tokenizer)
 

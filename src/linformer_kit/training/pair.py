@@ -13,7 +13,7 @@ from linformer_kit.interop.loading import auto_class_of, input_length, load_mode
 from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.linearized.depth import keep_layers, layers_to_keep
 from linformer_kit.linearized.layers import attention_layers
-from linformer_kit.linearized.linearize import linearize
+from linformer_kit.linearized.linearize import linearize_encoder
 from linformer_kit.linearized.positions import check_positions, longest_input, set_positions
 from linformer_kit.settings import DistillSettings, LinearizeSettings
 from linformer_kit.training.adapter import add_adapter
@@ -73,7 +73,7 @@ def load_pair(settings: DistillSettings) -> Pair:
             if settings.student_layers is not None:
                 stands_for = layers_to_keep(teacher, settings.student_layers)
                 keep_layers(student, stands_for)
-            student = linearize(student, **{name: getattr(settings, name) for name in _LINEARIZE_FIELDS})
+            student = linearize_encoder(student, _linearize_settings(settings))
     if settings.student is not None:
         student = _earlier_student(settings, teacher, tokenizer)
         made = student.config.num_hidden_layers
@@ -116,7 +116,7 @@ def _earlier_student(
         student, own_tokenizer = load_model(
             str(settings.student), auto_class_of(str(settings.student), _STUDENT), _STUDENT
         )
-    given = LinearizeSettings(**{name: getattr(settings, name) for name in _LINEARIZE_FIELDS})
+    given = _linearize_settings(settings)
     for name in _LINEARIZE_FIELDS:
         if getattr(given, name) != getattr(LinearizeSettings(), name):
             raise InputError(f"{name}: expected none with student, which has its own, got {getattr(given, name)!r}")
@@ -136,3 +136,7 @@ def _earlier_student(
     if tokenizer_fingerprint(own_tokenizer) != tokenizer_fingerprint(tokenizer):
         raise InputError(f"student: expected the tokenizer of the teacher, got another one in {settings.student}")
     return student
+
+
+def _linearize_settings(settings: DistillSettings) -> LinearizeSettings:
+    return LinearizeSettings(**{name: getattr(settings, name) for name in _LINEARIZE_FIELDS})

@@ -12,8 +12,8 @@ import transformers
 
 from linformer_kit import linearize
 from linformer_kit.errors import InputError
+from linformer_kit.experiments.quality.encoders import load_unit_embedder
 from linformer_kit.experiments.quality.methods import Pieces, build_methods
-from linformer_kit.inference.embedder import load_embedder
 from linformer_kit.linearized.positions import set_positions
 from linformer_kit.settings.documents import DocumentsSettings
 from tests.experiments.quality.long_texts import LONGEST, article, write_bert
@@ -34,7 +34,7 @@ def settings_of(folder, **options) -> DocumentsSettings:
 
 def built(folder, name, models=None, **options):
     settings = settings_of(folder, methods=[] if models else [name], **options)
-    return build_methods(settings, models or {}, load_embedder(str(folder), settings), LENGTH)[name]
+    return build_methods(settings, models or {}, load_unit_embedder(str(folder), settings), LENGTH)[name]
 
 
 def ids(folder, text: str) -> list[int]:
@@ -94,7 +94,7 @@ def test_linearised_is_what_linearize_makes(folder):
 
 def test_no_method_changes_another(folder):
     settings = settings_of(folder)
-    embedder = load_embedder(str(folder), settings)
+    embedder = load_unit_embedder(str(folder), settings)
     before = copy.deepcopy(embedder.model.state_dict())
     methods = build_methods(settings, {}, embedder, LENGTH)
     assert list(methods) == settings.methods
@@ -115,7 +115,7 @@ def test_a_model_that_is_too_short_is_an_error(folder):
     with pytest.raises(InputError, match=r"lengths: expected at most 61 \(the limit of short\), got 127"):
         built(folder, "short", {"short": str(folder)})
     with pytest.raises(InputError, match="lengths: "):  # not longer, but of a kind that cannot be
-        embedder = load_embedder(str(folder), settings_of(folder))
+        embedder = load_unit_embedder(str(folder), settings_of(folder))
         settings = SimpleNamespace(
             methods=["stretched"], resize_mode="interpolate", batch_size=1, dtype="auto", bf16="false"
         )

@@ -8,8 +8,7 @@ import pytest
 import torch
 import transformers
 
-from linformer_kit.inference.embedder import mean_embedding
-from linformer_kit.training.tasks.answers import agreement, divergence, kind_of, output_loss
+from linformer_kit.training.tasks.answers import agreement, divergence, kind_of, mean_embedding, output_loss
 
 REAL = torch.tensor([[True, True, True, False], [True, True, True, True]])
 HIDDEN = torch.tensor([[False, True, False, False], [False, False, False, False]])

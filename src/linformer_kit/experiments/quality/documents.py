@@ -27,10 +27,10 @@ from linformer_kit.experiments.experiment import (
 from linformer_kit.experiments.measure import in_fresh_process, interleaved, peak_bytes, summary
 from linformer_kit.experiments.quality.document_inputs import FACT_TASKS, Inputs, Labelled, longest_length, read_inputs
 from linformer_kit.experiments.quality.document_tasks import MOST_FACTS, Search, ranks, search_scores
-from linformer_kit.experiments.quality.encoders import regression_accuracy
+from linformer_kit.experiments.quality.encoders import load_unit_embedder, regression_accuracy
 from linformer_kit.experiments.quality.methods import BUILT, Method, Pieces, build_methods
 from linformer_kit.files.manifest import read_json
-from linformer_kit.inference.embedder import Embedder, load_embedder
+from linformer_kit.inference.embedder import Embedder
 from linformer_kit.interop.loading import fingerprint
 from linformer_kit.operator.checks import LONGEST
 from linformer_kit.report.documents import write_documents_report
@@ -179,7 +179,7 @@ def _peak(settings: DocumentsSettings, models: dict[str, str], document: str, th
 
 
 def _teacher(settings: DocumentsSettings) -> Embedder:
-    teacher = load_embedder(settings.teacher, settings, field="teacher")
+    teacher = load_unit_embedder(settings.teacher, settings, field="teacher")
     require(teacher.tokenizer.is_fast, "teacher", "a fast tokenizer (tokenizer.json)", "a slow one")
     return teacher
 

@@ -21,8 +21,8 @@ from linformer_kit.environment import best_device
 from linformer_kit.errors import renamed
 from linformer_kit.experiments.experiment import Experiment, check_output, require
 from linformer_kit.experiments.measure import in_fresh_process, interleaved, peak_bytes, summary
-from linformer_kit.experiments.quality.encoders import lengthened, regression_accuracy
-from linformer_kit.inference.embedder import Embedder, load_embedder
+from linformer_kit.experiments.quality.encoders import lengthened, load_unit_embedder, regression_accuracy
+from linformer_kit.inference.embedder import Embedder
 from linformer_kit.operator.checks import LONGEST
 from linformer_kit.report.embeddings import write_embeddings_report
 from linformer_kit.settings import FinetuneSettings, portable
@@ -52,7 +52,7 @@ def measure_embeddings(settings: EmbeddingsSettings) -> Experiment:
     names = _check(settings)
     passages = _passages(settings)
     tasks: dict[str, tuple[Side, Side]] = {name: _task(settings, name) for name in settings.tasks}
-    embedders = {name: load_embedder(model, settings) for name, model in names.items()}
+    embedders = {name: load_unit_embedder(model, settings) for name, model in names.items()}
     if passages:
         _check_embedders(settings, embedders)
     experiment = Experiment(
@@ -98,9 +98,11 @@ def _measure_quality(
         found["longest"] = embedder.longest
         found["cosine"] = {}
         for length in settings.cosine_lengths if passages else ():
-            vectors = embedder.embed([(text, None) for text in passages], f"{name}, {length} tokens", length=length)
+            embedder.truncate(length)
+            vectors = embedder.embed(passages, f"{name}, {length} tokens")
             cosine = (vectors * reference.setdefault(length, vectors)).sum(axis=1)
             found["cosine"][str(length)] = {"mean": float(cosine.mean()), "least": float(cosine.min())}
+        embedder.truncate(embedder.longest)
         found["accuracy"] = {task: _accuracy(embedder, *sides, f"{name}, {task}") for task, sides in tasks.items()}
         experiment.save()
 
@@ -133,10 +135,10 @@ def _accuracy(embedder: Embedder, train: Side, validation: Side, what: str) -> f
 
 def _features(embedder: Embedder, examples: list[Example], what: str) -> np.ndarray:
     """Embeddings; for pairs, both embeddings, their absolute difference and their product."""
-    first = embedder.embed([(example.text, None) for example in examples], what)
+    first = embedder.embed([example.text for example in examples], what)
     if examples[0].text_pair is None:
         return first
-    second = embedder.embed([(str(example.text_pair), None) for example in examples], what)
+    second = embedder.embed([str(example.text_pair) for example in examples], what)
     return np.concatenate([first, second, np.abs(first - second), first * second], axis=1)
 
 
@@ -186,7 +188,7 @@ def _pass(embedder: Embedder, length: int, settings: EmbeddingsSettings) -> Call
 def _peak(name: str, length: int, settings: EmbeddingsSettings, threads: int) -> int:
     """Peak memory of `_pass` in bytes, in addition to the model's own; runs in a fresh process."""
     torch.set_num_threads(threads)
-    run = _pass(load_embedder(name, settings), length, settings)
+    run = _pass(load_unit_embedder(name, settings), length, settings)
     run()
     return peak_bytes(run, best_device())
 

@@ -1,4 +1,4 @@
-"""Longer copies of encoders, and the accuracy of a logistic regression on embeddings."""
+"""Embedders of length 1, longer copies of encoders, and the accuracy of a logistic regression on embeddings."""
 
 from __future__ import annotations
 
@@ -7,18 +7,28 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from sentence_transformers.sentence_transformer.modules import Normalize
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from transformers import PreTrainedModel
 
 from linformer_kit.errors import renamed
+from linformer_kit.inference.embedder import BatchSettings, Embedder, load_embedder
 from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.linearized.positions import check_positions, longest_input, set_positions
 from linformer_kit.models.modeling import LinformerPreTrainedModel
 from linformer_kit.settings import ResizeMode
 
 Features = tuple[np.ndarray, Sequence[Any]]  # embeddings, [texts, embed], and the class of each text
+
+
+def load_unit_embedder(name: str, settings: BatchSettings, *, field: str = "models") -> Embedder:
+    """As `load_embedder`; also a plain encoder's embeddings have length 1."""
+    embedder = load_embedder(name, settings, field=field)
+    if not isinstance(embedder.sentences[-1], Normalize):
+        embedder.sentences.append(Normalize())
+    return embedder
 
 
 def lengthened(model: PreTrainedModel, length: int, mode: ResizeMode = "interpolate") -> PreTrainedModel:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from linformer_kit.data.encoding import Encoder
 from linformer_kit.errors import renamed
 from linformer_kit.experiments.experiment import require
-from linformer_kit.experiments.quality.encoders import lengthened
-from linformer_kit.inference.embedder import Embedder, load_embedder
+from linformer_kit.experiments.quality.encoders import lengthened, load_unit_embedder
+from linformer_kit.inference.chunks import embed_pieces
+from linformer_kit.inference.embedder import Embedder
 from linformer_kit.linearized.linearize import linearize
 from linformer_kit.linearized.positions import longest_input
 from linformer_kit.settings.documents import DocumentsSettings
@@ -36,7 +36,8 @@ class WholeText:
 
     def __call__(self, texts: Sequence[str], what: str) -> np.ndarray:
         """Embeddings of length 1, `[texts, embed]`; `what` describes them in the progress bar."""
-        return self.embedder.embed([(text, None) for text in texts], what, length=self.limit)
+        self.embedder.truncate(self.limit)
+        return self.embedder.embed(texts, what)
 
 
 @dataclass(frozen=True)
@@ -59,15 +60,8 @@ class Pieces:
 
     def __call__(self, texts: Sequence[str], what: str) -> np.ndarray:
         """Embeddings of length 1, `[texts, embed]`; `what` describes them in the progress bar."""
-        special = self.embedder.tokenizer.num_special_tokens_to_add(pair=False)
-        stride = int((self.length - special) * self.overlap)
-        encoded = Encoder(self.embedder.tokenizer, self.length, stride)([(text, None) for text in texts])
-        windows = [window for text in encoded for window in text.windows]
-        weights = np.array([max(1, len(window["input_ids"]) - special) for window in windows], dtype=np.float32)
-        weighted = self.embedder.embed_windows(windows, what) * weights[:, None]
-        starts = np.cumsum([0, *(len(text.windows) for text in encoded[:-1])])
-        sums = np.add.reduceat(weighted, starts, axis=0)
-        return sums / np.linalg.norm(sums, axis=1, keepdims=True)
+        self.embedder.truncate(self.length)
+        return embed_pieces(self.embedder, texts, what, overlap=self.overlap)
 
 
 Method = WholeText | Pieces
@@ -89,7 +83,7 @@ def build_methods(
     """
     methods: dict[str, Method] = {name: BUILT[name](teacher, settings, longest) for name in settings.methods}
     for name, model in models.items():
-        embedder = load_embedder(model, settings)
+        embedder = load_unit_embedder(model, settings)
         limit = longest_input(embedder.model) or longest
         require(limit >= longest, "lengths", f"at most {limit:,} (the limit of {name})", f"{longest:,}")
         methods[name] = WholeText(embedder, limit)
@@ -109,15 +103,16 @@ def _overlapping(teacher: Embedder, settings: DocumentsSettings, longest: int) -
 
 
 def _stretched(teacher: Embedder, settings: DocumentsSettings, longest: int) -> Method:
-    model = lengthened(teacher.model, longest, settings.resize_mode)
-    return WholeText(Embedder(model, teacher.tokenizer, settings), max(longest, teacher.longest))
+    sentences = copy.deepcopy(teacher.sentences)
+    sentences[0].model = lengthened(teacher.model, longest, settings.resize_mode)
+    return WholeText(Embedder(sentences, settings), max(longest, teacher.longest))
 
 
 def _linearised(teacher: Embedder, settings: DocumentsSettings, longest: int) -> Method:
     length = max(longest, longest_input(teacher.model) or 0)
     with renamed("model", "teacher"):
-        model = linearize(copy.deepcopy(teacher.model), max_position_embeddings=length)
-    return WholeText(Embedder(model, teacher.tokenizer, settings), length)
+        sentences = linearize(copy.deepcopy(teacher.sentences), max_position_embeddings=length)
+    return WholeText(Embedder(sentences, settings), length)
 
 
 BUILT: dict[str, Callable[[Embedder, DocumentsSettings, int], Method]] = {

@@ -17,11 +17,19 @@ from linformer_kit.settings import ResizeMode
 
 
 class Converted(NamedTuple):
-    """A model, the names of the source's weights that it left out, and whether E and F, or slots, are trained."""
+    """A converted model.
+
+    Attributes:
+        model: The model.
+        left_out: Names of the source's weights that it left out.
+        learned: Whether E and F, or slots, are trained.
+        adapters: Names of adapters that ship for the source and were not merged.
+    """
 
     model: Any
     left_out: list[str]
     learned: bool = False
+    adapters: list[str] = []
 
 
 def build_model(

@@ -11,7 +11,6 @@ from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from linformer_kit.errors import InputError
-from linformer_kit.files.manifest import parsed_json
 from linformer_kit.files.runs import SENTENCE_FILES
 from linformer_kit.models.saved_lengths import SENTENCE_LIMIT, shorter_limits
 from linformer_kit.settings import is_local_path
@@ -19,19 +18,16 @@ from linformer_kit.settings import is_local_path
 _MODULES, *_SETTINGS = SENTENCE_FILES
 _MAX_LENGTH = SENTENCE_LIMIT[1]
 _EMPTY = "Normalize"
-_CONFIG = "config.json"
+_PICKLED, _SAFE = "pytorch_model.bin", "model.safetensors"
 # Files downloaded for a model on the hub; not the encoder itself.
-_OF_MODULES = "[0-9]*_*"
-_PATTERNS = [_MODULES, *_SETTINGS, f"{_OF_MODULES}/*"]
-
-_MEAN = ("mean", ["mean"], ["pooling_mode_mean_tokens"])
+_PATTERNS = [_MODULES, *_SETTINGS, "[0-9]*_*/*"]
 
 Files = dict[str, bytes]  # contents by path within a folder
 
 logger = logging.getLogger(__name__)
 
 
-def sentence_files(source: str, *, longer: int | None = None, weights: bool = True) -> Files:
+def sentence_files(source: str, *, longer: int | None = None) -> Files:
     """Read and check the files; empty if the encoder is not a sentence embedder.
 
     Warns of an encoder of the hub whose files can neither be downloaded nor are cached.
@@ -39,12 +35,11 @@ def sentence_files(source: str, *, longer: int | None = None, weights: bool = Tr
     Args:
         source: Folder or hub id of the encoder.
         longer: New longest text in tokens, if it changes.
-        weights: Whether to read all files of the modules, not only their config.json.
 
     Raises:
         InputError: for malformed files.
     """
-    folder = _folder(source, _PATTERNS if weights else [_MODULES, *_SETTINGS, f"{_OF_MODULES}/{_CONFIG}"])
+    folder = _folder(source)
     if folder is None or not (folder / _MODULES).is_file():
         if not is_local_path(source) and _is_unknown(source):
             logger.warning("%s: no connection, and %s is not cached: mean pooling is assumed", source, _MODULES)
@@ -71,34 +66,29 @@ def sentence_files(source: str, *, longer: int | None = None, weights: bool = Tr
         # A module without weights and settings has an empty folder, which git repositories do not store.
         if not (folder / place).is_dir() and not str(module.get("type")).endswith(_EMPTY):
             raise InputError(f"{folder / _MODULES}: expected a folder {place} beside it, got none")
-        found = (folder / place).rglob("*") if weights else (folder / place).glob(_CONFIG)
-        inside = (path for path in sorted(found) if path.is_file())
+        inside = (path for path in sorted((folder / place).rglob("*")) if path.is_file())
         files |= {str(path.relative_to(folder)): path.read_bytes() for path in inside}
     return files
 
 
-def check_mean_pooling(source: str) -> None:
-    """Reject an encoder whose embedding of a text is not the mean of its hidden states, normalised or not.
+def check_no_pickle(source: str) -> bool:
+    """Reject modules whose weights are pickled, and malformed files.
 
     Args:
         source: Folder or hub id of the encoder.
 
+    Returns:
+        Whether there are files of sentence-transformers.
+
     Raises:
-        InputError: for another embedding, and for malformed files.
+        InputError: for such files.
     """
-    files = sentence_files(source, weights=False)
-    if not files:
-        return
-    modules = {str(each.get("type")).rpartition(".")[2]: each["path"] for each in _listed(json.loads(files[_MODULES]))}
-    if others := modules.keys() - {"Transformer", "Pooling", _EMPTY}:
-        raise InputError(f"model: expected modules Transformer, Pooling, Normalize, got {', '.join(sorted(others))}")
-    config = f"{modules.get('Pooling')}/{_CONFIG}"
-    if config not in files:
-        return
-    content = parsed_json(files[config].decode(errors="replace"), f"{source}/{config}")
-    flags = [name for name, value in content.items() if name.startswith("pooling_mode_") and value is True]
-    if (chosen := content.get("pooling_mode", flags)) not in _MEAN:
-        raise InputError(f"model: expected mean pooling in {source}/{config}, got {chosen}")
+    files = sentence_files(source)
+    for name in files:
+        safe = f"{name.removesuffix(_PICKLED)}{_SAFE}"
+        if name.endswith(f"/{_PICKLED}") and safe not in files:
+            raise InputError(f"model: expected {safe} in {source}, got {name}, a pickle, which is not read")
+    return bool(files)
 
 
 def lengthened(source: str, longest: int | None) -> int | None:
@@ -119,11 +109,11 @@ def write_files(files: Files, folder: Path) -> None:
         (folder / name).write_bytes(content)
 
 
-def _folder(source: str, patterns: list[str]) -> Path | None:
+def _folder(source: str) -> Path | None:
     if is_local_path(source):
         return Path(source)
     try:
-        return Path(snapshot_download(source, allow_patterns=patterns))
+        return Path(snapshot_download(source, allow_patterns=_PATTERNS))
     except Exception:  # no network or no such model: loading the encoder raises the error
         return None
 

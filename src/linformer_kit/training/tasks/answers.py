@@ -14,8 +14,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from linformer_kit.inference.embedder import mean_embedding
-
 Kind = Literal["words", "tokens", "positions", "classes", "labels", "numbers", "embeddings"]
 
 _LEAST = -1e4  # score of masked positions: probability 0, in half precision too
@@ -51,6 +49,14 @@ def divergence(
     """
     ours, theirs = (logits.float().div(temperature).log_softmax(dim=-1) for logits in (student, teacher))
     return F.kl_div(ours, theirs, reduction="none", log_target=True).sum(dim=-1) * temperature**2
+
+
+def mean_embedding(
+    hidden: Float[Tensor, "batch seq_len embed"], real: Bool[Tensor, "batch seq_len"]
+) -> Float[Tensor, "batch embed"]:
+    """Mean of the hidden states of real tokens, as in sentence embedding models."""
+    each = real[..., None].float()
+    return (hidden.float() * each).sum(dim=1) / each.sum(dim=1).clamp(min=1)
 
 
 def output_loss(

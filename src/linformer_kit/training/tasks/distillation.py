@@ -18,8 +18,7 @@ from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTok
 
 from linformer_kit.data.encoding import Window
 from linformer_kit.data.passages import passage_keys
-from linformer_kit.inference.embedder import mean_embedding
-from linformer_kit.training.tasks.answers import agreement, kind_of, output_loss
+from linformer_kit.training.tasks.answers import agreement, kind_of, mean_embedding, output_loss
 from linformer_kit.training.tasks.base import Batch, Task
 from linformer_kit.training.tasks.pieces import cut, special_tokens
 from linformer_kit.training.tasks.tracing import Trace, traced
