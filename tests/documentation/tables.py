@@ -44,7 +44,6 @@ NOT_RUN = {
     "linearize.md": {
         "pip install -e '.[export]'": _INSTALLS,
         "pip install -e '.[adapter]'": _INSTALLS,
-        "import linformer_kit  # registers linear models": "sentence-transformers is installed by nothing here",
     },
     "operator.md": {
         "head_i = softmax( Q W_i^Q · (E_i · K W_i^K)ᵀ / √d ) · F_i · V W_i^V          P̄ = the softmax, n×k": _NOT_TYPED,

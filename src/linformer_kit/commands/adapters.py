@@ -39,4 +39,4 @@ def main(settings: AdaptersSettings) -> None:
     print("\n".join(table(_COLUMNS, rows)))
     compared = "similarity of the embeddings of the adapted model to those of the base model, mean over held-out texts"
     print(f"\nCosine: {compared}.\nIn Python:")
-    print(f'  model = lk.linearize(AutoModel.from_pretrained("{rows[0][1]}"), adapter="{rows[0][0]}")')
+    print(f'  model = lk.linearize(SentenceTransformer("{rows[0][1]}"), adapter="{rows[0][0]}")')

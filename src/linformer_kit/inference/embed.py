@@ -92,6 +92,7 @@ def embed(settings: EmbedSettings) -> Embedded:
             vectors = run(some)
             file.write(vectors.astype(_NUMBER).tobytes())
             file.flush()
+            os.fsync(file.fileno())
             texts, rows = texts + len(some), rows + len(vectors)
             _record(output, identity, texts, rows)
             bar.update(len(some))

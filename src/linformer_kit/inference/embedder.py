@@ -86,16 +86,9 @@ class Embedder:
 
     def embed(self, texts: Sequence[str], what: str | None = None) -> np.ndarray:
         """Embeddings of texts, float32 `[texts, width]`; `what` describes them in a progress bar."""
-        ids = self.tokenizer([self.prompt + text for text in texts], verbose=False)["input_ids"] if texts else []
-        self.cut += sum(len(each) > self.limit for each in ids)
-        # A text without tokens, of a tokenizer without special ones, is a padding token.
-        readable = [text if each else self.tokenizer.pad_token for text, each in zip(texts, ids, strict=True)]
-
-        def encode(batch: list[int]) -> Iterable[np.ndarray]:
-            chosen = [readable[index] for index in batch]
-            return self.sentences.encode(chosen, batch_size=len(batch), show_progress_bar=False)
-
-        return self.by_length([{"input_ids": each[: self.limit]} for each in ids], encode, what)
+        encoded = self._encoder([(self.prompt + text, None) for text in texts])
+        self.cut += sum(text.lost > 0 for text in encoded)
+        return self.embed_windows([text.windows[0] for text in encoded], what)
 
     def embed_windows(self, windows: Sequence[Window], what: str | None = None) -> np.ndarray:
         """As `embed`, for tokenised texts with special tokens and prompt."""
@@ -103,10 +96,10 @@ class Embedder:
 
     @torch.inference_mode()
     def by_length(self, windows: Sequence[Window], run: Run, what: str | None = None) -> np.ndarray:
-        """Rows of `run`, float32 `[rows, width]`, of batches of similar length, in the order of the texts."""
+        """Rows of `run`, float32 `[rows, width]`, of batches of similar length, in the order of the windows."""
         found: list[Any] = [None] * len(windows)
-        chosen = list(batches(windows, self.batch_size, equal_lengths=bool(windows) and self._equal_lengths))
-        for batch in tqdm(chosen, desc=what, unit="batch", dynamic_ncols=True, delay=2, disable=what is None):
+        chosen = batches(windows, self.batch_size, equal_lengths=bool(windows) and self._equal_lengths)
+        for batch in tqdm(list(chosen), desc=what, unit="batch", dynamic_ncols=True, delay=2, disable=what is None):
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16), text_errors():
                 outputs = run(batch)
             for index, output in zip(batch, outputs, strict=True):
@@ -116,8 +109,7 @@ class Embedder:
 
     def features(self, windows: Sequence[Window]) -> dict[str, Any]:
         """Inputs of the modules for one batch of tokenised texts."""
-        inputs: Any = {"input_ids": [window["input_ids"] for window in windows]}
-        return dict(self.tokenizer.pad(inputs, return_tensors="pt").to(self.device))
+        return dict(self.tokenizer.pad(list(windows), return_tensors="pt").to(self.device))
 
     def vectors(self, outputs: dict[str, Any]) -> np.ndarray:
         """The embeddings, float32 `[texts, width]`, among the outputs of the modules."""
@@ -160,6 +152,8 @@ def load_embedder(name: str, settings: BatchSettings, *, field: str = "models") 
             sentences = SentenceTransformer(name, device="cpu", model_kwargs=safe, local_files_only=local)
             for option in ("model_input_names", "padding_side"):
                 setattr(sentences.tokenizer, option, getattr(tokenizer, option))
+        if "message" in sentences.modalities:
+            raise InputError(f"model: expected {_KIND}, got {type(model).__name__}, which reads messages of a chat")
         embedder = Embedder(sentences, settings)
     if not described:
         pooling = getattr(sentences[-1], "pooling_mode", "no")
