@@ -19,6 +19,7 @@ from tests.process_state import changed, process_state
 
 IMPORTS = """
 import importlib, pkgutil, sys
+import sentence_transformers  # hides a warning of torch in this process
 from tests.process_state import changed, matplotlib, process_state
 matplotlib.use("svg")
 before = process_state()

@@ -78,7 +78,10 @@ COMMANDS = {
         EmbedSettings,
         "linformer_kit.commands.embed:main",
         "Use a model",
-        ("my-encoder articles.jsonl --output vectors.npy", "my-encoder articles.jsonl --output vectors.npy --resume"),
+        (
+            "my-encoder articles.jsonl --output vectors.npy",
+            "my-encoder articles/ --output vectors.npy --chunk_tokens 256",
+        ),
         positionals=("model", "file"),
         memory=("batch_size", "max_length"),
     ),

@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 from tqdm import tqdm
@@ -31,28 +31,15 @@ _BATCHES = 32  # forward passes between two records of what is done; texts of li
 _NUMBER = np.dtype("<f4")
 
 
-class Embedded(NamedTuple):
-    """What was embedded.
-
-    Attributes:
-        texts: Number of texts.
-        shape: Number of embeddings, of texts or of their pieces, and of the numbers of each.
-        longest: Maximum input length in tokens.
-        cut: Number of texts that were longer, and truncated, of those of this call.
-    """
-
-    texts: int
-    shape: tuple[int, int]
-    longest: int
-    cut: int
-
-
-def embed(settings: EmbedSettings) -> Embedded:
+def embed(settings: EmbedSettings) -> tuple[int, int, Embedder]:
     """Embed the texts of files; write them as a float32 array `[rows, width]` in NumPy's format.
 
     Row i is the embedding of text i, as sentence-transformers computes it from the model's folder; with `chunk_tokens`
     there is a row for each piece, and `OUTPUT.pieces.jsonl` says where it is. The output appears when it is complete;
     until then it is `OUTPUT.part`, and `resume` continues it after an interruption.
+
+    Returns:
+        Number of texts, number of rows, and the embedder, which has the number of texts that this call truncated.
 
     Raises:
         InputError: for files that cannot be read (nothing is written), a model that is no embedder of texts, an output
@@ -97,7 +84,7 @@ def embed(settings: EmbedSettings) -> Embedded:
             _record(output, identity, texts, rows)
             bar.update(len(some))
     os.replace(part, output)
-    return Embedded(sum(counts), shape, embedder.limit, embedder.cut)
+    return sum(counts), shape[0], embedder
 
 
 def _outputs(settings: EmbedSettings) -> tuple[Path, Path, Path]:
@@ -149,7 +136,7 @@ def _done(settings: EmbedSettings, output: Path, part: Path, identity: dict[str,
 
 
 def _opened(output: Path, part: Path, shape: tuple[int, int], rows: int) -> BinaryIO:
-    """The file for an array of this shape, open after the first `rows`; what follows them is dropped."""
+    """The file for an array of this shape, open to write the rows after the first `rows`."""
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": _NUMBER.str, "fortran_order": False, "shape": shape})
     end = header.tell() + rows * shape[1] * _NUMBER.itemsize
@@ -160,6 +147,5 @@ def _opened(output: Path, part: Path, shape: tuple[int, int], rows: int) -> Bina
         os.replace(there, part)
     file = part.open("r+b" if rows else "wb")
     file.write(header.getvalue())
-    file.truncate(end)
     file.seek(end)
     return file

@@ -39,10 +39,12 @@ def warn_of_bare_encoder(model: PreTrainedModel) -> None:
 
 @functools.cache  # once for each model
 def _warn(name: str) -> None:
-    missing = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-    if cached_file(name, "modules.json", local_files_only=True, **missing):
-        logger.warning(
-            "%s: pooling, normalisation, prompts and max_seq_length of sentence-transformers are left behind; "
-            "linearize(SentenceTransformer(%r)) keeps them",
-            *(name, name),
-        )
+    try:
+        cached_file(name, "modules.json", local_files_only=True)
+    except OSError:  # it has none, or its folder is gone
+        return
+    logger.warning(
+        "%s: pooling, normalisation, prompts and max_seq_length of sentence-transformers are left behind; "
+        "linearize(SentenceTransformer(%r)) keeps them",
+        *(name, name),
+    )
