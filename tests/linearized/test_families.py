@@ -9,7 +9,7 @@ import torch
 import transformers
 from transformers import AutoModel
 
-from linformer_kit import InputError
+from linformer_kit import InputError, linearize
 from linformer_kit.experiments.quality.families import FAMILIES, build, difference, example, measure_family
 from linformer_kit.linearized.layers import attention_layers
 from linformer_kit.linearized.positions import longest_input, set_positions
@@ -147,6 +147,63 @@ def test_refused_with_the_reason(name):
         as_in_the_paper(model, 4)
     assert reason in str(error.value)
     assert (type(model), list(model.state_dict()), model.training) == (kind, names, training)
+
+
+TINY = {
+    "vocab_size": 31,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 31,
+    "pad_token_id": 0,
+}
+DECODERS = {
+    "Afmoe": {"num_experts": 4, "num_experts_per_tok": 2, "num_dense_layers": 0, "layer_types": ["full_attention"]},
+    "Gemma3Text": {"layer_types": ["full_attention"]},
+    "Llama": {},
+    "Mixtral": {"num_local_experts": 4},
+    "Phimoe": {"num_local_experts": 4},
+    "Qwen2Moe": {"num_experts": 4, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16},
+}
+
+
+@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_decoders_are_refused_whatever_their_weights(name, dtype):
+    """Experts round differently for other texts, so that outputs of early positions change in their last bits."""
+    config = getattr(transformers, f"{name}Config")(**TINY | {"num_key_value_heads": 1} | DECODERS[name])
+    for seed in range(8):
+        torch.manual_seed(seed)
+        with pytest.raises(InputError, match=r"^model: expected an encoder, got .*Model, which has causal attention$"):
+            as_in_the_paper(AutoModel.from_config(config, dtype=dtype), 4)
+
+
+@pytest.mark.parametrize("name", ["bert", "modernbert", "vit"])
+def test_encoders_are_accepted_whatever_they_declare(name):
+    """In bfloat16 outputs of a small encoder with small weights are equal for texts that differ in one token."""
+    sizes = FAMILIES[name].sizes | {"hidden_size": 8, "num_attention_heads": 2, "initializer_range": 0.001}
+    model = build(FAMILIES[name]._replace(sizes=sizes)).bfloat16()
+    for module in model.modules():
+        module.__dict__.pop("is_causal", None)
+    assert as_in_the_paper(model, 4).projection_matrix_count()
+
+
+@torch.no_grad()
+def test_a_decoder_that_is_configured_as_encoder():
+    """EmbeddingGemma: its mask is made of a causal one, and some layers have a window."""
+    layers = {
+        "num_key_value_heads": 1,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 8,
+        "num_hidden_layers": 2,
+    }
+    config = transformers.Gemma3TextConfig(**TINY | layers | {"use_bidirectional_attention": True})
+    model = AutoModel.from_config(config).eval()
+    linear = linearize(copy.deepcopy(model), 31)
+    own, error = difference(model, linear, example(model, 31, padded=True))
+    assert error < 10 * own
 
 
 def test_positions_that_are_not_known_here():

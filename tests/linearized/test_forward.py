@@ -187,6 +187,15 @@ class Recorded(nn.Module):
         return self.inner(*arguments, **named)
 
 
+@pytest.mark.parametrize("name", ["is_causal", "attn_mask", "head_mask"])
+def test_arguments_that_slots_cannot_obey_are_refused(model, name):
+    ids = torch.ones(1, 5, dtype=torch.long)
+    for each in (model, model.base_model):
+        with pytest.raises(InputError, match=f"^{name}: expected none with linear attention"):
+            each(ids, **{name: torch.ones(5, 5) if name != "is_causal" else True})
+        each(ids, is_causal=False)
+
+
 @pytest.mark.parametrize("sharing", ["headwise", "layerwise"])
 @torch.no_grad()
 def test_what_stands_for_the_projection_is_called(sharing):

@@ -202,7 +202,10 @@ def padding_of(
 def mask(*, attention_mask: Tensor | None = None, mask_function: Any = None, **arguments: Any) -> Tensor | None:
     """The mask for layers: `[batch, seq_len]`, True on real tokens, None if all are; with a window, sdpa's mask."""
     if mask_function is not bidirectional_mask_function:
-        return sdpa_mask(attention_mask=attention_mask, mask_function=mask_function, **arguments)
+        pairs = sdpa_mask(attention_mask=attention_mask, mask_function=mask_function, **arguments)
+        of_all = pairs is not None and arguments.get("local_size") is None and has_values(pairs)
+        # Gemma's encoders turn a causal mask into one in which every query sees the same tokens.
+        return pairs[:, 0, 0] if of_all and (pairs == pairs[:, :, :1]).all() else pairs
     if attention_mask is not None and has_values(attention_mask) and attention_mask.all():
         return None
     return attention_mask

@@ -44,6 +44,8 @@ _PREFIX = "Linear"
 _making = threading.RLock()
 # Auto classes of causal models and of models with a decoder.
 _GENERATORS = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM")
+# Arguments that transformers passes on to attention functions, or drops.
+_NOT_FOR_SLOTS = ("is_causal", "attn_mask", "head_mask")
 
 
 class LinearizedConfig(PreTrainedConfig):
@@ -270,7 +272,7 @@ def _linear_model_class(base: Any, config_class: Any) -> Any:
 
 
 def _checked_forward(base_forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a model's `forward`: check the length first, and apply `config.output_attentions` at every depth.
+    """Wrap a model's `forward`: check its inputs first, and apply `config.output_attentions` at every depth.
 
     The wrapper keeps the signature, which transformers' Trainer and exporters read.
     """
@@ -278,6 +280,9 @@ def _checked_forward(base_forward: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(base_forward)
     def forward(self: LinearizedModel, *arguments: Any, **named: Any) -> Any:
+        for name in _NOT_FOR_SLOTS:
+            if (value := named.get(name)) is not None and value is not False:
+                raise InputError(f"{name}: expected none with linear attention, whose slots mix all positions, got one")
         if self.main_input_name == "input_ids" and not torch.compiler.is_exporting():
             for name in ("input_ids", "inputs_embeds"):
                 place = names.index(name) if name in names else len(arguments)
