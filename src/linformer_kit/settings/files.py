@@ -78,6 +78,21 @@ def spelled(value: Any) -> str:
     )
 
 
+class _Loader(yaml.SafeLoader):
+    """A loader that refuses names that stand twice, also once as `model.sharing` and once as `model: {sharing: …}`."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names: set[str] = set()
+        for key, value in node.value:
+            inner = value.value if isinstance(value, yaml.MappingNode) else []
+            every = [(key.value, key), *((f"{key.value}.{each.value}", each) for each, _ in inner)]
+            for name, place in every:
+                if name in names:
+                    raise yaml.constructor.ConstructorError(None, None, f"{name} twice", place.start_mark)
+            names.update(name for name, _ in every)
+        return super().construct_mapping(node, deep)
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read and check a YAML file of settings. Errors name the file, which the parser's own messages do not.
 
@@ -85,7 +100,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         InputError: if the file is missing or is not a YAML mapping of setting names to values.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
         values = list(itertools.islice(_values(content), _MOST_VALUES + 1))
     except FileNotFoundError:
         raise InputError(f"config: expected a YAML file, got {path}, which does not exist") from None
