@@ -213,8 +213,11 @@ def test_what_is_odd_is_said(tmp_path, caplog):
 def test_classes_that_are_nowhere_on_one_side_or_look_alike(tmp_path, caplog):
     path = write(tmp_path / "t.csv", "text,label\na,x\nb,X\nc,y\n")
     held_out = write(tmp_path / "v.csv", "text,label\nd,x\ne,X\n")
+    numbers = write(tmp_path / "n.csv", "text,label\nf,1\ng,2.5\n")
     with caplog.at_level(logging.WARNING):
         load_labelled(settings(train_file=[path], validation_file=[held_out]))
+        load_labelled(settings(train_file=[numbers], validation_file=[numbers]))
+    assert "label_column 'label': numbers such as 2.5 are read as classes without order" in caplog.text
     assert "validation: no text has class 'y'" in caplog.text and "training: no text" not in caplog.text
     assert "label_column 'label': another class differs from 'x' only in upper and lower case" in caplog.text
 

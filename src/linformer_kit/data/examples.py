@@ -17,6 +17,10 @@ from linformer_kit.errors import InputError
 _SHOWN = 10  # maximum number of classes that an error lists
 _DIGITS = 18  # of integers; more are a name
 _INTEGER = re.compile(rf"(0|-?[1-9]\d{{,{_DIGITS - 1}}})(\.0+)?", re.ASCII)
+_NUMBER = re.compile(r"[+-]?\d*[.,]?\d+(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+# A list, tuple, set or dictionary as Python prints it: pandas writes it so to CSV.
+_PRINTED = re.compile(r"[\[({]\s*['\"].*[\])}]|\[[\d\s.,-]*\]", re.ASCII | re.DOTALL)
+_FLAGS = {"0", "1", "False", "True"}
 
 
 @dataclass(frozen=True)
@@ -195,7 +199,8 @@ def labels_of(examples: Sequence[Example], column: str) -> Labels:
     """The classes that occur, integers in numerical order (1.0, as pandas writes 1, is 1), others alphabetically.
 
     Raises:
-        InputError: for fewer than two classes (one, if multi-label), or a different class in each text.
+        InputError: for fewer than two classes (one, if multi-label), a different class in each text, or many numbers
+            with decimals.
     """
     found = {value for example in examples for value in example.values}
     multi_label = examples[0].multi_label
@@ -206,6 +211,8 @@ def labels_of(examples: Sequence[Example], column: str) -> Labels:
         raise InputError(
             f"label_column {column!r}: expected classes, got another value in each of {len(examples)} rows"
         )
+    if len(found) > _SHOWN and (score := decimal(found)):
+        raise InputError(f"label_column {column!r}: expected classes, got {len(found)} numbers such as {score}")
     integers = {_as_integer(value) for value in found}
     names = sorted(found) if None in integers else [str(number) for number in sorted(map(int, filter(None, integers)))]
     if len(names) < (1 if multi_label else 2):
@@ -213,13 +220,31 @@ def labels_of(examples: Sequence[Example], column: str) -> Labels:
     return Labels(tuple(names), multi_label=multi_label)
 
 
+def decimal(names: Iterable[str]) -> str | None:
+    """The first of some names that is a number with decimals, if all are numbers, as scores are; else None."""
+    names = sorted(names)
+    if not all(map(_NUMBER.fullmatch, names)):
+        return None
+    return next((name for name in names if _as_integer(name) is None and not name.isdecimal()), None)
+
+
 def _example(source: str, row: dict[str, Any], columns: Columns) -> Example:
     text, text_pair = columns.texts(source, row)
     value = row[columns.label]
+    if isinstance(value, str) and _PRINTED.fullmatch(value.strip()):
+        raise InputError(
+            f"{source}: {columns.label!r} is {value.strip()[:40]!r}, a list as text; expected one class, classes with "
+            "a label_separator, or a list in JSON Lines or Parquet"
+        )
     if columns.label_separator is not None and isinstance(value, str):
         value = [part for part in value.split(columns.label_separator) if part.strip()]
     multi_label = isinstance(value, list)
     values = [_class(each, source, columns.label) for each in (value if multi_label else [value])]
+    if len(set(values)) < len(values) and _FLAGS.issuperset(values):
+        raise InputError(
+            f"{source}: {columns.label!r} is {value!r:.40}, as if a 0 or 1 stood for each class; expected the names or "
+            "numbers of the text's classes"
+        )
     return Example(source, text, text_pair, tuple(dict.fromkeys(values)), multi_label)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from linformer_kit.data.examples import Columns, Example, Labels, as_examples, labels_of, listed_classes
+from linformer_kit.data.examples import Columns, Example, Labels, as_examples, decimal, labels_of, listed_classes
 from linformer_kit.data.files import find_files
 from linformer_kit.data.hub import labelled_rows
 from linformer_kit.data.split import hold_out_texts
@@ -210,7 +210,9 @@ def warn_of_oddities(train: Sequence[Example], validation: Sequence[Example]) ->
 
 
 def warn_of_classes(train: Sequence[Example], validation: Sequence[Example], labels: Labels, columns: Columns) -> None:
-    """Warn of classes without training or validation texts, and of names that differ only in case."""
+    """Warn of classes without training or validation texts, names that differ only in case, and decimal numbers."""
+    if score := decimal(labels.names):
+        logger.warning("label_column %r: numbers such as %s are read as classes without order", columns.label, score)
     for side, examples in (("training", train), ("validation", validation)):
         there = {
             labels.number(value, source=example.source, column=columns.label)
