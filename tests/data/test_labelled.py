@@ -16,7 +16,6 @@ from linformer_kit.data.examples import Columns, Labels
 from linformer_kit.data.labelled import columns_of_task, load_labelled, load_measured, metrics_of
 from linformer_kit.data.split import hold_out_texts
 from linformer_kit.data.tasks import TASKS
-from linformer_kit.inference.classifier import trained_columns
 from linformer_kit.settings import EvaluateSettings, FinetuneSettings
 from tests.conftest import write_tasks
 
@@ -65,8 +64,7 @@ def test_only_a_task_known_for_ragged_rows_leaves_them_out(local, caplog):
 def test_a_classifier_of_a_task_takes_its_own_files_without_a_flag(local, task, tmp_path):
     """With numeric labels, in the columns of these files, without ragged rows, as in fine-tuning from data_dir."""
     known = TASKS[task]
-    (tmp_path / "settings.yaml").write_text(f"task: {task}\ndata_dir: {local}\n")
-    columns = trained_columns(str(tmp_path))
+    columns = columns_of_task(known, in_files=True)
     of_task = load_measured(EvaluateSettings(model="", task=task, data_dir=str(local)), Labels(known.labels), columns)
     own_file = EvaluateSettings(model="", validation_file=[str(local / task / known.validation_file)])
     examples, labels, found = load_measured(own_file, Labels(known.labels), columns)
@@ -85,15 +83,12 @@ def test_numbers_are_refused_by_classifiers_of_other_classes(tmp_path):
         load_measured(EvaluateSettings(model="", validation_file=[path]), Labels(("bad", "good")), Columns("text"))
 
 
-@pytest.mark.parametrize("settings_of_model", [None, "train_file: [reviews.csv]\n"])
-def test_numbers_are_refused_by_a_classifier_with_class_names_like_those_of_a_task(settings_of_model, tmp_path):
+def test_numbers_are_refused_by_a_classifier_with_class_names_like_those_of_a_task(tmp_path):
     """In a file that is not of a task, 1 may mean negative."""
-    if settings_of_model:
-        (tmp_path / "settings.yaml").write_text(settings_of_model)
     path = write(tmp_path / "t.csv", "text,label\nawful,1\nfine,0\n")
     own = EvaluateSettings(model="", validation_file=[path])
     with pytest.raises(InputError, match=r"'label' is '1'; expected one of 'negative', 'positive'$"):
-        load_measured(own, Labels(("negative", "positive")), trained_columns(str(tmp_path)))
+        load_measured(own, Labels(("negative", "positive")), Columns("text"))
 
 
 def test_ragged_rows_are_refused_where_other_columns_are_named(local, tmp_path):

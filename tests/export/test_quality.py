@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from linformer_kit.data.labelled import columns_of_task
 from linformer_kit.data.masking import BlockMasker
 from linformer_kit.data.tasks import TASKS
 from linformer_kit.export.exportable import load
@@ -59,8 +61,9 @@ def test_a_classifier_of_a_task_is_measured_by_the_numbers_of_its_file(tmp_path)
     path = tmp_path / "dev.tsv"
     path.write_text("sentence\tlabel\n" + "".join(f"{text}\t{n % 2}\n" for n, text in enumerate(TEXTS)))
     names = dict(enumerate(TASKS["sst2"].labels))
-    model = linformer("LinformerForSequenceClassification", tmp_path / "model", num_labels=2, id2label=names)
-    (model / "settings.yaml").write_text("task: sst2\n")
+    columns = dataclasses.asdict(columns_of_task(TASKS["sst2"], in_files=False))
+    fields = {"num_labels": 2, "id2label": names, "trained_columns": columns}
+    model = linformer("LinformerForSequenceClassification", tmp_path / "model", **fields)
     settings = ExportSettings(model=str(model), out="", validation_file=str(path))
     name, measure = quality_of(settings, load(str(model)))
     assert name == "accuracy"

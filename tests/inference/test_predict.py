@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import shutil
@@ -17,6 +18,8 @@ from transformers import pipeline
 
 from linformer_kit import LinformerConfig, LinformerForSequenceClassification
 from linformer_kit.commands.cli import main
+from linformer_kit.data.labelled import columns_of_task
+from linformer_kit.data.tasks import TASKS
 from linformer_kit.errors import InputError
 from linformer_kit.inference import classifier
 from linformer_kit.inference.predict import predict
@@ -209,8 +212,9 @@ def test_bad_input_is_one_line_and_the_texts_stay(model, texts, tmp_path, argume
 
 @pytest.fixture
 def asked(tmp_path):
-    model = linformer("LinformerForSequenceClassification", tmp_path / "model", num_labels=2)
-    (model / "settings.yaml").write_text("task: qqp\ndata_dir: elsewhere\n")
+    columns = dataclasses.asdict(columns_of_task(TASKS["qqp"], in_files=True))
+    fields = {"num_labels": 2, "trained_columns": columns}
+    model = linformer("LinformerForSequenceClassification", tmp_path / "model", **fields)
     (tmp_path / "dev.tsv").write_text("\n".join(RAGGED) + "\n")
     return {"model": str(model), "file": str(tmp_path / "dev.tsv"), "output": str(tmp_path / "out.jsonl")}
 

@@ -25,6 +25,7 @@ from transformers import (
 )
 
 from linformer_kit.commands.cli import main
+from linformer_kit.inference.classifier import trained_columns
 from linformer_kit.report.classification import best_run
 from tests.conftest import PRETRAIN_SIZES, fail, write_model
 
@@ -159,6 +160,31 @@ def test_pairs_of_texts_and_columns_are_remembered(encoder, tmp_path, capsys):
     assert "on 30 texts" in capsys.readouterr().out
     (tmp_path / "one.csv").write_text("first\ngood\n")
     assert "no column 'second' (text_pair_column)" in fail(capsys, "predict", tmp_path / "out", tmp_path / "one.csv")
+
+
+def test_columns_stay_with_a_classifier_that_is_converted_or_distilled(encoder, tmp_path, capsys):
+    tokenizer = AutoTokenizer.from_pretrained(encoder)
+    sizes = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 13}
+    config = RobertaConfig(vocab_size=len(tokenizer), max_position_embeddings=LENGTH + 2, pad_token_id=1, **sizes)
+    RobertaModel(config).save_pretrained(tmp_path / "roberta")
+    tokenizer.save_pretrained(tmp_path / "roberta")
+    path = tmp_path / "t.csv"
+    path.write_text("text,second,same\n" + "".join(f"good {n},bad {n},{n % 2}\n" for n in range(30)))
+    pairs = ["--train_file", path, "--text_pair_column", "second"]
+    recorded = ["--label_column=same", f"--max_length={LENGTH - 3}"]
+    finetune(tmp_path / "roberta", tmp_path / "out", *pairs, *recorded, "--max_steps=2")
+    made = {name: str(tmp_path / name) for name in ("place", "ours", "student")}
+    main(["convert", str(tmp_path / "out"), made["place"], "--in_place", "--projected_dim=4"])
+    main(["convert", str(tmp_path / "out"), made["ours"], "--projected_dim=4"])
+    steps = ["--max_steps=2", "--eval_steps=2", "--save_steps=2", "--warmup_steps=1", "--report_to=none"]
+    steps += [f"--cache_dir={tmp_path / 'cache'}", "--projected_dim=4", "--per_device_train_batch_size=2"]
+    main(["distill", str(tmp_path / "out"), made["student"], *map(str, pairs), *steps])
+    checkpoint = next((tmp_path / "out" / "seed-0").glob("checkpoint-*"))
+    (tmp_path / "one.csv").write_text("text\ngood\n")
+    for model in (checkpoint, *made.values()):
+        assert "no column 'second' (text_pair_column)" in fail(capsys, "predict", model, tmp_path / "one.csv")
+        assert trained_columns(str(model)).label == "same"
+        assert AutoTokenizer.from_pretrained(model).model_max_length == LENGTH - 3
 
 
 def test_another_architecture_through_the_same_code(encoder, texts, tmp_path):

@@ -9,12 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import PretrainedConfig
+from transformers import PreTrainedConfig
 
 from linformer_kit.data.encoding import Encoder, Window
 from linformer_kit.data.examples import Columns, Labels, listed_classes
-from linformer_kit.data.labelled import columns_of_task
-from linformer_kit.data.tasks import TASKS
 from linformer_kit.environment import best_device, use_bf16
 from linformer_kit.errors import InputError
 from linformer_kit.inference.batches import batches, reads_padding
@@ -22,7 +20,7 @@ from linformer_kit.inference.outputs import check_finite, text_errors
 from linformer_kit.inference.scores import class_probabilities, mean_logits
 from linformer_kit.interop.checkpoints.pretrained import read_config
 from linformer_kit.interop.loading import check_model_folder, fingerprint, input_length, load_classifier
-from linformer_kit.settings import ClassifierSettings, is_local_path, read_yaml
+from linformer_kit.settings import ClassifierSettings, is_local_path
 
 # Texts are collected up to this number of texts or characters, then sorted by length.
 _TEXTS_TOGETHER = 1024
@@ -138,38 +136,35 @@ def read_labels(name: str) -> Labels:
     Raises:
         InputError: if the folder does not exist or is incomplete, or holds no classifier.
     """
-    if is_local_path(name):
-        check_model_folder(Path(name))
-    return _labels(read_config(name, f"model: expected a classifier, got {name}"), name)
+    return _labels(_configuration(name), name)
 
 
-def trained_columns(model: str) -> Columns:
-    """Columns of texts and classes in the fine-tuning of a model; `text` and `label` if they are not recorded.
+def trained_columns(name: str) -> Columns:
+    """Columns of texts and classes in the fine-tuning of a model; `text` and `label` if its configuration has none.
 
     Raises:
-        InputError: if its settings.yaml was not written by this package.
+        InputError: as `read_labels`, and if they were not recorded by this package.
     """
-    path = Path(model) / "settings.yaml"
-    found = read_yaml(path) if is_local_path(model) and path.is_file() else {}
-
-    def named(setting: str) -> str | None:
-        value = found.get(setting)
-        if value is not None and not isinstance(value, str):
-            raise InputError(f"{path}: expected text as {setting}, got {value!r}")
-        return value
-
-    task = TASKS.get(named("task") or "")
-    if task:
-        return columns_of_task(task, in_files=named("data_dir") is not None)
-    return Columns(
-        named("text_column") or "text",
-        named("text_pair_column"),
-        named("label_column") or "label",
-        named("label_separator"),
-    )
+    recorded = getattr(_configuration(name), "trained_columns", None)
+    if recorded is None:
+        return Columns("text")
+    try:
+        columns = Columns(**recorded | {"numbered": tuple(recorded["numbered"])})
+    except (TypeError, KeyError):
+        columns = Columns("", label="")
+    known = columns.text, columns.label, columns.text_pair or "text", columns.label_separator or ","
+    if not all(isinstance(value, str) and value for value in known):
+        raise InputError(f"model: expected trained_columns as finetune writes them in {name}, got {recorded}")
+    return columns
 
 
-def _labels(config: PretrainedConfig, name: str) -> Labels:
+def _configuration(name: str) -> PreTrainedConfig:
+    if is_local_path(name):
+        check_model_folder(Path(name))
+    return read_config(name, f"model: expected a classifier, got {name}")
+
+
+def _labels(config: PreTrainedConfig, name: str) -> Labels:
     multi_label = config.problem_type == "multi_label_classification"
     numbers = sorted(config.id2label)
     if numbers != list(range(len(numbers))):

@@ -19,7 +19,7 @@ from linformer_kit.interop.checkpoints.build import Converted, resize
 from linformer_kit.interop.checkpoints.fairseq import convert_fairseq
 from linformer_kit.interop.checkpoints.sentences import sentence_files, write_files
 from linformer_kit.interop.full_attention import SLOT_FIELDS, convert_full_attention
-from linformer_kit.interop.loading import TOKENIZER_FILES, auto_class_of, load_pretrained
+from linformer_kit.interop.loading import TOKENIZER_FILES, auto_class_of, input_length, load_pretrained
 from linformer_kit.linearized.adapter import adapters_of
 from linformer_kit.linearized.classes import MODEL_TYPE, LinearizedModel
 from linformer_kit.linearized.linearize import linearize_encoder
@@ -52,12 +52,11 @@ def convert(settings: ConvertSettings) -> tuple[Converted, PreTrainedTokenizerBa
     """
     out = check_new_folder("out", settings.out)
     converted = _load(settings)
-    changes = settings.adapter is not None or settings.max_position_embeddings is not None
-    longer = longest_input(converted.model) if changes else None
+    longer = longest_input(converted.model) if _changes_length(settings) else None
     # A model with new E and F is no embedder.
     embeds = settings.in_place or converted.learned or settings.attention == "full"
     beside = sentence_files(settings.source, longer=longer) if embeds and not _is_fairseq(settings.source) else {}
-    tokenizer = _tokenizer(settings, converted.model, keep_limit=bool(beside) and not changes)
+    tokenizer = _tokenizer(settings, converted.model)
     with whole_folder(out) as folder:
         converted.model.save_pretrained(folder)
         if tokenizer is not None:
@@ -137,10 +136,8 @@ def _model_type(source: str) -> str:
     return roberta.model_type(source)
 
 
-def _tokenizer(
-    settings: ConvertSettings, model: PreTrainedModel, *, keep_limit: bool
-) -> PreTrainedTokenizerBase | None:
-    """The tokenizer in the settings or of the source; its limit is the model's longest input, or its own lower one."""
+def _tokenizer(settings: ConvertSettings, model: PreTrainedModel) -> PreTrainedTokenizerBase | None:
+    """The tokenizer in the settings or of the source; its limit is the model's longest input if that is new."""
     longest = longest_input(model)
     if longest is None:
         if settings.tokenizer is not None:
@@ -155,8 +152,12 @@ def _tokenizer(
         raise InputError(f"tokenizer: expected a tokenizer, got {source}, which has no vocabulary")
     if len(tokenizer) > model.config.vocab_size:
         raise InputError(f"tokenizer: expected at most {model.config.vocab_size} tokens, got {len(tokenizer)}")
-    tokenizer.model_max_length = min(longest, tokenizer.model_max_length) if keep_limit else longest
+    tokenizer.model_max_length = longest if _changes_length(settings) else input_length(model, tokenizer, None)
     return tokenizer
+
+
+def _changes_length(settings: ConvertSettings) -> bool:
+    return settings.adapter is not None or settings.max_position_embeddings is not None
 
 
 def _has_tokenizer(source: str) -> bool:

@@ -74,8 +74,9 @@ class LinformerConfig(ModelSettings, PreTrainedConfig):
 
     In the paper's letters: `max_position_embeddings` n, `projected_dim` k, `hidden_size` d_m, `num_attention_heads` h.
 
-    An additional field is for converted encoders: with `pooler`, `LinformerModel` has BERT's pooler, a linear map and
-    tanh over the first token. Models with a head have no pooler.
+    Two additional fields: with `pooler`, for converted encoders, `LinformerModel` has BERT's pooler, a linear map and
+    tanh over the first token; models with a head have no pooler. `trained_columns` is what `finetune` records of its
+    files in a classifier of any type, so that it stays with the model (`inference.classifier.trained_columns`).
 
     Example:
         >>> config = LinformerConfig(max_position_embeddings=4096, projected_dim=256, sharing="layerwise")
@@ -90,6 +91,7 @@ class LinformerConfig(ModelSettings, PreTrainedConfig):
     model_type = "linformer"
 
     pooler: bool = False
+    trained_columns: dict[str, Any] | None = None
 
     def __post_init__(self, *, _from_file: dict[str, Any] | None = None, **kwargs: Any) -> None:
         _refuse_unknown(kwargs)

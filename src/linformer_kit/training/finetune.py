@@ -212,8 +212,10 @@ def _classification(task: _Task, validation: LabelledItems, seed: int, processes
     weights = None
     if settings.class_weight == "balanced":
         weights = balanced_weights(torch.tensor(task.train.items.labels.tolist()), len(labels.names))
+    model, _ = load_encoder(settings, labels, seed=seed)
+    model.config.trained_columns = dataclasses.asdict(task.texts.columns)
     return Classification(
-        load_encoder(settings, labels, seed=seed)[0],
+        model,
         task.tokenizer,
         train=task.train.items,
         validation=validation,

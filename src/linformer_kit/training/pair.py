@@ -34,7 +34,7 @@ class Pair:
     Attributes:
         teacher: The model with full attention.
         student: The model with linear attention.
-        tokenizer: The tokenizer of both; its `model_max_length` is the student's.
+        tokenizer: The tokenizer of both; its `model_max_length` is the student's if that reads longer texts.
         attention_names: Names of the attention modules of student and teacher.
         stands_for: As for `Distillation`.
         longest: Length of the longest input, in tokens.
@@ -79,8 +79,9 @@ def load_pair(settings: DistillSettings) -> Pair:
         made = student.config.num_hidden_layers
         stands_for = None if made == teacher.config.num_hidden_layers else layers_to_keep(teacher, made)
     longest, limit = student.config.linformer["seq_len"], input_length(teacher, tokenizer, None)
+    # A limit of the tokenizer below the teacher's positions, such as max_length of fine-tuning, stays.
+    tokenizer.model_max_length = longest if longest > (longest_input(teacher) or limit) else min(longest, limit)
     piece_length = _piece_length(longest, limit, teacher, settings)
-    tokenizer.model_max_length = longest
     teacher, student, both = teacher.float(), student.float(), (student.attention_names(), names)
     if settings.adapter:
         add_adapter(student, settings.adapter_rank)

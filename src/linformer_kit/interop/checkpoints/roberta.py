@@ -198,7 +198,7 @@ def build_linear(
     same = (
         "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act hidden_dropout_prob "
         "attention_probs_dropout_prob classifier_dropout type_vocab_size initializer_range layer_norm_eps pad_token_id "
-        "bos_token_id eos_token_id tie_word_embeddings problem_type id2label label2id"
+        "bos_token_id eos_token_id tie_word_embeddings problem_type id2label label2id trained_columns"
     )
     kept = {name: getattr(config, name, None) for name in same.split()}
     kept["max_position_embeddings"] = config.max_position_embeddings - offset
