@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from safetensors.torch import load_file, save_file
+from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from linformer_kit import environment
+from linformer_kit import environment, linearize
 from linformer_kit.errors import InputError
 from linformer_kit.inference.batches import batches
 from linformer_kit.inference.classifier import Classifier
 from linformer_kit.inference.embedder import load_embedder
-from linformer_kit.interop.loading import auto_class_of
+from linformer_kit.interop.loading import auto_class_of, load_pretrained
 from linformer_kit.settings import EmbedSettings, PredictSettings
 from tests.commands.test_convert import save_tokenizer
 from tests.conftest import randomise
@@ -213,3 +214,41 @@ def test_a_configuration_with_malformed_names(tmp_path, architectures):
     (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": architectures}))
     with pytest.raises(InputError, match=r"^model: expected a list of names as architectures in .*, got "):
         auto_class_of(model, "an encoder")
+
+
+def with_weights(folder: str, change) -> str:
+    path = Path(folder) / "model.safetensors"
+    save_file(change(load_file(path)), path, metadata={"format": "pt"})
+    return folder
+
+
+def test_weights_of_the_encoder_that_have_no_place_are_refused(tmp_path):
+    """transformers would drop them: it computes no relative positions of BERT any more."""
+    name = "bert.encoder.layer.0.attention.self.distance_embedding.weight"
+    folder = with_weights(save(tmp_path / "relative"), lambda weights: weights | {name: torch.ones(33, 11)})
+    with pytest.raises(
+        InputError, match=rf"^model: expected weights that fit its config.json .*, got unexpected {name}$"
+    ):
+        load_pretrained(folder, AutoModelForSequenceClassification, "a classifier")
+    with pytest.raises(InputError, match=r"got unexpected .*encoder.layer.0.attention.self.distance_embedding.weight$"):
+        load_pretrained(folder, AutoModel, "an encoder")
+    config = transformers.BertConfig(**BERT, position_embedding_type="relative_key_query")
+    with pytest.raises(InputError, match="^model: expected positions .*, got BertModel with relative_key_query$"):
+        linearize(transformers.BertModel(config))
+
+
+@pytest.mark.parametrize("auto_class", [AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification])
+def test_heads_poolers_and_names_of_old_files_are_not_lost(auto_class, tmp_path):
+    def old(weights):
+        weights |= {"bert.embeddings.position_ids": torch.arange(17)[None], "classifier.weight": torch.ones(2, 22)}
+        weights |= {"cls.predictions.decoder.weight": weights["bert.embeddings.word_embeddings.weight"].clone()}
+        olden = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+        for new, before in olden.items():
+            weights = {name.replace(new, before): tensor for name, tensor in weights.items()}
+        return weights
+
+    folder = with_weights(save(tmp_path / "old", kind="BertForPreTraining"), old)
+    head = {"num_labels": 2, "id2label": {0: "a", 1: "b"}} if auto_class is AutoModelForSequenceClassification else None
+    loaded = load_pretrained(folder, auto_class, "an encoder", head=head).base_model
+    norm = load_file(Path(folder) / "model.safetensors")["bert.embeddings.LayerNorm.gamma"]
+    assert torch.equal(loaded.embeddings.LayerNorm.weight, norm)

@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import logging
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,9 @@ _KINDS = {
     "LMHeadModel": None,
     "Model": AutoModel,
 }
+
+# Tensors in files of earlier versions that models compute, and the token of masked images, which only pretraining uses.
+_UNUSED = re.compile(r"\b(position_ids|token_type_ids|inv_freq|masked_bias|mask_token)$")
 
 logger = logging.getLogger(__name__)
 
@@ -148,16 +151,27 @@ def load_pretrained(name: str, auto_class: Any, kind: str, *, head: dict[str, An
         absent = [key for key in absent if key.startswith(prefix) and not key.startswith(f"{prefix}pooler.")]
     elif auto_class is AutoModel:
         absent = [key for key in absent if not key.startswith("pooler.")]
-    # Unused heads of other tasks are normal, and models of other types may have more unused weights.
-    encoder = re.compile(rf"({model.base_model_prefix}\.)?(encoder|embeddings)\.")
-    surplus = (
-        sorted(filter(encoder.match, loading["unexpected_keys"])) if model.config.model_type == "linformer" else []
-    )
-    for keys, got in ((absent, "none for"), (surplus, "unexpected")):
+    for keys, got in ((absent, "none for"), (lost_weights(model, loading["unexpected_keys"]), "unexpected")):
         if keys:
             more = f" and {len(keys) - 1} others" if len(keys) > 1 else ""
             raise InputError(f"model: expected weights that fit its config.json in {name}, got {got} {keys[0]}{more}")
     return model.eval()
+
+
+def lost_weights(model: PreTrainedModel, unexpected: Iterable[str]) -> list[str]:
+    """Weights of a file that belong to the encoder and have no place in it, sorted; heads and poolers do not count.
+
+    transformers drops them: a BERT with `position_embedding_type` relative_key would be one without positions.
+    """
+    prefix = f"{model.base_model_prefix}."
+    parts = {name.partition(".")[0] for name in model.base_model.state_dict()}
+
+    def is_lost(name: str) -> bool:
+        part = name.removeprefix(prefix).partition(".")[0]
+        inside = name.startswith(prefix) or part in parts
+        return inside and part not in ("pooler", "decoder") and not _UNUSED.search(name)
+
+    return sorted(filter(is_lost, unexpected))
 
 
 def random_weights(model: PreTrainedModel) -> set[str]:

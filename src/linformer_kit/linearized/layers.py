@@ -79,6 +79,8 @@ def _check_configuration(model: PreTrainedModel) -> None:
         raise InputError(f"model: expected an encoder, got {kind}, an encoder with a decoder")
     if getattr(config, "is_decoder", False) or getattr(config, "add_cross_attention", False):
         raise InputError(f"model: expected an encoder, got {kind}, a decoder by its configuration")
+    if (positions := str(getattr(config, "position_embedding_type", None))).startswith("relative"):
+        raise InputError(f"model: expected positions that transformers computes, got {kind} with {positions}")
     if len(config.sub_configs) > 1:
         parts = ", ".join(sorted(config.sub_configs))
         raise InputError(f"model: expected an encoder, got {kind}, which has several: {parts}")

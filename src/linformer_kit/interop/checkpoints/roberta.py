@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ from transformers import PreTrainedConfig
 from linformer_kit.errors import InputError
 from linformer_kit.interop.checkpoints.build import Converted, build_model, linformer_config, reading, resize
 from linformer_kit.interop.checkpoints.pretrained import Weights, check_pretrained_folder, check_size, read_config
+from linformer_kit.interop.loading import lost_weights
 from linformer_kit.linearized.classes import LinearizedConfig, linear_model_class, stock_name
 from linformer_kit.linearized.fields import EXACT, later_field
 from linformer_kit.models.heads import (
@@ -55,8 +55,6 @@ ENCODER_NAMES = (
     ("output.LayerNorm", "final_layer_norm"),
     ("pooler.dense", "pooler"),
 )
-# Tensors that files may hold beyond the model that their configuration names: pretraining heads and position numbers.
-_IGNORED = re.compile(r"(\w+\.)?pooler\.|cls\.seq_relationship\.|.*\bposition_ids$")
 _NAMES = (*ENCODER_NAMES, ("roberta.", "linformer."), ("lm_head.bias", "lm_head.decoder.bias"))
 
 
@@ -166,9 +164,8 @@ def read_encoder(source: str | os.PathLike[str], model_types: Mapping[str, str],
     missing = {name for name in info["missing_keys"] if not name.startswith("pooler.")}
     if missing:
         raise InputError(f"{source}: expected all weights of {architecture}, got none for {min(missing)}")
-    surplus = sorted(name for name in info["unexpected_keys"] if not _IGNORED.match(name))
-    if surplus:
-        raise InputError(f"{source}: expected weights of {architecture}, got {surplus[0]} as well")
+    if lost := lost_weights(loaded, info["unexpected_keys"]):
+        raise InputError(f"{source}: expected weights of {architecture}, got {lost[0]} as well")
     weights = {name: tensor for name, tensor in loaded.state_dict().items() if name not in info["missing_keys"]}
     left_out = [name for name in info["unexpected_keys"] if not name.endswith("position_ids")]
     return Encoder(config, known[architecture], weights, left_out)
