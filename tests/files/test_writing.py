@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from linformer_kit.errors import machine_failure
+from linformer_kit.errors import InputError, machine_failure
 from linformer_kit.files.writing import uninterrupted, whole_folder, write_whole
 
 
@@ -51,6 +51,25 @@ def test_a_folder_is_written_whole(tmp_path, form, monkeypatch):
         assert not (folder / "one").exists()
     assert [path.name for path in folder.iterdir()] == ["one"]
     assert not list(tmp_path.glob(".*"))
+
+
+def test_of_two_that_write_one_folder_one_does(tmp_path, monkeypatch):
+    existing, new = tmp_path / "existing", tmp_path / "new"
+    message = "expected a new or empty folder, got one that another process has written to$"
+    existing.mkdir()
+    with whole_folder(existing) as part:
+        with pytest.raises(InputError, match=message), whole_folder(existing):
+            pass
+        (part / "one").touch()
+    with pytest.raises(InputError, match=message), whole_folder(new):
+        monkeypatch.setattr(os, "getpid", lambda: -1)  # another process, which is done first
+        with whole_folder(new) as part:
+            (part / "one").touch()
+    for folder in (existing, new):
+        with pytest.raises(InputError, match=message), whole_folder(folder):
+            pass
+        assert os.listdir(folder) == ["one"]
+    assert sorted(os.listdir(tmp_path)) == ["existing", "new"]
 
 
 def test_ctrl_c_does_nothing_while_results_are_written():

@@ -21,6 +21,7 @@ from linformer_kit.commands.cli import main
 from linformer_kit.data.labelled import columns_of_task
 from linformer_kit.data.tasks import TASKS
 from linformer_kit.errors import InputError
+from linformer_kit.files.writing import write_new
 from linformer_kit.inference import classifier
 from linformer_kit.inference.predict import predict
 from linformer_kit.settings import PredictSettings
@@ -228,6 +229,19 @@ def test_ragged_rows_of_a_task_known_for_them_are_left_out_and_counted(asked, tm
     (tmp_path / "out.jsonl").write_text(lines[0])
     predict(PredictSettings(**asked, resume=True))
     assert (tmp_path / "out.jsonl").read_text() == "".join(lines)
+
+
+def test_an_output_that_another_process_creates_first_is_kept(asked, tmp_path, monkeypatch):
+    def later(path, text):
+        path.write_text("theirs")
+        write_new(path, text)
+
+    monkeypatch.setattr("linformer_kit.inference.predict.write_new", later)
+    with pytest.raises(InputError, match=r"^output: expected a new file, got .*out\.jsonl"):
+        predict(PredictSettings(**asked))
+    assert (tmp_path / "out.jsonl").read_text() == "theirs" and not list(tmp_path.glob("*.run.json"))
+    (tmp_path / "out.jsonl").write_text("")  # as a kill leaves it before the record is written
+    assert predict(PredictSettings(**asked, resume=True))[None] == 3
 
 
 def test_they_are_refused_where_other_columns_are_named(asked):

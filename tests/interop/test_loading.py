@@ -233,7 +233,7 @@ def test_weights_of_the_encoder_that_have_no_place_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"got unexpected .*encoder.layer.0.attention.self.distance_embedding.weight$"):
         load_pretrained(folder, AutoModel, "an encoder")
     config = transformers.BertConfig(**BERT, position_embedding_type="relative_key_query")
-    with pytest.raises(InputError, match="^model: expected positions .*, got BertModel with relative_key_query$"):
+    with pytest.raises(InputError, match=r"^model: expected positions .*, got BertModel with relative_key_query$"):
         linearize(transformers.BertModel(config))
 
 

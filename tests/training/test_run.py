@@ -62,6 +62,30 @@ def test_what_a_run_is_made_of_is_written_down_and_compared(tmp_path):
     assert len(json.loads((tmp_path / "out" / "run.json").read_text())["starts"]) == 2
 
 
+@pytest.mark.parametrize("how", [{}, {"resume": True}, {"overwrite": True}])
+@pytest.mark.parametrize("before", [False, True])
+def test_of_runs_that_start_at_once_in_one_folder_one_goes_on(tmp_path, how, before):
+    if before and how:
+        opened(tmp_path / "out")
+    first, second = (Run("pretrain", small_settings(output_dir=str(tmp_path / "out"), **how)) for _ in range(2))
+    first.open({"text": "first"}, FINGERPRINTS)
+    written = (tmp_path / "out" / "run.json").read_text()
+    with pytest.raises(InputError, match=r"^output_dir: expected one run at a time, got another one in .*out$"):
+        second.open({"text": "second"}, FINGERPRINTS)
+    second._start_before = written.encode()  # as if both had looked for the file before one of them created it
+    if not how:
+        with pytest.raises(InputError, match=r"^output_dir: expected one run at a time, got another one in .*out$"):
+            second.open({"text": "second"}, FINGERPRINTS)
+    assert (tmp_path / "out" / "run.json").read_text() == written
+
+
+def test_a_kill_before_the_first_record_was_written(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "run.json").touch()
+    opened(tmp_path / "out", resume=True)
+    assert len(json.loads((tmp_path / "out" / "run.json").read_text())["starts"]) == 1
+
+
 def test_the_batch_of_the_last_start_counts_also_after_a_kill(tmp_path):
     """A start writes run.json first; settings.yaml may be that of the start before."""
     folder = tmp_path / "out"

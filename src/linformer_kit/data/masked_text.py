@@ -8,6 +8,7 @@ import itertools
 import json
 import logging
 import shutil
+from contextlib import suppress
 from typing import Any
 
 from datasets import Dataset
@@ -106,10 +107,6 @@ def _load_or_train_tokenizer(settings: PretrainSettings, corpus: Corpus) -> PreT
             shutil.rmtree(folder)  # damaged: make it again
     tokenizer = train_tokenizer((row["text"] for row in corpus.train), vocab_size=vocab_size, max_length=max_length)
     make_cache_folder(folder.parent)
-    try:
-        with whole_folder(folder) as part:
-            tokenizer.save_pretrained(part)
-    except OSError:
-        if not folder.exists():  # otherwise another process has written the same tokenizer first
-            raise
+    with suppress(InputError), whole_folder(folder) as part:  # another process may write the same tokenizer first
+        tokenizer.save_pretrained(part)
     return load_tokenizer(str(folder), max_length=max_length)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from linformer_kit.errors import errors_named
+from linformer_kit.errors import InputError, errors_named
 
 PART, OLD = ".part", ".old"  # suffixes of hidden temporary names: being written, and about to be replaced
 _STAGING = "writing-"
@@ -36,6 +36,17 @@ def write_whole(path: Path, text: str) -> None:
         with suppress(OSError):
             part.unlink(missing_ok=True)
         raise
+
+
+def write_new(path: Path, text: str) -> None:
+    """Write a text file that must not exist yet: of processes that start at once, one creates it.
+
+    Raises:
+        FileExistsError: if it exists.
+    """
+    with errors_named(path), path.open("x", encoding="utf-8") as file:
+        file.write(text)
+    flush(path)
 
 
 def flush(path: Path) -> None:
@@ -70,21 +81,41 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder, whose content then becomes that of `folder`, new or empty; removed after an error.
 
     An existing folder is kept, not replaced, since it may be the working directory of a process.
+
+    Raises:
+        InputError: if another process writes, or has written, into `folder`. What that writes is kept.
     """
     folder = folder.resolve()
+    taken = InputError(f"{folder}: expected a new or empty folder, got one that another process has written to")
     there = folder.exists()
-    part = (folder if there else folder.parent) / f".{folder.name}.{os.getpid()}"
-    part.mkdir(parents=True)
+    # Within an existing folder the same name in all processes, so that only one can create it.
+    part = folder / f".{folder.name}{PART}" if there else folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
+        part.mkdir(parents=True)
+    except FileExistsError:
+        raise taken from None
+    try:
+        if there and len(list(folder.iterdir())) > 1:
+            raise taken
         yield part
         if there:
             for path in part.iterdir():
                 os.replace(path, folder / path.name)
             part.rmdir()
         else:
-            os.replace(part, folder)
+            _rename(part, folder, taken)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
+        raise
+
+
+def _rename(part: Path, folder: Path, taken: InputError) -> None:
+    """Rename a folder to a name that nothing or an empty folder has."""
+    try:
+        os.replace(part, folder)
+    except OSError:
+        if folder.exists():
+            raise taken from None
         raise
 
 

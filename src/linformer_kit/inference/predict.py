@@ -19,7 +19,7 @@ from linformer_kit.data.tables import READERS, warn_of_ragged
 from linformer_kit.errors import InputError, errors_named
 from linformer_kit.files.manifest import file_fingerprint
 from linformer_kit.files.runs import check_how_to_start
-from linformer_kit.files.writing import write_whole
+from linformer_kit.files.writing import write_new, write_whole
 from linformer_kit.inference.classifier import Classifier, Prediction, trained_columns
 from linformer_kit.inference.files import (
     check_made_from,
@@ -133,12 +133,16 @@ def _opened(
         yield 0, sys.stdout.write
         return
     done = 0
-    if path.exists() and settings.resume:
-        check_made_from(path, identity)
-        done = _whole_lines(path)
-    elif not settings.overwrite:
-        check_new(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    if settings.resume and path.exists():
+        if path.stat().st_size:  # else a kill left it empty, perhaps before the record was written
+            check_made_from(path, identity)
+            done = _whole_lines(path)
+    elif not settings.overwrite:
+        try:
+            write_new(path, "")  # of two processes that start at once, one creates it
+        except FileExistsError:
+            check_new(path)
     write_whole(mark_of(path), json.dumps(identity, indent=2) + "\n")
     file = path.open("a" if done else "w", encoding="utf-8")
 

@@ -17,7 +17,7 @@ from linformer_kit.environment import environment, versions
 from linformer_kit.errors import InputError
 from linformer_kit.files.manifest import read_json
 from linformer_kit.files.runs import RUN_MARK, TWIN_FOLDER, TWIN_MARK, newest_whole_checkpoint
-from linformer_kit.files.writing import write_whole
+from linformer_kit.files.writing import write_new, write_whole
 from linformer_kit.settings import ModelSettings, TrainingSettings, read_yaml
 from linformer_kit.training.state import read_state
 
@@ -114,7 +114,7 @@ def check_same_source(settings: TrainingSettings, fingerprints: dict[str, str]) 
         fingerprints: Hashes of the inputs of the run, by names that end in `_fingerprint`.
     """
     path = Path(settings.output_dir or "") / RUN_MARK
-    if not settings.resume or not path.exists():
+    if not _is_recorded(settings, path):
         return
     before = read_json(path)
     for name in dict.fromkeys([*fingerprints, *filter(lambda name: name.endswith(_FINGERPRINT), before)]):
@@ -140,6 +140,9 @@ def save_run(
         source: Description of the training data, under its name.
         fingerprints: As for `check_same_source`.
         twin: Whether a second model is trained in a subfolder.
+
+    Raises:
+        InputError: if another run has started in the folder since it was checked. Nothing is changed then.
     """
     resolved = {name: value for name, value in dataclasses.asdict(settings).items() if name not in _NOT_SAVED}
     run = {
@@ -151,7 +154,14 @@ def save_run(
         "starts": [*_earlier_starts(settings, folder), _this_start()],
     }
     text = json.dumps(run, indent=2) + "\n"
-    write_whole(folder / RUN_MARK, text)  # first: this file marks the folder as an output folder of this package
+    # First, since this file marks the folder as an output folder of this package, and claims it for this run.
+    if settings.resume and (folder / RUN_MARK).exists():
+        write_whole(folder / RUN_MARK, text)
+    else:
+        try:
+            write_new(folder / RUN_MARK, text)
+        except FileExistsError:
+            raise InputError(f"output_dir: expected one run at a time, got another one in {folder}") from None
     write_whole(folder / _SETTINGS, yaml.safe_dump(resolved, sort_keys=False))
     if twin:
         (folder / TWIN_FOLDER).mkdir(exist_ok=True)
@@ -160,10 +170,21 @@ def save_run(
 
 def _earlier_starts(settings: TrainingSettings, folder: Path) -> list[dict[str, Any]]:
     path = folder / RUN_MARK
-    starts = read_json(path).get("starts", []) if settings.resume and path.exists() else []
+    starts = read_json(path).get("starts", []) if _is_recorded(settings, path) else []
     if not isinstance(starts, list):
         raise InputError(f"{path}: expected a list as starts, got {type(starts).__name__}")
     return starts
+
+
+def start_in(output_dir: str | None) -> bytes | None:
+    """What the last start of a run in a folder recorded, to see whether there is a new one; None without a run."""
+    path = Path(output_dir or "") / RUN_MARK
+    return path.read_bytes() if output_dir is not None and path.is_file() else None
+
+
+def _is_recorded(settings: TrainingSettings, path: Path) -> bool:
+    """Whether there is a start to resume; a kill between creating and writing the file leaves it empty."""
+    return settings.resume and path.exists() and path.stat().st_size > 0
 
 
 def _this_start() -> dict[str, Any]:

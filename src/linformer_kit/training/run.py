@@ -21,6 +21,7 @@ from linformer_kit.training.identity import (
     check_same_source,
     record_divergence,
     save_run,
+    start_in,
 )
 from linformer_kit.training.log import check_report_to
 from linformer_kit.training.loop import Training
@@ -69,6 +70,7 @@ class Run:
             check_enough_updates(settings)
             check_same_settings(settings, may_change)
         self.folder = Path(settings.output_dir or "")
+        self._start_before = start_in(settings.output_dir)
 
     @property
     def is_main(self) -> bool:
@@ -87,9 +89,11 @@ class Run:
             fingerprints: Hashes of the inputs, under names that end in `_fingerprint`.
 
         Raises:
-            InputError: if a resumed run had other inputs.
+            InputError: if a resumed run had other inputs, or another run has started in the folder meanwhile.
         """
         if self.is_main:
+            if start_in(self.settings.output_dir) != self._start_before:
+                raise InputError(f"output_dir: expected one run at a time, got another one in {self.folder}")
             check_same_source(self.settings, fingerprints)
             self.folder = open_output_dir(
                 self.settings.output_dir, command=self.command, overwrite=self.settings.overwrite
