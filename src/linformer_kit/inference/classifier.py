@@ -136,17 +136,21 @@ def read_labels(name: str) -> Labels:
     Raises:
         InputError: if the folder does not exist or is incomplete, or holds no classifier.
     """
-    return _labels(_configuration(name), name)
+    if is_local_path(name):
+        check_model_folder(Path(name))
+    return _labels(read_config(name, f"model: expected a classifier, got {name}"), name)
 
 
 def trained_columns(name: str) -> Columns:
     """Columns of texts and classes in the fine-tuning of a model; `text` and `label` if its configuration has none.
 
     Raises:
-        InputError: as `read_labels`, and if they were not recorded by this package.
+        InputError: if its configuration cannot be read, or others than this package recorded them.
     """
-    recorded = getattr(_configuration(name), "trained_columns", None)
-    if recorded is None:
+    if is_local_path(name) and not (Path(name) / "config.json").is_file():
+        return Columns("text")  # loading the model raises the error
+    config = read_config(name, f"model: expected a classifier, got {name}")
+    if (recorded := getattr(config, "trained_columns", None)) is None:
         return Columns("text")
     try:
         columns = Columns(**recorded | {"numbered": tuple(recorded["numbered"])})
@@ -156,12 +160,6 @@ def trained_columns(name: str) -> Columns:
     if not all(isinstance(value, str) and value for value in known):
         raise InputError(f"model: expected trained_columns as finetune writes them in {name}, got {recorded}")
     return columns
-
-
-def _configuration(name: str) -> PreTrainedConfig:
-    if is_local_path(name):
-        check_model_folder(Path(name))
-    return read_config(name, f"model: expected a classifier, got {name}")
 
 
 def _labels(config: PreTrainedConfig, name: str) -> Labels:
