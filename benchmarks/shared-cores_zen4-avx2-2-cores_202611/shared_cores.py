@@ -25,6 +25,7 @@ from linformer_kit.environment import environment
 from linformer_kit.experiments.measure import busy_cores, interleaved
 from linformer_kit.linearized.positions import set_positions
 from linformer_kit.operator import kernels
+from linformer_kit.report.base import environment_line, table
 
 CPU = torch.device("cpu")
 CELLS = [(512, 128), (1024, 256), (2048, 128), (4096, 256), (8192, 128)]
@@ -71,6 +72,35 @@ def minilm(folder: str, n: int = 4096) -> dict[str, Callable[[], object]]:
     }
 
 
+def markdown(results: dict) -> str:
+    """Times over ours, alone and with a busy core, as a table."""
+    others = {"layer": ("roberta", "plain", "linformer in bfloat16"), "MiniLM": ("full", "pieces", "plain")}
+    titles = {"roberta": "RobertaModel", "plain": "plain operations", "linformer in bfloat16": "bfloat16"}
+    titles |= {"full": "full attention", "pieces": "pieces of 512"}
+    lines = ["# Shared cores: float32, two threads", "", environment_line(results["environment"])]
+    lines += ["", f"PyTorch's vectors: {results['vectors']}.", ""]
+    lines += [
+        "Medians of interleaved runs, over the Linformer's time: alone / beside a process that keeps a core busy."
+    ]
+    for kind, names in others.items():
+        cases = [case for case in results["cases"] if case["case"].startswith("MiniLM") == (kind == "MiniLM")]
+        by_case: dict[str, list[dict]] = {}
+        for case in cases:
+            by_case.setdefault(case["case"], []).append(case["seconds"])
+        ours = "student" if kind == "MiniLM" else "linformer"
+        rows = [
+            [
+                case,
+                " / ".join(f"{1e3 * seconds[ours]:.0f} ms" for seconds in both),
+                *(" / ".join(f"{seconds[name] / seconds[ours]:.2f}" for seconds in both) for name in names),
+            ]
+            for case, both in by_case.items()
+        ]
+        if rows:
+            lines += ["", *table([kind, "ours", *(titles[name] for name in names)], rows)]
+    return "\n".join([*lines, ""])
+
+
 def main(path: Path, folder: str | None) -> None:
     """Measure each case with 0 and 1 busy cores, and write after each."""
     results: dict = {"environment": environment(CPU), "vectors": torch.backends.cpu.get_cpu_capability(), "cases": []}
@@ -86,6 +116,7 @@ def main(path: Path, folder: str | None) -> None:
             results["cases"].append({"case": name, "busy_cores": busy, "seconds": seconds})
             print(name, f"{busy} busy", {kind: f"{1e3 * taken:.0f} ms" for kind, taken in seconds.items()}, flush=True)
             path.write_text(json.dumps(results, indent=1) + "\n")
+    path.with_suffix(".md").write_text(markdown(results))
 
 
 if __name__ == "__main__":
