@@ -56,6 +56,7 @@ def test_a_folder_with_its_tokenizer(tmp_path, capsys):
     assert (model.config.sharing, model.config.shorter_input) == ("layerwise", "stretch")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "ours")
     assert tokenizer.model_max_length == 37 and tokenizer("w7 w9")["input_ids"] == [7, 9]
+    assert "token_type_ids" not in tokenizer("w7", "w9")
     main(["fill-mask", str(tmp_path / "ours"), "w7 <mask> w9"])
     assert len(capsys.readouterr().out.splitlines()) == 5
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ours", "theirs"]

@@ -101,6 +101,8 @@ def test_loaded_tokenizer_gets_the_length_and_loses_token_types(tokenizer, tmp_p
     other.save_pretrained(tmp_path)
     loaded = load_tokenizer(str(tmp_path), max_length=37)
     assert loaded.model_max_length == 37 and set(loaded("x")) == {"input_ids", "attention_mask"}
+    loaded.save_pretrained(tmp_path)
+    assert set(AutoTokenizer.from_pretrained(tmp_path)("x", "y")) == {"input_ids", "attention_mask"}
 
 
 def test_cls_and_sep_serve_as_start_and_end(tokenizer, tmp_path):

@@ -69,6 +69,20 @@ def written(folder, tmp_path):
     return source, run
 
 
+@pytest.mark.e2e
+def test_by_the_exporter_of_pytorch_alone():
+    """Nothing in the model needs a translation of ours."""
+    torch.manual_seed(0)
+    model = lk.linearize(transformers.BertModel(transformers.BertConfig(**BERT_SIZES), add_pooling_layer=False), 7)
+    model.config.return_dict = False
+    mask = torch.ones(2, 31, dtype=torch.long)
+    mask[1, :5] = 0
+    inputs = {"input_ids": torch.randint(5, 53, (2, 31)), "attention_mask": mask}
+    program = torch.onnx.export(model.eval(), (), kwargs=inputs, dynamo=True, verbose=False)
+    (got,) = program(**inputs)[:1]
+    torch.testing.assert_close(got[mask == 1], model(**inputs)[0][mask == 1], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("class_name", slow_but(["LinformerForMaskedLM"], HEADS))
 @pytest.mark.e2e
 def test_every_head(class_name, tmp_path):

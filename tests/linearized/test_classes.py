@@ -105,6 +105,19 @@ def test_pickled(model):
         assert torch.equal(again(**inputs).logits, model(**inputs).logits)
 
 
+@torch.no_grad()
+@pytest.mark.e2e
+def test_part_of_a_composite_model(model, tmp_path):
+    """Composite models build the configurations of their parts from the fields alone."""
+    decoder = BertConfig(**SIZES, is_decoder=True, add_cross_attention=True)
+    whole = transformers.EncoderDecoderModel(encoder=model.bert, decoder=transformers.BertLMHeadModel(decoder)).eval()
+    whole.save_pretrained(tmp_path)
+    again = transformers.EncoderDecoderModel.from_pretrained(tmp_path).eval()
+    assert type(again.encoder).__name__ == "LinearBertModel"
+    inputs = {**example(model, 31), "decoder_input_ids": torch.full((2, 3), 5)}
+    assert torch.equal(again(**inputs).logits, whole(**inputs).logits)
+
+
 @pytest.mark.parametrize("fields", [None, {}, {"projected_dim": 7}, "seven"])
 def test_a_configuration_that_is_none_is_refused(fields, model, tmp_path):
     model.save_pretrained(tmp_path)

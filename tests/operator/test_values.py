@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 import torch
 import transformers
@@ -160,6 +162,19 @@ def test_vmap_over_a_linearised_model(linear_bert):
     ids, mask = masked_batch()
     one_by_one = vmap(lambda row, real: linear_bert(row[None], real[None])[0][0])(ids, mask)
     torch.testing.assert_close(one_by_one[mask == 1], linear_bert(ids, mask)[0][mask == 1], **CLOSE)
+
+
+@pytest.mark.filterwarnings("ignore")
+@torch.no_grad()
+def test_traced_from_one_short_text(config, linear_bert):
+    """The traced program must not depend on the number or length of the texts that it was traced with."""
+    ids, mask = masked_batch()
+    for model in (linear_bert, LinformerModel(config(**fields("window_mean_pool"))).eval()):
+        model.config.return_dict = False
+        traced = torch.jit.trace(model, (ids[:1, :5], mask[:1, :5]), strict=False)
+        torch.testing.assert_close(traced(ids, mask)[0][mask == 1], model(ids, mask)[0][mask == 1], **CLOSE)
+        with pytest.raises(InputError, match=r"torch\.onnx\.export: expected dynamo=True, or the command `linformer"):
+            torch.onnx.export(model, (ids, mask), io.BytesIO(), dynamo=False)
 
 
 def test_vmap_over_a_mask_that_is_added():

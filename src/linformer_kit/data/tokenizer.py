@@ -107,8 +107,11 @@ def load_tokenizer(name_or_path: str, *, max_length: int) -> PreTrainedTokenizer
     missing = " and no ".join(role for role, token in needed.items() if token is None)
     if missing:
         raise InputError(f"tokenizer {name_or_path}: expected tokens for {', '.join(needed)}; got no {missing}")
+    if "token_type_ids" in tokenizer.model_input_names:
+        names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
+        # As an argument, since `save_pretrained` keeps those.
+        tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False, model_input_names=names)
     tokenizer.model_max_length = max_length
-    tokenizer.model_input_names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
     return tokenizer
 
 

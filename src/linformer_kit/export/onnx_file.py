@@ -15,7 +15,6 @@ import onnxruntime
 import torch
 from onnx import helper, numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
-from onnxscript.function_libs.torch_lib.ops.core import aten_sort
 
 from linformer_kit.errors import InputError, input_errors, machine_failure
 from linformer_kit.export.agreement import Case, check_agreement, random_inputs
@@ -69,7 +68,6 @@ def write_onnx(source: Source, path: Path) -> None:
             input_names=list(inputs),
             output_names=list(exportable.head.outputs),
             dynamic_shapes={name: {0: "batch", 1: "sequence"} for name in inputs},
-            custom_translation_table={torch.ops.aten.sort.stable: _stable_sort},
             dynamo=True,
             verbose=False,
         )
@@ -150,11 +148,6 @@ def _refuse_longer(model: onnx.ModelProto, limit: int) -> None:
     ]
     for node in reversed(nodes):
         graph.node.insert(0, node)
-
-
-def _stable_sort(self: Any, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
-    """Translate the stable sort as onnxscript translates `sort`: to `TopK`, which is stable."""
-    return aten_sort(self, dim, descending)
 
 
 @contextmanager

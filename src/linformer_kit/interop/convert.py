@@ -7,7 +7,7 @@ import os
 import shutil
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
 from linformer_kit.errors import InputError, input_errors, renamed
@@ -19,7 +19,13 @@ from linformer_kit.interop.checkpoints.build import Converted, resize
 from linformer_kit.interop.checkpoints.fairseq import convert_fairseq
 from linformer_kit.interop.checkpoints.sentences import sentence_files, write_files
 from linformer_kit.interop.full_attention import SLOT_FIELDS, convert_full_attention
-from linformer_kit.interop.loading import TOKENIZER_FILES, auto_class_of, input_length, load_pretrained
+from linformer_kit.interop.loading import (
+    TOKENIZER_FILES,
+    auto_class_of,
+    input_length,
+    load_pretrained,
+    tokenizer_for,
+)
 from linformer_kit.linearized.adapter import adapters_of
 from linformer_kit.linearized.classes import MODEL_TYPE, LinearizedModel
 from linformer_kit.linearized.linearize import linearize_encoder
@@ -147,7 +153,7 @@ def _tokenizer(settings: ConvertSettings, model: PreTrainedModel) -> PreTrainedT
     if settings.tokenizer is None and (_is_fairseq(source) or not _has_tokenizer(source)):
         return None
     with input_errors(f"tokenizer: expected a tokenizer, got {source}"):
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        tokenizer = tokenizer_for(model, source)
     if len(tokenizer) == len(set(tokenizer.all_special_ids)):  # transformers builds one without any files
         raise InputError(f"tokenizer: expected a tokenizer, got {source}, which has no vocabulary")
     if len(tokenizer) > model.config.vocab_size:

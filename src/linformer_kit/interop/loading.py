@@ -75,9 +75,7 @@ def load_model(
         check_model_folder(Path(name))
     model = load_pretrained(name, auto_class, kind, head=head)
     with input_errors(what):
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-        if options := _tokenizer_options(tokenizer, model):  # as arguments, since `save_pretrained` keeps those
-            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
+        tokenizer = tokenizer_for(model, name)
         config = model.config.get_text_config()
     _check_vocabulary(tokenizer, getattr(config, "vocab_size", None))
     if getattr(config, "pad_token_id", None) is None:  # some classifiers need it for batches
@@ -85,11 +83,18 @@ def load_model(
     return model, tokenizer
 
 
+def tokenizer_for(model: PreTrainedModel, name: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder or hub id, which makes the inputs that the model reads, also when saved again."""
+    tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    options = _tokenizer_options(tokenizer, model)  # as arguments, since `save_pretrained` keeps those
+    return AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options) if options else tokenizer
+
+
 def _tokenizer_options(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> dict[str, Any]:
     """Options of a tokenizer that differ from its own, for inputs that fit `model.forward`."""
     accepted = inspect.signature(model.forward).parameters
     names = [name for name in tokenizer.model_input_names if name in accepted]
-    if getattr(model.config, "type_vocab_size", None) == 1 and "token_type_ids" in names:
+    if getattr(model.config, "type_vocab_size", None) in (0, 1) and "token_type_ids" in names:
         names.remove("token_type_ids")
     if "attention_mask" in accepted and "attention_mask" not in names:
         names.append("attention_mask")

@@ -36,6 +36,7 @@ from linformer_kit.models.modeling import start_projection
 from linformer_kit.models.saved_lengths import LengthCheckedModel
 from linformer_kit.operator.attention import tokens_as_slots
 from linformer_kit.operator.projections import SequenceProjection, each_dim, more_windows
+from linformer_kit.operator.values import refuse_old_exporter
 from linformer_kit.settings import ResizeMode
 
 MODEL_TYPE = "linearized"
@@ -59,22 +60,28 @@ class LinearizedConfig(PreTrainedConfig):
 
     linformer: dict[str, Any] = dataclasses.field(default_factory=dict)
 
-    @classmethod
-    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """As in transformers; called on this class itself, returns the subclass for the original model type.
-
-        Fields of `linformer` that this version does not know are kept, with a warning.
+    def __new__(cls, *arguments: Any, linformer: dict[str, Any] | None = None, **fields: Any) -> Any:
+        """Called on this class itself, as loaders of composite models do, create the subclass for the base model type.
 
         Raises:
             InputError: if `linformer` was not written by `linearize`.
         """
-        fields = check_fields(config_dict.get("linformer"))
-        if cls is not LinearizedConfig:
-            return super().from_dict(config_dict, **kwargs)
-        base = fields["base_model_type"]
-        if base == MODEL_TYPE or base not in CONFIG_MAPPING:
-            raise InputError(f"linformer.base_model_type: expected a model type of transformers, got {base!r}")
-        return linear_config_class(CONFIG_MAPPING[base]).from_dict(config_dict, **kwargs)
+        if cls is LinearizedConfig and linformer:
+            base = check_fields(linformer)["base_model_type"]
+            if base == MODEL_TYPE or base not in CONFIG_MAPPING:
+                raise InputError(f"linformer.base_model_type: expected a model type of transformers, got {base!r}")
+            cls = linear_config_class(CONFIG_MAPPING[base])
+        return super().__new__(cls)
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As in transformers; fields of `linformer` that this version does not know are kept, with a warning.
+
+        Raises:
+            InputError: if `linformer` was not written by `linearize`.
+        """
+        check_fields(config_dict.get("linformer"))
+        return super().from_dict(config_dict, **kwargs)
 
     @property
     def output_attentions(self) -> bool:
@@ -283,6 +290,7 @@ def _checked_forward(base_forward: Callable[..., Any]) -> Callable[..., Any]:
         for name in _NOT_FOR_SLOTS:
             if (value := named.get(name)) is not None and value is not False:
                 raise InputError(f"{name}: expected none with linear attention, whose slots mix all positions, got one")
+        refuse_old_exporter()
         if self.main_input_name == "input_ids" and not torch.compiler.is_exporting():
             for name in ("input_ids", "inputs_embeds"):
                 place = names.index(name) if name in names else len(arguments)

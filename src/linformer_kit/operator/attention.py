@@ -36,6 +36,7 @@ from linformer_kit.operator.projections import (
 )
 from linformer_kit.operator.projections.sizes import slots_by_head
 from linformer_kit.operator.slots import Slots, attend_slots, merge_heads, split_heads
+from linformer_kit.operator.values import is_exporting, refuse_old_exporter
 
 # A projection, or a function that calls one.
 Projects = SequenceProjection | Callable[[Inputs, HeadGroups | None], list[Slots]]
@@ -368,6 +369,7 @@ def project(
     Returns:
         One entry for each group of heads.
     """
+    refuse_old_exporter()
     if projects is tokens_as_slots or not (sliding_window or global_tokens or exponent is not None):
         return projects(inputs, groups)
     padding = inputs.padding
@@ -377,11 +379,11 @@ def project(
     windows = sliding_window > 0 and (global_tokens > 0 or getattr(module, "windowed", True))
     counted = exponent is not None or windows
     inputs, query_len = inputs.in_order()._replace(counted=counted), inputs.key.shape[1]
-    if global_tokens and torch.compiler.is_exporting():  # the program must run for a text of fewer tokens
+    if global_tokens and is_exporting():  # the program must run for a text of fewer tokens
         inputs = inputs.padded(global_tokens)
     rest = inputs.key.shape[1] - global_tokens
     keeps = isinstance(module, SequenceProjection) and module.keeps_tokens(rest, groups)
-    if not torch.compiler.is_exporting() and (rest <= 0 or keeps):
+    if not is_exporting() and (rest <= 0 or keeps):
         return tokens_as_slots(inputs)
     seen = inputs if sliding_window else inputs.first(global_tokens)
     key = seen.key_map.tokens(seen.key, seen.mask)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from linformer_kit.operator.values import values_are_cheap
 
+_LAST = 1 << 32  # added to positions of padding, so that all numbers differ: ONNX has no stable sort
 _Maybe = TypeVar("_Maybe", Tensor, Tensor | None)
 
 
@@ -61,7 +62,7 @@ class Padding(NamedTuple):
 
     def put_back(self, hidden: Shaped[Tensor, "batch seq_len embed"]) -> Shaped[Tensor, "batch seq_len embed"]:
         """Undo `real_first`."""
-        return hidden if self.order is None else take_positions(hidden, self.order.argsort(dim=1))
+        return hidden if self.order is None else take_positions(hidden, self.order.sort(dim=1).indices)
 
     def reordered(self) -> Padding:
         """The padding after `real_first`, on the right."""
@@ -95,16 +96,17 @@ def real_tokens_first(mask: Bool[Tensor, "batch seq_len"]) -> Int[Tensor, "batch
 
     In this order every sequence is right-padded, so left padding and padding in the middle need no extra code.
     """
-    return mask.int().argsort(dim=1, stable=True)
+    return (mask * _LAST + torch.arange(mask.shape[1], device=mask.device)).sort(dim=1).indices
 
 
 def take_positions(
     hidden: Shaped[Tensor, "batch seq_len embed"], positions: Int[Tensor, "batch_or_1 taken"]
 ) -> Shaped[Tensor, "batch taken embed"]:
     """The given positions of each sequence."""
-    if positions.shape[0] == 1:  # `len` would fix the number of sequences of an exported program
+    # `len`, and any comparison in a trace, would fix the number of sequences of an exported program.
+    if not torch.jit.is_tracing() and positions.shape[0] == 1:
         return hidden.index_select(1, positions[0])
-    return hidden.gather(1, positions[..., None].expand(-1, -1, hidden.shape[-1]))
+    return hidden.gather(1, positions[..., None].expand(hidden.shape[0], -1, hidden.shape[-1]))
 
 
 def padding_after(lengths: Int[Tensor, " batch"], seq_len: int) -> Bool[Tensor, "batch seq_len"]:

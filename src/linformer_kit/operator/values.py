@@ -6,13 +6,29 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from linformer_kit.errors import InputError
+
+
+def is_exporting() -> bool:
+    """Whether code is being exported or traced: then the program must not depend on the lengths of the example."""
+    return torch.compiler.is_exporting() or torch.jit.is_tracing()
+
+
+def refuse_old_exporter() -> None:
+    """Reject ONNX files made by tracing, which fail or differ for other lengths than that of the example.
+
+    Raises:
+        InputError: under `torch.onnx.export(..., dynamo=False)`.
+    """
+    if torch.jit.is_tracing() and torch.onnx.is_in_onnx_export():
+        raise InputError("torch.onnx.export: expected dynamo=True, or the command `linformer export`, got dynamo=False")
+
 
 def is_transformed() -> bool:
     """Whether code is being compiled, exported, traced or transformed (`torch.func`)."""
     return (
         torch.compiler.is_compiling()
-        or torch.compiler.is_exporting()
-        or torch.jit.is_tracing()
+        or is_exporting()
         or torch._C._are_functorch_transforms_active()
         or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None  # make_fx
     )

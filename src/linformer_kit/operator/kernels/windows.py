@@ -45,7 +45,7 @@ def _by_products(hidden: Tensor, positions: Tensor, real: Tensor) -> Tensor:
     Ones become 2⁻ᶜ, so that no sum overflows.
     """
     inside = take_positions(hidden, positions.flatten(1)).unflatten(1, tuple(positions.shape[1:]))
-    scale = 2.0 ** real.shape[2].bit_length()
+    scale = 2.0 ** int(real.shape[2]).bit_length()
     ones = (real.to(hidden.dtype) / scale)[:, :, None]
     sums = widened(torch.matmul, ones, inside)[:, :, 0]
     count = real.sum(dim=2).clamp(min=1)[..., None].to(torch.promote_types(hidden.dtype, torch.float32))

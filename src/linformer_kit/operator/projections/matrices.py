@@ -19,6 +19,7 @@ from linformer_kit.operator.projections.resampling import stretch_matrix, stretc
 from linformer_kit.operator.projections.sizes import HeadGroups
 from linformer_kit.operator.projections.starts import STARTS, check_start
 from linformer_kit.operator.slots import Slots
+from linformer_kit.operator.values import is_exporting
 
 
 class MatrixProjection(SequenceProjection):
@@ -92,7 +93,7 @@ class MatrixProjection(SequenceProjection):
     def _maps_first(self, inputs: Inputs, groups: HeadGroups) -> bool:
         """Whether W runs before E: if each head has its own E, or there are not more tokens than slots."""
         # With sequence parallelism, all processes must use the same order, whatever the lengths of their pieces.
-        whole = self.piece is None and not torch.compiler.is_exporting()
+        whole = self.piece is None and not is_exporting()
         few = whole and inputs.key.shape[1] <= groups.most
         return self.by_head or (few and inputs.key_map.commutes and inputs.value_map.commutes)
 
@@ -252,7 +253,7 @@ class RandomProjection(MatrixProjection):
 
 
 def _first_columns(matrix: Tensor, length: int) -> Tensor:
-    if torch.compiler.is_exporting():  # a slice would make the full length a special case
+    if is_exporting():  # a slice would make the full length a special case
         return matrix.index_select(-1, torch.arange(length, device=matrix.device))
     return matrix[..., :length]
 
@@ -263,7 +264,7 @@ def _spreads_tokens(matrix: Tensor, inputs: Inputs) -> bool:
     An exported program spreads texts, since it runs with all lengths and int8 needs a constant E. Else the sizes of
     the spread texts and of the resampled E decide; a number of E costs about twice as much (docs/log.md).
     """
-    if torch.compiler.is_exporting():
+    if is_exporting():
         return True
     if inputs.lengths is None:
         return False

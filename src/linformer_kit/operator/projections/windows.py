@@ -17,6 +17,7 @@ from linformer_kit.operator.projections.base import Inputs, SequenceProjection
 from linformer_kit.operator.projections.head_maps import of_heads
 from linformer_kit.operator.projections.sizes import HeadGroups
 from linformer_kit.operator.slots import Slots
+from linformer_kit.operator.values import is_exporting
 
 
 class Windows(NamedTuple):
@@ -73,7 +74,7 @@ def pooling_windows(
     fillable = -(-seq_len * projected_dim // max_seq_len)
     longest = max_seq_len
     if stretch:
-        if not torch.compiler.is_exporting():  # an exported program must not depend on the length
+        if not is_exporting():  # an exported program must not depend on the length
             longest = max(1, seq_len)
         tiled, windows = real[:, None], real.clamp(min=1, max=projected_dim)[:, None]
         fillable = min(projected_dim, seq_len)
@@ -90,7 +91,7 @@ class WindowProjection(SequenceProjection):
 
     def _windows(self, slots: int, hidden: Tensor, lengths: Tensor | None) -> tuple[Windows, Tensor | None]:
         """The windows, and the mask of empty slots."""
-        exporting = torch.compiler.is_exporting()
+        exporting = is_exporting()
         windows = pooling_windows(
             slots,
             self.seq_len,
