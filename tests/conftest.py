@@ -140,6 +140,12 @@ def write_teacher(folder: Path, text: str, class_name: str = "RobertaForMaskedLM
     return folder
 
 
+def save_bert_tokenizer(folder: Path, words: Iterable[str] = ("x", "y")) -> None:
+    """A WordPiece tokenizer, whose class has token types."""
+    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]))
+    transformers.BertTokenizer.from_pretrained(folder).save_pretrained(folder)
+
+
 def slow_but(quick: Iterable[Any], values: Iterable[Any]) -> list[Any]:
     """Parameters of a test; all except the quick ones are in the slow tier."""
     quick = list(quick)

@@ -84,6 +84,8 @@ def copy_pages() -> None:
         else:
             shutil.copy(source, PAGES / name)
     shutil.copy(ROOT / "README.md", PAGES / "index.md")
+    for page in (PAGES / "docs").glob("*.md"):
+        page.write_text(page.read_text(encoding="utf-8").replace("](../README.md", "](../index.md"), encoding="utf-8")
 
 
 def write_notebooks() -> None:

@@ -31,7 +31,7 @@ from linformer_kit.interop.convert import convert
 from linformer_kit.linearized import adapter
 from linformer_kit.linearized.adapter import base_fingerprint
 from linformer_kit.settings import ConvertSettings
-from tests.conftest import fail
+from tests.conftest import fail, save_bert_tokenizer
 from tests.interop.checkpoints.test_encoders import source
 from tests.interop.test_full_attention import transformer
 from tests.reference import fairseq_linformer as official
@@ -56,11 +56,17 @@ def test_a_folder_with_its_tokenizer(tmp_path, capsys):
     assert (model.config.sharing, model.config.shorter_input) == ("layerwise", "stretch")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "ours")
     assert tokenizer.model_max_length == 37 and tokenizer("w7 w9")["input_ids"] == [7, 9]
-    assert "token_type_ids" not in tokenizer("w7", "w9")
     main(["fill-mask", str(tmp_path / "ours"), "w7 <mask> w9"])
     assert len(capsys.readouterr().out.splitlines()) == 5
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ours", "theirs"]
     assert damage(tmp_path / "ours") is None and (tmp_path / "ours" / "manifest.json").exists()
+
+
+def test_the_tokenizer_makes_no_token_types_that_the_model_rejects(tmp_path):
+    source("RobertaModel", tmp_path / "theirs")
+    save_bert_tokenizer(tmp_path / "theirs")
+    main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours")])
+    assert "token_type_ids" not in AutoTokenizer.from_pretrained(tmp_path / "ours")("x", "y")
 
 
 def test_a_longer_model(tmp_path):

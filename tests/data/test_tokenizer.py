@@ -21,6 +21,7 @@ from linformer_kit.data.tokenizer import (
     vocabulary_size,
 )
 from linformer_kit.errors import InputError
+from tests.conftest import save_bert_tokenizer
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 SAMPLES = ["the quick <mask> fox", "  spaces\n and \ttabs ", "日本語 🎉 naïve", "", "<s>x</s>"]
@@ -101,7 +102,12 @@ def test_loaded_tokenizer_gets_the_length_and_loses_token_types(tokenizer, tmp_p
     other.save_pretrained(tmp_path)
     loaded = load_tokenizer(str(tmp_path), max_length=37)
     assert loaded.model_max_length == 37 and set(loaded("x")) == {"input_ids", "attention_mask"}
-    loaded.save_pretrained(tmp_path)
+
+
+def test_a_tokenizer_of_bert_is_saved_without_token_types(tmp_path):
+    """Its class has them, whatever the loaded object says."""
+    save_bert_tokenizer(tmp_path)
+    load_tokenizer(str(tmp_path), max_length=37).save_pretrained(tmp_path)
     assert set(AutoTokenizer.from_pretrained(tmp_path)("x", "y")) == {"input_ids", "attention_mask"}
 
 

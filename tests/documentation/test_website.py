@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
+import re
 import tomllib
 from pathlib import Path
 from types import ModuleType
@@ -44,6 +45,23 @@ def test_every_page_is_in_the_navigation(pages):
     assert all((pages / page).is_file() for page in listed)
     guides = {f"docs/{name}" for name in PAGES if name != "README.md"}
     assert sorted(listed) == sorted({*listed}) and guides <= {*listed}
+
+
+def test_links_lead_to_pages_and_headings_of_the_site(pages):
+    def headings(page: Path) -> set[str]:
+        """Anchors of a page, by the rule of the program that makes HTML."""
+        titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+        return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", title).strip().lower()) for title in titles}
+
+    broken = []
+    for page in pages.rglob("*.md"):
+        text = re.sub(r"^ *```.*?^ *```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        for link in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", text)):
+            path, _, anchor = link.partition("#")
+            target = (page.parent / path).resolve() if path else page
+            if "://" not in link and not (target.exists() and (not anchor or anchor in headings(target))):
+                broken.append(f"{page.relative_to(pages)}: {link}")
+    assert not broken
 
 
 def test_the_references_have_all_names_and_commands(build, pages):
