@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import io
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -139,7 +141,7 @@ def test_items_of_one_of_several_words_are_checked(capsys):
         (["pretrain", "--max_steps", "1.5"], "max_steps: expected an integer, got 1.5"),
         (["pretrain", "--save_total_limit", "few"], "save_total_limit: expected an integer, got few"),
         (["pretrain", "--model.projected_dim", "few"], "projected_dim: expected an integer or a list of integers or a list of lists of integers, got few"),
-        (["pretrain", "--max_step", "3"], "unrecognized arguments: --max_step 3"),
+        (["pretrain", "--max_step", "3"], "unrecognized arguments: --max_step 3 (did you mean --max_steps?)"),
         (["pretrain", "--model.sharing", "all"], "model.sharing: expected one of none, headwise, key_value, layerwise"),
         (["pretrain", "--learning_rate"], "argument --learning_rate: expected one argument"),
         (["pretrain", "--train_file", "--seed", "1"], "argument --train_file: expected one argument"),
@@ -168,10 +170,13 @@ def test_items_of_one_of_several_words_are_checked(capsys):
         (["pretrain", "--learning_rate", "-1"], "learning_rate: expected 0 or more, got -1.0"),
         (["pretrain", "--resume"], "resume: expected an output_dir to resume in, got none"),
         (["pretrain", "--resume", "--overwrite"], "resume, overwrite: expected at most one of them, got both"),
-        (["fill-mask", "folder"], "the following arguments are required: "),
+        (["fill-mask", "folder"], "the following arguments are required: TEXT"),
         (["train"], "argument command: invalid choice: 'train'"),
         (["bench", "speed"], "argument command: invalid choice: 'speed'"),
         (["bench", "--lengths", "3"], "unrecognized arguments: --lengths"),
+        (["convert"], "the following arguments are required: SOURCE, OUT"),
+        (["finetune"], "the following arguments are required: --model"),
+        (["predic"], "(did you mean predict?)"),
         (["efficiency"], "argument command: invalid choice: 'efficiency'"),
         (["bench", "efficiency", "--projected_dims", "8", "few"], "projected_dims: expected an integer, got few"),
         (["bench", "efficiency", "--projected_dims"], "argument --projected_dims: expected one argument"),
@@ -188,11 +193,22 @@ def test_bad_input_is_one_line_and_exit_2(arguments, message, capsys, tmp_path, 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_characters_that_the_terminal_does_not_have_are_escaped(monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="cp1252"))
+    with pytest.raises(SystemExit, match="0"):
+        main(["pretrain", "--help"])
+    print(json.dumps("β\N{GRINNING FACE}", ensure_ascii=False), flush=True)
+    lines = written.getvalue().decode("cp1252").splitlines()
+    assert any("\\u03b2" in line for line in lines[:-1]) and json.loads(lines[-1]) == "β\N{GRINNING FACE}"
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ("model:\n  hidden: 3\n", "model.hidden: expected a setting of pretrain, got an unknown one"),
         ("learn: 3\n", "learn: expected a setting of pretrain, got an unknown one"),
+        ("train_files: a\n", "got an unknown one (did you mean train_file?)"),
         ("learning_rate: [1]\n", "learning_rate: expected a number, got [1]"),
         ("a: 1\nb: [\n", "bad.yaml: line 3: expected YAML, got expected the node content"),
         ("a: \0\n", "bad.yaml: expected YAML, got"),

@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
+from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from linformer_kit.commands.cli import main
 from linformer_kit.export import folder, onnx_file
@@ -20,7 +20,8 @@ from linformer_kit.files.manifest import damage
 from tests.conftest import fail, fail_last_line
 from tests.export.conftest import LENGTH, TEXTS, linformer, save
 
-FILES = {"config.json", "export.json", "manifest.json", "model.onnx", "tokenizer.json", "tokenizer_config.json"}
+FILES = {"README.md", "config.json", "export.json", "manifest.json", "model.onnx"}
+FILES |= {"tokenizer.json", "tokenizer_config.json"}
 
 
 @pytest.mark.e2e
@@ -40,7 +41,9 @@ def test_a_folder_that_runs_without_pytorch(tmp_path, capsys):
     assert results["bytes"]["ONNX Runtime"] == (tmp_path / "out" / "model.onnx").stat().st_size
     assert {"onnx", "onnxscript", "onnxruntime", "torch"} <= set(results["versions"])
     assert {"device", "threads", "commit"} <= set(results["environment"])
-    assert AutoConfig.from_pretrained(tmp_path / "out").architectures == ["LinformerForMaskedLM"]
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["architectures"] == ["LinformerForMaskedLM"] and "model_type" not in config
+    assert "InferenceSession" in (tmp_path / "out" / "README.md").read_text()
 
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     session = onnxruntime.InferenceSession(tmp_path / "out" / "model.onnx")

@@ -69,6 +69,14 @@ def written(folder, tmp_path):
     return source, run
 
 
+def test_the_configuration_of_a_linear_model_is_the_stock_one(tmp_path):
+    model = lk.linearize(transformers.BertForMaskedLM(transformers.BertConfig(**BERT_SIZES)), 7)
+    onnx_file.write_configuration(model, tmp_path)
+    config = transformers.AutoConfig.from_pretrained(tmp_path)
+    assert type(config) is transformers.BertConfig and config.architectures == ["BertForMaskedLM"]
+    assert not hasattr(config, "linformer")
+
+
 @pytest.mark.e2e
 def test_by_the_exporter_of_pytorch_alone():
     """Nothing in the model needs a translation of ours."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import shutil
 import subprocess
 import sys
@@ -85,6 +86,20 @@ def test_each_row_is_answered_in_order(model, tmp_path, suffix, capsys):
         expected = {answer["label"]: answer["score"] for answer in classify(text)[0]}
         assert row["probabilities"] == pytest.approx(expected, abs=1e-2)
         assert row["label"] == max(row["probabilities"], key=row["probabilities"].get)
+
+
+def test_a_pipe_and_standard_input_are_read(model, tmp_path, capsys, monkeypatch):
+    text = tmp_path / "texts.txt"
+    text.write_text("number 3\nnumber 5\n")
+    main(["predict", str(model), str(text)])
+    answers = capsys.readouterr().out
+    reader, writer = os.pipe()
+    os.write(writer, text.read_bytes())
+    os.close(writer)
+    (tmp_path / "stdin").symlink_to(text)
+    for name in (f"/dev/fd/{reader}", tmp_path / "stdin"):
+        main(["predict", str(model), str(name)])
+        assert capsys.readouterr().out == answers != ""
 
 
 def test_a_resume_goes_on_behind_the_last_whole_line(model, texts, tmp_path, monkeypatch):
@@ -183,7 +198,10 @@ def test_long_texts_are_cut_or_read_in_windows(model, tmp_path, capsys):
     [
         (["{model}", "/none.csv"], "file: no such file or folder: /none.csv"),
         (["{model}", "{texts}", "--text_column", "body"], "no column 'body' (text_column); it has 'text', 'label'"),
-        (["{encoder}", "{texts}"], "model: expected weights that fit its config.json"),
+        (
+            ["{encoder}", "{texts}"],
+            "model: expected a classifier (`linformer finetune` makes one), got LinformerForMaskedLM",
+        ),
         (["{model}", "{texts}", "--resume"], "resume: expected an output to resume, got none"),
         (["{model}", "{texts}", "--threshold", "2"], "threshold: expected 0 to 1, got 2.0"),
         (["{model}", "{texts}", "--batch_size", "0"], "batch_size: expected 1 or more, got 0"),

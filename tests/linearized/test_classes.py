@@ -106,6 +106,22 @@ def test_pickled(model):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("layers", [slice(1), slice(1, None)])
+@pytest.mark.e2e
+def test_layers_that_were_removed_are_not_saved(layers, tmp_path):
+    torch.manual_seed(0)
+    model = linearize(
+        BertForMaskedLM(BertConfig(**{**SIZES, "num_hidden_layers": 2})).eval(), [5, 7], projection="linear"
+    )
+    model.bert.encoder.layer = model.bert.encoder.layer[layers]
+    model.config.num_hidden_layers = 1
+    model.save_pretrained(tmp_path)
+    inputs = example(model, 31)
+    again = AutoModelForMaskedLM.from_pretrained(tmp_path).eval()
+    assert torch.equal(again(**inputs).logits, model(**inputs).logits)
+
+
+@torch.no_grad()
 @pytest.mark.e2e
 def test_part_of_a_composite_model(model, tmp_path):
     """Composite models build the configurations of their parts from the fields alone."""

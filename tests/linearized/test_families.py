@@ -128,7 +128,7 @@ REFUSED = {
     "MPNetModel": (
         "MPNetConfig",
         {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 31},
-        "attention interface",
+        "attention interface (that of BERT, RoBERTa,",
     ),
     "DebertaV2Model": (
         "DebertaV2Config",

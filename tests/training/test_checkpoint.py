@@ -252,6 +252,16 @@ def test_of_a_checkpoint_that_cannot_be_written_nothing_is_left(error, kind, got
     assert [path.name for path in checkpoint.parent.iterdir()] == ["checkpoint-3"]
 
 
+def test_a_readme_of_the_user_stays_beside_a_model(trained, words, tmp_path):
+    (tmp_path / "README.md").write_text("mine")
+    save_model(trained[0], words, tmp_path)
+    assert (tmp_path / "README.md").read_text() == "mine" and damage(tmp_path) is None
+    (tmp_path / "README.md").unlink()
+    for _ in range(2):
+        save_model(trained[0], words, tmp_path)
+        assert "LinformerForMaskedLM" in (tmp_path / "README.md").read_text() and damage(tmp_path) is None
+
+
 def test_a_model_goes_beside_other_files_with_a_manifest(trained, words, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     save_model(*trained[:1], words, tmp_path, beside=lambda folder: (folder / "more.json").write_text("{}"))

@@ -51,6 +51,15 @@ def test_data_and_updates_count_and_evaluation_and_saving_do_not(clock, capsys):
     assert "update 0: loss 2.0" in shown and "2/2" in shown and "loss 1.500, 60 tokens/s" in shown
 
 
+def test_less_than_one_text_in_a_second(clock, capsys):
+    state = TrainingState()
+    log = make(state)
+    updated(log, state, clock, 32, 1)
+    log.add_losses(learning_rate=1e-2, grad_norm=0.5)
+    log.close()
+    assert ", 0.031 tokens/s" in capsys.readouterr().err
+
+
 def test_a_line_says_how_fast_how_long_and_how_large(clock, monkeypatch):
     """The speed of its own updates, the time left by all, and the mean loss."""
     monkeypatch.setattr(training_log, "most_bytes", lambda _: 3 * 2**20)

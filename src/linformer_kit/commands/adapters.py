@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from linformer_kit.files.manifest import read_json
-from linformer_kit.linearized.adapter import ABOUT, CARD, adapter_folder, shipped_adapters
+from linformer_kit.linearized.adapter import ABOUT, adapter_folder, shipped_adapters
+from linformer_kit.models.card import CARD
 from linformer_kit.report.base import table
 from linformer_kit.settings import AdaptersSettings
 

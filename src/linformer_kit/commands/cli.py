@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from linformer_kit.commands.output import errors_reported, open_closed_output, set_up_logging
+from linformer_kit.commands.output import errors_reported, prepare_output, set_up_logging
 from linformer_kit.commands.parser import parse
 from linformer_kit.commands.table import COMMANDS, Command
 from linformer_kit.errors import OutOfMemoryError, machine_failure, out_of_memory
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         SystemExit: for every failure except a bug in this package, which stays a traceback; see `errors_reported`.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    open_closed_output()
+    prepare_output()
     with errors_reported():
         _run(arguments)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import importlib
+import io
+import json
 import logging
 import os
 import sys
@@ -58,11 +61,22 @@ def set_up_logging() -> None:
     libraries.disable_progress_bar()
 
 
-def open_closed_output() -> None:
-    """Open the null device as stdout or stderr where that was closed before the start (`>&-`)."""
+def prepare_output() -> None:
+    """Open the null device as stdout or stderr where that was closed before the start (`>&-`).
+
+    Characters that the encoding of stdout does not have are written as in JSON (`\\u03b2`), so that JSON stays valid.
+    """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (open until the end)
+    codecs.register_error("json", _escaped)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="json")
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
 
 def _flushed() -> bool:

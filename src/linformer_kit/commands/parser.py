@@ -13,10 +13,11 @@ from jsonargparse import ArgumentParser, Namespace
 from linformer_kit._version import __version__
 from linformer_kit.commands.arguments import add_settings, expanded, usage
 from linformer_kit.commands.help import HelpFormatter, epilog, overview
-from linformer_kit.commands.spelling import normalise, readable, values_of
+from linformer_kit.commands.spelling import explained, normalise, readable, values_of
 from linformer_kit.commands.table import COMMANDS, GROUPS, RECIPES, Command
 from linformer_kit.errors import InputError
 from linformer_kit.settings import read_yaml
+from linformer_kit.settings.groups import settings_of
 
 _COMMON_RECIPE = "_common.yaml"
 
@@ -46,6 +47,9 @@ def parse(arguments: Sequence[str]) -> tuple[str, Any]:
     parser = _build_parser(group, name, recipes, recipe)
     try:
         namespace = parser.parse_args([*words, *rest])
+    except InputError as error:
+        known = [each.name for each in settings_of(command.settings)] if command else [*COMMANDS, *GROUPS]
+        raise InputError(explained(str(error), command.positionals if command else (), known)) from None
     except OverflowError as error:
         raise InputError(f"settings: expected numbers in range, got one that is too large ({error})") from None
     if command is None:

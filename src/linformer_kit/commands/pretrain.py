@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from accelerate import PartialState
+from transformers import AutoTokenizer
 
 from linformer_kit.errors import DivergedError
 from linformer_kit.report.pretraining import pretrain_markdown
@@ -20,4 +21,5 @@ def main(settings: PretrainSettings) -> None:
             raise DivergedError(f"{attention} attention: {result['diverged']}")
     if PartialState().is_main_process:
         print(pretrain_markdown(results))
-        print(f"Saved in {folder}. Try it:\n  linformer fill-mask {folder} 'import <mask>'")
+        mask = AutoTokenizer.from_pretrained(folder).mask_token
+        print(f"Saved in {folder}. Try it:\n  linformer fill-mask {folder} 'import {mask}'")

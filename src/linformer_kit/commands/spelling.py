@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import re
 import string
@@ -90,6 +91,28 @@ def readable(message: str) -> str:
     message = re.sub(r"typing\.Literal\[(.*?)\]", lambda match: "one of " + match[1].replace("'", ""), message)
     message = re.sub(r"<class '(\w+)'>", lambda match: match[1].replace("NoneType", _NONE), message)
     return re.sub(r"expected ([\w\[\], ]+), got ", lambda match: f"expected {_in_words(match[1])}, got ", message)
+
+
+def explained(message: str, positionals: Sequence[str], known: Sequence[str]) -> str:
+    """A message with missing arguments as in the usage, and with the known name that is most like an unknown one.
+
+    Args:
+        message: The message.
+        positionals: Names of the positional arguments.
+        known: All names of settings, or, without a command, of commands.
+    """
+    if required := re.fullmatch(r"(the following arguments are required:) (.*)", message):
+        names = [name.rpartition(".")[2] for name in required[2].split(", ")]
+        shown = ", ".join(name.upper() if name in positionals else f"--{name}" for name in names)
+        return f"{required[1]} {shown}"
+    unknown = re.match(
+        r"unrecognized arguments: (--)|(?=[\w.]+: expected a setting)|argument command: invalid choice: '", message
+    )
+    if unknown is None:
+        return message
+    name = re.split(r"[\s=':]", message[unknown.end() :])[0]
+    close = difflib.get_close_matches(name, known, 1, 0.7)
+    return f"{message} (did you mean {unknown[1] or ''}{close[0]}?)" if close else message
 
 
 def _in_words(kinds: str) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import platform
 import re
+import shutil
 import sysconfig
+import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -96,6 +99,23 @@ def _hash_of(content: Any) -> str:
     return hashlib.sha256(json.dumps(content).encode(errors="surrogateescape")).hexdigest()
 
 
+def as_file(path: Path) -> Path:
+    """A pipe or standard input as a file that can be read more than once; any other path unchanged.
+
+    What a pipe holds is copied into a temporary file, which is removed at exit; without a suffix it is text.
+    """
+    if not path.exists() or path.is_dir() or (path.is_file() and (path.suffix or not path.is_symlink())):
+        return path
+    if (target := path.resolve()).is_file():  # standard input that is a file, as in `< texts.csv`
+        return target
+    folder = tempfile.TemporaryDirectory(prefix="linformer-")
+    atexit.register(folder.cleanup)
+    copy = Path(folder.name) / (path.name if path.suffix else f"{path.name}.txt")
+    with path.open("rb") as source, copy.open("wb") as file:
+        shutil.copyfileobj(source, file)
+    return copy
+
+
 def find_files(patterns: list[str], *, field: str, suffixes: tuple[str, ...] = SUFFIXES) -> tuple[Path, ...]:
     """Find the files that patterns match.
 
@@ -118,7 +138,7 @@ def find_files(patterns: list[str], *, field: str, suffixes: tuple[str, ...] = S
 def _match(pattern: str, field: str, suffixes: tuple[str, ...]) -> list[Path]:
     if not pattern:
         raise InputError(f"{field}: expected a file, a folder or a glob, got an empty name")
-    path = Path(pattern).expanduser()
+    path = as_file(Path(pattern).expanduser())
     if path.is_file():
         check_suffix(path, field=field, suffixes=suffixes)
         check_not_empty(path, field=field)

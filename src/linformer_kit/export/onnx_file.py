@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import tempfile
 import warnings
@@ -15,16 +16,29 @@ import onnxruntime
 import torch
 from onnx import helper, numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
+from transformers import PreTrainedModel
 
 from linformer_kit.errors import InputError, input_errors, machine_failure
 from linformer_kit.export.agreement import Case, check_agreement, random_inputs
 from linformer_kit.export.exportable import Arrays, Made, Run, Source
+from linformer_kit.linearized.classes import stock_name
+from linformer_kit.models.card import write_card
+from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.settings import ExportSettings
 
 FILE = "model.onnx"
 _RUNTIME, _INT8 = "ONNX Runtime", "ONNX Runtime int8"
 _LARGEST = 2**31 - 2**20  # bytes of weights: the protobuf limit, less room for the graph
 _SILENT = 4
+_USE = """ONNX Runtime runs it; neither PyTorch nor linformer-kit is needed.
+
+```python
+import onnxruntime
+from transformers import AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+session = onnxruntime.InferenceSession("FOLDER/model.onnx")
+```"""
 
 
 def make(settings: ExportSettings, source: Source, folder: Path) -> Made:
@@ -43,8 +57,22 @@ def make(settings: ExportSettings, source: Source, folder: Path) -> Made:
             runs[_INT8], size[_INT8] = runner(folder / FILE), (folder / FILE).stat().st_size
     for run in runs.values():
         check_limit(source, run)
-    source.exportable.model.config.save_pretrained(folder)
+    model = source.exportable.model
+    write_configuration(model, folder)
+    write_card(model, folder, source.limit, use=_USE)
     return Made(runs, size, agreement)
+
+
+def write_configuration(model: PreTrainedModel, folder: Path) -> None:
+    """Write `config.json` without the model types of this package: programs that run ONNX files do not know them."""
+    fields = json.loads(model.config.to_json_string())
+    if model.config.model_type == LinformerConfig.model_type:
+        del fields["model_type"]
+    if linear := fields.pop("linformer", None):
+        del fields["attn_implementation"]
+        fields["model_type"] = linear["base_model_type"]
+        fields["architectures"] = [stock_name(type(model).__name__)]
+    (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
 
 
 def write_onnx(source: Source, path: Path) -> None:

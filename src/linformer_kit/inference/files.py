@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from linformer_kit.data.files import as_file
 from linformer_kit.data.tables import READERS
 from linformer_kit.data.validate import check_exists, check_not_empty, check_suffix
 from linformer_kit.errors import InputError
@@ -23,7 +24,7 @@ def file_of_texts(name: str, outputs: Iterable[Path]) -> Path:
     Raises:
         InputError: if it does not exist, is empty or of an unknown kind, or would be overwritten.
     """
-    path = Path(name).expanduser()
+    path = as_file(Path(name).expanduser())
     check_exists(path, field="file")
     if not path.is_file():
         raise InputError(f"file: expected a file, got the folder {path}")

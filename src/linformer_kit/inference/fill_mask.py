@@ -93,8 +93,7 @@ def guess_held_out(
     guesses: list[dict[str, Any]] = []
     for index in generator.permutation(len(blocks)).tolist():
         ids = np.array(blocks[index]["input_ids"], dtype=np.int64)
-        pieces = [tokenizer.decode([token]) for token in ids.tolist()]
-        words = [position for position in range(1, len(ids) - 1) if _is_word(*pieces[position - 1 : position + 2])]
+        words = [position for position in range(1, len(ids) - 1) if _is_word(tokenizer, ids, position)]
         if not words:
             continue
         position = int(generator.choice(words))
@@ -105,7 +104,7 @@ def guess_held_out(
         guesses.append(
             {
                 "text": _line_around(tokenizer, ids, position),
-                "answer": pieces[position],
+                "answer": tokenizer.decode([ids[position]]),
                 "guesses": list(zip(tokens, likeliest.values.tolist(), strict=True)),
             }
         )
@@ -114,15 +113,21 @@ def guess_held_out(
     return guesses
 
 
-def _is_word(before: str, text: str, after: str) -> bool:
-    """Whether a token is a whole word."""
-    starts = text[:1].isspace() or not before[-1:].isalnum()
-    return starts and len(text.strip()) > 2 and text.strip().isalpha() and not after[:1].isalnum()
+def _is_word(tokenizer: PreTrainedTokenizerBase, ids: np.ndarray, position: int) -> bool:
+    """Whether a token is a whole word; tokens are decoded with their neighbours, since some tokenizers add spaces."""
+    word = tokenizer.decode([ids[position]]).strip()
+    if len(word) <= 2 or not word.isalpha():
+        return False
+    before = tokenizer.decode(ids[position - 1 : position + 1]).removesuffix(word)
+    after = tokenizer.decode(ids[position : position + 2]).strip().removeprefix(word)
+    return not before[-1:].isalnum() and not after[:1].isalnum()
 
 
 def _line_around(tokenizer: PreTrainedTokenizerBase, ids: np.ndarray, position: int) -> str:
     """The line of text around a token, with the mask token in its place."""
-    before = tokenizer.decode(ids[:position], skip_special_tokens=True).rpartition("\n")[2]
-    after = tokenizer.decode(ids[position + 1 :], skip_special_tokens=True).partition("\n")[0]
-    space = " " if tokenizer.decode([ids[position]])[:1].isspace() else ""
+    whole, first, last = (
+        tokenizer.decode(ids[:end], skip_special_tokens=True) for end in (None, position, position + 1)
+    )
+    space = " " if last[len(first) :][:1].isspace() else ""
+    before, after = first.rpartition("\n")[2], whole[len(last) :].partition("\n")[0]
     return (before[-60:] + space + tokenizer.mask_token + after[:40]).strip()

@@ -224,7 +224,13 @@ def load_classifier(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase
     Raises:
         InputError: if the folder does not exist or is incomplete, or holds no classifier.
     """
-    return load_model(name, AutoModelForSequenceClassification, "a classifier (`linformer finetune` makes one)")
+    kind = "a classifier (`linformer finetune` makes one)"
+    if is_local_path(name):
+        check_model_folder(Path(name))
+    named = read_config(name, f"model: expected {kind}, got {name}").architectures
+    if isinstance(named, list) and not any("ForSequenceClassification" in str(each) for each in named):
+        raise InputError(f"model: expected {kind}, got {', '.join(map(str, named))} in {name}")
+    return load_model(name, AutoModelForSequenceClassification, kind)
 
 
 def resize(model: PreTrainedModel, resize_to: int | None, resize_mode: ResizeMode) -> None:

@@ -26,11 +26,11 @@ from transformers import PreTrainedModel
 from linformer_kit.errors import InputError, input_errors
 from linformer_kit.files.manifest import MANIFEST, damage, read_json
 from linformer_kit.linearized.attention import EXPONENT
+from linformer_kit.models.card import CARD
 from linformer_kit.operator.projections import SequenceProjection
 from linformer_kit.settings import LinearizeSettings, is_local_path
 
 CONFIG, WEIGHTS, ABOUT = "adapter_config.json", "adapter_model.safetensors", "linformer.json"
-CARD = "README.md"
 PREFIX = "base_model.model."  # PEFT's, before the name of each weight
 FORMAT = 1
 SHIPPED = Path(__file__).parent.parent / "adapters"

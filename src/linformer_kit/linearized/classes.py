@@ -23,7 +23,16 @@ from transformers.models.auto import modeling_auto
 from transformers.utils import output_capturing
 
 from linformer_kit.errors import InputError
-from linformer_kit.linearized.attention import ATTRIBUTE, EXPONENT, GLOBAL, GROUPS, IMPLEMENTATION, OWNER, WINDOW
+from linformer_kit.linearized.attention import (
+    ATTRIBUTE,
+    EXPONENT,
+    GLOBAL,
+    GROUPS,
+    IMPLEMENTATION,
+    OWNER,
+    WINDOW,
+    is_linear,
+)
 from linformer_kit.linearized.fields import (
     check_fields,
     groups_of_layer,
@@ -135,6 +144,23 @@ class LinearizedModel(LengthCheckedModel):
         """
         _check_implementation(attn_implementation)
         super().set_attn_implementation(attn_implementation, *arguments, **named)
+
+    def save_pretrained(self, *arguments: Any, **named: Any) -> None:
+        """As in transformers; layers that were removed from the model are removed from the configuration too."""
+        fields, attached = self.config.linformer, dict(self.base_model.named_modules())
+        if {*fields["layers"], *unchanged_layers(fields)} - attached.keys():
+            names = self.attention_names()
+            fields["layers"] = [name for name in names if is_linear(attached[name])]
+            fields["local_layers"] = [name for name in names if getattr(attached[name], ATTRIBUTE, fields) is None]
+            fields["full_layers"] = [name for name in names if name not in fields["layers"] + fields["local_layers"]]
+            if isinstance(fields["projected_dim"], list):
+                modules = [attached[name] for name in fields["layers"]]
+                groups = [vars(module).get(GROUPS) for module in modules]  # if all layers share one E
+                fields["projected_dim"] = [
+                    list(getattr(module, ATTRIBUTE).head_dims if group is None else group.dims)
+                    for module, group in zip(modules, groups, strict=True)
+                ]
+        super().save_pretrained(*arguments, **named)
 
     def projections(self) -> list[SequenceProjection]:
         """E and F of all layers, each once."""

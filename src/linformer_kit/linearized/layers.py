@@ -17,6 +17,10 @@ from linformer_kit.errors import InputError, input_errors
 
 _NAME = "linformer_probe"
 _TOKENS = 4
+_EXPECTED = (
+    "expected attention through transformers' attention interface (that of BERT, RoBERTa, XLM-RoBERTa, DistilBERT, "
+    "ELECTRA, ALBERT, ModernBERT and others)"
+)
 
 
 class AttentionLayer(NamedTuple):
@@ -61,9 +65,7 @@ def attention_layers(model: PreTrainedModel) -> list[AttentionLayer]:
         _seen.reset(token)
     kind = type(model).__name__
     if not seen:
-        raise InputError(
-            f"model: expected attention through transformers' attention interface, got {kind}, which has its own"
-        )
+        raise InputError(f"model: {_EXPECTED}, got {kind}, which has its own")
     names = {module: name for name, module in model.base_model.named_modules()}
     layers = [AttentionLayer(names[module], module, **found) for module, found in seen.items()]
     if any(layer.causal for layer in layers):
@@ -92,9 +94,7 @@ def _check_configuration(model: PreTrainedModel) -> None:
     if model.device.type == "meta":
         raise InputError(f"model: expected one with weights, got {kind} on the meta device")
     if not model._can_set_attn_implementation():
-        raise InputError(
-            f"model: expected attention through transformers' attention interface, got {kind}, which has its own"
-        )
+        raise InputError(f"model: {_EXPECTED}, got {kind}, which has its own")
 
 
 def _short_input(model: PreTrainedModel) -> dict[str, Tensor]:

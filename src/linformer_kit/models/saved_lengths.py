@@ -8,12 +8,14 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from linformer_kit.errors import InputError
+from linformer_kit.models.card import write_card
 from linformer_kit.settings import read_yaml
 
 # The files and their field with the limit; without the first one, texts are not truncated.
@@ -34,16 +36,26 @@ def shorter_limits(folder: Path, longest: int) -> dict[str, float]:
 
 
 class LengthCheckedModel(PreTrainedModel):
-    """A model that warns on loading if saved length limits truncate texts that it would accept."""
+    """A model that is saved with a README.md, and that warns on loading if saved length limits truncate its texts."""
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], *arguments: Any, **named: Any) -> None:
+        """As in transformers, with a README.md if the folder has none."""
+        if arguments[0] if arguments else named.get("is_main_process", True):
+            write_card(self, Path(save_directory), _longest(self.config))
+        super().save_pretrained(save_directory, *arguments, **named)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *arguments: Any, **named: Any) -> Any:
         """As in transformers."""
         loaded = super().from_pretrained(pretrained_model_name_or_path, *arguments, **named)
         config = (loaded[0] if isinstance(loaded, tuple) else loaded).config
-        longest = config.linformer["seq_len"] if hasattr(config, "linformer") else config.max_position_embeddings
-        _warn(str(pretrained_model_name_or_path), str(named.get("subfolder") or ""), longest)
+        _warn(str(pretrained_model_name_or_path), str(named.get("subfolder") or ""), _longest(config))
         return loaded
+
+
+def _longest(config: PreTrainedConfig) -> int:
+    """Longest input in tokens."""
+    return config.linformer["seq_len"] if hasattr(config, "linformer") else config.max_position_embeddings
 
 
 @functools.cache  # warn once for each folder: a model may be loaded several times

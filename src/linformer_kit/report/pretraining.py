@@ -67,6 +67,8 @@ def pretrain_markdown(results: dict[str, Any]) -> str:
         "text's own token frequencies.",
     ]
     for name, model in models.items():
+        if not model["guesses"]:
+            continue
         lines += ["", f"## Predictions in held-out text: {LABELS[name]}", ""]
         lines += table(
             ["text", "answer", "predictions"],

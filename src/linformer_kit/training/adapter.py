@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import ModelCard
 from safetensors.torch import save_file
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -20,7 +19,6 @@ from linformer_kit.errors import InputError
 from linformer_kit.files.manifest import write_manifest
 from linformer_kit.linearized.adapter import (
     ABOUT,
-    CARD,
     FORMAT,
     PREFIX,
     WEIGHTS,
@@ -29,8 +27,9 @@ from linformer_kit.linearized.adapter import (
     learned_parameters,
 )
 from linformer_kit.linearized.classes import LinearizedModel
+from linformer_kit.models.card import CARD, license_of
 from linformer_kit.report.adapter import adapter_card
-from linformer_kit.settings import DistillSettings, LinearizeSettings, is_local_path, recorded_name
+from linformer_kit.settings import DistillSettings, LinearizeSettings, recorded_name
 from linformer_kit.training.tasks.answers import mean_embedding
 from linformer_kit.training.tasks.tracing import layer_names
 
@@ -74,13 +73,14 @@ def made_adapter(student: LinearizedModel, teacher: PreTrainedModel, settings: D
         for name, parameter in student.base_model.named_parameters()
         if parameter.requires_grad
     }
+    license = license_of(settings.teacher, download=True) or _UNKNOWN
     name = settings.base_model_name or recorded_name(settings.teacher)
     names = [field.name for field in dataclasses.fields(LinearizeSettings)]
     # As resolved, so that they stay what they are if defaults change.
     resolved = {name: student.config.linformer[name] for name in ("projected_dim", "global_tokens")}
     about = {
         "format": FORMAT,
-        "base_model": {"name": name, "fingerprint": base_fingerprint(teacher), "license": _license(settings.teacher)},
+        "base_model": {"name": name, "fingerprint": base_fingerprint(teacher), "license": license},
         "linearize": {name: getattr(settings, name) for name in names} | resolved,
     }
     return Adapter(name, weights, _SCALE, about)
@@ -151,13 +151,3 @@ def _peft() -> Any:
     except ImportError:
         raise InputError("adapter: expected PEFT (pip install linformer-kit[adapter]), got none") from None
     return peft
-
-
-def _license(base: str) -> str:
-    """The licence that the model card of the base model names."""
-    try:
-        card = ModelCard.load(Path(base) / "README.md" if is_local_path(base) else base)
-    except Exception:  # no card, no network, or a card without settings
-        return _UNKNOWN
-    found = card.data.get("license") or _UNKNOWN
-    return ", ".join(map(str, found)) if isinstance(found, list) else str(found)

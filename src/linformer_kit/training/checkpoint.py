@@ -25,8 +25,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from linformer_kit.errors import InputError, error_text, failure_kind, input_errors, machine_failure
-from linformer_kit.files.manifest import checked_folder, listed, whole_contents
+from linformer_kit.files.manifest import checked_folder, listed, listed_files, whole_contents
 from linformer_kit.files.runs import TRAINER_STATE
+from linformer_kit.models.card import CARD
 from linformer_kit.training.state import TrainingState
 
 OPTIMIZER = "optimizer.safetensors"
@@ -84,6 +85,8 @@ def save_model(
         with whole_contents(folder, "model") as part:
             model.save_pretrained(part, state_dict=weights)
             tokenizer.save_pretrained(part)
+            if (folder / CARD).exists() and folder / CARD not in listed_files(folder):
+                (part / CARD).unlink(missing_ok=True)  # that of the user stays
             beside(part)
 
     write_by_one(write, f"{folder}: the model could not be written", "checkpoints are")

@@ -88,7 +88,8 @@ class TrainingLog:
         state.losses.clear()
         self.add(values)
         if self._bar is not None:
-            self._bar.set_postfix_str(f"loss {loss:.3f}, {self.rate:,.0f} {self._unit}/s", refresh=False)
+            rate = f"{self.rate:,.0f}" if self.rate >= 10 else f"{self.rate:.2g}"
+            self._bar.set_postfix_str(f"loss {loss:.3f}, {rate} {self._unit}/s", refresh=False)
 
     def add(self, values: dict[str, float], said: str = "") -> None:
         """Add a line of values, and print `said` above the progress bar."""

@@ -1,0 +1,56 @@
+"""The README.md of saved models: how to load them, and what they were made from."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from transformers import AutoModel, BertConfig, BertForMaskedLM, BertModel
+
+from linformer_kit import LinformerConfig, LinformerForQuestionAnswering, LinformerModel, linearize
+from linformer_kit.commands.cli import main
+from linformer_kit.files.manifest import damage, listed
+from tests.conftest import SIZES, write_teacher
+
+BERT = {name: size for name, size in SIZES.items() if name != "projected_dim"}
+
+
+@pytest.mark.parametrize(
+    ("make", "auto_class"),
+    [
+        (lambda: LinformerForQuestionAnswering(LinformerConfig(**SIZES)), "AutoModelForQuestionAnswering"),
+        (lambda: LinformerModel(LinformerConfig(**SIZES)), "AutoModel"),
+        (lambda: linearize(BertForMaskedLM(BertConfig(**BERT)), 7), "AutoModelForMaskedLM"),
+    ],
+)
+def test_how_to_load_it(make, auto_class, tmp_path):
+    model = make()
+    model.save_pretrained(tmp_path)
+    text = (tmp_path / "README.md").read_text()
+    assert f"# {type(model).__name__}\n" in text and "up to 37 tokens.\n" in text
+    assert "import linformer_kit " in text and f'model = {auto_class}.from_pretrained("FOLDER")' in text
+
+
+def test_what_it_was_made_from(tmp_path):
+    BertModel(BertConfig(**BERT)).save_pretrained(tmp_path / "base")
+    (tmp_path / "base" / "README.md").write_text("---\nlicense: mit\n---\n")
+    linearize(AutoModel.from_pretrained(tmp_path / "base"), 7).save_pretrained(tmp_path / "linear")
+    text = (tmp_path / "linear" / "README.md").read_text()
+    assert "license: mit\n" in text and ", made from base.\n" in text
+    assert str(tmp_path) not in text and "base_model" not in text
+
+
+def test_one_that_is_there_stays(tmp_path):
+    (tmp_path / "README.md").write_text("mine")
+    model = LinformerModel(LinformerConfig(**SIZES))
+    model.save_pretrained(tmp_path)
+    model.save_pretrained(tmp_path / "other", is_main_process=False)
+    assert (tmp_path / "README.md").read_text() == "mine" and not (tmp_path / "other" / "README.md").exists()
+
+
+@pytest.mark.e2e
+def test_commands_write_it_and_the_manifest_lists_it(tmp_path):
+    teacher = write_teacher(tmp_path / "teacher", "it 's good bad")
+    main(["convert", str(teacher), str(tmp_path / "out"), "--in_place", "--projected_dim", "3"])
+    assert re.search(r"^# LinearRobertaForMaskedLM$", (tmp_path / "out" / "README.md").read_text(), re.MULTILINE)
+    assert "README.md" in listed(tmp_path / "out") and damage(tmp_path / "out") is None
