@@ -128,7 +128,7 @@ class PredictSettings(ClassifierSettings):
     """Prediction of the classes of new texts.
 
     Attributes:
-        file: File with texts: a table (.csv .tsv .jsonl .parquet), or .txt with one text per line.
+        file: File with texts: a table (.csv .tsv .jsonl .parquet), or .txt or a pipe with one text per line.
         output: File for the predictions, JSON Lines; default: standard output.
         text_column: Column of the text; default: that of the fine-tuning, else `text`.
         text_pair_column: Column of the second text; default: that of the fine-tuning.
