@@ -310,3 +310,16 @@ def test_outputs_that_are_not_finite_are_no_result(folder, tmp_path, capsys):
     ]
     assert "model: expected finite embeddings, got NaN or infinite ones" in fail(capsys, *arguments)
     assert not (tmp_path / "vectors.npy").exists()
+
+
+def test_of_two_runs_at_once_for_one_output_the_later_ends(folder, tmp_path, capsys, monkeypatch):
+    output, load = tmp_path / "vectors.npy", embed.load_embedder
+
+    def while_another_begins(*arguments, **named):
+        (tmp_path / "vectors.npy.part").write_bytes(b"of another process")
+        return load(*arguments, **named)
+
+    monkeypatch.setattr(embed, "load_embedder", while_another_begins)
+    assert "vectors.npy" in fail_last_line(capsys, *command(folder, output))
+    assert (tmp_path / "vectors.npy.part").read_bytes() == b"of another process"
+    assert not output.exists()

@@ -73,7 +73,7 @@ def embed(settings: EmbedSettings) -> tuple[int, int, Embedder]:
         pieces = write_pieces(listed, embedder, _groups(read(paths), embedder), settings.chunk_tokens)
         shape = (pieces, embedder.width)
     bar = tqdm(total=sum(counts), initial=texts, unit=" texts", dynamic_ncols=True, delay=2)
-    with errors_named(output), bar, _opened(output, part, shape, rows) as file:
+    with errors_named(output), bar, _opened(settings, part, shape, rows) as file:
         _record(output, identity, texts, rows)
         for some in _groups(itertools.islice(read(paths), texts, None), embedder):
             vectors = run(some)
@@ -135,17 +135,22 @@ def _done(settings: EmbedSettings, output: Path, part: Path, identity: dict[str,
     return texts, rows
 
 
-def _opened(output: Path, part: Path, shape: tuple[int, int], rows: int) -> BinaryIO:
-    """The file for an array of this shape, open to write the rows after the first `rows`."""
+def _opened(settings: EmbedSettings, part: Path, shape: tuple[int, int], rows: int) -> BinaryIO:
+    """The file for an array of this shape, open to write the rows after the first `rows`.
+
+    Raises:
+        FileExistsError: if another process that started at once has created it.
+    """
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": _NUMBER.str, "fortran_order": False, "shape": shape})
     end = header.tell() + rows * shape[1] * _NUMBER.itemsize
-    there = part if part.exists() else output
+    there = part if part.exists() else part.with_suffix("")
     if rows:
         if there.stat().st_size < end:
             raise InputError(f"resume: expected {rows} rows of {shape[1]} numbers in {there}, got fewer")
         os.replace(there, part)
-    file = part.open("r+b" if rows else "wb")
+    begun = settings.resume and part.exists()
+    file = part.open("r+b" if begun else "wb" if settings.overwrite else "xb")
     file.write(header.getvalue())
     file.seek(end)
     return file
