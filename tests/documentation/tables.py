@@ -38,9 +38,6 @@ NOT_RUN = {
         "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 --rdzv-id linformer "
         "examples/sequence_parallel.py 8": _MACHINES,
     },
-    "sharded.md": {
-        "torchrun --nnodes 4 --nproc_per_node 8 --rdzv_backend c10d --rdzv_endpoint node0:29500 train_sharded.py": _MACHINES,
-    },
     "linearize.md": {
         "pip install -e '.[export]'": _INSTALLS,
         "pip install -e '.[adapter]'": _INSTALLS,
@@ -121,34 +118,23 @@ IN_PYTHON = {
     "README.md": {'adapter="all-MiniLM-L6-v2-4096"': "max_position_embeddings=4096"},
     "parallel.md": {'"cuda"': '"cpu"', "(2, 8)": "(1, 1)"},
     "python.md": {"num_hidden_layers=2": "num_hidden_layers=2, hidden_size=24, vocab_size=1009"},
-    "sharded.md": {"num_hidden_layers=2": "num_hidden_layers=2, hidden_size=24, intermediate_size=29"},
 }
 
 # What a block that is a part of a program presumes, by page.
-_GROUP = """
+PRESUMED = {
+    "parallel.md": """
 import torch
 import torch.distributed as dist
 import linformer_kit as lk
 from torch.distributed.device_mesh import init_device_mesh
-
-dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-"""
-PRESUMED = {
-    "parallel.md": f"""{_GROUP}
 from torch.nn.parallel import DistributedDataParallel
 
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 model = lk.LinformerForMaskedLM(lk.LinformerConfig(num_hidden_layers=2, hidden_size=24, intermediate_size=29))
-batch = {{"input_ids": torch.randint(5, 1000, (2, 37)), "labels": torch.randint(5, 1000, (2, 37))}}
+batch = {"input_ids": torch.randint(5, 1000, (2, 37)), "labels": torch.randint(5, 1000, (2, 37))}
 parallel = lk.SequenceParallel(model, init_device_mesh("cpu", (1,)))
 piece = parallel.shard(batch)
 model = lk.LinformerForMaskedLM(model.config)
 path = "trained"
-""",
-    "sharded.md": f"""{_GROUP}
-from linformer_kit.parallel.sharded import load_sharded, shard
-
-config = lk.LinformerConfig(num_hidden_layers=2, sharing="layerwise", hidden_size=24, intermediate_size=29)
-device = torch.device("cpu")
-mesh = init_device_mesh("cpu", (1,))
 """,
 }
