@@ -29,7 +29,6 @@ from linformer_kit import (
 from linformer_kit.data.inputs import FilledItems, LabelledItems, grouped_by_length
 from linformer_kit.data.masking import MaskedBlocks, shuffled_blocks
 from linformer_kit.data.tokenizer import train_tokenizer
-from linformer_kit.experiments.quality.families import FAMILIES, build, example
 from linformer_kit.operator.projections import PROJECTIONS, SHORTER_INPUTS, Piece
 from linformer_kit.training.tasks.answers import divergence, output_loss
 from linformer_kit.training.tasks.classification import classification_loss
@@ -38,6 +37,7 @@ from linformer_kit.training.tasks.distillation import relative_error
 from linformer_kit.training.tasks.tracing import traced
 from tests.conftest import KINDS, SHARINGS, fields, randomise, tokens, values_of
 from tests.devices.one_device import OneDevice
+from tests.families import FAMILIES, build, example
 
 META = torch.device("meta")
 

@@ -13,12 +13,12 @@ import transformers
 
 import linformer_kit as lk
 from linformer_kit.errors import InputError
-from linformer_kit.experiments.quality.families import FAMILIES, build, example
 from linformer_kit.export import onnx_file
 from linformer_kit.export.agreement import Case, check_agreement, random_inputs
 from linformer_kit.export.exportable import load
 from tests.conftest import KINDS, SIZES, fields, slow_but
 from tests.export.conftest import LENGTH, linformer, save
+from tests.families import FAMILIES, build, example
 
 HEADS = {
     "LinformerForMaskedLM": {"sharing": "layerwise"},

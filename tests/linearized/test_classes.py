@@ -28,13 +28,13 @@ from transformers import (
 from transformers.utils import output_capturing
 
 from linformer_kit import InputError, linearize
-from linformer_kit.experiments.quality.families import FAMILIES, build, example
 from linformer_kit.experiments.spectrum.capture import visit_attention
 from linformer_kit.linearized import classes
 from linformer_kit.linearized.classes import LinearizedConfig
 from linformer_kit.models.configuration import warn_of_unknown
 from linformer_kit.settings import LinearizeSettings
 from tests.conftest import as_in_the_paper
+from tests.families import FAMILIES, build, example
 
 SIZES = FAMILIES["bert"].sizes
 LENGTH = SIZES["max_position_embeddings"]

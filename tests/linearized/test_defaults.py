@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import linformer_kit as lk
-from linformer_kit.experiments.quality.families import FAMILIES, build, example
 from linformer_kit.linearized.linearize import linearize
 from linformer_kit.settings.distillation import LinearizeSettings
+from tests.families import FAMILIES, build, example
 
 LENGTH = FAMILIES["bert"].sizes["max_position_embeddings"]
 TEXT = [name for name, family in FAMILIES.items() if "vocab_size" in family.sizes]

@@ -11,8 +11,8 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, BertConfig, BertForMaskedLM
 
 from linformer_kit import InputError
-from linformer_kit.experiments.quality.families import FAMILIES, build, example
 from tests.conftest import as_in_the_paper
+from tests.families import FAMILIES, build, example
 
 SIZES = FAMILIES["bert"].sizes
 LENGTH = SIZES["max_position_embeddings"]

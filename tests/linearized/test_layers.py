@@ -8,9 +8,9 @@ from transformers import AutoModel, AutoModelForMaskedLM
 
 from linformer_kit import InputError
 from linformer_kit.commands.cli import main
-from linformer_kit.experiments.quality.families import FAMILIES, build, example
 from linformer_kit.linearized.layers import attention_layers
 from tests.conftest import as_in_the_paper, fail_last_line, write_corpus, write_teacher
+from tests.families import FAMILIES, build, example
 
 
 def of(name: str, layers=(1,), **options: object):

@@ -10,8 +10,8 @@ from transformers import AutoModel
 
 from linformer_kit import InputError
 from linformer_kit.commands.cli import main
-from linformer_kit.experiments.quality.families import FAMILIES, build, example
 from tests.conftest import as_in_the_paper
+from tests.families import FAMILIES, build, example
 
 LENGTH = FAMILIES["bert"].sizes["max_position_embeddings"]
 TEXT = [name for name, family in FAMILIES.items() if "vocab_size" in family.sizes]

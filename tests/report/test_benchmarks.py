@@ -15,7 +15,6 @@ from linformer_kit.report.distillation import distill_markdown
 from linformer_kit.report.documents import documents_markdown
 from linformer_kit.report.efficiency import efficiency_markdown
 from linformer_kit.report.embeddings import embeddings_markdown
-from linformer_kit.report.families import families_markdown
 from linformer_kit.report.learning import learning_markdown, study_tables
 from linformer_kit.report.long import long_markdown
 from linformer_kit.report.spectrum import spectrum_markdown
@@ -29,7 +28,6 @@ MARKDOWN = {
     "documents": documents_markdown,
     "efficiency": efficiency_markdown,
     "embeddings": embeddings_markdown,
-    "families": families_markdown,
     "learning": learning_markdown,
     "long": long_markdown,
     "metrics": distill_markdown,
@@ -45,7 +43,6 @@ FIELDS = {
     "efficiency": {"settings", "baselines", "cells", "gemm", "copy", "complete"},
     "learning": {"settings", "learning_rates", "seconds_per_update", "trials", "complete"},
     "embeddings": {"settings", "models", "complete"},
-    "families": {"settings", "families"},
     "metrics": {"settings", "teacher", "student", "text", "curve", "updates", "seconds"},
     "long": {"settings", "reference", "long", "ratio", "peak_bytes", "hidden_bytes", "weight_bytes"},
     "systems": {"settings", "systems", "complete"},
@@ -99,12 +96,6 @@ def test_rows_of_tables_are_those_of_the_results():
     for folder, rows in found:
         there = {line for path in (FOLDER / folder).glob("*.md") for line in path.read_text("utf-8").splitlines()}
         assert {line for line in rows.splitlines() if line} <= there, folder
-
-
-def test_the_guide_has_the_table_of_families():
-    tables = [path.with_suffix(".md").read_text(encoding="utf-8") for path in FOLDER.glob("*/families.json")]
-    rows = [line for table in tables for line in table.splitlines() if line.startswith("|")]
-    assert rows and set(rows) <= set((DOCS / "linearize.md").read_text(encoding="utf-8").splitlines())
 
 
 def test_texts_are_compared_with_their_record(tmp_path, monkeypatch, capsys):

@@ -8,9 +8,9 @@ import transformers
 from transformers import Trainer, TrainingArguments
 
 from linformer_kit import LinformerForMaskedLM, LinformerForSequenceClassification
-from linformer_kit.experiments.quality.families import FAMILIES
-from linformer_kit.experiments.quality.families import build as build_family
 from linformer_kit.training.optimizer import adamw, learning_rate_schedule, set_learning_rate
+from tests.families import FAMILIES
+from tests.families import build as build_family
 from tests.training.conftest import small_settings
 
 OURS = {

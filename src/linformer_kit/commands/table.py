@@ -25,7 +25,6 @@ from linformer_kit.settings.bench import (
     CeilingSettings,
     EfficiencySettings,
     EmbeddingsSettings,
-    FamiliesSettings,
     LongSettings,
     SystemsSettings,
     Table2Settings,
@@ -257,13 +256,6 @@ COMMANDS = {
         ),
         positionals=("teacher",),
         memory=("batch_size", "lengths", "fact_lengths"),
-    ),
-    "bench families": Command(
-        "Linearise encoders of each family and check them at k = n",
-        FamiliesSettings,
-        "linformer_kit.experiments.quality.families:main",
-        "Quality",
-        ("--output_dir families",),
     ),
 }
 # The first words of commands of two words: one line of help, and the topic.

@@ -256,16 +256,3 @@ class EmbeddingsSettings:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     bf16: Literal["auto", "true", "false"] = "auto"
     output_dir: str | None = None
-
-
-@dataclass(kw_only=True)
-class FamiliesSettings:
-    """Check of the encoder families of transformers that can be linearised.
-
-    Attributes:
-        seed: Seed of weights and inputs.
-        output_dir: New folder for the results; default: a new folder below runs/.
-    """
-
-    seed: int = 0
-    output_dir: str | None = None

@@ -7,7 +7,6 @@ import torch
 import transformers
 
 from linformer_kit import linearize
-from linformer_kit.experiments.quality.families import FAMILIES, build, example
 from linformer_kit.linearized.depth import keep_layers, layers_to_keep
 from linformer_kit.training.tasks.distillation import (
     Distillation,
@@ -17,6 +16,7 @@ from linformer_kit.training.tasks.distillation import (
     relative_error,
 )
 from linformer_kit.training.tasks.tracing import Trace
+from tests.families import FAMILIES, build, example
 
 
 def test_relative_error_is_one_for_the_mean_and_zero_for_the_teacher():

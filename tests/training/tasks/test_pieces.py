@@ -11,10 +11,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from linformer_kit import linearize
-from linformer_kit.experiments.quality.families import FAMILIES, build
 from linformer_kit.training.tasks.distillation import Distillation, Weights
 from linformer_kit.training.tasks.pieces import cut, special_tokens
 from linformer_kit.training.tasks.tracing import traced
+from tests.families import FAMILIES, build
 
 CLS, SEP, PAD = 101, 102, 0
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from linformer_kit import linearize
-from linformer_kit.experiments.quality.families import FAMILIES, build, example
 from linformer_kit.linearized.layers import attention_layers
 from linformer_kit.training.tasks.tracing import layer_names, traced
+from tests.families import FAMILIES, build, example
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in ("vit", "deit", "dinov2")])

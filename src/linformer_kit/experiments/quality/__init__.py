@@ -1,1 +1,1 @@
-"""Quality of encoders: Table 2, embeddings, and the families that can be linearised."""
+"""Quality of encoders: Table 2, embeddings, and ways to embed long texts."""
