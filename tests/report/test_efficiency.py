@@ -156,33 +156,8 @@ def test_batches_found_on_an_accelerator_have_a_column():
 
 
 def test_without_runs_the_largest_batch_is_said_to_be_computed():
-    """Results of earlier versions lack the setting."""
-    results = efficiency_results([512])
-    assert "confirm_batches" not in results["settings"]
-    markdown = efficiency_markdown(results)
+    markdown = efficiency_markdown(efficiency_results([512]))
     assert "It is computed; no run was made at that batch. " in section(markdown, "Memory")
-    assert "Runs at the largest batch" not in markdown
-
-
-@pytest.mark.parametrize("mode", ["forward", "train"])
-def test_runs_at_the_largest_batch_have_a_table(mode):
-    results = efficiency_results([512], mode=mode, baselines=["full", "roberta"], confirm_batches=True)
-    run = {"batch": 1201, "layers": 4, "peak_bytes": 53 * 2**20, "allowed_bytes": 59 * 2**20, "within": True}
-    runs = [run, run | {"peak_bytes": 61 * 2**20, "within": False}, run | {"peak_bytes": None, "within": False}, None]
-    for entry, confirmed in zip(results["baselines"] + results["cells"], runs, strict=True):
-        entry["memory"]["confirmed"] = confirmed
-    markdown = efficiency_markdown(results)
-    assert "It is computed; no run was made at that batch, except those below. " in section(markdown, "Memory")
-    text = section(markdown, "Memory", "Runs at the largest batch")
-    assert "No model of 12 layers was run" in text
-    assert ("times the layers run over 12" in text) == ("gradients" in text) == (mode == "train")
-    rows = [row[1:] for row in table_under(markdown, "Memory", "Runs at the largest batch")[2:]]
-    assert rows == [
-        ["Transformer, full", "1,201", "4", "53", "59", "within the budget"],
-        ["Transformer, roberta", "1,201", "4", "61", "59", "exceeds the budget"],
-        ["Linformer, k 128", "1,201", "4", "–", "59", "out of memory"],
-        ["Linformer, k 256", "–", "–", "–", "–", "not run"],
-    ]
 
 
 @pytest.mark.parametrize("baselines", [["eager", "full", "roberta"], ["full"], []])

@@ -10,14 +10,14 @@ from linformer_kit.report.numbers import ABSENT, mebibytes
 
 
 def memory_tables(results: dict[str, Any]) -> list[str]:
-    """The table of measured memory, how it was measured, the runs at the largest batches, and extrapolated memory."""
+    """The table of measured memory, how it was measured, and extrapolated memory."""
     entries = [(entry, entry["memory"] or {}) for entry in sorted_entries(results)]
     found = any(memory.get("found_batch") is not None for _, memory in entries)
     header = ["n", "encoder", "peak, MiB (batch)", "sample, MiB", f"largest batch in {_budget(results)}"]
     header += ["largest batch found"] * found
     rows = [_row(entry, memory)[: len(header)] for entry, memory in entries]
     lines = [*table(header, rows), "", _note(results, found)]
-    return [*lines, *_confirmed(results, entries), *_extrapolated(results, entries)]
+    return [*lines, *_extrapolated(results, entries)]
 
 
 def _row(entry: Cell, memory: dict[str, Any]) -> list[str]:
@@ -49,52 +49,14 @@ def _extrapolated(results: dict[str, Any], entries: list[tuple[Cell, dict[str, A
     return ["", "### Extrapolated", "", *table(header, rows)] if rows else []
 
 
-def _confirmed(results: dict[str, Any], entries: list[tuple[Cell, dict[str, Any]]]) -> list[str]:
-    """The runs at the largest batches, if runs were asked for."""
-    if not results["settings"].get("confirm_batches"):
-        return []
-    header = ["n", "encoder", "batch", "layers", "peak, MiB", "may use, MiB", "result"]
-    rows = [[f"{entry['seq_len']:,}", entry_name(entry), *_run(memory.get("confirmed"))] for entry, memory in entries]
-    train = _train(results)
-    share = ", times the layers run over 12" if train else ""
-    assumed = "each layer keeps as much memory" if train else "layers use the same memory one after the other"
-    return [
-        "",
-        "### Runs at the largest batch",
-        "",
-        "One run of the layers measured, if the expected peak and the weights take at most 80 % of the free memory. "
-        f"The run may use what the budget leaves beside {_needed(results)}{share}. "
-        f"No model of 12 layers was run: that {assumed} is an assumption.",
-        "",
-        *table(header, rows),
-    ]
-
-
-def _run(confirmed: dict[str, Any] | None) -> list[str]:
-    """The last columns of a run at the largest batch; None: no run was made."""
-    if confirmed is None:
-        return [ABSENT, ABSENT, ABSENT, ABSENT, "not run"]
-    peak = confirmed["peak_bytes"]
-    return [
-        f"{confirmed['batch']:,}",
-        f"{confirmed['layers']}",
-        ABSENT if peak is None else mebibytes(peak),
-        mebibytes(confirmed["allowed_bytes"]),
-        "out of memory" if peak is None else "within the budget" if confirmed["within"] else "exceeds the budget",
-    ]
-
-
 def _note(results: dict[str, Any], found: bool) -> str:
     layers = " in 12 layers" if _train(results) else ", which the layers use one after the other"
-    if found:
-        runs = "that batch; the largest batch found is one that ran within the budget"
-    else:
-        runs = "that batch" + (", except those below" if results["settings"].get("confirm_batches") else "")
+    runs = "; the largest batch found is one that ran within the budget" if found else ""
     return (
         "Each encoder was measured in a separate process, after a short sequence: the peak memory during the run "
         "minus the memory in use before (the resident set on a CPU, allocated memory on accelerators). "
         f"The largest batch is what fits in addition to {_needed(results)}, by the memory of a sample{layers}. "
-        f"It is computed; no run was made at {runs}. "
+        f"It is computed; no run was made at that batch{runs}. "
         "Memory is extrapolated where a Transformer took over 10 s for a pass, or eager attention does not fit in "
         "40 % of the free memory."
     )

@@ -68,8 +68,6 @@ class EfficiencySettings(RateSettings):
         seconds: Time limit for all runs of one encoder at one length; at least one run is done.
         memory: Measure memory too, each encoder in a separate process.
         budget_gib: Memory in GiB for which the largest batch is determined.
-        confirm_batches: Run each computed largest batch once, if it fits in 80 % of the free memory; takes long. Only
-            on a CPU: on an accelerator the largest batch is always found by running.
         busy_cores: Number of other processes that each keep a core busy during the measurement, as on a shared machine.
     """
 
@@ -82,7 +80,6 @@ class EfficiencySettings(RateSettings):
     seconds: float = 10.0
     memory: bool = True
     budget_gib: float = 16.0
-    confirm_batches: bool = False
     busy_cores: int = 0
 
 

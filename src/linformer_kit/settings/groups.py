@@ -28,8 +28,8 @@ GROUPS = {
     "Measurement": """
         mode n lengths fact_lengths projected_dims systems baselines reference_length tokens
         CeilingSettings.sliding_window InspectSettings.layers TheoremsSettings.layers heads at leading untrained
-        unprojected head_dim epsilons draws fit_steps repetitions seconds max_seconds memory budget_gib confirm_batches
-        busy_cores square copy_mib benchmark seed""",
+        unprojected head_dim epsilons draws fit_steps repetitions seconds max_seconds memory budget_gib busy_cores
+        square copy_mib benchmark seed""",
     "Choice of k": "choose energy budget choose_for choose_by multiple_of",
     "Encoder": """
         vocab_size num_hidden_layers EfficiencySettings.layers LongSettings.layers hidden_size num_attention_heads

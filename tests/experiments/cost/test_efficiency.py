@@ -13,8 +13,6 @@ from linformer_kit.experiments.cost import efficiency, encoders, memory
 from linformer_kit.experiments.cost.efficiency import compare
 from linformer_kit.experiments.cost.encoders import Encoder, build, random_ids, runner
 from linformer_kit.experiments.cost.memory import (
-    activation_bytes,
-    confirm_batch,
     extrapolate,
     largest,
     largest_batch,
@@ -26,7 +24,6 @@ from tests.report.bench_results import efficiency_results
 CPU = torch.device("cpu")
 TINY = ["--hidden_size=32", "--num_attention_heads=2", "--intermediate_size=64", "--dtype=float32", "--layers=1"]
 TINY += ["--tokens=64", "--repetitions=2", "--square=32", "--copy_mib=1"]
-MEASURED = {"bytes_per_sample": 2**20, "layers": 3, "weight_bytes": 2**24}
 SMALL = {"hidden_size": 33, "num_attention_heads": 3, "intermediate_size": 29}
 
 
@@ -40,7 +37,6 @@ def run(folder, *arguments):
 def test_json_of_a_tiny_run(tmp_path, capsys, mode):
     results = run(tmp_path, "--mode", mode, "--memory=false", "--lengths", "64", "32", "--projected_dims", "8", "32")
     assert results["complete"] and results["settings"]["mode"] == mode
-    assert results["settings"]["confirm_batches"] is False
     assert results["environment"]["threads"] == torch.get_num_threads()
     names = ["full", "roberta", "eager"]
     assert [(entry["seq_len"], entry["name"]) for entry in results["baselines"]] == [
@@ -75,7 +71,6 @@ def test_memory_of_a_tiny_run(tmp_path, mode):
         # the hidden states, which the run returns, at least
         assert entry["memory"]["peak_bytes"] > 256 * 64 * 32 * 4
         assert entry["memory"]["bytes_per_sample"] == entry["memory"]["peak_bytes"] / 256
-        assert "confirmed" not in entry["memory"]
     ratio = cell["memory"]["largest_batch"] / baseline["memory"]["largest_batch"]
     assert cell["memory_saved"]["full"] == {"ratio": pytest.approx(ratio), "extrapolated": False}
     assert (tmp_path / "memory_saved.png").exists()
@@ -256,87 +251,6 @@ def test_largest_batch_by_hand():
     settings.mode = "train"
     assert largest_batch(measured, settings) == (1024 - 512) / 12
     assert largest_batch({**measured, "layers": 12}, settings) == 1024 - 512
-
-
-@pytest.mark.parametrize("confirm_batches", [False, True])
-def test_the_largest_batch_is_run_when_asked(monkeypatch, confirm_batches):
-    """The measurements are simulated."""
-    measured = MEASURED | {"layers": 1}
-    monkeypatch.setattr(efficiency, "measure_memory", lambda *_: dict(measured))
-    ran = []
-    monkeypatch.setattr(efficiency, "confirm_batch", lambda *run: ran.append(run) or "a run")
-    settings = EfficiencySettings(tokens=37, budget_gib=2**-4, confirm_batches=confirm_batches, **SMALL)
-    length = efficiency._Length(37, [7], settings, CPU, efficiency.tqdm(disable=True))
-    encoder = Encoder(kind="full", seq_len=37, layers=2)
-    found = length._memory(encoder, {"time": {"median_s": 1.0}})
-    expected = measured | {"extrapolated": False, "largest_batch": 48.0}
-    assert found == expected | ({"confirmed": "a run"} if confirm_batches else {})
-    # the layers measured: one on a CPU
-    assert [(run[0].layers, *run[2:]) for run in ran] == [(1, settings, CPU)] * confirm_batches
-
-
-@pytest.mark.parametrize("mode", ["forward", "train"])
-@pytest.mark.slow
-def test_the_largest_batch_is_run(tmp_path, monkeypatch, mode):
-    monkeypatch.setattr(efficiency, "_MEMORY_LAYERS", {"forward": 1, "train": 3})
-    monkeypatch.setattr(efficiency, "TOKENS", 8192)
-    arguments = ["--mode", mode, "--lengths", "64", "--projected_dims", "8", "--baselines", "full"]
-    results = run(tmp_path, *arguments, "--budget_gib=0.2", "--confirm_batches=true")
-    for entry in results["baselines"] + results["cells"]:
-        memory = entry["memory"]
-        confirmed = memory["confirmed"]
-        assert confirmed["batch"] == int(memory["largest_batch"]) > memory["batch"]
-        assert confirmed["layers"] == memory["layers"] == (3 if mode == "train" else 1)
-        # the hidden states, which the run returns or keeps, at least
-        assert confirmed["peak_bytes"] > confirmed["batch"] * 64 * 32 * 4
-        assert confirmed["within"] == (confirmed["peak_bytes"] <= confirmed["allowed_bytes"])
-    assert "### Runs at the largest batch" in (tmp_path / "efficiency.md").read_text()
-
-
-@pytest.mark.parametrize(
-    ("mode", "batch", "allowed"),
-    [("forward", 64 - 16, (64 - 16) * 2**20), ("train", (64 - 32) // 4, (64 - 32) * 2**20 / 4)],
-)
-def test_what_a_run_at_the_largest_batch_may_use(monkeypatch, mode, batch, allowed):
-    """The peak is simulated: as allowed, and one byte more. The measured layers are a quarter of 12."""
-    settings = EfficiencySettings(mode=mode, budget_gib=2**-4, **SMALL)
-    encoder = Encoder(kind="full", seq_len=37, layers=3)
-    assert activation_bytes(MEASURED, settings) == allowed
-    for peak, within in ((allowed, True), (allowed + 1, False), (None, False)):
-        result = {"peak_bytes": peak} if peak else {"failed": "out of memory"}
-        ran = []
-        monkeypatch.setattr(
-            memory, "measure_memory", lambda *run, _ran=ran, _result=result: _ran.append(run) or _result
-        )
-        expected = {"batch": batch, "layers": 3, "peak_bytes": peak, "allowed_bytes": allowed, "within": within}
-        assert confirm_batch(encoder, MEASURED, settings, CPU) == expected
-        assert ran == [(encoder, batch, settings, CPU)]
-
-
-@pytest.mark.parametrize(("mode", "needed"), [("forward", 64 * 2**20), ("train", (8 + 32) * 2**20)])
-def test_the_largest_batch_is_run_only_in_free_memory(monkeypatch, mode, needed):
-    settings = EfficiencySettings(mode=mode, budget_gib=2**-4, **SMALL)
-    encoder = Encoder(kind="full", seq_len=37, layers=3)
-    monkeypatch.setattr(memory, "measure_memory", lambda *_: {"peak_bytes": 1})
-    for free, runs in ((needed / 0.8 + 2, True), (needed / 0.8 - 2, False)):
-        monkeypatch.setattr(memory, "free_bytes", lambda device, _free=free: _free)
-        assert (confirm_batch(encoder, MEASURED, settings, CPU) is not None) == runs
-
-
-@pytest.mark.parametrize("measured", [{**MEASURED, "weight_bytes": 2**26}, {"batch": 1, "layers": 3, "failed": "out"}])
-def test_without_a_largest_batch_nothing_is_run(monkeypatch, measured):
-    monkeypatch.setattr(memory, "measure_memory", lambda *_: pytest.fail("it was run"))
-    encoder = Encoder(kind="full", seq_len=37, layers=3)
-    assert confirm_batch(encoder, measured, EfficiencySettings(budget_gib=2**-4, **SMALL), CPU) is None
-
-
-@pytest.mark.parametrize(
-    ("device", "memory", "expected"), [("cuda", True, "on cuda"), ("cpu", False, "without memory")]
-)
-def test_where_no_largest_batch_can_be_confirmed(device, memory, expected):
-    settings = EfficiencySettings(confirm_batches=True, memory=memory)
-    with pytest.raises(InputError, match=f"confirm_batches: expected false {expected}, got true"):
-        efficiency._settled(settings, torch.device(device))
 
 
 def test_a_negative_number_of_busy_cores():

@@ -18,7 +18,6 @@ from linformer_kit.experiments.cost.ceiling import machine_rates, products_summa
 from linformer_kit.experiments.cost.encoders import VOCAB_SIZE, Encoder, build, random_ids, runner, score_bytes
 from linformer_kit.experiments.cost.memory import (
     TOKENS,
-    confirm_batch,
     extrapolate,
     free_bytes,
     largest_batch,
@@ -55,9 +54,6 @@ def _settled(settings: EfficiencySettings, device: torch.device) -> tuple[Effici
     lengths = lengths if settings.lengths is None else settings.lengths
     check_memory(settings.memory, device)
     require(settings.busy_cores >= 0, "busy_cores", "0 or more", settings.busy_cores)
-    if settings.confirm_batches:
-        require(settings.memory, "confirm_batches", "false without memory", "true")
-        require(device.type == "cpu", "confirm_batches", f"false on {device.type}", "true")
     tokens = default_tokens(settings.tokens, device)
     baselines = list(dict.fromkeys(settings.baselines))
     by_length = pairs(lengths, settings.projected_dims)
@@ -213,11 +209,7 @@ class _Length:
             return None
         self._say(f"memory of {encoder.name}")
         memory = measure_memory(encoder, batch, self.settings, self.device)
-        memory |= {"extrapolated": False, "largest_batch": largest_batch(memory, self.settings)}
-        if self.settings.confirm_batches:
-            self._say(f"largest batch of {encoder.name}")
-            memory["confirmed"] = confirm_batch(encoder, memory, self.settings, self.device)
-        return memory
+        return memory | {"extrapolated": False, "largest_batch": largest_batch(memory, self.settings)}
 
     def _room(self, encoder: Encoder) -> float:
         """Largest batch with which eager attention takes at most 40 % of the free memory; no limit for others."""

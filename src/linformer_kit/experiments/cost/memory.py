@@ -19,7 +19,6 @@ from linformer_kit.settings.bench import EfficiencySettings
 
 TOKENS = 16384  # of the measured batch: large compared with the random few MB of a process
 _WARM_UP_TOKENS = 64
-_SHARE_OF_FREE_MEMORY = 0.8  # maximum for a run at the largest batch
 _PRECISION = 64  # relative precision of the search for the largest batch: 1/64
 
 
@@ -135,54 +134,12 @@ def largest_batch(memory: dict[str, Any], settings: EfficiencySettings) -> float
         The batch; None if the memory was not measured, or was below the resolution of the measurement.
     """
     per_sample = memory.get("bytes_per_sample")
-    return activation_bytes(memory, settings) / per_sample if per_sample else None
-
-
-def activation_bytes(memory: dict[str, Any], settings: EfficiencySettings) -> float:
-    """Bytes beside the weights that a run of the measured layers may take, for `paper.LAYERS` to fit in the budget.
-
-    Args:
-        memory: `weight_bytes` of `paper.LAYERS` layers; in training also the number of measured `layers`.
-        settings: Mode and budget.
-    """
-    rest = max(0.0, settings.budget_gib * 2**30 - _resident_bytes(memory, settings))
-    return rest * memory["layers"] / paper.LAYERS if settings.mode == "train" else rest
-
-
-def _resident_bytes(memory: dict[str, Any], settings: EfficiencySettings) -> int:
-    """Bytes of the weights of `paper.LAYERS` layers, in training with their gradients."""
-    return memory["weight_bytes"] * (2 if settings.mode == "train" else 1)
-
-
-def confirm_batch(
-    encoder: Encoder, memory: dict[str, Any], settings: EfficiencySettings, device: torch.device
-) -> dict[str, Any] | None:
-    """Run the measured layers once at the largest batch, in a separate process.
-
-    This checks that memory grows linearly with the batch. A model of `paper.LAYERS` layers is not run: that layers use
-    the same memory in a forward pass, and equal memory in training, remains an assumption.
-
-    Args:
-        encoder: The measured encoder.
-        memory: Results of `measure_memory` for it.
-        settings: As for `measure_memory`.
-        device: Device to run on.
-
-    Returns:
-        `batch`, `layers`, `peak_bytes` (None if memory ran out), `allowed_bytes` of `activation_bytes`, and `within`:
-        whether the peak was at most that. None if nothing was run: not even one sequence fits in the budget, or
-        the weights of `paper.LAYERS` layers, an upper bound, and the expected peak exceed 80 % of the free memory.
-    """
-    batch = int(largest_batch(memory, settings) or 0)
-    if batch == 0:
+    if not per_sample:
         return None
-    expected = batch * memory["bytes_per_sample"] + _resident_bytes(memory, settings)
-    if expected > _SHARE_OF_FREE_MEMORY * free_bytes(device):
-        return None
-    peak = measure_memory(encoder, batch, settings, device).get("peak_bytes")
-    allowed = activation_bytes(memory, settings)
-    within = peak is not None and peak <= allowed
-    return {"batch": batch, "layers": encoder.layers, "peak_bytes": peak, "allowed_bytes": allowed, "within": within}
+    train = settings.mode == "train"
+    resident = memory["weight_bytes"] * (2 if train else 1)
+    room = max(0.0, settings.budget_gib * 2**30 - resident)
+    return room / per_sample * (memory["layers"] / paper.LAYERS if train else 1)
 
 
 def extrapolate(points: Sequence[tuple[int, float]], seq_len: int) -> float | None:
