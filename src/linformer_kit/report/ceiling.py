@@ -8,9 +8,6 @@ from typing import Any
 from linformer_kit.report.base import environment_line, table, write_report
 from linformer_kit.report.numbers import billions, mebibytes, milliseconds
 
-_SLOWER = 0.97  # ratios below are more than noise
-_MODES = {"forward": "forward", "train": "forward and backward"}
-
 
 def write_ceiling_report(results: dict[str, Any], folder: Path) -> str:
     """Write `ceiling.json` and `ceiling.md`.
@@ -55,7 +52,6 @@ def ceiling_markdown(results: dict[str, Any]) -> str:
         "Each product at its shapes in the layer: the fastest run of the fastest implementation. The sum of their "
         "times is a lower bound for the layer's.",
     ]
-    lines += _against_plain(results.get("against_plain", []))
     rows = [[name, *choice.values()] for name, choices in results["choices"].items() for choice in choices]
     if rows:
         lines += [
@@ -65,34 +61,6 @@ def ceiling_markdown(results: dict[str, Any]) -> str:
             *table(["format", "operation", "implementation", "reason"], rows),
         ]
     return "\n".join(lines) + "\n"
-
-
-def _against_plain(rows: list[dict[str, Any]]) -> list[str]:
-    if not rows:
-        return []
-    return [
-        "",
-        "## What the kernels gain",
-        "",
-        "Time with plain operations over the time with the kernels that a layer uses, medians of interleaved runs; "
-        f"below {_SLOWER:g} in bold.",
-        "",
-        *table(
-            ["n", "k", "operation", "run", "with kernels, ms", "plain, ms", "ratio"],
-            [
-                [
-                    f"{row['seq_len']:,}",
-                    f"{row['projected_dim']:,}",
-                    row["operation"],
-                    _MODES[row["mode"]],
-                    milliseconds(row["seconds"], ",.1f"),
-                    milliseconds(row["plain_s"], ",.1f"),
-                    f"{row['ratio']:.2f}" if row["ratio"] >= _SLOWER else f"**{row['ratio']:.2f}**",
-                ]
-                for row in rows
-            ],
-        ),
-    ]
 
 
 def rates_lines(rates: dict[str, Any], dtype: str) -> list[str]:

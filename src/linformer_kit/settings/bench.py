@@ -85,19 +85,17 @@ class EfficiencySettings(RateSettings):
 
 @dataclass(kw_only=True)
 class CeilingSettings(RateSettings):
-    """The machine's limits: its best rates, the time of a layer's matrix products alone, and what the kernels gain.
+    """The machine's limits: its best rates, and the time of a layer's matrix products alone.
 
     Attributes:
         lengths: Values of n in tokens.
         projected_dims: Values of k; all pairs with k < n are measured.
         repetitions: Number of runs of each product; the fastest counts.
-        sliding_window: w, the sliding window of the attention that is timed with kernels and with plain operations.
     """
 
     lengths: list[int] = field(default_factory=lambda: [512, 4096, 16384])
     projected_dims: list[int] = field(default_factory=lambda: [256])
     repetitions: int = 5
-    sliding_window: int = 64
 
 
 @dataclass(kw_only=True)

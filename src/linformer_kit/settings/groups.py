@@ -27,7 +27,7 @@ GROUPS = {
     "Export": "format int8",
     "Measurement": """
         mode n lengths fact_lengths projected_dims systems baselines reference_length tokens
-        CeilingSettings.sliding_window InspectSettings.layers TheoremsSettings.layers heads at leading untrained
+        InspectSettings.layers TheoremsSettings.layers heads at leading untrained
         unprojected head_dim epsilons draws fit_steps repetitions seconds max_seconds memory budget_gib busy_cores
         square copy_mib benchmark seed""",
     "Choice of k": "choose energy budget choose_for choose_by multiple_of",

@@ -8,11 +8,9 @@ import pytest
 import torch
 
 from linformer_kit.commands.cli import main
-from linformer_kit.experiments.cost import ceiling, paths
+from linformer_kit.experiments.cost import ceiling
 from linformer_kit.experiments.cost.ceiling import layer_products, linear_functions, machine_rates, products_summary
 from linformer_kit.experiments.cost.operations import layer_cost
-from linformer_kit.operator.kernels.conditions import must_be_plain
-from linformer_kit.report.ceiling import _against_plain
 from linformer_kit.settings.bench import CeilingSettings
 
 CPU = torch.device("cpu")
@@ -90,38 +88,7 @@ def test_command(tmp_path, capsys):
         (37, 7, 1),
         (37, 17, 1),
     ]
-    assert {(row["seq_len"], row["projected_dim"]) for row in results["against_plain"]} == {(13, 7), (37, 7)}
-    assert len({(row["operation"], row["mode"]) for row in results["against_plain"]}) == 6 * 2
     assert list(results["choices"]) == ["float32", "bfloat16", "float16"]
     printed = capsys.readouterr().out
     assert "| bfloat16 | attention to slots | " in printed
     assert printed.startswith((tmp_path / "ceiling.md").read_text()) and printed.endswith(f"Saved in {tmp_path}\n")
-
-
-def test_each_operation_runs_with_and_without_kernels(monkeypatch):
-    """Both give the same numbers, gradients too, for all that is trained."""
-    settings = CeilingSettings(**SMALL, dtype="float32", sliding_window=5, tokens=40, repetitions=2)
-    found = paths.operations(settings, 37, 7, 1, torch.device("cpu"))
-    for name, operation in found.items():
-        outputs = paths._step(operation, "forward"), paths._step(operation, "train")
-        for step in outputs:
-            plain = paths._plain(step)()
-            torch.testing.assert_close(
-                step(), plain, rtol=1e-4, atol=1e-4, msg=lambda said, name=name: f"{name}: {said}"
-            )
-    ways = []
-    monkeypatch.setattr(
-        paths,
-        "operations",
-        lambda *_: {"one": paths.Operation(lambda: ways.append(must_be_plain()) or torch.ones(1), [])},
-    )
-    monkeypatch.setattr(paths, "MODES", ("forward",))
-    (row,) = paths.compare_with_plain(settings, 37, 7, torch.device("cpu"))
-    assert ways == [False, True] * 3  # a warm-up and two repetitions
-    assert row["ratio"] == row["plain_s"] / row["seconds"]
-
-
-def test_operations_that_are_slower_than_plain_ones_are_bold():
-    rows = [{"seq_len": 37, "projected_dim": 7, "operation": "E·X", "mode": "train", "seconds": 1e-3, "plain_s": 9e-4}]
-    found = "\n".join(_against_plain([{**row, "ratio": ratio} for row in rows for ratio in (0.9, 1.02)]))
-    assert "| 37 | 7 | E·X | forward and backward | 1.0 | 0.9 | **0.90** |" in found and "| 1.02 |" in found

@@ -1,7 +1,6 @@
 """The machine's limits: best rate of matrix products, copy bandwidth, and a layer's products alone.
 
-`linformer bench ceiling` measures and writes them, and compares the implementations that a layer uses with plain ones;
-other measurements are reported as shares of these limits.
+`linformer bench ceiling` measures and writes them; other measurements are reported as shares of these limits.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
-from linformer_kit.experiments.cost.paths import compare_with_plain
 from linformer_kit.experiments.experiment import Experiment
 from linformer_kit.experiments.measure import Timings, interleaved
 from linformer_kit.experiments.prepare import check, default_tokens, pairs, torch_dtype, with_dtype
@@ -43,11 +41,6 @@ def main(settings: CeilingSettings) -> None:
     ) as experiment:
         experiment.results["choices"] = choices(device)
         experiment.results |= measure_ceiling(settings, by_length, device)
-        experiment.results["against_plain"] = [
-            {"seq_len": n, "projected_dim": dims[0], **row}
-            for n, dims in by_length.items()
-            for row in compare_with_plain(settings, n, dims[0], device)
-        ]
         experiment.save()
     experiment.show()
 
