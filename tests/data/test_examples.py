@@ -88,10 +88,14 @@ def test_a_row_that_cannot_be_used_is_named(found, message):
         ),
         ([[1.0, 0.0, 0.0]], "t line 2: 'label' is [1.0, 0.0, 0.0], as if a 0 or 1 stood for each class"),
         ([[False, True, False]], "t line 2: 'label' is [False, True, False], as if a 0 or 1 stood for each class"),
+        ([[-1, 1, -1]], "t line 2: 'label' is [-1, 1, -1], as if a 0 or 1 stood for each class"),
         (["['a', 'b']"], """t line 2: 'label' is "['a', 'b']", a list as text; expected one class, classes with"""),
         (["[]"], "t line 2: 'label' is '[]', a list as text"),
         (["[1, 0, 1]"], "t line 2: 'label' is '[1, 0, 1]', a list as text"),
         (["a", "[1 0\n 1]"], r"t line 3: 'label' is '[1 0\n 1]', a list as text"),
+        (["[True, False]"], "t line 2: 'label' is '[True, False]', a list as text"),
+        (["array([1, 0])"], "t line 2: 'label' is 'array([1, 0])', a list as text"),
+        (["(1, 0)"], "t line 2: 'label' is '(1, 0)', a list as text"),
         (['{"a": 0.5}'], """t line 2: 'label' is '{"a": 0.5}', a list as text"""),
     ],
 )
@@ -101,7 +105,7 @@ def test_lists_that_are_no_lists_of_classes(found, message):
             examples(*found, columns=columns)
 
 
-@pytest.mark.parametrize("name", ["[UNK]", "(a)", "{x}", "[a, b]", "a [1]", "(1)"])
+@pytest.mark.parametrize("name", ["[UNK]", "(a)", "{x}", "[a, b]", "a [1]", "(1)", "[0-10]", "('twas) b)"])
 def test_names_in_brackets_are_classes(name):
     assert examples(name)[0].values == (name,)
 
@@ -113,7 +117,9 @@ def test_names_in_brackets_are_classes(name):
         (["1", "1.0"], "label_column 'label': expected two or more classes, got only '1'"),
         ([[], []], "label_column 'label': expected two or more classes, got none in 2 rows"),
         ([str(number) for number in range(11)], "label_column 'label': expected classes, got another value in each of 11 rows"),
-        ([f"{x % 12 / 8}" for x in range(20)], "label_column 'label': expected classes, got 12 numbers such as 0.125"),
+        ([f"{x % 12 / 8}" for x in range(20)], "label_column 'label': expected classes, got 12 numbers such as 0.125; to use them as names of classes, put a letter before each"),
+        ([[1, 0], [0, 1]], "label_column 'label': expected the names or numbers of each text's classes, got both '0', '1' in each row, as if a 0 or 1 stood for each class"),
+        ([[True, False], [False, True]], "label_column 'label': expected the names or numbers of each text's classes, got both 'False', 'True' in each row, as if a 0 or 1 stood for each class"),
     ],
 )  # fmt: skip
 def test_there_must_be_something_to_tell_apart(found, message):

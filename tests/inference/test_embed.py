@@ -323,3 +323,19 @@ def test_of_two_runs_at_once_for_one_output_the_later_ends(folder, tmp_path, cap
     assert "vectors.npy" in fail_last_line(capsys, *command(folder, output))
     assert (tmp_path / "vectors.npy.part").read_bytes() == b"of another process"
     assert not output.exists()
+
+
+def test_what_leaves_no_room_for_text_claims_no_output(folder, tmp_path, capsys):
+    output = tmp_path / "vectors.npy"
+    for option in (["--pieces"], ["--chunk_tokens", "3"]):
+        error = fail_last_line(capsys, *command(folder, output, *option, "--max_length", "2"))
+        assert "max_length: expected at least 3" in error
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_old_file_of_pieces_is_not_replaced(folder, tmp_path, capsys):
+    listed = tmp_path / "vectors.npy.pieces.jsonl"
+    listed.write_text("of another run")
+    assert listed.name in fail_last_line(capsys, *command(folder, tmp_path / "vectors.npy", "--chunk_tokens", "3"))
+    assert [path.name for path in tmp_path.iterdir()] == [listed.name]
+    assert listed.read_text() == "of another run"

@@ -114,6 +114,9 @@ def test_layers_that_were_removed_are_not_saved(layers, tmp_path):
         BertForMaskedLM(BertConfig(**{**SIZES, "num_hidden_layers": 2})).eval(), [5, 7], projection="linear"
     )
     model.bert.encoder.layer = model.bert.encoder.layer[layers]
+    with pytest.raises(InputError, match="num_hidden_layers: expected 1, as the model has layers, got 2"):
+        model.save_pretrained(tmp_path)
+    assert not list(tmp_path.iterdir())
     model.config.num_hidden_layers = 1
     model.save_pretrained(tmp_path)
     inputs = example(model, 31)

@@ -52,6 +52,7 @@ model = SentenceTransformer({str(tmp_path / "saved")!r}, device="cpu", local_fil
 assert model.max_seq_length == {limit} and type(model[0].model).__name__ == "LinearRobertaModel"
 numpy.save({str(tmp_path / "vectors.npy")!r}, model.encode({TEXTS!r}))
 """
+    assert "import linformer_kit" in (tmp_path / "saved" / "README.md").read_text()
     subprocess.run([sys.executable, "-c", script], check=True)
     np.testing.assert_allclose(np.load(tmp_path / "vectors.npy"), model.encode(TEXTS), rtol=0, atol=1e-6)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,10 +18,10 @@ from linformer_kit.errors import InputError
 _SHOWN = 10  # maximum number of classes that an error lists
 _DIGITS = 18  # of integers; more are a name
 _INTEGER = re.compile(rf"(0|-?[1-9]\d{{,{_DIGITS - 1}}})(\.0+)?", re.ASCII)
+_MOST_NUMBERS = 10  # with decimals, as classes; more are scores
 _NUMBER = re.compile(r"[+-]?\d*[.,]?\d+(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
-# A list, tuple, set or dictionary as Python prints it: pandas writes it so to CSV.
-_PRINTED = re.compile(r"[\[({]\s*['\"].*[\])}]|\[[\d\s.,-]*\]", re.ASCII | re.DOTALL)
-_FLAGS = {"0", "1", "False", "True"}
+_ARRAY = re.compile(r"array\(.*\)|\[\s*(-?[\d.]+\s+)+-?[\d.]+\s*\]", re.ASCII | re.DOTALL)  # as NumPy prints it
+_FLAGS = {"-1", "0", "1", "False", "True"}
 
 
 @dataclass(frozen=True)
@@ -211,8 +212,16 @@ def labels_of(examples: Sequence[Example], column: str) -> Labels:
         raise InputError(
             f"label_column {column!r}: expected classes, got another value in each of {len(examples)} rows"
         )
-    if len(found) > _SHOWN and (score := decimal(found)):
-        raise InputError(f"label_column {column!r}: expected classes, got {len(found)} numbers such as {score}")
+    if len(found) > _MOST_NUMBERS and (score := decimal(found)):
+        raise InputError(
+            f"label_column {column!r}: expected classes, got {len(found)} numbers such as {score}; to use them as "
+            "names of classes, put a letter before each"
+        )
+    if 1 < len(found) <= len(_FLAGS) and found <= _FLAGS and all(set(example.values) == found for example in examples):
+        raise InputError(
+            f"label_column {column!r}: expected the names or numbers of each text's classes, got both "
+            f"{listed_classes(sorted(found))} in each row, as if a 0 or 1 stood for each class"
+        )
     integers = {_as_integer(value) for value in found}
     names = sorted(found) if None in integers else [str(number) for number in sorted(map(int, filter(None, integers)))]
     if len(names) < (1 if multi_label else 2):
@@ -228,10 +237,19 @@ def decimal(names: Iterable[str]) -> str | None:
     return next((name for name in names if _as_integer(name) is None and not name.isdecimal()), None)
 
 
+def _is_printed(text: str) -> bool:
+    """Whether a text is a list, tuple, set or dictionary as Python or NumPy prints it: pandas writes it so to CSV."""
+    try:
+        value = ast.literal_eval(text) if text.startswith(("[", "(", "{")) else None
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        value = None
+    return isinstance(value, (list, tuple, set, dict)) or bool(_ARRAY.fullmatch(text))
+
+
 def _example(source: str, row: dict[str, Any], columns: Columns) -> Example:
     text, text_pair = columns.texts(source, row)
     value = row[columns.label]
-    if isinstance(value, str) and _PRINTED.fullmatch(value.strip()):
+    if isinstance(value, str) and _is_printed(value.strip()):
         raise InputError(
             f"{source}: {columns.label!r} is {value.strip()[:40]!r}, a list as text; expected one class, classes with "
             "a label_separator, or a list in JSON Lines or Parquet"

@@ -15,7 +15,6 @@ from linformer_kit.settings.bench import BenchSettings
 
 Settings = TypeVar("Settings", bound=BenchSettings)
 
-
 _FROM_ZERO = ("seed", "busy_cores")
 
 

@@ -20,8 +20,8 @@ from linformer_kit.data.tokenizer import tokenizer_fingerprint
 from linformer_kit.errors import InputError, errors_named
 from linformer_kit.files.manifest import file_fingerprint
 from linformer_kit.files.runs import check_how_to_start
-from linformer_kit.files.writing import write_whole
-from linformer_kit.inference.chunks import check_mean_pooling, embed_chunks, embed_pieces, write_pieces
+from linformer_kit.files.writing import write_new, write_whole
+from linformer_kit.inference.chunks import check_mean_pooling, embed_chunks, embed_pieces, tokenise, write_pieces
 from linformer_kit.inference.embedder import Embedder, load_embedder
 from linformer_kit.inference.files import check_made_from, check_new, check_not_read, check_text_column, mark_of
 from linformer_kit.interop.loading import fingerprint
@@ -67,13 +67,12 @@ def embed(settings: EmbedSettings) -> tuple[int, int, Embedder]:
         "bf16": embedder.bf16,
     }
     run, shape = _embedding(settings, embedder), (sum(counts), embedder.width)
-    texts, rows = _done(settings, output, part, identity)
-    output.parent.mkdir(parents=True, exist_ok=True)
+    texts, rows = _done(settings, (output, part, listed), identity)
     if settings.chunk_tokens is not None:
         pieces = write_pieces(listed, embedder, _groups(read(paths), embedder), settings.chunk_tokens)
         shape = (pieces, embedder.width)
     bar = tqdm(total=sum(counts), initial=texts, unit=" texts", dynamic_ncols=True, delay=2)
-    with errors_named(output), bar, _opened(settings, part, shape, rows) as file:
+    with errors_named(output), bar, _opened(output, part, shape, rows) as file:
         _record(output, identity, texts, rows)
         for some in _groups(itertools.islice(read(paths), texts, None), embedder):
             vectors = run(some)
@@ -102,7 +101,9 @@ def _outputs(settings: EmbedSettings) -> tuple[Path, Path, Path]:
 
 
 def _embedding(settings: EmbedSettings, embedder: Embedder) -> Callable[[list[str]], np.ndarray]:
-    """The function that embeds some texts."""
+    """The function that embeds some texts; checks that an input has room for text."""
+    if settings.pieces or settings.chunk_tokens is not None:
+        next(tokenise(embedder, [""])).room(embedder.limit)
     if settings.pieces:
         return functools.partial(embed_pieces, embedder)
     if settings.chunk_tokens is None:
@@ -121,36 +122,40 @@ def _record(output: Path, identity: dict[str, Any], texts: int, rows: int) -> No
     write_whole(mark_of(output), json.dumps(identity | {"texts": texts, "rows": rows}, indent=2) + "\n")
 
 
-def _done(settings: EmbedSettings, output: Path, part: Path, identity: dict[str, Any]) -> tuple[int, int]:
-    """Numbers of texts and of rows that an earlier run has recorded; 0 and 0 for a new output."""
-    if not (settings.resume and (part.exists() or output.exists())):
-        if not settings.overwrite:
-            check_new(output)
-            check_new(part)
+def _done(settings: EmbedSettings, paths: tuple[Path, Path, Path], identity: dict[str, Any]) -> tuple[int, int]:
+    """Numbers of texts and of rows that an earlier run has recorded; 0 and 0 for a new output, which it creates."""
+    output, part, _ = paths
+    if settings.resume and any(path.exists() and path.stat().st_size for path in (output, part)):
+        before = check_made_from(output, identity)
+        texts, rows = before.get("texts"), before.get("rows")
+        if not isinstance(texts, int) or not isinstance(rows, int) or min(texts, rows) < 0:
+            expected = f"numbers of texts and rows in {mark_of(output)}"
+            raise InputError(f"resume: expected {expected}, got {texts!r} and {rows!r}")
+        return texts, rows
+    part.parent.mkdir(parents=True, exist_ok=True)
+    if settings.overwrite or settings.resume:  # a kill may have left an empty one
+        part.write_bytes(b"")
         return 0, 0
-    before = check_made_from(output, identity)
-    texts, rows = before.get("texts"), before.get("rows")
-    if not isinstance(texts, int) or not isinstance(rows, int) or min(texts, rows) < 0:
-        raise InputError(f"resume: expected numbers of texts and rows in {mark_of(output)}, got {texts!r} and {rows!r}")
-    return texts, rows
+    for path in (output, part) if settings.chunk_tokens is None else paths:
+        check_new(path)
+    try:
+        write_new(part, "")  # of two processes that start at once, one creates it
+    except FileExistsError:
+        check_new(part)
+    return 0, 0
 
 
-def _opened(settings: EmbedSettings, part: Path, shape: tuple[int, int], rows: int) -> BinaryIO:
-    """The file for an array of this shape, open to write the rows after the first `rows`.
-
-    Raises:
-        FileExistsError: if another process that started at once has created it.
-    """
+def _opened(output: Path, part: Path, shape: tuple[int, int], rows: int) -> BinaryIO:
+    """The file for an array of this shape, open to write the rows after the first `rows`."""
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": _NUMBER.str, "fortran_order": False, "shape": shape})
     end = header.tell() + rows * shape[1] * _NUMBER.itemsize
-    there = part if part.exists() else part.with_suffix("")
-    if rows:
-        if there.stat().st_size < end:
-            raise InputError(f"resume: expected {rows} rows of {shape[1]} numbers in {there}, got fewer")
+    there = part if part.exists() else output  # the run to resume may be complete
+    if rows and there.stat().st_size < end:
+        raise InputError(f"resume: expected {rows} rows of {shape[1]} numbers in {there}, got fewer")
+    if there != part:
         os.replace(there, part)
-    begun = settings.resume and part.exists()
-    file = part.open("r+b" if begun else "wb" if settings.overwrite else "xb")
+    file = part.open("r+b")
     file.write(header.getvalue())
     file.seek(end)
     return file

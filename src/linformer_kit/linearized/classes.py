@@ -146,10 +146,16 @@ class LinearizedModel(LengthCheckedModel):
         super().set_attn_implementation(attn_implementation, *arguments, **named)
 
     def save_pretrained(self, *arguments: Any, **named: Any) -> None:
-        """As in transformers; layers that were removed from the model are removed from the configuration too."""
+        """As in transformers; layers that were removed from the model are removed from the configuration too.
+
+        Raises:
+            InputError: if `config.num_hidden_layers` still counts them.
+        """
         fields, attached = self.config.linformer, dict(self.base_model.named_modules())
         if {*fields["layers"], *unchanged_layers(fields)} - attached.keys():
             names = self.attention_names()
+            if (layers := getattr(self.config, "num_hidden_layers", len(names))) != len(names):
+                raise InputError(f"num_hidden_layers: expected {len(names)}, as the model has layers, got {layers}")
             fields["layers"] = [name for name in names if is_linear(attached[name])]
             fields["local_layers"] = [name for name in names if getattr(attached[name], ATTRIBUTE, fields) is None]
             fields["full_layers"] = [name for name in names if name not in fields["layers"] + fields["local_layers"]]

@@ -34,16 +34,21 @@ model = {auto_class}.from_pretrained("FOLDER")
 
 
 def write_card(model: PreTrainedModel, folder: Path, longest: int, *, use: str | None = None) -> None:
-    """Write the card of a model into its folder, unless there is one.
+    """Write the card of a model into its folder, which may be new, unless there is one; arguments as in `card_of`."""
+    if folder.is_file() or (folder / CARD).exists():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CARD).write_text(card_of(model, longest, use=use), encoding="utf-8")
+
+
+def card_of(model: PreTrainedModel, longest: int, *, use: str | None = None) -> str:
+    """The text of a model's card.
 
     Args:
         model: The model; its `name_or_path` is what it was made from.
-        folder: The folder, which may be new.
         longest: Longest input in tokens.
         use: How to use what the folder holds; None: it is the model, and transformers loads it.
     """
-    if folder.is_file() or (folder / CARD).exists():
-        return
     kind, base = type(model).__name__, model.name_or_path
     fields: dict[str, Any] = {"library_name": "transformers", "tags": ["linformer"]}
     if base and not is_local_path(base):
@@ -51,15 +56,13 @@ def write_card(model: PreTrainedModel, folder: Path, longest: int, *, use: str |
     if base and (known := license_of(base, download=False)):
         fields["license"] = known
     head = re.search(r"For[A-Z]\w*$", kind)
-    text = _TEXT.format(
+    return _TEXT.format(
         fields=yaml.safe_dump(fields, sort_keys=False).strip(),
         kind=kind,
         longest=longest,
         source=f", made from {Path(base).name if is_local_path(base) else base}" if base else "",
         use=use or _USE.format(model_type=model.config.model_type, auto_class=f"AutoModel{head[0] if head else ''}"),
     )
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / CARD).write_text(text, encoding="utf-8")
 
 
 def license_of(base: str, *, download: bool) -> str | None:
