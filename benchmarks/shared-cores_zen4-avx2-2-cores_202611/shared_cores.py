@@ -111,7 +111,7 @@ def main(path: Path, folder: str | None) -> None:
         runs = build()
         for busy in (0, 1):
             with torch.inference_mode(), busy_cores(busy):
-                timings = interleaved(runs, device=CPU, repetitions=9, seconds=20.0)
+                timings = interleaved(runs, device=CPU, repetitions=5, seconds=15.0)
             seconds = {kind: statistics.median(taken) for kind, taken in timings.items()}
             results["cases"].append({"case": name, "busy_cores": busy, "seconds": seconds})
             print(name, f"{busy} busy", {kind: f"{1e3 * taken:.0f} ms" for kind, taken in seconds.items()}, flush=True)

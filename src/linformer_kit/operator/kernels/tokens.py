@@ -12,7 +12,7 @@ from linformer_kit.operator.hooks import may_need_whole
 from linformer_kit.operator.kernels.conditions import must_be_plain
 
 _BLOCK_TOKENS = 512  # per thread; with fewer, reading the weights takes longer than the products
-_LEAST_TOKENS = 2048  # with smaller blocks, the slowest core is waited for more often
+_LEAST_TOKENS = 4096  # with smaller blocks, the slowest core is waited for more often
 _BLOCK_ELEMENTS = 3 << 19  # elements of the widest activation of a block that fit in the cache with the others
 
 
