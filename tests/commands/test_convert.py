@@ -227,28 +227,28 @@ def test_in_place(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("options", "limit"),
+    ("options", "limit", "embeds"),
     [
-        (["--in_place"], 13),
-        (["--in_place", "--max_position_embeddings", "74"], 74),
-        (["--attention", "full"], 13),
-        ([], None),
+        (["--in_place"], 13, True),
+        (["--in_place", "--max_position_embeddings", "74"], 74, True),
+        (["--attention", "full"], 13, True),
+        ([], 13, False),
     ],
 )
-def test_only_an_embedder_keeps_how_texts_are_embedded(options, limit, tmp_path, caplog):
-    """With its limit of tokens; a model with untrained E and F is none, and `embed` says so."""
+def test_only_an_embedder_keeps_how_texts_are_embedded(options, limit, embeds, tmp_path, caplog):
+    """The limit of tokens stays; a model with untrained E and F is none, and `embed` says so."""
     source("BertModel", tmp_path / "theirs")
     save_tokenizer(tmp_path / "theirs")
     encoder = Transformer(str(tmp_path / "theirs"), max_seq_length=13)
     modules = [encoder, Pooling(encoder.get_embedding_dimension(), "cls"), Normalize()]
     SentenceTransformer(modules=modules, device="cpu").save(str(tmp_path / "theirs"))
     main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours"), *options])
-    assert damage(tmp_path / "ours") is None and (tmp_path / "ours" / "modules.json").exists() == (limit is not None)
+    assert damage(tmp_path / "ours") is None and (tmp_path / "ours" / "modules.json").exists() == embeds
     (tmp_path / "texts.txt").write_text("w7 w9\n")
     main(["embed", *map(str, (tmp_path / "ours", tmp_path / "texts.txt", "--output", tmp_path / "vectors.npy"))])
-    assert ("E and F are untrained" in caplog.text) == ("a plain encoder" in caplog.text) == (limit is None)
+    assert ("E and F are untrained" in caplog.text) == ("a plain encoder" in caplog.text) != embeds
     loaded = SentenceTransformer(str(tmp_path / "ours"), device="cpu", local_files_only=True)
-    assert loaded.max_seq_length == (limit or 37)
+    assert loaded.max_seq_length == limit
 
 
 def test_the_adapter_that_ships_is_advised(tmp_path, monkeypatch, capsys):

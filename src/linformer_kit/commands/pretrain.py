@@ -21,5 +21,5 @@ def main(settings: PretrainSettings) -> None:
             raise DivergedError(f"{attention} attention: {result['diverged']}")
     if PartialState().is_main_process:
         print(pretrain_markdown(results))
-        mask = AutoTokenizer.from_pretrained(folder).mask_token
+        mask = AutoTokenizer.from_pretrained(folder, trust_remote_code=False).mask_token
         print(f"Saved in {folder}. Try it:\n  linformer fill-mask {folder} 'import {mask}'")

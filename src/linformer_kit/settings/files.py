@@ -100,7 +100,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         InputError: if the file is missing or is not a YAML mapping of setting names to values.
     """
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        content = _Loader(path.read_text(encoding="utf-8")).get_single_data()
         values = list(itertools.islice(_values(content), _MOST_VALUES + 1))
     except FileNotFoundError:
         raise InputError(f"config: expected a YAML file, got {path}, which does not exist") from None

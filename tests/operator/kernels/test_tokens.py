@@ -361,7 +361,7 @@ def test_hooks_of_all_kinds_see_the_whole(monkeypatch, small_blocks, register):
 
 
 @pytest.mark.parametrize(
-    ("width", "threads", "expected"), [(3072, 2, 2048), (3072, 1, 2048), (3072, 8, 4096), (128, 2, 12288)]
+    ("width", "threads", "expected"), [(3072, 2, 4096), (3072, 1, 4096), (3072, 16, 8192), (128, 2, 12288)]
 )
 def test_how_large_blocks_are(monkeypatch, width, threads, expected):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
