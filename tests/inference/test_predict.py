@@ -262,7 +262,7 @@ def test_an_output_that_another_process_creates_first_is_kept(asked, tmp_path, m
         path.write_text("theirs")
         write_new(path, text)
 
-    monkeypatch.setattr("linformer_kit.inference.predict.write_new", later)
+    monkeypatch.setattr("linformer_kit.inference.files.write_new", later)
     with pytest.raises(InputError, match=r"^output: expected a new file, got .*out\.jsonl"):
         predict(PredictSettings(**asked))
     assert (tmp_path / "out.jsonl").read_text() == "theirs" and not list(tmp_path.glob("*.run.json"))

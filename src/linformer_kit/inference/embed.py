@@ -20,10 +20,17 @@ from linformer_kit.data.tokenizer import tokenizer_fingerprint
 from linformer_kit.errors import InputError, errors_named
 from linformer_kit.files.manifest import file_fingerprint
 from linformer_kit.files.runs import check_how_to_start
-from linformer_kit.files.writing import write_new, write_whole
+from linformer_kit.files.writing import write_whole
 from linformer_kit.inference.chunks import check_mean_pooling, embed_chunks, embed_pieces, tokenise, write_pieces
 from linformer_kit.inference.embedder import Embedder, load_embedder
-from linformer_kit.inference.files import check_made_from, check_new, check_not_read, check_text_column, mark_of
+from linformer_kit.inference.files import (
+    check_made_from,
+    check_new,
+    check_not_read,
+    check_text_column,
+    create_new,
+    mark_of,
+)
 from linformer_kit.interop.loading import fingerprint
 from linformer_kit.settings import EmbedSettings
 
@@ -138,10 +145,7 @@ def _done(settings: EmbedSettings, paths: tuple[Path, Path, Path], identity: dic
         return 0, 0
     for path in (output, part) if settings.chunk_tokens is None else paths:
         check_new(path)
-    try:
-        write_new(part, "")  # of two processes that start at once, one creates it
-    except FileExistsError:
-        check_new(part)
+    create_new(part)
     return 0, 0
 
 

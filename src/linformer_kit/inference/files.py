@@ -12,6 +12,7 @@ from linformer_kit.data.tables import READERS
 from linformer_kit.data.validate import check_exists, check_not_empty, check_suffix
 from linformer_kit.errors import InputError
 from linformer_kit.files.manifest import read_json
+from linformer_kit.files.writing import write_new
 
 
 def file_of_texts(name: str, outputs: Iterable[Path]) -> Path:
@@ -53,6 +54,14 @@ def check_new(path: Path) -> None:
         raise InputError(
             f"output: expected a new file, got {path}; continue with --resume, or start again with --overwrite"
         )
+
+
+def create_new(path: Path) -> None:
+    """Create an empty output that must not exist: of processes that start at once, one does so."""
+    try:
+        write_new(path, "")
+    except FileExistsError:
+        check_new(path)
 
 
 def mark_of(path: Path) -> Path:

@@ -19,12 +19,12 @@ from linformer_kit.data.tables import READERS, warn_of_ragged
 from linformer_kit.errors import InputError, errors_named
 from linformer_kit.files.manifest import file_fingerprint
 from linformer_kit.files.runs import check_how_to_start
-from linformer_kit.files.writing import write_new, write_whole
+from linformer_kit.files.writing import write_whole
 from linformer_kit.inference.classifier import Classifier, Prediction, trained_columns
 from linformer_kit.inference.files import (
     check_made_from,
-    check_new,
     check_text_column,
+    create_new,
     file_of_texts,
     mark_of,
 )
@@ -139,10 +139,7 @@ def _opened(
             check_made_from(path, identity)
             done = _whole_lines(path)
     elif not settings.overwrite:
-        try:
-            write_new(path, "")  # of two processes that start at once, one creates it
-        except FileExistsError:
-            check_new(path)
+        create_new(path)
     write_whole(mark_of(path), json.dumps(identity, indent=2) + "\n")
     file = path.open("a" if done else "w", encoding="utf-8")
 

@@ -22,7 +22,7 @@ from linformer_kit.linearized.fields import new_projections
 from linformer_kit.linearized.layers import AttentionLayer, attention_layers
 from linformer_kit.linearized.positions import check_positions, longest_input, set_positions
 from linformer_kit.linearized.sentences import text_encoder, warn_of_bare_encoder
-from linformer_kit.models.card import card_of
+from linformer_kit.models.card import card_of, how_to_load
 from linformer_kit.operator.checks import check_count, check_exponent
 from linformer_kit.operator.projections import PROJECTIONS, is_integer
 from linformer_kit.settings import (
@@ -40,14 +40,6 @@ if TYPE_CHECKING:
 Model = TypeVar("Model", PreTrainedModel, "SentenceTransformer")
 
 DEFAULT_PROJECTED_DIM = 128
-_USE = """sentence-transformers alone does not know models of type `linearized`: import linformer-kit first.
-
-```python
-import linformer_kit  # adds this type of model to transformers
-from sentence_transformers import SentenceTransformer
-
-model = SentenceTransformer("FOLDER")
-```"""
 _WINDOWED = [name for name, kind in PROJECTIONS.items() if kind.windowed]
 
 
@@ -142,7 +134,8 @@ def linearize(
     if adapter is None and max_position_embeddings is None:  # n is as before, so a lower limit is the author's choice
         longest = min(longest, sentences.max_seq_length or longest)
     sentences.max_seq_length = longest  # also the tokenizer's `model_max_length`
-    sentences._model_card_text = card_of(linear, longest, use=_USE)  # what `save` writes as README.md
+    use = how_to_load(linear, "sentence_transformers", "SentenceTransformer", "SentenceTransformer")
+    sentences._model_card_text = card_of(linear, longest, use=use)  # what `save` writes as README.md
     return model
 
 

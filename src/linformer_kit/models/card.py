@@ -23,13 +23,13 @@ _TEXT = """---
 An encoder with linear-time attention (Linformer) for inputs of up to {longest:,} tokens{source}.
 {use}
 """
-_USE = """transformers alone does not know models of type `{model_type}`: import linformer-kit first.
+_USE = """{library} alone does not know models of type `{model_type}`: import linformer-kit first.
 
 ```python
 import linformer_kit  # adds this type of model to transformers
-from transformers import {auto_class}
+from {module} import {loader}
 
-model = {auto_class}.from_pretrained("FOLDER")
+model = {call}("FOLDER")
 ```"""
 
 
@@ -56,13 +56,20 @@ def card_of(model: PreTrainedModel, longest: int, *, use: str | None = None) -> 
     if base and (known := license_of(base, download=False)):
         fields["license"] = known
     head = re.search(r"For[A-Z]\w*$", kind)
+    loader = f"AutoModel{head[0] if head else ''}"
     return _TEXT.format(
         fields=yaml.safe_dump(fields, sort_keys=False).strip(),
         kind=kind,
         longest=longest,
         source=f", made from {Path(base).name if is_local_path(base) else base}" if base else "",
-        use=use or _USE.format(model_type=model.config.model_type, auto_class=f"AutoModel{head[0] if head else ''}"),
+        use=use or how_to_load(model, "transformers", loader, f"{loader}.from_pretrained"),
     )
+
+
+def how_to_load(model: PreTrainedModel, module: str, loader: str, call: str) -> str:
+    """How a saved model is loaded: by `call`, which `loader`, imported from `module`, is or has."""
+    library, kind = module.replace("_", "-"), model.config.model_type
+    return _USE.format(library=library, model_type=kind, module=module, loader=loader, call=call)
 
 
 def license_of(base: str, *, download: bool) -> str | None:

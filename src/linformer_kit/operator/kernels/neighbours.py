@@ -92,10 +92,15 @@ class _Part(NamedTuple):
     block_tokens: int
     start: int  # position of the first block's first token: below 0 at the start of a text
 
+    @property
+    def span(self) -> int:
+        """Number of positions from the first block's first token to the last block's last one."""
+        return (self.blocks - 1) * self.block_rows + self.block_tokens
+
     def of(self, *tensors: Any) -> list[Any]:
         """The rows, slots and tokens of this part, of tensors in the order of `_forward`'s."""
-        end = self.start + (self.blocks - 1) * self.block_rows + self.block_tokens
-        of_rows, of_tokens = ((self.samples, slice(None), part) for part in (self.rows, slice(max(0, self.start), end)))
+        tokens = slice(max(0, self.start), self.start + self.span)
+        of_rows, of_tokens = ((self.samples, slice(None), part) for part in (self.rows, tokens))
         places: tuple[Any, ...] = (of_rows, self.samples, self.samples, of_tokens, of_tokens)
         given = zip(tensors, places, strict=False)
         return [
@@ -108,7 +113,7 @@ class _Part(NamedTuple):
     ) -> Float[Tensor, "samples_and_blocks heads columns head_dim"]:
         """The columns of each block: the slots, and the tokens from its first one on, zeros beyond the text."""
         rows, before = tokens.transpose(1, 2), max(0, -self.start)
-        after = (self.blocks - 1) * self.block_rows + self.block_tokens - before - rows.shape[1]
+        after = self.span - before - rows.shape[1]
         if before or after:
             rows = F.pad(rows, (0, 0, 0, 0, before, after))
         of_blocks = rows.unfold(1, self.block_tokens, self.block_rows).movedim(-1, 2)
