@@ -1,0 +1,195 @@
+"""What the scripts share: the command line, results that resume, tables and figures made from them.
+
+A script has `Settings`, a dataclass; `measure`, which adds records to `Results`; `table`, which makes Markdown from the
+results; `draw`, which makes a figure; and ends with `run(Settings, measure, table, draw)`. Records hold measurements
+only: derived columns are computed by `table`.
+
+    python -m reproduce.common FOLDER...    make table and figure of finished results again
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas
+import torch
+import tyro
+from matplotlib.figure import Figure
+
+from linformer_kit.environment import environment
+from linformer_kit.errors import InputError, input_errors
+from linformer_kit.files.folders import check_writable
+from linformer_kit.files.runs import open_output_dir
+from linformer_kit.files.writing import write_whole
+from linformer_kit.report.base import environment_line, write_json
+from linformer_kit.report.figures import save_figure
+
+Record = dict[str, Any]
+Table = Callable[[Record], str]  # Markdown from the content of the JSON file
+Draw = Callable[[Record], Figure | None]
+
+
+class Results:
+    """The records of a script, written to `<output_dir>/<script>.json` after each, and continued where that exists.
+
+    Args:
+        script: Name of the script.
+        settings: Its settings; those of results to continue must be the same, except `output_dir` and `device`.
+
+    Attributes:
+        folder: The output folder.
+        content: The content of the JSON file: `script`, `settings`, `environments` (of each start that added records),
+            `complete`, `records`.
+
+    Raises:
+        InputError: if the folder has results of other settings, or other files.
+    """
+
+    def __init__(self, script: str, settings: Any) -> None:
+        values = dataclasses.asdict(settings)
+        output_dir = values.pop("output_dir")
+        check_writable(Path(output_dir or "runs"))
+        self.folder = open_output_dir(output_dir, command=script, overwrite=False)
+        self._path = self.folder / f"{script}.json"
+        self._environment = environment(torch.device(values.get("device", "cpu")))
+        self.content: Record = {
+            "script": script,
+            "settings": values,
+            "environments": [],
+            "complete": False,
+            "records": [],
+        }
+        if self._path.exists():
+            self._continue()
+        elif any(self.folder.iterdir()):
+            raise InputError(f"output_dir: expected a new folder, or one with results of {script}, got {self.folder}")
+
+    def _continue(self) -> None:
+        earlier = read_results(self._path)
+        for name, value in self.content["settings"].items():
+            before = earlier["settings"].get(name)
+            if name != "device" and before != value:
+                raise InputError(f"{name}: expected {before!r}, as in {self._path}, got {value!r}")
+        self.content |= {name: earlier[name] for name in ("environments", "records")}
+
+    def find(self, **key: Any) -> Record | None:
+        """The record with these values, None if it is not measured yet."""
+        for record in self.content["records"]:
+            if all(record.get(name) == value for name, value in key.items()):
+                return record
+        return None
+
+    def add(self, **record: Any) -> Record:
+        """Add a record and write the file."""
+        if self._environment not in self.content["environments"]:
+            self.content["environments"].append(self._environment)
+        self.content["records"].append(record)
+        self.save()
+        return record
+
+    def save(self) -> None:
+        """Write the JSON file, whole or not at all."""
+        write_json(self.content, self._path)
+
+    def finish(self) -> None:
+        """Write the file as that of a complete measurement."""
+        self.content["complete"] = True
+        self.save()
+
+
+def run(
+    settings_type: type,
+    measure: Callable[[Any, Results], None],
+    table: Table,
+    draw: Draw,
+    arguments: list[str] | None = None,
+) -> None:
+    """Run a script: parse the command line, measure, write and print the table, draw the figure.
+
+    A wrong value is one line on stderr and exit status 2. What was measured before Ctrl-C is kept, and the same command
+    with the same `--output_dir` continues.
+
+    Args:
+        settings_type: The settings of the script; the docstring of its module is the help text.
+        measure: Adds the records that are missing.
+        table: Makes the Markdown of the results.
+        draw: Draws the figure of the results; None for no figure.
+        arguments: The command line, for tests; default: that of the process.
+    """
+    script = sys.modules[measure.__module__]
+    name = Path(script.__file__ or "").stem
+    settings: Any = tyro.cli(
+        settings_type,
+        prog=f"python -m reproduce.{name}",
+        description=script.__doc__,
+        args=arguments,
+        use_underscores=True,
+        config=(tyro.conf.OmitArgPrefixes,),
+    )
+    try:
+        results = Results(name, settings)
+        try:
+            measure(settings, results)
+        except KeyboardInterrupt:
+            print(f"What was measured so far is in {results.folder}", file=sys.stderr)
+            raise SystemExit(130) from None
+        results.finish()
+    except InputError as error:
+        print(f"{name}: error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    print(show(results.content, results.folder, table, draw))
+    print(f"Saved in {results.folder}")
+
+
+def show(content: Record, folder: Path, table: Table, draw: Draw) -> str:
+    """Write `<script>.md` and `<script>.png`, made from results, and return the Markdown."""
+    machines = "\n".join(map(environment_line, content["environments"]))
+    text = f"{table(content).rstrip()}\n\n{machines}\n"
+    write_whole(folder / f"{content['script']}.md", text)
+    figure = draw(content)
+    if figure is not None:
+        save_figure(figure, folder / f"{content['script']}.png")
+    return text
+
+
+def show_again(path: Path) -> str:
+    """Make table and figure of a results file of any script again; returns the Markdown."""
+    content = read_results(path)
+    script = importlib.import_module(f"reproduce.{content['script']}")
+    return show(content, path.parent, script.table, script.draw)
+
+
+def read_results(path: Path) -> Record:
+    """Read the results file of a script.
+
+    Raises:
+        InputError: if it is not one.
+    """
+    with input_errors(str(path)):
+        content = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict) or not {"script", "settings", "environments", "records"} <= content.keys():
+        raise InputError(f"{path}: expected results of a script of reproduce, got other JSON")
+    return content
+
+
+def markdown(frame: pandas.DataFrame, *, index: bool = False) -> str:
+    """A data frame as a Markdown table; missing values are dashes."""
+    return frame.astype(object).where(frame.notna(), "–").to_markdown(index=index, disable_numparse=True)
+
+
+def main(folders: list[str]) -> None:
+    """Make table and figure of each results file in the folders again."""
+    for folder in folders:
+        for path in sorted(Path(folder).glob("*.json")):
+            show_again(path)
+            print(path)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

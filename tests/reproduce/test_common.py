@@ -1,0 +1,102 @@
+"""The frame of the scripts: results resume, wrong values are one line, table and figure are made from the file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pandas
+import pytest
+from matplotlib.figure import Figure
+
+from reproduce import common
+
+MEASURED = []
+
+
+@dataclasses.dataclass(kw_only=True)
+class Settings:
+    """Settings of a small script.
+
+    Attributes:
+        lengths: Values of n.
+        output_dir: The folder.
+    """
+
+    lengths: list[int] = dataclasses.field(default_factory=lambda: [2, 3])
+    output_dir: str | None = None
+
+
+def measure(settings: Settings, results: common.Results) -> None:
+    """Add one record for each length."""
+    for n in settings.lengths:
+        if n < 0:
+            raise common.InputError(f"lengths: expected positive numbers, got {n}")
+        if n == 97:
+            raise KeyboardInterrupt
+        if results.find(n=n) is None:
+            MEASURED.append(n)
+            results.add(n=n, seconds=n / 7)
+
+
+def table(content: common.Record) -> str:
+    return "# Title\n\n" + common.markdown(pandas.DataFrame(content["records"]))
+
+
+def draw(content: common.Record) -> Figure | None:
+    return Figure()
+
+
+def start(*arguments: object) -> None:
+    common.run(Settings, measure, table, draw, [str(argument) for argument in arguments])
+
+
+def test_results_and_their_table(tmp_path, capsys):
+    start("--lengths", 5, 7, "--output_dir", tmp_path / "out")
+    content = json.loads((tmp_path / "out" / "test_common.json").read_text())
+    assert content["records"] == [{"n": 5, "seconds": 5 / 7}, {"n": 7, "seconds": 1.0}]
+    assert content["complete"] and content["settings"] == {"lengths": [5, 7]}
+    text = (tmp_path / "out" / "test_common.md").read_text()
+    assert "| 7 " in text and "torch" in text and text in capsys.readouterr().out
+    assert (tmp_path / "out" / "test_common.png").exists()
+
+
+def test_what_is_measured_is_not_measured_again(tmp_path, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        start("--lengths", 11, 97, "--output_dir", tmp_path)
+    assert exit_.value.code == 130 and str(tmp_path) in capsys.readouterr().err
+    assert not json.loads((tmp_path / "test_common.json").read_text())["complete"]
+    MEASURED.clear()
+    with pytest.raises(SystemExit):
+        start("--lengths", 11, 97, "--output_dir", tmp_path)
+    assert MEASURED == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--lengths", "-3"], "lengths: expected positive numbers, got -3"),
+        (["--lengths", "13"], "lengths: expected [2, 3], as in "),
+    ],
+)
+def test_wrong_values_are_one_line(tmp_path, capsys, arguments, expected):
+    start("--output_dir", tmp_path / "earlier")
+    capsys.readouterr()
+    where = "earlier" if "13" in arguments else "new"
+    with pytest.raises(SystemExit) as exit_:
+        start(*arguments, "--output_dir", tmp_path / where)
+    error = capsys.readouterr().err
+    assert exit_.value.code == 2 and error.startswith(f"test_common: error: {expected}") and error.count("\n") == 1
+
+
+def test_other_folders_are_left_alone(tmp_path, capsys):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(SystemExit):
+        start("--output_dir", tmp_path)
+    assert "expected a new folder" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_missing_values_are_dashes():
+    frame = pandas.DataFrame([{"n": 2, "time": 1.5}, {"n": 3, "time": None}])
+    assert common.markdown(frame).splitlines()[-1].replace(" ", "") == "|3|–|"
