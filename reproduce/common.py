@@ -22,12 +22,13 @@ import torch
 import tyro
 from matplotlib.figure import Figure
 
-from linformer_kit.environment import environment
+from linformer_kit.environment import best_device, environment
 from linformer_kit.errors import InputError, input_errors
 from linformer_kit.files.folders import check_writable
 from linformer_kit.files.runs import open_output_dir
 from linformer_kit.files.writing import write_whole
 from linformer_kit.report.base import environment_line, write_json
+from linformer_kit.report.base import table as table_lines
 from linformer_kit.report.figures import save_figure
 
 Record = dict[str, Any]
@@ -57,7 +58,7 @@ class Results:
         check_writable(Path(output_dir or "runs"))
         self.folder = open_output_dir(output_dir, command=script, overwrite=False)
         self._path = self.folder / f"{script}.json"
-        self._environment = environment(torch.device(values.get("device", "cpu")))
+        self._environment = environment(torch.device(values["device"]) if "device" in values else best_device())
         self.content: Record = {
             "script": script,
             "settings": values,
@@ -179,8 +180,10 @@ def read_results(path: Path) -> Record:
 
 
 def markdown(frame: pandas.DataFrame, *, index: bool = False) -> str:
-    """A data frame as a Markdown table; missing values are dashes."""
-    return frame.astype(object).where(frame.notna(), "–").to_markdown(index=index, disable_numparse=True)
+    """A data frame as a Markdown table; missing values are dashes. Cells are not padded: pages quote whole rows."""
+    shown = frame.reset_index() if index else frame
+    shown = shown.astype(object).where(shown.notna(), "–").map(str)
+    return "\n".join(table_lines(list(map(str, shown.columns)), shown.values.tolist()))
 
 
 def main(folders: list[str]) -> None:
