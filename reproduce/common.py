@@ -179,6 +179,18 @@ def read_results(path: Path) -> Record:
     return content
 
 
+def by_name(models: list[str]) -> dict[str, str]:
+    """Folders or hub ids of models by their last parts, their names in results.
+
+    Raises:
+        InputError: for no model, and two of one name.
+    """
+    named = {Path(model).name: model for model in models}
+    if not models or len(named) < len(models):
+        raise InputError(f"models: expected one or more of different names, got {', '.join(models) or 'none'}")
+    return named
+
+
 def markdown(frame: pandas.DataFrame, *, index: bool = False) -> str:
     """A data frame as a Markdown table; missing values are dashes. Cells are not padded: pages quote whole rows."""
     shown = frame.reset_index() if index else frame

@@ -174,8 +174,6 @@ def test_importing_the_package_is_light():
         ["theorems", "--help"],
         ["export", "--help"],
         ["bench"],
-        ["bench", "table2", "--help"],
-        ["bench", "documents", "--help"],
     ],
 )
 @pytest.mark.e2e

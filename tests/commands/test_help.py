@@ -71,7 +71,6 @@ def test_usage_is_one_line_with_what_is_needed(name, capsys):
         ("distill", "linformer distill TEACHER OUTPUT_DIR [options]"),
         ("pretrain", "linformer pretrain [options]"),
         ("finetune", "linformer finetune --model MODEL [options]"),
-        ("bench table2", "linformer bench table2 --models MODEL ... [options]"),
         ("bench learning", "linformer bench learning [options]"),
     ],
 )
@@ -152,7 +151,6 @@ def test_positionals_are_in_the_order_in_which_they_are_given(capsys):
         ("finetune", "--metric_for_best_model", "--metric_for_best_model METRIC "),
         ("predict", "--output", "--output FILE "),
         ("finetune", "--seeds", "--seeds INT ... Seeds of the head's weights, the order and dropout; one training for each. [default: 0]"),
-        ("bench table2", "--tasks", "--tasks TEXT ... Tasks to train on. [default: sst2 imdb qnli qqp]"),
         ("bench efficiency", "--memory", "--memory {true,false} Measure memory too, each encoder in a separate process. [default: true]"),
         ("spectrum", "--choose_by", "--choose_by {head,layer} Choose k for each `head`, or one for all heads of a `layer`. [default: head]"),
         ("pretrain", "--learning_rate", "--learning_rate FLOAT Highest learning rate, reached at the end of the warm-up. [recipe: 0.006]"),

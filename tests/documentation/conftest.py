@@ -9,10 +9,9 @@ import pytest
 from linformer_kit.data import files
 from linformer_kit.experiments.cost import layers, long, memory
 from linformer_kit.experiments.learning import learn
-from linformer_kit.experiments.quality import table2
 from tests.documentation import given, reader
 from tests.documentation.pages import steps
-from tests.documentation.tables import GIVEN, IN_PYTHON, NOT_RUN, OPTIONS, PRESUMED
+from tests.documentation.tables import GIVEN, IN_PYTHON, NOT_RUN, OPTIONS, PRESUMED, SCRIPT
 from tests.experiments.learning.studies import InThisProcess
 
 
@@ -22,7 +21,7 @@ def read(tmp_path, monkeypatch):
     library = given.write_library(tmp_path / "library")
     monkeypatch.setattr(files, "sysconfig", SimpleNamespace(get_path=lambda _: str(library)))
     monkeypatch.setattr(learn, "fresh_processes", InThisProcess)
-    for module in (learn, long, memory, table2):
+    for module in (learn, long, memory):
         monkeypatch.setattr(module, "in_fresh_process", lambda function, *arguments: function(*arguments))
     monkeypatch.setattr(layers.torch, "compile", lambda function, **_: function)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -33,7 +32,7 @@ def read(tmp_path, monkeypatch):
     def run(page: str) -> None:
         given.write(GIVEN.get(page, ()), folder)
         for step in steps(page):
-            if step.name in NOT_RUN.get(page, {}):
+            if step.name in NOT_RUN.get(page, {}) or step.text.startswith(SCRIPT):
                 continue
             options = " ".join(more for begin, more in OPTIONS.items() if step.text.startswith(begin))
             try:

@@ -5,8 +5,8 @@ from __future__ import annotations
 _INSTALLS = "installs; `.ci/run` does it"
 _MACHINES = "several machines"
 _NOT_TYPED = "nothing to type"
-_STUDY = "begins with the encoders of a study that takes hours"
-_ADAPTER = "the adapter fits the weights of the real encoder alone"
+
+SCRIPT = "python -m reproduce."  # commands that are parsed alone, since tests/reproduce runs the scripts
 
 # What is not run, and why: by page and first line.
 NOT_RUN = {
@@ -24,14 +24,7 @@ NOT_RUN = {
     "finetuning.md": {
         '{"row": 1, "label": "positive", "probabilities": {"negative": 0.036, "positive": 0.964}}': _NOT_TYPED,
     },
-    "finetuning-results.md": {
-        "linformer bench table2 --models TRIALS... --names transformer k-128 '…' --data_dir DIR --tasks sst2 "
-        "qqp --seeds 1 2 3 --learning_rates 3e-4 1e-3 --projection_learning_rate_factors 0 0.1 "
-        "--num_train_epochs 1 --per_device_train_batch_size 32 --per_device_eval_batch_size 64 --processes 2": _STUDY,
-        "linformer bench table2 --models all-MiniLM-L6-v2 linear --names all-MiniLM-L6-v2 linear --data_dir "
-        "DIR --tasks sst2 qqp qnli --seeds 1 2 3 --learning_rates 3e-5 1e-4 --num_train_epochs 1 "
-        "--per_device_train_batch_size 32 --per_device_eval_batch_size 64 --processes 2": _ADAPTER,
-    },
+    "finetuning-results.md": {},
     "parallel.md": {
         "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 --rdzv-id linformer "
         "examples/sequence_parallel.py": _MACHINES,
@@ -101,11 +94,7 @@ OPTIONS = {
     "linformer bench efficiency": f"{_LAYER} --lengths 32 64 --projected_dims 8 --tokens 64 --square 32 --copy_mib 1 --memory false",
     "linformer bench ceiling": "--lengths 32 64 --projected_dims 8 --tokens 64 --square 32 --copy_mib 1",
     "linformer bench systems": f"{_LAYER} --lengths 512 1024 --tokens 1024",
-    "linformer bench table2": "--num_train_epochs 1 --data_dir tasks --tasks imdb --seeds 1 --learning_rates 1e-3",
     "linformer bench long": f"{_LAYER} --n 521 --reference_length 307 --vocab_size 101 --layers 2",
-    "linformer bench documents": (
-        "--articles 7 --queries 2 --candidates 3 --lengths 512 577 --fact_lengths 256 --repetitions 1 --memory false"
-    ),
     "linformer bench learning": (
         "--seeds 0 --learning_rates 1e-3 --base.max_steps 2 --base.eval_steps 2 --base.save_steps 2 --base.warmup_steps 1 "
         "--base.per_device_train_batch_size 2"

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import itertools
 import re
 import shlex
 
 import pytest
+import tyro
 from torch.distributed.run import parse_args
 
 from linformer_kit.commands.parser import parse
 from linformer_kit.commands.table import COMMANDS
 from tests.documentation import pages
 from tests.documentation.pages import PAGES, Step, steps
-from tests.documentation.tables import GIVEN, IN_PYTHON, NOT_RUN, OPTIONS, PRESUMED
+from tests.documentation.tables import GIVEN, IN_PYTHON, NOT_RUN, OPTIONS, PRESUMED, SCRIPT
 
 _SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 _OPTION = re.compile(r"--([a-zA-Z][\w-]*)")
@@ -49,6 +51,9 @@ def test_commands_are_whole_without_what_is_added():
     for step in itertools.chain(*ALL.values()):
         if step.text.startswith("linformer "):
             parse(shlex.split(step.text)[1:])
+        elif step.text.startswith(SCRIPT):
+            _, _, module, *arguments = shlex.split(step.text)
+            tyro.cli(importlib.import_module(module).Settings, args=arguments, use_underscores=True)
 
 
 def test_what_needs_several_machines_is_known_to_torchrun_and_to_the_command():

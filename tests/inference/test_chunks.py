@@ -14,8 +14,8 @@ from sentence_transformers.sentence_transformer.modules import Dense, Normalize,
 import linformer_kit as lk
 from linformer_kit.commands.cli import main
 from tests.conftest import fail
-from tests.experiments.quality.long_texts import LONGEST, write_bert
 from tests.inference.test_embed import TEXTS, described, encoded
+from tests.long_texts import LONGEST, write_bert
 
 SIZE = 7
 PROMPT = "the story:"

@@ -22,7 +22,7 @@ from linformer_kit.commands.cli import main
 from linformer_kit.inference import embed, embedder
 from linformer_kit.interop.checkpoints import sentences
 from tests.conftest import fail, fail_last_line
-from tests.experiments.quality.long_texts import LONGEST, write_bert
+from tests.long_texts import LONGEST, write_bert
 
 WORDS = ["the", "film", "was", "good", "bad", "fine", "poor", "and", "so", "a", "long", "story"]
 TEXTS = [" ".join(WORDS[: 1 + (7 * number) % 12] * (1 + number % 9)) for number in range(23)]

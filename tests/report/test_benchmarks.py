@@ -9,45 +9,35 @@ from pathlib import Path
 
 import pytest
 
-from linformer_kit.experiments.quality.table2_cells import chosen_cells
 from linformer_kit.linearized.adapter import CARD, shipped_adapters
 from linformer_kit.report.distillation import distill_markdown
-from linformer_kit.report.documents import documents_markdown
 from linformer_kit.report.efficiency import efficiency_markdown
-from linformer_kit.report.embeddings import embeddings_markdown
 from linformer_kit.report.learning import learning_markdown, study_tables
 from linformer_kit.report.long import long_markdown
 from linformer_kit.report.spectrum import spectrum_markdown
 from linformer_kit.report.systems import systems_markdown
-from linformer_kit.report.table2 import table2_markdown
 from linformer_kit.report.theorems import theorems_markdown
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 DOCS = Path(__file__).parents[2] / "docs"
 MARKDOWN = {
-    "documents": documents_markdown,
     "efficiency": efficiency_markdown,
-    "embeddings": embeddings_markdown,
     "learning": learning_markdown,
     "long": long_markdown,
     "metrics": distill_markdown,
     "spectrum": spectrum_markdown,
     "systems": systems_markdown,
-    "table2": lambda results: table2_markdown(results, chosen_cells(results)),
     "theorems": theorems_markdown,
 }
 COMMANDS = {"metrics": "distill", "spectrum": "spectrum", "theorems": "theorems"}  # of the others `bench …`
 RESULTS = sorted(path for name in MARKDOWN for path in FOLDER.glob(f"*/{name}.json"))
 FIELDS = {
-    "documents": {"settings", "methods", "positions", "scores", "cost", "complete"},
     "efficiency": {"settings", "baselines", "cells", "gemm", "copy", "complete"},
     "learning": {"settings", "learning_rates", "seconds_per_update", "trials", "complete"},
-    "embeddings": {"settings", "models", "complete"},
     "metrics": {"settings", "teacher", "student", "text", "curve", "updates", "seconds"},
     "long": {"settings", "reference", "long", "ratio", "peak_bytes", "hidden_bytes", "weight_bytes"},
     "systems": {"settings", "systems", "complete"},
     "spectrum": {"model", "text", "seq_len", "samples", "cumulative", "spread", "error", "at", "complete"},
-    "table2": {"settings", "models", "fingerprints", "cells", "paper", "complete"},
     "theorems": {"settings", "cases", "appendix"},
 }
 MACHINE = {"date", "device", "threads", "torch", "transformers", "linformer_kit", "commit"}

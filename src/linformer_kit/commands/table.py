@@ -24,12 +24,9 @@ from linformer_kit.settings import (
 from linformer_kit.settings.bench import (
     CeilingSettings,
     EfficiencySettings,
-    EmbeddingsSettings,
     LongSettings,
     SystemsSettings,
-    Table2Settings,
 )
-from linformer_kit.settings.documents import DocumentsSettings
 from linformer_kit.settings.study import LearningSettings
 
 RECIPES = Path(__file__).parent.parent / "recipes"
@@ -225,37 +222,6 @@ COMMANDS = {
         "start",
         recipes="learning",
         memory=("processes", "base.per_device_train_batch_size"),
-    ),
-    "bench table2": Command(
-        "Fine-tune encoders on the paper's four tasks (Table 2)",
-        Table2Settings,
-        "linformer_kit.experiments.quality.table2:main",
-        "Quality",
-        (
-            "--models my-model my-other-model --tasks sst2 imdb",
-            "--models a b --seeds 1 2 --learning_rates 3e-5 1e-4",
-        ),
-        memory=("processes", *_BATCHES, "max_length"),
-    ),
-    "bench embeddings": Command(
-        "Compare linearised sentence embedders with their teacher",
-        EmbeddingsSettings,
-        "linformer_kit.experiments.quality.embeddings:main",
-        "Quality",
-        ("--models teacher student --text_file articles/",),
-        memory=("batch_size", "tokens", "lengths"),
-    ),
-    "bench documents": Command(
-        "Compare ways to embed texts longer than an encoder",
-        DocumentsSettings,
-        "linformer_kit.experiments.quality.documents:main",
-        "Quality",
-        (
-            "my-bert --models long-bert --text_file articles/",
-            "my-bert --methods pieces linearised",
-        ),
-        positionals=("teacher",),
-        memory=("batch_size", "lengths", "fact_lengths"),
     ),
 }
 # The first words of commands of two words: one line of help, and the topic.

@@ -80,15 +80,6 @@ def code(text: str) -> str:
     return f"{fence} {text} {fence}" if "`" in text else f"`{text}`"
 
 
-def number_format(settings: dict[str, Any]) -> str:
-    """What forward passes of embedders compute in, in a sentence."""
-    dtype = settings.get("dtype", "auto")
-    if dtype == "bfloat16":
-        return "Weights and activations in bfloat16."
-    weights = "as saved" if dtype == "auto" else f"in {dtype}"
-    return f"Weights {weights}, mixed precision with bfloat16: {settings.get('bf16', 'auto')}."
-
-
 def environment_line(environment: dict[str, Any]) -> str:
     """Machine, versions, commit and date in a sentence."""
     commit = f", commit {environment['commit']}" if environment["commit"] else ""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, get_type_hints
 # commands; CLASS.NAME takes the setting of one class, and of those that inherit it, out of the group of its name.
 GROUPS = {
     "Model": """
-        model models names methods from_model tokenizer in_place student student_layers classification_head
+        model from_model tokenizer in_place student student_layers classification_head
         ConvertSettings.num_attention_heads resize_to resize_mode""",
     "Study": "base title cells variants baseline panels tune minutes measure_updates LearningSettings.projected_dims",
     "Linear attention": """
@@ -18,15 +18,14 @@ GROUPS = {
         local_convolution bias_order elastic_projected_dims""",
     "Adapter": "adapter adapter_rank base_model_name card",
     "Texts": """
-        task tasks labelled_task train_file validation_file text text_file english_file sentence_file data_dir
-        dataset_name dataset_config_name split document text_column text_pair_column labelled_text_column label_column
-        label_separator packing max_length chunk_tokens pieces min_tokens stride seq_len max_tokens samples articles
-        queries candidates fit_samples cosine_lengths max_train_samples max_eval_samples
-        validation_fraction split_seed streaming cache_dir""",
+        task train_file validation_file text text_file english_file sentence_file data_dir
+        dataset_name dataset_config_name split document text_column text_pair_column label_column label_separator
+        packing max_length chunk_tokens pieces stride seq_len max_tokens samples fit_samples max_train_samples
+        max_eval_samples validation_fraction split_seed streaming cache_dir""",
     "Prediction": "top_k threshold",
     "Export": "format int8",
     "Measurement": """
-        mode n lengths fact_lengths projected_dims systems baselines reference_length tokens
+        mode n lengths projected_dims systems baselines reference_length tokens
         InspectSettings.layers TheoremsSettings.layers heads at leading untrained
         unprojected head_dim epsilons draws fit_steps repetitions seconds max_seconds memory budget_gib busy_cores
         square copy_mib benchmark seed""",
@@ -42,8 +41,8 @@ GROUPS = {
     "Training": """
         max_steps num_train_epochs learning_rate learning_rates per_device_train_batch_size gradient_accumulation_steps
         warmup_steps lr_scheduler_type projection_learning_rate_factor
-        projection_learning_rate_factors tuning_samples mlm_probability class_weight
-        label_smoothing_factor compare_full PretrainSettings.seed DistillSettings.seed seeds one_seed weight_decay
+        mlm_probability class_weight
+        label_smoothing_factor compare_full PretrainSettings.seed DistillSettings.seed seeds weight_decay
         projection_weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm max_skipped_updates""",
     "Evaluation and checkpoints": """
         eval_steps save_steps per_device_eval_batch_size save_total_limit load_best_model_at_end metric_for_best_model

@@ -1,0 +1,456 @@
+"""Ways to embed a text that is longer than its encoder's longest input.
+
+The encoder on its first tokens (`cut`), the mean over pieces of it (also overlapping by half), with full attention and
+resized positions (`stretched`), by `linearize` without training (`linearised`), and linear models, such as one with an
+adapter. All get the same first n tokens of a text. What is measured (`--tasks`):
+
+- agreement: cosine to the embeddings of `pieces`, which the adapters are taught.
+- late_sentence: the text of a sentence is searched, by the position of the sentence; within the encoder's longest
+  input it is a control.
+- same_document: the first half of a text searches its second half.
+- passkey, needle: a number in a repeated text or a made-up fact in a long text is searched, one document for each of
+  several persons (LongEmbed, Zhu et al. 2024, arXiv 2404.12096, with sentences of our own).
+- cost: time for one text, tokenisation included, and memory.
+
+    linformer convert sentence-transformers/all-MiniLM-L6-v2 student --in_place --adapter all-MiniLM-L6-v2-4096
+    python -m reproduce.documents --teacher sentence-transformers/all-MiniLM-L6-v2 --models student \
+        --text_file wikipedia --queries 200 --output_dir runs/documents
+
+All of it takes some hours on two cores for MiniLM and 2,000 articles, `--tasks cost` minutes.
+
+Results: benchmarks/documents-minilm-4096_xeon-2-cores_202611 (pieces find as much as linear attention and both more
+than `cut` and `stretched`), its cost in benchmarks/documents-minilm-bfloat16_xeon-2-cores_202611, and
+benchmarks/documents-minilm-python_xeon-2-cores_202611 (text unlike the adapters' training text).
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from linformer_kit.data.documents import read_documents
+from linformer_kit.data.files import find_files
+from linformer_kit.environment import best_device
+from linformer_kit.errors import InputError, renamed
+from linformer_kit.experiments.measure import peak_bytes
+from linformer_kit.inference.chunks import embed_pieces
+from linformer_kit.inference.embedder import Embedder
+from linformer_kit.linearized.linearize import linearize
+from linformer_kit.linearized.positions import longest_input
+from linformer_kit.report.figures import log_ticks, new_panels, number_ticks, show_grid
+from linformer_kit.report.numbers import mebibytes, milliseconds
+from linformer_kit.settings import ResizeMode
+from reproduce.common import Record, Results, by_name, run
+from reproduce.embeddings import (
+    Precision,
+    add_costs,
+    forward,
+    groups,
+    lengthened,
+    load,
+    mean_and_lowest,
+    pivot,
+    shown_cosine,
+)
+from reproduce.long_texts import (
+    MOST_FACTS,
+    NOISE,
+    LongText,
+    draw_facts,
+    draw_sentences,
+    draw_texts,
+    hide,
+    split_in_halves,
+    with_tokens,
+)
+
+Task = Literal["agreement", "late_sentence", "same_document", "passkey", "needle", "cost"]
+TASKS: dict[str, str] = {
+    "agreement": "Cosine to the embeddings of `pieces`, mean (lowest)",
+    "late_sentence": "Late sentence: recall at 1 (at 10) among all texts, by the position of the sentence in tokens",
+    "same_document": "Same document: recall at 1 (at 10), mean reciprocal rank",
+    "passkey": "Passkey: accuracy at 1",
+    "needle": "Needle: accuracy at 1",
+    "cost": "Milliseconds for one text, median of interleaved runs, and peak memory in MiB beside the model's own",
+}
+LINES = 6  # in a panel of the figure
+
+
+@dataclass(kw_only=True)
+class Settings:
+    """Settings of the script.
+
+    Attributes:
+        teacher: Folder or hub id of a sentence embedder; its tokenizer measures lengths.
+        models: Folders or hub ids of long encoders to compare with it. Their last parts are their names.
+        text_file: Files, folders or globs of texts, for all tasks but passkey and cost.
+        tasks: What is measured.
+        lengths: Values of n in tokens, special ones included; hidden facts also at half of the least.
+        articles: Number of texts that are searched for a late sentence, each longer than the teacher's longest input.
+        queries: Number of texts of at least the largest n from which queries are drawn.
+        candidates: Number of documents with a hidden fact, at each n.
+        resize_mode: How the positions of `stretched` are resized.
+        precision: All in float32 or bfloat16, or mixed: weights in float32, bfloat16 where the processor has it.
+        batch_size: Texts or pieces in a forward pass.
+        output_dir: New folder for the results, or one to continue; default: a new folder below runs/.
+    """
+
+    teacher: str
+    models: list[str] = field(default_factory=list)
+    text_file: list[str] | None = None
+    tasks: list[Task] = field(default_factory=lambda: list(TASKS))  # type: ignore[arg-type]
+    lengths: list[int] = field(default_factory=lambda: [512, 1024, 2048, 4096])
+    articles: int = 2000
+    queries: int = 200
+    candidates: int = 50
+    resize_mode: ResizeMode = "extend"
+    precision: Precision = "mixed"
+    batch_size: int = 8
+    output_dir: str | None = None
+
+
+# The methods
+
+
+@dataclass(frozen=True)
+class Method:
+    """Embeddings of length 1 of texts, truncated or by pieces.
+
+    Attributes:
+        embedder: The encoder.
+        limit: Maximum input length in tokens.
+        overlap: Share of a piece that the next one repeats; None: truncated.
+    """
+
+    embedder: Embedder
+    limit: int
+    overlap: float | None = None
+
+    def __call__(self, texts: Sequence[str], what: str) -> np.ndarray:
+        """Embeddings, `[texts, embed]`; `what` describes them in the progress bar."""
+        self.embedder.truncate(self.limit)
+        if self.overlap is None:
+            return self.embedder.embed(texts, what)
+        return embed_pieces(self.embedder, texts, what, overlap=self.overlap)
+
+
+def build_method(name: str, settings: Settings) -> Method:
+    """A method of the teacher, or a model.
+
+    Raises:
+        InputError: for a teacher that cannot be made longer or linear, and a model that does not take the lengths.
+    """
+    longest = max(settings.lengths)
+    models = by_name(settings.models) if settings.models else {}
+    if name in models:
+        embedder = load(models[name], settings.precision, settings.batch_size)
+        limit = longest_input(embedder.model) or longest
+        if limit < longest:
+            raise InputError(f"lengths: expected at most {limit:,} (the limit of {name}), got {longest:,}")
+        return Method(embedder, limit)
+    teacher = load(settings.teacher, settings.precision, settings.batch_size, field="teacher")
+    overlaps = {"cut": None, "pieces": 0.0, "pieces, overlapping": 0.5}
+    if name in overlaps:
+        return Method(teacher, teacher.longest, overlaps[name])
+    length, sentences = max(longest, teacher.longest), copy.deepcopy(teacher.sentences)
+    if name == "stretched":
+        sentences[0].model = lengthened(teacher.model, longest, settings.resize_mode)
+    else:
+        with renamed("model", "teacher"):
+            sentences = linearize(sentences, max_position_embeddings=length)
+    return Method(Embedder(sentences, forward(settings.precision, settings.batch_size)), length)
+
+
+BUILT = ("cut", "pieces", "pieces, overlapping", "stretched", "linearised")
+
+
+# The texts
+
+
+class Search(NamedTuple):
+    """Queries, documents, and for each query the index of the document to find and where in it the query is from."""
+
+    queries: list[str]
+    documents: list[str]
+    targets: list[int]
+    positions: list[str | None]
+
+
+class Inputs:
+    """All texts of a measurement.
+
+    Args:
+        settings: The settings.
+        teacher: The encoder whose tokenizer measures lengths.
+
+    Attributes:
+        lengths: Values of n by task.
+        long: Texts of at least the largest n.
+        noise: The text around the passkeys, and of the measurement of time.
+
+    Raises:
+        InputError: for texts that cannot be used, and too few long ones.
+    """
+
+    def __init__(self, settings: Settings, teacher: Embedder) -> None:
+        self._settings, self._tokenizer = settings, teacher.tokenizer
+        self._special = teacher.tokenizer.num_special_tokens_to_add(pair=False)
+        lengths = sorted(settings.lengths)
+        if not lengths or lengths[0] // 2 <= self._special:
+            raise InputError(f"lengths: expected one or more above {2 * self._special + 1}, got {settings.lengths}")
+        self._longest = lengths[-1]
+        facts = [lengths[0] // 2, *lengths]
+        self.lengths = {task: facts if task in ("passkey", "needle") else lengths for task in TASKS}
+        self.lengths["late_sentence"] = lengths[-1:]
+        within = min(teacher.longest, self._longest)
+        self._articles = self._read(within) if set(settings.tasks) - {"passkey", "cost"} else []
+        self.long = [text for text in self._articles if text.tokens >= self._longest - self._special]
+        for name, needed in (("queries", {"agreement", "same_document"}), ("candidates", {"needle"})):
+            wanted = getattr(settings, name)
+            if needed & set(settings.tasks) and not 1 <= wanted <= len(self.long):
+                enough = f"1 to {len(self.long)} (the searched texts of at least {self._longest:,} tokens)"
+                raise InputError(f"{name}: expected {enough}, got {wanted}")
+        if not 1 <= settings.candidates <= MOST_FACTS:
+            raise InputError(f"candidates: expected 1 to {MOST_FACTS}, got {settings.candidates}")
+        self._edges = [0, within, *(n for n in lengths if n > teacher.longest)]
+        repeated = NOISE * (1 + self._longest // len(NOISE.split()))
+        self.noise = next(with_tokens([repeated], self._tokenizer, keep=self._longest))
+
+    def _read(self, within: int) -> list[LongText]:
+        """Texts of more tokens than the teacher reads."""
+        settings, least = self._settings, within - self._special + 1
+        texts = read_documents(find_files(settings.text_file or [], field="text_file"), document="auto", column="text")
+        drawn = draw_texts(texts, self._tokenizer, least=least, keep=2 * self._longest, count=settings.articles)
+        if len(drawn) < settings.articles:
+            enough = f"at most {len(drawn)} (the different texts of at least {least:,} tokens)"
+            raise InputError(f"articles: expected {enough}, got {settings.articles}")
+        return drawn
+
+    def prefixes(self, texts: Sequence[LongText], n: int) -> list[str]:
+        """The first tokens of texts; with special tokens they have n or less."""
+        return [text.prefix(n - self._special) for text in texts]
+
+    def search(self, task: str, n: int) -> Search:
+        """Queries and documents of a task at a length."""
+        if task == "late_sentence":
+            return self._late_sentences(n)
+        if task == "same_document":
+            halves = zip(*map(split_in_halves, self.long[: self._settings.queries]), strict=True)
+            first, second = (self.prefixes(side, n) for side in halves)
+            return Search(first, second, list(range(len(first))), [None] * len(first))
+        facts = draw_facts(task, self._settings.candidates)
+        around = itertools.cycle([self.noise] if task == "passkey" else self.long[: len(facts)])
+        documents = [hide(fact, next(around), tokens=n - self._special, count=self._count) for fact in facts]
+        return Search([fact.question for fact in facts], documents, list(range(len(facts))), [None] * len(facts))
+
+    def _late_sentences(self, n: int) -> Search:
+        ranges = list(itertools.pairwise(self._edges))
+        within = [(max(0, low - self._special), high - self._special) for low, high in ranges]
+        least = self._longest - self._special
+        drawn = draw_sentences(self._articles, within, least=least, count=self._settings.queries)
+        labels = [f"{low:,}–{high:,}" for low, high in ranges]
+        return Search(
+            [sentence.text for sentence in drawn],
+            self.prefixes(self._articles, n),
+            [sentence.document for sentence in drawn],
+            [labels[sentence.position] for sentence in drawn],
+        )
+
+    def _count(self, sentence: str) -> int:
+        """Tokens of a sentence within a text."""
+        return len(self._tokenizer(f" {sentence}", add_special_tokens=False, verbose=False)["input_ids"])
+
+
+# What is measured
+
+
+def measure(settings: Settings, results: Results) -> None:
+    """Add the scores of each method on each task at each length, and its cost.
+
+    Raises:
+        InputError: for models, texts and settings that cannot be used, before any measurement.
+    """
+    if settings.text_file is None and (needed := set(settings.tasks) - {"passkey", "cost"}):
+        raise InputError(f"text_file: expected texts for {', '.join(sorted(needed))}, got none")
+    models = by_name(settings.models) if settings.models else {}
+    if set(models) & set(BUILT):
+        raise InputError(f"models: expected other names than {', '.join(BUILT)}, got {', '.join(models)}")
+    teacher = load(settings.teacher, settings.precision, settings.batch_size, field="teacher")
+    if not teacher.tokenizer.is_fast:
+        raise InputError("teacher: expected a fast tokenizer (tokenizer.json), got a slow one")
+    inputs = Inputs(settings, teacher)
+    methods = {name: build_method(name, settings) for name in (*BUILT, *models)}
+    for task in settings.tasks:
+        for n in inputs.lengths[task]:
+            if task == "cost":
+                (text,) = inputs.prefixes([inputs.noise], n)
+                cases = {name: functools.partial(method, [text], "time") for name, method in methods.items()}
+                peaks = {name: (_peak, name, settings, text) for name in methods}
+                add_costs(results, cases, peaks, n=n, precision=settings.precision)
+            elif task == "agreement":
+                _add_agreement(settings, results, inputs, methods, n)
+            else:
+                _add_search(results, inputs.search(task, n), methods, task, n)
+
+
+def _add_agreement(settings: Settings, results: Results, inputs: Inputs, methods: dict[str, Method], n: int) -> None:
+    texts = inputs.prefixes(inputs.long[: settings.queries], n)
+    reference = functools.cache(lambda: methods["pieces"](texts, f"agreement, reference, {n} tokens"))
+    for name, method in methods.items():
+        if results.find(measured="agreement", name=name, n=n) is None:
+            cosine = (method(texts, f"agreement, {name}, {n} tokens") * reference()).sum(axis=1)
+            results.add(measured="agreement", name=name, n=n, texts=len(texts), **mean_and_lowest(cosine))
+
+
+def _add_search(results: Results, search: Search, methods: dict[str, Method], task: str, n: int) -> None:
+    """Add a record for each method, or for each method and position."""
+    positions = np.array(search.positions, dtype=object)
+    for name, method in methods.items():
+        keys = [{"measured": task, "name": name, "n": n, "position": each} for each in dict.fromkeys(positions)]
+        if any(results.find(**key) is None for key in keys):
+            what = f"{task}, {name}, {n} tokens"
+            found = ranks(method(search.queries, what), method(search.documents, what), search.targets)
+            for key in keys:
+                if results.find(**key) is None:
+                    results.add(**key, **search_scores(found[positions == key["position"]]))
+
+
+def ranks(queries: np.ndarray, documents: np.ndarray, targets: Sequence[int]) -> np.ndarray:
+    """Rank of the document to find among all documents by the cosine of embeddings, int `[queries]`; 1: the nearest.
+
+    Other documents with the same cosine count as nearer, so a method that makes documents equal finds none of them.
+
+    Args:
+        queries: Embeddings of length 1, `[queries, embed]`.
+        documents: Embeddings of length 1, `[documents, embed]`.
+        targets: For each query, the index of the document to find.
+    """
+    cosine = queries @ documents.T
+    own = cosine[np.arange(len(targets)), targets]
+    return (cosine >= own[:, None]).sum(axis=1)
+
+
+def search_scores(found: np.ndarray) -> Record:
+    """Recall at 1 and 10 and mean reciprocal rank of ranks, int `[queries]`."""
+    return {
+        "recall@1": float((found <= 1).mean()),
+        "recall@10": float((found <= 10).mean()),
+        "mrr": float((1 / found).mean()),
+        "queries": len(found),
+    }
+
+
+def _peak(name: str, settings: Settings, text: str, threads: int) -> int:
+    """Peak memory of one method for a text, in addition to the model's own."""
+    torch.set_num_threads(threads)
+    method = build_method(name, settings)
+    method([text], "memory")
+    return peak_bytes(lambda: method([text], "memory"), best_device())
+
+
+# Tables and figure
+
+
+def table(content: Record) -> str:
+    """A table for each task."""
+    settings = content["settings"]
+    parts = [
+        "# Embeddings of long texts",
+        f"Teacher: {settings['teacher']}; positions of `stretched`: {settings['resize_mode']}. n is the number of "
+        "tokens that a method may read of a text, special tokens included; embeddings are compared by cosine.",
+    ]
+    for task, title in TASKS.items():
+        key = {"agreement": "texts", "cost": "precision"}.get(task, "queries")
+        for value, chosen in groups(content["records"], task, key):
+            of = f"precision: {value}" if task == "cost" else f"{value} {key}"
+            parts += [f"{title} ({of}):", pivot(chosen, "method", _column, CELLS[task])]
+            late = [record for record in chosen if record.get("position") and not record["position"].startswith("0–")]
+            if late:
+                parts += ["All positions but the first together:", pivot(_means(late), "method", _column, _recalls)]
+    return "\n\n".join(parts)
+
+
+def _column(record: Record) -> str:
+    return record.get("position") or f"n {record['n']:,}"
+
+
+def _recalls(record: Record) -> str:
+    return f"{record['recall@1']:.1%} ({record['recall@10']:.1%})"
+
+
+def _accuracy(record: Record) -> str:
+    return f"{record['recall@1']:.1%}"
+
+
+CELLS = {
+    "agreement": shown_cosine,
+    "late_sentence": _recalls,
+    "same_document": lambda record: f"{_recalls(record)}, {record['mrr']:.3f}",
+    "passkey": _accuracy,
+    "needle": _accuracy,
+    "cost": lambda record: f"{milliseconds(record['median_s'])} ms, {mebibytes(record['peak_bytes'])} MiB",
+}
+
+
+def _means(records: list[Record]) -> list[Record]:
+    """The mean recalls of each method over positions with equally many queries."""
+    return [
+        {"name": name, "position": "recall at 1 (at 10)"}
+        | {recall: float(np.mean([each[recall] for each in records if each["name"] == name])) for recall in RECALLS}
+        for name in dict.fromkeys(record["name"] for record in records)
+    ]
+
+
+RECALLS = ("recall@1", "recall@10")
+PANELS = {
+    "agreement": ("cosine", "cosine to pieces"),
+    "late_sentence": ("recall@1", "late sentence: recall at 1"),
+    "passkey": ("recall@1", "passkey: accuracy at 1"),
+    "cost": ("median_s", "seconds for one text"),
+}
+
+
+def draw(content: Record) -> Figure | None:
+    """Quality by n, or by the position of the sentence, and time by n; a line for each method, six at most."""
+    found = {task: [record for record in content["records"] if record["measured"] == task] for task in PANELS}
+    found = {task: records for task, records in found.items() if records}
+    names = list(dict.fromkeys(record["name"] for records in found.values() for record in records))
+    if not found:
+        return None
+    figure, panels = new_panels(len(found), (4.6, 3.4))
+    for axes, (task, records) in zip(panels, found.items(), strict=True):
+        first = records[0].get("precision")  # one line for each method
+        _draw_panel(axes, task, [record for record in records if record.get("precision") == first], names[:LINES])
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize="small")
+    return figure
+
+
+def _draw_panel(axes: Axes, task: str, records: list[Record], names: list[str]) -> None:
+    measure, title = PANELS[task]
+    columns = list(dict.fromkeys(map(_column, records)))
+    for number, name in enumerate(names):
+        own = [record for record in records if record["name"] == name]
+        points = [(columns.index(_column(record)), record[measure]) for record in own]
+        axes.plot(*zip(*sorted(points), strict=True), marker="osD^vP"[number], label=name)
+    axes.set_xticks(range(len(columns)), columns, fontsize=8)
+    axes.set_title(title, fontsize=10)
+    axes.set_xlabel("position of the sentence, tokens" if task == "late_sentence" else "tokens read")
+    if task == "cost":
+        axes.set_yscale("log")
+        log_ticks(axes.yaxis)
+        number_ticks(axes.yaxis, "g")
+    show_grid(axes)
+
+
+if __name__ == "__main__":
+    run(Settings, measure, table, draw)

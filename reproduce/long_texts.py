@@ -1,0 +1,236 @@
+"""Long texts and what is searched in them, for `reproduce.documents`: first tokens, late sentences, hidden facts.
+
+All choices follow from the seed 0.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from linformer_kit.data.sentences import sentence_spans
+from linformer_kit.errors import InputError
+
+CHARACTERS = 10  # of a token, more than the mean of any text: what is beyond is not tokenised
+TOGETHER = 64  # texts in one call of a tokenizer
+SEED = 0
+QUERY_WORDS = range(6, 61)  # of a sentence that is a query
+
+# Passkey and needle as in Zhu et al. 2024 (arXiv 2404.12096), with sentences of our own.
+NOISE = "The street is quiet this morning. A light rain falls on the roofs. People open their umbrellas and walk on. "
+FACTS = {
+    "passkey": (("The passkey of {name} is {number}.", "What is the passkey of {name}?"),),
+    "needle": (
+        ("{name} keeps a spare key under the blue flower pot.", "Where does {name} keep a spare key?"),
+        ("{name} learned to play the cello from a retired sailor.", "Which instrument did {name} learn to play?"),
+        ("{name} eats two green apples before every concert.", "What does {name} eat before every concert?"),
+        ("{name} once crossed the lake in a boat made of cardboard.", "How did {name} once cross the lake?"),
+        ("{name} was born in a lighthouse during a storm.", "Where was {name} born?"),
+    ),
+}
+# fmt: off
+FIRST_NAMES = (
+    "Ada", "Boris", "Clara", "Dario", "Elena", "Felix", "Greta", "Hugo", "Irene", "Jonas",
+    "Karla", "Leon", "Mira", "Nadia", "Oskar", "Paula", "Quentin", "Rosa", "Simon", "Tara",
+)
+LAST_NAMES = (
+    "Adler", "Brandt", "Costa", "Dumont", "Eriksen", "Fischer", "Garcia", "Hansen", "Ivanov", "Jansen",
+    "Keller", "Lindgren", "Moreau", "Novak", "Olsen", "Petrov", "Romano", "Sato", "Tanaka", "Weber",
+)
+# fmt: on
+MOST_FACTS = len(FIRST_NAMES) * len(LAST_NAMES)
+
+
+@dataclass(frozen=True)
+class LongText:
+    """A text and its tokens, special tokens not included.
+
+    Attributes:
+        text: The text.
+        starts: First character of each token.
+        ends: The character after each token.
+    """
+
+    text: str
+    starts: np.ndarray
+    ends: np.ndarray
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens."""
+        return len(self.ends)
+
+    def prefix(self, tokens: int) -> str:
+        """The text of the first tokens."""
+        return self.text if tokens >= self.tokens else self.text[: self.ends[tokens - 1]]
+
+    def part(self, first: int, last: int) -> LongText:
+        """The text of the tokens from `first` to before `last`, white space before it included."""
+        start, end = int(self.ends[first - 1]) if first else 0, int(self.ends[last - 1])
+        return LongText(self.text[start:end], self.starts[first:last] - start, self.ends[first:last] - start)
+
+    def token_span(self, start: int, end: int) -> tuple[int, int]:
+        """First token of the characters from `start` to before `end`, and the token after the last one."""
+        return int(np.searchsorted(self.ends, start, side="right")), int(np.searchsorted(self.starts, end))
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A sentence of a text.
+
+    Attributes:
+        text: The sentence.
+        document: Index of its text.
+        position: Index of the range of tokens that it stands in.
+    """
+
+    text: str
+    document: int
+    position: int
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A sentence to hide in a document.
+
+    Attributes:
+        sentence: The sentence.
+        question: The query that asks for it.
+        depth: Where it is inserted, as a share of the document.
+    """
+
+    sentence: str
+    question: str
+    depth: float
+
+
+def with_tokens(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, keep: int) -> Iterator[LongText]:
+    """The first `keep` tokens of each text, by a fast tokenizer."""
+    trimmed = [text[: keep * CHARACTERS] for text in texts]
+    encoded = tokenizer(trimmed, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    for text, offsets in zip(trimmed, encoded["offset_mapping"], strict=True):
+        places = np.array(offsets[:keep], dtype=np.int64).reshape(-1, 2)
+        end = int(places[-1, 1]) if len(offsets) > keep else len(text)
+        yield LongText(text[:end], places[:, 0], places[:, 1])
+
+
+def draw_texts(
+    texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, *, least: int, keep: int, count: int
+) -> list[LongText]:
+    """Draw different texts at random: `count` or, if there are fewer, all.
+
+    Args:
+        texts: All texts; of equal ones, one is used.
+        tokenizer: A fast tokenizer.
+        least: Minimum number of tokens.
+        keep: As for `with_tokens`.
+        count: Number of texts.
+    """
+    different = [text for text in dict.fromkeys(texts) if len(text) >= least]  # a token has one character or more
+    drawn: list[LongText] = []
+    order = np.random.default_rng(SEED).permutation(len(different))
+    for start in range(0, len(order), TOGETHER):
+        batch = with_tokens([different[index] for index in order[start : start + TOGETHER]], tokenizer, keep=keep)
+        drawn += [text for text in batch if text.tokens >= least]
+        if len(drawn) >= count:
+            break
+    return drawn[:count]
+
+
+def draw_sentences(
+    texts: Sequence[LongText], ranges: Sequence[tuple[int, int]], *, least: int, count: int
+) -> list[Sentence]:
+    """Draw a sentence from each range of tokens of `count` texts.
+
+    A sentence that occurs twice, in one text or in two, is not drawn.
+
+    Args:
+        texts: All texts that are searched.
+        ranges: First token of each range and the token after its last; the sentence lies completely in it.
+        least: Minimum number of tokens of the texts to draw from.
+        count: Number of texts to draw from.
+
+    Raises:
+        InputError: if fewer texts have a sentence in each range.
+    """
+    spans = [sentence_spans(text.text) for text in texts]
+    occurrences = Counter(
+        _words(text.text[start:end]) for text, places in zip(texts, spans, strict=True) for start, end in places
+    )
+    random = np.random.default_rng(SEED)
+    drawn: list[Sentence] = []
+    for index in map(int, random.permutation(len(texts))):
+        text = texts[index]
+        if text.tokens < least:
+            continue
+        usable: list[list[str]] = [[] for _ in ranges]
+        for start, end in spans[index]:
+            words = _words(text.text[start:end])
+            first, last = text.token_span(start, end)
+            for position, (low, high) in enumerate(ranges):
+                if low <= first and last <= high and len(words) in QUERY_WORDS and occurrences[words] == 1:
+                    usable[position].append(text.text[start:end])
+        if all(usable):
+            drawn += [Sentence(each[random.integers(len(each))], index, place) for place, each in enumerate(usable)]
+        if len(drawn) == count * len(ranges):
+            return drawn
+    raise InputError(
+        f"queries: expected at most {len(drawn) // len(ranges)} (searched texts of at least {least:,} tokens with a "
+        f"sentence of {QUERY_WORDS[0]} to {QUERY_WORDS[-1]} words at each position), got {count}"
+    )
+
+
+def _words(sentence: str) -> tuple[str, ...]:
+    return tuple(sentence.casefold().split())
+
+
+def split_in_halves(text: LongText) -> tuple[LongText, LongText]:
+    """Two disjoint parts of a text: before and from the first sentence that begins in the second half."""
+    middle = text.tokens // 2
+    first = (text.token_span(*span)[0] for span in sentence_spans(text.text))
+    split = next((token for token in first if middle <= token < text.tokens), middle)
+    return text.part(0, split), text.part(split, text.tokens)
+
+
+def draw_facts(task: str, count: int) -> list[Fact]:
+    """Different persons, each with one fact, and random depths.
+
+    Args:
+        task: `passkey` or `needle`.
+        count: Number of facts, at most `MOST_FACTS`.
+    """
+    random = np.random.default_rng(SEED)
+    facts = []
+    for number, person in enumerate(random.permutation(MOST_FACTS)[:count]):
+        sentence, question = FACTS[task][number % len(FACTS[task])]
+        values = {
+            "name": f"{FIRST_NAMES[person % len(FIRST_NAMES)]} {LAST_NAMES[person // len(FIRST_NAMES)]}",
+            "number": random.integers(10_000, 100_000),
+        }
+        facts.append(Fact(sentence.format(**values), question.format(**values), float(random.random())))
+    return facts
+
+
+def hide(fact: Fact, text: LongText, *, tokens: int, count: Callable[[str], int]) -> str:
+    """The first tokens of a text with the fact between two of its sentences, at the fact's depth.
+
+    Args:
+        fact: The fact.
+        text: The text around it.
+        tokens: Tokens of the result, fact included.
+        count: Gives the number of tokens of a sentence.
+
+    Raises:
+        InputError: if the fact does not fit.
+    """
+    own = count(fact.sentence)
+    if own >= tokens:
+        raise InputError(f"lengths: expected room for more than the {own} tokens of a fact, got {tokens}")
+    around = text.prefix(tokens - own)
+    places = [*(start for start, _ in sentence_spans(around)), len(around)]
+    place = min(places, key=lambda each: abs(each - fact.depth * len(around)))
+    return " ".join(filter(None, (around[:place].rstrip(), fact.sentence, around[place:].lstrip())))

@@ -1,0 +1,463 @@
+"""Table 2 of the paper: encoders fine-tuned on SST-2, IMDB, QNLI and QQP.
+
+The paper: Linformers of base size are about as accurate as RoBERTa-base, at most a point apart.
+Here: are they as accurate as the first model, and more accurate than a logistic regression on the words alone?
+Learning rates are tried for all models alike with the first seed; the best is trained with all seeds. Models that have
+E and F (or W_P) also try the learning rates of these.
+
+    python -m reproduce.table2 --models transformer linformer --data_dir DIR --seeds 1 2 3 \
+        --learning_rates 3e-4 1e-3 --projection_learning_rate_factors 0 0.1 --output_dir runs/table2
+
+DIR has a folder for each task (linformer_kit/data/tasks.py names the files); without it they come from the hub.
+With all texts an encoder of 4 layers, 128 wide, takes minutes for each training on two cores, MiniLM an hour; a GPU is
+used if there is one. `--max_train_samples 64 --max_eval_samples 64` shows in a minute what comes out.
+
+Results: benchmarks/table2-figure3_zen4-2-cores_202611 (encoders of 4 layers: no difference is clear, and none is better
+than the words alone) and benchmarks/table2-minilm_zen4-2-cores_202611 (MiniLM and its linear version: no difference).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import shutil
+import statistics
+from collections.abc import Iterator
+
+import numpy as np
+import pandas
+from matplotlib.figure import Figure
+from scipy.sparse import hstack, spmatrix
+from scipy.stats import binomtest
+from sklearn.feature_extraction.text import CountVectorizer
+from sklearn.linear_model import LogisticRegression
+
+from linformer_kit.data.examples import Example
+from linformer_kit.data.labelled import LabelledTexts, load_labelled
+from linformer_kit.data.tasks import TASKS
+from linformer_kit.errors import DivergedError
+from linformer_kit.report.base import shortened
+from linformer_kit.report.figures import new_figure, show_grid
+from linformer_kit.report.numbers import mean_and_deviation
+from linformer_kit.settings import FinetuneSettings, TaskName
+from linformer_kit.training.finetune import finetune, load_encoder
+from linformer_kit.training.memory import keep_freed_memory
+from linformer_kit.training.optimizer import projection_parameters
+from reproduce.common import Record, Results, by_name, markdown, run
+
+WORDS = {False: "words alone", True: "words, shared ones marked"}  # logistic regressions
+STRENGTHS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)  # inverse strengths of their regularisation
+LEAST_POINTS = 2.0  # width of a panel of the figure, so that a small difference does not look large
+
+# Table 2 of Wang et al. 2020: accuracy in percent on SST-2, IMDB, QNLI and QQP, by n and model.
+PAPER = {
+    (512, "RoBERTa-base"): (93.1, 94.1, 90.9, 90.9),
+    (512, "Linformer, 128"): (92.4, 94.0, 90.4, 90.2),
+    (512, "Linformer, 128, shared kv"): (93.4, 93.4, 90.3, 90.3),
+    (512, "Linformer, 128, shared kv, layer"): (93.2, 93.8, 90.1, 90.2),
+    (512, "Linformer, 256"): (93.2, 94.0, 90.6, 90.5),
+    (512, "Linformer, 256, shared kv"): (93.3, 93.6, 90.6, 90.6),
+    (512, "Linformer, 256, shared kv, layer"): (93.1, 94.1, 91.2, 90.8),
+    (512, "BERT-base"): (92.7, 93.5, 91.8, 89.6),
+    (512, "Distilled BERT"): (91.3, 92.8, 89.2, 88.5),
+    (1024, "Linformer, 256"): (93.0, 93.8, 90.4, 90.4),
+    (1024, "Linformer, 256, shared kv"): (93.0, 93.6, 90.3, 90.4),
+    (1024, "Linformer, 256, shared kv, layer"): (93.2, 94.2, 90.8, 90.5),
+}
+
+Rates = tuple[float, float]  # learning rate, and that of E and F as a multiple of it
+
+
+@dataclasses.dataclass(kw_only=True)
+class Settings:
+    """Settings of the script.
+
+    Attributes:
+        models: Folders or hub ids of encoders; all are compared with the first. Their last parts are their names.
+        tasks: Tasks to train on, of sst2, imdb, qnli and qqp.
+        data_dir: Folder with a folder for each task; default: the hub.
+        seeds: Seeds of each model on each task.
+        learning_rates: Learning rates to try with the first seed.
+        projection_learning_rate_factors: Learning rates of E and F, or of W_P, as multiples of the learning rate, to
+            try like these, for models that have such matrices.
+        tuning_samples: Number of training texts, and of validation texts, with which rates are compared, for tasks that
+            have more; default: all. Fewer updates may favour higher rates.
+        max_train_samples: Maximum number of training texts; default: all.
+        max_eval_samples: Maximum number of validation texts; default: all.
+        num_train_epochs: Passes over the training texts.
+        per_device_train_batch_size: Texts in an update.
+        output_dir: New folder for the results, or one to continue; default: a new folder below runs/.
+    """
+
+    models: list[str]
+    tasks: list[TaskName] = dataclasses.field(default_factory=lambda: ["sst2", "imdb", "qnli", "qqp"])
+    data_dir: str | None = None
+    seeds: list[int] = dataclasses.field(default_factory=lambda: [0])
+    learning_rates: list[float] = dataclasses.field(default_factory=lambda: [3e-5, 1e-4])
+    projection_learning_rate_factors: list[float] = dataclasses.field(default_factory=lambda: [0.1])
+    tuning_samples: int | None = None
+    max_train_samples: int | None = None
+    max_eval_samples: int | None = None
+    num_train_epochs: float = 1.0
+    per_device_train_batch_size: int = 32
+    output_dir: str | None = None
+
+
+# What is measured
+
+
+def measure(settings: Settings, results: Results) -> None:
+    """Add the accuracy of the words alone on each task, and a record for each training.
+
+    Raises:
+        InputError: for models and texts that cannot be used.
+    """
+    models = by_name(settings.models)
+    keep_freed_memory()
+    for task in settings.tasks:
+        texts = load_labelled(_finetune_settings(settings, settings.models[0], task))
+        for shared in (False, True) if TASKS[task].text_pair_column else (False,):
+            if results.find(model=WORDS[shared], task=task) is None:
+                results.add(model=WORDS[shared], task=task, **words_alone(texts, shared=shared))
+        few = settings.tuning_samples
+        tuning = few if few is not None and few < len(texts.train) else None
+        for name, model in models.items():
+            encoder, _ = load_encoder(_finetune_settings(settings, model, task), texts.labels, seed=0)
+            factors = settings.projection_learning_rate_factors
+            factors = factors if projection_parameters(encoder) else factors[:1]
+            several = list(itertools.product(settings.learning_rates, factors))
+            _measure_model(settings, results, name, _finetune_settings(settings, model, task), several, tuning)
+
+
+def _measure_model(
+    settings: Settings, results: Results, name: str, own: FinetuneSettings, several: list[Rates], tuning: int | None
+) -> None:
+    """Compare rates with the first seed, on at most `tuning` texts, then train at the best with all seeds."""
+
+    def train(rates: Rates, seed: int, few: int | None = None) -> None:
+        rate, factor = rates
+        key: Record = {
+            "model": name,
+            "task": own.task,
+            "learning_rate": rate,
+            "projection_learning_rate_factor": factor,
+        }
+        key |= {"seed": seed, "tuning": few is not None}
+        if results.find(**key) is None:
+            folder = results.folder / "-".join(map(str, key.values()))
+            results.add(
+                **key,
+                **_train(
+                    dataclasses.replace(
+                        own,
+                        learning_rate=rate,
+                        projection_learning_rate_factor=factor,
+                        seeds=[seed],
+                        max_train_samples=few or own.max_train_samples,
+                        max_eval_samples=min(filter(None, (few, own.max_eval_samples)), default=None),
+                        output_dir=str(folder),
+                        resume=True,
+                    )
+                ),
+            )
+            shutil.rmtree(folder)
+
+    def records() -> list[Record]:
+        return _of(results.content["records"], name, str(own.task))
+
+    for rates in several if len(several) > 1 else ():
+        train(rates, settings.seeds[0], tuning)
+    while (best := best_rates(records(), several, settings.seeds[0])) is not None:  # again if one of them diverges
+        trained = {record["seed"] for record in _trained(records(), best)}
+        missing = [seed for seed in settings.seeds if seed not in trained]
+        if not missing:
+            break
+        train(best, missing[0])
+
+
+def _train(settings: FinetuneSettings) -> Record:
+    """Fine-tune with one seed; an accuracy of None if the training diverged."""
+    try:
+        found = finetune(settings)[0]
+    except DivergedError:
+        return {"accuracy": None}
+    (trained,), texts = found["runs"], found["texts"]
+    return {
+        "parameters": found["model"]["parameters"],
+        "train": texts["train"],
+        "validation": texts["validation"],
+        **{metric: trained["metrics"][metric] for metric in found["metrics"]},
+        **{measured: trained[measured] for measured in ("updates", "seconds", "right")},
+    }
+
+
+def _finetune_settings(settings: Settings, model: str, task: TaskName) -> FinetuneSettings:
+    """What all trainings of a model on a task have in common."""
+    return FinetuneSettings(
+        model=model,
+        task=task,
+        data_dir=settings.data_dir,
+        max_train_samples=settings.max_train_samples,
+        max_eval_samples=settings.max_eval_samples,
+        num_train_epochs=settings.num_train_epochs,
+        per_device_train_batch_size=settings.per_device_train_batch_size,
+        per_device_eval_batch_size=64,
+        report_to="none",
+    )
+
+
+def best_rates(records: list[Record], several: list[Rates], first: int) -> Rates | None:
+    """The rates with the best accuracy with the first seed, in the comparison on fewer texts if there was one.
+
+    Rates at which any training diverged do not count; None if no others are left.
+
+    Args:
+        records: The trainings of one model on one task.
+        several: The rates that are tried.
+        first: The first seed.
+    """
+    diverged = {_rates_of(record) for record in records if record["accuracy"] is None}
+    left = [rates for rates in several if rates not in diverged]
+    compared = [record for record in records if record["tuning"]] or records
+    accuracy = {_rates_of(record): record["accuracy"] for record in compared if record["seed"] == first}
+    if len(several) > 1:
+        left = [rates for rates in left if rates in accuracy]
+    return max(left, key=lambda rates: accuracy.get(rates, 0.0), default=None)
+
+
+def words_alone(texts: LabelledTexts, *, shared: bool) -> Record:
+    """Accuracy of a logistic regression that knows which words a text has, but not their order.
+
+    Args:
+        texts: Labelled texts; of a pair, the features say in how many of its texts each word is.
+        shared: Whether they tell the words that both texts of a pair have from those that one alone has.
+
+    Returns:
+        The numbers of texts and, at the best of `STRENGTHS` on the validation texts, the accuracy.
+    """
+    words = CountVectorizer(token_pattern=r"\w+|[^\w\s]", binary=True)
+    words.fit(" ".join(_parts(example)) for example in texts.train)
+    inputs, measured = (_word_features(words, side, shared=shared) for side in (texts.train, texts.validation))
+    classes, expected = (
+        [texts.labels.target(example, column=texts.columns.label) for example in side]
+        for side in (texts.train, texts.validation)
+    )
+    accuracy = {
+        strength: LogisticRegression(C=strength, max_iter=1000).fit(inputs, classes).score(measured, expected)
+        for strength in STRENGTHS
+    }
+    best = max(accuracy, key=lambda strength: accuracy[strength])
+    return {"train": len(classes), "validation": len(expected), "strength": best, "accuracy": accuracy[best]}
+
+
+def _parts(example: Example) -> list[str]:
+    """The text, or the two texts of a pair."""
+    return [example.text] if example.text_pair is None else [example.text, example.text_pair]
+
+
+def _word_features(words: CountVectorizer, examples: list[Example], *, shared: bool) -> spmatrix:
+    """A row for each example, a column for each word; two if the shared words of pairs are marked."""
+    each = [words.transform(column) for column in zip(*map(_parts, examples), strict=True)]
+    if not shared:
+        return sum(each[1:], start=each[0])
+    both = each[0].multiply(each[1])
+    return hstack([both, each[0] + each[1] - 2 * both]).tocsr()
+
+
+# Table and figure
+
+
+def table(content: Record) -> str:
+    """Accuracy of each model on each task, differences to the first model, rates, and the paper's table."""
+    settings = content["settings"]
+    tasks = {task: TASKS[task].title for task in TASKS if task in settings["tasks"]}
+    first = names(content)[0]
+    paper = [
+        {
+            "n": n,
+            "model": model,
+            **{tasks[task]: value for task, value in zip(TASKS, row, strict=True) if task in tasks},
+        }
+        for (n, model), row in PAPER.items()
+    ]
+    parts = [
+        "# Table 2: fine-tuned encoders",
+        f"Accuracy in percent on the validation texts (IMDB: test texts); epochs: {settings['num_train_epochs']:g}, "
+        f"texts in an update: {settings['per_device_train_batch_size']}; mean ± sample standard deviation over seeds, "
+        "one seed where there is no ±. Learning rates and checkpoints, and the regularisation of the words' logistic "
+        "regression, are chosen on the same texts, so all figures are slightly too high.",
+        markdown(pandas.DataFrame([*_accuracies(content, tasks), *_of_words(content, tasks)])),
+    ]
+    if "qqp" in tasks:
+        f1 = [{"model": name, "F1": _spread(chosen(content, name, "qqp"), "f1")} for name in names(content)]
+        parts += ["F1 of duplicates on QQP, in percent:", markdown(pandas.DataFrame(f1))]
+    if differences := _differences(content, tasks):
+        parts += [
+            f"## Differences to {first}",
+            "In points, by seeds; then, with the first seed, the validation texts that one of the two alone classifies "
+            "right, and the p of McNemar's exact test.",
+            markdown(pandas.DataFrame(differences)),
+        ]
+    parts += [
+        "## Learning rates",
+        f"The best for each model, × the multiple for E and F. {_tried(content)}",
+        markdown(pandas.DataFrame(_best(content, tasks))),
+        "## The paper",
+        "Models of base size, pretrained for 250,000 updates on 3.3 billion words; n and k in tokens.",
+        markdown(pandas.DataFrame(paper)),
+    ]
+    return "\n\n".join(parts)
+
+
+def names(content: Record) -> list[str]:
+    """The models, the first one first."""
+    return list(by_name(content["settings"]["models"]))
+
+
+def chosen(content: Record, name: str, task: str) -> list[Record]:
+    """The trainings of a model on a task at its best rates, in the order of the seeds."""
+    records, seeds = _of(content["records"], name, task), content["settings"]["seeds"]
+    best = best_rates(records, list(dict.fromkeys(map(_rates_of, records))), seeds[0])
+    shown = [] if best is None else _trained(records, best)
+    return sorted(shown, key=lambda record: seeds.index(record["seed"]))
+
+
+def _of(records: list[Record], name: str, task: str) -> list[Record]:
+    """The records of a model on a task."""
+    return [record for record in records if (record["model"], record["task"]) == (name, task)]
+
+
+def _trained(records: list[Record], rates: Rates) -> list[Record]:
+    """The trainings with all texts at some rates."""
+    return [record for record in records if not record["tuning"] and _rates_of(record) == rates]
+
+
+def _rates_of(record: Record) -> Rates:
+    return record["learning_rate"], record["projection_learning_rate_factor"]
+
+
+def _accuracies(content: Record, tasks: dict[str, str]) -> Iterator[Record]:
+    """A row for each model."""
+    for name in names(content):
+        found = {title: chosen(content, name, task) for task, title in tasks.items()}
+        means = [
+            statistics.fmean(100 * record["accuracy"] for record in records) for records in found.values() if records
+        ]
+        yield {
+            "model": name,
+            "parameters": next((f"{records[0]['parameters']:,}" for records in found.values() if records), None),
+            **{title: _spread(records, "accuracy") for title, records in found.items()},
+            "average": f"{statistics.fmean(means):.2f}" if len(means) == len(tasks) else None,
+        }
+
+
+def _of_words(content: Record, tasks: dict[str, str]) -> Iterator[Record]:
+    """A row for each logistic regression on the words, and one for each number of texts."""
+    records = [record for record in content["records"] if record["model"] in WORDS.values()]
+    for words in WORDS.values():
+        found = {
+            tasks[record["task"]]: f"{100 * record['accuracy']:.2f}" for record in records if record["model"] == words
+        }
+        if found:
+            yield {"model": words} | found
+    for texts in ("train", "validation"):
+        yield {"model": f"({texts} texts)"} | {tasks[record["task"]]: f"{record[texts]:,}" for record in records}
+
+
+def _spread(records: list[Record], metric: str) -> str | None:
+    """Mean and standard deviation in percent."""
+    return mean_and_deviation([100 * record[metric] for record in records], 2) if records else None
+
+
+def _differences(content: Record, tasks: dict[str, str]) -> list[Record]:
+    """Each model beside the first on each task, by seeds and by texts."""
+    first, *others = names(content)
+    rows = []
+    for name, (task, title) in itertools.product(others, tasks.items()):
+        theirs = {record["seed"]: record for record in chosen(content, first, task)}
+        pairs = [(ours, theirs[ours["seed"]]) for ours in chosen(content, name, task) if ours["seed"] in theirs]
+        if pairs:
+            points = [100 * (ours["accuracy"] - other["accuracy"]) for ours, other in pairs]
+            only_ours, only_theirs, p = mcnemar(*(record["right"] for record in pairs[0]))
+            row = {"model": name, "task": title, "difference": mean_and_deviation(points, 2, sign="+")}
+            rows.append(
+                row | {"only the model": f"{only_ours:,}", f"only {first}": f"{only_theirs:,}", "p": f"{p:.3g}"}
+            )
+    return rows
+
+
+def mcnemar(ours: str, theirs: str) -> tuple[int, int, float]:
+    """Texts that one of two classifiers alone has right, and the p of McNemar's exact test.
+
+    Args:
+        ours: A bit for each text, 1 where the first is right, as hexadecimal digits.
+        theirs: The same of the second.
+    """
+    right = [np.unpackbits(np.frombuffer(bytes.fromhex(each), np.uint8)).astype(bool) for each in (ours, theirs)]
+    only_ours, only_theirs = int((right[0] & ~right[1]).sum()), int((~right[0] & right[1]).sum())
+    different = only_ours + only_theirs
+    return only_ours, only_theirs, binomtest(only_ours, different).pvalue if different else 1.0
+
+
+def _best(content: Record, tasks: dict[str, str]) -> Iterator[Record]:
+    """The best rates of each model, by task."""
+    for name in names(content):
+        found = {title: chosen(content, name, task) for task, title in tasks.items()}
+        yield {"model": name} | {title: _shown(_rates_of(each[0])) if each else None for title, each in found.items()}
+
+
+def _tried(content: Record) -> str:
+    """The rates that were compared, on how many texts, and the trainings that diverged."""
+    trained = [record for record in content["records"] if "seed" in record]
+    tried = f"Tried: {', '.join(map(_shown, sorted(set(map(_rates_of, trained)))))}."
+    fewer = {
+        (TASKS[record["task"]].title, record["train"]) for record in trained if record["tuning"] and "train" in record
+    }
+    compared = "".join(f" {title}: compared with {texts:,} texts." for title, texts in sorted(fewer))
+    diverged = [
+        f"{record['model']} on {TASKS[record['task']].title} at {_shown(_rates_of(record))}, seed {record['seed']}"
+        for record in trained
+        if record["accuracy"] is None
+    ]
+    return tried + compared + (f" Diverged: {'; '.join(diverged)}." if diverged else "")
+
+
+def _shown(rates: Rates) -> str:
+    return "{:g} × {:g}".format(*rates)
+
+
+def draw(content: Record) -> Figure | None:
+    """A panel for each task, a row for each model: accuracy with each seed; lines for the first model and the words."""
+    labels = [shortened(name, 30) for name in names(content)]
+    found = {task: [chosen(content, name, task) for name in names(content)] for task in content["settings"]["tasks"]}
+    found = {task: by_model for task, by_model in found.items() if any(by_model)}
+    if not found:
+        return None
+    size = (0.6 + 0.09 * max(map(len, labels)) + 2.4 * len(found), 1.4 + 0.28 * len(labels))
+    figure, ((*panels,),) = new_figure(size, 1, len(found), squeeze=False, sharey=True)
+    for axes, (task, by_model) in zip(panels, found.items(), strict=True):
+        for row, records in enumerate(by_model):
+            if values := [100 * record["accuracy"] for record in records]:
+                mean = statistics.fmean(values)
+                axes.plot(mean, row, "o", color="lightskyblue", label="mean")
+                axes.plot(values, [row] * len(values), "|", color="tab:blue", markersize=10, label="each seed")
+                if row == 0:
+                    axes.axvline(mean, color="tab:gray", linestyle="--", zorder=0, label="mean of the first model")
+        for record in _of(content["records"], WORDS[False], task):
+            axes.axvline(100 * record["accuracy"], color="tab:orange", zorder=0, label=WORDS[False])
+        axes.set_title(TASKS[task].title, fontsize=10)
+        axes.set_xlabel("accuracy, %")
+        show_grid(axes)
+    limits = [axes.get_xlim() for axes in panels]
+    width = max(LEAST_POINTS, *(high - low for low, high in limits))
+    for axes, (low, high) in zip(panels, limits, strict=True):  # a point is as wide in all panels
+        axes.set_xlim((low + high - width) / 2, (low + high + width) / 2)
+    panels[0].set_yticks(range(len(labels)), labels, parse_math=False)  # else "$" would start a formula
+    panels[0].set_ylim(len(labels) - 0.5, -0.5)  # the first model at the top
+    lines = {line.get_label(): line for axes in panels for line in axes.lines}
+    figure.legend(list(lines.values()), list(lines), loc="outside lower center", ncols=len(lines), fontsize="small")
+    return figure
+
+
+if __name__ == "__main__":
+    run(Settings, measure, table, draw)

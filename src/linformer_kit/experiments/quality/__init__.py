@@ -1,1 +1,0 @@
-"""Quality of encoders: Table 2, embeddings, and ways to embed long texts."""

@@ -1,0 +1,187 @@
+"""Ways to embed long texts: each method beside its plain form, and the script at a tiny size."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from linformer_kit import linearize
+from linformer_kit.linearized.positions import set_positions
+from reproduce import documents, embeddings
+from reproduce.common import run
+from tests.long_texts import LONGEST, article, write_articles, write_bert
+
+LENGTH = 127
+TEXTS = [article(number, sentences=3 + 11 * number) for number in range(3)]
+TOLERANCE = {"rtol": 0, "atol": 2e-6}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """An encoder, and beside it a linear one."""
+    folder = write_bert(tmp_path_factory.mktemp("models") / "teacher")
+    student = linearize(teacher(folder), 7, max_position_embeddings=251, sliding_window=5)
+    student.save_pretrained(folder.parent / "student")
+    transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder.parent / "student")
+    write_articles(folder.parent / "articles.jsonl")
+    return folder
+
+
+def teacher(folder: Path) -> transformers.PreTrainedModel:
+    return transformers.AutoModel.from_pretrained(folder)
+
+
+def embedded(folder: Path, name: str, **options) -> np.ndarray:
+    """Embeddings of `TEXTS` by a method."""
+    given = {"lengths": [LONGEST, LENGTH], "precision": "float32", "batch_size": 3} | options
+    return documents.build_method(name, documents.Settings(teacher=str(folder), **given))(TEXTS, "texts")
+
+
+def plain(model: transformers.PreTrainedModel, folder: Path, tokens: list[int]) -> np.ndarray:
+    """The normalised mean of the hidden states of one input."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    with torch.no_grad():
+        batch = torch.tensor([[tokenizer.bos_token_id, *tokens, tokenizer.eos_token_id]])
+        mean = model.eval()(input_ids=batch)[0][0].mean(dim=0)
+    return (mean / mean.norm()).numpy()
+
+
+def ids(folder: Path, text: str) -> list[int]:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+
+
+@pytest.mark.parametrize(("name", "step"), [("pieces", 59), ("pieces, overlapping", 30)])
+def test_pieces_are_averaged_by_their_tokens(folder, name, step):
+    expected = []
+    for text in TEXTS:
+        tokens = ids(folder, text)
+        ends = [min(start + 59, len(tokens)) for start in range(0, len(tokens), step)]
+        pieces = [tokens[start : start + 59] for start in range(0, len(tokens), step)][: ends.index(len(tokens)) + 1]
+        total = sum(len(piece) * plain(teacher(folder), folder, piece) for piece in pieces)
+        expected.append(total / np.linalg.norm(total))
+    assert len(pieces) > 2
+    np.testing.assert_allclose(embedded(folder, name), expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["cut", "stretched", "linearised", "student"])
+def test_methods_of_one_pass(folder, name):
+    model, length = teacher(folder), LONGEST if name == "cut" else LENGTH
+    if name == "stretched":
+        set_positions(model, LENGTH, "extend")
+    elif name == "linearised":
+        model = linearize(model, max_position_embeddings=LENGTH)
+    elif name == "student":
+        model, length = teacher(folder.parent / "student"), 251
+    expected = [plain(model, folder, ids(folder, text)[: length - 2]) for text in TEXTS]
+    np.testing.assert_allclose(embedded(folder, name, models=[str(folder.parent / "student")]), expected, **TOLERANCE)
+
+
+@pytest.fixture
+def start(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(embeddings, "in_fresh_process", lambda function, *arguments: function(*arguments))
+    common = [
+        "--teacher",
+        folder,
+        "--models",
+        folder.parent / "student",
+        "--text_file",
+        folder.parent / "articles.jsonl",
+    ]
+    common += ["--lengths", 61, 127, 251, "--articles", 11, "--queries", 5, "--candidates", 7, "--batch_size", 3]
+    common += ["--precision", "float32", "--output_dir", tmp_path / "out"]
+
+    def start(*options: object) -> list[dict]:
+        script = (documents.Settings, documents.measure, documents.table, documents.draw)
+        run(*script, list(map(str, [*common, *options])))
+        return json.loads((tmp_path / "out" / "documents.json").read_text())["records"]
+
+    return start
+
+
+@pytest.mark.e2e
+def test_all_tasks(start, tmp_path, capsys):
+    records = start()
+    lengths = {task: [61, 127, 251] for task in documents.TASKS} | {"late_sentence": [251]}
+    lengths |= {task: [30, 61, 127, 251] for task in ("passkey", "needle")}
+    for task, expected in lengths.items():
+        for name in (*documents.BUILT, "student"):
+            found = [record for record in records if (record["measured"], record["name"]) == (task, name)]
+            assert list(dict.fromkeys(record["n"] for record in found)) == expected
+            shares = [record[key] for record in found for key in ("recall@1", "recall@10", "mrr") if key in record]
+            assert all(0 <= share <= 1 for share in shares)
+    late = [record["position"] for record in records if record["measured"] == "late_sentence"]
+    assert late == ["0–61", "61–127", "127–251"] * 6
+    agreement = {(r["name"], r["n"]): r["cosine"] for r in records if r["measured"] == "agreement"}
+    assert agreement["pieces", 251] == pytest.approx(1) and agreement["cut", 61] == pytest.approx(1)
+    assert agreement["cut", 251] < 0.999
+    shown = capsys.readouterr().out
+    assert "| method | 0–61 | 61–127 | 127–251 |" in shown and "| pieces, overlapping | " in shown
+    assert "All positions but the first together:" in shown and "(precision: float32)" in shown
+    assert (tmp_path / "out" / "documents.png").exists()
+
+
+@pytest.mark.e2e
+def test_what_is_missing_is_measured(start, tmp_path, monkeypatch):
+    options = ("--tasks", "agreement", "late_sentence")
+    before = start(*options)
+    path = tmp_path / "out" / "documents.json"
+    content = json.loads(path.read_text())
+    content["records"] = [record for record in before if record["name"] != "cut" or record.get("position") == "0–61"]
+    path.write_text(json.dumps(content))
+    measured, own = [], documents.Method.__call__
+    monkeypatch.setattr(
+        documents.Method, "__call__", lambda self, texts, what: measured.append(what) or own(self, texts, what)
+    )
+    after = start(*options)
+    assert sorted(map(str, after)) == sorted(map(str, before))
+    assert {what.split(", ")[1] for what in measured} == {"cut", "reference"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--lengths", 61, 317], "lengths: expected at most 251 (the limit of student), got 317"),
+        (["--lengths", 4], "lengths: expected one or more above 5, got [4]"),
+        (["--articles", 14], "articles: expected at most 13 (the different texts of at least 60 tokens), got 14"),
+        (["--queries", 12], "queries: expected 1 to 11 (the searched texts of at least 251 tokens), got 12"),
+        (["--candidates", 401], "candidates: expected 1 to 11 (the searched texts of at least 251 tokens), got 401"),
+        (["--tasks", "passkey", "--candidates", 401], "candidates: expected 1 to 400, got 401"),
+        (["--tasks", "passkey", "--lengths", 13, 251], "lengths: expected room for more than the "),
+    ],
+)
+@pytest.mark.e2e
+def test_what_cannot_be_used_is_one_line(start, options, message, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        start(*options)
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert exit_.value.code == 2 and error.startswith(f"documents: error: {message}")
+
+
+def test_a_name_of_a_method_is_no_name_of_a_model(start, folder, tmp_path, capsys):
+    shutil.copytree(folder.parent / "student", tmp_path / "cut")
+    with pytest.raises(SystemExit):
+        start("--models", tmp_path / "cut")
+    assert "models: expected other names than cut, pieces, " in capsys.readouterr().err
+
+
+def test_ranks_by_hand():
+    texts = np.array([[1, 0], [0, 1], [0.6, 0.8], [0.6, 0.8]])
+    queries = np.array([[1, 0], [0.6, 0.8], [0, 1], [0.8, 0.6]])
+    # Cosines: (1, 0, .6, .6), (.6, .8, 1, 1), (0, 1, .8, .8), (.8, .6, .96, .96); equal documents count against one.
+    assert documents.ranks(queries, texts, [0, 2, 1, 1]).tolist() == [1, 2, 1, 4]
+
+
+def test_scores_by_hand():
+    assert documents.search_scores(np.array([1, 2, 10, 11, 1])) == {
+        "recall@1": 0.4,
+        "recall@10": 0.8,
+        "mrr": pytest.approx((2 + 1 / 2 + 1 / 10 + 1 / 11) / 5),
+        "queries": 5,
+    }

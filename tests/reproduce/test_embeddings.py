@@ -1,0 +1,112 @@
+"""Sentence embedders beside the first of them, at a tiny size."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from linformer_kit.commands.cli import main
+from reproduce import embeddings
+from reproduce.common import run
+from tests.conftest import PRETRAIN_SIZES, write_tasks, write_teacher
+
+LENGTH = PRETRAIN_SIZES["max_position_embeddings"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> list[str]:
+    folder = tmp_path_factory.mktemp("models")
+    teacher = write_teacher(folder / "teacher", "it 's good bad train dev 0 1 2 3 text", "RobertaModel")
+    student = folder / "student"
+    main(["convert", str(teacher), str(student), "--in_place", "--projected_dim", "3", "--sliding_window", "2"])
+    return [str(teacher), str(student)]
+
+
+@pytest.fixture
+def start(models, tmp_path, monkeypatch):
+    monkeypatch.setattr(embeddings, "in_fresh_process", lambda function, *arguments: function(*arguments))
+    monkeypatch.setattr(embeddings, "TOKENS", 46)
+    (tmp_path / "texts").mkdir()
+    for number in range(5):
+        (tmp_path / "texts" / f"{number}.txt").write_text(f"it 's good {number} " * 40)
+
+    def start(*options: object) -> list[dict]:
+        common = ["--models", *models, "--output_dir", tmp_path / "out", "--precision", "float32", *options]
+        script = (embeddings.Settings, embeddings.measure, embeddings.table, embeddings.draw)
+        run(*script, list(map(str, common)))
+        return json.loads((tmp_path / "out" / "embeddings.json").read_text())["records"]
+
+    return start
+
+
+def of(records: list[dict], measured: str, name: str) -> list[dict]:
+    return [record for record in records if (record["measured"], record["name"]) == (measured, name)]
+
+
+@pytest.mark.e2e
+def test_cosine_accuracy_and_cost(start, tmp_path, capsys):
+    (tmp_path / "tasks").mkdir()
+    options = [
+        "--tasks",
+        "sst2",
+        "qqp",
+        "--data_dir",
+        write_tasks(tmp_path / "tasks"),
+        "--text_file",
+        tmp_path / "texts",
+    ]
+    options += ["--samples", 4, "--cosine_lengths", 5, LENGTH, "--lengths", LENGTH, 2 * LENGTH]
+    records = start(*options)
+    assert all(each["lowest"] > 0.999 and each["texts"] == 4 for each in of(records, "cosine", "teacher"))
+    short, long = of(records, "cosine", "student")
+    assert (short["n"], long["n"]) == (5, LENGTH) and 0 < long["lowest"] <= long["cosine"] < 0.9999
+    for name in ("teacher", "student"):
+        assert [each["task"] for each in of(records, "accuracy", name)] == ["sst2", "qqp"]
+        assert [each["n"] for each in of(records, "cost", name)] == [LENGTH, 2 * LENGTH]
+        assert all(each["median_s"] > 0 and each["peak_bytes"] >= 0 for each in of(records, "cost", name))
+    shown = capsys.readouterr().out
+    assert (
+        f"| model | 5 tokens | {LENGTH} tokens |" in shown
+        and "| teacher | 1.0000 (1.0000) | 1.0000 (1.0000) |" in shown
+    )
+    assert f"| student | {of(records, 'accuracy', 'student')[0]['accuracy']:.4f} (" in shown and "(1.00×)" in shown
+    assert start(*options) == records
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--cosine_lengths", 2 * LENGTH],
+            f"teacher: expected embeddings of .* numbers of texts of {2 * LENGTH} tokens",
+        ),
+        (["--samples", 6], "samples: expected 1 to 5 .*, got 6"),
+        (["--models", "a/one", "b/one"], "models: expected one or more of different names, got a/one, b/one"),
+    ],
+)
+@pytest.mark.e2e
+def test_what_cannot_be_used_is_one_line(start, options, message, tmp_path, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        start("--text_file", tmp_path / "texts", "--samples", 1, "--cosine_lengths", 3, *options)
+    error = capsys.readouterr().err
+    assert exit_.value.code == 2 and error.count("\n") == 1
+    assert re.search(message, error)
+
+
+@pytest.mark.gpu
+def test_an_accelerator_is_used_and_named(start, tmp_path):
+    records = start("--lengths", LENGTH)
+    environment = json.loads((tmp_path / "out" / "embeddings.json").read_text())["environments"][0]
+    assert environment["device_type"] == torch.accelerator.current_accelerator().type
+    assert all(each["peak_bytes"] > 0 for each in records)
+
+
+def test_accuracy_of_a_regression_by_hand():
+    """Two classes on either side of 0; one of four validation texts is on the other side."""
+    train = (np.array([[-3.0], [-2.0], [2.0], [3.0]]), [0, 0, 1, 1])
+    validation = (np.array([[-1.0], [1.0], [2.0], [-2.0]]), [0, 1, 1, 1])
+    assert embeddings.regression_accuracy(train, validation) == 0.75

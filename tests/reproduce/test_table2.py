@@ -1,0 +1,134 @@
+"""Table 2 on a few texts: rates, seeds, the words alone, and the table."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from linformer_kit.data.labelled import load_labelled
+from linformer_kit.errors import DivergedError
+from linformer_kit.settings import FinetuneSettings
+from reproduce import table2
+from reproduce.common import run
+from tests.conftest import write_model, write_tasks
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    """Runs the script with a Linformer and a Transformer, of which the accuracy is `accuracy(settings)` if given."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    kinds = ("linformer", "full")
+    models = [str(write_model(tmp_path / kind, "what train.tsv dev.tsv 0 1 2 3", attention=kind)) for kind in kinds]
+    (tmp_path / "tasks").mkdir()
+    write_tasks(tmp_path / "tasks")
+    own = table2.finetune
+
+    def start(*options: str, accuracy=None) -> list[dict]:
+        def observed(settings):
+            found, folder = own(settings)
+            if accuracy is not None:
+                found["runs"][0]["metrics"]["accuracy"] = accuracy(settings)
+            return found, folder
+
+        monkeypatch.setattr(table2, "finetune", observed)
+        common = ["--models", *models, "--data_dir", str(tmp_path / "tasks"), "--output_dir", str(tmp_path / "out")]
+        run(table2.Settings, table2.measure, table2.table, table2.draw, [*common, *options])
+        return json.loads((tmp_path / "out" / "table2.json").read_text())["records"]
+
+    return start
+
+
+def trainings(records: list[dict], **fields) -> list[tuple]:
+    """Rates, seed and kind of the trainings."""
+    return [
+        (each["learning_rate"], each["projection_learning_rate_factor"], each["seed"], each["tuning"])
+        for each in records
+        if "seed" in each and fields.items() <= each.items()
+    ]
+
+
+@pytest.mark.e2e
+def test_table_and_figure(start, tmp_path, capsys):
+    options = ("--tasks", "imdb", "qqp", "--seeds", "1", "2", "--learning_rates", "1e-3", "1e-2")
+    records = start(*options)
+    for model in ("linformer", "full"):
+        for task in ("imdb", "qqp"):
+            done = trainings(records, model=model, task=task)
+            assert sorted(seed for _, _, seed, _ in done) == [1, 1, 2]
+    shown = capsys.readouterr().out
+    assert "| model | parameters | IMDB | QQP | average |" in shown and "F1 of duplicates on QQP" in shown
+    assert "## Differences to linformer" in shown and "| words alone | – | " in shown
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"table2.json", "table2.md", "table2.png"}
+    assert start(*options) == records  # nothing is trained again
+
+
+@pytest.mark.e2e
+def test_rates_of_e_and_f_are_tried_where_a_model_has_them_on_fewer_texts(start):
+    options = ("--tasks", "sst2", "--learning_rates", "1e-3", "--projection_learning_rate_factors", "0.25", "0")
+    records = start(*options, "--tuning_samples", "3", accuracy=lambda settings: settings.max_train_samples == 3)
+    assert trainings(records, model="linformer") == [(1e-3, 0.25, 0, True), (1e-3, 0, 0, True), (1e-3, 0.25, 0, False)]
+    assert trainings(records, model="full") == [(1e-3, 0.25, 0, False)]
+    assert [each["train"] for each in records if each.get("tuning")] == [3, 3]
+
+
+@pytest.mark.e2e
+def test_a_rate_that_diverges_is_noted_and_left(start, capsys):
+    """With the first seed before it counts, with another seed after it was chosen."""
+
+    def accuracy(settings):
+        if settings.learning_rate == 1e-2 or (settings.learning_rate == 1e-3 and settings.seeds == [7]):
+            raise DivergedError("seed 7")
+        return settings.learning_rate
+
+    records = start(
+        "--tasks", "sst2", "--seeds", "5", "7", "--learning_rates", "1e-2", "1e-3", "1e-4", accuracy=accuracy
+    )
+    done = [(rate, seed) for rate, _, seed, _ in trainings(records, model="full")]
+    assert done == [(1e-2, 5), (1e-3, 5), (1e-4, 5), (1e-3, 7), (1e-4, 7)]
+    assert "full on SST-2 at 0.01 × 0.1, seed 5; full on SST-2 at 0.001 × 0.1, seed 7." in capsys.readouterr().out
+
+
+def record(rate: float, accuracy: float | None, *, seed: int = 0, tuning: bool = False, factor: float = 1.0) -> dict:
+    key = {"learning_rate": rate, "projection_learning_rate_factor": factor, "seed": seed, "tuning": tuning}
+    return key | {"accuracy": accuracy}
+
+
+def test_the_best_rates():
+    several = [(1.0, 1.0), (2.0, 1.0)]
+    records = [record(1.0, 0.3), record(2.0, 0.4), record(1.0, 0.9, seed=1)]
+    assert table2.best_rates(records, several, first=0) == (2.0, 1.0)
+    assert table2.best_rates([*records, record(1.0, 0.1, tuning=True)], several, first=0) == (1.0, 1.0)
+    assert table2.best_rates([*records, record(2.0, None, seed=1)], several, first=0) == (1.0, 1.0)
+    assert table2.best_rates([record(1.0, None)], several[:1], first=0) is None
+    assert table2.best_rates([], several[:1], first=0) == (1.0, 1.0)
+
+
+def test_mcnemar_by_hand():
+    """Five texts are right only by the first, one only by the second: p = 2 · (1 + 6) / 2⁶."""
+    bits = [[0, 1, 1, 1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0, 0, 0, 0, 0]]
+    answers = [np.packbits(each).tobytes().hex() for each in bits]
+    assert table2.mcnemar(*answers) == (5, 1, pytest.approx(0.21875))
+    assert table2.mcnemar(answers[0], answers[0]) == (0, 0, 1.0)
+
+
+def test_words_alone_know_no_order_and_shared_words_only_if_marked(tmp_path):
+    """Pairs whose class is whether they share a word, and texts whose class is a word."""
+    (tmp_path / "qqp").mkdir()
+    pairs = [(f"w{n % 7} a", f"w{(n % 7 + n % 2 * (1 + n % 5)) % 7} a", n % 2) for n in range(70)]
+    rows = ["id\tquestion1\tquestion2\tis_duplicate"]
+    rows += [f"{number}\t{one}\t{other}\t{label}" for number, (one, other, label) in enumerate(pairs)]
+    for name in ("train.tsv", "dev.tsv"):
+        (tmp_path / "qqp" / name).write_text("\n".join(rows) + "\n")
+    texts = load_labelled(FinetuneSettings(model="", task="qqp", data_dir=str(tmp_path)))
+    alone, shared = (table2.words_alone(texts, shared=shared) for shared in (False, True))
+    assert shared["accuracy"] == 1.0 > alone["accuracy"]
+    assert (shared["train"], shared["validation"]) == (70, 70) and shared["strength"] in table2.STRENGTHS
+
+
+def test_the_papers_averages():
+    """As printed in the paper, to detect typing errors in the table."""
+    printed = (92.25, 91.75, 91.85, 91.83, 92.08, 92.03, 92.30, 91.90, 90.45, 91.90, 91.83, 92.18)
+    for scores, average in zip(table2.PAPER.values(), printed, strict=True):
+        assert sum(scores) / 4 == pytest.approx(average, abs=0.0051)
