@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import itertools
+import pkgutil
 import re
 import shlex
 
@@ -12,6 +13,7 @@ import pytest
 import tyro
 from torch.distributed.run import parse_args
 
+import reproduce
 from linformer_kit.commands.parser import parse
 from linformer_kit.commands.table import COMMANDS
 from tests.documentation import pages
@@ -70,7 +72,13 @@ def test_what_needs_several_machines_is_known_to_torchrun_and_to_the_command():
 def test_options_in_the_text_are_there(page):
     """Options next to a command must be its own; others may be of any command."""
     known = {name: _options(command.settings) for name, command in COMMANDS.items()}
-    anywhere = set().union(*known.values()) | _OTHERS
+    scripts = [
+        importlib.import_module(f"reproduce.{script.name}") for script in pkgutil.iter_modules(reproduce.__path__)
+    ]
+    anywhere = set().union(
+        *known.values(), *(_options(script.Settings) for script in scripts if hasattr(script, "Settings"))
+    )
+    anywhere |= _OTHERS
     for span in _SPAN.findall(PAGES[page].read_text(encoding="utf-8")):
         command = next((name for name in known if f"{span} ".startswith(f"linformer {name} ")), None)
         for option in (name.replace("-", "_") for name in _OPTION.findall(span)):
