@@ -9,7 +9,6 @@ only: derived columns are computed by `table`.
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import json
 import sys
@@ -22,6 +21,7 @@ import torch
 import tyro
 from matplotlib.figure import Figure
 
+from linformer_kit.commands.output import set_up_logging
 from linformer_kit.environment import best_device, environment
 from linformer_kit.errors import InputError, input_errors
 from linformer_kit.files.folders import check_writable
@@ -30,6 +30,7 @@ from linformer_kit.files.writing import write_whole
 from linformer_kit.report.base import environment_line, write_json
 from linformer_kit.report.base import table as table_lines
 from linformer_kit.report.figures import save_figure
+from linformer_kit.settings import portable
 
 Record = dict[str, Any]
 Table = Callable[[Record], str]  # Markdown from the content of the JSON file
@@ -53,8 +54,7 @@ class Results:
     """
 
     def __init__(self, script: str, settings: Any) -> None:
-        values = dataclasses.asdict(settings)
-        output_dir = values.pop("output_dir")
+        values, output_dir = portable(settings), settings.output_dir
         check_writable(Path(output_dir or "runs"))
         self.folder = open_output_dir(output_dir, command=script, overwrite=False)
         self._path = self.folder / f"{script}.json"
@@ -123,6 +123,7 @@ def run(
         draw: Draws the figure of the results; None for no figure.
         arguments: The command line, for tests; default: that of the process.
     """
+    set_up_logging()
     script = sys.modules[measure.__module__]
     name = Path(script.__file__ or "").stem
     settings: Any = tyro.cli(

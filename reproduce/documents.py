@@ -13,8 +13,7 @@ adapter. All get the same first n tokens of a text. What is measured (`--tasks`)
 - cost: time for one text, tokenisation included, and memory.
 
     linformer convert sentence-transformers/all-MiniLM-L6-v2 student --in_place --adapter all-MiniLM-L6-v2-4096
-    python -m reproduce.documents --teacher sentence-transformers/all-MiniLM-L6-v2 --models student \
-        --text_file wikipedia --queries 200 --output_dir runs/documents
+    python -m reproduce.documents --teacher sentence-transformers/all-MiniLM-L6-v2 --models student --text_file TEXTS
 
 All of it takes some hours on two cores for MiniLM and 2,000 articles, `--tasks cost` minutes.
 
@@ -37,6 +36,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from linformer_kit.commands.output import set_up_logging
 from linformer_kit.data.documents import read_documents
 from linformer_kit.data.files import find_files
 from linformer_kit.environment import best_device
@@ -259,10 +259,10 @@ class Inputs:
         drawn = draw_sentences(self._articles, within, least=least, count=self._settings.queries)
         labels = [f"{low:,}–{high:,}" for low, high in ranges]
         return Search(
-            [sentence.text for sentence in drawn],
+            [text for text, _, _ in drawn],
             self.prefixes(self._articles, n),
-            [sentence.document for sentence in drawn],
-            [labels[sentence.position] for sentence in drawn],
+            [article for _, article, _ in drawn],
+            [labels[position] for _, _, position in drawn],
         )
 
     def _count(self, sentence: str) -> int:
@@ -351,6 +351,7 @@ def search_scores(found: np.ndarray) -> Record:
 
 def _peak(name: str, settings: Settings, text: str, threads: int) -> int:
     """Peak memory of one method for a text, in addition to the model's own."""
+    set_up_logging()
     torch.set_num_threads(threads)
     method = build_method(name, settings)
     method([text], "memory")

@@ -4,7 +4,7 @@ Cosine of each model's embeddings to those of the first for the same texts, trun
 a logistic regression on the embeddings; time and memory of a forward pass.
 
     linformer convert sentence-transformers/all-MiniLM-L6-v2 linear --in_place
-    python -m reproduce.embeddings --models all-MiniLM-L6-v2 linear --text_file wikipedia --output_dir runs/embeddings
+    python -m reproduce.embeddings --models sentence-transformers/all-MiniLM-L6-v2 linear --text_file wikipedia
 
 For 200 texts of up to 512 tokens each model takes a minute on two cores, time and memory another.
 
@@ -31,6 +31,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from transformers import PreTrainedModel
 
+from linformer_kit.commands.output import set_up_logging
 from linformer_kit.data.documents import read_documents
 from linformer_kit.data.examples import Example
 from linformer_kit.data.files import find_files
@@ -232,6 +233,7 @@ def _pass(embedder: Embedder, n: int) -> Callable[[], object]:
 
 def _peak(name: str, n: int, settings: Settings, threads: int) -> int:
     """Peak memory of `_pass` in bytes, in addition to the model's own."""
+    set_up_logging()
     torch.set_num_threads(threads)
     run = _pass(load(name, settings.precision, settings.batch_size), n)
     run()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -78,30 +79,8 @@ class LongText:
         return int(np.searchsorted(self.ends, start, side="right")), int(np.searchsorted(self.starts, end))
 
 
-@dataclass(frozen=True)
-class Sentence:
-    """A sentence of a text.
-
-    Attributes:
-        text: The sentence.
-        document: Index of its text.
-        position: Index of the range of tokens that it stands in.
-    """
-
-    text: str
-    document: int
-    position: int
-
-
-@dataclass(frozen=True)
-class Fact:
-    """A sentence to hide in a document.
-
-    Attributes:
-        sentence: The sentence.
-        question: The query that asks for it.
-        depth: Where it is inserted, as a share of the document.
-    """
+class Fact(NamedTuple):
+    """A sentence to hide in a document, the query that asks for it, and where to hide it, as a share of the text."""
 
     sentence: str
     question: str
@@ -143,7 +122,7 @@ def draw_texts(
 
 def draw_sentences(
     texts: Sequence[LongText], ranges: Sequence[tuple[int, int]], *, least: int, count: int
-) -> list[Sentence]:
+) -> list[tuple[str, int, int]]:
     """Draw a sentence from each range of tokens of `count` texts.
 
     A sentence that occurs twice, in one text or in two, is not drawn.
@@ -154,6 +133,9 @@ def draw_sentences(
         least: Minimum number of tokens of the texts to draw from.
         count: Number of texts to draw from.
 
+    Returns:
+        Sentences, each with the index of its text and that of its range.
+
     Raises:
         InputError: if fewer texts have a sentence in each range.
     """
@@ -162,7 +144,7 @@ def draw_sentences(
         _words(text.text[start:end]) for text, places in zip(texts, spans, strict=True) for start, end in places
     )
     random = np.random.default_rng(SEED)
-    drawn: list[Sentence] = []
+    drawn: list[tuple[str, int, int]] = []
     for index in map(int, random.permutation(len(texts))):
         text = texts[index]
         if text.tokens < least:
@@ -175,7 +157,7 @@ def draw_sentences(
                 if low <= first and last <= high and len(words) in QUERY_WORDS and occurrences[words] == 1:
                     usable[position].append(text.text[start:end])
         if all(usable):
-            drawn += [Sentence(each[random.integers(len(each))], index, place) for place, each in enumerate(usable)]
+            drawn += [(each[random.integers(len(each))], index, place) for place, each in enumerate(usable)]
         if len(drawn) == count * len(ranges):
             return drawn
     raise InputError(

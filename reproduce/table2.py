@@ -5,12 +5,11 @@ Here: are they as accurate as the first model, and more accurate than a logistic
 Learning rates are tried for all models alike with the first seed; the best is trained with all seeds. Models that have
 E and F (or W_P) also try the learning rates of these.
 
-    python -m reproduce.table2 --models transformer linformer --data_dir DIR --seeds 1 2 3 \
-        --learning_rates 3e-4 1e-3 --projection_learning_rate_factors 0 0.1 --output_dir runs/table2
+    python -m reproduce.table2 --models transformer linformer --data_dir DIR --seeds 1 2 3 --learning_rates 3e-4 1e-3
 
 DIR has a folder for each task (linformer_kit/data/tasks.py names the files); without it they come from the hub.
 With all texts an encoder of 4 layers, 128 wide, takes minutes for each training on two cores, MiniLM an hour; a GPU is
-used if there is one. `--max_train_samples 64 --max_eval_samples 64` shows in a minute what comes out.
+used if there is one. `--max_train_samples 64 --max_eval_samples 64` shows in minutes what comes out.
 
 Results: benchmarks/table2-figure3_zen4-2-cores_202611 (encoders of 4 layers: no difference is clear, and none is better
 than the words alone) and benchmarks/table2-minilm_zen4-2-cores_202611 (MiniLM and its linear version: no difference).
@@ -288,9 +287,6 @@ def table(content: Record) -> str:
         "regression, are chosen on the same texts, so all figures are slightly too high.",
         markdown(pandas.DataFrame([*_accuracies(content, tasks), *_of_words(content, tasks)])),
     ]
-    if "qqp" in tasks:
-        f1 = [{"model": name, "F1": _spread(chosen(content, name, "qqp"), "f1")} for name in names(content)]
-        parts += ["F1 of duplicates on QQP, in percent:", markdown(pandas.DataFrame(f1))]
     if differences := _differences(content, tasks):
         parts += [
             f"## Differences to {first}",
@@ -346,7 +342,7 @@ def _accuracies(content: Record, tasks: dict[str, str]) -> Iterator[Record]:
         yield {
             "model": name,
             "parameters": next((f"{records[0]['parameters']:,}" for records in found.values() if records), None),
-            **{title: _spread(records, "accuracy") for title, records in found.items()},
+            **{title: _spread(records) for title, records in found.items()},
             "average": f"{statistics.fmean(means):.2f}" if len(means) == len(tasks) else None,
         }
 
@@ -360,13 +356,13 @@ def _of_words(content: Record, tasks: dict[str, str]) -> Iterator[Record]:
         }
         if found:
             yield {"model": words} | found
-    for texts in ("train", "validation"):
-        yield {"model": f"({texts} texts)"} | {tasks[record["task"]]: f"{record[texts]:,}" for record in records}
+    for texts, title in (("train", "(training texts)"), ("validation", "(validation texts)")):
+        yield {"model": title} | {tasks[record["task"]]: f"{record[texts]:,}" for record in records}
 
 
-def _spread(records: list[Record], metric: str) -> str | None:
+def _spread(records: list[Record]) -> str | None:
     """Mean and standard deviation in percent."""
-    return mean_and_deviation([100 * record[metric] for record in records], 2) if records else None
+    return mean_and_deviation([100 * record["accuracy"] for record in records], 2) if records else None
 
 
 def _differences(content: Record, tasks: dict[str, str]) -> list[Record]:

@@ -35,19 +35,19 @@ def texts(count: int = 11) -> list[LongText]:
 
 def test_sentences_lie_in_their_ranges():
     drawn = draw_sentences(texts(), RANGES, least=251, count=5)
-    assert len(drawn) == 15 and len({sentence.document for sentence in drawn}) == 5
-    for sentence in drawn:
-        before, found, _ = texts()[sentence.document].text.partition(sentence.text)
+    assert len(drawn) == 15 and len({document for _, document, _ in drawn}) == 5
+    for sentence, document, position in drawn:
+        before, found, _ = texts()[document].text.partition(sentence)
         first = len(before.split())
-        low, high = RANGES[sentence.position]
-        assert found and low <= first and first + len(sentence.text.split()) <= high
+        low, high = RANGES[position]
+        assert found and low <= first and first + len(sentence.split()) <= high
 
 
 def test_a_sentence_of_two_texts_is_no_query():
     twice = "The same seven words stand in both."
     pool = [by_words(f"{article(number, 1)} {twice} {article(number + 50, 1)}") for number in range(2)]
     drawn = draw_sentences(pool, [(0, 21)], least=0, count=2)
-    assert len(drawn) == 2 and twice not in {sentence.text for sentence in drawn}
+    assert len(drawn) == 2 and twice not in {sentence for sentence, _, _ in drawn}
     again = f"{twice} {twice.upper()}"
     with pytest.raises(InputError, match=r"queries: expected at most 0 .*, got 1"):
         draw_sentences([by_words(again)], [(0, 14)], least=0, count=1)
@@ -62,7 +62,7 @@ def test_sentences_of_few_or_many_words_are_no_queries(words):
 def test_queries_are_of_long_texts():
     pool = [by_words(article(number, 40 if number % 2 else 20)) for number in range(10)]
     drawn = draw_sentences(pool, [(0, 61)], least=251, count=5)
-    assert {sentence.document for sentence in drawn} == {1, 3, 5, 7, 9}
+    assert {document for _, document, _ in drawn} == {1, 3, 5, 7, 9}
     with pytest.raises(InputError, match=r"queries: expected at most 5 \(searched texts of at least 251 tokens"):
         draw_sentences(pool, [(0, 61)], least=251, count=6)
 
