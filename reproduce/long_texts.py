@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from linformer_kit.data.sentences import sentence_spans
+from linformer_kit.data.sentences import split_sentences
 from linformer_kit.errors import InputError
 
 CHARACTERS = 10  # of a token, more than the mean of any text: what is beyond is not tokenised
@@ -85,6 +85,15 @@ class Fact(NamedTuple):
     sentence: str
     question: str
     depth: float
+
+
+def sentence_spans(text: str) -> list[tuple[int, int]]:
+    """First character of each sentence and the character after its last, without white space around it."""
+    spans, end = [], 0
+    for sentence in split_sentences(text):
+        end = text.index(sentence, end) + len(sentence)
+        spans.append((end - len(sentence.lstrip()), end - len(sentence) + len(sentence.rstrip())))
+    return spans
 
 
 def with_tokens(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, keep: int) -> Iterator[LongText]:

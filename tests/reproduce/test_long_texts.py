@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from linformer_kit.data.sentences import sentence_spans
 from linformer_kit.errors import InputError
 from reproduce.long_texts import (
     MOST_FACTS,
@@ -15,6 +14,7 @@ from reproduce.long_texts import (
     draw_sentences,
     draw_texts,
     hide,
+    sentence_spans,
     split_in_halves,
     with_tokens,
 )
@@ -31,6 +31,14 @@ def by_words(text: str) -> LongText:
 
 def texts(count: int = 11) -> list[LongText]:
     return [by_words(article(number)) for number in range(count)]
+
+
+def test_spans_are_the_sentences_without_white_space():
+    text = "  One two.  Is it 3.5? Yes!\n\nA heading\n\n\nThe end. The end. "
+    expected = ["One two.", "Is it 3.5?", "Yes!", "A heading", "The end.", "The end."]
+    spans = sentence_spans(text)
+    assert [text[start:end] for start, end in spans] == expected and spans == sorted(set(spans))
+    assert sentence_spans(" \n\n ") == []
 
 
 def test_sentences_lie_in_their_ranges():
