@@ -82,6 +82,7 @@ TASKS: dict[str, str] = {
     "needle": "Needle: accuracy at 1",
     "cost": "Milliseconds for one text, median of interleaved runs, and peak memory in MiB beside the model's own",
 }
+BUILT = ("cut", "pieces", "pieces, overlapping", "stretched", "linearised")  # methods of the teacher
 LINES = 6  # in a panel of the figure
 
 
@@ -168,9 +169,6 @@ def build_method(name: str, settings: Settings) -> Method:
         with renamed("model", "teacher"):
             sentences = linearize(sentences, max_position_embeddings=length)
     return Method(Embedder(sentences, forward(settings.precision, settings.batch_size)), length)
-
-
-BUILT = ("cut", "pieces", "pieces, overlapping", "stretched", "linearised")
 
 
 # The texts
@@ -288,6 +286,8 @@ def measure(settings: Settings, results: Results) -> None:
     if not teacher.tokenizer.is_fast:
         raise InputError("teacher: expected a fast tokenizer (tokenizer.json), got a slow one")
     inputs = Inputs(settings, teacher)
+    for task in {"late_sentence", "passkey", "needle"} & set(settings.tasks):
+        inputs.search(task, inputs.lengths[task][0])  # raises an error now if sentences are missing or do not fit
     methods = {name: build_method(name, settings) for name in (*BUILT, *models)}
     for task in settings.tasks:
         for n in inputs.lengths[task]:
