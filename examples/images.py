@@ -22,8 +22,8 @@ from sklearn.model_selection import train_test_split
 from transformers import ViTConfig, ViTForImageClassification, ViTModel
 
 import linformer_kit as lk
+from linformer_kit.analysis.measure import interleaved, summary
 from linformer_kit.environment import environment
-from linformer_kit.experiments.measure import interleaved, summary
 
 SEEDS, EPOCHS = (0, 1, 2), 60
 BATCH = 64

@@ -23,6 +23,7 @@ LAYERS = (
     "commands",
     "export",
     "experiments",
+    "analysis",
     "training",
     "inference",
     "report",
@@ -173,7 +174,9 @@ def test_importing_the_package_is_light():
         ["spectrum", "--help"],
         ["theorems", "--help"],
         ["export", "--help"],
-        ["bench"],
+        ["bench", "--help"],
+        ["bench", "table2", "--help"],
+        ["bench", "documents", "--help"],
     ],
 )
 @pytest.mark.e2e

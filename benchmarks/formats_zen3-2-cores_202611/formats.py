@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 
 import linformer_kit as lk
+from linformer_kit.analysis.measure import interleaved
 from linformer_kit.environment import environment
-from linformer_kit.experiments.measure import interleaved
 from linformer_kit.operator import kernels
 
 CPU = torch.device("cpu")

@@ -13,16 +13,18 @@ from __future__ import annotations
 import copy
 import json
 import statistics
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from transformers import AutoModel, RobertaConfig, RobertaModel
 
 import linformer_kit as lk
+from linformer_kit.analysis.measure import interleaved
 from linformer_kit.environment import environment
-from linformer_kit.experiments.measure import busy_cores, interleaved
 from linformer_kit.linearized.positions import set_positions
 from linformer_kit.operator import kernels
 from linformer_kit.report.base import environment_line, table
@@ -30,6 +32,21 @@ from linformer_kit.report.base import environment_line, table
 CPU = torch.device("cpu")
 CELLS = [(512, 128), (1024, 256), (2048, 128), (4096, 256), (8192, 128)]
 WINDOWS = (0, 64)
+
+
+@contextmanager
+def busy_cores(count: int) -> Iterator[None]:
+    """Keep cores busy with processes that do nothing else, as in a shared container."""
+    until_orphaned = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for _ in range(count):
+            processes.append(subprocess.Popen([sys.executable, "-c", until_orphaned]))
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def plainly(run: Callable[[], object]) -> Callable[[], object]:

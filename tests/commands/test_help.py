@@ -67,7 +67,7 @@ def test_usage_is_one_line_with_what_is_needed(name, capsys):
     ("name", "usage"),
     [
         ("", "linformer COMMAND [options]"),
-        ("bench", "linformer bench COMMAND [options]"),
+        ("bench", "linformer bench [options]"),
         ("distill", "linformer distill TEACHER OUTPUT_DIR [options]"),
         ("pretrain", "linformer pretrain [options]"),
         ("finetune", "linformer finetune --model MODEL [options]"),
@@ -151,7 +151,7 @@ def test_positionals_are_in_the_order_in_which_they_are_given(capsys):
         ("finetune", "--metric_for_best_model", "--metric_for_best_model METRIC "),
         ("predict", "--output", "--output FILE "),
         ("finetune", "--seeds", "--seeds INT ... Seeds of the head's weights, the order and dropout; one training for each. [default: 0]"),
-        ("bench efficiency", "--memory", "--memory {true,false} Measure memory too, each encoder in a separate process. [default: true]"),
+        ("bench table2", "--tasks", "--tasks TEXT ... Tasks to train on. [default: sst2 imdb qnli qqp]"),
         ("spectrum", "--choose_by", "--choose_by {head,layer} Choose k for each `head`, or one for all heads of a `layer`. [default: head]"),
         ("pretrain", "--learning_rate", "--learning_rate FLOAT Highest learning rate, reached at the end of the warm-up. [recipe: 0.006]"),
         ("pretrain", "--model.norm_first", "[recipe: true]"),
@@ -193,19 +193,18 @@ def test_help_shows_the_values_of_the_recipe_that_is_given(capsys, tmp_path):
     assert "[recipe: 256]" in entry(help_of("pretrain", capsys, "--recipe", "small"), "--model.hidden_size")
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["bench"], ["bench", "--help"]])
+@pytest.mark.parametrize("arguments", [[], ["--help"]])
 def test_overviews_list_commands_by_topic_in_one_line_each(arguments, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit) as exit_:
         main(arguments)
     text = capsys.readouterr().out
-    group = "bench" if "bench" in arguments else None
-    own = [name for name in COMMANDS if name.startswith("bench ") == (group == "bench")]
+    own = [name for name in COMMANDS if not name.startswith("bench ")]
     rows = re.findall(r"^  ([a-z][\w-]*)  +(\S.*)$", text, re.M)
     expected = [(name.split()[-1], COMMANDS[name].summary) for name in own]
     assert exit_.value.code == 0
-    assert rows == expected + ([] if group else [(name, summary) for name, (summary, _) in GROUPS.items()])
-    topics = ["Speed and memory", "Quality"] if group else ["Use a model", "Train", "Convert", "Measure"]
+    assert rows == expected
+    topics = ["Use a model", "Train", "Convert", "Measure"]
     assert _HEADING.findall(text) == [*topics, "General"]
 
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from linformer_kit.analysis import encoders
 from linformer_kit.data import files
-from linformer_kit.experiments.cost import layers, long, memory
 from linformer_kit.experiments.learning import learn
 from tests.documentation import given, reader
 from tests.documentation.pages import steps
@@ -21,9 +21,8 @@ def read(tmp_path, monkeypatch):
     library = given.write_library(tmp_path / "library")
     monkeypatch.setattr(files, "sysconfig", SimpleNamespace(get_path=lambda _: str(library)))
     monkeypatch.setattr(learn, "fresh_processes", InThisProcess)
-    for module in (learn, long, memory):
+    for module in (learn, encoders, table2):
         monkeypatch.setattr(module, "in_fresh_process", lambda function, *arguments: function(*arguments))
-    monkeypatch.setattr(layers.torch, "compile", lambda function, **_: function)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder = tmp_path / "folder"
     folder.mkdir()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from jsonargparse import DefaultHelpFormatter
 
-from linformer_kit.commands.table import COMMANDS, GROUPS, Command
+from linformer_kit.commands.table import COMMANDS, Command
 
 _WIDEST = 120  # longer lines are hard to read
 # In narrower lines, sentences start below the names, with this indent.
@@ -66,13 +66,12 @@ class HelpFormatter(DefaultHelpFormatter):
 
 
 def overview(group: str | None) -> str:
-    """The commands of a group, or all other commands and the names of the groups, by topic."""
+    """The commands of a group, or all other commands, by topic."""
     rows = [
         (name.split()[-1], command.topic, command.summary)
         for name, command in COMMANDS.items()
         if name.split()[:-1] == ([group] if group else [])
     ]
-    rows += [(name, topic, summary) for name, (summary, topic) in GROUPS.items() if group is None]
     width = max(len(name) for name, _, _ in rows)
     topics = {topic: [row for row in rows if row[1] == topic] for _, topic, _ in rows}
     blocks = (

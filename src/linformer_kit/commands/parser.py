@@ -31,7 +31,7 @@ def parse(arguments: Sequence[str]) -> tuple[str, Any]:
         InputError: for anything that the command does not take, with a message of one line.
         SystemExit: for --help, --version and --print_config.
     """
-    group = arguments[0] if arguments and arguments[0] in GROUPS else None
+    group = arguments[0] if len(arguments) > 1 and " ".join(arguments[:2]) in COMMANDS else None
     words = arguments[bool(group) : 1 + bool(group)]
     name = " ".join([group, *words] if group else words)
     command = COMMANDS.get(name)
@@ -48,7 +48,7 @@ def parse(arguments: Sequence[str]) -> tuple[str, Any]:
     try:
         namespace = parser.parse_args([*words, *rest])
     except InputError as error:
-        known = [each.name for each in settings_of(command.settings)] if command else [*COMMANDS, *GROUPS]
+        known = [each.name for each in settings_of(command.settings)] if command else [*COMMANDS]
         raise InputError(explained(str(error), command.positionals if command else (), known)) from None
     except OverflowError as error:
         raise InputError(f"settings: expected numbers in range, got one that is too large ({error})") from None
@@ -61,7 +61,7 @@ def parse(arguments: Sequence[str]) -> tuple[str, Any]:
 
 
 def _build_parser(group: str | None, name: str, recipes: dict[Path, dict[str, Any]], recipe: str) -> ArgumentParser:
-    """Build the parser of a group's commands, or of all other commands and the names of the groups.
+    """Build the parser of a group's commands, or of all other commands.
 
     Only the wanted command gets its settings: reading those of all commands takes longer than some commands run.
     """
@@ -83,8 +83,6 @@ def _build_parser(group: str | None, name: str, recipes: dict[Path, dict[str, An
         if owner == ([group] if group else []):
             child = _command_parser(name, command, recipes, recipe) if each == name else _OneLineParser()
             subcommands.add_subcommand(last, child)
-    for each in GROUPS if group is None else ():
-        subcommands.add_subcommand(each, _OneLineParser())
     return parser
 
 

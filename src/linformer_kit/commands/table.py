@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from linformer_kit.settings import (
     AdaptersSettings,
+    BenchSettings,
     ConvertSettings,
     DistillSettings,
     EmbedSettings,
@@ -21,12 +22,8 @@ from linformer_kit.settings import (
     SpectrumSettings,
     TheoremsSettings,
 )
-from linformer_kit.settings.bench import (
-    CeilingSettings,
-    EfficiencySettings,
-    LongSettings,
-    SystemsSettings,
-)
+from linformer_kit.settings.bench import EmbeddingsSettings, Table2Settings
+from linformer_kit.settings.documents import DocumentsSettings
 from linformer_kit.settings.study import LearningSettings
 
 RECIPES = Path(__file__).parent.parent / "recipes"
@@ -165,6 +162,14 @@ COMMANDS = {
         positionals=("model",),
         memory=("seq_len", "samples"),
     ),
+    "bench": Command(
+        "Compare time and memory with a Transformer on this machine",
+        BenchSettings,
+        "linformer_kit.analysis.bench:main",
+        "Measure",
+        ("--lengths 512 2048 --projected_dims 128 256", "--device cuda --num_hidden_layers 12"),
+        memory=("tokens", "lengths"),
+    ),
     "report": Command(
         "Put the results of many runs into one HTML page",
         ReportSettings,
@@ -180,38 +185,6 @@ COMMANDS = {
         "Measure",
         ("--lengths 128 512", "--model FacebookAI/roberta-base --text_file articles/"),
         memory=("lengths", "samples"),
-    ),
-    "bench efficiency": Command(
-        "Compare time and memory with Transformers (Table 3, Fig 2)",
-        EfficiencySettings,
-        "linformer_kit.experiments.cost.efficiency:main",
-        "Speed and memory",
-        ("--lengths 512 2048 --projected_dims 128 256", "--mode train --device cuda"),
-        memory=("tokens", "lengths"),
-    ),
-    "bench ceiling": Command(
-        "Measure the machine's limits on the speed of these encoders",
-        CeilingSettings,
-        "linformer_kit.experiments.cost.ceiling:main",
-        "Speed and memory",
-        ("--lengths 512 4096 --dtype float32",),
-        memory=("tokens", "square", "copy_mib"),
-    ),
-    "bench systems": Command(
-        "Time one layer of each kind of encoder by length (Table 1)",
-        SystemsSettings,
-        "linformer_kit.experiments.cost.systems:main",
-        "Speed and memory",
-        ("--dtype float32", "--mode train --memory --lengths 512 4096"),
-        memory=("tokens", "lengths"),
-    ),
-    "bench long": Command(
-        "Encode a million tokens in one pass",
-        LongSettings,
-        "linformer_kit.experiments.cost.long:main",
-        "Speed and memory",
-        ("--n 262144 --layers 2",),
-        memory=("n",),
     ),
     "bench learning": Command(
         "Compare how well encoders learn, by many small trainings",

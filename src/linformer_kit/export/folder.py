@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from linformer_kit.analysis.measure import interleaved
 from linformer_kit.environment import environment, versions
 from linformer_kit.errors import InputError
-from linformer_kit.experiments.measure import interleaved
 from linformer_kit.export.agreement import Case, cases, difference, random_inputs
 from linformer_kit.export.exportable import Made, Run, Source, load
 from linformer_kit.export.quality import quality_of

@@ -29,6 +29,7 @@ from linformer_kit.settings.pretraining import CorpusSettings, PretrainSettings
 from linformer_kit.settings.training import LARGEST_SEED, TrainingSettings, check_model_is_kept, check_training
 from linformer_kit.settings.use import (
     AdaptersSettings,
+    BenchSettings,
     ConvertSettings,
     EmbedSettings,
     ExportSettings,
@@ -45,6 +46,7 @@ __all__ = [
     "LARGEST_SEED",
     "AdaptersSettings",
     "Attention",
+    "BenchSettings",
     "BiasOrder",
     "ClassifierSettings",
     "ConvertSettings",

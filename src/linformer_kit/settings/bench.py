@@ -1,145 +1,114 @@
-"""The typed settings of `linformer bench`. Imports nothing heavy, so that `--help` stays instant."""
+"""Settings of measurements of quality."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Literal
 
-Precision = Literal["auto", "float32", "bfloat16", "float16"]
-Mode = Literal["forward", "train"]
-Baseline = Literal["eager", "full", "roberta"]
+from linformer_kit.settings import ResizeMode, TaskName
 
 
 @dataclass(kw_only=True)
-class BenchSettings:
-    """Common settings of all measurements: the machine, the width of the encoder, the output folder.
+class Table2Settings:
+    """Fine-tuning of several encoders on the tasks of section 5.2 of the paper.
 
     Attributes:
-        device: Device to measure: `cpu`, `cuda` or, with an index, `cuda:1`.
-        dtype: Data type of weights and activations; `auto`: bfloat16, or float32 on a CPU without instructions for it.
-        hidden_size: d_m, the width of the model.
-        num_attention_heads: h, the number of heads per layer; must divide hidden_size.
-        intermediate_size: Width of the feed-forward layer.
-        seed: Seed of the random weights and tokens.
-        output_dir: New or empty folder for the results; default: a new folder below runs/.
-        overwrite: Overwrite the results in output_dir.
+        models: Folders or hub ids of encoders.
+        names: Names of the models in the table; default: the last part of each folder or hub id.
+        tasks: Tasks to train on.
+        data_dir: Folder with local copies of the tasks, each in a subfolder named after it; default: the hub.
+        seeds: Seeds of each model on each task.
+        one_seed: Tasks to train with the first seed only.
+        learning_rates: Learning rates to try with the first seed; the best is used, for each model and task.
+        projection_learning_rate_factors: Learning rates of E and F, or of W_P with `projection: dynamic`, as multiples
+            of the learning rate, to try like these; models without such matrices are trained once.
+        tuning_samples: Maximum number of training texts, and of validation texts, with which rates are compared, for
+            tasks with more training texts; default: as max_train_samples and max_eval_samples.
+        max_train_samples: Maximum number of training texts; default: all.
+        max_eval_samples: Maximum number of validation texts; default: all.
+        max_length: Maximum input length in tokens; default: the maximum of each model.
+        cache_dir: Folder of the cache of tokenised text; default: linformer_kit in $XDG_CACHE_HOME or ~/.cache.
+        resize_to: Resize all models, which must be of this package, to this maximum length; default: no resizing.
+        resize_mode: How E, F and positions are resized: interpolated (`interpolate`) or repeated (`extend`).
+        num_train_epochs: Epochs: passes over the training texts.
+        per_device_train_batch_size: Sequences per device and forward pass.
+        per_device_eval_batch_size: Sequences per device and forward pass in evaluation.
+        gradient_accumulation_steps: Forward passes per update.
+        warmup_steps: Updates of linear warm-up; below 1: a share of all updates.
+        processes: Number of parallel trainings, each on its share of the processor's cores.
+        bf16: Mixed precision; `auto` where the processor has bf16 instructions.
+        output_dir: New folder for results and classifiers; default: a new folder below runs/.
+        resume: Resume in output_dir; completed trainings are kept.
     """
 
-    device: str = "cpu"
-    dtype: Precision = "auto"
-    hidden_size: int = 768
-    num_attention_heads: int = 12
-    intermediate_size: int = 3072
-    seed: int = 0
+    models: list[str]
+    names: list[str] | None = None
+    tasks: list[str] = field(default_factory=lambda: ["sst2", "imdb", "qnli", "qqp"])
+    data_dir: str | None = None
+    seeds: list[int] = field(default_factory=lambda: [0])
+    one_seed: list[str] = field(default_factory=list)
+    learning_rates: list[float] = field(default_factory=lambda: [5e-5])
+    projection_learning_rate_factors: list[float] = field(default_factory=lambda: [0.1])
+    tuning_samples: int | None = None
+    max_train_samples: int | None = None
+    max_eval_samples: int | None = None
+    max_length: int | None = None
+    cache_dir: str | None = None
+    resize_to: int | None = None
+    resize_mode: ResizeMode = "interpolate"
+    num_train_epochs: float = 3.0
+    per_device_train_batch_size: int = 16
+    per_device_eval_batch_size: int = 32
+    gradient_accumulation_steps: int = 1
+    warmup_steps: float = 0.06
+    processes: int = 1
+    bf16: Literal["auto", "true", "false"] = "auto"
     output_dir: str | None = None
-    overwrite: bool = False
+    resume: bool = False
 
 
 @dataclass(kw_only=True)
-class RateSettings(BenchSettings):
-    """Common settings of measurements that also measure the machine's best rates.
+class EmbeddingsSettings:
+    """Sentence embedders compared with the first of them.
 
     Attributes:
-        tokens: Number of tokens per batch, at least one sequence; default: 4,096 on a CPU, else 65,536.
-        square: Number of rows and columns of the matrices whose multiplication measures the peak rate (FLOP/s);
-            default: 4,096 on a CPU, else 8,192.
-        copy_mib: Size in MiB of the tensor for the copy bandwidth; must exceed the caches.
+        models: Folders or hub ids of encoders whose mean hidden state is the embedding; the others are compared with
+            the first.
+        names: Names of the models in the results; default: the names of their folders.
+        text_file: Files, folders or globs of long texts, for the cosine to the first model's embeddings; default: none.
+        text_column: Text column of .jsonl, .csv, .tsv and .parquet files.
+        samples: Number of texts for the cosine.
+        cosine_lengths: Lengths in tokens to which these texts are truncated.
+        tasks: Tasks of Table 2 for a logistic regression on the embeddings.
+        data_dir: Folder with a subfolder for each task.
+        max_train_samples: Maximum number of training texts per task.
+        max_eval_samples: Maximum number of validation texts per task.
+        lengths: Values of n for time and memory; models with fewer positions are resized for this measurement.
+        tokens: Number of tokens per batch for time and memory.
+        repetitions: Number of timed runs of each model at each n.
+        memory: Measure memory too, each model in a separate process.
+        batch_size: Texts per forward pass.
+        dtype: Data type of the weights, as saved with `auto`; `bfloat16` computes everything in it, faster than mixed
+            precision and less exact.
+        bf16: Mixed precision of float32 weights; `auto` where the processor has bf16 instructions.
+        output_dir: New folder for the results; default: a new folder below runs/.
     """
 
-    tokens: int | None = None
-    square: int | None = None
-    copy_mib: int = 512
-
-
-@dataclass(kw_only=True)
-class EfficiencySettings(RateSettings):
-    """Time and memory of Linformer encoders and of Transformers of equal size.
-
-    Attributes:
-        mode: Measure a `forward` pass, or forward and backward as in training (`train`).
-        lengths: Values of n in tokens; default: 512 to 65,536 in powers of two, in training on a CPU up to 8,192.
-        projected_dims: Values of k; all pairs with k < n are measured.
-        baselines: Transformers to compare with: scaled_dot_product_attention in this package (`full`) and in Hugging
-            Face's RobertaModel (`roberta`), and softmax over a stored n×n matrix (`eager`).
-        layers: Number of layers; default: 12 on an accelerator, on a CPU 2 up to n = 8,192 and 1 above.
-        repetitions: Number of timed runs of each encoder; fewer if they exceed `seconds`.
-        seconds: Time limit for all runs of one encoder at one length; at least one run is done.
-        memory: Measure memory too, each encoder in a separate process.
-        budget_gib: Memory in GiB for which the largest batch is determined.
-        busy_cores: Number of other processes that each keep a core busy during the measurement, as on a shared machine.
-    """
-
-    mode: Mode = "forward"
-    lengths: list[int] | None = None
-    projected_dims: list[int] = field(default_factory=lambda: [128, 256, 512, 1024, 2048])
-    baselines: list[Baseline] = field(default_factory=lambda: ["full", "roberta", "eager"])
-    layers: int | None = None
+    models: list[str]
+    names: list[str] | None = None
+    text_file: list[str] | None = None
+    text_column: str = "text"
+    samples: int = 200
+    cosine_lengths: list[int] = field(default_factory=lambda: [32, 128, 256, 512])
+    tasks: list[TaskName] = field(default_factory=list)
+    data_dir: str | None = None
+    max_train_samples: int = 5000
+    max_eval_samples: int = 5000
+    lengths: list[int] = field(default_factory=lambda: [512, 4096])
+    tokens: int = 4096
     repetitions: int = 5
-    seconds: float = 10.0
     memory: bool = True
-    budget_gib: float = 16.0
-    busy_cores: int = 0
-
-
-@dataclass(kw_only=True)
-class CeilingSettings(RateSettings):
-    """The machine's limits: its best rates, and the time of a layer's matrix products alone.
-
-    Attributes:
-        lengths: Values of n in tokens.
-        projected_dims: Values of k; all pairs with k < n are measured.
-        repetitions: Number of runs of each product; the fastest counts.
-    """
-
-    lengths: list[int] = field(default_factory=lambda: [512, 4096, 16384])
-    projected_dims: list[int] = field(default_factory=lambda: [256])
-    repetitions: int = 5
-
-
-@dataclass(kw_only=True)
-class LongSettings(BenchSettings):
-    """One pass of a Linformer encoder over a very long sequence.
-
-    Attributes:
-        n: Number of tokens of the long sequence.
-        reference_length: Number of tokens of the short sequence to compare its time per token with.
-        projected_dim: k, the number of slots.
-        layers: Number of layers.
-        vocab_size: Number of tokens in the vocabulary.
-        repetitions: Number of timed runs over the short sequence; the long one runs once.
-    """
-
-    n: int = 1_048_576
-    reference_length: int = 4096
-    projected_dim: int = 256
-    layers: int = 12
-    vocab_size: int = 50265
-    repetitions: int = 5
-
-
-@dataclass(kw_only=True)
-class SystemsSettings(BenchSettings):
-    """One layer of each kind of encoder, timed at several sequence lengths.
-
-    Attributes:
-        mode: Time a `forward` pass, or forward and backward as in training (`train`).
-        memory: Measure peak memory too, each layer in a separate process; on a CPU only on Linux.
-        systems: Names of the systems to time (an unknown name lists them all); the report lists those that are not
-            installed; default: all.
-        lengths: Values of n in tokens.
-        projected_dims: Values of k of the Linformers; all pairs with k < n are measured.
-        tokens: Number of tokens per batch, at least one sequence; default: 4,096 on a CPU, else 65,536.
-        repetitions: Number of timed runs of each layer at each length; the layers alternate.
-        seconds: Time limit for all runs of one layer at one length; fewer runs if it is exceeded.
-        max_seconds: Skip longer lengths for layers that take more seconds than this.
-    """
-
-    mode: Mode = "forward"
-    memory: bool = False
-    systems: list[str] | None = None
-    lengths: list[int] = field(default_factory=lambda: [512, 1024, 2048, 4096, 8192, 16384])
-    projected_dims: list[int] = field(default_factory=lambda: [256])
-    tokens: int | None = None
-    repetitions: int = 5
-    seconds: float = 10.0
-    max_seconds: float = 10.0
+    batch_size: int = 16
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    bf16: Literal["auto", "true", "false"] = "auto"
+    output_dir: str | None = None

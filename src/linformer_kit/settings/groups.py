@@ -25,13 +25,12 @@ GROUPS = {
     "Prediction": "top_k threshold",
     "Export": "format int8",
     "Measurement": """
-        mode n lengths projected_dims systems baselines reference_length tokens
+        lengths fact_lengths projected_dims tokens
         InspectSettings.layers TheoremsSettings.layers heads at leading untrained
-        unprojected head_dim epsilons draws fit_steps repetitions seconds max_seconds memory budget_gib busy_cores
-        square copy_mib benchmark seed""",
+        unprojected head_dim epsilons draws fit_steps repetitions memory benchmark seed""",
     "Choice of k": "choose energy budget choose_for choose_by multiple_of",
     "Encoder": """
-        vocab_size num_hidden_layers EfficiencySettings.layers LongSettings.layers hidden_size num_attention_heads
+        vocab_size num_hidden_layers hidden_size num_attention_heads
         intermediate_size norm_first hidden_act hidden_dropout_prob attention_probs_dropout_prob classifier_dropout
         linear_initializer initializer_range layer_norm_eps tie_word_embeddings type_vocab_size position_offset
         pad_token_id bos_token_id eos_token_id""",

@@ -175,6 +175,37 @@ class ExportSettings:
 
 
 @dataclass(kw_only=True)
+class BenchSettings:
+    """Time and memory of Linformer encoders and of a Transformer of equal size, forward and training.
+
+    Attributes:
+        lengths: Values of n in tokens.
+        projected_dims: Values of k; all pairs with k < n are measured.
+        tokens: Number of tokens per batch, at least one sequence; default: 4,096 on a CPU, else 65,536.
+        repetitions: Number of timed runs of each encoder; fewer if they exceed 10 seconds.
+        num_hidden_layers: Number of layers.
+        hidden_size: d_m, the width of the model.
+        num_attention_heads: h, the number of heads per layer; must divide hidden_size.
+        intermediate_size: Width of the feed-forward layer.
+        device: Device to measure: `cpu`, `cuda` or, with an index, `cuda:1`.
+        dtype: Data type of weights and activations; `auto`: bfloat16, or float32 on a CPU without instructions for it.
+        output_dir: New or empty folder for the results; default: a new folder below runs/.
+    """
+
+    lengths: list[int] = field(default_factory=lambda: [512, 1024, 2048, 4096])
+    projected_dims: list[int] = field(default_factory=lambda: [128, 256])
+    tokens: int | None = None
+    repetitions: int = 5
+    num_hidden_layers: int = 2
+    hidden_size: int = 768
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    device: str = "cpu"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    output_dir: str | None = None
+
+
+@dataclass(kw_only=True)
 class InspectSettings:
     """Figures and numbers of a model's attention and projections.
 

@@ -1,0 +1,1 @@
+"""Analysis of models: singular values, pictures of attention, time and memory."""

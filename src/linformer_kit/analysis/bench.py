@@ -1,0 +1,182 @@
+"""`linformer bench`: time and memory of Linformers on this machine, beside a Transformer of equal size."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from tqdm import tqdm
+
+from linformer_kit.analysis.encoders import Encoder, Mode, check_numbers, device_of, dtype_of, memory_of, time_encoders
+from linformer_kit.analysis.measure import can_measure_memory
+from linformer_kit.environment import environment
+from linformer_kit.errors import InputError
+from linformer_kit.files.folders import check_new_folder, check_writable
+from linformer_kit.files.runs import open_output_dir
+from linformer_kit.files.writing import write_whole
+from linformer_kit.report.base import environment_line, table, write_json
+from linformer_kit.report.figures import new_figure, number_ticks, save_figure, show_grid
+from linformer_kit.report.numbers import ABSENT, mebibytes, milliseconds
+from linformer_kit.settings import BenchSettings, portable
+
+MODES: dict[Mode, str] = {"forward": "Forward pass", "train": "Forward and backward"}
+_MOST_DRAWN = 5  # values of k in the figure
+
+Results = dict[str, Any]
+
+
+def main(settings: BenchSettings) -> None:
+    """Measure, write `bench.json`, `bench.md` and `bench.png` after each length, and print the table."""
+    device = check(settings)
+    folder = open_output_dir(settings.output_dir, command="bench", overwrite=False)
+    results: Results = {
+        "command": "bench",
+        "environment": environment(device),
+        "settings": portable(settings) | {"dtype": dtype_of(settings.dtype, device)},
+        "complete": False,
+        "records": [],
+    }
+    lengths = sorted(set(settings.lengths))
+    with tqdm(total=len(lengths) * len(MODES), unit="measurement", dynamic_ncols=True) as bar:
+        for n in lengths:
+            bar.set_description(f"n {n:,}")
+            for mode in MODES:
+                results["records"] += measure_length(settings, n, mode, device)
+                bar.update()
+            results["complete"] = n == lengths[-1]
+            text = _write(results, folder)
+    print(text)
+    print(f"Saved in {folder}")
+
+
+def check(settings: BenchSettings) -> torch.device:
+    """Check the settings before any work, and return the device.
+
+    Raises:
+        InputError: for a number that is not positive, a length without a smaller k, heads that do not divide the width,
+            an unavailable device, or an output_dir that is not empty.
+    """
+    check_numbers(settings)
+    least = min(settings.projected_dims)
+    if min(settings.lengths) <= least:
+        expected = f"more than the smallest of projected_dims, {least}"
+        raise InputError(f"lengths: expected {expected}, got {min(settings.lengths)}")
+    if settings.output_dir is None:
+        check_writable(Path("runs"))
+    else:
+        check_new_folder("output_dir", settings.output_dir)
+    return device_of(settings.device)
+
+
+def measure_length(settings: BenchSettings, seq_len: int, mode: Mode, device: torch.device) -> list[dict[str, Any]]:
+    """Measure all encoders of one length; a record for each, the Transformer first."""
+    dtype = getattr(torch, dtype_of(settings.dtype, device))
+    batch = max(1, (settings.tokens or (4096 if device.type == "cpu" else 65536)) // seq_len)
+    dims = [None, *(k for k in sorted(set(settings.projected_dims)) if k < seq_len)]
+    encoders = [
+        Encoder(
+            kind="roberta" if k is None else "linformer",
+            seq_len=seq_len,
+            projected_dim=k,
+            num_hidden_layers=settings.num_hidden_layers,
+            hidden_size=settings.hidden_size,
+            num_attention_heads=settings.num_attention_heads,
+            intermediate_size=settings.intermediate_size,
+        )
+        for k in dims
+    ]
+    times = time_encoders(encoders, batch, mode, device, dtype, repetitions=settings.repetitions)
+    memory = can_measure_memory(device)
+    return [
+        {
+            "mode": mode,
+            "seq_len": seq_len,
+            "projected_dim": encoder.projected_dim,
+            "batch": batch,
+            **times[encoder],
+            "peak_bytes": memory_of(encoder, batch, mode, device, dtype) if memory else None,
+        }
+        for encoder in encoders
+    ]
+
+
+def markdown(results: Results) -> str:
+    """A table for the forward pass and one for training."""
+    settings = results["settings"]
+    lines = [
+        "# Time and memory on this machine",
+        "",
+        environment_line(results["environment"]),
+        "",
+        f"Encoders of {settings['num_hidden_layers']} layers, width {settings['hidden_size']:,}, "
+        f"{settings['num_attention_heads']} heads, feed-forward {settings['intermediate_size']:,}, "
+        f"{settings['dtype']}, random weights and tokens. The Transformer is transformers' RobertaModel with "
+        "scaled_dot_product_attention; Linformers share one E = F. Median (minimum – maximum) of up to "
+        f"{settings['repetitions']} alternating runs. Saved: the Transformer's over the Linformer's. Memory: the peak "
+        "of a run beside the weights. n: tokens in a sequence; k: projected dimension.",
+    ]
+    header = ["n", "batch", "encoder", "time, ms", "time saved", "memory, MiB", "memory saved"]
+    for mode, title in MODES.items():
+        records = [record for record in results["records"] if record["mode"] == mode]
+        lines += ["", f"## {title}", "", *table(header, [_row(record, records) for record in records])]
+    return "\n".join(lines) + "\n"
+
+
+def saved(record: dict[str, Any], records: list[dict[str, Any]], field: str) -> float | None:
+    """The Transformer's value of a field over this record's, at the same n; None for the Transformer or no value."""
+    if record["projected_dim"] is None or not record[field]:
+        return None
+    (full,) = (each for each in records if each["seq_len"] == record["seq_len"] and each["projected_dim"] is None)
+    return full[field] / record[field]
+
+
+def _row(record: dict[str, Any], records: list[dict[str, Any]]) -> list[str]:
+    k, peak = record["projected_dim"], record["peak_bytes"]
+    times = [milliseconds(record[name], ",.1f") for name in ("median_s", "min_s", "max_s")]
+    ratios = [saved(record, records, field) for field in ("median_s", "peak_bytes")]
+    time_saved, memory_saved = (ABSENT if ratio is None else f"{ratio:.2f} ×" for ratio in ratios)
+    return [
+        f"{record['seq_len']:,}",
+        f"{record['batch']:,}",
+        "Transformer" if k is None else f"Linformer, k {k:,}",
+        f"{times[0]} ({times[1]} – {times[2]})",
+        time_saved,
+        ABSENT if peak is None else mebibytes(peak, ",.1f"),
+        memory_saved,
+    ]
+
+
+def draw(results: Results) -> Figure:
+    """Time saved against n, a panel for each mode and a line for some k."""
+    dims = sorted({record["projected_dim"] for record in results["records"]} - {None})
+    step = math.ceil(len(dims) / _MOST_DRAWN)
+    lengths = sorted({record["seq_len"] for record in results["records"]})
+    figure, panels = new_figure((9, 4), columns=len(MODES), sharey=True)
+    for axes, (mode, title) in zip(panels, MODES.items(), strict=True):
+        records = [record for record in results["records"] if record["mode"] == mode]
+        for k in dims[::step]:
+            line = [record for record in records if record["projected_dim"] == k]
+            ratios = [saved(record, records, "median_s") for record in line]
+            axes.plot([record["seq_len"] for record in line], ratios, marker="o", label=f"k {k:,}")
+        axes.axhline(1, color="gray", linewidth=1)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(lengths)
+        number_ticks(axes.xaxis, ",.0f")
+        axes.set_xlabel("n, tokens in a sequence")
+        axes.set_title(title)
+        show_grid(axes)
+    number_ticks(panels[0].yaxis, "g", unit="×")
+    panels[0].set_ylabel("time of a Transformer over a Linformer's")
+    panels[0].legend()
+    return figure
+
+
+def _write(results: Results, folder: Path) -> str:
+    text = markdown(results)
+    write_json(results, folder / "bench.json")
+    write_whole(folder / "bench.md", text)
+    save_figure(draw(results), folder / "bench.png")
+    return text

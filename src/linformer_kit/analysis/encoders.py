@@ -1,0 +1,190 @@
+"""The encoders that are measured, Linformers and Transformers of equal size, and the time and memory of a run.
+
+Weights and tokens are random: neither changes the cost of a pass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+from transformers import RobertaConfig, RobertaModel
+
+from linformer_kit.analysis.measure import in_fresh_process, interleaved, peak_bytes, summary
+from linformer_kit.environment import use_bf16
+from linformer_kit.errors import InputError
+from linformer_kit.models.configuration import LinformerConfig
+from linformer_kit.models.modeling import LinformerModel
+
+Kind = Literal["linformer", "full", "roberta", "eager"]
+Mode = Literal["forward", "train"]
+
+_FIRST_ORDINARY = 5  # below are special tokens; RobertaModel derives positions from tokens that are not padding
+_WARM_UP_TOKENS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoder:
+    """An encoder to build, without pooler and dropout.
+
+    Attributes:
+        kind: A Linformer with one E = F in all layers, this package's Transformer (`full`), or transformers'
+            RobertaModel with scaled_dot_product_attention (`roberta`) or with a stored n×n matrix (`eager`).
+        seq_len: n, the maximum sequence length, which is also the measured one.
+        projected_dim: k; None for Transformers.
+        num_hidden_layers: Number of layers.
+        hidden_size: d_m, the width.
+        num_attention_heads: h.
+        intermediate_size: Width of the feed-forward layer.
+        vocab_size: Tokens in the vocabulary; small, as the time of the lookup does not depend on it.
+    """
+
+    kind: Kind
+    seq_len: int
+    projected_dim: int | None = None
+    num_hidden_layers: int = 2
+    hidden_size: int = 768
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    vocab_size: int = 1000
+
+    @property
+    def name(self) -> str:
+        """Name, unique among the encoders of one length."""
+        return self.kind if self.projected_dim is None else f"k {self.projected_dim:,}"
+
+
+def build(encoder: Encoder, device: torch.device, dtype: torch.dtype, mode: Mode = "forward") -> nn.Module:
+    """Build the model with random weights, initialised in the data type."""
+    widths = ("vocab_size", "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
+    fields: dict[str, Any] = {name: getattr(encoder, name) for name in widths}
+    fields |= {"hidden_act": "gelu", "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    before = torch.get_default_dtype()
+    torch.manual_seed(0)
+    torch.set_default_dtype(dtype)
+    try:
+        model: nn.Module
+        if encoder.kind in ("roberta", "eager"):
+            attention = "sdpa" if encoder.kind == "roberta" else "eager"
+            fields |= {"max_position_embeddings": encoder.seq_len + 2, "type_vocab_size": 1}
+            model = RobertaModel(RobertaConfig(**fields, attn_implementation=attention), add_pooling_layer=False)
+        else:
+            kind = {"attention": "full"} if encoder.kind == "full" else {"projected_dim": encoder.projected_dim}
+            config = LinformerConfig(**fields, **kind, max_position_embeddings=encoder.seq_len, sharing="layerwise")
+            model = LinformerModel(config, add_pooling_layer=False)
+    finally:
+        torch.set_default_dtype(before)
+    return model.to(device).train(mode == "train")
+
+
+def random_ids(encoder: Encoder, batch: int, device: torch.device) -> Int[Tensor, "batch seq_len"]:
+    """Random token ids, without special tokens."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (batch, encoder.seq_len)
+    return torch.randint(_FIRST_ORDINARY, encoder.vocab_size, shape, generator=generator).to(device)
+
+
+def runner(model: nn.Module, ids: Int[Tensor, "batch seq_len"], mode: Mode) -> Callable[[], object]:
+    """A function for one run: a forward pass, or forward and backward, after which gradients are dropped."""
+    if mode == "forward":
+        return torch.inference_mode()(lambda: model(input_ids=ids).last_hidden_state)
+
+    def step() -> None:
+        backward(model, ids)
+        model.zero_grad(set_to_none=True)
+
+    return step
+
+
+def backward(model: nn.Module, ids: Int[Tensor, "batch seq_len"]) -> None:
+    """Run forward and backward with the mean square of the output as loss; gradients accumulate."""
+    model(input_ids=ids).last_hidden_state.float().square().mean().backward()
+
+
+def time_encoders(
+    encoders: list[Encoder],
+    batch: int,
+    mode: Mode,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    repetitions: int,
+    seconds: float = 10.0,
+    done: Callable[[str], object] | None = None,
+) -> dict[Encoder, dict[str, Any]]:
+    """Time encoders of one length alternately; `summary` of the seconds of a batch for each.
+
+    Args:
+        encoders: The encoders.
+        batch: Sequences in a batch.
+        mode: A forward pass, or forward and backward.
+        device: Device to measure.
+        dtype: Data type of weights and activations.
+        repetitions: Runs of each; fewer if they exceed `seconds`.
+        seconds: Time limit for all runs of one encoder.
+        done: As for `interleaved`.
+    """
+    runs = {
+        encoder.name: runner(build(encoder, device, dtype, mode), random_ids(encoder, batch, device), mode)
+        for encoder in encoders
+    }
+    timings = interleaved(runs, device=device, repetitions=repetitions, seconds=seconds, done=done)
+    return {encoder: summary(timings[encoder.name]) for encoder in encoders}
+
+
+def memory_of(encoder: Encoder, batch: int, mode: Mode, device: torch.device, dtype: torch.dtype) -> int:
+    """Peak bytes of one run in a fresh process, minus the memory in use before it; training keeps gradients."""
+    return in_fresh_process(_memory_of, encoder, batch, mode, device, dtype)
+
+
+def _memory_of(encoder: Encoder, batch: int, mode: Mode, device: torch.device, dtype: torch.dtype) -> int:
+    model = build(encoder, device, dtype, mode)
+    ids = random_ids(encoder, batch, device)
+    run = (
+        (lambda tokens: backward(model, tokens)) if mode == "train" else (lambda tokens: runner(model, tokens, mode)())
+    )
+    run(ids[:1, :_WARM_UP_TOKENS])  # initialises libraries and allocates gradients
+    return peak_bytes(lambda: run(ids), device)
+
+
+def device_of(name: str) -> torch.device:
+    """The device of that name, with its index.
+
+    Raises:
+        InputError: if it is not there.
+    """
+    known = ["cpu", "cuda", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+    if name not in known or (name == "cuda" and not torch.cuda.is_available()):
+        there = [each for each in known if each != "cuda"]
+        raise InputError(f"device: expected {' or '.join(there)}, got {name}")
+    return torch.device(f"cuda:{torch.cuda.current_device()}" if name == "cuda" else name)
+
+
+def dtype_of(name: str, device: torch.device) -> str:
+    """The data type, `auto` replaced by one that is fast for all encoders: bfloat16, or float32 on a CPU without it."""
+    if name != "auto":
+        return name
+    return "bfloat16" if device.type != "cpu" or use_bf16("auto", on_cpu=True) else "float32"
+
+
+def check_numbers(settings: Any) -> None:
+    """Check that all numbers of the settings are positive, lists are not empty, and heads divide the width.
+
+    Raises:
+        InputError: for the first that is not so.
+    """
+    for name, value in dataclasses.asdict(settings).items():
+        numbers = value if isinstance(value, list) else [value]
+        if not numbers:
+            raise InputError(f"{name}: expected at least one, got none")
+        for number in numbers:
+            if isinstance(number, (int, float)) and not isinstance(number, bool) and number <= 0:
+                raise InputError(f"{name}: expected a positive number, got {number}")
+    if settings.hidden_size % settings.num_attention_heads:
+        expected = f"a divisor of hidden_size {settings.hidden_size}"
+        raise InputError(f"num_attention_heads: expected {expected}, got {settings.num_attention_heads}")

@@ -1,1 +1,0 @@
-"""Cost of encoders: time, memory and operations, and the limits of the machine."""

@@ -1,0 +1,69 @@
+"""The committed results: tables are made from their numbers, and pages show rows of these tables."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from linformer_kit.linearized.adapter import CARD, shipped_adapters
+from linformer_kit.report.base import environment_line
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def results_of_scripts() -> dict[Path, dict]:
+    contents = {path: json.loads(path.read_text("utf-8")) for path in sorted(FOLDER.glob("*/*.json"))}
+    return {path: content for path, content in contents.items() if isinstance(content, dict) and "script" in content}
+
+
+RESULTS = results_of_scripts()
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.parent.name)
+def test_tables_are_made_from_the_numbers(path):
+    """After a change of a script: `python -m reproduce.common benchmarks/FOLDER` makes table and figure again."""
+    content = RESULTS[path]
+    assert content["complete"] and content["records"] and path.stem == content["script"]
+    script = importlib.import_module(f"reproduce.{content['script']}")
+    machines = "\n".join(map(environment_line, content["environments"]))
+    expected = f"{script.table(content).rstrip()}\n\n{machines}\n"
+    assert path.with_suffix(".md").read_text("utf-8") == expected
+
+
+def test_rows_of_tables_are_those_of_the_results():
+    """Between `<!-- rows of <folder> -->` and `<!-- end -->` stand some rows of the tables of that folder."""
+    cards = [folder / CARD for folder in shipped_adapters().values()]
+    assert all("<!-- rows of " in card.read_text(encoding="utf-8") for card in cards)
+    found = [
+        (folder, rows)
+        for path in (DOCS.parent / "README.md", *DOCS.glob("*.md"), *cards)
+        for folder, rows in re.findall(r"<!-- rows of (\S+) -->\n(.*?)<!-- end -->", path.read_text("utf-8"), re.DOTALL)
+    ]
+    assert found
+    for folder, rows in found:
+        there = {line for path in (FOLDER / folder).glob("*.md") for line in path.read_text("utf-8").splitlines()}
+        assert {line for line in rows.splitlines() if line} <= there, folder
+
+
+def test_texts_are_compared_with_their_record(tmp_path, monkeypatch, capsys):
+    spec = importlib.util.spec_from_file_location("corpora", FOLDER / "corpora.py")
+    corpora = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(corpora)
+    monkeypatch.setattr(corpora, "RECORD", tmp_path / "corpora.json")
+    corpora.RECORD.write_text(json.dumps({"books": {"source": "a library", "files": {}}}))
+    (tmp_path / "texts" / "books").mkdir(parents=True)
+    book = tmp_path / "texts" / "books" / "one.txt"
+    book.write_text("once")
+    assert corpora.main(tmp_path / "texts", write=True) == 0 and corpora.main(tmp_path / "texts", write=False) == 0
+    book.write_text("twice")
+    assert corpora.main(tmp_path / "texts", write=False) == 2
+    assert "books/one.txt: expected SHA-256 " in capsys.readouterr().out
+    book.unlink()
+    assert corpora.main(tmp_path / "texts", write=False) == 2
+    assert capsys.readouterr().out.splitlines()[0].endswith("got no file")
