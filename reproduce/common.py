@@ -19,7 +19,9 @@ from typing import Any
 import pandas
 import torch
 import tyro
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from linformer_kit.commands.output import set_up_logging
 from linformer_kit.environment import best_device, environment
@@ -197,6 +199,20 @@ def markdown(frame: pandas.DataFrame, *, index: bool = False) -> str:
     shown = frame.reset_index() if index else frame
     shown = shown.astype(object).where(shown.notna(), "–").map(str)
     return "\n".join(table_lines(list(map(str, shown.columns)), shown.values.tolist()))
+
+
+def length_axis(axes: Axes, lengths: list[int]) -> None:
+    """Logarithmic axes with a grid: n with its measured values below, and numbers in full beside."""
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(lengths, [f"{n:,}" for n in lengths])
+    axes.tick_params(axis="x", labelrotation=30, labelsize=8)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_tick_params(labelleft=True)
+    axes.set_xlabel("n, tokens in a sequence")
+    axes.grid(alpha=0.3)
 
 
 def main(folders: list[str]) -> None:

@@ -1,0 +1,444 @@
+"""One layer of each kind of encoder that `table1` times, with its feed-forward part and random weights.
+
+All have the same width, heads and feed-forward size, and exact GELU. They map hidden states to hidden states, without
+embeddings. Windows, blocks, landmarks and hashes are those of the models in each system's paper.
+Axes: batch, seq_len (n), embed (width), heads, head_dim.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import transformers
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from linformer_kit.analysis.encoders import Encoder, Kind, build
+from linformer_kit.errors import InputError
+from linformer_kit.operator import kernels
+from linformer_kit.operator.attention import LinformerAttention
+
+WINDOW = 512  # tokens; Longformer's window, the largest of ours, and the blocks of blockwise attention
+BIG_BIRD_BLOCK, BIG_BIRD_RANDOM_BLOCKS = 64, 3
+LANDMARKS, LANDMARK_CONVOLUTION = 64, 65
+LSH_CHUNK, LSH_HASHES = 64, 1
+_FLEX_BLOCK = 128  # tokens; FlexAttention skips whole blocks of this many queries and keys
+
+CPU = torch.device("cpu")
+
+
+class Called(nn.Module):
+    """Wraps a module of a library as a map of hidden states: `call` takes the module and hidden states."""
+
+    def __init__(self, module: nn.Module, call: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.module = module
+        self.call = call
+
+    def forward(self, hidden: Float[Tensor, "batch seq_len embed"]) -> Float[Tensor, "batch seq_len embed"]:
+        return self.call(self.module, hidden)
+
+
+class EncoderLayer(nn.Module):
+    """A layer like RoBERTa's with any map that mixes tokens: it and feed-forward, each with residual and LayerNorm."""
+
+    def __init__(self, mixer: nn.Module, sizes: Encoder) -> None:
+        super().__init__()
+        self.mixer = mixer
+        self.mixer_norm = nn.LayerNorm(sizes.hidden_size)
+        self.fc1 = nn.Linear(sizes.hidden_size, sizes.intermediate_size)
+        self.fc2 = nn.Linear(sizes.intermediate_size, sizes.hidden_size)
+        self.final_norm = nn.LayerNorm(sizes.hidden_size)
+
+    def forward(self, hidden: Float[Tensor, "batch seq_len embed"]) -> Float[Tensor, "batch seq_len embed"]:
+        hidden = self.mixer_norm(hidden + self.mixer(hidden))
+        return self.final_norm(hidden + self.fc2(F.gelu(self.fc1(hidden))))
+
+
+def first(module: nn.Module, hidden: Tensor) -> Tensor:
+    """The hidden states that transformers' encoders return for hidden states alone."""
+    return module(hidden)[0]
+
+
+def multiple_of(size: int, n: int, what: str) -> None:
+    """Check that blocks tile the sequence."""
+    if n % size:
+        raise InputError(f"n: expected a multiple of the {what}, {size}, got {n}")
+
+
+def config_fields(sizes: Encoder) -> dict[str, Any]:
+    """The common fields of transformers' configurations."""
+    names = ("vocab_size", "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
+    dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    return {name: getattr(sizes, name) for name in names} | {"hidden_act": "gelu"} | dropout
+
+
+def one_layer(kind: Kind, sizes: Encoder) -> nn.Module:
+    """The encoder of a one-layer model of linformer_kit.analysis."""
+    return build(replace(sizes, kind=kind), CPU, torch.float32).encoder  # type: ignore[return-value]
+
+
+def ours(sizes: Encoder, device: torch.device, *, kind: Kind = "linformer", window: int = 0) -> nn.Module:
+    """This package's layer: a Linformer with layerwise sharing, perhaps with a sliding window, or full attention."""
+    encoder = one_layer(kind, sizes)
+    for module in encoder.modules():
+        if isinstance(module, LinformerAttention):
+            module.sliding_window = window
+    return Called(
+        encoder,
+        lambda module, hidden: (
+            module(hidden, None, output_attentions=False, output_hidden_states=False).last_hidden_state
+        ),
+    )
+
+
+def plain(sizes: Encoder, device: torch.device) -> nn.Module:
+    """Our Linformer without the optimised kernels."""
+
+    def call(module: nn.Module, hidden: Tensor) -> Tensor:
+        with kernels.plain():
+            return module(hidden)
+
+    return Called(ours(sizes, device), call)
+
+
+def recurrent(sizes: Encoder, device: torch.device) -> nn.Module:
+    """A bidirectional LSTM with half of the width in each direction, so that each token depends on the whole text."""
+    width = sizes.hidden_size
+    if width % 2:
+        raise InputError(f"hidden_size: expected an even number, half for each direction, got {width}")
+    return EncoderLayer(Called(nn.LSTM(width, width // 2, batch_first=True, bidirectional=True), first), sizes)
+
+
+def transformer(sizes: Encoder, device: torch.device) -> nn.Module:
+    """RoBERTa's layer, with scaled_dot_product_attention."""
+    return Called(one_layer("roberta", sizes), first)
+
+
+def blockwise(sizes: Encoder, device: torch.device) -> nn.Module:
+    """Full attention within blocks of `WINDOW` tokens."""
+    block = min(WINDOW, sizes.seq_len)
+    multiple_of(block, sizes.seq_len, "block")
+    # All other operations work on single tokens, so this is a Transformer with the blocks as its batch.
+    return Called(
+        transformer(sizes, device),
+        lambda module, hidden: module(hidden.reshape(-1, block, hidden.shape[-1])).view_as(hidden),
+    )
+
+
+def longformer(sizes: Encoder, device: torch.device) -> nn.Module:
+    """A window of `WINDOW` tokens, no global tokens."""
+    multiple_of(WINDOW, sizes.seq_len, "window")
+    config = transformers.LongformerConfig(**config_fields(sizes), attention_window=WINDOW)
+    encoder = transformers.LongformerModel(config, add_pooling_layer=False).encoder
+    # The mask has 0 on tokens with local attention.
+    return Called(encoder, lambda module, hidden: module(hidden, hidden.new_zeros(hidden.shape[:2]))[0])
+
+
+def reformer(sizes: Encoder, device: torch.device) -> nn.Module:
+    """One LSH layer."""
+    multiple_of(LSH_CHUNK, sizes.seq_len, "chunk")
+    config = transformers.ReformerConfig(
+        hidden_size=sizes.hidden_size,
+        num_attention_heads=sizes.num_attention_heads,
+        attention_head_size=sizes.hidden_size // sizes.num_attention_heads,
+        feed_forward_size=sizes.intermediate_size,
+        hidden_act="gelu",
+        vocab_size=sizes.vocab_size,
+        attn_layers=["lsh"],
+        lsh_attn_chunk_length=LSH_CHUNK,
+        num_hashes=LSH_HASHES,
+        max_position_embeddings=sizes.seq_len,
+        axial_pos_embds=False,
+    )
+    layer = transformers.ReformerModel(config).encoder.layers[0]
+    # Its residuals are reversible: two streams, which are equal before the first layer.
+    return Called(layer, lambda module, hidden: module(hidden, hidden).hidden_states)
+
+
+def big_bird(sizes: Encoder, device: torch.device) -> nn.Module:
+    """Local, random and global blocks; full attention where there are too few blocks to draw from, as there."""
+    n = sizes.seq_len
+    multiple_of(BIG_BIRD_BLOCK, n, "block")
+    whole = n <= (5 + 2 * BIG_BIRD_RANDOM_BLOCKS) * BIG_BIRD_BLOCK
+    config = transformers.BigBirdConfig(
+        **config_fields(sizes),
+        attention_type="original_full" if whole else "block_sparse",
+        block_size=BIG_BIRD_BLOCK,
+        num_random_blocks=BIG_BIRD_RANDOM_BLOCKS,
+        max_position_embeddings=n,
+    )
+    model = transformers.BigBirdModel(config, add_pooling_layer=False)
+    if whole:
+        return Called(model.encoder, first)
+    names = ("blocked_encoder_mask", "band_mask", "from_mask", "to_mask")
+    ones = torch.ones(1, n, device=device)
+    masks = dict(zip(names, model.create_masks_for_block_sparse_attn(ones, BIG_BIRD_BLOCK), strict=True))
+
+    def call(module: nn.Module, hidden: Tensor) -> Tensor:
+        return module(hidden, **{name: mask.expand(len(hidden), *mask.shape[1:]) for name, mask in masks.items()})[0]
+
+    return Called(model.encoder, call)
+
+
+def nystromformer(sizes: Encoder, device: torch.device) -> nn.Module:
+    """`LANDMARKS` landmarks."""
+    multiple_of(LANDMARKS, sizes.seq_len, "number of landmarks")
+    config = transformers.NystromformerConfig(
+        **config_fields(sizes),
+        num_landmarks=LANDMARKS,
+        segment_means_seq_len=sizes.seq_len,
+        conv_kernel_size=LANDMARK_CONVOLUTION,
+    )
+    return Called(transformers.NystromformerModel(config).encoder, first)
+
+
+def fnet(sizes: Encoder, device: torch.device) -> nn.Module:
+    """A Fourier transform in place of attention."""
+    fields = config_fields(sizes)
+    for name in ("num_attention_heads", "attention_probs_dropout_prob"):
+        del fields[name]
+    return Called(transformers.FNetModel(transformers.FNetConfig(**fields), add_pooling_layer=False).encoder, first)
+
+
+def lucidrains(sizes: Encoder, device: torch.device) -> nn.Module:
+    """The layer of the package linformer."""
+    from linformer import Linformer
+
+    if sizes.intermediate_size != 4 * sizes.hidden_size:
+        expected = f"4 × hidden_size, {4 * sizes.hidden_size} (fixed in that package)"
+        raise InputError(f"intermediate_size: expected {expected}, got {sizes.intermediate_size}")
+    heads, k = sizes.num_attention_heads, sizes.projected_dim
+    return Linformer(sizes.hidden_size, sizes.seq_len, depth=1, k=k, heads=heads)
+
+
+def tatp22(sizes: Encoder, device: torch.device) -> nn.Module:
+    """The layer of the package linformer-pytorch."""
+    from linformer_pytorch import Linformer
+
+    return Linformer(
+        sizes.seq_len,
+        sizes.hidden_size,
+        dim_k=sizes.projected_dim,
+        dim_ff=sizes.intermediate_size,
+        nhead=sizes.num_attention_heads,
+        depth=1,
+        activation="gelu",
+        parameter_sharing="layerwise",
+    )
+
+
+class StridedAttention(nn.Module):
+    """The strided pattern of the Sparse Transformer (Child et al. 2019, section 4.2), bidirectional.
+
+    The first half of the heads attends to tokens less than a stride away; the others to those at multiples of the
+    stride. The latter sort the tokens by their remainder modulo the stride, so that attended tokens form blocks:
+    FlexAttention skips blocks, not single tokens.
+    """
+
+    def __init__(self, width: int, num_heads: int, seq_len: int, device: torch.device) -> None:
+        super().__init__()
+        self.stride = stride_of(seq_len)
+        self.num_heads = num_heads
+        self.query, self.key, self.value, self.output = (nn.Linear(width, width) for _ in range(4))
+        # Uncompiled, it would materialise n × n; fullgraph raises an error instead.
+        self.attend = torch.compile(flex_attention, dynamic=False, fullgraph=True)
+        self.block_mask = strided_block_mask(seq_len, self.stride, num_heads, device)
+
+    def forward(self, hidden: Float[Tensor, "batch seq_len embed"]) -> Float[Tensor, "batch seq_len embed"]:
+        columns = hidden.shape[1] // self.stride
+        query, key, value = (
+            self._far_transposed(project(hidden).unflatten(-1, (self.num_heads, -1)).transpose(1, 2), columns)
+            for project in (self.query, self.key, self.value)
+        )
+        attended = self._far_transposed(self.attend(query, key, value, block_mask=self.block_mask), self.stride)
+        return self.output(attended.transpose(1, 2).flatten(2))
+
+    def _far_transposed(
+        self, heads: Float[Tensor, "batch heads seq_len head_dim"], rows: int
+    ) -> Float[Tensor, "batch heads seq_len head_dim"]:
+        """Reorder the tokens of the strided heads alone."""
+        near, far = heads.split([self.num_heads // 2, self.num_heads - self.num_heads // 2], dim=1)
+        return torch.cat([near, transposed(far, rows)], dim=1)
+
+
+def sparse(sizes: Encoder, device: torch.device) -> nn.Module:
+    """The strided pattern of the Sparse Transformer."""
+    attention = StridedAttention(sizes.hidden_size, sizes.num_attention_heads, sizes.seq_len, device)
+    return EncoderLayer(attention, sizes)
+
+
+def stride_of(seq_len: int) -> int:
+    """The power of two nearest to √n.
+
+    Raises:
+        InputError: for a length that is not a multiple of it and of FlexAttention's blocks.
+    """
+    stride = 2 ** round(math.log2(seq_len) / 2)
+    if seq_len % max(stride, _FLEX_BLOCK):
+        raise InputError(f"n: expected a multiple of {max(stride, _FLEX_BLOCK)} for the strided pattern, got {seq_len}")
+    return stride
+
+
+def transposed(
+    heads: Float[Tensor, "batch heads seq_len head_dim"], rows: int
+) -> Float[Tensor, "batch heads seq_len head_dim"]:
+    """Reorder tokens: write them into `rows` rows and read them by columns."""
+    return heads.unflatten(2, (rows, -1)).transpose(2, 3).flatten(2, 3)
+
+
+def strided_block_mask(seq_len: int, stride: int, num_heads: int, device: torch.device) -> BlockMask:
+    """The block mask of the strided pattern for FlexAttention.
+
+    Computed from the corners of the blocks: `create_block_mask` would make an n × n mask for every head.
+    """
+    column = seq_len // stride
+    first_far = num_heads // 2
+
+    def attends(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return torch.where(head < first_far, (query - key).abs() < stride, query // column == key // column)
+
+    blocks = torch.arange(seq_len // _FLEX_BLOCK, device=device)
+    apart = (blocks[:, None] - blocks).abs() * _FLEX_BLOCK
+    start, end = blocks * _FLEX_BLOCK // column, (blocks * _FLEX_BLOCK + _FLEX_BLOCK - 1) // column
+    some = torch.stack([apart - _FLEX_BLOCK + 1 < stride, (start[:, None] <= end) & (start <= end[:, None])])
+    whole = torch.stack([apart + _FLEX_BLOCK - 1 < stride, (start[:, None] == end) & (start == end[:, None])])
+    far = (torch.arange(num_heads, device=device) >= first_far).long()
+    some, whole = some[far][None], whole[far][None]
+    return BlockMask.from_kv_blocks(
+        *numbered(some & ~whole), *numbered(whole), BLOCK_SIZE=_FLEX_BLOCK, mask_mod=attends
+    )
+
+
+def numbered(
+    blocks: Bool[Tensor, "1 heads query_blocks key_blocks"],
+) -> tuple[Int[Tensor, "1 heads query_blocks"], Int[Tensor, "1 heads query_blocks key_blocks"]]:
+    """Number of blocks set in each row, and the indices of the blocks, those set first."""
+    return blocks.sum(-1, dtype=torch.int32), blocks.int().argsort(dim=-1, descending=True, stable=True).int()
+
+
+@dataclass(frozen=True)
+class System:
+    """One kind of encoder layer.
+
+    Attributes:
+        label: Its name in tables.
+        complexity: Complexity in the length n, by Table 1 of the Linformer paper, or by the paper named in the note.
+        note: The implementation measured.
+        build: Function of the sizes (n and k among them) and the device that builds a module from
+            `[batch, n, hidden_size]` to the same.
+        projected: Whether it has a k.
+        package: Optional distribution that it comes from, if any.
+    """
+
+    label: str
+    complexity: str
+    note: str
+    build: Callable[[Encoder, torch.device], nn.Module]
+    projected: bool = False
+    package: str | None = None
+
+
+SYSTEMS = {
+    "recurrent": System(
+        "Recurrent (LSTM)",
+        "O(n)",
+        "torch.nn.LSTM, half of the width in each direction, then the same feed-forward part",
+        recurrent,
+    ),
+    "transformer": System("Transformer (RoBERTa)", "O(n²)", "transformers' RobertaModel with sdpa", transformer),
+    "full": System(
+        "Transformer (linformer-kit)", "O(n²)", 'LinformerModel with attention="full"', partial(ours, kind="full")
+    ),
+    "sparse": System(
+        "Sparse Transformer",
+        "O(n√n)",
+        "strided pattern, stride √n as a power of two; half of the heads near, half strided; FlexAttention, compiled",
+        sparse,
+    ),
+    "reformer": System(
+        "Reformer",
+        "O(n log n)",
+        f"transformers, one LSH layer; {LSH_HASHES} hash, chunks of {LSH_CHUNK}, 2n/{LSH_CHUNK} buckets; "
+        "queries are keys, which saves a product",
+        reformer,
+    ),
+    "blockwise": System(
+        "Blockwise attention",
+        "O(n)",
+        f"RobertaModel with sdpa on blocks of {WINDOW} tokens, which do not see each other (after Qiu et al. 2019)",
+        blockwise,
+    ),
+    "longformer": System(
+        "Longformer",
+        "O(n)",
+        f"transformers, window {WINDOW}, no global tokens (Beltagy et al. 2020)",
+        longformer,
+    ),
+    "bigbird": System(
+        "BigBird",
+        "O(n)",
+        f"transformers, blocks of {BIG_BIRD_BLOCK}, {BIG_BIRD_RANDOM_BLOCKS} random; full attention up to "
+        f"{(5 + 2 * BIG_BIRD_RANDOM_BLOCKS) * BIG_BIRD_BLOCK} tokens, as there (Zaheer et al. 2020)",
+        big_bird,
+    ),
+    "nystromformer": System(
+        "Nyströmformer",
+        "O(n)",
+        f"transformers, {LANDMARKS} landmarks, convolution over {LANDMARK_CONVOLUTION} tokens (Xiong et al. 2021)",
+        nystromformer,
+    ),
+    "fnet": System(
+        "FNet",
+        "O(n log n)",
+        "transformers; no heads but a Fourier transform (Lee-Thorp et al. 2021)",
+        fnet,
+    ),
+    "linformer": System(
+        "Linformer (linformer-kit)",
+        "O(n)",
+        "LinformerModel, layerwise: E and F are one",
+        ours,
+        projected=True,
+    ),
+    **{
+        f"window-{window}": System(
+            f"Linformer, window {window} (linformer-kit)",
+            "O(n)",
+            f"the same with a sliding window of {window}",
+            partial(ours, window=window),
+            projected=True,
+        )
+        for window in (32, 64, WINDOW)
+    },
+    "plain": System(
+        "Linformer (linformer-kit, plain)",
+        "O(n)",
+        "the same model in torch's own products and attention, all tokens at once: what `kernels` saves",
+        plain,
+        projected=True,
+    ),
+    "lucidrains": System(
+        "Linformer (lucidrains)",
+        "O(n)",
+        "package linformer; E and F apart: it can share them only together with W_K and W_V",
+        lucidrains,
+        projected=True,
+        package="linformer",
+    ),
+    "tatp22": System(
+        "Linformer (tatp22)",
+        "O(n)",
+        "package linformer-pytorch, layerwise: E and F are one",
+        tatp22,
+        projected=True,
+        package="linformer-pytorch",
+    ),
+}

@@ -1,0 +1,323 @@
+"""Table 1: the complexity of encoder layers, measured.
+
+The paper: O(n) for a recurrent layer, O(n²) for a Transformer, O(n√n) for a sparse one, O(n log n) for Reformer, O(n)
+for a Linformer. Here: the time of one whole layer of each of these, of other efficient encoders, of our Linformer with
+a sliding window and of other implementations of it, against n, and the exponent p in time ∝ nᵖ. This is time, not
+accuracy: windows, blocks and hashes are those of each paper's own models.
+
+    python -m reproduce.table1                                  # every system, n 512 to 16,384: half an hour on 2 cores
+    python -m reproduce.table1 --dtype float32                  # FNet and Nyströmformer need it on a CPU
+    python -m reproduce.table1 --systems linformer window-64 longformer full --projected_dims 128
+
+Systems that are not installed (`pip install -e ".[peers]"`), fail or take over 10 s are listed with the reason.
+Results: benchmarks/systems-*, on processors with and without AVX-512. Text: none, random hidden states.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import metadata
+from itertools import count
+from typing import Any, Literal
+
+import pandas
+import torch
+from jaxtyping import Float
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from linformer_kit.analysis.encoders import Encoder, check_numbers, device_of, dtype_of
+from linformer_kit.analysis.measure import interleaved, summary, synchronize
+from linformer_kit.errors import InputError
+from reproduce.common import Record, Results, length_axis, markdown, run
+from reproduce.systems import SYSTEMS
+
+OURS = "linformer"
+# Panels of the figure, by title; each has ours too.
+PANELS = {
+    "Table 1 of the paper": ("recurrent", "transformer", "full", "sparse", "reformer"),
+    "Other efficient encoders": ("blockwise", "longformer", "bigbird", "nystromformer", "fnet"),
+    "With a sliding window": ("window-32", "window-64", "window-512"),
+    "Other Linformers": ("plain", "lucidrains", "tatp22"),
+}
+MARKERS = ("o", "s", "^", "D", "v")
+SECONDS = 10.0  # for all runs of one layer at one length; a layer that takes longer is skipped at longer ones
+
+
+@dataclass(kw_only=True)
+class Settings:
+    """One layer of each kind of encoder, timed at several sequence lengths.
+
+    Attributes:
+        systems: Names of the systems to time (an unknown name lists them all).
+        lengths: Values of n in tokens.
+        projected_dims: Values of k of the Linformers; all pairs with k < n are measured.
+        mode: Time a forward pass, or forward and backward as in training.
+        tokens: Number of tokens per batch, at least one sequence.
+        hidden_size: Width of the model.
+        num_attention_heads: Heads; must divide hidden_size.
+        intermediate_size: Width of the feed-forward part.
+        repetitions: Number of timed runs of each layer at each length; the layers alternate.
+        device: cpu or cuda.
+        dtype: Data type of weights and activations; auto: bfloat16, or float32 on a CPU without instructions for it.
+        output_dir: Folder of the results; default: a new folder below runs/.
+    """
+
+    systems: list[str] = field(default_factory=lambda: list(SYSTEMS))
+    lengths: list[int] = field(default_factory=lambda: [512, 1024, 2048, 4096, 8192, 16384])
+    projected_dims: list[int] = field(default_factory=lambda: [256])
+    mode: Literal["forward", "train"] = "forward"
+    tokens: int = 4096
+    hidden_size: int = 768
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    repetitions: int = 5
+    device: str = "cpu"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    output_dir: str | None = None
+
+
+Key = tuple[str, int | None]  # system and k
+
+
+def measure(settings: Settings, results: Results) -> None:
+    """Add a record for each system, k and n: its times, or the reason why it was not run."""
+    check_numbers(settings)
+    for name in settings.systems:
+        if name not in SYSTEMS:
+            raise InputError(f"systems: expected some of {', '.join(SYSTEMS)}, got {name}")
+    keys: list[Key] = [
+        (name, k) for name in settings.systems for k in (settings.projected_dims if SYSTEMS[name].projected else [None])
+    ]
+    for n in tqdm(sorted(settings.lengths), desc="lengths"):
+        missing = [(name, k) for name, k in keys if results.find(system=name, k=k, n=n) is None]
+        measure_length(settings, n, missing, results)
+
+
+def measure_length(settings: Settings, n: int, keys: list[Key], results: Results) -> None:
+    """Time systems alternately at one length."""
+    device = device_of(settings.device)
+    dtype = dtype_of(settings.dtype, device)
+    torch.manual_seed(0)
+    hidden = torch.randn(max(1, settings.tokens // n), n, settings.hidden_size).to(device, getattr(torch, dtype))
+    hidden.requires_grad_(settings.mode == "train")  # as between two layers
+    torch.compiler.reset()  # compilations for other lengths count towards a limit
+    cases: dict[str, Callable[[], object]] = {}
+    first_runs: dict[Key, float] = {}
+    reasons: dict[Key, str] = {}
+    for key in tqdm(keys, desc=f"n {n:,}", leave=False):
+        try:
+            check_possible(key, n, results)
+            cases[str(key)], first_runs[key] = ready(settings, key, hidden)
+        except Exception as error:  # any error of a library is its result
+            reasons[key] = reason_of(error, key[0])
+    # Each layer has run once already.
+    timings = interleaved(cases, device=device, repetitions=settings.repetitions, warmup=0, seconds=SECONDS)
+    for key in keys:
+        record: dict[str, Any] = {"system": key[0], "k": key[1], "n": n, "dtype": dtype, "package": version(key[0])}
+        if key in reasons:
+            results.add(**record, skipped=reasons[key])
+        else:
+            times = summary(timings[str(key)])
+            results.add(**record, batch=len(hidden), **times, first_run_s=first_runs[key])
+
+
+def check_possible(key: Key, n: int, results: Results) -> None:
+    """Raise `InputError` if a layer has no smaller k, or took too long at a shorter length."""
+    k = key[1]
+    if k is not None and k >= n:
+        raise InputError(f"k {k} is not below n")
+    for record in results.content["records"]:
+        if (record["system"], record["k"]) == key and record.get("median_s", 0) > SECONDS and record["n"] < n:
+            seconds, shorter = record["median_s"], record["n"]
+            raise InputError(f"took {seconds:.3g} s at n {shorter:,}, more than {SECONDS:g} s")
+
+
+def ready(
+    settings: Settings, key: Key, hidden: Float[Tensor, "batch seq_len embed"]
+) -> tuple[Callable[[], Tensor], float]:
+    """The function that runs a layer, after a first run, which includes compilation, and the seconds of that run."""
+    sizes = Encoder(
+        kind="linformer",
+        seq_len=hidden.shape[1],
+        projected_dim=key[1],
+        num_hidden_layers=1,
+        hidden_size=settings.hidden_size,
+        num_attention_heads=settings.num_attention_heads,
+        intermediate_size=settings.intermediate_size,
+        vocab_size=8,  # unused
+    )
+    torch.manual_seed(0)
+    layer = SYSTEMS[key[0]].build(sizes, hidden.device).to(hidden.device, hidden.dtype)
+    one_run = run_of(layer.train(settings.mode == "train"), hidden)
+    synchronize(hidden.device)
+    start = time.perf_counter()
+    output = one_run()
+    synchronize(hidden.device)
+    seconds = time.perf_counter() - start
+    if output.shape != hidden.shape or not output.isfinite().all():
+        raise InputError(f"expected finite {list(hidden.shape)}, got {list(output.shape)} with NaN or infinity")
+    return one_run, seconds
+
+
+def run_of(layer: nn.Module, hidden: Float[Tensor, "batch seq_len embed"]) -> Callable[[], Tensor]:
+    """A function for one run that returns the output: forward, or forward and backward if the input has a gradient."""
+    if not hidden.requires_grad:
+        return torch.inference_mode()(lambda: layer(hidden))
+
+    def step() -> Tensor:
+        output = layer(hidden)
+        output.float().square().mean().backward()
+        layer.zero_grad(set_to_none=True)
+        hidden.grad = None
+        return output.detach()
+
+    return step
+
+
+def version(name: str) -> str | None:
+    """The package that a system comes from, with its version."""
+    package = SYSTEMS[name].package
+    try:
+        return f"{package} {metadata.version(package)}" if package else None
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def reason_of(error: Exception, name: str) -> str:
+    """The reason for a missing time, in one line."""
+    if isinstance(error, ModuleNotFoundError) and SYSTEMS[name].package:
+        return f'{error.name} is not installed: pip install "linformer-kit[peers]"'
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if isinstance(error, InputError) else ": ".join([f"failed with {type(error).__name__}", *lines[:1]])
+
+
+def fitted_exponent(lengths: list[int], seconds: list[float]) -> tuple[float, list[int]] | None:
+    """p in time ∝ nᵖ for one sequence, and the lengths of the fit; None for fewer than two lengths.
+
+    Least squares of log time on log n over the longer half of the lengths, at least two: at short lengths the
+    feed-forward part dominates.
+
+    Args:
+        lengths: n in ascending order.
+        seconds: Time of one sequence of each.
+    """
+    upper = max(2, math.ceil(len(lengths) / 2))
+    if len(lengths) < 2:
+        return None
+    logs = [list(map(math.log, values[-upper:])) for values in (lengths, seconds)]
+    return statistics.linear_regression(*logs).slope, lengths[-upper:]
+
+
+def timed(content: Record) -> pandas.DataFrame:
+    """The records with times, with `label`, and `per_token_s`."""
+    frame = pandas.DataFrame([record for record in content["records"] if "median_s" in record])
+    frame["label"] = [label(name, k) for name, k in zip(frame["system"], frame["k"], strict=True)]
+    frame["per_token_s"] = frame["median_s"] / (frame["batch"] * frame["n"])
+    return frame
+
+
+def label(name: str, k: float | None) -> str:
+    """The name of a system, with its k, in tables."""
+    return SYSTEMS[name].label if k is None or math.isnan(k) else f"{SYSTEMS[name].label}, k {k:.0f}"
+
+
+def table(content: Record) -> str:
+    """Times with exponents, the systems, our time beside that of other Linformers, and what was not run."""
+    settings = content["settings"]
+    frame = timed(content)
+    what = {"forward": "a forward pass", "train": "forward and backward"}[settings["mode"]]
+    packages = {record["system"]: record["package"] for record in content["records"]}
+    rows = []
+    for name, times in frame.groupby("label", sort=False):
+        row = {"system": name, "complexity": SYSTEMS[times["system"].iloc[0]].complexity}
+        row |= {f"n {n:,}": f"{t * 1e6:,.3g}" for n, t in zip(times["n"], times["per_token_s"], strict=True)}
+        fit = fitted_exponent(list(times["n"]), list(times["median_s"] / times["batch"]))
+        rows.append(row | ({"p": f"{fit[0]:.2f}", "fitted over n": ", ".join(map(str, fit[1]))} if fit else {}))
+    columns = ["system", "complexity", *(f"n {n:,}" for n in sorted(frame["n"].unique())), "p", "fitted over n"]
+    systems = [
+        {
+            "system": SYSTEMS[name].label,
+            "complexity": SYSTEMS[name].complexity,
+            "measured": "; ".join(filter(None, (SYSTEMS[name].note, packages[name]))),
+        }
+        for name in settings["systems"]
+    ]
+    return f"""# Table 1: one layer of each kind of encoder
+
+One encoder layer, feed-forward part included: width {settings["hidden_size"]}, {settings["num_attention_heads"]} heads,
+feed-forward {settings["intermediate_size"]}, {frame["dtype"].iloc[0]}, about {settings["tokens"]:,} tokens in a batch,
+at least one sequence. Time of {what} per token in µs, median; p in time ∝ nᵖ for one sequence,
+fitted over the lengths given.
+
+{markdown(pandas.DataFrame(rows).reindex(columns=columns))}
+
+## Systems
+
+{markdown(pandas.DataFrame(systems))}
+{against_peers(frame)}{not_run(content)}"""
+
+
+def against_peers(frame: pandas.DataFrame) -> str:
+    """The time of each other Linformer without a window divided by ours, at equal n and k."""
+    peers = frame[frame["system"].isin(PANELS["Other Linformers"])]
+    ours = frame[frame["system"] == OURS].set_index(["n", "k"])["per_token_s"]
+    if peers.empty or ours.empty:
+        return ""
+    times = peers.pivot(index=["n", "k"], columns="system", values="per_token_s")
+    ratios = times[peers["system"].unique()].div(ours, axis=0).rename(columns=lambda name: SYSTEMS[name].label).dropna()
+    means = ratios.map(math.log).mean().map(math.exp)
+    shown = ratios.reset_index().astype({"n": int, "k": int})
+    shown["n"] = shown["n"].map("{:,}".format)
+    shown.loc[len(shown)] = ["geometric mean", "", *means]
+    shown = shown.map(lambda value: f"{value:.2f}" if isinstance(value, float) else value)
+    return f"\n## Ours against other Linformers\n\nTheir time divided by ours.\n\n{markdown(shown)}\n"
+
+
+def not_run(content: Record) -> str:
+    """The systems without times, and why."""
+    skipped = pandas.DataFrame([record for record in content["records"] if "skipped" in record])
+    if skipped.empty:
+        return ""
+    skipped["system"] = [label(name, k) for name, k in zip(skipped["system"], skipped["k"], strict=True)]
+    skipped["why"] = skipped["skipped"].str.replace("|", "¦")
+    lengths = skipped.groupby(["system", "why"], sort=False)["n"].agg(lambda values: ", ".join(map(str, values)))
+    return f"\n## Not run\n\n{markdown(lengths.reset_index()[['system', 'n', 'why']])}\n"
+
+
+def draw(content: Record) -> Figure:
+    """Time per token against n, in panels of at most six lines; ours, with its smallest k, is black in each."""
+    frame = timed(content)
+    frame = frame[frame["k"].isna() | (frame["k"] == frame["k"].min())]
+    titles = [title for title, names in PANELS.items() if frame["system"].isin(names).any()] or [""]
+    figure = Figure(figsize=(5 * min(2, len(titles)), 4.2 * math.ceil(len(titles) / 2)), layout="constrained")
+    grid = figure.subplots(math.ceil(len(titles) / 2), min(2, len(titles)), squeeze=False, sharey=True)
+    for axes, title in zip(grid.flat, titles, strict=False):
+        markers = count()
+        for name, times in frame[frame["system"].isin([OURS, *PANELS.get(title, ())])].groupby("label", sort=False):
+            is_ours = times["system"].iloc[0] == OURS
+            fit = fitted_exponent(list(times["n"]), list(times["median_s"] / times["batch"]))
+            axes.plot(
+                times["n"],
+                times["per_token_s"] * 1e6,
+                color="black" if is_ours else None,
+                marker="P" if is_ours else MARKERS[next(markers)],
+                linewidth=3 if is_ours else 1.5,
+                label=f"{name}: p {fit[0]:.2f}" if fit else name,
+            )
+        length_axis(axes, content["settings"]["lengths"])
+        axes.set_ylabel("time per token (µs)")
+        axes.set_title(title)
+        axes.legend(title="p: time of a sequence ∝ nᵖ", fontsize=8, title_fontsize=8)
+    for unused in grid.flat[len(titles) :]:
+        unused.remove()
+    return figure
+
+
+if __name__ == "__main__":
+    run(Settings, measure, table, draw)
