@@ -202,12 +202,13 @@ def markdown(frame: pandas.DataFrame, *, index: bool = False) -> str:
 
 
 def length_axis(axes: Axes, lengths: list[int]) -> None:
-    """Logarithmic axes with a grid: n with its measured values below, and numbers in full beside."""
+    """Logarithmic axes with a grid, for a drawn figure: n with its measured values, and numbers in full beside."""
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(lengths, [f"{n:,}" for n in lengths])
     axes.tick_params(axis="x", labelrotation=30, labelsize=8)
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 10 * low else (1, 1.2, 1.5, 2, 3, 4, 5, 7)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.yaxis.set_tick_params(labelleft=True)

@@ -1,0 +1,440 @@
+"""Table 3 and Figure 2: time and memory that a Linformer saves over a Transformer of equal size, by n and k.
+
+The paper, on one V100 with 16 GB: 1.5 × faster and 1.7 × larger batches at n 512, k 128, up to 20 × and 60 × at
+n 65,536; the time of inference per token does not grow with n (Figure 2). It compared with attention that stores its
+n × n scores (`eager`); libraries of today use fused kernels (`roberta`, `full`), against which less is saved.
+
+    python -m reproduce.table3_figure2                                      # an hour on 2 cores
+    python -m reproduce.table3_figure2 --modes forward train                # and forward and backward
+    python -m reproduce.table3_figure2 --device cuda                        # 12 layers; searches the largest batch
+    python -m reproduce.table3_figure2 --lengths 512 4096 --projected_dims 256 --no-memory          # two minutes
+
+Not measured: eager attention whose scores would take over 40 % of the free memory, and the memory of Transformers whose
+pass takes over 10 s.
+Results: benchmarks/forward-bfloat16_epyc-2-cores_202611, forward-and-training-float32_zen3-2-cores_202611,
+forward-accelerator_h100_202611. Text: none, random tokens.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import pandas
+import psutil
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import nn
+from tqdm import tqdm
+
+from linformer_kit.analysis.encoders import (
+    Encoder,
+    Kind,
+    Mode,
+    backward,
+    build,
+    check_numbers,
+    device_of,
+    dtype_of,
+    memory_of,
+    random_ids,
+    runner,
+    time_encoders,
+)
+from linformer_kit.analysis.measure import can_measure_memory, in_fresh_process, synchronize
+from linformer_kit.errors import InputError, out_of_memory
+from reproduce.common import Record, Results, length_axis, markdown, run
+
+# The paper's Table 3, by n and k: time of the Transformer's forward pass over the Linformer's, and largest batch of the
+# Linformer in 16 GB over the Transformer's.
+Published = dict[int, dict[int, float]]
+PAPER_TIME: Published = {
+    512: {128: 1.5, 256: 1.3},
+    1024: {128: 1.7, 256: 1.6, 512: 1.3},
+    2048: {128: 2.6, 256: 2.4, 512: 2.1, 1024: 1.3},
+    4096: {128: 3.4, 256: 3.2, 512: 2.8, 1024: 2.2, 2048: 1.3},
+    8192: {128: 5.5, 256: 5.0, 512: 4.4, 1024: 3.5, 2048: 2.1},
+    16384: {128: 8.6, 256: 7.8, 512: 7.0, 1024: 5.6, 2048: 3.3},
+    32768: {128: 13, 256: 12, 512: 11, 1024: 8.8, 2048: 5.0},
+    65536: {128: 20, 256: 18, 512: 16, 1024: 14, 2048: 7.9},
+}
+PAPER_MEMORY: Published = {
+    512: {128: 1.7, 256: 1.5},
+    1024: {128: 3.0, 256: 2.9, 512: 1.8},
+    2048: {128: 6.1, 256: 5.6, 512: 3.6, 1024: 2.0},
+    4096: {128: 14, 256: 13, 512: 8.3, 1024: 4.3, 2048: 2.3},
+    8192: {128: 28, 256: 26, 512: 17, 1024: 8.5, 2048: 4.5},
+    16384: {128: 56, 256: 48, 512: 32, 1024: 16, 2048: 8},
+    32768: {128: 56, 256: 48, 512: 36, 1024: 18, 2048: 16},
+    65536: {128: 60, 256: 52, 512: 40, 1024: 20, 2048: 18},
+}
+BASELINES: dict[str, str] = {
+    "full": 'this package\'s, attention="full" (scaled_dot_product_attention)',
+    "roberta": "transformers' RobertaModel (scaled_dot_product_attention)",
+    "eager": "transformers' RobertaModel with a stored n × n matrix (eager), as in the paper",
+}
+MODES: dict[str, str] = {"forward": "Forward pass", "train": "Forward and backward"}
+LAYERS = 12  # of the models for which the largest batches are given
+BUDGET = 16 * 2**30  # bytes, as in the paper
+TOKENS = {"cpu": 4096, "cuda": 65536}  # in a batch, at least one sequence
+MEMORY_TOKENS = 16384  # large compared with the random few MB of a process
+SECONDS = 10.0  # for all timed runs of one encoder at one length; memory of slower Transformers is not measured
+SHARE_OF_FREE_MEMORY = 0.4  # for eager attention
+
+
+@dataclass(kw_only=True)
+class Settings:
+    """Time and memory of Linformer encoders and of Transformers of equal size.
+
+    Attributes:
+        modes: A forward pass, and forward and backward as in training (train).
+        lengths: Values of n in tokens.
+        projected_dims: Values of k; all pairs with k < n are measured.
+        baselines: Transformers to compare with.
+        memory: Measure memory too, each encoder in a process of its own; on a CPU on Linux only.
+        hidden_size: Width of the model.
+        num_attention_heads: Heads; must divide hidden_size.
+        intermediate_size: Width of the feed-forward part.
+        repetitions: Number of timed runs of each encoder; the encoders alternate.
+        device: cpu or cuda.
+        dtype: Data type of weights and activations; auto: bfloat16, or float32 on a CPU without instructions for it.
+        output_dir: Folder of the results; default: a new folder below runs/.
+    """
+
+    modes: list[Literal["forward", "train"]] = field(default_factory=lambda: ["forward"])
+    lengths: list[int] = field(default_factory=lambda: [2**power for power in range(9, 17)])
+    projected_dims: list[int] = field(default_factory=lambda: [128, 256, 512, 1024, 2048])
+    baselines: list[Literal["full", "roberta", "eager"]] = field(default_factory=lambda: ["full", "roberta", "eager"])
+    memory: bool = True
+    hidden_size: int = 768
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    repetitions: int = 5
+    device: str = "cpu"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    output_dir: str | None = None
+
+
+def measure(settings: Settings, results: Results) -> None:
+    """Add a record of the time of each encoder, and one of its memory."""
+    check_numbers(settings)
+    device = device_of(settings.device)
+    if settings.memory and not can_measure_memory(device):
+        raise InputError("memory: expected False, because memory of a CPU is measured on Linux only, got True")
+    for n in tqdm(sorted(settings.lengths), desc="lengths"):
+        layers = LAYERS if device.type != "cpu" else 2 if n <= 8192 else 1
+        encoders = [
+            Encoder(
+                kind=kind,
+                seq_len=n,
+                projected_dim=k,
+                num_hidden_layers=layers,
+                hidden_size=settings.hidden_size,
+                num_attention_heads=settings.num_attention_heads,
+                intermediate_size=settings.intermediate_size,
+            )
+            for kind, k in encoders_of(settings, n)
+        ]
+        for mode in settings.modes:
+            add_times(settings, encoders, mode, device, results)
+            if settings.memory:
+                for encoder in tqdm(encoders, desc=f"n {n:,}, {mode}, memory", leave=False):
+                    add_memory(settings, encoder, mode, device, results)
+
+
+def encoders_of(settings: Settings, n: int) -> list[tuple[Kind, int | None]]:
+    """Kind and k of the encoders of a length, Transformers first."""
+    baselines: list[tuple[Kind, int | None]] = [(kind, None) for kind in settings.baselines]
+    return baselines + [("linformer", k) for k in sorted(settings.projected_dims) if k < n]
+
+
+def key_of(encoder: Encoder, mode: Mode, measured: str) -> dict[str, Any]:
+    """The fields that name a record."""
+    named = {"encoder": encoder.kind, "k": encoder.projected_dim, "n": encoder.seq_len}
+    return {"measured": measured, "mode": mode, **named}
+
+
+def add_times(settings: Settings, encoders: list[Encoder], mode: Mode, device: torch.device, results: Results) -> None:
+    """Time the encoders of one length alternately."""
+    missing = [encoder for encoder in encoders if results.find(**key_of(encoder, mode, "time")) is None]
+    dtype = dtype_of(settings.dtype, device)
+    batch = max(1, TOKENS[device.type] // encoders[0].seq_len)
+    possible = [encoder for encoder in missing if room(encoder, mode, device, dtype) >= batch]
+    times = time_encoders(
+        possible, batch, mode, device, getattr(torch, dtype), repetitions=settings.repetitions, seconds=SECONDS
+    )
+    for encoder in missing:
+        common = key_of(encoder, mode, "time") | {"dtype": dtype, "layers": encoder.num_hidden_layers, "batch": batch}
+        results.add(**common, **times.get(encoder, {"skipped": True}))
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # the processes that measure memory share the device
+
+
+def add_memory(settings: Settings, encoder: Encoder, mode: Mode, device: torch.device, results: Results) -> None:
+    """Peak memory of a few layers, and on a GPU the largest batch.
+
+    In a forward pass layers use the same memory one after the other, so one is measured on a CPU; in training each
+    keeps its own, and with several layers, memory needed only once counts less.
+    """
+    key = key_of(encoder, mode, "memory")
+    if results.find(**key) is not None:
+        return
+    dtype = dtype_of(settings.dtype, device)
+    timed = results.find(**key_of(encoder, mode, "time")) or {}
+    slow = encoder.kind in ("full", "roberta") and timed.get("median_s", 0) > SECONDS
+    layers = LAYERS if device.type != "cpu" else {"forward": 1, "train": 4}[mode]
+    encoder = replace(encoder, num_hidden_layers=layers)
+    batch = int(min(max(1, MEMORY_TOKENS // encoder.seq_len), room(encoder, mode, device, dtype)))
+    if slow or batch == 0:
+        results.add(**key, skipped=True)
+        return
+    try:
+        peak = memory_of(encoder, batch, mode, device, getattr(torch, dtype))
+        found = (
+            {} if device.type == "cpu" else {"largest_batch": in_fresh_process(search, encoder, mode, device, dtype)}
+        )
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        results.add(**key, skipped=True, failed=str(error).partition("\n")[0])
+        return
+    weights = weight_bytes(encoder, getattr(torch, dtype))
+    results.add(**key, batch=batch, layers=layers, peak_bytes=peak, weight_bytes=weights, **found)
+
+
+def room(encoder: Encoder, mode: Mode, device: torch.device, dtype: str) -> float:
+    """Largest batch with which eager attention takes at most 40 % of the free memory; no limit for others.
+
+    It stores scores, their softmax in float32 and its cast; a fifth more for the rest. In training every layer does.
+    """
+    if encoder.kind != "eager":
+        return math.inf
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    scores = encoder.num_attention_heads * encoder.seq_len**2 * (2 * getattr(torch, dtype).itemsize + 4) * 1.2
+    needed = scores * (encoder.num_hidden_layers + 1 if mode == "train" else 1)
+    return SHARE_OF_FREE_MEMORY * free // needed
+
+
+def weight_bytes(encoder: Encoder, dtype: torch.dtype) -> int:
+    """Bytes of the parameters with `LAYERS` layers."""
+    model = build(replace(encoder, num_hidden_layers=1), torch.device("cpu"), dtype)
+    layers = next(module for module in model.modules() if isinstance(module, nn.ModuleList))
+    return parameter_bytes(model) + (LAYERS - 1) * parameter_bytes(layers)
+
+
+def parameter_bytes(module: nn.Module) -> int:
+    """Bytes of all parameters, each counted once."""
+    return sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
+
+
+def search(encoder: Encoder, mode: Mode, device: torch.device, dtype: str) -> int:
+    """The largest batch that runs within the budget on a GPU; in a fresh process."""
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, BUDGET / total), device)
+    model = build(encoder, device, getattr(torch, dtype), mode)
+
+    def fits(size: int) -> bool:
+        torch.cuda.empty_cache()
+        ids = random_ids(encoder, size, device)
+        try:
+            backward(model, ids) if mode == "train" else runner(model, ids, mode)()
+            synchronize(device)
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
+            return False
+        return True
+
+    return largest(fits)
+
+
+def largest(fits: Callable[[int], bool]) -> int:
+    """The largest number that fits, to within 1/64, if `fits` is monotonic: doubling, bisection; 0 if none does."""
+    if not fits(1):
+        return 0
+    low, high = 1, 2
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > max(1, low // 64):
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def times(content: Record, mode: str) -> pandas.DataFrame:
+    """The times of a mode, `cost`: seconds of one layer for one token, and `rate`: tokens in a second."""
+    frame = records_of(content, mode, "time")
+    frame["cost"] = frame["median_s"] / (frame["batch"] * frame["n"] * frame["layers"])
+    return frame.assign(rate=1 / frame["cost"])
+
+
+def memories(content: Record, mode: str) -> pandas.DataFrame:
+    """The memory of a mode, `cost`: bytes of a sequence, and `rate`: the largest batch.
+
+    The batch of a model of 12 layers in the budget, computed, not rounded: weights count twice in training, for their
+    gradients, and the memory of fewer layers is scaled up.
+    """
+    frame = records_of(content, mode, "memory")
+    frame["cost"] = frame["peak_bytes"] / frame["batch"]
+    free = BUDGET - frame["weight_bytes"] * (2 if mode == "train" else 1)
+    return frame.assign(rate=free.clip(lower=0) / frame["cost"] * (frame["layers"] / LAYERS if mode == "train" else 1))
+
+
+def records_of(content: Record, mode: str, measured: str) -> pandas.DataFrame:
+    """The records with measurements of one kind, by n, Transformers first."""
+    frame = pandas.DataFrame(content["records"])
+    frame = frame[(frame["mode"] == mode) & (frame["measured"] == measured)]
+    if "skipped" in frame:
+        frame = frame[frame["skipped"].isna()]
+    place = frame["encoder"].map([*BASELINES, "linformer"].index)
+    return frame.assign(place=place).sort_values(["n", "place", "k"], ignore_index=True)
+
+
+def saved(frame: pandas.DataFrame, baseline: str) -> pandas.DataFrame:
+    """The Linformer's rate over the baseline's, `ratio`, for each n and k where both were measured."""
+    ours = frame[frame["encoder"] == "linformer"].astype({"k": int})
+    theirs = frame[frame["encoder"] == baseline].set_index("n")["rate"]
+    return ours[["n", "k"]].assign(ratio=ours["rate"] / ours["n"].map(theirs)).dropna()
+
+
+def grid(ratios: pandas.DataFrame, paper: Published) -> str:
+    """A table with a row for each n and a column for each k, the paper's figure in parentheses; and how near we are."""
+    cells: dict[int, dict[str, str]] = {}
+    against: dict[str, float] = {}
+    for n, k, ratio in ratios.itertuples(index=False):
+        published = paper.get(n, {}).get(k)
+        cell = f"{ratio:,.2f}" if ratio < 10 else f"{ratio:,.1f}"
+        cells.setdefault(n, {"n": f"{n:,}"})[f"k {k:,}"] = cell + (f" ({published:g})" if published else "")
+        if published:
+            against[f"n {n:,}, k {k:,}"] = ratio / published
+    text = markdown(pandas.DataFrame(cells.values()).fillna(""))
+    if not against:
+        return text
+    least = min(against, key=lambda cell: against[cell])
+    mean = statistics.geometric_mean(against.values())
+    return (
+        f"{text}\n\nRatio to the paper's figure: geometric mean of {len(against)} cells {mean:.2f}; "
+        f"lowest at {least}: {against[least]:.2f}."
+    )
+
+
+def name_of(encoder: str, k: float) -> str:
+    """The encoder's name in a table."""
+    return f"Linformer, k {k:,.0f}" if encoder == "linformer" else f"Transformer, {encoder}"
+
+
+def time_table(frame: pandas.DataFrame) -> str:
+    """Time of a batch, and of one layer per token."""
+    shown = pandas.DataFrame({"n": frame["n"].map("{:,}".format), "batch": frame["batch"].astype(int)})
+    shown["layers"] = frame["layers"].astype(int)
+    shown["encoder"] = list(map(name_of, frame["encoder"], frame["k"]))
+    low, median, high = (frame[name].mul(1e3).map("{:,.1f}".format) for name in ("min_s", "median_s", "max_s"))
+    shown["batch, ms"] = median
+    shown["least – most, ms"] = low + " – " + high
+    shown["runs"] = frame["runs"].astype(int)
+    shown["token and layer, µs"] = frame["cost"].mul(1e6).map("{:,.3g}".format)
+    return markdown(shown)
+
+
+def memory_table(frame: pandas.DataFrame) -> str:
+    """Memory of a sequence, and the largest batch."""
+    shown = pandas.DataFrame({"n": frame["n"].map("{:,}".format)})
+    shown["encoder"] = list(map(name_of, frame["encoder"], frame["k"]))
+    peak, batch = frame["peak_bytes"].div(2**20).map("{:,.0f}".format), frame["batch"].map("{:,.0f}".format)
+    shown["peak, MiB (batch)"] = peak + " (" + batch + ")"
+    shown["sequence, MiB"] = frame["cost"].div(2**20).map("{:,.1f}".format)
+    shown["largest batch, computed"] = frame["rate"].astype(int).map("{:,}".format)
+    if "largest_batch" in frame:
+        shown["largest batch that ran"] = frame["largest_batch"].map("{:,.0f}".format)
+    return markdown(shown)
+
+
+def table(content: Record) -> str:
+    """Time and memory saved against each Transformer, with the paper's figures, then the measurements."""
+    settings = content["settings"]
+    dtype = next(record["dtype"] for record in content["records"] if record["measured"] == "time")
+    parts = [
+        f"""# Table 3 and Figure 2: time and memory saved, {dtype}
+
+Encoders of width {settings["hidden_size"]:,}, {settings["num_attention_heads"]} heads,
+feed-forward {settings["intermediate_size"]:,}, random weights and tokens; Linformers share one E = F in all layers.
+n: tokens in a sequence; k: projected dimension. In parentheses the paper's figures (one V100).
+Times are medians of up to {settings["repetitions"]} runs, encoders alternating, embeddings included.
+A training step has no optimiser and no dropout.
+Memory is the peak of a run in a process of its own, minus the memory in use before (the resident set on a CPU,
+allocated memory on a GPU); saved is the ratio of the largest batches in 16 GiB beside the weights of 12 layers,
+computed from the memory of a sequence, not rounded."""
+    ]
+    for mode in settings["modes"]:
+        for what in ("time", "memory") if settings["memory"] else ("time",):
+            frame = times(content, mode) if what == "time" else memories(content, mode)
+            for name in (name for name in BASELINES if name in settings["baselines"]):
+                ratios = grid(saved(frame, name), paper_of(mode, what == "time"))
+                parts.append(f"## {MODES[mode]}: {what} saved against {BASELINES[name]}\n\n{ratios}")
+            measured = time_table(frame) if what == "time" else memory_table(frame)
+            parts.append(f"## {MODES[mode]}: {what}\n\n{measured}")
+    return "\n\n".join(parts)
+
+
+def paper_of(mode: str, of_time: bool) -> Published:
+    """The paper's figures; it has none for training."""
+    return {} if mode == "train" else PAPER_TIME if of_time else PAPER_MEMORY
+
+
+def draw(content: Record) -> Figure:
+    """A row for each mode: time per token (Figure 2), then time and memory saved against the first Transformer."""
+    settings = content["settings"]
+    columns = 3 if settings["memory"] else 2
+    figure = Figure(figsize=(4.6 * columns, 4.2 * len(settings["modes"])), layout="constrained")
+    panels = figure.subplots(len(settings["modes"]), columns, squeeze=False)
+    first = next(name for name in BASELINES if name in settings["baselines"])
+    for row, mode in zip(panels, settings["modes"], strict=True):
+        frame = times(content, mode)
+        draw_times(row[0], frame)
+        row[0].set_title(MODES[mode])
+        for axes, rates, what in zip(row[1:], (times, memories), ("time", "memory (largest batch)"), strict=False):
+            draw_saved(axes, saved(rates(content, mode), first), paper_of(mode, rates is times))
+            axes.set_title(f"against Transformer, {first}")
+            axes.set_ylabel(f"{what} saved, ×")
+        for axes in row:
+            length_axis(axes, sorted(frame["n"].unique()))
+            axes.legend(fontsize=8)
+    return figure
+
+
+def drawn_dims(frame: pandas.DataFrame) -> list[int]:
+    """Three values of k from the smallest to the largest; the tables have all."""
+    dims = sorted(frame["k"].dropna().astype(int).unique())
+    return sorted({dims[0], dims[(len(dims) - 1) // 2], dims[-1]})
+
+
+def draw_times(axes: Axes, frame: pandas.DataFrame) -> None:
+    """Time per token of the Transformers and of some Linformers."""
+    for name, style in zip(BASELINES, ("-", "--", ":"), strict=True):
+        line = frame[frame["encoder"] == name]
+        if len(line):
+            label = name_of(name, math.nan)
+            axes.plot(line["n"], line["cost"] * 1e6, f"s{style}", color="black", markersize=4, label=label)
+    for k in drawn_dims(frame):
+        line = frame[frame["k"] == k]
+        axes.plot(line["n"], line["cost"] * 1e6, marker="o", markersize=4, label=name_of("linformer", k))
+    axes.set_ylabel("time per token and layer, µs")
+
+
+def draw_saved(axes: Axes, ratios: pandas.DataFrame, paper: Published) -> None:
+    """A line for some k, the paper's dashed in the same colour."""
+    for k in drawn_dims(ratios):
+        line = ratios[ratios["k"] == k]
+        (drawn,) = axes.plot(line["n"], line["ratio"], marker="o", markersize=4, label=f"k {k:,}")
+        published = {n: paper[n][k] for n in line["n"] if k in paper.get(n, {})}
+        if published:
+            axes.plot(*zip(*published.items(), strict=True), "--", color=drawn.get_color(), label=f"k {k:,}, the paper")
+    axes.axhline(1, color="gray", linewidth=1)
+
+
+if __name__ == "__main__":
+    run(Settings, measure, table, draw)
