@@ -14,7 +14,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas
 import torch
@@ -23,8 +23,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from linformer_kit.commands.output import set_up_logging
-from linformer_kit.environment import best_device, environment
+from linformer_kit.analysis.encoders import Encoder, Kind
+from linformer_kit.environment import environment
 from linformer_kit.errors import InputError, input_errors
 from linformer_kit.files.folders import check_writable
 from linformer_kit.files.runs import open_output_dir
@@ -37,6 +37,34 @@ from linformer_kit.settings import portable
 Record = dict[str, Any]
 Table = Callable[[Record], str]  # Markdown from the content of the JSON file
 Draw = Callable[[Record], Figure | None]
+
+
+@dataclasses.dataclass(kw_only=True)
+class CostSettings:
+    """Settings of the scripts that measure time and memory of encoders with random weights.
+
+    Attributes:
+        hidden_size: Width of the model.
+        num_attention_heads: Heads; must divide hidden_size.
+        intermediate_size: Width of the feed-forward part.
+        repetitions: Number of timed runs of each encoder at each length; the encoders alternate.
+        device: cpu or cuda.
+        dtype: Data type of weights and activations; auto: bfloat16, or float32 on a CPU without instructions for it.
+        output_dir: Folder of the results; default: a new folder below runs/.
+    """
+
+    hidden_size: int = 768
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    repetitions: int = 5
+    device: str = "cpu"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    output_dir: str | None = None
+
+    def encoder(self, kind: Kind, seq_len: int, projected_dim: int | None, **fields: int) -> Encoder:
+        """An encoder of these widths."""
+        widths = {name: getattr(self, name) for name in ("hidden_size", "num_attention_heads", "intermediate_size")}
+        return Encoder(kind=kind, seq_len=seq_len, projected_dim=projected_dim, **widths, **fields)
 
 
 class Results:

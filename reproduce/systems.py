@@ -34,6 +34,43 @@ _FLEX_BLOCK = 128  # tokens; FlexAttention skips whole blocks of this many queri
 CPU = torch.device("cpu")
 
 
+Build = Callable[[Encoder, torch.device], nn.Module]  # sizes, n and k among them, and the device to a layer
+
+
+@dataclass(frozen=True)
+class System:
+    """One kind of encoder layer.
+
+    Attributes:
+        label: Its name in tables.
+        complexity: Complexity in the length n, by Table 1 of the Linformer paper, or by the paper named in the note.
+        note: The implementation measured.
+        build: Builds a module from `[batch, n, hidden_size]` to the same.
+        projected: Whether it has a k.
+        package: Optional distribution that it comes from, if any.
+    """
+
+    label: str
+    complexity: str
+    note: str
+    build: Build
+    projected: bool = False
+    package: str | None = None
+
+
+SYSTEMS: dict[str, System] = {}  # in the order of the tables, that of this file
+
+
+def system(name: str, label: str, complexity: str, note: str, **more: Any) -> Callable[[Build], Build]:
+    """Register the decorated function as the builder of a system."""
+
+    def register(build: Build) -> Build:
+        SYSTEMS[name] = System(label, complexity, note, build, **more)
+        return build
+
+    return register
+
+
 class Called(nn.Module):
     """Wraps a module of a library as a map of hidden states: `call` takes the module and hidden states."""
 
@@ -99,140 +136,24 @@ def ours(sizes: Encoder, device: torch.device, *, kind: Kind = "linformer", wind
     )
 
 
-def plain(sizes: Encoder, device: torch.device) -> nn.Module:
-    """Our Linformer without the optimised kernels."""
-
-    def call(module: nn.Module, hidden: Tensor) -> Tensor:
-        with kernels.plain():
-            return module(hidden)
-
-    return Called(ours(sizes, device), call)
-
-
+@system(
+    "recurrent", "Recurrent (LSTM)", "O(n)", "torch.nn.LSTM, half of the width in each direction, then feed-forward"
+)
 def recurrent(sizes: Encoder, device: torch.device) -> nn.Module:
-    """A bidirectional LSTM with half of the width in each direction, so that each token depends on the whole text."""
     width = sizes.hidden_size
     if width % 2:
         raise InputError(f"hidden_size: expected an even number, half for each direction, got {width}")
     return EncoderLayer(Called(nn.LSTM(width, width // 2, batch_first=True, bidirectional=True), first), sizes)
 
 
+@system("transformer", "Transformer (RoBERTa)", "O(n²)", "transformers' RobertaModel with sdpa")
 def transformer(sizes: Encoder, device: torch.device) -> nn.Module:
-    """RoBERTa's layer, with scaled_dot_product_attention."""
     return Called(one_layer("roberta", sizes), first)
 
 
-def blockwise(sizes: Encoder, device: torch.device) -> nn.Module:
-    """Full attention within blocks of `WINDOW` tokens."""
-    block = min(WINDOW, sizes.seq_len)
-    multiple_of(block, sizes.seq_len, "block")
-    # All other operations work on single tokens, so this is a Transformer with the blocks as its batch.
-    return Called(
-        transformer(sizes, device),
-        lambda module, hidden: module(hidden.reshape(-1, block, hidden.shape[-1])).view_as(hidden),
-    )
-
-
-def longformer(sizes: Encoder, device: torch.device) -> nn.Module:
-    """A window of `WINDOW` tokens, no global tokens."""
-    multiple_of(WINDOW, sizes.seq_len, "window")
-    config = transformers.LongformerConfig(**config_fields(sizes), attention_window=WINDOW)
-    encoder = transformers.LongformerModel(config, add_pooling_layer=False).encoder
-    # The mask has 0 on tokens with local attention.
-    return Called(encoder, lambda module, hidden: module(hidden, hidden.new_zeros(hidden.shape[:2]))[0])
-
-
-def reformer(sizes: Encoder, device: torch.device) -> nn.Module:
-    """One LSH layer."""
-    multiple_of(LSH_CHUNK, sizes.seq_len, "chunk")
-    config = transformers.ReformerConfig(
-        hidden_size=sizes.hidden_size,
-        num_attention_heads=sizes.num_attention_heads,
-        attention_head_size=sizes.hidden_size // sizes.num_attention_heads,
-        feed_forward_size=sizes.intermediate_size,
-        hidden_act="gelu",
-        vocab_size=sizes.vocab_size,
-        attn_layers=["lsh"],
-        lsh_attn_chunk_length=LSH_CHUNK,
-        num_hashes=LSH_HASHES,
-        max_position_embeddings=sizes.seq_len,
-        axial_pos_embds=False,
-    )
-    layer = transformers.ReformerModel(config).encoder.layers[0]
-    # Its residuals are reversible: two streams, which are equal before the first layer.
-    return Called(layer, lambda module, hidden: module(hidden, hidden).hidden_states)
-
-
-def big_bird(sizes: Encoder, device: torch.device) -> nn.Module:
-    """Local, random and global blocks; full attention where there are too few blocks to draw from, as there."""
-    n = sizes.seq_len
-    multiple_of(BIG_BIRD_BLOCK, n, "block")
-    whole = n <= (5 + 2 * BIG_BIRD_RANDOM_BLOCKS) * BIG_BIRD_BLOCK
-    config = transformers.BigBirdConfig(
-        **config_fields(sizes),
-        attention_type="original_full" if whole else "block_sparse",
-        block_size=BIG_BIRD_BLOCK,
-        num_random_blocks=BIG_BIRD_RANDOM_BLOCKS,
-        max_position_embeddings=n,
-    )
-    model = transformers.BigBirdModel(config, add_pooling_layer=False)
-    if whole:
-        return Called(model.encoder, first)
-    names = ("blocked_encoder_mask", "band_mask", "from_mask", "to_mask")
-    ones = torch.ones(1, n, device=device)
-    masks = dict(zip(names, model.create_masks_for_block_sparse_attn(ones, BIG_BIRD_BLOCK), strict=True))
-
-    def call(module: nn.Module, hidden: Tensor) -> Tensor:
-        return module(hidden, **{name: mask.expand(len(hidden), *mask.shape[1:]) for name, mask in masks.items()})[0]
-
-    return Called(model.encoder, call)
-
-
-def nystromformer(sizes: Encoder, device: torch.device) -> nn.Module:
-    """`LANDMARKS` landmarks."""
-    multiple_of(LANDMARKS, sizes.seq_len, "number of landmarks")
-    config = transformers.NystromformerConfig(
-        **config_fields(sizes),
-        num_landmarks=LANDMARKS,
-        segment_means_seq_len=sizes.seq_len,
-        conv_kernel_size=LANDMARK_CONVOLUTION,
-    )
-    return Called(transformers.NystromformerModel(config).encoder, first)
-
-
-def fnet(sizes: Encoder, device: torch.device) -> nn.Module:
-    """A Fourier transform in place of attention."""
-    fields = config_fields(sizes)
-    for name in ("num_attention_heads", "attention_probs_dropout_prob"):
-        del fields[name]
-    return Called(transformers.FNetModel(transformers.FNetConfig(**fields), add_pooling_layer=False).encoder, first)
-
-
-def lucidrains(sizes: Encoder, device: torch.device) -> nn.Module:
-    """The layer of the package linformer."""
-    from linformer import Linformer
-
-    if sizes.intermediate_size != 4 * sizes.hidden_size:
-        expected = f"4 × hidden_size, {4 * sizes.hidden_size} (fixed in that package)"
-        raise InputError(f"intermediate_size: expected {expected}, got {sizes.intermediate_size}")
-    heads, k = sizes.num_attention_heads, sizes.projected_dim
-    return Linformer(sizes.hidden_size, sizes.seq_len, depth=1, k=k, heads=heads)
-
-
-def tatp22(sizes: Encoder, device: torch.device) -> nn.Module:
-    """The layer of the package linformer-pytorch."""
-    from linformer_pytorch import Linformer
-
-    return Linformer(
-        sizes.seq_len,
-        sizes.hidden_size,
-        dim_k=sizes.projected_dim,
-        dim_ff=sizes.intermediate_size,
-        nhead=sizes.num_attention_heads,
-        depth=1,
-        activation="gelu",
-        parameter_sharing="layerwise",
-    )
+system("full", "Transformer (linformer-kit)", "O(n²)", 'LinformerModel with attention="full"')(
+    partial(ours, kind="full")
+)
 
 
 class StridedAttention(nn.Module):
@@ -267,12 +188,6 @@ class StridedAttention(nn.Module):
         """Reorder the tokens of the strided heads alone."""
         near, far = heads.split([self.num_heads // 2, self.num_heads - self.num_heads // 2], dim=1)
         return torch.cat([near, transposed(far, rows)], dim=1)
-
-
-def sparse(sizes: Encoder, device: torch.device) -> nn.Module:
-    """The strided pattern of the Sparse Transformer."""
-    attention = StridedAttention(sizes.hidden_size, sizes.num_attention_heads, sizes.seq_len, device)
-    return EncoderLayer(attention, sizes)
 
 
 def stride_of(seq_len: int) -> int:
@@ -324,121 +239,190 @@ def numbered(
     return blocks.sum(-1, dtype=torch.int32), blocks.int().argsort(dim=-1, descending=True, stable=True).int()
 
 
-@dataclass(frozen=True)
-class System:
-    """One kind of encoder layer.
-
-    Attributes:
-        label: Its name in tables.
-        complexity: Complexity in the length n, by Table 1 of the Linformer paper, or by the paper named in the note.
-        note: The implementation measured.
-        build: Function of the sizes (n and k among them) and the device that builds a module from
-            `[batch, n, hidden_size]` to the same.
-        projected: Whether it has a k.
-        package: Optional distribution that it comes from, if any.
-    """
-
-    label: str
-    complexity: str
-    note: str
-    build: Callable[[Encoder, torch.device], nn.Module]
-    projected: bool = False
-    package: str | None = None
+@system(
+    "sparse",
+    "Sparse Transformer",
+    "O(n√n)",
+    "strided pattern, stride √n as a power of two; half of the heads near, half strided; FlexAttention, compiled",
+)
+def sparse(sizes: Encoder, device: torch.device) -> nn.Module:
+    attention = StridedAttention(sizes.hidden_size, sizes.num_attention_heads, sizes.seq_len, device)
+    return EncoderLayer(attention, sizes)
 
 
-SYSTEMS = {
-    "recurrent": System(
-        "Recurrent (LSTM)",
+@system(
+    "reformer",
+    "Reformer",
+    "O(n log n)",
+    f"transformers, one LSH layer; {LSH_HASHES} hash, chunks of {LSH_CHUNK}, 2n/{LSH_CHUNK} buckets; "
+    "queries are keys, which saves a product",
+)
+def reformer(sizes: Encoder, device: torch.device) -> nn.Module:
+    multiple_of(LSH_CHUNK, sizes.seq_len, "chunk")
+    config = transformers.ReformerConfig(
+        hidden_size=sizes.hidden_size,
+        num_attention_heads=sizes.num_attention_heads,
+        attention_head_size=sizes.hidden_size // sizes.num_attention_heads,
+        feed_forward_size=sizes.intermediate_size,
+        hidden_act="gelu",
+        vocab_size=sizes.vocab_size,
+        attn_layers=["lsh"],
+        lsh_attn_chunk_length=LSH_CHUNK,
+        num_hashes=LSH_HASHES,
+        max_position_embeddings=sizes.seq_len,
+        axial_pos_embds=False,
+    )
+    layer = transformers.ReformerModel(config).encoder.layers[0]
+    # Its residuals are reversible: two streams, which are equal before the first layer.
+    return Called(layer, lambda module, hidden: module(hidden, hidden).hidden_states)
+
+
+@system(
+    "blockwise",
+    "Blockwise attention",
+    "O(n)",
+    f"RobertaModel with sdpa on blocks of {WINDOW} tokens, which do not see each other (after Qiu et al. 2019)",
+)
+def blockwise(sizes: Encoder, device: torch.device) -> nn.Module:
+    block = min(WINDOW, sizes.seq_len)
+    multiple_of(block, sizes.seq_len, "block")
+    # All other operations work on single tokens, so this is a Transformer with the blocks as its batch.
+    return Called(
+        transformer(sizes, device),
+        lambda module, hidden: module(hidden.reshape(-1, block, hidden.shape[-1])).view_as(hidden),
+    )
+
+
+@system("longformer", "Longformer", "O(n)", f"transformers, window {WINDOW}, no global tokens (Beltagy et al. 2020)")
+def longformer(sizes: Encoder, device: torch.device) -> nn.Module:
+    multiple_of(WINDOW, sizes.seq_len, "window")
+    config = transformers.LongformerConfig(**config_fields(sizes), attention_window=WINDOW)
+    encoder = transformers.LongformerModel(config, add_pooling_layer=False).encoder
+    # The mask has 0 on tokens with local attention.
+    return Called(encoder, lambda module, hidden: module(hidden, hidden.new_zeros(hidden.shape[:2]))[0])
+
+
+@system(
+    "bigbird",
+    "BigBird",
+    "O(n)",
+    f"transformers, blocks of {BIG_BIRD_BLOCK}, {BIG_BIRD_RANDOM_BLOCKS} random; full attention up to "
+    f"{(5 + 2 * BIG_BIRD_RANDOM_BLOCKS) * BIG_BIRD_BLOCK} tokens, as there (Zaheer et al. 2020)",
+)
+def big_bird(sizes: Encoder, device: torch.device) -> nn.Module:
+    n = sizes.seq_len
+    multiple_of(BIG_BIRD_BLOCK, n, "block")
+    whole = n <= (5 + 2 * BIG_BIRD_RANDOM_BLOCKS) * BIG_BIRD_BLOCK
+    config = transformers.BigBirdConfig(
+        **config_fields(sizes),
+        attention_type="original_full" if whole else "block_sparse",
+        block_size=BIG_BIRD_BLOCK,
+        num_random_blocks=BIG_BIRD_RANDOM_BLOCKS,
+        max_position_embeddings=n,
+    )
+    model = transformers.BigBirdModel(config, add_pooling_layer=False)
+    if whole:
+        return Called(model.encoder, first)
+    names = ("blocked_encoder_mask", "band_mask", "from_mask", "to_mask")
+    ones = torch.ones(1, n, device=device)
+    masks = dict(zip(names, model.create_masks_for_block_sparse_attn(ones, BIG_BIRD_BLOCK), strict=True))
+
+    def call(module: nn.Module, hidden: Tensor) -> Tensor:
+        return module(hidden, **{name: mask.expand(len(hidden), *mask.shape[1:]) for name, mask in masks.items()})[0]
+
+    return Called(model.encoder, call)
+
+
+@system(
+    "nystromformer",
+    "Nyströmformer",
+    "O(n)",
+    f"transformers, {LANDMARKS} landmarks, convolution over {LANDMARK_CONVOLUTION} tokens (Xiong et al. 2021)",
+)
+def nystromformer(sizes: Encoder, device: torch.device) -> nn.Module:
+    multiple_of(LANDMARKS, sizes.seq_len, "number of landmarks")
+    config = transformers.NystromformerConfig(
+        **config_fields(sizes),
+        num_landmarks=LANDMARKS,
+        segment_means_seq_len=sizes.seq_len,
+        conv_kernel_size=LANDMARK_CONVOLUTION,
+    )
+    return Called(transformers.NystromformerModel(config).encoder, first)
+
+
+@system("fnet", "FNet", "O(n log n)", "transformers; no heads but a Fourier transform (Lee-Thorp et al. 2021)")
+def fnet(sizes: Encoder, device: torch.device) -> nn.Module:
+    fields = config_fields(sizes)
+    for name in ("num_attention_heads", "attention_probs_dropout_prob"):
+        del fields[name]
+    return Called(transformers.FNetModel(transformers.FNetConfig(**fields), add_pooling_layer=False).encoder, first)
+
+
+system("linformer", "Linformer (linformer-kit)", "O(n)", "LinformerModel, layerwise: E and F are one", projected=True)(
+    ours
+)
+for width in (32, 64, WINDOW):
+    system(
+        f"window-{width}",
+        f"Linformer, window {width} (linformer-kit)",
         "O(n)",
-        "torch.nn.LSTM, half of the width in each direction, then the same feed-forward part",
-        recurrent,
-    ),
-    "transformer": System("Transformer (RoBERTa)", "O(n²)", "transformers' RobertaModel with sdpa", transformer),
-    "full": System(
-        "Transformer (linformer-kit)", "O(n²)", 'LinformerModel with attention="full"', partial(ours, kind="full")
-    ),
-    "sparse": System(
-        "Sparse Transformer",
-        "O(n√n)",
-        "strided pattern, stride √n as a power of two; half of the heads near, half strided; FlexAttention, compiled",
-        sparse,
-    ),
-    "reformer": System(
-        "Reformer",
-        "O(n log n)",
-        f"transformers, one LSH layer; {LSH_HASHES} hash, chunks of {LSH_CHUNK}, 2n/{LSH_CHUNK} buckets; "
-        "queries are keys, which saves a product",
-        reformer,
-    ),
-    "blockwise": System(
-        "Blockwise attention",
-        "O(n)",
-        f"RobertaModel with sdpa on blocks of {WINDOW} tokens, which do not see each other (after Qiu et al. 2019)",
-        blockwise,
-    ),
-    "longformer": System(
-        "Longformer",
-        "O(n)",
-        f"transformers, window {WINDOW}, no global tokens (Beltagy et al. 2020)",
-        longformer,
-    ),
-    "bigbird": System(
-        "BigBird",
-        "O(n)",
-        f"transformers, blocks of {BIG_BIRD_BLOCK}, {BIG_BIRD_RANDOM_BLOCKS} random; full attention up to "
-        f"{(5 + 2 * BIG_BIRD_RANDOM_BLOCKS) * BIG_BIRD_BLOCK} tokens, as there (Zaheer et al. 2020)",
-        big_bird,
-    ),
-    "nystromformer": System(
-        "Nyströmformer",
-        "O(n)",
-        f"transformers, {LANDMARKS} landmarks, convolution over {LANDMARK_CONVOLUTION} tokens (Xiong et al. 2021)",
-        nystromformer,
-    ),
-    "fnet": System(
-        "FNet",
-        "O(n log n)",
-        "transformers; no heads but a Fourier transform (Lee-Thorp et al. 2021)",
-        fnet,
-    ),
-    "linformer": System(
-        "Linformer (linformer-kit)",
-        "O(n)",
-        "LinformerModel, layerwise: E and F are one",
-        ours,
+        f"the same with a sliding window of {width}",
         projected=True,
-    ),
-    **{
-        f"window-{window}": System(
-            f"Linformer, window {window} (linformer-kit)",
-            "O(n)",
-            f"the same with a sliding window of {window}",
-            partial(ours, window=window),
-            projected=True,
-        )
-        for window in (32, 64, WINDOW)
-    },
-    "plain": System(
-        "Linformer (linformer-kit, plain)",
-        "O(n)",
-        "the same model in torch's own products and attention, all tokens at once: what `kernels` saves",
-        plain,
-        projected=True,
-    ),
-    "lucidrains": System(
-        "Linformer (lucidrains)",
-        "O(n)",
-        "package linformer; E and F apart: it can share them only together with W_K and W_V",
-        lucidrains,
-        projected=True,
-        package="linformer",
-    ),
-    "tatp22": System(
-        "Linformer (tatp22)",
-        "O(n)",
-        "package linformer-pytorch, layerwise: E and F are one",
-        tatp22,
-        projected=True,
-        package="linformer-pytorch",
-    ),
-}
+    )(partial(ours, window=width))
+
+
+@system(
+    "plain",
+    "Linformer (linformer-kit, plain)",
+    "O(n)",
+    "the same model in torch's own products and attention, all tokens at once: what `kernels` saves",
+    projected=True,
+)
+def plain(sizes: Encoder, device: torch.device) -> nn.Module:
+
+    def call(module: nn.Module, hidden: Tensor) -> Tensor:
+        with kernels.plain():
+            return module(hidden)
+
+    return Called(ours(sizes, device), call)
+
+
+@system(
+    "lucidrains",
+    "Linformer (lucidrains)",
+    "O(n)",
+    "package linformer; E and F apart: it can share them only together with W_K and W_V",
+    projected=True,
+    package="linformer",
+)
+def lucidrains(sizes: Encoder, device: torch.device) -> nn.Module:
+    from linformer import Linformer
+
+    if sizes.intermediate_size != 4 * sizes.hidden_size:
+        expected = f"4 × hidden_size, {4 * sizes.hidden_size} (fixed in that package)"
+        raise InputError(f"intermediate_size: expected {expected}, got {sizes.intermediate_size}")
+    heads, k = sizes.num_attention_heads, sizes.projected_dim
+    return Linformer(sizes.hidden_size, sizes.seq_len, depth=1, k=k, heads=heads)
+
+
+@system(
+    "tatp22",
+    "Linformer (tatp22)",
+    "O(n)",
+    "package linformer-pytorch, layerwise: E and F are one",
+    projected=True,
+    package="linformer-pytorch",
+)
+def tatp22(sizes: Encoder, device: torch.device) -> nn.Module:
+    from linformer_pytorch import Linformer
+
+    return Linformer(
+        sizes.seq_len,
+        sizes.hidden_size,
+        dim_k=sizes.projected_dim,
+        dim_ff=sizes.intermediate_size,
+        nhead=sizes.num_attention_heads,
+        depth=1,
+        activation="gelu",
+        parameter_sharing="layerwise",
+    )

@@ -31,10 +31,10 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from linformer_kit.analysis.encoders import Encoder, check_numbers, device_of, dtype_of
+from linformer_kit.analysis.encoders import check_numbers, device_of, dtype_of
 from linformer_kit.analysis.measure import interleaved, summary, synchronize
 from linformer_kit.errors import InputError
-from reproduce.common import Record, Results, length_axis, markdown, run
+from reproduce.common import CostSettings, Record, Results, length_axis, markdown, run
 from reproduce.systems import SYSTEMS
 
 OURS = "linformer"
@@ -50,7 +50,7 @@ SECONDS = 10.0  # for all runs of one layer at one length; a layer that takes lo
 
 
 @dataclass(kw_only=True)
-class Settings:
+class Settings(CostSettings):
     """One layer of each kind of encoder, timed at several sequence lengths.
 
     Attributes:
@@ -59,13 +59,6 @@ class Settings:
         projected_dims: Values of k of the Linformers; all pairs with k < n are measured.
         mode: Time a forward pass, or forward and backward as in training.
         tokens: Number of tokens per batch, at least one sequence.
-        hidden_size: Width of the model.
-        num_attention_heads: Heads; must divide hidden_size.
-        intermediate_size: Width of the feed-forward part.
-        repetitions: Number of timed runs of each layer at each length; the layers alternate.
-        device: cpu or cuda.
-        dtype: Data type of weights and activations; auto: bfloat16, or float32 on a CPU without instructions for it.
-        output_dir: Folder of the results; default: a new folder below runs/.
     """
 
     systems: list[str] = field(default_factory=lambda: list(SYSTEMS))
@@ -73,13 +66,6 @@ class Settings:
     projected_dims: list[int] = field(default_factory=lambda: [256])
     mode: Literal["forward", "train"] = "forward"
     tokens: int = 4096
-    hidden_size: int = 768
-    num_attention_heads: int = 12
-    intermediate_size: int = 3072
-    repetitions: int = 5
-    device: str = "cpu"
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    output_dir: str | None = None
 
 
 Key = tuple[str, int | None]  # system and k
@@ -142,16 +128,7 @@ def ready(
     settings: Settings, key: Key, hidden: Float[Tensor, "batch seq_len embed"]
 ) -> tuple[Callable[[], Tensor], float]:
     """The function that runs a layer, after a first run, which includes compilation, and the seconds of that run."""
-    sizes = Encoder(
-        kind="linformer",
-        seq_len=hidden.shape[1],
-        projected_dim=key[1],
-        num_hidden_layers=1,
-        hidden_size=settings.hidden_size,
-        num_attention_heads=settings.num_attention_heads,
-        intermediate_size=settings.intermediate_size,
-        vocab_size=8,  # unused
-    )
+    sizes = settings.encoder("linformer", hidden.shape[1], key[1], num_hidden_layers=1, vocab_size=8)
     torch.manual_seed(0)
     layer = SYSTEMS[key[0]].build(sizes, hidden.device).to(hidden.device, hidden.dtype)
     one_run = run_of(layer.train(settings.mode == "train"), hidden)

@@ -47,7 +47,7 @@ from linformer_kit.analysis.encoders import (
 )
 from linformer_kit.analysis.measure import can_measure_memory, in_fresh_process, synchronize
 from linformer_kit.errors import InputError, out_of_memory
-from reproduce.common import Record, Results, length_axis, markdown, run
+from reproduce.common import CostSettings, Record, Results, length_axis, markdown, run
 
 # The paper's Table 3, by n and k: time of the Transformer's forward pass over the Linformer's, and largest batch of the
 # Linformer in 16 GB over the Transformer's.
@@ -87,7 +87,7 @@ SHARE_OF_FREE_MEMORY = 0.4  # for eager attention
 
 
 @dataclass(kw_only=True)
-class Settings:
+class Settings(CostSettings):
     """Time and memory of Linformer encoders and of Transformers of equal size.
 
     Attributes:
@@ -96,13 +96,6 @@ class Settings:
         projected_dims: Values of k; all pairs with k < n are measured.
         baselines: Transformers to compare with.
         memory: Measure memory too, each encoder in a process of its own; on a CPU on Linux only.
-        hidden_size: Width of the model.
-        num_attention_heads: Heads; must divide hidden_size.
-        intermediate_size: Width of the feed-forward part.
-        repetitions: Number of timed runs of each encoder; the encoders alternate.
-        device: cpu or cuda.
-        dtype: Data type of weights and activations; auto: bfloat16, or float32 on a CPU without instructions for it.
-        output_dir: Folder of the results; default: a new folder below runs/.
     """
 
     modes: list[Literal["forward", "train"]] = field(default_factory=lambda: ["forward"])
@@ -110,13 +103,6 @@ class Settings:
     projected_dims: list[int] = field(default_factory=lambda: [128, 256, 512, 1024, 2048])
     baselines: list[Literal["full", "roberta", "eager"]] = field(default_factory=lambda: ["full", "roberta", "eager"])
     memory: bool = True
-    hidden_size: int = 768
-    num_attention_heads: int = 12
-    intermediate_size: int = 3072
-    repetitions: int = 5
-    device: str = "cpu"
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    output_dir: str | None = None
 
 
 def measure(settings: Settings, results: Results) -> None:
@@ -127,18 +113,7 @@ def measure(settings: Settings, results: Results) -> None:
         raise InputError("memory: expected False, because memory of a CPU is measured on Linux only, got True")
     for n in tqdm(sorted(settings.lengths), desc="lengths"):
         layers = LAYERS if device.type != "cpu" else 2 if n <= 8192 else 1
-        encoders = [
-            Encoder(
-                kind=kind,
-                seq_len=n,
-                projected_dim=k,
-                num_hidden_layers=layers,
-                hidden_size=settings.hidden_size,
-                num_attention_heads=settings.num_attention_heads,
-                intermediate_size=settings.intermediate_size,
-            )
-            for kind, k in encoders_of(settings, n)
-        ]
+        encoders = [settings.encoder(kind, n, k, num_hidden_layers=layers) for kind, k in encoders_of(settings, n)]
         for mode in settings.modes:
             add_times(settings, encoders, mode, device, results)
             if settings.memory:

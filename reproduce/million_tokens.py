@@ -1,0 +1,119 @@
+"""One pass of a Linformer of RoBERTa-base size over a million tokens: time per token beside 4,096 tokens, and memory.
+
+The paper: time and memory are linear in n. Here: time per token stays the same, and a pass holds its hidden states once
+and little else.
+
+    python -m reproduce.million_tokens                                # six minutes on 2 cores with bfloat16, 6 GiB
+    python -m reproduce.million_tokens --n 262144 --layers 2          # half a minute
+
+The model of the long pass has random weights and is made for that length; the pass runs once, without a warm-up, in the
+same fresh process after the short one.
+Result: benchmarks/long-bfloat16_epyc-2-cores_202611. Text: none, random tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pandas
+import torch
+
+from linformer_kit.analysis.encoders import build, check_numbers, device_of, dtype_of, random_ids, runner
+from linformer_kit.analysis.measure import in_fresh_process, interleaved, peak_bytes, summary
+from linformer_kit.errors import InputError
+from reproduce.common import CostSettings, Record, Results, markdown, run
+
+SECONDS = 60.0  # for all runs over the short sequence
+
+
+@dataclass(kw_only=True)
+class Settings(CostSettings):
+    """One pass over a very long sequence.
+
+    Attributes:
+        n: Number of tokens of the long sequence.
+        reference_length: Number of tokens of the short sequence to compare its time per token with.
+        projected_dim: k, the number of slots.
+        layers: Number of layers.
+        vocab_size: Number of tokens in the vocabulary.
+    """
+
+    n: int = 1_048_576
+    reference_length: int = 4096
+    projected_dim: int = 256
+    layers: int = 12
+    vocab_size: int = 50265
+
+
+def measure(settings: Settings, results: Results) -> None:
+    """Add a record for the short sequence and one for the long one."""
+    check_numbers(settings)
+    for name in ("n", "reference_length"):
+        if getattr(settings, name) <= settings.projected_dim:
+            expected = f"more than projected_dim, {settings.projected_dim}"
+            raise InputError(f"{name}: expected {expected}, got {getattr(settings, name)}")
+    device = device_of(settings.device)
+    if not results.content["records"]:
+        for record in in_fresh_process(measure_both, settings, device, dtype_of(settings.dtype, device)):
+            results.add(**record)
+
+
+def measure_both(settings: Settings, device: torch.device, dtype: str) -> list[dict[str, Any]]:
+    """Time the short sequence, then time one pass over the long one with its peak memory; in a fresh process."""
+    depth = {"num_hidden_layers": settings.layers, "vocab_size": settings.vocab_size}
+    lengths = (settings.reference_length, settings.n)
+    short, long = (settings.encoder("linformer", n, settings.projected_dim, **depth) for n in lengths)
+    ids = random_ids(short, 1, device)
+    run_short = runner(build(short, device, getattr(torch, dtype)), ids, "forward")
+    runs = interleaved({"": run_short}, device=device, repetitions=settings.repetitions, seconds=SECONDS)[""]
+    del run_short  # its memory
+    model = build(long, device, getattr(torch, dtype))
+    run_long = runner(model, random_ids(long, 1, device), "forward")
+    taken: list[float] = []
+    peak = peak_bytes(
+        lambda: taken.extend(interleaved({"": run_long}, device=device, repetitions=1, warmup=0)[""]), device
+    )
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    return [
+        {"n": short.seq_len, "dtype": dtype, **summary(runs)},
+        {"n": long.seq_len, "dtype": dtype, **summary(taken), "peak_bytes": peak, "weight_bytes": weights},
+    ]
+
+
+def table(content: Record) -> str:
+    """Time per token at both lengths, their ratio, and memory."""
+    settings, (short, long) = content["settings"], content["records"]
+    rows = [
+        {
+            "n": f"{record['n']:,}",
+            "seconds": f"{record['median_s']:,.3f}",
+            "token, µs": f"{record['median_s'] / record['n'] * 1e6:,.2f}",
+            "runs": record["runs"],
+        }
+        for record in (short, long)
+    ]
+    hidden = long["n"] * settings["hidden_size"] * getattr(torch, long["dtype"]).itemsize
+    ratio = (long["median_s"] / long["n"]) / (short["median_s"] / short["n"])
+    return f"""# One pass over {long["n"]:,} tokens
+
+Linformer encoder, {long["dtype"]}: {settings["layers"]} layers, width {settings["hidden_size"]:,},
+{settings["num_attention_heads"]} heads, feed-forward {settings["intermediate_size"]:,},
+k {settings["projected_dim"]:,}, one E = F in all layers, vocabulary {settings["vocab_size"]:,};
+random weights and tokens; a model for each length.
+
+{markdown(pandas.DataFrame(rows))}
+
+- Time per token against that at {short["n"]:,}: {ratio:.3f} ×.
+- Weights: {long["weight_bytes"] / 2**30:.3f} GiB. Hidden states of one layer: {hidden / 2**30:.3f} GiB.
+- Peak memory during the long pass minus the memory in use before it, which includes the weights:
+  {long["peak_bytes"] / 2**30:.3f} GiB, {long["peak_bytes"] / hidden:.2f} × the hidden states of one layer.
+"""
+
+
+def draw(content: Record) -> None:
+    """No figure: the table has two rows."""
+
+
+if __name__ == "__main__":
+    run(Settings, measure, table, draw)
