@@ -278,6 +278,8 @@ def saved(frame: pandas.DataFrame, baseline: str) -> pandas.DataFrame:
 
 def grid(ratios: pandas.DataFrame, paper: Published) -> str:
     """A table with a row for each n and a column for each k, the paper's figure in parentheses; and how near we are."""
+    if ratios.empty:
+        return "Not measured."
     cells: dict[int, dict[str, str]] = {}
     against: dict[str, float] = {}
     for n, k, ratio in ratios.itertuples(index=False):
@@ -377,14 +379,15 @@ def draw(content: Record) -> Figure:
             axes.set_ylabel(f"{what} saved, ×")
         for axes in row:
             length_axis(axes, sorted(frame["n"].unique()))
-            axes.legend(fontsize=8)
+            if axes.get_legend_handles_labels()[0]:
+                axes.legend(fontsize=8)
     return figure
 
 
 def drawn_dims(frame: pandas.DataFrame) -> list[int]:
     """Three values of k from the smallest to the largest; the tables have all."""
     dims = sorted(frame["k"].dropna().astype(int).unique())
-    return sorted({dims[0], dims[(len(dims) - 1) // 2], dims[-1]})
+    return sorted({*dims[:1], *dims[(len(dims) - 1) // 2 :][:1], *dims[-1:]})
 
 
 def draw_times(axes: Axes, frame: pandas.DataFrame) -> None:

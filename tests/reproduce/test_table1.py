@@ -1,0 +1,241 @@
+"""The layers that Table 1 compares, and the script that times them. Nothing here depends on the clock."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from linformer_kit.analysis.encoders import Encoder
+from linformer_kit.errors import InputError
+from linformer_kit.operator.attention import LinformerAttention
+from reproduce import systems, table1
+from reproduce.common import run
+from reproduce.systems import SYSTEMS, StridedAttention, stride_of, strided_block_mask, transposed
+
+CPU = torch.device("cpu")
+WIDTH, HEADS, K, N = 30, 5, 13, 112
+PEERS = {"lucidrains": "linformer", "tatp22": "linformer_pytorch"}
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """Windows and blocks in proportion to tiny layers."""
+    for name, size in (("WINDOW", 16), ("BIG_BIRD_BLOCK", 8), ("LANDMARKS", 4), ("LSH_CHUNK", 4)):
+        monkeypatch.setattr(systems, name, size)
+
+
+def built(name: str, n: int, width: int = WIDTH, intermediate_size: int = 4 * WIDTH) -> nn.Module:
+    if name in PEERS:
+        pytest.importorskip(PEERS[name])
+    sizes = Encoder(
+        kind="linformer",
+        seq_len=n,
+        projected_dim=K if SYSTEMS[name].projected else None,
+        num_hidden_layers=1,
+        hidden_size=width,
+        num_attention_heads=HEADS,
+        intermediate_size=intermediate_size,
+        vocab_size=8,
+    )
+    return SYSTEMS[name].build(sizes, CPU).eval()
+
+
+@torch.inference_mode()
+def check_layer(layer: nn.Module, n: int) -> None:
+    hidden = torch.randn(3, n, WIDTH)
+    given = hidden.clone()
+    output = layer(hidden)
+    assert output.shape == hidden.shape and output.isfinite().all()
+    assert torch.equal(hidden, given), "the input was written to"
+    maps = [(module.in_features, module.out_features) for module in layer.modules() if isinstance(module, nn.Linear)]
+    assert maps.count((WIDTH, 4 * WIDTH)) == maps.count((4 * WIDTH, WIDTH)) == 1, "one feed-forward part of that size"
+
+
+@pytest.mark.parametrize("name", [name for name in SYSTEMS if name != "sparse"])
+def test_every_system_is_one_layer_that_keeps_the_shape(name):
+    check_layer(built(name, N), N)
+
+
+@pytest.mark.slow
+def test_sparse_system_is_one_layer_that_keeps_the_shape():
+    check_layer(built("sparse", 256), 256)
+
+
+@pytest.mark.parametrize("n, kind", [(88, "BigBirdSelfAttention"), (96, "BigBirdBlockSparseAttention")])
+def test_big_bird_is_sparse_as_soon_as_transformers_would_be(n, kind):
+    assert kind in {type(module).__name__ for module in built("bigbird", n).modules()}
+
+
+@torch.inference_mode()
+def changed_positions(layer: nn.Module, position: int) -> list[int]:
+    """Where the output changes with the token at a position."""
+    hidden = torch.randn(1, 48, WIDTH)
+    other = hidden.clone()
+    other[0, position] += 1
+    return (layer(hidden) != layer(other)).any(dim=-1)[0].nonzero().flatten().tolist()
+
+
+@pytest.mark.parametrize("window", [32, 64, 512])
+def test_a_window_is_as_wide_as_its_name_says(window):
+    (attention,) = (part for part in built(f"window-{window}", N).modules() if isinstance(part, LinformerAttention))
+    assert attention.sliding_window == window
+
+
+@pytest.mark.parametrize("name, seen", [("blockwise", range(16, 32)), ("recurrent", range(48))])
+def test_what_a_token_changes(name, seen):
+    assert changed_positions(built(name, 48), 19) == list(seen)
+
+
+@pytest.mark.parametrize("name", ["blockwise", "longformer", "reformer", "bigbird", "nystromformer"])
+def test_lengths_that_blocks_do_not_tile_are_refused(name):
+    with pytest.raises(InputError, match=r"n: expected a multiple of the .*, got 113"):
+        built(name, 113)
+
+
+def test_sizes_that_a_layer_does_not_have_are_refused():
+    with pytest.raises(InputError, match="hidden_size: expected an even number, half for each direction, got 35"):
+        built("recurrent", N, width=35)
+    with pytest.raises(InputError, match=r"intermediate_size: expected 4 × hidden_size, 120.*, got 90"):
+        built("lucidrains", N, intermediate_size=90)
+
+
+def strided_pattern(n: int, stride: int, heads: int) -> torch.Tensor:
+    """Which tokens attend to each other, by the paper's definition: `[heads, n, n]`."""
+    apart = (torch.arange(n)[:, None] - torch.arange(n)).abs()
+    near, far = apart < stride, apart % stride == 0
+    return torch.stack([near] * (heads // 2) + [far] * (heads - heads // 2))
+
+
+def by_remainder(n: int, stride: int) -> torch.Tensor:
+    return torch.arange(n).view(-1, stride).T.flatten()
+
+
+@pytest.mark.parametrize("n, stride", [(128, 8), (768, 32), (512, 256)])
+def test_strided_block_mask_is_the_pattern(n, stride):
+    pattern = strided_pattern(n, stride, 3)
+    order = by_remainder(n, stride)
+    pattern[1:] = pattern[1:, order][:, :, order]
+    mask = strided_block_mask(n, stride, 3, CPU)
+    heads, positions = torch.arange(3)[:, None, None], torch.arange(n)
+    assert torch.equal(mask.mask_mod(None, heads, positions[:, None], positions), pattern)
+    pairs = pattern.view(3, n // 128, 128, n // 128, 128).sum((2, 4))
+    assert torch.equal(mask.to_dense()[0], (pairs > 0).int())
+    assert torch.equal(mask.full_kv_num_blocks[0], (pairs == 128**2).sum(-1, dtype=torch.int32))
+
+
+def test_transposed_orders_by_remainder_and_back():
+    heads = torch.randn(2, 3, 35, 7)
+    assert torch.equal(transposed(heads, 5), heads[:, :, by_remainder(35, 7)])
+    assert torch.equal(transposed(transposed(heads, 5), 7), heads)
+
+
+def test_stride_is_the_power_of_two_next_to_the_root():
+    assert [stride_of(n) for n in (512, 1024, 16384, 65536)] == [16, 32, 128, 256]
+    with pytest.raises(InputError, match="n: expected a multiple of 128 for the strided pattern, got 200"):
+        stride_of(200)
+
+
+@pytest.mark.slow
+def test_strided_attention_is_masked_attention():
+    attention = StridedAttention(48, 3, 256, CPU)
+    hidden = torch.randn(2, 256, 48)
+    query, key, value = (
+        project(hidden).view(2, 256, 3, 16).transpose(1, 2)
+        for project in (attention.query, attention.key, attention.value)
+    )
+    attended = F.scaled_dot_product_attention(query, key, value, attn_mask=strided_pattern(256, 16, 3))
+    expected = attention.output(attended.transpose(1, 2).flatten(2))
+    with torch.inference_mode():
+        torch.testing.assert_close(attention(hidden), expected)
+
+
+@pytest.mark.parametrize("power", [1, 2])
+def test_fitted_exponent_of_powers_is_exact(power):
+    lengths = [16, 32, 64, 128, 256]
+    seconds = [3e-9 * n**power for n in lengths]
+    seconds[1] = 1.0  # a short length, which does not count
+    assert table1.fitted_exponent(lengths, seconds) == (pytest.approx(power, abs=1e-12), [64, 128, 256])
+    assert table1.fitted_exponent([16], [1.0]) is None
+    assert table1.fitted_exponent([16, 32], [1.0, 4.0]) == (pytest.approx(2), [16, 32])
+
+
+def start(folder, *arguments: object) -> tuple[list[dict], str]:
+    """The records and the table of a small run."""
+    small = ["--hidden_size", WIDTH, "--num_attention_heads", HEADS, "--intermediate_size", 4 * WIDTH]
+    small += ["--tokens", 3 * N, "--repetitions", 2, "--dtype", "float32", "--output_dir", folder]
+    arguments = [str(argument) for argument in (*small, "--lengths", 16, 32, *arguments)]
+    run(table1.Settings, table1.measure, table1.table, table1.draw, arguments)
+    return json.loads((folder / "table1.json").read_text())["records"], (folder / "table1.md").read_text()
+
+
+@pytest.mark.e2e
+def test_results_and_their_table(tmp_path, drawn):
+    names = ["recurrent", "linformer", "plain"]
+    records, text = start(tmp_path, "--systems", *names, "--projected_dims", 7, 19)
+    keys = [("recurrent", None), *((name, k) for name in names[1:] for k in (7, 19))]
+    assert [(record["n"], record["system"], record["k"]) for record in records] == [
+        (n, *key) for n in (16, 32) for key in keys
+    ]
+    assert {(record["n"], record["batch"]) for record in records if "batch" in record} == {(16, 21), (32, 10)}
+    assert records[2] == {
+        "system": "linformer", "k": 19, "n": 16, "dtype": "float32", "package": None, "skipped": "k 19 is not below n",
+    }  # fmt: skip
+    assert records[0]["runs"] == 2 and records[0]["first_run_s"] > 0
+    per_token = records[5]["median_s"] / (10 * 32) * 1e6
+    assert f"{per_token:,.3g}" in next(line for line in text.splitlines() if line.startswith("| Recurrent"))
+    ratio = records[8]["median_s"] / records[6]["median_s"]
+    assert [records[index]["system"] for index in (6, 8)] == ["linformer", "plain"]
+    assert f"| {ratio:.2f} " in next(line for line in text.splitlines() if line.startswith("| 32 ")) and "| 7 " in text
+    assert "k 19 is not below n" in text.partition("## Not run")[2]
+    assert (tmp_path / "table1.png").stat().st_size > 10_000
+
+
+@pytest.mark.e2e
+def test_training_has_gradients_of_weights_and_input(tmp_path, monkeypatch):
+    layers, seen = [], []
+
+    def noted(sizes: Encoder, device: torch.device) -> nn.Module:
+        layers.append(systems.ours(sizes, device, kind="full"))
+        layers[-1].register_full_backward_hook(lambda layer, inputs, _: seen.append((layer.training, inputs[0].shape)))
+        return layers[-1]
+
+    monkeypatch.setitem(SYSTEMS, "full", replace(SYSTEMS["full"], build=noted))
+    _, text = start(tmp_path, "--systems", "full", "--mode", "train")
+    assert seen == [(True, torch.Size([21, 16, WIDTH]))] * 3 + [(True, torch.Size([10, 32, WIDTH]))] * 3
+    assert all(parameter.grad is None for parameter in layers[0].parameters())
+    assert "Time of forward and backward per token" in text
+
+
+@pytest.mark.e2e
+def test_a_failure_is_reported_and_the_rest_goes_on(tmp_path, monkeypatch):
+    def failing(sizes: Encoder, device: torch.device) -> nn.Module:
+        raise RuntimeError("\n  no such kernel\nat line 3")
+
+    class NotANumber(nn.Module):
+        def forward(self, hidden):
+            return hidden * torch.nan
+
+    monkeypatch.setitem(SYSTEMS, "fnet", replace(SYSTEMS["fnet"], build=failing))
+    monkeypatch.setitem(SYSTEMS, "full", replace(SYSTEMS["full"], build=lambda *_: NotANumber()))
+    monkeypatch.setitem(sys.modules, "linformer", None)  # as if it were not there
+    monkeypatch.setattr(table1, "SECONDS", 1e-9)
+    records, _ = start(tmp_path, "--systems", "fnet", "full", "lucidrains", "linformer", "--projected_dims", K)
+    assert [record.get("skipped") for record in records[:4]] == [
+        "failed with RuntimeError: no such kernel",
+        "expected finite [21, 16, 30], got [21, 16, 30] with NaN or infinity",
+        'linformer is not installed: pip install "linformer-kit[peers]"',
+        None,
+    ]
+    assert "s at n 16, more than 1e-09 s" in records[7]["skipped"]
+
+
+def test_an_unknown_system_is_one_line(tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        start(tmp_path / "out", "--systems", "full", "mamba")
+    assert "systems: expected some of recurrent, transformer" in capsys.readouterr().err

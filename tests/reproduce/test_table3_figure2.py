@@ -1,0 +1,126 @@
+"""The script for Table 3 and Figure 2 at a tiny size, and what its tables compute."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from linformer_kit.analysis import encoders
+from linformer_kit.analysis.encoders import Encoder, build
+from reproduce import table3_figure2 as script
+from reproduce.common import run
+
+CPU = torch.device("cpu")
+
+
+def start(folder, *arguments: object) -> tuple[dict, str]:
+    small = ["--hidden_size", 30, "--num_attention_heads", 5, "--intermediate_size", 44, "--repetitions", 2]
+    arguments = [str(argument) for argument in (*small, "--dtype", "float32", "--output_dir", folder, *arguments)]
+    run(script.Settings, script.measure, script.table, script.draw, arguments)
+    return json.loads((folder / "table3_figure2.json").read_text()), (folder / "table3_figure2.md").read_text()
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """Few tokens in a batch, and memory measured in this process."""
+    monkeypatch.setattr(script, "TOKENS", {"cpu": 74})
+    monkeypatch.setattr(script, "MEMORY_TOKENS", 8192)
+    monkeypatch.setattr(encoders, "in_fresh_process", lambda function, *arguments: function(*arguments))
+
+
+@pytest.mark.e2e
+def test_results_and_their_tables(tmp_path, tiny, drawn):
+    sizes = ["--lengths", 17, 37, "--projected_dims", 7, 19]
+    content, text = start(tmp_path, *sizes, "--baselines", "roberta", "eager", "--modes", "forward", "train")
+    times = [record for record in content["records"] if record["measured"] == "time"]
+    assert [(record["n"], record["mode"], record["encoder"], record["k"]) for record in times] == [
+        (n, mode, encoder, k)
+        for n, dims in ((17, [7]), (37, [7, 19]))
+        for mode in ("forward", "train")
+        for encoder, k in [("roberta", None), ("eager", None), *(("linformer", k) for k in dims)]
+    ]
+    assert {(record["n"], record["batch"], record["layers"]) for record in times} == {(17, 4, 2), (37, 2, 2)}
+    memories = [record for record in content["records"] if record["measured"] == "memory"]
+    assert len(memories) == len(times)
+    assert {(record["mode"], record["layers"]) for record in memories} == {("forward", 1), ("train", 4)}
+    ours, theirs = (next(r for r in times if (r["n"], r["k"], r["encoder"]) == key) for key in (
+        (37, 19, "linformer"), (37, None, "roberta")))  # fmt: skip
+    row = next(line for line in text.splitlines() if line.startswith("| 37"))
+    assert f"{theirs['median_s'] / ours['median_s']:.2f}" in row
+    for title in ("Forward pass: time saved against", "Forward and backward: memory saved against"):
+        assert text.count(f"## {title}") == 2
+    assert (tmp_path / "table3_figure2.png").stat().st_size > 10_000
+
+
+@pytest.mark.e2e
+def test_what_does_not_fit_is_not_run(tmp_path, tiny, monkeypatch):
+    monkeypatch.setattr(script, "SHARE_OF_FREE_MEMORY", 1e-12)
+    monkeypatch.setattr(script, "SECONDS", 1e-9)
+    content, text = start(tmp_path, "--lengths", 37, "--projected_dims", 7, "--baselines", "roberta", "eager")
+    skipped = [(record["measured"], record["encoder"]) for record in content["records"] if "skipped" in record]
+    assert skipped == [("time", "eager"), ("memory", "roberta"), ("memory", "eager")]
+    assert "Transformer, eager" not in text and "| Linformer, k 7 " in text
+
+
+def content(mode: str, *records: dict) -> dict:
+    """Results with these records, of two layers and one sequence in a batch."""
+    common = {"mode": mode, "k": None, "n": 512, "layers": 2, "batch": 1}
+    return {"records": [common | record for record in records]}
+
+
+def test_time_saved_is_per_token_and_layer():
+    results = content(
+        "forward",
+        {"measured": "time", "encoder": "full", "median_s": 6.0},
+        {"measured": "time", "encoder": "linformer", "k": 128, "median_s": 4.0, "batch": 2},
+        {"measured": "time", "encoder": "eager", "skipped": True},
+    )
+    frame = script.times(results, "forward")
+    assert list(frame["cost"]) == pytest.approx([6 / 512 / 2, 4 / 512 / 4])
+    assert script.saved(frame, "full").values.tolist() == [[512, 128, 3.0]]
+    assert script.saved(frame, "eager").empty
+    text = script.grid(script.saved(frame, "full"), script.PAPER_TIME)
+    assert "3.00 (1.5)" in text and "geometric mean of 1 cells 2.00; lowest at n 512, k 128: 2.00" in text
+
+
+@pytest.mark.parametrize("mode, batch", [("forward", (16 - 4) * 2), ("train", (16 - 8) * 2 / 6)])
+def test_largest_batch_is_what_fits_beside_the_weights(mode, batch):
+    """Half a GiB for a sequence in 2 layers; in training of 12 layers, six times that, and gradients of the weights."""
+    sizes = {"peak_bytes": 2**30, "batch": 2, "weight_bytes": 4 * 2**30}
+    frame = script.memories(content(mode, {"measured": "memory", "encoder": "full", **sizes}), mode)
+    assert frame["rate"].tolist() == pytest.approx([batch])
+
+
+@pytest.mark.parametrize("limit", [0, 1, 5, 64, 1000, 4097])
+def test_largest_batch_is_searched(limit):
+    tried = []
+
+    def fits(size: int) -> bool:
+        tried.append(size)
+        return size <= limit
+
+    found = script.largest(fits)
+    assert limit - limit / 64 <= found <= limit and len(tried) < 25
+
+
+def test_weights_are_those_of_twelve_layers():
+    encoder = Encoder(
+        kind="linformer", seq_len=37, projected_dim=7, hidden_size=30, num_attention_heads=5, intermediate_size=44
+    )
+    twelve = build(Encoder(**vars(encoder) | {"num_hidden_layers": 12}), CPU, torch.float32)
+    assert script.weight_bytes(encoder, torch.float32) == script.parameter_bytes(twelve)
+
+
+def test_the_papers_tables_have_the_same_cells():
+    assert {n: list(cells) for n, cells in script.PAPER_TIME.items()} == {
+        n: list(cells) for n, cells in script.PAPER_MEMORY.items()
+    }
+
+
+def test_memory_where_it_cannot_be_measured_is_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(script, "can_measure_memory", lambda _: False)
+    with pytest.raises(SystemExit, match="2"):
+        start(tmp_path)
+    assert "memory: expected False, because memory of a CPU is measured on Linux only" in capsys.readouterr().err
