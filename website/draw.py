@@ -18,7 +18,7 @@ BENCHMARKS = ROOT / "benchmarks"
 # Measured times of forward passes: label, folder.
 TIMES = (
     ("AVX-512, bfloat16", "forward-bfloat16_epyc-2-cores_202611"),
-    ("AVX2, float32", "forward-float32_zen3-2-cores_202611"),
+    ("AVX2, float32", "forward-and-training-float32_zen3-2-cores_202611"),
 )
 PROJECTED_DIM = 256
 # Lengths of the sides in the diagram: sequence, slots, width of a head.
@@ -62,11 +62,11 @@ def attention(axes: Axes, middle: float, slots: bool) -> None:
 
 def time_saved(folder: str) -> tuple[list[int], list[float]]:
     """The measured lengths, and there the time of RobertaModel with SDPA over that of a Linformer."""
-    results = json.loads((BENCHMARKS / folder / "efficiency.json").read_text(encoding="utf-8"))
-    full = {row["seq_len"]: row for row in results["baselines"] if row["name"] == "roberta"}
-    ours = {row["seq_len"]: row for row in results["cells"] if row["projected_dim"] == PROJECTED_DIM}
-    lengths = [n for n in sorted(ours) if not full[n]["extrapolated"]]
-    return lengths, [full[n]["seconds_per_token_layer"] / ours[n]["seconds_per_token_layer"] for n in lengths]
+    results = json.loads((BENCHMARKS / folder / "table3_figure2.json").read_text(encoding="utf-8"))
+    times = [row for row in results["records"] if (row["measured"], row["mode"]) == ("time", "forward")]
+    full = {row["n"]: row["median_s"] for row in times if row["encoder"] == "roberta"}
+    ours = {row["n"]: row["median_s"] for row in times if row["k"] == PROJECTED_DIM}
+    return sorted(ours), [full[n] / ours[n] for n in sorted(ours)]
 
 
 def linformer(path: Path) -> None:

@@ -7,6 +7,8 @@ _MACHINES = "several machines"
 _NOT_TYPED = "nothing to type"
 
 SCRIPT = "python -m reproduce."  # commands that are parsed alone, since tests/reproduce runs the scripts
+_STUDY = "begins with the encoders of a study that takes hours"
+_ADAPTER = "the adapter fits the weights of the real encoder alone"
 
 # What is not run, and why: by page and first line.
 NOT_RUN = {
@@ -16,6 +18,7 @@ NOT_RUN = {
         "pytest -n 2": "it is running",
         "@article{wang2020linformer,": _NOT_TYPED,
     },
+    "efficiency.md": {"linformer bench --device cuda --num_hidden_layers 12": "a GPU"},
     "export.md": {
         "pip install -e '.[export]'": _INSTALLS,
         "Non-zero status code returned while running Gather node. Name:'input longer than 512 tokens' Status Message: "
@@ -94,10 +97,11 @@ OPTIONS = {
     "linformer spectrum": "--samples 2",
     "linformer theorems": "--lengths 16 32 --draws 2 --samples 1 --fit_samples 2 --fit_steps 2",
     "linformer theorems --model": "--seq_len 64",
-    "linformer bench efficiency": f"{_LAYER} --lengths 32 64 --projected_dims 8 --tokens 64 --square 32 --copy_mib 1 --memory false",
-    "linformer bench ceiling": "--lengths 32 64 --projected_dims 8 --tokens 64 --square 32 --copy_mib 1",
-    "linformer bench systems": f"{_LAYER} --lengths 512 1024 --tokens 1024",
-    "linformer bench long": f"{_LAYER} --n 521 --reference_length 307 --vocab_size 101 --layers 2",
+    "linformer bench": f"{_LAYER} --lengths 32 --projected_dims 8 --tokens 64 --num_hidden_layers 1",
+    "linformer bench table2": "--num_train_epochs 1 --data_dir tasks --tasks imdb --seeds 1 --learning_rates 1e-3",
+    "linformer bench documents": (
+        "--articles 7 --queries 2 --candidates 3 --lengths 512 577 --fact_lengths 256 --repetitions 1 --memory false"
+    ),
     "linformer bench learning": (
         "--seeds 0 --learning_rates 1e-3 --base.max_steps 2 --base.eval_steps 2 --base.save_steps 2 --base.warmup_steps 1 "
         "--base.per_device_train_batch_size 2"
