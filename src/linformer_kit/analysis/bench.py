@@ -19,7 +19,6 @@ from linformer_kit.files.runs import open_output_dir
 from linformer_kit.files.writing import write_whole
 from linformer_kit.report.base import environment_line, table, write_json
 from linformer_kit.report.figures import new_figure, number_ticks, save_figure, show_grid
-from linformer_kit.report.numbers import ABSENT, mebibytes, milliseconds
 from linformer_kit.settings import BenchSettings, portable
 
 MODES: dict[Mode, str] = {"forward": "Forward pass", "train": "Forward and backward"}
@@ -116,7 +115,7 @@ def markdown(results: Results) -> str:
         f"{settings['dtype']}, random weights and tokens. The Transformer is transformers' RobertaModel with "
         "scaled_dot_product_attention; Linformers share one E = F. Median (minimum – maximum) of up to "
         f"{settings['repetitions']} alternating runs. Saved: the Transformer's over the Linformer's. Memory: the peak "
-        "of a run beside the weights. n: tokens in a sequence; k: projected dimension.",
+        "of a run beside weights and gradients. n: tokens in a sequence; k: projected dimension.",
     ]
     header = ["n", "batch", "encoder", "time, ms", "time saved", "memory, MiB", "memory saved"]
     for mode, title in MODES.items():
@@ -135,16 +134,16 @@ def saved(record: dict[str, Any], records: list[dict[str, Any]], field: str) -> 
 
 def _row(record: dict[str, Any], records: list[dict[str, Any]]) -> list[str]:
     k, peak = record["projected_dim"], record["peak_bytes"]
-    times = [milliseconds(record[name], ",.1f") for name in ("median_s", "min_s", "max_s")]
+    times = [f"{record[name] * 1e3:,.1f}" for name in ("median_s", "min_s", "max_s")]
     ratios = [saved(record, records, field) for field in ("median_s", "peak_bytes")]
-    time_saved, memory_saved = (ABSENT if ratio is None else f"{ratio:.2f} ×" for ratio in ratios)
+    time_saved, memory_saved = ("–" if ratio is None else f"{ratio:.2f} ×" for ratio in ratios)
     return [
         f"{record['seq_len']:,}",
         f"{record['batch']:,}",
         "Transformer" if k is None else f"Linformer, k {k:,}",
         f"{times[0]} ({times[1]} – {times[2]})",
         time_saved,
-        ABSENT if peak is None else mebibytes(peak, ",.1f"),
+        "–" if peak is None else f"{peak / 2**20:,.1f}",
         memory_saved,
     ]
 

@@ -30,21 +30,6 @@ def milliseconds(seconds: float, form: str = ",.0f") -> str:
     return f"{seconds * 1e3:{form}}"
 
 
-def microseconds(seconds: float, form: str = ",.3g") -> str:
-    """Seconds as microseconds, without the unit."""
-    return f"{seconds * 1e6:{form}}"
-
-
 def mebibytes(count: float, form: str = ",.0f") -> str:
     """Bytes as MiB, without the unit."""
     return f"{count / 2**20:{form}}"
-
-
-def gibibytes(count: float, form: str = ",.3f") -> str:
-    """Bytes as GiB, with the unit."""
-    return f"{count / 2**30:{form}} GiB"
-
-
-def billions(count: float, form: str = ",.0f") -> str:
-    """Operations or bytes as G, without the unit."""
-    return f"{count / 1e9:{form}}"
