@@ -17,22 +17,21 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import metadata
 from itertools import count
-from typing import Any, Literal
+from typing import Any
 
 import pandas
 import torch
 from jaxtyping import Float
 from matplotlib.figure import Figure
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm import tqdm
 
 from linformer_kit.analysis.encoders import check_numbers, device_of, dtype_of
-from linformer_kit.analysis.measure import interleaved, summary, synchronize
+from linformer_kit.analysis.measure import interleaved, summary
 from linformer_kit.errors import InputError
 from reproduce.common import CostSettings, Record, Results, length_axis, markdown, run
 from reproduce.systems import SYSTEMS
@@ -57,14 +56,12 @@ class Settings(CostSettings):
         systems: Names of the systems to time (an unknown name lists them all).
         lengths: Values of n in tokens.
         projected_dims: Values of k of the Linformers; all pairs with k < n are measured.
-        mode: Time a forward pass, or forward and backward as in training.
         tokens: Number of tokens per batch, at least one sequence.
     """
 
     systems: list[str] = field(default_factory=lambda: list(SYSTEMS))
     lengths: list[int] = field(default_factory=lambda: [512, 1024, 2048, 4096, 8192, 16384])
     projected_dims: list[int] = field(default_factory=lambda: [256])
-    mode: Literal["forward", "train"] = "forward"
     tokens: int = 4096
 
 
@@ -91,15 +88,13 @@ def measure_length(settings: Settings, n: int, keys: list[Key], results: Results
     dtype = dtype_of(settings.dtype, device)
     torch.manual_seed(0)
     hidden = torch.randn(max(1, settings.tokens // n), n, settings.hidden_size).to(device, getattr(torch, dtype))
-    hidden.requires_grad_(settings.mode == "train")  # as between two layers
     torch.compiler.reset()  # compilations for other lengths count towards a limit
     cases: dict[str, Callable[[], object]] = {}
-    first_runs: dict[Key, float] = {}
     reasons: dict[Key, str] = {}
     for key in tqdm(keys, desc=f"n {n:,}", leave=False):
         try:
             check_possible(key, n, results)
-            cases[str(key)], first_runs[key] = ready(settings, key, hidden)
+            cases[str(key)] = ready(settings, key, hidden)
         except Exception as error:  # any error of a library is its result
             reasons[key] = reason_of(error, key[0])
     # Each layer has run once already.
@@ -109,8 +104,7 @@ def measure_length(settings: Settings, n: int, keys: list[Key], results: Results
         if key in reasons:
             results.add(**record, skipped=reasons[key])
         else:
-            times = summary(timings[str(key)])
-            results.add(**record, batch=len(hidden), **times, first_run_s=first_runs[key])
+            results.add(**record, batch=len(hidden), **summary(timings[str(key)]))
 
 
 def check_possible(key: Key, n: int, results: Results) -> None:
@@ -124,37 +118,16 @@ def check_possible(key: Key, n: int, results: Results) -> None:
             raise InputError(f"took {seconds:.3g} s at n {shorter:,}, more than {SECONDS:g} s")
 
 
-def ready(
-    settings: Settings, key: Key, hidden: Float[Tensor, "batch seq_len embed"]
-) -> tuple[Callable[[], Tensor], float]:
-    """The function that runs a layer, after a first run, which includes compilation, and the seconds of that run."""
+def ready(settings: Settings, key: Key, hidden: Float[Tensor, "batch seq_len embed"]) -> Callable[[], Tensor]:
+    """The function that runs a layer, after a first run, which includes compilation and is checked."""
     sizes = settings.encoder("linformer", hidden.shape[1], key[1], num_hidden_layers=1, vocab_size=8)
     torch.manual_seed(0)
-    layer = SYSTEMS[key[0]].build(sizes, hidden.device).to(hidden.device, hidden.dtype)
-    one_run = run_of(layer.train(settings.mode == "train"), hidden)
-    synchronize(hidden.device)
-    start = time.perf_counter()
+    layer = SYSTEMS[key[0]].build(sizes, hidden.device).to(hidden.device, hidden.dtype).eval()
+    one_run: Callable[[], Tensor] = torch.inference_mode()(lambda: layer(hidden))
     output = one_run()
-    synchronize(hidden.device)
-    seconds = time.perf_counter() - start
     if output.shape != hidden.shape or not output.isfinite().all():
         raise InputError(f"expected finite {list(hidden.shape)}, got {list(output.shape)} with NaN or infinity")
-    return one_run, seconds
-
-
-def run_of(layer: nn.Module, hidden: Float[Tensor, "batch seq_len embed"]) -> Callable[[], Tensor]:
-    """A function for one run that returns the output: forward, or forward and backward if the input has a gradient."""
-    if not hidden.requires_grad:
-        return torch.inference_mode()(lambda: layer(hidden))
-
-    def step() -> Tensor:
-        output = layer(hidden)
-        output.float().square().mean().backward()
-        layer.zero_grad(set_to_none=True)
-        hidden.grad = None
-        return output.detach()
-
-    return step
+    return one_run
 
 
 def version(name: str) -> str | None:
@@ -208,7 +181,6 @@ def table(content: Record) -> str:
     """Times with exponents, the systems, our time beside that of other Linformers, and what was not run."""
     settings = content["settings"]
     frame = timed(content)
-    what = {"forward": "a forward pass", "train": "forward and backward"}[settings["mode"]]
     packages = {record["system"]: record["package"] for record in content["records"]}
     rows = []
     for name, times in frame.groupby("label", sort=False):
@@ -229,7 +201,7 @@ def table(content: Record) -> str:
 
 One encoder layer, feed-forward part included: width {settings["hidden_size"]}, {settings["num_attention_heads"]} heads,
 feed-forward {settings["intermediate_size"]}, {frame["dtype"].iloc[0]}, about {settings["tokens"]:,} tokens in a batch,
-at least one sequence. Time of {what} per token in µs, median; p in time ∝ nᵖ for one sequence,
+at least one sequence. Time of a forward pass per token in µs, median; p in time ∝ nᵖ for one sequence,
 fitted over the lengths given.
 
 {markdown(pandas.DataFrame(rows).reindex(columns=columns))}

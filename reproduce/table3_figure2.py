@@ -6,7 +6,7 @@ n × n scores (`eager`); libraries of today use fused kernels (`roberta`, `full`
 
     python -m reproduce.table3_figure2                                      # an hour on 2 cores
     python -m reproduce.table3_figure2 --modes forward train                # and forward and backward
-    python -m reproduce.table3_figure2 --device cuda                        # 12 layers; searches the largest batch
+    python -m reproduce.table3_figure2 --device cuda                        # 12 layers
     python -m reproduce.table3_figure2 --lengths 512 4096 --projected_dims 256 --no-memory          # two minutes
 
 Not measured: eager attention whose scores would take over 40 % of the free memory, and the memory of Transformers whose
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -35,17 +34,14 @@ from linformer_kit.analysis.encoders import (
     Encoder,
     Kind,
     Mode,
-    backward,
     build,
     check_numbers,
     device_of,
     dtype_of,
     memory_of,
-    random_ids,
-    runner,
     time_encoders,
 )
-from linformer_kit.analysis.measure import can_measure_memory, in_fresh_process, synchronize
+from linformer_kit.analysis.measure import can_measure_memory
 from linformer_kit.errors import InputError, out_of_memory
 from reproduce.common import CostSettings, Record, Results, length_axis, markdown, run
 
@@ -150,7 +146,7 @@ def add_times(settings: Settings, encoders: list[Encoder], mode: Mode, device: t
 
 
 def add_memory(settings: Settings, encoder: Encoder, mode: Mode, device: torch.device, results: Results) -> None:
-    """Peak memory of a few layers, and on a GPU the largest batch.
+    """Peak memory of a few layers.
 
     In a forward pass layers use the same memory one after the other, so one is measured on a CPU; in training each
     keeps its own, and with several layers, memory needed only once counts less.
@@ -169,16 +165,13 @@ def add_memory(settings: Settings, encoder: Encoder, mode: Mode, device: torch.d
         return
     try:
         peak = memory_of(encoder, batch, mode, device, getattr(torch, dtype))
-        found = (
-            {} if device.type == "cpu" else {"largest_batch": in_fresh_process(search, encoder, mode, device, dtype)}
-        )
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
         results.add(**key, skipped=True, failed=str(error).partition("\n")[0])
         return
     weights = weight_bytes(encoder, getattr(torch, dtype))
-    results.add(**key, batch=batch, layers=layers, peak_bytes=peak, weight_bytes=weights, **found)
+    results.add(**key, batch=batch, layers=layers, peak_bytes=peak, weight_bytes=weights)
 
 
 def room(encoder: Encoder, mode: Mode, device: torch.device, dtype: str) -> float:
@@ -204,40 +197,6 @@ def weight_bytes(encoder: Encoder, dtype: torch.dtype) -> int:
 def parameter_bytes(module: nn.Module) -> int:
     """Bytes of all parameters, each counted once."""
     return sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
-
-
-def search(encoder: Encoder, mode: Mode, device: torch.device, dtype: str) -> int:
-    """The largest batch that runs within the budget on a GPU; in a fresh process."""
-    total = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(1.0, BUDGET / total), device)
-    model = build(encoder, device, getattr(torch, dtype), mode)
-
-    def fits(size: int) -> bool:
-        torch.cuda.empty_cache()
-        ids = random_ids(encoder, size, device)
-        try:
-            backward(model, ids) if mode == "train" else runner(model, ids, mode)()
-            synchronize(device)
-        except RuntimeError as error:
-            if not out_of_memory(error):
-                raise
-            return False
-        return True
-
-    return largest(fits)
-
-
-def largest(fits: Callable[[int], bool]) -> int:
-    """The largest number that fits, to within 1/64, if `fits` is monotonic: doubling, bisection; 0 if none does."""
-    if not fits(1):
-        return 0
-    low, high = 1, 2
-    while fits(high):
-        low, high = high, 2 * high
-    while high - low > max(1, low // 64):
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
 
 
 def times(content: Record, mode: str) -> pandas.DataFrame:
@@ -325,8 +284,6 @@ def memory_table(frame: pandas.DataFrame) -> str:
     shown["peak, MiB (batch)"] = peak + " (" + batch + ")"
     shown["sequence, MiB"] = frame["cost"].div(2**20).map("{:,.1f}".format)
     shown["largest batch, computed"] = frame["rate"].astype(int).map("{:,}".format)
-    if "largest_batch" in frame:
-        shown["largest batch that ran"] = frame["largest_batch"].map("{:,.0f}".format)
     return markdown(shown)
 
 

@@ -93,18 +93,6 @@ def test_largest_batch_is_what_fits_beside_the_weights(mode, batch):
     assert frame["rate"].tolist() == pytest.approx([batch])
 
 
-@pytest.mark.parametrize("limit", [0, 1, 5, 64, 1000, 4097])
-def test_largest_batch_is_searched(limit):
-    tried = []
-
-    def fits(size: int) -> bool:
-        tried.append(size)
-        return size <= limit
-
-    found = script.largest(fits)
-    assert limit - limit / 64 <= found <= limit and len(tried) < 25
-
-
 def test_weights_are_those_of_twelve_layers():
     encoder = Encoder(
         kind="linformer", seq_len=37, projected_dim=7, hidden_size=30, num_attention_heads=5, intermediate_size=44
