@@ -57,7 +57,7 @@ TOPICS = {
     ),
     "Other checkpoints": ("load_roberta_checkpoint", "load_bert_checkpoint", "load_fairseq_checkpoint"),
     "Several processes": ("SequenceParallel",),
-    "Analysis": ("attention_spectrum", "Spectrum", "choose_projected_dims", "theorem1_dim", "theorem2_dim"),
+    "Analysis": ("attention_spectrum", "Spectrum", "choose_projected_dims"),
     "Errors": ("InputError",),
 }
 

@@ -14,9 +14,8 @@ from linformer_kit.errors import InputError
 from linformer_kit.interop import registration
 
 if TYPE_CHECKING:
-    from linformer_kit.experiments.spectrum.choose import choose_projected_dims
-    from linformer_kit.experiments.spectrum.meter import Spectrum, attention_spectrum
-    from linformer_kit.experiments.theorems.statements import theorem1_dim, theorem2_dim
+    from linformer_kit.analysis.choose import choose_projected_dims
+    from linformer_kit.analysis.singular_values import Spectrum, attention_spectrum
     from linformer_kit.interop.checkpoints.bert import load_bert_checkpoint
     from linformer_kit.interop.checkpoints.fairseq import load_fairseq_checkpoint
     from linformer_kit.interop.checkpoints.roberta import load_roberta_checkpoint
@@ -59,15 +58,13 @@ _HOMES = {
     "MeanPoolProjection": "operator.projections",
     "RandomProjection": "operator.projections",
     "SequenceParallel": "parallel.sequence",
-    "Spectrum": "experiments.spectrum.meter",
-    "attention_spectrum": "experiments.spectrum.meter",
-    "choose_projected_dims": "experiments.spectrum.choose",
+    "Spectrum": "analysis.singular_values",
+    "attention_spectrum": "analysis.singular_values",
+    "choose_projected_dims": "analysis.choose",
     "linearize": "linearized.linearize",
     "load_bert_checkpoint": "interop.checkpoints.bert",
     "load_fairseq_checkpoint": "interop.checkpoints.fairseq",
     "load_roberta_checkpoint": "interop.checkpoints.roberta",
-    "theorem1_dim": "experiments.theorems.statements",
-    "theorem2_dim": "experiments.theorems.statements",
 }
 
 __all__ = ["InputError", "__version__", *_HOMES]

@@ -104,7 +104,7 @@ NAMES = ["my model, v2", "2024", "true", "1e3", "a: b", "{0}", "[", "-x", 'a"b\\
 @pytest.mark.parametrize(
     ("command", "option"),
     [("bench table2", "models"), ("bench table2", "names"), ("bench embeddings", "models"), ("pretrain", "train_file"),
-     ("spectrum m", "text_file"), ("bench learning", "english_file")],
+     ("spectrum m", "text_file"), ("bench systems", "systems")],
 )  # fmt: skip
 @pytest.mark.e2e
 def test_names_in_a_list_stay_as_they_are(command, option):

@@ -8,11 +8,11 @@ import pytest
 
 from linformer_kit.analysis import encoders
 from linformer_kit.data import files
-from linformer_kit.experiments.learning import learn
+from linformer_kit.experiments.cost import layers, long, memory
+from linformer_kit.experiments.quality import table2
 from tests.documentation import given, reader
 from tests.documentation.pages import steps
-from tests.documentation.tables import GIVEN, IN_PYTHON, NOT_RUN, OPTIONS, PRESUMED, SCRIPT
-from tests.experiments.learning.studies import InThisProcess
+from tests.documentation.tables import GIVEN, IN_PYTHON, NOT_RUN, OPTIONS, PRESUMED
 
 
 @pytest.fixture
@@ -20,8 +20,7 @@ def read(tmp_path, monkeypatch):
     """Run all steps of a page in order; an error is raised with its line."""
     library = given.write_library(tmp_path / "library")
     monkeypatch.setattr(files, "sysconfig", SimpleNamespace(get_path=lambda _: str(library)))
-    monkeypatch.setattr(learn, "fresh_processes", InThisProcess)
-    for module in (learn, encoders, table2):
+    for module in (long, memory, table2):
         monkeypatch.setattr(module, "in_fresh_process", lambda function, *arguments: function(*arguments))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder = tmp_path / "folder"

@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from linformer_kit.experiments.quality.table2_cells import chosen_cells
-
 from linformer_kit.experiments.spectrum.choose import choose_projected_dims
 from linformer_kit.experiments.spectrum.figure1 import read_spectrum
+
+from linformer_kit.experiments.quality.table2_cells import chosen_cells
 from linformer_kit.linearized.adapter import ABOUT, shipped_adapters
 from tests.documentation.pages import ROOT
 

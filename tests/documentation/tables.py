@@ -95,16 +95,12 @@ OPTIONS = {
         "--per_device_train_batch_size 2"
     ),
     "linformer spectrum": "--samples 2",
-    "linformer theorems": "--lengths 16 32 --draws 2 --samples 1 --fit_samples 2 --fit_steps 2",
-    "linformer theorems --model": "--seq_len 64",
-    "linformer bench": f"{_LAYER} --lengths 32 --projected_dims 8 --tokens 64 --num_hidden_layers 1",
+    "linformer bench efficiency": f"{_LAYER} --lengths 32 64 --projected_dims 8 --tokens 64 --square 32 --copy_mib 1 --memory false",
+    "linformer bench ceiling": "--lengths 32 64 --projected_dims 8 --tokens 64 --square 32 --copy_mib 1",
+    "linformer bench systems": f"{_LAYER} --lengths 512 1024 --tokens 1024",
     "linformer bench table2": "--num_train_epochs 1 --data_dir tasks --tasks imdb --seeds 1 --learning_rates 1e-3",
     "linformer bench documents": (
         "--articles 7 --queries 2 --candidates 3 --lengths 512 577 --fact_lengths 256 --repetitions 1 --memory false"
-    ),
-    "linformer bench learning": (
-        "--seeds 0 --learning_rates 1e-3 --base.max_steps 2 --base.eval_steps 2 --base.save_steps 2 --base.warmup_steps 1 "
-        "--base.per_device_train_batch_size 2"
     ),
 }
 

@@ -28,7 +28,7 @@ from transformers import (
 from transformers.utils import output_capturing
 
 from linformer_kit import InputError, linearize
-from linformer_kit.experiments.spectrum.capture import visit_attention
+from linformer_kit.analysis.capture import visit_attention
 from linformer_kit.linearized import classes
 from linformer_kit.linearized.classes import LinearizedConfig
 from linformer_kit.models.configuration import warn_of_unknown

@@ -19,13 +19,11 @@ from linformer_kit.errors import InputError
 from linformer_kit.settings import read_yaml
 from linformer_kit.settings.groups import settings_of
 
-_COMMON_RECIPE = "_common.yaml"
-
 
 def parse(arguments: Sequence[str]) -> tuple[str, Any]:
     """Name and settings of the command in the arguments.
 
-    Later ones override: the common part of the command's recipes, the recipe, each --config file, the command line.
+    Later ones override: the recipe, each --config file, the command line.
 
     Raises:
         InputError: for anything that the command does not take, with a message of one line.
@@ -41,9 +39,9 @@ def parse(arguments: Sequence[str]) -> tuple[str, Any]:
     recipes: dict[Path, dict[str, Any]] = {}
     if command and command.recipe:
         named = [config["recipe"] for config in configs if "recipe" in config]
-        folder = RECIPES / command.recipes
         recipe = [command.recipe, *named, *values_of("--recipe", rest)][-1]
-        recipes = {path: _read_settings(path) for path in [*folder.glob(_COMMON_RECIPE), _recipe_file(recipe, folder)]}
+        path = _recipe_file(recipe)
+        recipes = {path: _read_settings(path)}
     parser = _build_parser(group, name, recipes, recipe)
     try:
         namespace = parser.parse_args([*words, *rest])
@@ -88,7 +86,7 @@ def _build_parser(group: str | None, name: str, recipes: dict[Path, dict[str, An
 
 def _command_parser(name: str, command: Command, recipes: dict[Path, dict[str, Any]], recipe: str) -> ArgumentParser:
     note = f"\n\n[recipe: ...] marks the values of the recipe `{recipe}`." if command.recipe else ""
-    choices = _recipe_files(RECIPES / command.recipes) if command.recipe else []
+    choices = _recipe_files() if command.recipe else []
     child = _OneLineParser(
         usage=usage(name, command),
         description=f"{command.summary}.{note}",
@@ -111,21 +109,18 @@ class _OneLineParser(ArgumentParser):
         raise InputError(readable(" ".join(message.split())))
 
 
-def _recipe_file(name: str, recipes: Path) -> Path:
+def _recipe_file(name: str) -> Path:
     """The file of a recipe given by name or path."""
-    built_in = recipes / f"{name}.yaml"
+    built_in = RECIPES / f"{name}.yaml"
     path = built_in if built_in.exists() else Path(str(name))
     if not path.is_file():
-        raise InputError(f"recipe: expected one of {_recipe_names(recipes)} or a YAML file, got {name!r}")
+        names = ", ".join(path.stem for path in _recipe_files())
+        raise InputError(f"recipe: expected one of {names} or a YAML file, got {name!r}")
     return path
 
 
-def _recipe_names(recipes: Path) -> str:
-    return ", ".join(path.stem for path in _recipe_files(recipes))
-
-
-def _recipe_files(recipes: Path) -> list[Path]:
-    return sorted(path for path in recipes.glob("*.yaml") if path.name != _COMMON_RECIPE)
+def _recipe_files() -> list[Path]:
+    return sorted(RECIPES.glob("*.yaml"))
 
 
 def _read_settings(path: Path) -> dict[str, Any]:

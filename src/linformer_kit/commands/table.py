@@ -18,13 +18,10 @@ from linformer_kit.settings import (
     InspectSettings,
     PredictSettings,
     PretrainSettings,
-    ReportSettings,
     SpectrumSettings,
-    TheoremsSettings,
 )
 from linformer_kit.settings.bench import EmbeddingsSettings, Table2Settings
 from linformer_kit.settings.documents import DocumentsSettings
-from linformer_kit.settings.study import LearningSettings
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 _BATCHES = ("per_device_train_batch_size", "per_device_eval_batch_size")
@@ -32,8 +29,8 @@ _BATCHES = ("per_device_train_batch_size", "per_device_eval_batch_size")
 
 class Command(NamedTuple):
     """A subcommand: one line of help, its settings dataclass, `module:function`, its topic in the list of commands,
-    examples of its arguments, default recipe, positionals, the folder of its recipes below `RECIPES`, and the settings
-    (dotted names) to lower when memory runs out."""
+    examples of its arguments, default recipe, positionals, and the settings (dotted names) to lower when memory runs
+    out."""
 
     summary: str
     settings: type
@@ -42,7 +39,6 @@ class Command(NamedTuple):
     examples: tuple[str, ...]
     recipe: str | None = None
     positionals: tuple[str, ...] = ()
-    recipes: str = ""
     memory: tuple[str, ...] = ()
 
 
@@ -147,7 +143,7 @@ COMMANDS = {
     "inspect": Command(
         "Plot which slots a model's heads attend to, and its E and F",
         InspectSettings,
-        "linformer_kit.experiments.inspection:main",
+        "linformer_kit.analysis.inspection:main",
         "Measure",
         ("my-linformer pictures --text_file a.txt --layers 0 11",),
         positionals=("model", "output_dir"),
@@ -156,45 +152,74 @@ COMMANDS = {
     "spectrum": Command(
         "Measure the singular values of attention (Fig 1); choose k",
         SpectrumSettings,
-        "linformer_kit.experiments.spectrum.figure1:main",
+        "linformer_kit.analysis.spectrum:main",
         "Measure",
-        ("FacebookAI/roberta-base --text_file articles/", "my-model --choose --budget 128 --choose_by layer"),
+        ("FacebookAI/roberta-base --text_file articles/", "my-model --choose --budget 128"),
         positionals=("model",),
         memory=("seq_len", "samples"),
     ),
-    "bench": Command(
-        "Compare time and memory with a Transformer on this machine",
-        BenchSettings,
-        "linformer_kit.analysis.bench:main",
-        "Measure",
-        ("--lengths 512 2048 --projected_dims 128 256", "--device cuda --num_hidden_layers 12"),
+    "bench efficiency": Command(
+        "Compare time and memory with Transformers (Table 3, Fig 2)",
+        EfficiencySettings,
+        "linformer_kit.experiments.cost.efficiency:main",
+        "Speed and memory",
+        ("--lengths 512 2048 --projected_dims 128 256", "--mode train --device cuda"),
         memory=("tokens", "lengths"),
     ),
-    "report": Command(
-        "Put the results of many runs into one HTML page",
-        ReportSettings,
-        "linformer_kit.commands.report:main",
-        "Measure",
-        ("runs/ --output all-runs.html",),
-        positionals=("folder",),
+    "bench ceiling": Command(
+        "Measure the machine's limits on the speed of these encoders",
+        CeilingSettings,
+        "linformer_kit.experiments.cost.ceiling:main",
+        "Speed and memory",
+        ("--lengths 512 4096 --dtype float32",),
+        memory=("tokens", "square", "copy_mib"),
     ),
-    "theorems": Command(
-        "Test Theorems 1 and 2 on random and on a model's attention",
-        TheoremsSettings,
-        "linformer_kit.experiments.theorems.trials:main",
-        "Measure",
-        ("--lengths 128 512", "--model FacebookAI/roberta-base --text_file articles/"),
-        memory=("lengths", "samples"),
+    "bench systems": Command(
+        "Time one layer of each kind of encoder by length (Table 1)",
+        SystemsSettings,
+        "linformer_kit.experiments.cost.systems:main",
+        "Speed and memory",
+        ("--dtype float32", "--mode train --memory --lengths 512 4096"),
+        memory=("tokens", "lengths"),
     ),
-    "bench learning": Command(
-        "Compare how well encoders learn, by many small trainings",
-        LearningSettings,
-        "linformer_kit.experiments.learning.learn:main",
+    "bench long": Command(
+        "Encode a million tokens in one pass",
+        LongSettings,
+        "linformer_kit.experiments.cost.long:main",
+        "Speed and memory",
+        ("--n 262144 --layers 2",),
+        memory=("n",),
+    ),
+    "bench table2": Command(
+        "Fine-tune encoders on the paper's four tasks (Table 2)",
+        Table2Settings,
+        "linformer_kit.experiments.quality.table2:main",
         "Quality",
-        ("--recipe start --processes 2", "--recipe gap --base.max_steps 500 --seeds 0 1"),
-        "start",
-        recipes="learning",
-        memory=("processes", "base.per_device_train_batch_size"),
+        (
+            "--models my-model my-other-model --tasks sst2 imdb",
+            "--models a b --seeds 1 2 --learning_rates 3e-5 1e-4",
+        ),
+        memory=("processes", *_BATCHES, "max_length"),
+    ),
+    "bench embeddings": Command(
+        "Compare linearised sentence embedders with their teacher",
+        EmbeddingsSettings,
+        "linformer_kit.experiments.quality.embeddings:main",
+        "Quality",
+        ("--models teacher student --text_file articles/",),
+        memory=("batch_size", "tokens", "lengths"),
+    ),
+    "bench documents": Command(
+        "Compare ways to embed texts longer than an encoder",
+        DocumentsSettings,
+        "linformer_kit.experiments.quality.documents:main",
+        "Quality",
+        (
+            "my-bert --models long-bert --text_file articles/",
+            "my-bert --methods pieces linearised",
+        ),
+        positionals=("teacher",),
+        memory=("batch_size", "lengths", "fact_lengths"),
     ),
 }
 # The first words of commands of two words: one line of help, and the topic.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from pathlib import Path
 from typing import Any, Literal
@@ -65,13 +64,6 @@ def save_figure(figure: Figure, path: Path, *, vector: bool = False) -> None:
         # Without a date and random ids, equal results give equal files.
         with errors_named(file), rc_context({"svg.hashsalt": path.stem}):
             figure.savefig(file, metadata={"Date": None})
-
-
-def png_of(figure: Figure) -> bytes:
-    """A figure as the content of a PNG file."""
-    image = io.BytesIO()
-    figure.savefig(image, dpi=_DOTS_PER_INCH)
-    return image.getvalue()
 
 
 def show_grid(axes: Axes, which: Literal["major", "both"] = "major") -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import functools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
@@ -33,25 +33,16 @@ def write_page(results: dict[str, Any], text: str, folder: Path) -> None:
         text: The report.
         folder: Folder of the figures, and of the page.
     """
-    write_whole(folder / PAGE, render("page.html.j2", **page_fields(results, text, folder)))
-
-
-def page_fields(results: dict[str, Any], text: str, folder: Path) -> dict[str, Any]:
-    """What a page shows of one folder of results, for the template."""
     machine: dict[str, Any] = {name: results[name] for name in ("environment", "versions") if name in results}
-    return {
-        "title": title_of(text),
-        "body": html_of(text),
-        "figures": figures_of(sorted(folder.glob("*.png"))),
-        "command": results.get("command", ""),
-        "settings": _yaml(results.get("settings", {})),
-        "environment": _yaml(machine),
-    }
-
-
-def render(template: str, **fields: Any) -> str:
-    """Render a template of this package; all values are escaped, except those of `html_of`."""
-    return _templates().get_template(template).render(**fields)
+    page = _template().render(  # which escapes all but the HTML of `html_of`
+        title=title_of(text),
+        body=html_of(text),
+        figures=[_figure(path) for path in sorted(folder.glob("*.png"))],
+        command=results.get("command", ""),
+        settings=_yaml(results.get("settings", {})),
+        environment=_yaml(machine),
+    )
+    write_whole(folder / PAGE, page)
 
 
 def html_of(text: str) -> Markup:
@@ -64,14 +55,10 @@ def title_of(text: str) -> str:
     return next((line.removeprefix("# ") for line in text.splitlines() if line.startswith("# ")), "Results")
 
 
-def figures_of(paths: Iterable[Path]) -> list[Figure]:
-    """PNG files, with captions from their names."""
-    return [figure_of(path.stem.replace("_", " ").replace("-", " "), path.read_bytes()) for path in paths]
-
-
-def figure_of(caption: str, png: bytes) -> Figure:
-    """A figure from the content of a PNG file."""
-    return Figure(caption, base64.b64encode(png).decode())
+def _figure(path: Path) -> Figure:
+    """A PNG file, with a caption from its name."""
+    caption = path.stem.replace("_", " ").replace("-", " ")
+    return Figure(caption, base64.b64encode(path.read_bytes()).decode())
 
 
 def _yaml(values: Mapping[str, Any]) -> str:
@@ -80,5 +67,6 @@ def _yaml(values: Mapping[str, Any]) -> str:
 
 
 @functools.cache
-def _templates() -> Environment:
-    return Environment(loader=PackageLoader(__package__), autoescape=True, undefined=StrictUndefined)
+def _template() -> Template:
+    loader = PackageLoader(__package__)
+    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template("page.html.j2")

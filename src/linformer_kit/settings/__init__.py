@@ -35,10 +35,7 @@ from linformer_kit.settings.use import (
     ExportSettings,
     FillMaskSettings,
     InspectSettings,
-    ReportSettings,
-    SequenceSettings,
     SpectrumSettings,
-    TheoremsSettings,
 )
 
 __all__ = [
@@ -66,14 +63,11 @@ __all__ = [
     "PretrainSettings",
     "Projection",
     "ProjectionInitializer",
-    "ReportSettings",
     "ResizeMode",
-    "SequenceSettings",
     "Sharing",
     "ShorterInput",
     "SpectrumSettings",
     "TaskName",
-    "TheoremsSettings",
     "TrainingSettings",
     "check_model_is_kept",
     "check_training",

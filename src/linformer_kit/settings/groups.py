@@ -11,24 +11,24 @@ GROUPS = {
     "Model": """
         model from_model tokenizer in_place student student_layers classification_head
         ConvertSettings.num_attention_heads resize_to resize_mode""",
-    "Study": "base title cells variants baseline panels tune minutes measure_updates LearningSettings.projected_dims",
     "Linear attention": """
         projected_dim max_position_embeddings LinearizeSettings.resize_mode ConvertSettings.resize_mode projection
         sharing sliding_window global_tokens slot_exponent shorter_input projection_initializer layers attention
         local_convolution bias_order elastic_projected_dims""",
     "Adapter": "adapter adapter_rank base_model_name card",
     "Texts": """
-        task train_file validation_file text text_file english_file sentence_file data_dir
-        dataset_name dataset_config_name split document text_column text_pair_column label_column label_separator
-        packing max_length chunk_tokens pieces stride seq_len max_tokens samples fit_samples max_train_samples
-        max_eval_samples validation_fraction split_seed streaming cache_dir""",
+        task tasks labelled_task train_file validation_file text text_file data_dir
+        dataset_name dataset_config_name split document text_column text_pair_column labelled_text_column label_column
+        label_separator packing max_length chunk_tokens pieces min_tokens stride seq_len max_tokens samples articles
+        queries candidates cosine_lengths max_train_samples max_eval_samples
+        validation_fraction split_seed streaming cache_dir""",
     "Prediction": "top_k threshold",
     "Export": "format int8",
     "Measurement": """
-        lengths fact_lengths projected_dims tokens
-        InspectSettings.layers TheoremsSettings.layers heads at leading untrained
-        unprojected head_dim epsilons draws fit_steps repetitions memory benchmark seed""",
-    "Choice of k": "choose energy budget choose_for choose_by multiple_of",
+        mode n lengths fact_lengths projected_dims systems baselines reference_length tokens
+        InspectSettings.layers heads at repetitions seconds max_seconds memory budget_gib busy_cores
+        square copy_mib benchmark seed""",
+    "Choice of k": "choose energy budget",
     "Encoder": """
         vocab_size num_hidden_layers hidden_size num_attention_heads
         intermediate_size norm_first hidden_act hidden_dropout_prob attention_probs_dropout_prob classifier_dropout

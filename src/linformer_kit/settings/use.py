@@ -1,6 +1,6 @@
 """Settings of the commands that use, convert, export or analyse a model."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from linformer_kit.settings.model import Attention, Projection, ResizeMode, Sharing, ShorterInput
@@ -61,19 +61,6 @@ class EmbedSettings:
     bf16: Literal["auto", "true", "false"] = "false"
     resume: bool = False
     overwrite: bool = False
-
-
-@dataclass(kw_only=True)
-class ReportSettings:
-    """One HTML page of many results.
-
-    Attributes:
-        folder: Folder whose results, and those of all folders below it, are shown.
-        output: The HTML file.
-    """
-
-    folder: str
-    output: str = "report.html"
 
 
 @dataclass(kw_only=True)
@@ -229,10 +216,11 @@ class InspectSettings:
 
 
 @dataclass(kw_only=True)
-class SequenceSettings:
-    """The text that an analysis runs a model on.
+class SpectrumSettings:
+    """Singular values of the attention matrices (figure 1 of the paper).
 
     Attributes:
+        model: Folder or hub id of an encoder; of a linear one, the n×k weights are measured.
         text_file: Files, folders or globs (.txt .py .md .jsonl .csv .tsv .parquet); default: the source of the Python
             standard library.
         text_column: Text column of .jsonl, .csv, .tsv and .parquet files.
@@ -240,83 +228,26 @@ class SequenceSettings:
             heading, else `file`.
         seq_len: n, tokens per sequence; default: 512, or the model's maximum.
         samples: Number of sequences, taken from all files in turn.
+        packing: Join texts and cut them into sequences of n tokens; false: each text is one sequence.
+        at: Number of singular values whose cumulative share the heat map shows; default: a quarter of n, 128 of 512 as
+            in the paper.
+        choose: Choose k for each layer, and write it to `projected_dims.yaml` for `linformer pretrain --config`.
+        energy: Choose the smallest k that keeps this share of the sum of the singular values in each layer; default:
+            0.9, without a budget.
+        budget: Total number of slots of all heads and layers, instead of energy, for the most energy in the layer that
+            has least.
         output_dir: New folder for the results; default: a new folder below runs/.
     """
 
+    model: str
     text_file: list[str] | None = None
     text_column: str = "text"
     document: Literal["auto", "file", "line", "blank_line", "wikitext"] = "auto"
     seq_len: int | None = None
     samples: int = 100
-    output_dir: str | None = None
-
-
-@dataclass(kw_only=True)
-class SpectrumSettings(SequenceSettings):
-    """Singular values of the attention matrices (figure 1 of the paper).
-
-    Attributes:
-        model: Folder or hub id of an encoder, or an existing spectrum.json to plot again.
-        packing: Join texts and cut them into sequences of n tokens; false: each text is one sequence.
-        at: Number of singular values whose cumulative share the heat map shows; default: a quarter of n, 128 of 512 as
-            in the paper.
-        leading: Compute only this many of the largest singular values, by a randomised decomposition; default: all,
-            exactly.
-        untrained: Initialise the weights at random, to compare with the trained ones.
-        unprojected: For a linear model, measure n×n weights of its queries and keys, as if nothing was projected.
-        seed: Seed of the random weights.
-        choose: Choose k for each layer and head, and write it to `projected_dims.yaml` for `linformer pretrain
-            --config`.
-        energy: Choose the smallest k that keeps this share of the sum of the singular values in each head; default:
-            0.9, without a budget.
-        budget: Total number of slots of all heads and layers, instead of energy.
-        choose_for: What a budget maximises: the total energy of all heads (`total`), or the energy of the head that has
-            least (`least`); default: total.
-        choose_by: Choose k for each `head`, or one for all heads of a `layer`; default: head.
-        multiple_of: Round each k to a multiple of this; default: 1.
-    """
-
-    model: str
     packing: bool = True
     at: int | None = None
-    leading: int | None = None
-    untrained: bool = False
-    unprojected: bool = False
-    seed: int = 0
     choose: bool = False
     energy: float | None = None
     budget: int | None = None
-    choose_for: Literal["total", "least"] | None = None
-    choose_by: Literal["head", "layer"] | None = None
-    multiple_of: int | None = None
-
-
-@dataclass(kw_only=True)
-class TheoremsSettings(SequenceSettings):
-    """Numerical experiments on theorems 1 and 2 of the paper.
-
-    Attributes:
-        model: Folder or hub id of an encoder with full attention, whose attention is measured too; default: only
-            random attention.
-        samples: Number of sequences to measure, with a model.
-        fit_samples: Number of other sequences to which E and F are fitted.
-        layers: Layers of the model, counted from 0; default: the first, the middle and the last.
-        lengths: Values of n for random attention.
-        head_dim: d of random attention.
-        epsilons: Values of ε, the relative error bound of the theorems.
-        draws: Number of random matrices R for each random attention matrix; a quarter as many for the attention of the
-            model, and for k > n.
-        fit_steps: Updates of the fit of E and F; 0: no fit.
-        seed: Seed of all random numbers.
-    """
-
-    model: str | None = None
-    samples: int = 4
-    fit_samples: int = 48
-    layers: list[int] | None = None
-    lengths: list[int] = field(default_factory=lambda: [128, 512, 2048])
-    head_dim: int = 64
-    epsilons: list[float] = field(default_factory=lambda: [0.1, 0.25, 0.5])
-    draws: int = 20
-    fit_steps: int = 400
-    seed: int = 0
+    output_dir: str | None = None

@@ -1,38 +1,48 @@
-"""Inspect a model: which slots its heads attend to on real text, and its projection matrices.
+"""`linformer inspect`: which slots a model's heads attend to on a text, and its projection matrices.
 
-`linformer inspect MODEL` plots the context mapping P̄ of equation 7 for several heads, and E and F as images.
+It plots the context mapping P̄ of equation 7 for several heads, and E and F as images.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 from transformers import AutoModel, PreTrainedTokenizerBase
 
 from linformer_kit.errors import InputError
-from linformer_kit.experiments.experiment import show
 from linformer_kit.files.folders import check_new_folder
-from linformer_kit.files.writing import whole_folder
+from linformer_kit.files.writing import whole_folder, write_whole
 from linformer_kit.interop.loading import load_model
 from linformer_kit.models.modeling import LinformerModel
 from linformer_kit.operator.projections import ConvProjection, LinearProjection, RandomProjection, SequenceProjection
 from linformer_kit.operator.projections.windows import pooling_windows
-from linformer_kit.report.inspection import draw_context_mappings, draw_projections, write_inspection_report
+from linformer_kit.report.base import code, shortened, table, write_json
+from linformer_kit.report.figures import new_figure, save_figure
+from linformer_kit.report.numbers import listed
 from linformer_kit.settings import InspectSettings, recorded_name
 
 _PANELS = 4  # layers, and heads, that are plotted by default
 _PARTS = ("global tokens", "slots", "neighbours")  # what the columns of P̄ stand for
+_LABELLED_TOKENS = 32  # with more, the axis has no labels
+_LONGEST_LABEL = 16  # characters; tokens can be long
+_PIXELS = 300  # along the shorter side of a panel
 
 
 def main(settings: InspectSettings) -> None:
     """Inspect and print."""
-    show(inspect(settings), settings.output_dir)
+    print(inspect(settings))
+    print(f"Saved in {settings.output_dir}")
 
 
 def inspect(settings: InspectSettings) -> str:
@@ -70,14 +80,16 @@ def inspect(settings: InspectSettings) -> str:
         "effective_slots": effective.tolist(),
         "columns": dict(zip(_PARTS, parts, strict=True)),
     }
+    markdown = inspection_markdown(results)
     with whole_folder(folder) as part:
+        write_json(results, part / "inspection.json")
+        write_whole(part / "inspection.md", markdown)
         np.savez_compressed(part / "inspection.npz", **arrays)
-        draw_context_mappings(
-            results, in_drawn_order(model, mappings, layers, heads).numpy(), part / "context_mapping.png"
-        )
+        drawn = in_drawn_order(model, mappings, layers, heads).numpy()
+        save_figure(draw_context_mappings(results, drawn), part / "context_mapping.png")
         if images:
-            draw_projections(images, part / "projections.png")
-        return write_inspection_report(results, part)
+            save_figure(draw_projections(images), part / "projections.png")
+    return markdown
 
 
 @torch.no_grad()
@@ -227,6 +239,99 @@ def _slots_by_head(model: LinformerModel, layer: int, seq_len: int) -> list[int]
 def _check_finite(where: str, numbers: Tensor) -> None:
     if not numbers.isfinite().all():
         raise InputError(f"model: expected finite numbers, got a NaN or infinity in {where}")
+
+
+def inspection_markdown(results: dict[str, Any]) -> str:
+    """The number of effective slots of each head of each layer, as Markdown."""
+    rows = [
+        [f"layer {layer}", *(f"{slots:,.1f}" for slots in heads)]
+        for layer, heads in enumerate(results["effective_slots"])
+    ]
+    header = ["", *(f"head {head}" for head in range(len(results["effective_slots"][0])))]
+    kind = f"{results['projection']}, sharing {results['sharing']}, k {results['projected_dim']}"
+    lines = [
+        "# Inspection",
+        "",
+        f"Model: {code(results['model'])} ({kind if results['attention'] == 'linformer' else 'full attention'}). "
+        f"Text: {results['text']}, {len(results['tokens']):,} tokens.",
+        "",
+        "Effective slots: exp of the entropy of the context mapping's rows, averaged over the tokens. 1: each token "
+        "attends to one slot; the number of slots: to all slots equally. Global tokens and neighbours count as slots.",
+        "",
+        *table(header, rows),
+        "",
+        f"`inspection.npz` holds the context mappings of layers {listed(results['layers'])} and heads "
+        f"{listed(results['heads'])} as `context_mappings[layer, head, token, slot]`, global tokens before the slots "
+        "and neighbours after them, NaN for what a head lacks, and the matrices in `projections.png`, all with slots "
+        "in the model's own order.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def draw_context_mappings(results: dict[str, Any], mappings: np.ndarray) -> Figure:
+    """Plot context mappings as images, a row for each layer and a column for each head.
+
+    Args:
+        results: The content of `inspection.json`.
+        mappings: `[layers, heads, tokens, slots]` to plot; NaN, drawn grey, for slots that a head lacks.
+    """
+    layers, heads, tokens, _ = mappings.shape
+    figure, axes = new_figure((1.2 + 3 * heads, 0.8 + 3 * layers), layers, heads, squeeze=False, sharey=True)
+    highest = float(np.nanquantile(mappings, 0.998)) or 1.0  # 0 if each token attends to one of very many slots
+    for row, layer in enumerate(results["layers"]):
+        for column, head in enumerate(results["heads"]):
+            axis = axes[row, column]
+            image = _draw_matrix(axis, mappings[row, column], f"layer {layer}, head {head}", "viridis", 0, highest)
+    for axis in axes[:, 0]:
+        if tokens <= _LABELLED_TOKENS:
+            axis.set_yticks(range(tokens), [_label(token) for token in results["tokens"]], fontsize=6, parse_math=False)
+        axis.set_ylabel("token")
+    full, placed = results["attention"] == "full", results["projection"] not in ("random", "dynamic")
+    first, slots, near = results["columns"].values()
+    for axis in axes.flat:
+        for edge in (first, first + slots):
+            if 0 < edge < first + slots + near:
+                axis.axvline(edge - 0.5, color="white", linewidth=0.8)
+    parts = [f"{count:,} {name}" for name, count in results["columns"].items() if count]
+    beside = ", ".join(parts) if len(parts) > 1 else ""
+    for axis in axes[-1]:
+        axis.set_xlabel("token" if full else beside or ("slot, by its place in the text" if placed else "slot"))
+    bar = figure.colorbar(image, ax=axes, shrink=min(1.0, 2 / layers), extend="max")
+    bar.set_label("attention weight, P" if full else "attention weight, P̄")
+    return figure
+
+
+def draw_projections(images: Sequence[Image]) -> Figure:
+    """Plot matrices of projections as images, E and F side by side, each with its own colour scale."""
+    columns = 2 if any(" F" in image.name for image in images) else 1
+    rows = -(-len(images) // columns)
+    figure, axes = new_figure((5.5 * columns, 2.9 * rows), rows, columns, squeeze=False)
+    for axis, image in zip(axes.flat, images, strict=True):
+        highest = float(np.abs(image.matrix).max()) or 1.0
+        drawn = _draw_matrix(axis, image.matrix[image.order], image.name, "RdBu", -highest, highest)
+        axis.set(xlabel=image.columns, ylabel=image.rows)
+        figure.colorbar(drawn, ax=axis, label="weight")
+    return figure
+
+
+def _draw_matrix(axis: Axes, matrix: np.ndarray, title: str, colours: str, lowest: float, highest: float) -> Any:
+    """Plot a matrix: with sharp cells, or antialiased if it has more entries than pixels; NaN is grey."""
+    cmap = colormaps[colours].with_extremes(bad="lightgrey")
+    interpolation = "antialiased" if max(matrix.shape) > _PIXELS else "nearest"
+    drawn = axis.imshow(matrix, aspect="auto", cmap=cmap, vmin=lowest, vmax=highest, interpolation=interpolation)
+    axis.set_title(title, fontsize=10)
+    for numbered in (axis.xaxis, axis.yaxis):
+        numbered.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
+    return drawn
+
+
+def _label(token: str) -> str:
+    """A token as axis label: truncated, with escapes for all but printable Latin characters."""
+    escaped = token.replace("\\", "\\\\")
+    shown = [
+        each if each.isprintable() and each < "\u0250" else each.encode("unicode_escape").decode() for each in escaped
+    ]
+    return shortened("".join(shown), _LONGEST_LABEL)
 
 
 def _chosen(name: str, chosen: list[int] | None, count: int) -> list[int]:

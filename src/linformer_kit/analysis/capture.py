@@ -30,8 +30,8 @@ class LayerAttention(NamedTuple):
     Attributes:
         mapping: P, or P̄ of a Linformer, without dropout; rows and columns of padding are zero.
         real: True at the rows of real tokens.
-        query: Q·W_Q by heads, scaled such that the scores are query·keyᵀ; query, key and value are None if the model
-            gives no access to them.
+        query: Q·W_Q by heads, scaled such that the scores are query·keyᵀ; query, key and value are None in linear
+            layers, and if the model gives no access to them.
         key: K·W_K.
         value: V·W_V.
     """
@@ -48,13 +48,10 @@ Visitor = Callable[[int, LayerAttention], None]
 _NAME = "linformer_kit_capture"
 _visit: ContextVar[Callable[[LayerAttention], None]] = ContextVar("visit")
 _real: ContextVar[Tensor | None] = ContextVar("real")
-_unprojected: ContextVar[bool] = ContextVar("unprojected", default=False)
 
 
 @torch.no_grad()
-def visit_attention(
-    model: PreTrainedModel, inputs: Mapping[str, Tensor], visit: Visitor, *, unprojected: bool = False
-) -> None:
+def visit_attention(model: PreTrainedModel, inputs: Mapping[str, Tensor], visit: Visitor) -> None:
     """Run an encoder and call `visit` with the attention of each layer, one after the other.
 
     Models of this package, and those that use transformers' attention interface, hold one layer's weights at a time;
@@ -64,7 +61,6 @@ def visit_attention(
         model: Encoder in evaluation mode; not changed.
         inputs: Arguments of the model; `attention_mask`, if any, is `[batch, seq_len]`, 1 on real tokens.
         visit: Called with the index of the layer, from 0, and its attention.
-        unprojected: Of linear layers visit P of their queries and keys, softmax(Q·W_Q·(K·W_K)ᵀ/√d), instead of P̄.
 
     Raises:
         InputError: for an encoder-decoder, a decoder, a model in training mode or without attention weights, inputs
@@ -86,7 +82,7 @@ def visit_attention(
         layers += 1
 
     mask = inputs.get("attention_mask")
-    tokens = (_visit.set(show), _real.set(None if mask is None else mask.bool()), _unprojected.set(unprojected))
+    tokens = (_visit.set(show), _real.set(None if mask is None else mask.bool()))
     try:
         with _listening(model):
             model(**inputs)
@@ -95,7 +91,6 @@ def visit_attention(
     finally:
         _visit.reset(tokens[0])
         _real.reset(tokens[1])
-        _unprojected.reset(tokens[2])
 
 
 @contextmanager
@@ -129,14 +124,11 @@ def _show_weights(
     query, key, value, padding = args[:4]
     output, weights = outputs
     states: list[Tensor] = []
-    full = module.projection is None and kwargs.get("projection") is None
-    if full or _unprojected.get():
+    if module.projection is None and kwargs.get("projection") is None:  # full attention
         inputs = ((module.q_proj, query), (module.k_proj, key), (module.v_proj, value))
         states = [split_heads(linear(hidden), module.num_heads) for linear, hidden in inputs]
         states[0] = states[0] * states[0].shape[-1] ** -0.5
     real = None if padding is None else ~padding.mask
-    if not full and states:
-        weights = pair_mapping(states[0], states[1], None if real is None else real[:, None, None, :])
     _visit.get()(_of_real_tokens(weights, real, *states))
     return output, None
 
@@ -156,22 +148,14 @@ def _attend(
         mask = None if real is None or real.all() else real
         output, weights = linear_attention(module, query, key, value, mask, scaling, need_weights=True, **arguments)
         assert weights is not None
-        states: list[Tensor] = []
-        if _unprojected.get():
-            states = [_scaled(query, scaling), *(one_for_each_query(heads, query) for heads in (key, value))]
-            weights = pair_mapping(states[0], states[1], None if mask is None else mask[:, None, None, :])
-        _visit.get()(_of_real_tokens(weights, real, *states))
+        _visit.get()(_of_real_tokens(weights, real))
         return output, None
     check_weights(module, arguments)
     key, value = (one_for_each_query(heads, query) for heads in (key, value))
-    query = _scaled(query, scaling)
+    query = query * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     weights = pair_mapping(query, key, attention_mask)
     _visit.get()(_of_real_tokens(weights, _real.get(), query, key, value))
     return (weights.to(value.dtype) @ value).transpose(1, 2).contiguous(), None
-
-
-def _scaled(query: Tensor, scaling: float | None) -> Tensor:
-    return query * (query.shape[-1] ** -0.5 if scaling is None else scaling)
 
 
 def _visit_outputs(

@@ -15,16 +15,14 @@ from linformer_kit.data.packing import blocks
 from linformer_kit.data.tokenizer import end_token_id, start_token_id
 from linformer_kit.errors import InputError, renamed
 from linformer_kit.interop.loading import input_length
-from linformer_kit.settings import SequenceSettings
 
 _DEFAULT_LENGTH = 512
 _SHORTEST = 4  # start, two tokens, end
 _FILES_IN_TURN = 64  # open at the same time
-_MOST_SAMPLES = 10**9
 
 
-def sequence_length(settings: SequenceSettings, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Tokens in a sequence: as set, or 512 as in Figure 1, or the model's maximum if that is less.
+def sequence_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seq_len: int | None) -> int:
+    """Tokens in a sequence: `seq_len`, or by default 512 as in Figure 1, or the model's maximum if that is less.
 
     Raises:
         InputError: for a length out of range, and for a tokenizer with more tokens than the model.
@@ -34,27 +32,28 @@ def sequence_length(settings: SequenceSettings, model: PreTrainedModel, tokenize
         raise InputError(
             f"model: expected a tokenizer of at most {words:,} tokens (the model's vocabulary), got {len(tokenizer):,}"
         )
-    if settings.seq_len is None:
+    if seq_len is None:
         return min(_DEFAULT_LENGTH, input_length(model, tokenizer, None))
-    if settings.seq_len < _SHORTEST:
-        raise InputError(f"seq_len: expected {_SHORTEST} or more, got {settings.seq_len}")
+    if seq_len < _SHORTEST:
+        raise InputError(f"seq_len: expected {_SHORTEST} or more, got {seq_len}")
     with renamed("max_length", "seq_len"):
-        return input_length(model, tokenizer, settings.seq_len)
+        return input_length(model, tokenizer, seq_len)
 
 
-def find_texts(settings: SequenceSettings) -> TextFiles:
-    """The files to read; default: the source of the Python standard library.
+def find_texts(text_file: list[str] | None, **reading: str) -> TextFiles:
+    """The files to read.
+
+    Args:
+        text_file: Files, folders or globs; None: the source of the Python standard library.
+        **reading: `document` and `column` of `TextFiles`.
 
     Raises:
-        InputError: as `find_files`, and for a number of samples out of range.
+        InputError: as `find_files`.
     """
-    if not 1 <= settings.samples <= _MOST_SAMPLES:
-        raise InputError(f"samples: expected 1 to {_MOST_SAMPLES:,}, got {settings.samples}")
-    if settings.text_file is None:
+    if text_file is None:
         return standard_library()
-    paths = find_files(settings.text_file, field="text_file")
-    name = ", ".join(Path(pattern).name for pattern in settings.text_file)
-    return TextFiles(name, paths, document=settings.document, column=settings.text_column)
+    paths = find_files(text_file, field="text_file")
+    return TextFiles(", ".join(Path(pattern).name for pattern in text_file), paths, **reading)
 
 
 def sequences(

@@ -1,4 +1,4 @@
-"""The spectrum of a model: means and spread over samples, padding, batches."""
+"""Singular values against numpy's and by hand; the spectrum of a model: means and spread over samples, padding."""
 
 from __future__ import annotations
 
@@ -7,11 +7,71 @@ import pytest
 import torch
 
 from linformer_kit import InputError, LinformerModel, attention_spectrum
-from linformer_kit.experiments.spectrum import meter
-from linformer_kit.experiments.spectrum.capture import LayerAttention
-from linformer_kit.experiments.spectrum.meter import SpectrumMeter
+from linformer_kit.analysis import singular_values as module
+from linformer_kit.analysis.capture import LayerAttention
+from linformer_kit.analysis.singular_values import SpectrumMeter, cumulative_curves, singular_values
+from tests.analysis.test_capture import encoder
 from tests.conftest import randomise, tokens
-from tests.experiments.spectrum.test_capture import encoder
+
+
+def mappings(many: int, rows: int, columns: int, scale: float = 2.0) -> torch.Tensor:
+    return (scale * torch.randn(many, rows, columns)).softmax(dim=-1)
+
+
+def by_numpy(matrices: torch.Tensor) -> np.ndarray:
+    sums = np.linalg.svd(matrices.double().numpy(), compute_uv=False).cumsum(axis=-1)
+    return sums / sums[..., -1:]
+
+
+def limits(many: int, rank: int) -> torch.Tensor:
+    return torch.full((many,), rank)
+
+
+@pytest.mark.parametrize("shape", [(5, 23, 23), (3, 29, 7), (3, 7, 29)])
+def test_they_are_those_of_numpy(shape):
+    matrices = mappings(*shape)
+    expected = np.linalg.svd(matrices.double().numpy(), compute_uv=False)
+    np.testing.assert_allclose(singular_values(matrices).numpy(), expected, atol=1e-7)
+    curves = cumulative_curves(matrices, limits(shape[0], min(shape[1:])))
+    np.testing.assert_allclose(curves.numpy(), by_numpy(matrices), atol=1e-6)
+
+
+def test_threads_change_nothing_and_are_given_back():
+    matrices = mappings(5, 23, 23)
+    alone = singular_values(matrices)
+    torch.set_num_threads(2)
+    try:
+        torch.testing.assert_close(singular_values(matrices), alone, rtol=0, atol=1e-9)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_uniform_attention_has_rank_one():
+    curves = cumulative_curves(torch.full((1, 17, 17), 1 / 17), limits(1, 17))
+    torch.testing.assert_close(curves, torch.ones(1, 17, dtype=torch.float64), atol=1e-6, rtol=0)
+
+
+def test_attention_to_oneself_has_a_flat_spectrum():
+    curves = cumulative_curves(torch.eye(17)[None], limits(1, 17))
+    torch.testing.assert_close(curves[0], torch.arange(1, 18, dtype=torch.float64) / 17)
+
+
+def test_two_blocks_by_hand():
+    """Uniform attention within blocks of 4 and 9 tokens: two singular values of 1."""
+    matrix = torch.block_diag(torch.full((4, 4), 1 / 4), torch.full((9, 9), 1 / 9))
+    curves = cumulative_curves(matrix[None], limits(1, 13))[0]
+    torch.testing.assert_close(curves[:3], torch.tensor([0.5, 1, 1], dtype=torch.float64), atol=1e-6, rtol=0)
+
+
+def test_a_zero_matrix_is_no_division_by_zero():
+    assert cumulative_curves(torch.zeros(1, 5, 5), limits(1, 0)).tolist() == [[1.0] * 5]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rounded_weights_have_the_spectrum_that_they_have(dtype):
+    matrices = mappings(3, 97, 97).to(dtype)
+    np.testing.assert_allclose(cumulative_curves(matrices, limits(3, 97)), by_numpy(matrices), atol=1e-6)
 
 
 def curves(model, ids: torch.Tensor) -> np.ndarray:
@@ -32,7 +92,7 @@ def test_means_and_spread_are_those_of_numpy(config, kind):
     assert found.cumulative.shape == (2, 3, 7 if kind == "ours" else 23)
     np.testing.assert_allclose(found.cumulative, expected.mean(0), atol=1e-5)
     np.testing.assert_allclose(found.spread, expected.std(0), atol=1e-5)
-    assert (found.samples, found.tokens) == (5, 5 * 23) and not found.error.any()
+    assert (found.samples, found.tokens) == (5, 5 * 23)
 
 
 def test_padding_does_not_count():
@@ -69,24 +129,6 @@ def test_lengths_may_rise_and_fall():
     np.testing.assert_allclose(found.cumulative, expected, atol=1e-5)
 
 
-def test_matrices_come_in_pieces(monkeypatch):
-    model, ids = encoder("bert"), tokens(3, 11)
-    whole = attention_spectrum(model, [{"input_ids": ids}])
-    monkeypatch.setattr(meter, "_TOGETHER", 2 * 11 * 11)
-    np.testing.assert_allclose(attention_spectrum(model, [{"input_ids": ids}]).cumulative, whole.cumulative)
-
-
-def test_leading_values_have_an_error(config):
-    model = randomise(LinformerModel(config(attention="full")), 0.6).eval()
-    ids = tokens(2, 37)
-    whole = attention_spectrum(model, [{"input_ids": ids}])
-    some = attention_spectrum(model, [{"input_ids": ids}], leading=5)
-    assert some.cumulative.shape == (2, 3, 5) and some.error.any()
-    assert (np.abs(some.cumulative - whole.cumulative[..., :5]) <= some.error[..., None] + 1e-3).all()
-    with pytest.raises(InputError, match="leading: expected 1 or more, got 0"):
-        attention_spectrum(model, [], leading=0)
-
-
 def test_a_batch_that_fails_does_not_count():
     model = encoder("bert")
     meter = SpectrumMeter(model)
@@ -104,26 +146,11 @@ def test_without_batches_there_is_none():
         attention_spectrum(encoder("bert"), [])
 
 
-def test_the_largest_error_of_all_batches_counts(config):
-    model = randomise(LinformerModel(config(attention="full")), 0.6).eval()
-    batches = [{"input_ids": tokens(1, 37)} for _ in range(3)]
-    errors = [attention_spectrum(model, [batch], leading=5).error for batch in batches]
-    np.testing.assert_array_equal(attention_spectrum(model, batches, leading=5).error, np.max(errors, axis=0))
-
-
 def test_layers_that_differ_in_their_heads_are_refused(monkeypatch):
-    def visit_both(model, inputs, visit, **options):
+    def visit_both(model, inputs, visit):
         for layer, heads in enumerate((3, 2)):
             visit(layer, LayerAttention(torch.eye(5).expand(1, heads, 5, 5), torch.ones(1, 5, dtype=torch.bool)))
 
-    monkeypatch.setattr(meter, "visit_attention", visit_both)
+    monkeypatch.setattr(module, "visit_attention", visit_both)
     with pytest.raises(InputError, match=r"model: expected one number of heads, got \[2, 3\]"):
         attention_spectrum(encoder("bert"), [{"input_ids": tokens(1, 5)}])
-
-
-def test_batches_of_another_model_are_refused():
-    meter = SpectrumMeter(encoder("bert"))
-    meter.add({"input_ids": tokens(1, 5)})
-    meter._totals = meter._totals._replace(error=np.zeros((5, 3)))
-    with pytest.raises(InputError, match=r"batches: expected .* layers and heads"):
-        meter.add({"input_ids": tokens(1, 5)})

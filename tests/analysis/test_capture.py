@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import weakref
 
 import pytest
@@ -10,9 +9,9 @@ import torch
 import transformers
 from torch import nn
 
-from linformer_kit import InputError, LinformerModel, linearize
-from linformer_kit.experiments.spectrum import capture
-from linformer_kit.experiments.spectrum.capture import LayerAttention, visit_attention
+from linformer_kit import InputError, LinformerModel
+from linformer_kit.analysis import capture
+from linformer_kit.analysis.capture import LayerAttention, visit_attention
 from tests.conftest import KINDS, fields, randomise, tokens
 
 SIZES = {
@@ -41,9 +40,9 @@ def encoder(kind: str) -> transformers.PreTrainedModel:
     return randomise(transformers.AutoModel.from_config(config)).eval()
 
 
-def visited(model: nn.Module, inputs: dict[str, torch.Tensor], **options: bool) -> list[LayerAttention]:
+def visited(model: nn.Module, inputs: dict[str, torch.Tensor]) -> list[LayerAttention]:
     found: list[LayerAttention] = []
-    visit_attention(model, inputs, lambda layer, attention: found.insert(layer, attention), **options)
+    visit_attention(model, inputs, lambda layer, attention: found.insert(layer, attention))
     return found
 
 
@@ -107,24 +106,6 @@ def test_our_own_models(config, kind):
         assert padded.numel() and not padded.any()
 
 
-@pytest.mark.parametrize("kind", ["linformer", "bert"])
-def test_a_linear_layer_before_projection_has_the_weights_of_full_attention(config, kind):
-    """Of the first layer, whose inputs are the same."""
-    inputs = inputs_with_padding()
-    if kind == "bert":
-        full = encoder("bert")
-        linear = linearize(copy.deepcopy(full), projected_dim=5, sliding_window=4)
-    else:
-        linear = randomise(LinformerModel(config())).eval()
-        full = LinformerModel(config(attention="full")).eval()
-        full.load_state_dict(linear.state_dict(), strict=False)
-    expected, found = (visited(model, inputs, unprojected=True)[0] for model in (full, linear))
-    for sample, (ours, theirs) in enumerate(zip(found.real, expected.real, strict=True)):
-        rows, weights = found.mapping[sample][:, ours][..., ours], expected.mapping[sample][:, theirs][..., theirs]
-        torch.testing.assert_close(rows, weights, atol=1e-6, rtol=1e-4)
-    assert visited(linear, inputs)[0].mapping.shape[-1] != found.mapping.shape[-1] == 23
-
-
 @pytest.mark.parametrize("ours", [True, False])
 def test_one_layer_is_held_at_a_time(config, ours):
     model = LinformerModel(config(num_hidden_layers=4)).eval() if ours else encoder("bert")
@@ -176,18 +157,6 @@ def test_attention_that_is_more_than_softmax_is_refused():
         capture._attend(nn.Identity(), states, states, states, None, softcap=50.0)
 
 
-def test_grouped_queries_have_the_keys_of_their_group():
-    torch.manual_seed(0)
-    query, key = torch.randn(1, 6, 5, 7), torch.randn(1, 2, 5, 7)
-    seen: list[LayerAttention] = []
-    reset = capture._visit.set(seen.append), capture._real.set(None)
-    capture._attend(nn.Identity(), query, key, key, None)
-    capture._visit.reset(reset[0])
-    capture._real.reset(reset[1])
-    expected = (query[:, 4] @ key[:, 1].mT / 7**0.5).softmax(dim=-1)
-    torch.testing.assert_close(seen[0].mapping[:, 4], expected)
-
-
 def shown(**arguments: object) -> tuple[LayerAttention, torch.Tensor]:
     """The attention that `_attend` passes on, and its output."""
     seen: list[LayerAttention] = []
@@ -196,6 +165,13 @@ def shown(**arguments: object) -> tuple[LayerAttention, torch.Tensor]:
     capture._visit.reset(reset[0])
     capture._real.reset(reset[1])
     return seen[0], output
+
+
+def test_grouped_queries_have_the_keys_of_their_group():
+    query, key = torch.randn(1, 6, 5, 7), torch.randn(1, 2, 5, 7)
+    attention, _ = shown(query=query, key=key, value=key)
+    expected = (query[:, 4] @ key[:, 1].mT / 7**0.5).softmax(dim=-1)
+    torch.testing.assert_close(attention.mapping[:, 4], expected)
 
 
 def test_scores_are_scaled_as_the_model_says():

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 
 import numpy as np
 import pytest
 import torch
+from matplotlib.axes import Axes
 
 from linformer_kit import LinformerForMaskedLM, LinformerModel
-from linformer_kit.commands.cli import main
-from linformer_kit.experiments.inspection import (
+from linformer_kit.analysis.inspection import (
+    Image,
     context_mappings,
+    draw_context_mappings,
+    draw_projections,
     effective_slots,
     in_drawn_order,
     projection_images,
     slot_order,
 )
+from linformer_kit.commands.cli import main
 from tests.commands.test_convert import save_tokenizer
 from tests.conftest import KINDS, fail, fields, randomise, slow_but, tokens, write_model
 
@@ -194,7 +199,7 @@ def test_nothing_is_left_after_an_interruption(saved, tmp_path, monkeypatch):
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("linformer_kit.experiments.inspection.draw_projections", interrupt)
+    monkeypatch.setattr("linformer_kit.analysis.inspection.draw_projections", interrupt)
     model = saved()
     before = set(tmp_path.iterdir())
     with pytest.raises((KeyboardInterrupt, SystemExit)):
@@ -254,3 +259,67 @@ def test_bad_input_is_one_line(saved, arguments, message, tmp_path, capsys):
     assert exit_.value.code == 2
     assert re.fullmatch(rf"linformer: error: .*{re.escape(message)}.*\n", capsys.readouterr().err.splitlines(True)[-1])
     assert not (tmp_path / "out").exists()
+
+
+INSPECTED = {
+    "attention": "linformer",
+    "projection": "linear",
+    "layers": [1],
+    "heads": [0],
+    "columns": {"global tokens": 0, "slots": 3, "neighbours": 0},
+}
+
+
+def drawn_axes(mappings: np.ndarray, tokens: list[str], **changes: object) -> Axes:
+    return draw_context_mappings({**INSPECTED, "tokens": tokens, **changes}, mappings).axes[0]
+
+
+def test_long_and_strange_tokens_stay_labels():
+    labels = {
+        "short": "short",
+        "\n\t ": r"\n\t ",
+        "déjà": "déjà",
+        "a" * 99: "a" * 15 + "…",
+        "中文中": r"\u4e2d\u6587\u4…",
+        "$x$": "$x$",
+        "\\n": r"\\n",
+    }
+    axes = drawn_axes(np.full((1, 1, len(labels), 3), 1 / 3), [*labels])
+    assert [label.get_text() for label in axes.get_yticklabels()] == [*labels.values()]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of a glyph that the font lacks
+        axes.figure.draw_without_rendering()
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3])
+def test_slots_are_counted_in_whole_numbers(slots):
+    axes = drawn_axes(np.ones((1, 1, 50, slots)), ["a"] * 50)
+    assert [tick for tick in axes.get_xticks() if -0.5 <= tick <= slots - 0.5] == list(range(slots))
+
+
+def test_missing_slots_are_grey_and_count_for_nothing():
+    mappings = np.full((1, 1, 5, 4), 0.5)
+    mappings[..., 2:] = np.nan
+    image = drawn_axes(mappings, ["a"] * 5).images[0]
+    assert image.get_clim() == (0, 0.5)
+    there, missing = image.to_rgba(image.get_array())[0, [0, 3]]
+    assert 0 < missing[0] == missing[1] == missing[2] < 1 == missing[3]
+    assert len(set(there[:3])) > 1
+
+
+@pytest.mark.parametrize(("projection", "label"), [("mean_pool", "slot, by its place in the text"), ("random", "slot")])
+def test_only_slots_with_a_place_have_one(projection, label):
+    assert drawn_axes(np.ones((1, 1, 5, 3)), ["a"] * 5, projection=projection).get_xlabel() == label
+
+
+def test_global_tokens_and_neighbours_are_set_apart():
+    columns = {"global tokens": 2, "slots": 5, "neighbours": 4}
+    axes = drawn_axes(np.ones((1, 1, 5, 11)), ["a"] * 5, columns=columns)
+    assert axes.get_xlabel() == "2 global tokens, 5 slots, 4 neighbours"
+    assert [line.get_xdata()[0] for line in axes.lines] == [1.5, 6.5]
+
+
+@pytest.mark.parametrize(("positions", "interpolation"), [(293, "nearest"), (9973, "antialiased")])
+def test_cells_are_sharp_unless_there_are_more_than_pixels(positions, interpolation):
+    image = Image("E", np.ones((3, positions)), "slot", "position", np.arange(3))
+    assert draw_projections([image]).axes[0].images[0].get_interpolation() == interpolation

@@ -1,1 +1,0 @@
-"""Learning studies: comparisons of many small pretrainings."""

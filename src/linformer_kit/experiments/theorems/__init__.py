@@ -1,1 +1,0 @@
-"""Theorems 1 and 2 of the paper as experiments."""
