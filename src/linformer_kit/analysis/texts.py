@@ -40,12 +40,13 @@ def sequence_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, 
         return input_length(model, tokenizer, seq_len)
 
 
-def find_texts(text_file: list[str] | None, **reading: str) -> TextFiles:
+def find_texts(text_file: list[str] | None, *, document: str = "auto", column: str = "text") -> TextFiles:
     """The files to read.
 
     Args:
         text_file: Files, folders or globs; None: the source of the Python standard library.
-        **reading: `document` and `column` of `TextFiles`.
+        document: How .txt files are split, as in `TextFiles`.
+        column: Text column of tables.
 
     Raises:
         InputError: as `find_files`.
@@ -53,7 +54,7 @@ def find_texts(text_file: list[str] | None, **reading: str) -> TextFiles:
     if text_file is None:
         return standard_library()
     paths = find_files(text_file, field="text_file")
-    return TextFiles(", ".join(Path(pattern).name for pattern in text_file), paths, **reading)
+    return TextFiles(", ".join(Path(pattern).name for pattern in text_file), paths, document=document, column=column)
 
 
 def sequences(

@@ -1,0 +1,225 @@
+"""The theorems' numbers by hand, their constructions, and a small run of the script."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from reproduce import theorems
+from reproduce.common import run
+from reproduce.theorems import (
+    FIRST,
+    Heads,
+    Meter,
+    fit_projections,
+    gaussian_projection,
+    needed,
+    random_heads,
+    theorem1_dim,
+    theorem1_errors,
+    theorem1_variance_dim,
+    theorem2_dim,
+    theorem2_errors,
+    theorem2_failure,
+    theorem2_matrices,
+    union_bound,
+    window_means,
+)
+from tests.conftest import write_corpus, write_model
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def test_dimensions_by_hand():
+    assert theorem1_dim(512, 0.5) == math.ceil(5 * math.log(512) / (0.25 - 0.125)) == 250
+    assert theorem2_dim(512, 64, 0.5) == 250  # 5 ln 512 = 31.2 is less than 9 ln 64 = 37.4
+    assert theorem2_dim(65536, 64, 0.5) == math.ceil(9 * math.log(64) / 0.125) == 300
+
+
+def test_the_union_bound_of_theorem_1_falls_slowly():
+    """2n·exp(-5/4·ln n) = 2·n^(-1/4), were k no integer."""
+    for n in (512, 65536):
+        assert union_bound(2 * n, theorem1_dim(n, 0.5), 0.5) == pytest.approx(2 * n**-0.25, rel=0.05)
+    assert union_bound(4 * 64**2, theorem2_dim(65536, 64, 0.5), 0.5) > 1  # says nothing
+
+
+def test_windows_are_means():
+    means = window_means(3, 7)
+    by_hand = [[1 / 2, 1 / 2, 0, 0, 0, 0, 0], [0, 0, 1 / 2, 1 / 2, 0, 0, 0], [0, 0, 0, 0, 1 / 3, 1 / 3, 1 / 3]]
+    torch.testing.assert_close(means, torch.tensor(by_hand, dtype=torch.float64))
+    assert torch.equal(window_means(5, 5), torch.eye(5).double())
+
+
+def test_attention_with_identities_is_full_attention(generator):
+    heads = random_heads(23, 7, generator)
+    identity = torch.eye(23, dtype=torch.float64)
+    torch.testing.assert_close(heads.projected(identity, identity), heads.mapping() @ heads.value)
+
+
+@pytest.mark.e2e
+def test_rtr_is_the_identity_on_average_with_the_stated_variance(generator):
+    """E[x·RᵀR·w] = x·w, and its variance is (‖x‖²‖w‖² + (x·w)²)/k."""
+    n, k = 31, 17
+    x, w = torch.randn(2, n, generator=generator, dtype=torch.float64)
+    products = torch.stack([(r @ x) @ (r @ w) for r in (gaussian_projection(k, n, generator) for _ in range(20000))])
+    variance = ((x @ x) * (w @ w) + (x @ w) ** 2) / k
+    assert abs(products.mean() - x @ w) < 4 * (variance / 20000).sqrt()
+    assert products.var() == pytest.approx(float(variance), rel=0.05)
+
+
+def test_errors_by_hand():
+    mapping = torch.tensor([[[0.5, 0.5], [0.0, 1.0]]], dtype=torch.float64)
+    value = torch.tensor([[[4.0, 0.0], [2.0, 3.0]]], dtype=torch.float64)
+    exact = mapping @ value  # [[3, 1.5], [2, 3]]
+    approximate = exact + torch.tensor([[[0.3, 0.0], [0.4, 0.3]]], dtype=torch.float64)
+    first = theorem1_errors(mapping, value, exact, approximate)
+    expected = [0.5 / math.sqrt(13), 0.3 / math.sqrt(1.5**2 + 9)]
+    torch.testing.assert_close(first["vector"], torch.tensor([expected], dtype=torch.float64))
+    torch.testing.assert_close(first["row"][0, :, 0], torch.tensor([0.1, 0.2], dtype=torch.float64))
+    corrected = [0.3 / (math.sqrt(0.5) * math.sqrt(20)), 0.4 / math.sqrt(20)]
+    torch.testing.assert_close(first["corrected"][0, :, 0], torch.tensor(corrected, dtype=torch.float64))
+    second = theorem2_errors(mapping, value, exact, approximate)
+    torch.testing.assert_close(
+        second["relative"], torch.tensor([[0.3 / math.sqrt(11.25), 0.5 / math.sqrt(13)]]).double()
+    )
+    stated = [0.3 / (math.sqrt(0.5) * math.sqrt(29)), 0.5 / math.sqrt(29)]
+    torch.testing.assert_close(second["stated"], torch.tensor([stated], dtype=torch.float64))
+
+
+def test_the_construction_of_theorem_2_does_not_see_the_scores(generator):
+    """With δ = 1/2ⁿ all slots have equal weights for every query, so all queries have the same output."""
+    heads = random_heads(64, 11, generator)
+    e, f = theorem2_matrices(gaussian_projection(13, 64, generator), 2.0**-64)
+    outputs = heads.projected(e, f)
+    torch.testing.assert_close(outputs, outputs[:, :1].expand_as(outputs), rtol=0, atol=1e-15)
+    torch.testing.assert_close(outputs[0, 0], (f @ heads.value).mean(dim=1)[0])
+    e, _ = theorem2_matrices(torch.ones(1, 1), 0.5)
+    assert e.item() == 0.5 and theorem2_matrices(torch.ones(1, 1), 0.5)[1].item() == pytest.approx(math.exp(-0.5))
+
+
+@pytest.mark.e2e
+def test_fitted_projections_are_nearer_than_pooling(generator):
+    """Attention to three positions only, one in each window: E and F can select them, means cannot."""
+    texts, n, d = 40, 24, 5
+    keys = torch.zeros(texts, 1, n, d)
+    keys[..., 3] = -2.0
+    keys[..., [3, 12, 17], :4] = 4 * torch.eye(3, 4)
+    query = torch.randn(texts, 1, n, d, generator=generator)
+    query[..., 3] = 1.0
+    heads = Heads(query, keys, torch.randn(texts, 1, n, d, generator=generator))
+    few, other = Heads(*(s[1:] for s in heads)), Heads(*(s[0] for s in heads))
+    e, f = fit_projections(few, 3, steps=600, generator=generator, learning_rate=1e-2)
+    assert e.shape == f.shape == (1, 3, n)
+    exact, pooled = other.mapping() @ other.value, window_means(3, n).float()
+    errors = [
+        float(theorem2_errors(other.mapping(), other.value, exact, other.projected(*pair))["relative"].mean())
+        for pair in ((e, f), (pooled, pooled))
+    ]
+    assert errors[0] < 0.7 * errors[1]
+    start, _ = fit_projections(few, 3, steps=0, generator=generator)
+    assert torch.equal(start[0], pooled)
+
+
+def start(folder, *options: object) -> dict:
+    small = ("--lengths", 32, "--head_dim", 7, "--draws", 4, "--epsilons", 0.5, 0.25, "--output_dir", folder, *options)
+    run(theorems.Settings, theorems.measure, theorems.table, theorems.draw, [str(option) for option in small])
+    return json.loads((folder / "theorems.json").read_text())
+
+
+@pytest.mark.e2e
+def test_a_small_run(tmp_path, capsys):
+    (tmp_path / "texts").mkdir()
+    corpus = write_corpus(tmp_path / "texts")
+    model = write_model(tmp_path / "model", (corpus / "0.txt").read_text(), attention="full")
+    fit = ("--samples", 2, "--fit_samples", 3, "--fit_steps", 3, "--layers", 1)
+    content = start(tmp_path / "out", "--model", model, "--text_file", corpus, *fit)
+    assert "## Theorem 2" in capsys.readouterr().out and (tmp_path / "out" / "theorems.png").exists()
+    for attention, n in (("random", 32), ("model", 23)):
+        for theorem, measure in ((1, "vector"), (2, "relative")):
+            of = theorems.of_case(content, attention, n, theorem)
+            last = {method: records[-1][measure] for method, records in of.items()}
+            assert last["SVD"]["error"] < 1e-6 and last["pooling"]["error"] < 1e-6  # at k = n
+            assert last["answer 0"] == {"error": 1.0, "factor": 1.0, "held": [0.0, 0.0]}
+        assert ("fitted E, F" in of) == (attention == "model")
+        proof = theorems.of_case(content, attention, n, 1)[FIRST]
+        assert {theorem1_dim(n, 0.5), theorem1_dim(n, 0.25)} <= {record["k"] for record in proof}
+        assert proof[0]["vector"]["error"] > proof[-1]["vector"]["error"]
+    again = start(tmp_path / "again")
+    assert again["records"] == [record for record in content["records"] if record["attention"] == "random"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--epsilons", "0.5", "1.5"], "epsilons: expected 0.01 or more and less than 1, got 1.5"),
+        (["--lengths", "1"], "lengths: expected 2 to 1,000,000, got 1"),
+        (["--draws", "0"], "draws: expected 1 to 1,000,000, got 0"),
+    ],
+)
+def test_wrong_values_are_one_line(tmp_path, capsys, options, message):
+    with pytest.raises(SystemExit):
+        start(tmp_path / "out", *options)
+    assert capsys.readouterr().err == f"theorems: error: {message}\n"
+
+
+def test_what_is_counted_by_hand():
+    meter = Meter([0.5, 0.1])
+    for value in (0.05, 0.2, 0.5, 2.0):
+        meter.add(1, "method", 7, {"vector": torch.tensor([value])})
+    (entry,) = meter.records()
+    logs = np.log([0.05, 0.2, 0.5, 2.0])
+    assert entry["k"] == 7 and entry["vector"]["held"] == [0.75, 0.25]
+    assert entry["vector"]["error"] == pytest.approx(math.exp(logs.mean()), rel=1e-4)
+    assert entry["vector"]["factor"] == pytest.approx(math.exp(logs.std()), rel=1e-3)
+
+
+def test_an_output_of_zero_has_no_infinite_mean():
+    meter = Meter([0.5])
+    mapping, zero = torch.eye(3, dtype=torch.float64)[None], torch.zeros(1, 3, 2, dtype=torch.float64)
+    assert not theorem2_errors(mapping, zero, zero, zero)["relative"].any()
+    meter.add(1, "method", 7, theorem1_errors(mapping, zero, zero, zero + 1))
+    assert math.isfinite(next(meter.records())["vector"]["error"])
+
+
+def test_promises_by_hand():
+    def failure(events: float, k: int) -> float:
+        return events * math.exp(-0.125 * k / 4)
+
+    assert union_bound(2 * 512, 250, 0.5) == pytest.approx(failure(2 * 512, 250))
+    assert theorem2_failure(512, 64, 0.5) == pytest.approx(failure(2 * 64, 250))  # k is that of Theorem 1
+    assert theorem2_failure(65536, 64, 0.5) == pytest.approx(failure(4 * 64**2, 300))
+
+
+def test_the_k_by_variance_by_hand():
+    """Uniform attention: 2 for values that are all alike; for others 1 + ‖w‖²/(n·mean²)."""
+    mapping = torch.full((1, 4, 4), 1 / 4, dtype=torch.float64)
+    value = torch.tensor([[[3.0, 1.0], [3.0, 2.0], [3.0, 3.0], [3.0, 6.0]]], dtype=torch.float64)
+    found = theorem1_variance_dim(mapping, value, mapping @ value)
+    torch.testing.assert_close(found, torch.tensor([[2.0, 1 + 50 / (4 * 9)]], dtype=torch.float64))
+
+
+def test_the_k_by_variance_is_what_is_measured(generator):
+    heads = random_heads(16, 5, generator)
+    mapping, k = heads.mapping(), 32
+    exact = mapping @ heads.value
+    squares = torch.zeros(5, dtype=torch.float64)
+    for _ in range(4000):
+        r = gaussian_projection(k, 16, generator)
+        error = mapping @ (r.mT @ (r @ heads.value)) - exact
+        squares += error.square().sum(dim=-2)[0] / exact.square().sum(dim=-2)[0] / 4000
+    expected = theorem1_variance_dim(mapping, heads.value, exact)[0] / k
+    torch.testing.assert_close(squares, expected, rtol=0.1, atol=0)
+
+
+def test_the_smallest_k_from_which_on_the_bound_holds():
+    shares = ([0.95, 0.0], [0.5, 0.0], [0.9, 0.2], [1.0, 0.95])
+    records = [{"k": 2**power, "vector": {"held": held}} for power, held in enumerate(shares)]
+    assert needed(records, "vector", 0) == 4 and needed(records, "vector", 1) == 8
+    assert needed(records[:3], "vector", 1) is None
