@@ -1,0 +1,135 @@
+"""Figure 1: the spectrum of attention of trained encoders, and of the same encoders before training.
+
+The paper (section 3): most of the sum of the singular values of P is in its largest ones, 0.88 to 0.96 in the 128
+largest of 512 (RoBERTa-large on Wiki103), more so in higher layers. `linformer spectrum` measures one encoder; this
+measures several, each also with random weights, and draws them side by side.
+
+    python -m reproduce.figure1 --models sentence-transformers/all-MiniLM-L6-v2 MY-TRANSFORMER --text_file WIKIPEDIA
+
+Results: benchmarks/figure1_xeon-2-cores_202611 (two cores of a Xeon; 13 minutes for MiniLM with 1,000 sequences, 4 for
+our Transformer of recipe `english` and for each random one) and benchmarks/figure1-code_xeon-2-cores_202611 (a
+Transformer of 4 layers without a convolution, n 128, on Python's standard library).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from itertools import islice
+
+import numpy as np
+from matplotlib.figure import Figure
+from transformers import AutoModel, set_seed
+
+from linformer_kit.analysis.singular_values import attention_spectrum
+from linformer_kit.analysis.spectrum import batches_of, draw_curves, draw_shares, share_table, spectrum_fields
+from linformer_kit.analysis.texts import find_texts, sequence_length, sequences
+from linformer_kit.environment import best_device
+from linformer_kit.errors import InputError
+from linformer_kit.interop.loading import load_model
+from linformer_kit.report.figures import new_figure
+from linformer_kit.settings import recorded_name
+from reproduce.common import Record, Results, run
+
+
+@dataclasses.dataclass(kw_only=True)
+class Settings:
+    """Settings of the measurement.
+
+    Attributes:
+        models: Folders or hub ids of encoders.
+        text_file: Files of texts; default: the source of the Python standard library.
+        seq_len: n, tokens per sequence; default: 512, or the model's maximum.
+        samples: Number of sequences.
+        untrained: Measure each encoder with random weights too.
+        seed: Seed of the random weights.
+        output_dir: Folder of the results, continued if it has some; default: a new folder below runs/.
+    """
+
+    models: list[str]
+    text_file: list[str] | None = None
+    seq_len: int | None = None
+    samples: int = 1000
+    untrained: bool = True
+    seed: int = 0
+    output_dir: str | None = None
+
+
+def measure(settings: Settings, results: Results) -> None:
+    """Add the spectrum of each encoder."""
+    files = find_texts(settings.text_file)
+    for name in settings.models:
+        for untrained in (False, True)[: 1 + settings.untrained]:
+            key = {"model": recorded_name(name), "untrained": untrained}
+            if results.find(**key) is not None:
+                continue
+            model, tokenizer = load_model(name, AutoModel, "an encoder")
+            if untrained:
+                set_seed(settings.seed)
+                model = AutoModel.from_config(model.config).eval()
+            model.to(best_device())
+            seq_len = sequence_length(model, tokenizer, settings.seq_len)
+            ids = islice(sequences(files, tokenizer, seq_len=seq_len, packing=True), settings.samples)
+            started = time.perf_counter()
+            found = attention_spectrum(model, batches_of(ids, settings.samples, model.device))
+            if found.samples < settings.samples:
+                raise InputError(f"samples: expected at most {found.samples} (of {files.name}), got {settings.samples}")
+            results.add(**key, seq_len=seq_len, seconds=time.perf_counter() - started, **spectrum_fields(found))
+
+
+def table(content: Record) -> str:
+    """The share of the largest quarter of the singular values by layer, as Markdown."""
+    text = ", ".join(content["settings"]["text_file"] or ["the Python standard library"])
+    lines = [
+        "# Spectrum of attention (Figure 1)",
+        "",
+        f"Text: {text}.",
+        "Share: the sum of the largest singular values of the context mapping over the sum of all, the mean over heads "
+        "and texts. Rank: the number of singular values with that share of the sum.",
+        "The paper has 0.88 to 0.96 for the 128 largest of 512, for RoBERTa-large on Wiki103.",
+    ]
+    for record in content["records"]:
+        curves, spread = np.array(record["cumulative"]), np.array(record["spread"])
+        at = _quarter(curves)
+        shares = curves[..., at - 1]
+        lines += [
+            "",
+            f"## {_title(record)}",
+            "",
+            f"{record['samples']:,} sequences of {record['seq_len']} tokens, {record['seconds']:,.0f} s. "
+            f"All heads: mean {shares.mean():.3f}, {shares.min():.3f} to {shares.max():.3f}.",
+            "",
+            *share_table(curves, spread, at),
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def draw(content: Record) -> Figure:
+    """A row for each encoder: its curves, those of random weights where they were measured, and the heat map."""
+    records = content["records"]
+    trained = [record for record in records if not record["untrained"]]
+    random = {record["model"]: record for record in records if record["untrained"]}
+    columns = 3 if random else 2
+    figure, grid = new_figure((4.4 * columns, 3.9 * len(trained)), len(trained), columns, squeeze=False)
+    for row, record in zip(grid, trained, strict=True):
+        for axes, each in zip(row, (record, random.get(record["model"]))[: columns - 1], strict=False):
+            if each is None:
+                axes.axis("off")
+                continue
+            curves = np.array(each["cumulative"])
+            draw_curves(axes, curves, np.array(each["spread"]), _quarter(curves))
+            axes.set_title(_title(each), fontsize=10, parse_math=False)
+        draw_shares(row[-1], np.array(record["cumulative"]), _quarter(np.array(record["cumulative"])))
+    return figure
+
+
+def _quarter(curves: np.ndarray) -> int:
+    return max(1, curves.shape[-1] // 4)
+
+
+def _title(record: Record) -> str:
+    return f"{record['model']}, random weights" if record["untrained"] else record["model"]
+
+
+if __name__ == "__main__":
+    run(Settings, measure, table, draw)

@@ -1,0 +1,276 @@
+"""Figure 3: validation perplexity of pretraining by k, n and sharing.
+
+The paper (section 5.1): with k of n/4 a Linformer comes near the Transformer (a, b), sharing E and F costs nothing (c),
+and the final perplexity does not depend on n for one k (d). It trains 12 layers, 768 wide, for 250,000 updates on 64
+GPUs. Here: 4 layers, 128 wide, with the paper's operator; a fifth panel has dynamic slots and exact neighbours. All
+begin with one Transformer of n 128, whose positions are interpolated and which is made linear: from a random start,
+models of n 512 had hardly left the frequencies of tokens after 9,000 updates.
+
+    python -m reproduce.figure3 --train_file WIKIPEDIA BOOKS
+
+Results: benchmarks/figure3_h100_202611 (6,000 updates; 9 minutes of an H100 for several trainings at once, which MPS
+lets share it; one after the other some 3 hours) and benchmarks/figure3-800_zen4-2-cores_202611 (--max_steps 800
+--warmup_steps 100; 3 hours on 2 cores, without the Transformers of n 2,048 and 4,096, with more sharings).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas
+import transformers
+from matplotlib.figure import Figure
+
+from linformer_kit.data.tokenizer import load_tokenizer
+from linformer_kit.errors import InputError
+from linformer_kit.files.writing import whole_folder
+from linformer_kit.interop.full_attention import convert_full_attention
+from linformer_kit.report.figures import log_ticks, new_panels, number_ticks, show_grid
+from linformer_kit.report.numbers import mean_and_deviation
+from reproduce.common import Record, Results, markdown, run
+from reproduce.learning import BASE, DYNAMIC, FULL, SHIFTED, TENTH, draw_line, trained
+
+_START_LENGTH = 128
+_TOKENS = 8192  # in an update
+_OF_CONVERSION = (
+    *("attention", "max_position_embeddings", "projected_dim", "sharing", "projection", "projection_initializer"),
+    "sliding_window",
+)
+
+
+class Line(NamedTuple):
+    """Models of one kind: their settings, the values of n, and the seeds at n 512; at others the first seed alone."""
+
+    changes: dict[str, Any]
+    lengths: tuple[int, ...] = (512,)
+    seeds: tuple[int, ...] = (0,)
+
+
+def sharing(kind: str, k: int = 128) -> Line:
+    """A line that shares E and F; windows are the same for all heads."""
+    return Line({"projected_dim": k, "sharing": kind, "projection_initializer": "pooling"})
+
+
+LINES = {
+    "Transformer": Line(FULL, (512, 1024, 2048, 4096), (0, 1, 2)),
+    "k 32": Line({"projected_dim": 32}),
+    "k 64": Line({"projected_dim": 64}, (512, 1024)),
+    "k 128": Line({"projected_dim": 128}, (512, 1024), (0, 1, 2)),
+    "k 256": Line({"projected_dim": 256}, (512, 1024, 2048, 4096)),
+    "k 512": Line({"projected_dim": 512}, (1024,)),
+    "none, pooling": sharing("none"),
+    "headwise, pooling": sharing("headwise"),
+    "key_value, pooling": sharing("key_value"),
+    "layerwise, pooling": sharing("layerwise"),
+    "headwise, k 256": sharing("headwise", 256),
+    "key_value, k 256": sharing("key_value", 256),
+    "layerwise, k 256": sharing("layerwise", 256),
+    "recommended": Line(DYNAMIC | {"projected_dim": 128, "sliding_window": 64}),
+}
+PANELS: dict[str, list[tuple[str, int]]] = {
+    "(a) n 512": [(line, 512) for line in ("Transformer", "k 32", "k 64", "k 128", "k 256")],
+    "(b) n 1,024": [(line, 1024) for line in ("Transformer", "k 64", "k 128", "k 256", "k 512")],
+    "(c) n 512, k 128, sharing": [
+        (line, 512)
+        for line in (
+            "Transformer",
+            "k 128",
+            "none, pooling",
+            "headwise, pooling",
+            "key_value, pooling",
+            "layerwise, pooling",
+        )
+    ],
+    "(d) k 256": [("k 256", n) for n in (512, 1024, 2048, 4096)],
+    "(e) n 512, k 128, recommended": [(line, 512) for line in ("Transformer", "k 128", "recommended")],
+}
+
+
+@dataclasses.dataclass(kw_only=True)
+class Settings:
+    """Settings of the trainings.
+
+    Attributes:
+        train_file: Files of text; default: the source of the Python standard library.
+        lines: Names of the models to train; default: all.
+        lengths: Values of n; a model is trained at those of its own.
+        seeds: Seeds at n 512 of models that have several, the first elsewhere.
+        max_steps: Updates of each training.
+        warmup_steps: Updates of linear warm-up.
+        start_steps: Updates of the Transformer of n 128 with which all begin.
+        learning_rate: Highest learning rate.
+        hidden_size: Width of the encoders.
+        vocab_size: Tokens in the vocabulary.
+        cache_dir: Folder of the cache of tokenised text; default: that of `linformer pretrain`.
+        output_dir: Folder of the results and trainings, continued if it has some; default: a new folder below runs/.
+    """
+
+    train_file: list[str] | None = None
+    lines: list[str] | None = None
+    lengths: list[int] = dataclasses.field(default_factory=lambda: [512, 1024, 2048, 4096])
+    seeds: list[int] = dataclasses.field(default_factory=lambda: [0, 1, 2])
+    max_steps: int = 6000
+    warmup_steps: int = 500
+    start_steps: int = 3000
+    learning_rate: float = 2e-3
+    hidden_size: int = 128
+    vocab_size: int = 8192
+    cache_dir: str | None = None
+    output_dir: str | None = None
+
+
+def measure(settings: Settings, results: Results) -> None:
+    """Train the start, then what is missing of all lines."""
+    lines = settings.lines or [*LINES]
+    for name in lines:
+        if name not in LINES:
+            raise InputError(f"lines: expected some of {', '.join(LINES)}, got {name}")
+    results.save()  # so that an interrupted first training can be resumed
+    trainings = results.folder / "trainings"
+    begun = trainings / "start"
+    if results.find(line="start") is None:
+        values = _values(settings, _START_LENGTH, 0, settings.start_steps) | FULL
+        results.add(line="start", n=_START_LENGTH, seed=0, **trained(values, begun))
+    for name in lines:
+        for n in LINES[name].lengths:
+            for seed in settings.seeds if n == 512 and len(LINES[name].seeds) > 1 else settings.seeds[:1]:
+                if n not in settings.lengths or results.find(line=name, n=n, seed=seed) is not None:
+                    continue
+                folder = trainings / f"{name}, n {n}, seed {seed}".replace(" ", "_")
+                values = _values(settings, n, seed, settings.max_steps) | LINES[name].changes
+                values["from_model"] = str(_converted(begun, folder, values))
+                results.add(line=name, n=n, seed=seed, **trained(values, folder / "training"))
+                shutil.rmtree(folder / "start")
+
+
+def _values(settings: Settings, n: int, seed: int, updates: int) -> dict[str, Any]:
+    """Settings of one training, as for `linformer pretrain`."""
+    batch = max(1, _TOKENS // n)
+    every = max(1, updates // 12)
+    return (
+        BASE
+        | SHIFTED
+        | TENTH
+        | {
+            "vocab_size": settings.vocab_size,
+            "hidden_size": settings.hidden_size,
+            "num_hidden_layers": 4,
+            "max_position_embeddings": n,
+            "validation_fraction": 0.004,
+            "train_file": settings.train_file,
+            "cache_dir": settings.cache_dir,
+            "learning_rate": settings.learning_rate,
+            "seed": seed,
+            "max_steps": updates,
+            "warmup_steps": settings.warmup_steps,
+            "eval_steps": every,
+            "save_steps": every,
+            "per_device_train_batch_size": batch,
+            "per_device_eval_batch_size": batch,
+        }
+    )
+
+
+def _converted(source: Path, folder: Path, values: dict[str, Any]) -> Path:
+    """The start, made longer by interpolation and linear, in a folder of its own; the seed draws E and F."""
+    target = folder / "start"
+    if not target.exists():
+        transformers.set_seed(values["seed"])
+        fields = {name: values[name] for name in _OF_CONVERSION if name in values}
+        model = convert_full_attention(str(source), fields, "interpolate").model
+        folder.mkdir(parents=True, exist_ok=True)
+        with whole_folder(target) as part:
+            model.save_pretrained(part)
+            load_tokenizer(str(source), max_length=values["max_position_embeddings"]).save_pretrained(part)
+    return target
+
+
+def table(content: Record) -> str:
+    """Losses of all models by n, and how far the Linformers stay behind during training, as Markdown."""
+    updates = f"{content['settings']['max_steps']:,}"
+    lines = [
+        "# Pretraining by k, n and sharing (Figure 3)",
+        "",
+        f"Loss in nats over the masked tokens of the validation text after {updates} updates, perplexity, and the "
+        "difference from the Transformer of the same n; means over seeds with the sample's standard deviation.",
+    ]
+    for n in sorted({record["n"] for record in content["records"] if record["line"] != "start"}):
+        rows = [_row(content, name, n) for name in LINES if of(content, name, n)]
+        corpus = next(record for record in content["records"] if record["n"] == n)
+        described = f"{corpus['train_sequences']:,} sequences to train, {corpus['validation_sequences']:,} to validate"
+        entropy = f"unigram entropy {corpus['unigram_entropy']:.3f} nats"
+        lines += ["", f"## n {n:,}", "", f"{described}; {entropy}.", "", markdown(pandas.DataFrame(rows))]
+    gaps = [
+        {"model": f"{name}, n {n:,}"} | gap
+        for n in (512, 1024)
+        for name in LINES
+        if name != "Transformer" and (gap := _gap(content, name, n))
+    ]
+    if gaps:
+        lines += ["", "## Behind the Transformer during training, nats", "", markdown(pandas.DataFrame(gaps))]
+    return "\n".join(lines) + "\n"
+
+
+def of(content: Record, line: str, n: int) -> list[Record]:
+    """The trainings of a line at one n that have a loss, by seed."""
+    found = [record for record in content["records"] if (record["line"], record["n"]) == (line, n)]
+    return sorted((record for record in found if record["loss"] is not None), key=lambda record: record["seed"])
+
+
+def _row(content: Record, line: str, n: int) -> dict[str, str]:
+    records, base = of(content, line, n), {record["seed"]: record["loss"] for record in of(content, "Transformer", n)}
+    losses = [record["loss"] for record in records]
+    behind = [record["loss"] - base[record["seed"]] for record in records if record["seed"] in base]
+    return {
+        "model": line,
+        "parameters": f"{records[0]['parameters']:,}",
+        "seeds": str(len(records)),
+        "loss": mean_and_deviation(losses, 3),
+        "perplexity": mean_and_deviation([math.exp(loss) for loss in losses], 0),
+        "minus Transformer": mean_and_deviation(behind, 3, sign="+") if behind and line != "Transformer" else "",
+    }
+
+
+def _gap(content: Record, line: str, n: int) -> dict[str, str]:
+    """The mean difference from the Transformer, by equal seeds, after each quarter of the updates."""
+    base = {record["seed"]: dict(record["curve"]) for record in of(content, "Transformer", n)}
+    pairs = [(dict(record["curve"]), base[record["seed"]]) for record in of(content, line, n) if record["seed"] in base]
+    if not pairs:
+        return {}
+    updates = sorted(update for update in pairs[0][0] if update)
+    quarters = [updates[-(-len(updates) * quarter // 4) - 1] for quarter in (1, 2, 3, 4)]
+    gaps = [sum(ours[update] - theirs[update] for ours, theirs in pairs) / len(pairs) for update in quarters]
+    return {f"{update:,} updates": f"{gap:+.3f}" for update, gap in zip(quarters, gaps, strict=True)}
+
+
+def draw(content: Record) -> Figure | None:
+    """Validation perplexity by update, a panel for each of the paper's and one more: mean and range over the seeds."""
+    panels = {
+        title: lines
+        for title, members in PANELS.items()
+        if (lines := {(line, n): records for line, n in members if (records := of(content, line, n))})
+    }
+    if not panels:
+        return None
+    figure, grid = new_panels(len(panels), (4.6, 4.2))
+    for axes, (title, lines) in zip(grid, panels.items(), strict=True):
+        for number, ((line, n), records) in enumerate(lines.items()):
+            draw_line(axes, number, f"n {n:,}" if title[:3] == "(d)" else line, records, perplexity=True)
+        axes.set_yscale("log")
+        log_ticks(axes.yaxis, (1, 1.5, 2, 3, 5, 7))
+        number_ticks(axes.yaxis, ",.0f")
+        number_ticks(axes.xaxis, ",.0f")
+        axes.set(xlabel="updates", ylabel="validation perplexity")
+        axes.set_title(title, fontsize=10)
+        show_grid(axes)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, frameon=False, fontsize=8)
+    figure.suptitle("In brackets: the last perplexity", fontsize=9)
+    return figure
+
+
+if __name__ == "__main__":
+    run(Settings, measure, table, draw)

@@ -1,0 +1,474 @@
+"""What a small Linformer learns by: the studies that chose the defaults, one table each.
+
+The paper does not say how E and F start, at which rate they learn, or where LayerNorm stands. Each study trains many
+small encoders for masked language modelling: each variant first at several learning rates with the first seed, then at
+the best one with all seeds, so both sides are tuned alike. docs/learning.md says what came out.
+
+    python -m reproduce.learning --studies start gap
+
+start            how E and F start, by sharing (n 128, an hour on 2 cores)
+gap              what brings a Linformer nearer to the equal Transformer (n 128, 2 hours)
+neighbours       exact neighbours and dynamic slots beside a convolution (n 128, 3 hours)
+equal-time       2 minutes of training for each, instead of equal updates (n 512, 40 minutes)
+equal-time-2048  3 minutes for each at n 2,048 (an hour)
+slots            512 slots, distributed evenly or by a spectrum (n 128, 1.5 hours)
+
+Text: the source of the Python standard library. Results, on 2 cores: benchmarks/learning_epyc-2-cores_202611 (start,
+gap, equal time), benchmarks/learning-neighbours_zen4-2-cores_202611, benchmarks/learning-slots_xeon-2-cores_202611.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from linformer_kit.errors import InputError
+from linformer_kit.report.figures import new_figure, show_grid
+from linformer_kit.report.numbers import listed, mean_and_deviation
+from linformer_kit.settings import ModelSettings, PretrainSettings
+from linformer_kit.training.memory import keep_freed_memory
+from linformer_kit.training.pretrain import pretrain
+from reproduce.common import Record, Results, markdown, run
+
+BASE: dict[str, Any] = {
+    "vocab_size": 2048,
+    "max_position_embeddings": 128,
+    "projected_dim": 32,
+    "projection_initializer": "pooling",
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 512,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+    "linear_initializer": "lecun_normal",
+    "norm_first": True,
+    "mlm_probability": 0.3,
+    "split_seed": 0,
+    "max_steps": 1000,
+    "per_device_train_batch_size": 32,
+    "per_device_eval_batch_size": 64,
+    "warmup_steps": 125,
+    "eval_steps": 125,
+    "save_steps": 500,
+    "save_total_limit": 1,
+    "report_to": "none",
+    "adam_beta2": 0.98,
+}
+FULL = {"attention": "full"}
+SHIFTED = {"sharing": "none", "projection_initializer": "shifted_pooling"}
+TENTH = {"projection_learning_rate_factor": 0.1}
+FIVE = {"local_convolution": 5}
+DYNAMIC = {"projection": "dynamic", "sharing": "none"}
+
+
+class Variant(NamedTuple):
+    """Settings that differ from the base of a study, the learning rates to try, and the seeds (one: large effects)."""
+
+    changes: dict[str, Any]
+    rates: tuple[float, ...]
+    seeds: tuple[int, ...] = (0, 1, 2)
+
+
+class Study(NamedTuple):
+    """Variants to compare with the first of them.
+
+    Attributes:
+        title: Its heading.
+        base: Settings that differ from `BASE`.
+        variants: The variants by name.
+        minutes: Time of each training, instead of a number of updates; warm-up and evaluations keep their share.
+        drawn: The variants in the figure; default: the first, and those with the most seeds, then the least loss.
+    """
+
+    title: str
+    base: dict[str, Any]
+    variants: dict[str, Variant]
+    minutes: float | None = None
+    drawn: tuple[str, ...] = ()
+
+
+def start(sharing: str, initializer: str) -> Variant:
+    """A variant of the study `start`."""
+    return Variant({"sharing": sharing, "projection_initializer": initializer}, (1e-3, 2e-3, 4e-3))
+
+
+_MANY_RATES = (3e-3, 4e-3, 6e-3, 8e-3, 1.2e-2)
+STUDIES = {
+    "start": Study(
+        "Start of E and F",
+        {},
+        {
+            "Transformer": Variant(FULL, (1e-3, 2e-3, 4e-3)),
+            "headwise, pooling": start("headwise", "pooling"),
+            "headwise, lecun_normal": start("headwise", "lecun_normal"),
+            "headwise, normal": start("headwise", "normal"),
+            "none, pooling": start("none", "pooling"),
+            "none, shifted_pooling": start("none", "shifted_pooling"),
+            "none, lecun_normal": start("none", "lecun_normal"),
+            "key_value, pooling": start("key_value", "pooling"),
+            "layerwise, pooling": start("layerwise", "pooling"),
+            "layerwise, lecun_normal": start("layerwise", "lecun_normal"),
+        },
+        drawn=("Transformer", "headwise, pooling", "headwise, normal", "none, shifted_pooling", "none, lecun_normal"),
+    ),
+    "gap": Study(
+        "The gap to the Transformer",
+        {"max_steps": 2000, "warmup_steps": 250, "eval_steps": 250},
+        {
+            "Transformer": Variant(FULL, (3e-3, 4e-3, 6e-3)),
+            "Linformer": Variant({}, (2e-3, 3e-3, 4e-3)),
+            "E and F learn at 0.1": Variant(TENTH, (3e-3,)),
+            "none, shifted_pooling, at 0.1": Variant(SHIFTED | TENTH, (2e-3, 3e-3, 4e-3)),
+            "none, pooling, at 0.1": Variant({"sharing": "none"} | TENTH, (3e-3,)),
+            "none, shifted_pooling": Variant(SHIFTED, (3e-3,)),
+            "convolution of 5": Variant(FIVE, (2e-3, 4e-3)),
+            "Transformer, convolution of 5": Variant(FULL | FIVE, (2e-3, 4e-3)),
+            "none, shifted_pooling, convolution of 5": Variant(SHIFTED | FIVE, (4e-3,), (0,)),
+            "projection conv": Variant({"projection": "conv"}, (3e-3,), (0,)),
+            "projection max_pool": Variant({"projection": "max_pool"}, (3e-3,), (0,)),
+            "convolution of 9": Variant({"local_convolution": 9}, (4e-3,), (0,)),
+            "E and F stay": Variant({"projection_learning_rate_factor": 0.0}, (3e-3,), (0,)),
+            "no decay of E and F": Variant({"projection_weight_decay": 0.0}, (2e-3,), (0,)),
+            "k 48 in layer 1, 16 in 2": Variant({"projected_dim": [48, 16]}, (2e-3, 3e-3), (0,)),
+            "k 16 in layer 1, 48 in 2": Variant({"projected_dim": [16, 48]}, (2e-3,), (0,)),
+            "warm-up 600": Variant({"warmup_steps": 600}, (2e-3,), (0,)),
+            "post-norm": Variant({"norm_first": False}, (2e-3,), (0,)),
+            "Transformer, post-norm": Variant(FULL | {"norm_first": False}, (4e-3,), (0,)),
+            "k 64": Variant({"projected_dim": 64}, (3e-3,), (0,)),
+            "k 128, as many as tokens": Variant({"projected_dim": 128}, (3e-3,), (0,)),
+            "k 1, convolution of 5": Variant({"projected_dim": 1} | FIVE, (4e-3,), (0,)),
+            "k 64, at 0.1": Variant({"projected_dim": 64} | TENTH, (3e-3,), (0,)),
+            "k 128, at 0.1": Variant({"projected_dim": 128} | TENTH, (3e-3,), (0,)),
+        },
+    ),
+    "neighbours": Study(
+        "Exact neighbours beside slots",
+        {"max_steps": 2000, "warmup_steps": 250, "eval_steps": 250},
+        {
+            "Transformer, convolution of 5": Variant(FULL | FIVE, _MANY_RATES),
+            "linear, convolution of 5, 17 neighbours": Variant(
+                SHIFTED | TENTH | FIVE | {"sliding_window": 17}, _MANY_RATES, (0,)
+            ),
+            "dynamic, convolution of 5, 17 neighbours": Variant(
+                DYNAMIC | FIVE | {"sliding_window": 17}, _MANY_RATES, (0,)
+            ),
+            "dynamic, convolution of 5, 33 neighbours": Variant(
+                DYNAMIC | FIVE | {"sliding_window": 33}, (6e-3, 8e-3, 1.2e-2)
+            ),
+            "dynamic, convolution of 5": Variant(DYNAMIC | FIVE, (6e-3,), (0,)),
+            "dynamic, 17 neighbours": Variant(DYNAMIC | {"sliding_window": 17}, (6e-3,), (0,)),
+            "dynamic, k 64, convolution of 5, 17 neighbours": Variant(
+                DYNAMIC | FIVE | {"sliding_window": 17, "projected_dim": 64}, (6e-3,), (0,)
+            ),
+            "dynamic, convolution of 5, 17 neighbours, 1 global token": Variant(
+                DYNAMIC | FIVE | {"sliding_window": 17, "global_tokens": 1}, (6e-3,), (0,)
+            ),
+            "linear, 17 neighbours": Variant(SHIFTED | TENTH | {"sliding_window": 17}, (6e-3,), (0,)),
+            "mean_pool, convolution of 5, 17 neighbours": Variant(
+                FIVE | {"projection": "mean_pool", "sliding_window": 17}, (6e-3,), (0,)
+            ),
+        },
+    ),
+    "equal-time": Study(
+        "Equal time, n 512, each with a convolution of 5",
+        FIVE
+        | {
+            "max_position_embeddings": 512,
+            "projected_dim": 128,
+            "per_device_train_batch_size": 8,
+            "per_device_eval_batch_size": 16,
+        },
+        {
+            "Transformer": Variant(FULL, (3e-3, 4e-3, 6e-3)),
+            "dynamic, k 32": Variant(DYNAMIC | {"projected_dim": 32}, (4e-3, 6e-3, 8e-3)),
+            "dynamic, k 32, 33 neighbours": Variant(
+                DYNAMIC | {"projected_dim": 32, "sliding_window": 33}, (6e-3,), (0,)
+            ),
+            "dynamic, k 128": Variant(DYNAMIC, (6e-3,), (0,)),
+            "linear, k 128": Variant(SHIFTED | TENTH, (4e-3,), (0,)),
+        },
+        minutes=2,
+    ),
+    "equal-time-2048": Study(
+        "Equal time, n 2,048, each with a convolution of 5",
+        FIVE
+        | {
+            "max_position_embeddings": 2048,
+            "projected_dim": 128,
+            "per_device_train_batch_size": 2,
+            "per_device_eval_batch_size": 4,
+        },
+        {
+            "Transformer": Variant(FULL, (1e-3, 2e-3, 4e-3)),
+            "dynamic, k 32": Variant(DYNAMIC | {"projected_dim": 32}, (2e-3, 4e-3)),
+            "headwise, k 128": Variant({}, (2e-3,)),
+            "layerwise, k 128": Variant({"sharing": "layerwise"}, (2e-3,), (0,)),
+            "linear, k 128": Variant(SHIFTED | TENTH, (2e-3,), (0,)),
+            "dynamic, k 32, 33 neighbours": Variant(
+                DYNAMIC | {"projected_dim": 32, "sliding_window": 33}, (4e-3,), (0,)
+            ),
+        },
+        minutes=3,
+    ),
+    "slots": Study(
+        "Where 512 slots are worth most",
+        SHIFTED | TENTH | {"num_hidden_layers": 4, "max_steps": 1500, "warmup_steps": 200, "eval_steps": 250},
+        {
+            "uniform, k 32": Variant({}, (3e-3,)),
+            # By the spectrum of an equal Transformer (benchmarks/figure1-code_xeon-2-cores_202611).
+            "most for the least head": Variant(
+                {"projected_dim": [[74, 39, 33, 74], [48, 40, 46, 12], [12, 13, 35, 32], [15, 10, 19, 10]]}, (3e-3,)
+            ),
+            "most in total": Variant(
+                {"projected_dim": [[1, 48, 41, 1], [55, 48, 53, 24], [25, 26, 45, 42], [27, 22, 31, 23]]}, (3e-3,)
+            ),
+            "most for the least layer": Variant({"projected_dim": [54, 37, 23, 14]}, (3e-3,)),
+            # Does the spectrum matter, or only that the values of k differ?
+            "most for the least layer, upside down": Variant({"projected_dim": [14, 23, 37, 54]}, (3e-3,), (0,)),
+        },
+    ),
+}
+
+
+@dataclasses.dataclass(kw_only=True)
+class Settings:
+    """Settings of the studies.
+
+    Attributes:
+        studies: Names of the studies.
+        variants: Only the variants whose names have one of these words; the first is always trained. Default: all.
+        seeds: Only these seeds; default: those of each variant.
+        train_file: Files of text; default: the source of the Python standard library.
+        max_steps: Updates of each training, for a trial; default: those of the study.
+        minutes: Minutes of each training of a study in equal time, for a trial; default: those of the study.
+        hidden_size: Width of the encoders.
+        cache_dir: Folder of the cache of tokenised text; default: that of `linformer pretrain`.
+        output_dir: Folder of the results and trainings, continued if it has some; default: a new folder below runs/.
+    """
+
+    studies: list[str]
+    variants: list[str] | None = None
+    seeds: list[int] | None = None
+    train_file: list[str] | None = None
+    max_steps: int | None = None
+    minutes: float | None = None
+    hidden_size: int = 128
+    cache_dir: str | None = None
+    output_dir: str | None = None
+
+
+def measure(settings: Settings, results: Results) -> None:
+    """Train what is missing of each study."""
+    for name in settings.studies:
+        if name not in STUDIES:
+            raise InputError(f"studies: expected some of {', '.join(STUDIES)}, got {name}")
+    results.save()  # so that an interrupted first training can be resumed
+    for name in settings.studies:
+        study = STUDIES[name]
+        for number, (label, variant) in enumerate(study.variants.items()):
+            if number and settings.variants and not any(word in label for word in settings.variants):
+                continue
+            rate = _best_rate(settings, results, name, label)
+            for seed in variant.seeds if settings.seeds is None else settings.seeds:
+                _train(settings, results, name, label, rate, seed)
+
+
+def _best_rate(settings: Settings, results: Results, name: str, label: str) -> float:
+    """The learning rate with the lowest loss with the first seed."""
+    variant = STUDIES[name].variants[label]
+    if len(variant.rates) == 1:
+        return variant.rates[0]
+    seed = (settings.seeds or variant.seeds)[0]
+    losses = {rate: _train(settings, results, name, label, rate, seed)["loss"] for rate in variant.rates}
+    return min(losses, key=lambda rate: math.inf if losses[rate] is None else losses[rate])
+
+
+def _train(settings: Settings, results: Results, name: str, label: str, rate: float, seed: int) -> Record:
+    """One training; its record."""
+    key = {"study": name, "variant": label, "learning_rate": rate, "seed": seed}
+    there = results.find(**key)
+    if there is not None:
+        return there
+    study = STUDIES[name]
+    values = BASE | study.base | study.variants[label].changes | {"learning_rate": rate, "seed": seed}
+    values |= {"hidden_size": settings.hidden_size, "train_file": settings.train_file, "cache_dir": settings.cache_dir}
+    if settings.max_steps is not None:
+        values |= with_updates(values, settings.max_steps)
+    more = {}
+    if study.minutes is not None:
+        minutes = study.minutes if settings.minutes is None else settings.minutes
+        earlier = results.find(study=name, variant=label)
+        seconds = seconds_of_update(values) if earlier is None else earlier["seconds_per_update"]
+        values |= with_updates(values, max(1, round(60 * minutes / seconds)))
+        more = {"minutes": minutes, "seconds_per_update": seconds}
+    folder = results.folder / "trainings" / name / f"{label}, {rate:g}, seed {seed}".replace(" ", "_")
+    return results.add(**key, **more, **trained(values, folder))
+
+
+def pretrain_settings(values: dict[str, Any]) -> PretrainSettings:
+    """Settings of `linformer pretrain` from one mapping of its settings and those of the model."""
+    names = {field.name for field in dataclasses.fields(ModelSettings)}
+    model = ModelSettings(**{name: value for name, value in values.items() if name in names})
+    return PretrainSettings(model=model, **{name: value for name, value in values.items() if name not in names})
+
+
+def trained(values: dict[str, Any], folder: Path) -> Record:
+    """Train, or resume, in a folder; the measurements. The loss of a training that diverged is None."""
+    keep_freed_memory()
+    folder.mkdir(parents=True, exist_ok=True)
+    found, _ = pretrain(pretrain_settings(values | {"output_dir": str(folder), "resume": True}))
+    (model,) = found["models"].values()
+    curve = [[update, loss if math.isfinite(loss) else None] for update, loss in model["curve"]]
+    corpus = {name: found["corpus"][name] for name in ("seq_len", "train_sequences", "validation_sequences")}
+    measured = {name: model[name] for name in ("parameters", "updates", "seconds")}
+    return {**measured, "loss": curve[-1][1], "curve": curve, "unigram_entropy": found["unigram_entropy"], **corpus}
+
+
+def with_updates(values: dict[str, Any], updates: int) -> dict[str, int]:
+    """Settings of a training with another number of updates; warm-up, evaluations and checkpoints keep their share."""
+    share = updates / values["max_steps"]
+    return {"max_steps": updates} | {
+        name: math.ceil(values[name] * share) for name in ("warmup_steps", "eval_steps", "save_steps")
+    }
+
+
+def seconds_of_update(values: dict[str, Any]) -> float:
+    """Mean time of an update, the shorter of two short trainings; measure it on an idle machine."""
+    times = []
+    for _ in range(2):
+        with tempfile.TemporaryDirectory() as folder:
+            found = trained(values | with_updates(values, 25), Path(folder) / "timed")
+        times.append(found["seconds"] / found["updates"])
+    return min(times)
+
+
+def table(content: Record) -> str:
+    """Losses of the variants of each study, as Markdown."""
+    lines = [
+        "# What learns",
+        "",
+        "Losses in nats over the masked tokens of the whole validation text; means over seeds with the sample's "
+        "standard deviation, and differences from the first variant by equal seeds.",
+    ]
+    for name in content["settings"]["studies"]:
+        records = [record for record in content["records"] if record["study"] == name]
+        if records:
+            lines += ["", f"## {STUDIES[name].title}", "", *_study_table(STUDIES[name], records)]
+    return "\n".join(lines) + "\n"
+
+
+def chosen(study: Study, records: list[Record]) -> dict[str, list[Record]]:
+    """The records of each variant at its best learning rate, by seed."""
+    found = {}
+    for label in study.variants:
+        of = [record for record in records if record["variant"] == label]
+        if not of:
+            continue
+        first = [record for record in of if record["seed"] == of[0]["seed"]]
+        best = min(first, key=lambda record: math.inf if record["loss"] is None else record["loss"])
+        found[label] = sorted(
+            (record for record in of if record["learning_rate"] == best["learning_rate"]),
+            key=lambda record: record["seed"],
+        )
+    return found
+
+
+def _study_table(study: Study, records: list[Record]) -> list[str]:
+    baseline, rows, tried = next(iter(study.variants)), [], []
+    by_variant = chosen(study, records)
+    of_baseline = {record["seed"]: record["loss"] for record in by_variant.get(baseline, [])}
+    for label, of in by_variant.items():
+        losses = [record["loss"] for record in of]
+        pairs = [(loss, of_baseline.get(record["seed"])) for loss, record in zip(losses, of, strict=True)]
+        differences = [loss - base for loss, base in pairs if loss is not None and base is not None]
+        row = {
+            "variant": label,
+            "parameters": f"{of[0]['parameters']:,}",
+            "learning rate": f"{of[0]['learning_rate']:g}",
+            "updates": listed(sorted({record["updates"] for record in of})),
+            "loss": "diverged" if None in losses else mean_and_deviation(losses, 3),
+            "by seed": ", ".join(f"{record['seed']}: {_loss(record)}" for record in of),
+            f"minus {baseline}": mean_and_deviation(differences, 3, sign="+") if label != baseline else "",
+        }
+        if study.minutes is not None:
+            row["an update, ms"] = f"{1e3 * of[0]['seconds_per_update']:.1f}"
+        rows.append(row)
+        rates = {
+            record["learning_rate"]: _loss(record)
+            for record in records
+            if (record["variant"], record["seed"]) == (label, of[0]["seed"])
+        }
+        if len(rates) > 1:
+            tried.append({"variant": label} | {f"{rate:g}": rates[rate] for rate in sorted(rates)})
+    corpus = records[0]
+    minutes = f" {records[0]['minutes']:g} minutes of training each." if study.minutes is not None else ""
+    lines = [
+        f"n {corpus['seq_len']:,}; {corpus['train_sequences']:,} sequences to train, "
+        f"{corpus['validation_sequences']:,} to validate; unigram entropy {corpus['unigram_entropy']:.3f} nats."
+        + minutes,
+        "",
+        markdown(pandas.DataFrame(rows)),
+    ]
+    if tried:
+        frame = pandas.DataFrame(tried)
+        order = ["variant", *sorted(frame.columns.drop("variant"), key=float)]
+        lines += ["", "Learning rates tried with the first seed:", "", markdown(frame[order])]
+    return lines
+
+
+def _loss(record: Record) -> str:
+    return "diverged" if record["loss"] is None else f"{record['loss']:.3f}"
+
+
+_MOST_LINES = 6
+
+
+def draw(content: Record) -> Figure:
+    """Loss during training, a panel for each study: means and ranges of the seeds of at most six variants."""
+    shown = {}
+    for name in content["settings"]["studies"]:
+        of = chosen(STUDIES[name], [record for record in content["records"] if record["study"] == name])
+        if of:
+            baseline = next(iter(STUDIES[name].variants))
+            order = sorted(of, key=lambda label: (label != baseline, -len(of[label]), of[label][0]["loss"] or math.inf))
+            drawn = STUDIES[name].drawn or order[:_MOST_LINES]
+            shown[name] = {label: of[label] for label in of if label in drawn}
+    figure, grid = new_figure((9.5, 3.6 * len(shown)), len(shown), squeeze=False)
+    for axes, (name, variants) in zip(grid[:, 0], shown.items(), strict=True):
+        for number, (label, records) in enumerate(variants.items()):
+            minutes = records[0].get("minutes")
+            draw_line(axes, number, label, records, per_update=minutes / records[0]["updates"] if minutes else 1)
+        axes.set_title(STUDIES[name].title, fontsize=10)
+        axes.set(xlabel="updates" if STUDIES[name].minutes is None else "minutes", ylabel="validation loss (nats)")
+        axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8, frameon=False, title="last loss")
+        show_grid(axes)
+    return figure
+
+
+def draw_line(
+    axes: Axes, number: int, label: str, records: list[Record], *, per_update: float = 1, perplexity: bool = False
+) -> None:
+    """Plot the mean loss, or perplexity, of some trainings against updates, and the range of the seeds."""
+    curves = [{update: loss for update, loss in record["curve"] if update} for record in records]
+    updates = [update for update in curves[0] if all(curve.get(update) is not None for curve in curves)]
+    if not updates:
+        return
+    values = [[math.exp(curve[update]) if perplexity else curve[update] for curve in curves] for update in updates]
+    means, x = [statistics.fmean(each) for each in values], [update * per_update for update in updates]
+    color, last = colormaps["tab10"](number), f"{means[-1]:.0f}" if perplexity else f"{means[-1]:.3f}"
+    axes.plot(x, means, marker="osD^vP"[number], markersize=4, color=color, label=f"{label} ({last})")
+    axes.fill_between(x, list(map(min, values)), list(map(max, values)), color=color, alpha=0.15)
+
+
+if __name__ == "__main__":
+    run(Settings, measure, table, draw)

@@ -1,0 +1,111 @@
+"""The studies of what learns: their settings are valid, losses and chosen rates by hand, a small run."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from linformer_kit.training import pretrain
+from reproduce import figure3, learning
+from reproduce.common import run
+from reproduce.learning import BASE, STUDIES, Study, Variant, chosen, pretrain_settings, with_updates
+from tests.conftest import write_corpus
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    (tmp_path / "texts").mkdir()
+    return write_corpus(tmp_path / "texts")
+
+
+def start(script, folder, *options: object) -> dict:
+    arguments = [str(option) for option in ("--output_dir", folder, *options)]
+    run(script.Settings, script.measure, script.table, script.draw, arguments)
+    return json.loads((folder / f"{script.__name__.rpartition('.')[2]}.json").read_text())
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_settings_of_all_variants_are_valid(name):
+    for variant in STUDIES[name].variants.values():
+        values = BASE | STUDIES[name].base | variant.changes | {"learning_rate": variant.rates[0]}
+        pretrain.check(pretrain_settings(values))
+    assert set(STUDIES[name].drawn) <= set(STUDIES[name].variants)
+
+
+def test_schedules_keep_their_share():
+    values = {"max_steps": 1000, "warmup_steps": 125, "eval_steps": 125, "save_steps": 500}
+    assert with_updates(values, 88) == {"max_steps": 88, "warmup_steps": 11, "eval_steps": 11, "save_steps": 44}
+    assert with_updates(values, 1) == {"max_steps": 1, "warmup_steps": 1, "eval_steps": 1, "save_steps": 1}
+
+
+def test_the_rate_with_the_lowest_loss_of_the_first_seed_is_chosen():
+    study = Study(
+        "", {}, {"a": Variant({}, (1e-3, 2e-3)), "b": Variant({}, (3e-3,)), "untrained": Variant({}, (1e-3,))}
+    )
+    of_a = [(1e-3, 0, 4.0), (2e-3, 0, 3.0), (2e-3, 1, 9.0), (1e-3, 1, 1.0)]
+    records = [{"variant": "a", "learning_rate": rate, "seed": seed, "loss": loss} for rate, seed, loss in of_a]
+    records += [{"variant": "b", "learning_rate": 3e-3, "seed": 0, "loss": None}]
+    found = chosen(study, records)
+    assert [(record["seed"], record["loss"]) for record in found["a"]] == [(0, 3.0), (1, 9.0)]
+    assert found.keys() == {"a", "b"}
+
+
+@pytest.mark.e2e
+def test_a_small_study_in_equal_time(corpus, tmp_path, capsys, monkeypatch):
+    """Rates are tried with the first seed, seeds follow at the best; updates are what fits into the time."""
+    small = {"vocab_size": 277, "max_position_embeddings": 16, "projected_dim": 4, "per_device_train_batch_size": 2}
+    variants = {"Transformer": Variant(learning.FULL, (1e-3, 3e-3)), "Linformer": Variant({}, (1e-3,), (0,))}
+    monkeypatch.setitem(STUDIES, "small", Study("Small", small, variants, minutes=0.5))
+    monkeypatch.setattr(learning, "seconds_of_update", lambda values: 15.0)
+    options = ("--studies", "small", "--train_file", corpus, "--hidden_size", 16, "--seeds", 0, 1)
+    options += ("--cache_dir", tmp_path / "cache")
+    content = start(learning, tmp_path / "out", *options)
+    trained = {(record["variant"], record["learning_rate"], record["seed"]) for record in content["records"]}
+    assert trained >= {("Transformer", 1e-3, 0), ("Transformer", 3e-3, 0), ("Linformer", 1e-3, 0)} and len(trained) == 5
+    assert {record["updates"] for record in content["records"]} == {2}  # half a minute
+    text = capsys.readouterr().out
+    assert "## Small" in text and "0.5 minutes of training each" in text and "minus Transformer" in text
+    assert (tmp_path / "out" / "learning.png").exists()
+    assert start(learning, tmp_path / "out", *options)["records"] == content["records"]
+
+
+def test_unknown_names_are_one_line(tmp_path, capsys):
+    for script, option, name in ((learning, "--studies", "nothing"), (figure3, "--lines", "k 3")):
+        with pytest.raises(SystemExit):
+            start(script, tmp_path / option, option, name)
+        assert capsys.readouterr().err.endswith(f", got {name}\n")
+
+
+@pytest.mark.e2e
+def test_a_small_figure3(corpus, tmp_path, monkeypatch, capsys):
+    """All begin with one Transformer, which is made longer and linear."""
+    monkeypatch.setattr(figure3, "_START_LENGTH", 16)
+    monkeypatch.setattr(figure3, "_TOKENS", 64)
+    for name, changes in (("Transformer", learning.FULL), ("k 32", {"projected_dim": 4})):
+        monkeypatch.setitem(figure3.LINES, name, figure3.Line(changes, (32, 512), (0, 1)))
+    options = (
+        "--lines",
+        "Transformer",
+        "k 32",
+        "--lengths",
+        32,
+        "--seeds",
+        0,
+        "--train_file",
+        corpus,
+        "--vocab_size",
+        277,
+    )
+    options += ("--max_steps", 12, "--warmup_steps", 1, "--start_steps", 12, "--hidden_size", 16)
+    options += ("--cache_dir", tmp_path / "cache")
+    content = start(figure3, tmp_path / "out", *options)
+    start_, full, linear = content["records"]
+    assert (start_["line"], full["line"], linear["line"]) == ("start", "Transformer", "k 32")
+    assert start_["seq_len"] == 16 and full["seq_len"] == linear["seq_len"] == 32
+    assert full["curve"][0][1] < start_["curve"][0][1]  # it begins where the start ended
+    assert linear["parameters"] == full["parameters"] + 4 * 2 * 4 * 4 * 32  # E and F by layer and head
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("| k 32 |"))
+    assert f"{math.exp(linear['loss']):.0f}" in row and f"{linear['loss'] - full['loss']:+.3f}" in row
+    assert len(linear["curve"]) == 13 and not (tmp_path / "out" / "trainings" / "k_32,_n_32,_seed_0" / "start").exists()
