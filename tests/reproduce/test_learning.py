@@ -85,6 +85,7 @@ def test_a_small_figure3(corpus, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(figure3, "_TOKENS", 64)
     for name, changes in (("Transformer", learning.FULL), ("k 32", {"projected_dim": 4})):
         monkeypatch.setitem(figure3.LINES, name, figure3.Line(changes, (32, 512), (0, 1)))
+    monkeypatch.setitem(figure3.PANELS, "(a) n 512", [("Transformer", 32), ("k 32", 32)])
     options = (
         "--lines",
         "Transformer",
@@ -108,4 +109,5 @@ def test_a_small_figure3(corpus, tmp_path, monkeypatch, capsys):
     assert linear["parameters"] == full["parameters"] + 4 * 2 * 4 * 4 * 32  # E and F by layer and head
     row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("| k 32 |"))
     assert f"{math.exp(linear['loss']):.0f}" in row and f"{linear['loss'] - full['loss']:+.3f}" in row
+    assert (tmp_path / "out" / "figure3.png").exists()
     assert len(linear["curve"]) == 13 and not (tmp_path / "out" / "trainings" / "k_32,_n_32,_seed_0" / "start").exists()
