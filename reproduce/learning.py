@@ -138,7 +138,6 @@ STUDIES = {
             "projection max_pool": Variant({"projection": "max_pool"}, (3e-3,), (0,)),
             "convolution of 9": Variant({"local_convolution": 9}, (4e-3,), (0,)),
             "E and F stay": Variant({"projection_learning_rate_factor": 0.0}, (3e-3,), (0,)),
-            "no decay of E and F": Variant({"projection_weight_decay": 0.0}, (2e-3,), (0,)),
             "k 48 in layer 1, 16 in 2": Variant({"projected_dim": [48, 16]}, (2e-3, 3e-3), (0,)),
             "k 16 in layer 1, 48 in 2": Variant({"projected_dim": [16, 48]}, (2e-3,), (0,)),
             "warm-up 600": Variant({"warmup_steps": 600}, (2e-3,), (0,)),

@@ -1,8 +1,8 @@
 """Build the site from the pages of the repository: python website/build.py.
 
 The pages keep their places, so their links hold here as in the repository: README.md becomes the first page, and
-`docs/`, `benchmarks/`, CHANGELOG.md and CONTRIBUTING.md are copied. The notebooks of `examples/` become pages with the
-outputs that are stored in them. Three pages are generated: the reference of the public API (from docstrings), that of
+`docs/`, `benchmarks/`, `reproduce/`, CHANGELOG.md and CONTRIBUTING.md are copied. The notebooks of `examples/` become
+pages with the outputs that are stored in them. Three pages are generated: the reference of the public API (from docstrings), that of
 the commands (from their parsers), and a gallery of all pictures with their commands. Warnings of the build are errors,
 and so is a link to a page, a heading or a file that is not on the site.
 """
@@ -32,7 +32,7 @@ from linformer_kit.commands.table import COMMANDS
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build" / "website"
 PAGES, SITE = BUILD / "pages", BUILD / "site"
-COPIED = ("docs", "benchmarks", "examples", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE")
+COPIED = ("docs", "benchmarks", "examples", "reproduce", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE")
 # Public names of the reference, by topic.
 TOPICS = {
     "Linearise an encoder": ("linearize",),

@@ -56,7 +56,7 @@ class ModelSettings:
         initializer_range: Standard deviation of the initial embeddings and linear layers, except E and F.
         linear_initializer: Initialisation of the linear layers except the output layer of the masked-language-model
             head: `normal` with standard deviation initializer_range, as in BERT and RoBERTa, or `lecun_normal` with
-            1/√inputs, which narrow models need (docs/log.md).
+            1/√inputs, which narrow models need (reproduce/LOG.md).
         local_convolution: Kernel size, an odd number, of a depthwise convolution parallel to each attention, which adds
             the local order of tokens (docs/learning.md); 0: no convolution, as in the paper.
         sliding_window: w, the number of neighbouring tokens that each query attends to exactly, its own included, in

@@ -186,7 +186,7 @@ def _plan(settings: DistillSettings) -> Plan:
         save_every=settings.save_steps,
         evaluate_first=True,
         # Gradients are much larger in joint training; with the old moments, AdamW's steps would be too large and undo
-        # the layerwise training (docs/log.md).
+        # the layerwise training (reproduce/LOG.md).
         restart=layerwise,
     )
 

@@ -262,7 +262,7 @@ def _spreads_tokens(matrix: Tensor, inputs: Inputs) -> bool:
     """How to stretch: True to spread texts over n positions, False to resample E to the length of each text.
 
     An exported program spreads texts, since it runs with all lengths and int8 needs a constant E. Else the sizes of
-    the spread texts and of the resampled E decide; a number of E costs about twice as much (docs/log.md).
+    the spread texts and of the resampled E decide; a number of E costs about twice as much (reproduce/LOG.md).
     """
     if is_exporting():
         return True
