@@ -6,12 +6,12 @@ the best one with all seeds, so both sides are tuned alike. docs/learning.md say
 
     python -m reproduce.learning --studies start gap
 
-start            how E and F start, by sharing (n 128, an hour on 2 cores)
-gap              what brings a Linformer nearer to the equal Transformer (n 128, 2 hours)
-neighbours       exact neighbours and dynamic slots beside a convolution (n 128, 3 hours)
-equal-time       2 minutes of training for each, instead of equal updates (n 512, 40 minutes)
-equal-time-2048  3 minutes for each at n 2,048 (an hour)
-slots            512 slots, distributed evenly or by a spectrum (n 128, 1.5 hours)
+    start            how E and F start, by sharing (n 128, an hour on 2 cores)
+    gap              what brings a Linformer nearer to the equal Transformer (n 128, 2 hours)
+    neighbours       exact neighbours and dynamic slots beside a convolution (n 128, 3 hours)
+    equal-time       2 minutes of training for each, instead of equal updates (n 512, 40 minutes)
+    equal-time-2048  3 minutes for each at n 2,048 (an hour)
+    slots            512 slots, distributed evenly or by a spectrum (n 128, 1.5 hours)
 
 Text: the source of the Python standard library. Results, on 2 cores: benchmarks/learning_epyc-2-cores_202611 (start,
 gap, equal time), benchmarks/learning-neighbours_zen4-2-cores_202611, benchmarks/learning-slots_xeon-2-cores_202611.

@@ -2,9 +2,9 @@
 
 The pages keep their places, so their links hold here as in the repository: README.md becomes the first page, and
 `docs/`, `benchmarks/`, `reproduce/`, CHANGELOG.md and CONTRIBUTING.md are copied. The notebooks of `examples/` become
-pages with the outputs that are stored in them. Three pages are generated: the reference of the public API (from docstrings), that of
-the commands (from their parsers), and a gallery of all pictures with their commands. Warnings of the build are errors,
-and so is a link to a page, a heading or a file that is not on the site.
+pages with the outputs that are stored in them. Three pages are generated: the reference of the public API (from
+docstrings), that of the commands (from their parsers), and a gallery of all pictures with their commands. Warnings of
+the build are errors, and so is a link to a page, a heading or a file that is not on the site.
 """
 
 from __future__ import annotations
