@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from linformer_kit.environment import FIELDS, environment, use_bf16
+from linformer_kit.environment import environment, use_bf16
 from linformer_kit.operator.kernels import Processor
 
 
 def test_the_machine_is_named():
     told = environment(torch.device("cpu"))
-    assert told.keys() == FIELDS
     assert told["device"] and told["threads"] == torch.get_num_threads() and told["torch"] == torch.__version__
 
 

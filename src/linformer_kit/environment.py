@@ -19,22 +19,6 @@ from linformer_kit.operator.kernels import Processor
 
 _STATUS = Path("/proc/self/status")
 
-FIELDS = frozenset(
-    (
-        "date",
-        "device",
-        "device_type",
-        "threads",
-        "cpu_capability",
-        "system",
-        "python",
-        "torch",
-        "transformers",
-        "linformer_kit",
-        "commit",
-    )
-)
-
 
 def environment(device: torch.device) -> dict[str, Any]:
     """Machine, versions and commit, to record with results."""

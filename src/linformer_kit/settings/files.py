@@ -16,14 +16,7 @@ from linformer_kit.errors import InputError
 # More than any settings have; YAML anchors can expand a few lines to billions of values.
 _MOST_VALUES = 100_000
 # Settings that name files and models, and settings of this machine only.
-_FILES = (
-    "train_file",
-    "validation_file",
-    "text_file",
-    "english_file",
-    "sentence_file",
-    "data_dir",
-)
+_FILES = ("train_file", "validation_file", "text_file", "data_dir")
 _MODELS = ("model", "models", "from_model", "tokenizer", "teacher", "student")
 _OF_THIS_MACHINE = ("output_dir", "out", "cache_dir", "overwrite")
 

@@ -37,19 +37,6 @@ def masked_token_losses(
     return sums, (labels != IGNORED_LABEL).sum(dim=1)
 
 
-@torch.inference_mode()
-def mean_token_loss(model: LinformerForMaskedLM, batches: Iterable[dict[str, Tensor]], *, bf16: bool) -> float:
-    """Mean loss over all labelled tokens of batches of `masked_token_losses`'s arguments; in bfloat16 if `bf16`."""
-    model.eval()
-    total, count = 0.0, 0
-    for batch in batches:
-        with torch.autocast(model.device.type, torch.bfloat16, enabled=bf16):
-            sums, counts = masked_token_losses(model, **{name: ids.to(model.device) for name, ids in batch.items()})
-        total += sums.double().sum().item()
-        count += int(counts.sum())
-    return total / count
-
-
 def unigram_entropy(blocks: Iterable[np.ndarray], *, vocab_size: int, special_ids: Iterable[int]) -> float:
     """Entropy of the token frequencies, in nats: the loss of the best prediction that ignores all context.
 
