@@ -42,7 +42,7 @@ OTHERS = {
     "local_norm_first": {"local_convolution": 3, "norm_first": True, "sharing": "layerwise"},
     "window": {"sliding_window": 5},
     "window_norm_first": {"sliding_window": 4, "norm_first": True, "sharing": "layerwise", "local_convolution": 3},
-    "window_mean_pool": {"sliding_window": 5, "slot_exponent": 0.5, "projection": "mean_pool", "global_tokens": 1},
+    "window_mean_pool": {"sliding_window": 5, "projection": "mean_pool", "global_tokens": 1},
     "local_full": {"local_convolution": 3, "attention": "full"},
 }
 KINDS = (*SHARINGS, *(name for name in PROJECTIONS if name != "linear"), *OTHERS)

@@ -22,7 +22,6 @@ from tests.reference.attention import attention_reference
 
 WINDOWS = [0, 0, 1, 2, 5, 8, 70]
 GLOBAL = [0, 0, 1, 3]
-EXPONENTS = [None, None, 0.25, 1.0]
 NESTED = [name for name, kind in PROJECTIONS.items() if kind.nested]
 
 
@@ -71,7 +70,6 @@ def cases(draw, *, padded: bool | None = None, names: list[str] | None = None, w
         bias_order=draw(st.sampled_from(BIAS_ORDERS)),
         sliding_window=draw(st.sampled_from(windows)),
         global_tokens=draw(st.sampled_from(GLOBAL)),
-        slot_exponent=draw(st.sampled_from(EXPONENTS)),
     )
     batch = draw(st.integers(1, 3))
     padding = None
@@ -118,17 +116,15 @@ SOME_SIZES = [(29, 7, 29), (28, 7, 28), (29, 7, 13), (28, 7, 13), (29, 7, 5)]
 
 
 @pytest.mark.parametrize(
-    ("name", "sharing", "sizes", "masked", "bias_order", "shorter_input", "window", "exponent", "tokens"),
-    pairs_of(
-        PROJECTIONS, SHARINGS, SOME_SIZES, [False, True], BIAS_ORDERS, SHORTER_INPUTS, [0, 5], [None, 0.5], [0, 2]
-    ),
+    ("name", "sharing", "sizes", "masked", "bias_order", "shorter_input", "window", "tokens"),
+    pairs_of(PROJECTIONS, SHARINGS, SOME_SIZES, [False, True], BIAS_ORDERS, SHORTER_INPUTS, [0, 5], [0, 2]),
 )
 def test_equals_the_plain_reference_in_every_combination(
-    name, sharing, sizes, masked, bias_order, shorter_input, window, exponent, tokens
+    name, sharing, sizes, masked, bias_order, shorter_input, window, tokens
 ):
     n, k, length = sizes
     options = {"projection": name, "sharing": sharing, "bias_order": bias_order, "shorter_input": shorter_input}
-    options |= {"sliding_window": window, "slot_exponent": exponent, "global_tokens": tokens}
+    options |= {"sliding_window": window, "global_tokens": tokens}
     layer = randomise(LinformerAttention(6, 2, n, k, **options)).double()
     padding = None
     if masked:  # right, left, holes, none
@@ -242,7 +238,6 @@ def test_the_state_dict_is_whole(case):
         bias_order=case.layer.bias_order,
         sliding_window=case.layer.sliding_window,
         global_tokens=case.layer.global_tokens,
-        slot_exponent=None if case.layer.slot_exponent is None else 1.0,
     ).double()
     other.load_state_dict(case.layer.state_dict())
     outputs = [

@@ -324,14 +324,6 @@ def test_slots_are_refused_with_full_attention(tmp_path, capsys):
     assert "sliding_window: expected none with full attention, got 5" in error and not (tmp_path / "ours").exists()
 
 
-def test_a_new_model_has_a_new_exponent(tmp_path):
-    source("RobertaForMaskedLM", tmp_path / "theirs")
-    options = ["--slot_exponent", "0.5", "--projected_dim", "7"]
-    main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours"), *options])
-    layer = AutoModelForMaskedLM.from_pretrained(tmp_path / "ours").base_model.encoder.layers[0]
-    assert layer.self_attn.slot_exponent.eq(0.5).all()
-
-
 def test_refused_in_place(tmp_path, capsys):
     GPT2LMHeadModel(GPT2Config(n_embd=24, n_layer=1, n_head=2, vocab_size=31)).save_pretrained(tmp_path / "gpt")
     error = fail(capsys, "convert", tmp_path / "gpt", tmp_path / "ours", "--in_place")

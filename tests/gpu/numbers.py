@@ -24,7 +24,7 @@ SIZES = {
     "attention_probs_dropout_prob": 0.0,
 }
 _FACTOR = 4  # errors of two kernels that sum in different orders
-_OF_SCORES = ("q_proj.", "k_proj.", "query.", "key.", "key_projection.", "slot_exponent")
+_OF_SCORES = ("q_proj.", "k_proj.", "query.", "key.", "key_projection.")
 _NOTHING = 1e-9  # share of all gradients that in exact numbers would be zero, as that of the keys' bias
 
 Step = Callable[[nn.Module], Tensor | tuple[Tensor, Tensor]]  # a loss, or a loss and an output to compare as well

@@ -93,7 +93,6 @@ def test_the_source_s_values_for_slots_do_not_count(tmp_path):
         "bias_order": "after_projection",
         "sliding_window": 8,
         "global_tokens": 2,
-        "slot_exponent": 1.0,
     }
     transformer(tmp_path, **values)
     config, new = (

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from transformers import AutoModel
@@ -73,45 +71,14 @@ def test_a_saved_model_keeps_its_window(tmp_path):
     assert model(**example(model, 2 * LENGTH))[0].isfinite().all()
 
 
-@torch.no_grad()
-def test_models_of_earlier_versions_have_none():
-    model = of("bert", 0)
-    inputs = example(model, 31)
-    expected = model(**inputs)[0]
-    config = copy.deepcopy(model.config)
-    for name in ("sliding_window", "global_tokens", "slot_exponent", "full_layers"):
-        del config.linformer[name]
-    older = type(model)(config).eval()
-    older.load_state_dict(model.state_dict())
-    assert torch.equal(older(**inputs)[0], expected)
-
-
-@pytest.mark.parametrize("missing", [False, True])
-def test_exponents_are_saved_and_start_as_configured(missing, tmp_path):
-    """Weights of an encoder that was never linear have none: they start as in a new model."""
-    model = of("bert", slot_exponent=0.5)
-    assert model.encoder.layer[0].attention.self.linformer_slot_exponent.tolist() == [0.5] * 3
-    with torch.no_grad():
-        model.encoder.layer[0].attention.self.linformer_slot_exponent.fill_(0.75)
-    model.save_pretrained(tmp_path)
-    if missing:
-        build(FAMILIES["bert"]).save_pretrained(tmp_path / "stock")
-        loaded = type(model).from_pretrained(tmp_path / "stock", config=model.config)
-    else:
-        loaded = AutoModel.from_pretrained(tmp_path)
-    first = loaded.encoder.layer[0].attention.self.linformer_slot_exponent
-    assert first.tolist() == [0.5 if missing else 0.75] * 3
-
-
 @pytest.mark.e2e
-@pytest.mark.parametrize("exponent", [[], ["--slot_exponent", "0.5"]])
 @torch.no_grad()
-def test_converted_models_give_the_same(exponent, tmp_path):
+def test_converted_models_give_the_same(tmp_path):
     """In place by command, and from there to a model of this package."""
     torch.manual_seed(0)
     build(FAMILIES["roberta"]).save_pretrained(tmp_path / "stock")
     command = ["convert", "--in_place", str(tmp_path / "stock"), str(tmp_path / "linear"), "--sliding_window", "5"]
-    main([*command, "--projected_dim", "7", *exponent])
+    main([*command, "--projected_dim", "7"])
     main(["convert", str(tmp_path / "linear"), str(tmp_path / "own")])
     linear, own = (AutoModel.from_pretrained(tmp_path / name).eval() for name in ("linear", "own"))
     inputs = example(linear, 31, padded=True)

@@ -297,7 +297,7 @@ def test_dynamic_quantisation(config, kind):
             key, value = attention.k_proj(inputs), attention.v_proj(inputs)
             given = Inputs(key, value, HeadMap(None, 3), HeadMap(None, 3), unmapped=inputs)
             exact = {"sliding_window": attention.sliding_window, "global_tokens": attention.global_tokens}
-            slots = project(projection, given, **exact, exponent=attention.slot_exponent)
+            slots = project(projection, given, **exact)
             expected, _ = attention.attend(inputs, slots)
             torch.testing.assert_close(attention(inputs, inputs, inputs, projection=projection)[0], expected)
 

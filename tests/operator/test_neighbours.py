@@ -206,7 +206,7 @@ def test_a_piece_with_tokens_of_both_sides_gives_its_rows_of_the_whole(window, p
     lengths = torch.tensor([N, 12, 9, 1])
     query, key, value = torch.randn(3, 4, HEADS, N, 3, dtype=torch.float64)
     sizes = torch.tensor([[5, 5, 5, 5, 3], [5, 5, 2, 0, 0], [5, 4, 0, 0, 0], [1, 0, 0, 0, 0]])
-    slots = Slots(*torch.randn(2, 4, HEADS, K, 3, dtype=torch.float64), None, None, counts=sizes[:, None], tiles=K)
+    slots = Slots(*torch.randn(2, 4, HEADS, K, 3, dtype=torch.float64), None, None, sizes=sizes)
     is_real = (torch.arange(N) < lengths[:, None])[..., None].double()
     parts = [[key[:, :, cut], value[:, :, cut], is_real[:, cut]] for cut in CUTS]
 

@@ -7,8 +7,6 @@ import math
 import pytest
 import torch
 
-from linformer_kit import InputError
-from linformer_kit.operator.attention import LinformerAttention
 from linformer_kit.operator.slots import Slots, attend_slots, context_mapping, merge_heads, split_heads
 
 
@@ -44,36 +42,3 @@ def test_attention_over_nothing_but_padding_is_finite(need_weights, projected):
     out.sum().backward()
     assert out.isfinite().all()
     assert query.grad.isfinite().all() and key.grad.isfinite().all() and value.grad.isfinite().all()
-
-
-def test_a_slot_that_stands_for_no_token_has_no_weight():
-    attention = LinformerAttention(8, 2, 16, 4, slot_exponent=0.5).double()
-    with torch.no_grad():
-        attention.projection.key_projection[1] = 0
-        attention.projection.value_projection[1] = 0
-    tokens = torch.randn(2, 16, 8, dtype=torch.float64)
-    weights = attention(tokens, tokens, tokens, need_weights=True, average_attn_weights=False)[1]
-    assert weights[..., 1].eq(0).all() and weights[..., [0, 2, 3]].gt(0).all()
-    with torch.no_grad():
-        attention.projection.key_projection.zero_()
-    weights = attention(tokens, tokens, tokens, need_weights=True)[1]
-    torch.testing.assert_close(
-        weights, torch.full_like(weights, 1 / 4), msg="all slots are alike if none stands for a token"
-    )
-
-
-@pytest.mark.parametrize(("projection", "length"), [("random", 4096), ("dynamic", 70_000), ("mean_pool", 70_000)])
-def test_counts_of_tokens_beyond_the_range_of_float16(projection, length):
-    attention = LinformerAttention(8, 2, length, 1, projection=projection, slot_exponent=1.0).half()
-    tokens = torch.randn(1, length, 8, dtype=torch.float16)
-    (slots,) = attention.project(tokens, tokens)
-    assert slots.bias.dtype == torch.float16
-    torch.testing.assert_close(
-        slots.bias.flatten().double(), torch.full((2,), length, dtype=torch.float64).log(), rtol=1e-3, atol=0
-    )
-
-
-def test_exponents_that_are_no_number_or_too_large_are_refused():
-    for refused in (math.nan, math.inf, 1e300, -101, "1", True):
-        with pytest.raises(InputError, match=r"^slot_exponent: expected None or a number from -100 to 100, got "):
-            LinformerAttention(8, 2, 16, 4, slot_exponent=refused)

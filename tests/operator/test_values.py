@@ -123,21 +123,6 @@ def test_vmap_over_an_ensemble(config):
     torch.testing.assert_close(called(stacked, buffers), expected, **CLOSE)
 
 
-def test_vmap_while_the_weights_of_slots_need_a_gradient(config):
-    """With `slot_exponent` they are added to scores."""
-    model = randomise(LinformerModel(config(slot_exponent=0.5, sliding_window=0))).eval()
-    ids, mask = masked_batch()
-    outputs = [
-        vmap(lambda row, real: model(row[None], real[None]).last_hidden_state[0])(ids, mask),
-        model(ids, mask).last_hidden_state,
-    ]
-    torch.testing.assert_close(outputs[0][mask == 1], outputs[1][mask == 1], **CLOSE)
-    parameters = dict(model.named_parameters())
-    gradients = [torch.autograd.grad(out[mask == 1].square().sum(), parameters.values()) for out in outputs]
-    for name, *pair in zip(parameters, *gradients, strict=True):
-        torch.testing.assert_close(*pair, rtol=1e-3, atol=1e-4, msg=name)
-
-
 def test_vmap_over_attention():
     """Lengths of keys, and a mask that is added to scores."""
     attention = randomise(LinformerAttention(33, 3, 37, 7)).eval()

@@ -39,10 +39,9 @@ KINDS: list[dict[str, Any]] = [
     {"projection": "dynamic", "sharing": "layerwise", "bias_order": "after_projection"},
     {"local_convolution": 5},
     {"local_convolution": 1, "attention_probs_dropout_prob": 0.0},
-    {"projection": "dynamic", "slot_exponent": 0.5},
     {"sliding_window": 5, "projected_dim": [[7, 5, 3], [2, 2, 2]]},
     {"sliding_window": 4, "local_convolution": 3, "sharing": "layerwise", "norm_first": True},
-    {"sliding_window": 8, "projection": "mean_pool", "slot_exponent": 0.5, "bias_order": "after_projection"},
+    {"sliding_window": 8, "projection": "mean_pool", "bias_order": "after_projection"},
 ]
 
 
@@ -119,7 +118,6 @@ def random_fields(draw: random.Random) -> dict[str, Any]:
         "sharing": draw.choice(SHARINGS),
         "projected_dim": draw.choice([7, 7, [[7, 5, 7], [3, 3, 3]]]),
         "bias_order": draw.choice(["before_projection", "after_projection"]),
-        "slot_exponent": draw.choice([None, 0.5]),
     }
 
 
@@ -323,7 +321,6 @@ def check_traffic() -> None:
         ({"projection": "dynamic"}, k * (embed + 1)),
         ({"projection": "dynamic", "sharing": "none"}, 2 * k * embed),
         ({"local_convolution": 5}, 2 * k * (embed + 1)),
-        ({"slot_exponent": 0.5}, 2 * k * (embed + 1)),
         ({"sliding_window": 1}, 2 * k * (embed + 1)),
         ({"sliding_window": 6}, 2 * k * (embed + 1)),
     ):
@@ -340,14 +337,13 @@ def check_traffic() -> None:
             both += [("send", 2 * batch * embed * 8)] * ("local_convolution" in fields)
             rows = k * (model.config.num_attention_heads if fields.get("sharing") == "none" else 1)
             softmax = [("allreduce_", batch * rows * 8)] * (fields.get("projection") == "dynamic")
-            counts = [("allreduce_", (batch + 1) * k * 8)] * ("slot_exponent" in fields)
             # ⌊w/2⌋ tokens go to the next process, ⌊(w - 1)/2⌋ to the one before; their gradients come back.
             near = [("send", batch * tokens * (2 * embed + 1) * 8) for tokens in (3, 2)]
             near *= fields.get("sliding_window") == 6
             sent, returned = near[rank : rank + 1], near[1 - rank : 2 - rank]
-            found, expected = sorted(forward.messages), [*both, *softmax, *softmax, *counts, *sent]
+            found, expected = sorted(forward.messages), [*both, *softmax, *softmax, *sent]
             assert found == sorted([("allgather_", batch * 8), *expected * layers]), (fields, found)
-            found, expected = sorted(backward.messages), [*both, *softmax, *returned]  # no maximum, no counts
+            found, expected = sorted(backward.messages), [*both, *softmax, *returned]  # no maximum
             assert found == sorted(expected * layers), (fields, found)
 
 

@@ -16,12 +16,10 @@ from linformer_kit.operator import projections as fast
 from linformer_kit.operator.reference import (
     AttentionWeights,
     PlainProjection,
-    PlainWeights,
     dynamic_projection_reference,
     full_attention_reference,
     linformer_attention_reference,
     matrix_projection_reference,
-    matrix_weights_reference,
     window_weights_reference,
 )
 
@@ -38,7 +36,7 @@ def attention_reference(
     settings = {
         "bias_order": layer.bias_order,
         "sliding_window": layer.sliding_window,
-        "slot_weights": [_weights(layer, head, k) for head, k in enumerate(dims)],
+        "slot_weights": _weights(layer, dims),
         "global_tokens": layer.global_tokens,
     }
     return projected_attention_reference(layer.projection, dims, (query, key, value), weights, key, padding, **settings)
@@ -70,18 +68,13 @@ def projected_attention_reference(
     return torch.cat(outputs)
 
 
-def _weights(layer: LinformerAttention, head: int, k: int) -> PlainWeights:
-    """The weights of the slots of a head."""
-    exponent = 0.0 if layer.slot_exponent is None else layer.slot_exponent[head]
+def _weights(layer: LinformerAttention, dims: tuple[int, ...]) -> list | None:
+    """The weights of the slots of each head, which are not 1 where slots are windows."""
     projection = layer.projection
     stretch, n = projection.shorter_input == "stretch", projection.seq_len
-    if isinstance(projection, fast.MeanPoolProjection | fast.MaxPoolProjection | fast.ConvProjection):
-        return window_weights_reference(lambda length: windows(k, n, length, stretch), exponent)
-    if isinstance(projection, fast.RandomProjection):
-        return matrix_weights_reference(projection.matrix[:k], exponent)
-    if stretch or isinstance(projection, fast.DynamicProjection):
-        return lambda length, _: (torch.ones(k, dtype=torch.float64) * length / k) ** exponent
-    return matrix_weights_reference(_matrix(projection, projection.key_projection, head, k), exponent)
+    if not projection.windowed:
+        return None
+    return [window_weights_reference(lambda length, k=k: windows(k, n, length, stretch)) for k in dims]
 
 
 def windows(projected_dim: int, max_seq_len: int, length: int, stretch: bool) -> list[range]:

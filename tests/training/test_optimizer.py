@@ -92,14 +92,6 @@ def test_e_and_f_are_apart_only_with_settings_of_their_own(config, factor, decay
     assert [(group["lr"], group["weight_decay"]) for group in groups[:2]] == [(1e-2, 0.01), (1e-2, 0.0)]
 
 
-def test_exponents_of_slots_do_not_decay(config):
-    """They act on scores like a bias: 0 is no better a value than 1."""
-    model = LinformerForMaskedLM(config(slot_exponent=1.0))
-    found = groups_by_name(model, adamw(model, small_settings(weight_decay=0.07)))
-    decays = {decay for name, (_, decay) in found.items() if name.endswith("slot_exponent")}
-    assert decays == {0.0}
-
-
 def test_full_attention_has_no_e_and_f(config):
     settings = small_settings(projection_learning_rate_factor=0.5)
     assert len(adamw(LinformerForMaskedLM(config(attention="full")), settings).param_groups) == 2

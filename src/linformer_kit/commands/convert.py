@@ -6,7 +6,7 @@ from transformers import PreTrainedModel
 
 from linformer_kit.interop.convert import convert
 from linformer_kit.linearized.classes import LinearizedModel
-from linformer_kit.linearized.fields import EXACT, later_field
+from linformer_kit.linearized.fields import EXACT
 from linformer_kit.linearized.positions import longest_input
 from linformer_kit.settings import ConvertSettings
 
@@ -40,14 +40,14 @@ def _described(model: PreTrainedModel) -> tuple[str, str | None]:
         longest, slots, sharing, projection = (
             linear[name] for name in ("seq_len", "projected_dim", "sharing", "projection")
         )
-        more = {name: later_field(linear, name) for name in (*EXACT, "slot_exponent")}
-        if full := later_field(linear, "full_layers"):
+        more = {name: linear[name] for name in EXACT}
+        if full := linear["full_layers"]:
             more["full_layers"] = len(full)
     elif config.attention == "full":
         return f"n {config.max_position_embeddings:,}, full attention", None
     else:
         longest, slots = config.max_position_embeddings, config.projected_dim
         sharing, projection = config.sharing, config.projection
-        more = {name: getattr(config, name) for name in (*EXACT, "slot_exponent")}
+        more = {name: getattr(config, name) for name in EXACT}
     beside = "".join(f", {name} {value}" for name, value in more.items() if value)
     return f"n {longest:,}, k {slots}, sharing {sharing}{beside}", projection

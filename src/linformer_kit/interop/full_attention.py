@@ -15,7 +15,7 @@ _KIND = "a model of this package"
 # Fields that say nothing in a model with full attention, so its values do not count.
 SLOT_FIELDS = (
     *("projected_dim", "sharing", "projection", "projection_initializer", "shorter_input"),
-    *("bias_order", "sliding_window", "global_tokens", "slot_exponent"),
+    *("bias_order", "sliding_window", "global_tokens"),
 )
 
 

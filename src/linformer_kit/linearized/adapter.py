@@ -1,7 +1,7 @@
 """Adapters: the changes that turn one pretrained encoder into a distilled linear one, a folder of some MB.
 
     adapter_config.json           PEFT's configuration: rank, scale and the adapted layers
-    adapter_model.safetensors     A and B of each adapted layer; E and F, and exponents of slots, if they are learned
+    adapter_model.safetensors     A and B of each adapted layer; E and F if they are learned
     linformer.json                the base model, the settings of `linearize`, and how the adapter was made
     README.md                     the same for readers
     manifest.json                 size and SHA-256 of the other files
@@ -25,7 +25,6 @@ from transformers import PreTrainedModel
 
 from linformer_kit.errors import InputError, input_errors
 from linformer_kit.files.manifest import MANIFEST, damage, read_json
-from linformer_kit.linearized.attention import EXPONENT
 from linformer_kit.models.card import CARD
 from linformer_kit.operator.projections import SequenceProjection
 from linformer_kit.settings import LinearizeSettings, is_local_path
@@ -207,12 +206,12 @@ def _folder(name: str) -> Path:
 
 
 def learned_parameters(base: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters that linearisation adds to a base model: E, F and exponents of slots, by name."""
+    """Parameters that linearisation adds to a base model: E and F, by name."""
     inside = [name for name, module in base.named_modules() if isinstance(module, SequenceProjection)]
     return {
         name: parameter
         for name, parameter in base.named_parameters()
-        if name.endswith(f".{EXPONENT}") or any(name.startswith(f"{module}.") for module in inside)
+        if any(name.startswith(f"{module}.") for module in inside)
     }
 
 

@@ -28,7 +28,6 @@ IMPLEMENTATION = "linformer"
 # Attributes of attention modules:
 WINDOW = "linformer_window"  # tokens that each query sees besides the slots
 GLOBAL = "linformer_global_tokens"  # tokens at the start that each query sees besides the slots
-EXPONENT = "linformer_slot_exponent"  # of the weights of slots, a parameter for each head
 GROUPS = "linformer_groups"  # heads by number of slots, if E and F are shared over layers
 RECORDED = "linformer_recorded"  # whether the last forward pass recorded its weights
 ATTRIBUTE = "linformer"  # E and F, `tokens_as_slots` for full attention, or None for a local layer
@@ -88,7 +87,6 @@ def linear_attention(
         getattr(module, GROUPS, None),
         sliding_window=getattr(module, WINDOW, 0),
         global_tokens=getattr(module, GLOBAL, 0),
-        exponent=getattr(module, EXPONENT, None),
     )
     near = slots[0].neighbours
     if near is not None:

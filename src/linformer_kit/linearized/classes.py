@@ -18,14 +18,12 @@ import transformers
 from huggingface_hub.dataclasses import strict
 from torch import nn
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
-from transformers import initialization as init
 from transformers.models.auto import modeling_auto
 from transformers.utils import output_capturing
 
 from linformer_kit.errors import InputError
 from linformer_kit.linearized.attention import (
     ATTRIBUTE,
-    EXPONENT,
     GLOBAL,
     GROUPS,
     IMPLEMENTATION,
@@ -36,7 +34,6 @@ from linformer_kit.linearized.attention import (
 from linformer_kit.linearized.fields import (
     check_fields,
     groups_of_layer,
-    later_field,
     new_projections,
     unchanged_layers,
 )
@@ -133,8 +130,6 @@ class LinearizedModel(LengthCheckedModel):
             start_projection(module)
         else:
             super()._init_weights(module)
-        if (exponent := getattr(module, EXPONENT, None)) is not None:
-            init.constant_(exponent, self.config.linformer["slot_exponent"])
 
     def set_attn_implementation(self, attn_implementation: Any, *arguments: Any, **named: Any) -> None:
         """Accept linear attention only.
@@ -252,20 +247,17 @@ def attach(model: PreTrainedModel) -> None:
         base.add_module(ATTRIBUTE, made[0].to(base.device, base.dtype))
     for layer, name in enumerate(fields["layers"]):
         module = modules[name]
-        module.__dict__[WINDOW] = later_field(fields, "sliding_window")
-        module.__dict__[GLOBAL] = later_field(fields, "global_tokens")
-        like = next(module.parameters())
-        if (exponent := later_field(fields, "slot_exponent")) is not None:
-            start = torch.full((fields["num_heads"],), float(exponent), device=like.device, dtype=like.dtype)
-            module.register_parameter(EXPONENT, nn.Parameter(start))
+        module.__dict__[WINDOW] = fields["sliding_window"]
+        module.__dict__[GLOBAL] = fields["global_tokens"]
         if fields["sharing"] == "layerwise":
             module.__dict__[OWNER] = base  # not in `_modules`: the layer does not contain the model
             module.__dict__[GROUPS] = groups_of_layer(fields, layer)
         else:
+            like = next(module.parameters())
             module.add_module(ATTRIBUTE, made[layer].to(like.device, like.dtype))
     for name in fields["local_layers"]:
         modules[name].__dict__[ATTRIBUTE] = None
-    for name in later_field(fields, "full_layers"):
+    for name in fields["full_layers"]:
         modules[name].__dict__[ATTRIBUTE] = tokens_as_slots
     PreTrainedModel.set_attn_implementation(model, IMPLEMENTATION)
     for changed in (model, base):  # transformers fills this registry in constructors, under the original class

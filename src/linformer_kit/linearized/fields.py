@@ -7,7 +7,7 @@ from typing import Any
 
 from linformer_kit.errors import InputError
 from linformer_kit.models.configuration import warn_of_unknown
-from linformer_kit.operator.checks import LONGEST, is_finite
+from linformer_kit.operator.checks import LONGEST
 from linformer_kit.operator.projections import (
     HeadGroups,
     SequenceProjection,
@@ -39,6 +39,7 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     "base_model_type": _is_word,
     "layers": _are_names,
     "local_layers": _are_names,
+    "full_layers": _are_names,
     "num_heads": _is_size,
     "head_dim": _is_size,
     "seq_len": _is_size,
@@ -47,17 +48,11 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     "projection": _is_word,
     "projection_initializer": _is_word,
     "shorter_input": _is_word,
+    "sliding_window": _is_count,
+    "global_tokens": _is_count,
 }
 
 EXACT = ("sliding_window", "global_tokens")  # entries for tokens that queries see exactly, besides the slots
-
-# Entries that models of earlier versions do not have, their checks and what these models have.
-_LATER: dict[str, tuple[Callable[[Any], bool], Any]] = {
-    "sliding_window": (_is_count, 0),
-    "global_tokens": (_is_count, 0),
-    "slot_exponent": (lambda value: value is None or is_finite(value), None),
-    "full_layers": (_are_names, []),
-}
 
 
 def check_fields(fields: Any) -> dict[str, Any]:
@@ -68,10 +63,9 @@ def check_fields(fields: Any) -> dict[str, Any]:
     """
     if not isinstance(fields, dict) or not fields.keys() >= _FIELDS.keys():
         raise InputError(f"linformer: expected {', '.join(sorted(_FIELDS))} in config.json, got {fields!r}")
-    if unknown := fields.keys() - _FIELDS.keys() - _LATER.keys():
+    if unknown := fields.keys() - _FIELDS.keys():
         warn_of_unknown(frozenset(f"linformer.{name}" for name in unknown))
-    later = {name: fits for name, (fits, _) in _LATER.items() if name in fields}
-    for name, fits in (_FIELDS | later).items():
+    for name, fits in _FIELDS.items():
         if not fits(fields[name]):
             raise InputError(f"linformer.{name}: expected what `linearize` writes in config.json, got {fields[name]!r}")
     return fields
@@ -105,14 +99,9 @@ def new_projections(fields: dict[str, Any]) -> list[SequenceProjection]:
     return made
 
 
-def later_field(fields: dict[str, Any], name: str) -> Any:
-    """An entry that models of earlier versions do not have."""
-    return fields.get(name, _LATER[name][1])
-
-
 def unchanged_layers(fields: dict[str, Any]) -> list[str]:
     """Names of the attention modules that keep their own attention."""
-    return [*fields["local_layers"], *later_field(fields, "full_layers")]
+    return [*fields["local_layers"], *fields["full_layers"]]
 
 
 def slots_of_layer(fields: dict[str, Any], layer: int) -> int | list[int]:

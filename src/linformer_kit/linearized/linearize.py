@@ -23,7 +23,7 @@ from linformer_kit.linearized.layers import AttentionLayer, attention_layers
 from linformer_kit.linearized.positions import check_positions, longest_input, set_positions
 from linformer_kit.linearized.sentences import text_encoder, warn_of_bare_encoder
 from linformer_kit.models.card import card_of, how_to_load
-from linformer_kit.operator.checks import check_count, check_exponent
+from linformer_kit.operator.checks import check_count
 from linformer_kit.operator.projections import PROJECTIONS, is_integer
 from linformer_kit.settings import (
     LinearizeSettings,
@@ -54,7 +54,6 @@ def linearize(
     projection_initializer: ProjectionInitializer = "mean_pooling",
     sliding_window: int = 128,
     global_tokens: int | None = None,
-    slot_exponent: float | None = None,
     layers: Sequence[int] | None = None,
     max_position_embeddings: int | None = None,
     resize_mode: ResizeMode = "extend",
@@ -90,8 +89,6 @@ def linearize(
         global_tokens: g, the number of tokens at the start that every query sees exactly, besides the slots; default: 1
             where slots are windows of tokens (`mean_pool`, `max_pool`, `conv`, `dense_conv`), else 0. Other slots of a
             short text hold each token several times, and one global token would weigh little beside them.
-        slot_exponent: Initial value of β, a parameter for each head: a slot that stands for c tokens weighs as c^β of
-            them; None: slots weigh as one token.
         layers: Numbers of the layers to linearise, from 0; the others keep full attention. None: all.
         max_position_embeddings: n, the new maximum length in tokens; default: that of the model.
         resize_mode: How position embeddings are resized to n: repeated (`extend`) or interpolated (`interpolate`).
@@ -119,7 +116,6 @@ def linearize(
         shorter_input=shorter_input,
         sliding_window=sliding_window,
         global_tokens=global_tokens,
-        slot_exponent=slot_exponent,
         layers=layers,  # type: ignore[arg-type]
         max_position_embeddings=max_position_embeddings,
         resize_mode=resize_mode,
@@ -177,7 +173,6 @@ def _check_values(settings: LinearizeSettings) -> None:
     check_count("sliding_window", settings.sliding_window)
     if settings.global_tokens is not None:
         check_count("global_tokens", settings.global_tokens)
-    check_exponent(settings.slot_exponent)
 
 
 def _linearized(model: PreTrainedModel, settings: LinearizeSettings, found: list[AttentionLayer]) -> LinearizedModel:
@@ -195,7 +190,6 @@ def _linearized(model: PreTrainedModel, settings: LinearizeSettings, found: list
         "shorter_input": settings.shorter_input,
         "sliding_window": settings.sliding_window,
         "global_tokens": int(projection in _WINDOWED) if settings.global_tokens is None else settings.global_tokens,
-        "slot_exponent": settings.slot_exponent,
     }
     default, dims = min(DEFAULT_PROJECTED_DIM, fields["seq_len"]), settings.projected_dim
     fields["projected_dim"] = default if dims is None else _lists(dims)

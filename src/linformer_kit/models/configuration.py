@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
 from linformer_kit.errors import InputError
-from linformer_kit.operator.checks import LONGEST, check_count, check_exponent
+from linformer_kit.operator.checks import LONGEST, check_count
 from linformer_kit.operator.projections import PROJECTIONS, is_integer, largest_dim
 from linformer_kit.settings import (
     Attention,
@@ -187,7 +187,6 @@ def _check_fields(config: LinformerConfig) -> None:
     for name in ("initializer_range", "layer_norm_eps"):
         finite = _is_number(value := getattr(config, name)) and 0 < value < math.inf
         _require(finite, name, "a positive number", value)
-    check_exponent(config.slot_exponent)
     for name in ("tie_word_embeddings", "pooler", "norm_first"):
         _require(isinstance(value := getattr(config, name), bool), name, "True or False", value)
     for name, literal in _CHOICES.items():

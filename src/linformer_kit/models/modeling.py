@@ -61,8 +61,6 @@ class LinformerPreTrainedModel(LengthCheckedModel):
             start_projection(module)
         if isinstance(module, LocalConvolution):
             module.reset_parameters()
-        if isinstance(module, LinformerAttention) and module.slot_exponent is not None:
-            init.constant_(module.slot_exponent, self.config.slot_exponent)
         lecun_normal = self.config.linear_initializer == "lecun_normal"
         if lecun_normal and isinstance(module, nn.Linear) and module is not self.get_output_embeddings():
             init.normal_(module.weight, std=module.in_features**-0.5)

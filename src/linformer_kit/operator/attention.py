@@ -9,7 +9,6 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
@@ -76,9 +75,6 @@ class LinformerAttention(nn.Module):
         global_tokens: g, the number of tokens at the start of a text that every query attends to exactly, as slots of
             their own before the k others, which hold the rest of the text; 0: none, as in the paper. Pretrained
             encoders give much weight to their first token. Full attention is unchanged.
-        slot_exponent: Initial value of β, a parameter for each head: a slot that stands for c tokens weighs as c^β
-            tokens. With 1 this is proportional attention (Bolya et al. 2023). None: slots weigh as one token, as in
-            the paper, and there is no such parameter. Full attention does not use it.
         batch_first: Whether inputs and output are `[batch, length, embed_dim]` and not `[length, batch, embed_dim]`.
             True by default, unlike torch's. As a replacement of a `torch.nn.MultiheadAttention` it must have the same
             value; torch's Transformer layers have False by default.
@@ -94,7 +90,6 @@ class LinformerAttention(nn.Module):
     in_proj_weight = NotFused()
     _qkv_same_embed_dim = False
 
-    slot_exponent: nn.Parameter | None
     piece: Piece | None = None  # None: this process has the whole sequence
 
     def __init__(
@@ -113,14 +108,12 @@ class LinformerAttention(nn.Module):
         bias_order: str = "before_projection",
         sliding_window: int = 0,
         global_tokens: int = 0,
-        slot_exponent: float | None = None,
         batch_first: bool = True,
     ) -> None:
         super().__init__()
         checks.check_sizes(embed_dim, num_heads, dropout, bias_order)
         checks.check_count("sliding_window", sliding_window)
         checks.check_count("global_tokens", global_tokens)
-        checks.check_exponent(slot_exponent)
         if isinstance(projection, str):
             bounded = projection not in PROJECTIONS or PROJECTIONS[projection].bounded
             if projected_dim is None and not bounded:
@@ -154,8 +147,6 @@ class LinformerAttention(nn.Module):
         self.projected_dim = projected_dim
         self.sliding_window = sliding_window
         self.global_tokens = global_tokens
-        start = None if slot_exponent is None else torch.full((num_heads,), float(slot_exponent))
-        self.register_parameter("slot_exponent", None if start is None else nn.Parameter(start))
 
     @property
     def projected_dim(self) -> int | Sequence[int] | None:
@@ -186,7 +177,7 @@ class LinformerAttention(nn.Module):
     def extra_repr(self) -> str:
         parts = [f"{self.embed_dim}, num_heads={self.num_heads}, bias_order={self.bias_order}"]
         parts += [f"{name}={value}" for name in ("sliding_window", "global_tokens") if (value := getattr(self, name))]
-        return ", ".join(parts if self.slot_exponent is None else [*parts, "slot_exponent"])
+        return ", ".join(parts)
 
     def forward(
         self,
@@ -302,7 +293,6 @@ class LinformerAttention(nn.Module):
             self.groups,
             sliding_window=self.sliding_window,
             global_tokens=self.global_tokens,
-            exponent=self.slot_exponent,
             piece=self.piece,
         )
 
@@ -350,10 +340,9 @@ def project(
     *,
     sliding_window: int = 0,
     global_tokens: int = 0,
-    exponent: Float[Tensor, " all_heads"] | None = None,
     piece: Piece | None = None,
 ) -> list[Slots]:
-    """Slots with their weights and, with a sliding window, the tokens themselves; full attention has these anyway.
+    """Slots and, with a sliding window or global tokens, the tokens themselves; full attention has these anyway.
 
     If every token of a short text has a slot of its own, this is full attention.
 
@@ -363,22 +352,18 @@ def project(
         groups: Heads by number of slots; None: those of the projection.
         sliding_window: w, the number of tokens that each query sees.
         global_tokens: g, the number of tokens at the start that all queries see.
-        exponent: Of the weights of the slots in each head; None: each slot weighs as one token.
         piece: The piece of the sequence that `inputs` are; None: they are whole.
 
     Returns:
         One entry for each group of heads.
     """
     refuse_old_exporter()
-    if projects is tokens_as_slots or not (sliding_window or global_tokens or exponent is not None):
+    if projects is tokens_as_slots or not (sliding_window or global_tokens):
         return projects(inputs, groups)
     padding = inputs.padding
     # The projection shared by all layers of a model comes as a function that calls it (`LinformerEncoder.forward`).
     module = projects.func if isinstance(projects, functools.partial) else projects
-    # Neighbours are left out of slots that stand for some tokens alone: windows and global tokens.
-    windows = sliding_window > 0 and (global_tokens > 0 or getattr(module, "windowed", True))
-    counted = exponent is not None or windows
-    inputs, query_len = inputs.in_order()._replace(counted=counted), inputs.key.shape[1]
+    inputs, query_len = inputs.in_order(), inputs.key.shape[1]
     if global_tokens and is_exporting():  # the program must run for a text of fewer tokens
         inputs = inputs.padded(global_tokens)
     rest = inputs.key.shape[1] - global_tokens
@@ -392,8 +377,6 @@ def project(
     if global_tokens:
         first = (key[:, :, :global_tokens], value[:, :, :global_tokens])
         slots = [group.after_tokens(*first, inputs.lengths) for group in slots]
-    if exponent is not None:
-        slots = [group.weighted(exponent) for group in slots]
     if not sliding_window:
         return slots
     near = Neighbours(key, value, sliding_window, padding, key_lengths=inputs.lengths, query_len=query_len)

@@ -5,7 +5,6 @@ Axes as in `slots`.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -16,7 +15,6 @@ from linformer_kit.operator.projections import BIAS_ORDERS, SequenceProjection, 
 from linformer_kit.operator.values import values_are_cheap
 
 LONGEST = 1 << 24  # tokens; larger numbers are treated as a mistake, since no machine has the memory for them
-_STEEPEST = 100  # exponent of slot weights, likewise
 
 
 def check_sizes(embed_dim: Any, num_heads: Any, dropout: Any, bias_order: Any) -> None:
@@ -35,19 +33,6 @@ def check_count(name: str, value: Any) -> None:
     """Refuse a number of tokens that is not an integer from 0 to `LONGEST`."""
     if not is_integer(value) or not 0 <= value <= LONGEST:
         raise InputError(f"{name}: expected an integer from 0 to {LONGEST:,}, got {value!r}")
-
-
-def check_exponent(slot_exponent: Any) -> None:
-    """Refuse an exponent that is neither None nor a number from -`_STEEPEST` to `_STEEPEST`."""
-    if slot_exponent is not None and not (is_finite(slot_exponent) and abs(slot_exponent) <= _STEEPEST):
-        raise InputError(
-            f"slot_exponent: expected None or a number from -{_STEEPEST} to {_STEEPEST}, got {slot_exponent!r}"
-        )
-
-
-def is_finite(value: Any) -> bool:
-    """Whether a value is a number, and neither infinite nor NaN."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def check_as_many_queries(queries: int, positions: int) -> None:

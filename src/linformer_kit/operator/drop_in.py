@@ -64,7 +64,7 @@ def split_fused_weights(state_dict: dict[str, Any], prefix: str, attention: nn.M
         for map_, part in zip("qkv", parts, strict=False):
             state_dict[f"{prefix}{map_}_proj.{kind}"] = part
     for name, tensor in attention.state_dict().items():
-        if name.startswith(("projection.", "slot_exponent")) and not tensor.is_meta:
+        if name.startswith("projection.") and not tensor.is_meta:
             state_dict.setdefault(prefix + name, tensor)
 
 

@@ -170,7 +170,7 @@ class Blocks(NamedTuple):
     def weights(
         self,
         key: Float[Tensor, "batch heads slots head_dim"],
-        mask: Shaped[Tensor, "batch_or_1 heads_or_1 1 slots"] | None,
+        mask: Bool[Tensor, "batch_or_1 1 1 slots"] | None,
     ) -> tuple[Float[Tensor, "batch heads blocks rows slots"], Float[Tensor, "batch heads blocks rows seen"]]:
         """One softmax over the slots, with `Slots.mask`, and the tokens that each row sees."""
         scale = self.query.shape[-1] ** -0.5
@@ -245,12 +245,10 @@ def log_unseen(
 
 def masked_scores(
     scores: Float[Tensor, "batch heads *rows last"],
-    mask: Shaped[Tensor, "batch_or_1 heads_or_1 ... last"] | None,
+    mask: Bool[Tensor, "batch_or_1 1 ... last"] | None,
 ) -> Float[Tensor, "batch heads *rows last"]:
-    """Scores with a mask, True where a key may be attended to, or with numbers to add; None: unchanged."""
-    if mask is None:
-        return scores
-    return scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    """Scores with a mask, True where a key may be attended to; None: unchanged."""
+    return scores if mask is None else scores.masked_fill(~mask, -math.inf)
 
 
 def _products(

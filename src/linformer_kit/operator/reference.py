@@ -53,27 +53,18 @@ def matrix_projection_reference(matrix: Float[Tensor, "projected max_seq_len"]) 
     return lambda rows: matrix[:, : len(rows)] @ rows
 
 
-def window_weights_reference(windows: Callable[[int], list[range]], exponent: float | Tensor) -> PlainWeights:
-    """Weights of slots that stand for windows of tokens: c^exponent, less the share of the tokens that a query sees.
+def window_weights_reference(windows: Callable[[int], list[range]]) -> PlainWeights:
+    """Weights of slots that stand for windows of tokens: the share of its tokens that a query does not see.
 
     Args:
         windows: The tokens of each slot, from the number of real tokens.
-        exponent: β; 0: each slot weighs as one token.
     """
 
     def weights(length: int, seen: list[int]) -> Tensor:
-        sizes = torch.tensor([len(window) for window in windows(length)], dtype=torch.float64)
-        unseen = torch.tensor([len(set(window) - set(seen)) for window in windows(length)])
-        return sizes**exponent * unseen / sizes
+        shares = [len(set(window) - set(seen)) / len(window) for window in windows(length)]
+        return torch.tensor(shares, dtype=torch.float64)
 
     return weights
-
-
-def matrix_weights_reference(matrix: Float[Tensor, "projected max_seq_len"], exponent: float | Tensor) -> PlainWeights:
-    """Weights of slots of a matrix: (n/k times the share of a row of |E| that is on real tokens)^exponent."""
-    slots, columns = matrix.shape
-    rows = matrix.detach().abs()
-    return lambda length, _: (columns / slots * rows[:, :length].sum(1) / rows.sum(1)) ** exponent
 
 
 def dynamic_projection_reference(
@@ -119,8 +110,7 @@ def linformer_attention_reference(
         slot_weights: Weights of the slots of each head, of which the logarithms are added to their scores; None: 1.
         global_tokens: g, tokens at the start that every query sees exactly; the projections see the others only.
 
-    Source: Wang et al. 2020, section 4. Not in the paper: the window (Zhu et al. 2021, Long-Short Transformer) and the
-    weights (Bolya et al. 2023, Token Merging, section 3).
+    Source: Wang et al. 2020, section 4. Not in the paper: the window (Zhu et al. 2021, Long-Short Transformer).
     """
     outputs = []
     for sample in range(len(query)):

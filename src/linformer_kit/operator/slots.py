@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from linformer_kit.operator import kernels
@@ -43,38 +43,19 @@ class Slots(NamedTuple):
     heads: list[int] | None  # None: all heads
     projected: bool = True  # False with full attention, where each token is its own slot
     neighbours: Neighbours | None = None  # tokens that queries see besides the slots, with a sliding window
-    counts: Shaped[Tensor, "batch_or_1 heads_or_1 slots"] | None = None  # real tokens that each slot stands for
-    tiles: int = 0  # the first slots, which stand for consecutive tokens from the start of the text; others for no such
-    bias: Float[Tensor, "batch_or_1 heads 1 slots"] | None = None  # added to scores: logarithms of the slots' weights
+    # Sizes of the first slots, which stand for consecutive tokens from the start of the text; None: no slot does so.
+    sizes: Int[Tensor, "batch_or_1 first_slots"] | None = None
 
     @property
-    def mask(self) -> Shaped[Tensor, "batch_or_1 heads_or_1 1 slots"] | None:
-        """True for slots that a query may attend to, or numbers to add to their scores; None: all slots count alike."""
-        hidden = None if self.empty is None else _some_key(self.empty)[:, None, None, :]
-        if self.bias is None:
-            return None if hidden is None else ~hidden
-        return self.bias if hidden is None else self.bias.masked_fill(hidden, -math.inf)
-
-    def weighted(self, exponent: Float[Tensor, " all_heads"]) -> Slots:
-        """Let a slot that stands for c tokens weigh as c^exponent of them.
-
-        Source: proportional attention of Bolya et al. 2023 (Token Merging), where the exponent is 1.
-        """
-        assert self.counts is not None
-        own = exponent if self.heads is None else exponent[self.heads]
-        of_none = self.counts == 0
-        wide = torch.promote_types(torch.promote_types(self.counts.dtype, exponent.dtype), torch.float32)
-        logarithms = self.counts.to(wide).masked_fill(of_none, 1).log()
-        bias = (own[:, None] * logarithms).masked_fill(_some_key(of_none), -math.inf)
-        return self._replace(bias=bias[:, :, None].to(self.key.dtype))
+    def mask(self) -> Bool[Tensor, "batch_or_1 1 1 slots"] | None:
+        """True for slots that a query may attend to; None: all."""
+        return None if self.empty is None else ~_some_key(self.empty)[:, None, None, :]
 
     def with_neighbours(self, neighbours: Neighbours) -> Slots:
-        """Let queries see tokens besides the slots; `tiles` then count for the rest of their tokens only."""
+        """Let queries see tokens besides the slots; slots of `sizes` then count for the rest of their tokens only."""
         near = neighbours.of_heads(self.heads)
-        if self.tiles:
-            assert self.counts is not None
-            sizes = self.counts[:, 0, : self.tiles].long()
-            near = near._replace(edges=F.pad(sizes.cumsum(-1), (1, 0)) - near.offset)
+        if self.sizes is not None:
+            near = near._replace(edges=F.pad(self.sizes.cumsum(-1), (1, 0)) - near.offset)
         return self._replace(neighbours=near)
 
     def after_tokens(self, key: Tensor, value: Tensor, lengths: Tensor | None) -> Slots:
@@ -89,16 +70,15 @@ class Slots(NamedTuple):
             empty = torch.cat([~real, none if empty is None else none | empty], dim=1)
         elif empty is not None:
             empty = torch.cat([~real.expand(empty.shape[0], -1), empty], dim=1)
-        counts = self.counts
-        if counts is not None:
-            shape = (counts.shape[0] if lengths is None else lengths.shape[0], counts.shape[1], -1)
-            counts = torch.cat([real[:, None].to(counts).expand(shape), counts.expand(shape)], dim=2)
+        sizes = real.long()
+        if self.sizes is not None:
+            batch = self.sizes.shape[0] if lengths is None else lengths.shape[0]
+            sizes = torch.cat([sizes.expand(batch, -1), self.sizes.expand(batch, -1)], dim=1)
         return self._replace(
             key=torch.cat([key[:, heads], self.key], dim=2),
             value=torch.cat([value[:, heads], self.value], dim=2),
             empty=empty,
-            counts=counts,
-            tiles=tokens + self.tiles,
+            sizes=sizes,
         )
 
     def arranged(self) -> Slots:
@@ -113,7 +93,6 @@ class Slots(NamedTuple):
             key=self.key[samples],
             value=self.value[samples],
             empty=of_samples(self.empty, samples),
-            bias=of_samples(self.bias, samples),
             neighbours=near,
         )
 
@@ -179,7 +158,7 @@ def _blocks(query: Tensor, group: Slots) -> Blocks | None:
 def _mapping(query: Tensor, group: Slots, blocks: Blocks | None, most: int) -> Tensor:
     """P̄ of a group: its slots, filled up with zeros to `most`, and the neighbours of each query."""
     if blocks is None:
-        mapping = context_mapping(query, group.key, group.empty, bias=group.bias)
+        mapping = context_mapping(query, group.key, group.empty)
         return F.pad(mapping, (0, most - group.key.shape[2]))
     of_slots, of_seen = blocks.weights(group.key, group.mask)
     of_slots = F.pad(of_slots, (0, most - of_slots.shape[-1]))
@@ -198,17 +177,12 @@ def context_mapping(
     query: Float[Tensor, "batch heads query_len head_dim"],
     key: Float[Tensor, "batch heads keys head_dim"],
     key_padding_mask: Bool[Tensor, "batch_or_1 keys"] | None = None,
-    *,
-    bias: Float[Tensor, "batch_or_1 heads 1 keys"] | None = None,
 ) -> Float[Tensor, "batch heads query_len keys"]:
     """The context mapping P of equation 2, or P̄ of equation 7 if the keys are slots: softmax(Q·Kᵀ/√d).
 
-    `key_padding_mask` is True where a key is padding; if all keys are, the mask is ignored, so rows stay finite. `bias`
-    is added to the scores.
+    `key_padding_mask` is True where a key is padding; if all keys are, the mask is ignored, so rows stay finite.
     """
     scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
-    if bias is not None:
-        scores = scores + bias
     if key_padding_mask is not None:
         scores = scores.masked_fill(_some_key(key_padding_mask)[:, None, None, :], -math.inf)
     return scores.softmax(dim=-1)

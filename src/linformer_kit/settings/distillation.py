@@ -23,8 +23,6 @@ class LinearizeSettings:
         sliding_window: Number of neighbouring tokens that each query attends to exactly, its own included; 0: none.
         global_tokens: Number of tokens at the start that every query attends to exactly; default: 1 where slots are
             windows of tokens, else 0.
-        slot_exponent: Initial value of β, learned for each head: a slot of c tokens is weighted as c^β tokens; default:
-            each slot is weighted as one token.
         layers: Layers to linearise, numbered from 0 after student_layers is applied; the others keep full attention;
             default: all.
         max_position_embeddings: n, the maximum sequence length in tokens; default: that of the model.
@@ -38,7 +36,6 @@ class LinearizeSettings:
     shorter_input: ShorterInput = "stretch"
     sliding_window: int = 128
     global_tokens: int | None = None
-    slot_exponent: float | None = None
     layers: list[int] | None = None
     max_position_embeddings: int | None = None
     resize_mode: ResizeMode = "extend"
@@ -54,7 +51,7 @@ class DistillSettings(LinearizeSettings, TrainingSettings):
         output_dir: Folder for the model, checkpoints and results.
         student: Folder of an existing linear student to train further; default: the linearised teacher.
         student_layers: Number of layers of the student, taken from the teacher at equal distances; default: all.
-        adapter: Train a LoRA adapter of the layers' linear maps, and E, F and slot exponents, instead of all weights.
+        adapter: Train a LoRA adapter of the layers' linear maps, and E and F, instead of all weights.
             It is saved in `adapter/` in PEFT's format, in addition to the model; needs `pip install
             linformer-kit[adapter]`.
         adapter_rank: Rank r of the LoRA adapter.

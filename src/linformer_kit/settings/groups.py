@@ -13,7 +13,7 @@ GROUPS = {
         ConvertSettings.num_attention_heads resize_to resize_mode""",
     "Linear attention": """
         projected_dim max_position_embeddings LinearizeSettings.resize_mode ConvertSettings.resize_mode projection
-        sharing sliding_window global_tokens slot_exponent shorter_input projection_initializer layers attention
+        sharing sliding_window global_tokens shorter_input projection_initializer layers attention
         local_convolution bias_order elastic_projected_dims""",
     "Adapter": "adapter adapter_rank base_model_name card",
     "Texts": """

@@ -63,8 +63,6 @@ class ModelSettings:
             one softmax with the slots; 0: none, as in the paper. No effect with full attention (docs/operator.md).
         global_tokens: g, the number of tokens at the start of a text that every query attends to exactly, besides the
             slots of the other tokens; 0: none, as in the paper (docs/operator.md).
-        slot_exponent: Initial value of β, learned for each head: a slot of c tokens is weighted as c^β tokens
-            (docs/operator.md); default: each slot is weighted as one token and nothing is learned, as in the paper.
         norm_first: Apply LayerNorm before attention and feed-forward, and once at the end (pre-norm), instead of after
             each residual connection (post-norm, as in BERT and RoBERTa). Pre-norm learns faster (docs/learning.md).
         layer_norm_eps: Epsilon of the layer norms.
@@ -98,7 +96,6 @@ class ModelSettings:
     local_convolution: int = 0
     sliding_window: int = 0
     global_tokens: int = 0
-    slot_exponent: float | None = None
     norm_first: bool = False
     layer_norm_eps: float = 1e-5
     pad_token_id: int | None = 1

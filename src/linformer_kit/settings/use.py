@@ -99,8 +99,6 @@ class ConvertSettings:
             fairseq files; default: 0, with in_place 128.
         global_tokens: Number of tokens at the start that every query attends to exactly; not for fairseq files;
             default: 0, with in_place 1 where slots are windows of tokens.
-        slot_exponent: Initial value of β, learned for each head: a slot of c tokens is weighted as c^β tokens; not for
-            fairseq files; default: each slot is weighted as one token.
         layers: With in_place: layers to linearise, numbered from 0; the others keep full attention; default: all.
         attention: `full` keeps full attention; not for fairseq files; default: linformer.
         max_position_embeddings: n, the maximum sequence length of the result; default: that of the source.
@@ -121,7 +119,6 @@ class ConvertSettings:
     shorter_input: ShorterInput | None = None
     sliding_window: int | None = None
     global_tokens: int | None = None
-    slot_exponent: float | None = None
     layers: list[int] | None = None
     attention: Attention | None = None
     max_position_embeddings: int | None = None

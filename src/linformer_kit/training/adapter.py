@@ -1,4 +1,4 @@
-"""Train an adapter instead of all weights: low-rank changes of the layers' linear maps, and E, F and slot exponents.
+"""Train an adapter instead of all weights: low-rank changes of the layers' linear maps, and E and F.
 
 Source of the low-rank changes: Hu et al. 2021 (arXiv 2106.09685), by PEFT.
 """
@@ -42,7 +42,7 @@ _EXAMPLE = "Each token attends to a few slots and to its neighbours, so that a l
 def add_adapter(student: LinearizedModel, rank: int) -> None:
     """Give each linear map of the layers a change B·A of low rank, in-place; all other weights are frozen.
 
-    E, F and exponents of slots, which the teacher does not have, are trained as a whole.
+    E and F, which the teacher does not have, are trained as a whole.
 
     Raises:
         InputError: without PEFT.

@@ -16,7 +16,7 @@ from linformer_kit.errors import DivergedError, InputError
 from linformer_kit.interop.checkpoints.sentences import Files, lengthened, sentence_files, write_files
 from linformer_kit.interop.loading import fingerprint
 from linformer_kit.linearized.classes import LinearizedModel
-from linformer_kit.linearized.fields import EXACT, later_field
+from linformer_kit.linearized.fields import EXACT
 from linformer_kit.linearized.linearize import linearize_encoder
 from linformer_kit.report.distillation import write_distill_report
 from linformer_kit.settings import DistillSettings, check_model_is_kept, check_training, portable, recorded_name
@@ -209,7 +209,7 @@ def _results(settings: DistillSettings, pair: Pair, inputs: Inputs, training: Tr
             "layers": student.config.num_hidden_layers,
             "projection_matrices": student.projection_matrix_count(),
             **{name: linear[name] for name in ("seq_len", "projected_dim", "sharing", "projection", "shorter_input")},
-            "exact": {name: later_field(linear, name) for name in EXACT},
+            "exact": {name: linear[name] for name in EXACT},
             "adapter": None if pair.base is None else _adapter_size(settings, student),
         },
         "text": {

@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor
 from linformer_kit.operator.projections import SequenceProjection
 from linformer_kit.settings import TrainingSettings
 
-# Names of parameters without weight decay, as in transformers, and exponents, which act on scores like a bias.
-_WITHOUT_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)|slot_exponent$", re.IGNORECASE)
+# Names of parameters without weight decay, as in transformers.
+_WITHOUT_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)", re.IGNORECASE)
 _HIGHEST = "highest_lr"  # key of a group's peak learning rate
 
 

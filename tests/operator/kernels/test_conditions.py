@@ -78,7 +78,7 @@ def test_many_gradients_of_a_feed_forward_part_at_once():
     "options",
     [
         {},
-        {"sliding_window": 4, "global_tokens": 1, "slot_exponent": 1.0},
+        {"sliding_window": 4, "global_tokens": 1},
         {"projection": "mean_pool", "sliding_window": 5},
     ],
 )

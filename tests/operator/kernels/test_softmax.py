@@ -36,17 +36,6 @@ def test_block_attention_is_attention(small_blocks, shape, masked):
         assert torch.allclose(softmax._block_attention(*tensors, mask), results[0][0], rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("shape", [(2, 1, 1, 7), (1, 1, 1, 7), (1, 3, 1, 7), (2, 3, 1, 7)])
-def test_gradients_of_scores_that_sequences_or_heads_share(small_blocks, shape):
-    tensors, _ = attention_inputs((2, 3, 29, 7, 5), torch.float64, "none")
-    added = torch.randn(shape, dtype=torch.float64, requires_grad=True)
-    ours, plain = (
-        torch.autograd.grad(attend(*tensors, added, None).sin().sum(), added)[0]
-        for attend in (softmax._BlockAttention.apply, lambda q, k, v, m, _: F.scaled_dot_product_attention(q, k, v, m))
-    )
-    torch.testing.assert_close(ours, plain, rtol=1e-10, atol=1e-12)
-
-
 @pytest.mark.parametrize("drop", [None, softmax.Dropout(0.3, seed=5)], ids=["whole", "dropout"])
 def test_block_attention_by_numerical_differentiation(small_blocks, drop):
     tensors, mask = attention_inputs((2, 2, 7, 3, 2), torch.float64, "each")

@@ -90,23 +90,16 @@ def attention_case(dtype):
     return reference, lambda *tensors: kernels.attention(*tensors, mask), of_heads(dtype, 11, 5, 5)
 
 
-def weighted(dtype):
-    def reference(query, key, value, bias):
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
-
-    return reference, kernels.attention, [*of_heads(dtype, 11, 5, 5), random(1, 2, 1, 5, dtype=dtype)]
-
-
 def neighbours_case(dtype):
-    def ours(query, key, value, near_key, near_value, bias):
+    def ours(query, key, value, near_key, near_value):
         near = Neighbours(near_key, near_value, 3, edges=torch.tensor([[0, 3, 5, 8, 11]]))
-        return kernels.attention_with_neighbours(query, key, value, bias, near)
+        return kernels.attention_with_neighbours(query, key, value, None, near)
 
     def reference(*tensors):
         with kernels.plain():
             return ours(*tensors)
 
-    return reference, ours, [*of_heads(dtype, 11, 4, 4, 11, 11), random(1, 2, 1, 4, dtype=dtype)]
+    return reference, ours, of_heads(dtype, 11, 4, 4, 11, 11)
 
 
 CASES = [
@@ -118,7 +111,6 @@ CASES = [
     each_its_own,
     other_products,
     attention_case,
-    weighted,
     neighbours_case,
 ]
 

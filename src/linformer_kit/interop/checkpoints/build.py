@@ -56,7 +56,7 @@ def build_model(
             raise InputError(f"{source}: expected finite floating-point numbers in {name}, got others")
     new = set(model._tied_weights_keys or ()) if config.tie_word_embeddings else set()
     if new_projections:
-        new |= {name for name in wanted if ".projection." in name or name.endswith(".slot_exponent")}
+        new |= {name for name in wanted if ".projection." in name}
     missing = sorted(wanted.keys() - weights.keys() - new)
     if missing:
         raise InputError(f"{source}: expected {missing[0]} for {model_class.__name__}, got no such weight")

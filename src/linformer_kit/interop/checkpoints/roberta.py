@@ -16,7 +16,7 @@ from linformer_kit.interop.checkpoints.build import Converted, build_model, linf
 from linformer_kit.interop.checkpoints.pretrained import Weights, check_pretrained_folder, check_size, read_config
 from linformer_kit.interop.loading import lost_weights
 from linformer_kit.linearized.classes import LinearizedConfig, linear_model_class, stock_name
-from linformer_kit.linearized.fields import EXACT, later_field
+from linformer_kit.linearized.fields import EXACT
 from linformer_kit.models.heads import (
     LinformerForMaskedLM,
     LinformerForQuestionAnswering,
@@ -41,7 +41,6 @@ CLASSES: dict[str, type[LinformerPreTrainedModel]] = {
 # Their parameter names and ours, in the order of replacement; names that stay the same are omitted.
 ENCODER_NAMES = (
     ("attention.self.linformer.", "self_attn.projection."),
-    ("attention.self.linformer_slot_exponent", "self_attn.slot_exponent"),
     *((f"linformer.{name}", f"encoder.projection.{name}") for name in ("key_projection", "matrix")),
     ("embeddings.LayerNorm", "embeddings.layer_norm"),
     ("encoder.layer.", "encoder.layers."),
@@ -149,7 +148,7 @@ def read_encoder(source: str | os.PathLike[str], model_types: Mapping[str, str],
     if architecture not in known:
         raise InputError(f"{source}: expected architectures in config.json of {', '.join(known)}, got {architecture}")
     _check_attention(source, config)
-    if linear and (full := later_field(config.linformer, "full_layers")):
+    if linear and (full := config.linformer["full_layers"]):
         raise InputError(
             f"{source}: expected a model whose layers are all linear, got full attention in {', '.join(full)}"
         )
@@ -205,8 +204,7 @@ def build_linear(
         if kept[name] not in range(config.vocab_size):
             kept[name] = None
     if isinstance(config, LinearizedConfig):
-        own = {name: config.linformer[name] for name in _OF_PROJECTIONS}
-        own |= {name: later_field(config.linformer, name) for name in (*EXACT, "slot_exponent")}
+        own = {name: config.linformer[name] for name in (*_OF_PROJECTIONS, *EXACT)}
         if own["projection"] == "dynamic":
             weights = _before_maps(str(source), weights)
         wanted = dict(fields)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Shaped
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from linformer_kit.operator.kernels.conditions import is_ordinary, must_be_plain, needs_gradient, widens
@@ -34,7 +34,7 @@ def attention_with_neighbours(
     query: Float[Tensor, "batch heads query_len head_dim"],
     key: Float[Tensor, "batch heads slots head_dim"],
     value: Float[Tensor, "batch heads slots head_dim"],
-    mask: Shaped[Tensor, "batch_or_1 heads_or_1 1 slots"] | None,
+    mask: Bool[Tensor, "batch_or_1 1 1 slots"] | None,
     neighbours: Neighbours,
     *,
     dropout: float = 0.0,
@@ -138,7 +138,7 @@ class _Part(NamedTuple):
 
     def bias(
         self, mask: Tensor | None, where: Neighbours, slots: int, dtype: torch.dtype
-    ) -> Float[Tensor, "samples_or_1 blocks heads_or_1 block_rows columns"]:
+    ) -> Float[Tensor, "samples_or_1 blocks 1 block_rows columns"]:
         """What is added to the scores: -inf for hidden slots, and for tokens that a row does not see, else 0.
 
         To a slot's score, also the logarithm of the share of its tokens that the row does not see.
@@ -157,9 +157,7 @@ class _Part(NamedTuple):
             unseen = log_unseen(edges[..., :-1], edges[..., 1:], first, after, dtype=dtype)
             of_slots = F.pad(unseen, (0, slots - unseen.shape[-1]))[:, :, None]
         if mask is not None:
-            mask = mask[:, None]
-            is_hidden = mask.dtype == torch.bool
-            of_slots = of_slots.masked_fill(~mask, -torch.inf) if is_hidden else of_slots + mask.to(dtype)
+            of_slots = of_slots.masked_fill(~mask[:, None], -torch.inf)
         shape = torch.broadcast_shapes(of_slots.shape[:-1], of_tokens.shape[:-1])
         return torch.cat([part.expand(*shape, -1) for part in (of_slots, of_tokens)], dim=-1)
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Shaped
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from linformer_kit.operator.kernels.conditions import (
     in_float32,
@@ -31,7 +29,7 @@ def attention(
     query: Float[Tensor, "batch heads query_len head_dim"],
     key: Float[Tensor, "batch heads keys head_dim"],
     value: Float[Tensor, "batch heads keys head_dim"],
-    mask: Shaped[Tensor, "batch_or_1 heads_or_1 1 keys"] | None = None,
+    mask: Bool[Tensor, "batch_or_1 1 1 keys"] | None = None,
     *,
     dropout: float = 0.0,
     few_keys: bool = True,
@@ -47,27 +45,18 @@ def attention(
         query: Queries.
         key: Keys; fastest in the layout of `arranged`.
         value: Values, likewise.
-        mask: True where a key may be attended to, or a number to add to the score; at least one key in each sequence.
+        mask: True where a key may be attended to; at least one key in each sequence.
         dropout: Dropout on the weights.
         few_keys: Whether to use batched products where they are faster for few keys; otherwise flash attention.
     """
     if widens(query, key, value):
         dtype = query.dtype
         query, key, value = in_float32(query, key, value)
-        mask = mask if mask is None or mask.dtype == torch.bool else mask.float()
         return attention(query, key, value, mask, dropout=dropout, few_keys=few_keys).to(dtype)
     if not (few_keys and 0 <= dropout < 1 and _attends_in_blocks(query, key, value, dropout)):
-        # Within vmap torch does not see that a mask needs a gradient, and would choose a kernel that computes none.
-        unseen = (
-            mask is not None
-            and mask.is_floating_point()
-            and torch.is_grad_enabled()
-            and torch._C._are_functorch_transforms_active()
-        )
-        with sdpa_kernel(SDPBackend.MATH) if unseen else contextlib.nullcontext():
-            return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
     drop = Dropout.of(dropout) if dropout else None
-    if needs_gradient(query, key, value, mask):
+    if needs_gradient(query, key, value):
         return _BlockAttention.apply(query, key, value, mask, drop)
     return _block_attention(query, key, value, mask, drop)
 
@@ -155,14 +144,13 @@ class _BlockAttention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         query, key, value, mask = ctx.saved_tensors
         heads, scale, drop = query.shape[1], query.shape[-1] ** -0.5, ctx.drop
         of_query = torch.empty_like(query)
         # Sum over blocks in full precision.
         full = torch.promote_types(query.dtype, torch.float32)
         of_key, of_value = (torch.zeros_like(part, dtype=full) for part in (key, value))
-        of_bias = bias_gradient(mask, ctx.needs_input_grad[3])
         key_rows, key_columns = (key * scale).contiguous(), key.transpose(2, 3).contiguous()
         value_columns = value.transpose(2, 3).contiguous()
         if drop:
@@ -178,11 +166,9 @@ class _BlockAttention(torch.autograd.Function):
                 kept, of_weights = weights.masked_fill(dropped, 0.0), of_weights.masked_fill_(dropped, 0.0)
             of_value[samples] += torch.bmm(kept.transpose(1, 2), grads).unflatten(0, (-1, heads))
             of_scores = torch._softmax_backward_data(of_weights, weights, -1, weights.dtype)
-            add_to_bias(of_bias, of_scores.unflatten(0, (-1, heads)), samples)
             of_query[samples, :, rows] = torch.bmm(of_scores, key_rows[samples].flatten(0, 1)).unflatten(0, (-1, heads))
             of_key[samples] += torch.bmm(of_scores.transpose(1, 2), queries.flatten(0, 1)).unflatten(0, (-1, heads))
-        of_mask = None if of_bias is None else of_bias.to(query.dtype)
-        return of_query, (of_key * scale).to(key.dtype), of_value.to(value.dtype), of_mask, None
+        return of_query, (of_key * scale).to(key.dtype), of_value.to(value.dtype), None, None
 
 
 def _score_blocks(query: Tensor, keys: int) -> Iterator[tuple[slice, slice]]:
@@ -190,45 +176,11 @@ def _score_blocks(query: Tensor, keys: int) -> Iterator[tuple[slice, slice]]:
     return blocks(batch, length, max(1, _SCORES // max(1, heads * keys)))
 
 
-def hide(
-    scores: Float[Tensor, "samples heads rows keys"], mask: Shaped[Tensor, "samples_or_1 heads_or_1 1 keys"] | None
-) -> None:
-    """Apply a mask to scores in-place: False sets them to -inf, a number is added."""
-    if mask is None:
-        return
-    if mask.dtype == torch.bool:
-        scores.masked_fill_(~mask, -torch.inf)
-    else:
-        scores += mask
-
-
-def bias_gradient(mask: Tensor | None, needed: bool) -> Tensor | None:
-    """Zeros for the gradient of a mask of numbers, in full precision; None if it needs none."""
-    if mask is None or not needed:
-        return None
-    return torch.zeros_like(mask, dtype=torch.promote_types(mask.dtype, torch.float32))
-
-
-def add_to_bias(
-    of_bias: Float[Tensor, "batch_or_1 heads_or_1 1 keys"] | None,
-    of_scores: Float[Tensor, "samples heads rows keys"],
-    samples: slice,
-) -> None:
-    """Add the gradient of a block of scores to that of the numbers added to them."""
-    if of_bias is not None:
-        part = of_scores.sum(2, keepdim=True, dtype=of_bias.dtype)
-        if of_bias.shape[1] == 1:
-            part = part.sum(1, keepdim=True)
-        if len(of_bias) == 1:
-            of_bias += part.sum(0)
-        else:
-            of_bias[samples] += part
-
-
 def _block_weights(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
     """The context mapping of a block, `[samples · heads, rows, keys]`; key is `[samples, heads, head_dim, keys]`."""
     samples, heads, rows, head_dim = query.shape
     weights = query.new_empty(samples * heads, rows, key.shape[-1])
     weights.baddbmm_(query.flatten(0, 1), key.flatten(0, 1), beta=0, alpha=head_dim**-0.5)
-    hide(weights.unflatten(0, (samples, heads)), mask)
+    if mask is not None:
+        weights.unflatten(0, (samples, heads)).masked_fill_(~mask, -torch.inf)
     return torch.softmax(weights, -1, out=weights)

@@ -35,7 +35,6 @@ class Inputs(NamedTuple):
     value_map: HeadMap
     padding: Padding | None = None  # None: all tokens are real
     unmapped: Float[Tensor, "batch seq_len embed"] | None = None  # input of W_K, if `key` is its output; else None
-    counted: bool = False  # whether slots must know how many tokens they stand for
 
     @property
     def mask(self) -> Bool[Tensor, "batch seq_len"] | None:
@@ -57,7 +56,7 @@ class Inputs(NamedTuple):
         ordered = self.padding.real_first(key)
         value = ordered if value is key else self.padding.real_first(value)
         unmapped = None if unmapped is None else self.padding.real_first(unmapped)
-        return Inputs(ordered, value, key_map, value_map, self.padding.reordered(), unmapped, self.counted)
+        return Inputs(ordered, value, key_map, value_map, self.padding.reordered(), unmapped)
 
     def first(self, tokens: int) -> Inputs:
         """The first tokens, of inputs in order."""

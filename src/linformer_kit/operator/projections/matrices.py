@@ -45,13 +45,6 @@ class MatrixProjection(SequenceProjection):
 
     def forward(self, inputs: Inputs, groups: HeadGroups | None = None) -> list[Slots]:
         inputs, groups = self._prepared(inputs, groups)
-        counts = [self._counts(k, heads, inputs) for k, heads in groups.groups] if inputs.counted else None
-        slots = self._project(inputs, groups)
-        if counts is None:
-            return slots
-        return [group._replace(counts=of_group) for group, of_group in zip(slots, counts, strict=True)]
-
-    def _project(self, inputs: Inputs, groups: HeadGroups) -> list[Slots]:
         key_matrix, value_matrix, inputs = self._for_length(inputs, groups)
         if self._maps_first(inputs, groups):
             return self._project_mapped(key_matrix, value_matrix, inputs, groups)
@@ -71,24 +64,6 @@ class MatrixProjection(SequenceProjection):
             Slots(key_of_group, value_of_group, None, heads)
             for (_, heads), key_of_group, value_of_group in zip(groups.groups, key_slots, value_slots, strict=True)
         ]
-
-    @torch.no_grad()
-    def _counts(self, slots: int, heads: list[int] | None, inputs: Inputs) -> Tensor:
-        """The tokens that each slot stands for: n/k, times the share of its row of |E| that is on real tokens.
-
-        If the matrix depends on the text, m/k of m tokens.
-        """
-        wide = torch.promote_types(inputs.key.dtype, torch.float32)  # a count may exceed the range of float16
-        shape = (1, inputs.key.shape[1])
-        real = inputs.key.new_ones(shape, dtype=wide) if inputs.mask is None else (~inputs.mask).to(wide)
-        if not self.bounded or (self.stretches and self.shorter_input == "stretch"):
-            (lengths,) = self._added([real.sum(-1)])
-            return (lengths / slots)[:, None, None].expand(-1, 1, slots)
-        rows = self._rows(self._matrices()[0], slots, heads).abs().to(wide)
-        here = _first_columns(rows, inputs.key.shape[1])
-        on_real = torch.einsum("hkm,bm->bhk", here, real)
-        on_real, on_all = self._added([on_real, rows.sum(-1)])
-        return self.seq_len / slots * on_real / on_all.clamp(min=torch.finfo(rows.dtype).tiny)
 
     def _maps_first(self, inputs: Inputs, groups: HeadGroups) -> bool:
         """Whether W runs before E: if each head has its own E, or there are not more tokens than slots."""

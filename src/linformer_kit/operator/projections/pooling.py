@@ -24,7 +24,7 @@ class _Pooled(NamedTuple):
 
     means: list[Tensor]  # of each tensor of tokens
     empty: Tensor | None  # the mask of empty slots
-    counts: Tensor | None  # real tokens of each window
+    sizes: Tensor  # real tokens of each window
 
 
 class MeanPoolProjection(WindowProjection):
@@ -45,10 +45,9 @@ class MeanPoolProjection(WindowProjection):
                 of_heads(inputs.value_map.of_compressed(means[-1]), heads, 1),
                 empty,
                 heads,
-                counts=counts,
-                tiles=means[0].shape[1],
+                sizes=sizes,
             )
-            for (_, heads), (means, empty, counts) in zip(groups.groups, pooled, strict=True)
+            for (_, heads), (means, empty, sizes) in zip(groups.groups, pooled, strict=True)
         ]
 
     def keeps_tokens(self, length: int, groups: HeadGroups | None = None) -> bool:
@@ -58,7 +57,7 @@ class MeanPoolProjection(WindowProjection):
     def _means(self, slots: int, tokens: list[Tensor], inputs: Inputs) -> _Pooled:
         windows, empty = self._windows(slots, tokens[0], inputs.lengths)
         means = [kernels.window_means(hidden, windows.positions, windows.real) for hidden in tokens]
-        return _Pooled(means, empty, windows.sizes if inputs.counted else None)
+        return _Pooled(means, empty, windows.sizes)
 
     def _means_of_pieces(
         self, slots: list[int], tokens: list[Tensor], padding_mask: Tensor | None, piece: Piece
@@ -80,7 +79,7 @@ class MeanPoolProjection(WindowProjection):
         for start in range(0, len(sums), size):
             count, *totals = sums[start : start + size]
             means = [(total / count.clamp(min=1)).to(hidden.dtype) for total in totals]
-            pooled.append(_Pooled(means, count[..., 0] == 0, count[..., 0].long()[:, None]))
+            pooled.append(_Pooled(means, count[..., 0] == 0, count[..., 0].long()))
         return pooled
 
 

@@ -27,9 +27,9 @@ class Windows(NamedTuple):
     real: Bool[Tensor, "batch_or_1 slots window"]
 
     @property
-    def sizes(self) -> Int[Tensor, "batch_or_1 1 slots"]:
-        """The number of real tokens in each window, for all heads."""
-        return self.real.sum(-1)[:, None]
+    def sizes(self) -> Int[Tensor, "batch_or_1 slots"]:
+        """The number of real tokens in each window."""
+        return self.real.sum(-1)
 
     @property
     def empty(self) -> Bool[Tensor, "batch_or_1 slots"]:
@@ -135,8 +135,7 @@ class MappedWindowProjection(WindowProjection):
                 head_map.add_bias(self._reduce(windows, of_heads(mapped, heads, 2), name), heads)
                 for head_map, mapped, name in maps
             )
-            counts = windows.sizes if inputs.counted else None
-            slots.append(Slots(key_slots, value_slots, empty, heads, counts=counts, tiles=k))
+            slots.append(Slots(key_slots, value_slots, empty, heads, sizes=windows.sizes))
         return slots
 
 
