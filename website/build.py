@@ -51,7 +51,6 @@ TOPICS = {
         "MeanPoolProjection",
         "MaxPoolProjection",
         "ConvProjection",
-        "DenseConvProjection",
         "DynamicProjection",
         "RandomProjection",
     ),

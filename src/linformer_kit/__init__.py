@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from linformer_kit.operator.attention import LinformerAttention
     from linformer_kit.operator.projections import (
         ConvProjection,
-        DenseConvProjection,
         DynamicProjection,
         LinearProjection,
         MaxPoolProjection,
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "ConvProjection": "operator.projections",
-    "DenseConvProjection": "operator.projections",
     "DynamicProjection": "operator.projections",
     "LinearProjection": "operator.projections",
     "LinformerAttention": "operator.attention",

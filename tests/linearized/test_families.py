@@ -111,7 +111,7 @@ def test_sharing(name, sharing, tmp_path):
     assert torch.equal(before, copied) and torch.equal(before, loaded)
 
 
-@pytest.mark.parametrize("projection", ["mean_pool", "max_pool", "conv", "dense_conv", "random", "dynamic"])
+@pytest.mark.parametrize("projection", ["mean_pool", "max_pool", "conv", "random", "dynamic"])
 def test_projections(projection, tmp_path):
     torch.manual_seed(0)
     linear = as_in_the_paper(build(FAMILIES["bert"]), 5, projection=projection)

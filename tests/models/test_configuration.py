@@ -43,8 +43,8 @@ def test_saving_and_loading_keep_every_field(config, tmp_path):
             "projected_dim: expected the same k in all layers and heads that share a kernel of conv, since its size depends on k, got [[8",
         ),
         (
-            {"projected_dim": [8] * 11 + [4], "projection": "dense_conv", "sharing": "layerwise"},
-            "projected_dim: expected the same k in all layers and heads that share a kernel of dense_conv, since its size depends on k, got",
+            {"projected_dim": [8] * 11 + [4], "projection": "conv", "sharing": "layerwise"},
+            "projected_dim: expected the same k in all layers and heads that share a kernel of conv, since its size depends on k, got",
         ),
         ({"shorter_input": "crop"}, "shorter_input: expected one of prefix, stretch, got 'crop'"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings: expected True or False, got 'no'"),
@@ -56,7 +56,7 @@ def test_saving_and_loading_keep_every_field(config, tmp_path):
         ({"sharing": "all"}, "sharing: expected one of none, headwise, key_value, layerwise, got 'all'"),
         (
             {"projection": "dense"},
-            "projection: expected one of linear, mean_pool, max_pool, conv, dense_conv, random, dynamic, got",
+            "projection: expected one of linear, mean_pool, max_pool, conv, random, dynamic, got",
         ),
         (
             {"problem_type": "multilabel"},

@@ -127,8 +127,6 @@ def _plain(projection: fast.SequenceProjection, name: str, head: int, k: int) ->
     weight = projection.key_projection if weight is None else weight
     if isinstance(projection, fast.ConvProjection):
         kernel = weight[head] if projection.sharing == "none" else weight
-        if isinstance(projection, fast.DenseConvProjection):
-            return pool(lambda rows: sum(kernel[:, :, tap] @ row for tap, row in enumerate(rows)))
         return pool(lambda rows: sum(kernel[:, tap] * row for tap, row in enumerate(rows)))
     matrix = _matrix(projection, weight, head, k)
     if stretch:

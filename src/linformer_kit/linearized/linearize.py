@@ -87,8 +87,8 @@ def linearize(
         sliding_window: w, the number of tokens that each query sees exactly, its own included, in one softmax with the
             slots; 0: none (docs/operator.md).
         global_tokens: g, the number of tokens at the start that every query sees exactly, besides the slots; default: 1
-            where slots are windows of tokens (`mean_pool`, `max_pool`, `conv`, `dense_conv`), else 0. Other slots of a
-            short text hold each token several times, and one global token would weigh little beside them.
+            where slots are windows of tokens (`mean_pool`, `max_pool`, `conv`), else 0. Other slots of a short text
+            hold each token several times, and one global token would weigh little beside them.
         layers: Numbers of the layers to linearise, from 0; the others keep full attention. None: all.
         max_position_embeddings: n, the new maximum length in tokens; default: that of the model.
         resize_mode: How position embeddings are resized to n: repeated (`extend`) or interpolated (`interpolate`).

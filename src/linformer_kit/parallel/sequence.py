@@ -67,8 +67,8 @@ class SequenceParallel:
 
     Raises:
         InputError: for a model whose slots are not sums over positions or depend on the length of the text:
-            `attention="full"`, projections `max_pool`, `conv` and `dense_conv`, `shorter_input="stretch"`; for
-            `global_tokens`; for question answering, whose loss is over all positions; for so many processes that a
+            `attention="full"`, projections `max_pool` and `conv`, `shorter_input="stretch"`; for `global_tokens`; for
+            question answering, whose loss is over all positions; for so many processes that a
             piece has no position, or fewer than half of a sliding window or convolution; for a model split already.
     """
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Sharing = Literal["none", "headwise", "key_value", "layerwise"]
-Projection = Literal["linear", "mean_pool", "max_pool", "conv", "dense_conv", "random", "dynamic"]
+Projection = Literal["linear", "mean_pool", "max_pool", "conv", "random", "dynamic"]
 Attention = Literal["linformer", "full"]
 BiasOrder = Literal["before_projection", "after_projection"]
 ShorterInput = Literal["prefix", "stretch"]
@@ -13,12 +13,9 @@ LinearInitializer = Literal["normal", "lecun_normal"]
 ProjectionInitializer = Literal[
     "pooling",
     "mean_pooling",
-    "pooling_noise",
     "shifted_pooling",
-    "selection",
     "normal",
     "lecun_normal",
-    "xavier_uniform",
 ]
 
 

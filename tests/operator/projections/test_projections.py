@@ -47,13 +47,11 @@ def test_random_entries_have_variance_one_over_k():
         assert not torch.equal(projection.matrix[:, n:], old)
 
 
-@pytest.mark.parametrize("name", ["conv", "dense_conv"])
 @pytest.mark.parametrize("window", [4, 64])
-def test_kernels_start_as_scaled_means(name, window):
-    kind = PROJECTIONS[name](5 * window, 5, num_heads=2, head_dim=3)
-    kernel = kind.key_projection
+def test_kernels_start_as_scaled_means(window):
+    kernel = PROJECTIONS["conv"](5 * window, 5, num_heads=2, head_dim=3).key_projection
     summed = kernel.sum(dim=-1)  # what a window of equal tokens gives
-    torch.testing.assert_close(summed, window**0.5 * (torch.ones(3) if name == "conv" else torch.eye(3)))
+    torch.testing.assert_close(summed, window**0.5 * torch.ones(3))
     assert torch.equal(kernel, kernel[..., :1].expand_as(kernel))
 
 
@@ -86,7 +84,7 @@ def test_frozen_projections_stay_frozen(name, mode):
         ({"sharing": "all"}, "sharing: expected one of none, headwise, key_value, layerwise, got 'all'"),
         (
             {"name": "dense"},
-            "projection: expected one of linear, mean_pool, max_pool, conv, dense_conv, random, dynamic, got 'dense'",
+            "projection: expected one of linear, mean_pool, max_pool, conv, random, dynamic, got 'dense'",
         ),
         ({"shorter_input": "crop"}, "shorter_input: expected one of prefix, stretch, got 'crop'"),
         ({"projected_dim": [7, 5]}, "projected_dim: expected one number for each of 3 heads, got 2"),

@@ -14,7 +14,7 @@ from linformer_kit.operator.projections import LinearProjection
 from linformer_kit.operator.projections.starts import STARTS, pooling_matrix, spread_order
 
 N, K, HEADS = 131, 17, 3
-RANDOM = ("pooling_noise", "normal", "lecun_normal", "xavier_uniform")
+RANDOM = ("normal", "lecun_normal")
 
 
 def test_shifted_pooling_is_the_default_and_its_rows_are_spread():
@@ -33,25 +33,12 @@ def test_shifted_pooling_is_the_default_and_its_rows_are_spread():
     [
         ("normal", 0.02),
         ("lecun_normal", 1 / math.sqrt(N)),
-        ("xavier_uniform", math.sqrt(2 / (N + K))),
     ],
 )
 def test_what_is_random_has_its_variance(name, std):
     matrices = STARTS[name](HEADS, K, N)
     assert matrices.shape == (HEADS, K, N)
     assert matrices.std().item() == pytest.approx(std, rel=0.05) and abs(matrices.mean()) < std / 10
-
-
-def test_xavier_is_that_of_torch():
-    expected = torch.nn.init.xavier_uniform_(torch.empty(K, N))
-    matrices = STARTS["xavier_uniform"](1, K, N)
-    bound = math.sqrt(6 / (N + K))
-    assert 0.97 * bound < expected.abs().max() <= bound and 0.97 * bound < matrices.abs().max() <= bound
-
-
-def test_noise_is_half_of_pooling_noise():
-    noise = STARTS["pooling_noise"](HEADS, K, N) * math.sqrt(2) - STARTS["pooling"](HEADS, K, N)
-    assert noise.std().item() == pytest.approx(1 / math.sqrt(N), rel=0.05)
 
 
 def test_windows_of_heads_are_shifted():
@@ -62,16 +49,6 @@ def test_windows_of_heads_are_shifted():
     assert inside[1] == [[2, 3, 4, 5, 6, 7], [0, 1, 8, 9, 10, 11]]
     assert inside[2] == [[4, 5, 6, 7, 8, 9], [0, 1, 2, 3, 10, 11]]
     assert torch.allclose(matrices.square().sum(-1), torch.ones(3, 2))
-
-
-def test_positions_that_heads_select():
-    matrices = STARTS["selection"](3, 2, 12)
-    assert [matrix.nonzero().tolist() for matrix in matrices] == [
-        [[0, 0], [1, 6]],
-        [[0, 2], [1, 8]],
-        [[0, 4], [1, 10]],
-    ]
-    assert matrices.max() == 1
 
 
 @pytest.mark.parametrize("name", RANDOM)
@@ -100,9 +77,11 @@ def test_heads_with_their_own_k_keep_their_place(name):
 @pytest.mark.parametrize("sharing", ["headwise", "layerwise", "none"])
 def test_models_start_so(sharing, config):
     torch.manual_seed(3)
-    model = LinformerForMaskedLM(config(sharing=sharing, projection_initializer="selection"))
+    model = LinformerForMaskedLM(config(sharing=sharing, projection_initializer="mean_pooling"))
     matrices = [parameter for name, parameter in model.named_parameters() if "key_projection" in name]
-    assert matrices and all(set(matrix.unique().tolist()) == {0.0, 1.0} for matrix in matrices)
+    assert matrices
+    for matrix in matrices:
+        torch.testing.assert_close(matrix.sum(-1), torch.ones(matrix.shape[:-1]))
 
 
 def test_refused():

@@ -9,7 +9,6 @@ To add a projection, add a class, a line in `PROJECTIONS`, and a name in `settin
     MeanPoolProjection     means over k windows                     likewise
     MaxPoolProjection      maxima over k windows, after W
     ConvProjection         k windows with a learned kernel for each dimension of a head, after W
-    DenseConvProjection    likewise, with a kernel that mixes the dimensions of a head
     DynamicProjection      E = F = a softmax over the positions       as LinearProjection
 
     base         base classes                     sizes        numbers of slots, for heads and layers
@@ -36,7 +35,7 @@ from linformer_kit.operator.projections.base import (
     Piece,
     SequenceProjection,
 )
-from linformer_kit.operator.projections.convolution import ConvProjection, DenseConvProjection
+from linformer_kit.operator.projections.convolution import ConvProjection
 from linformer_kit.operator.projections.dynamic import DynamicProjection
 from linformer_kit.operator.projections.head_maps import HeadMap
 from linformer_kit.operator.projections.matrices import LinearProjection, RandomProjection
@@ -51,7 +50,6 @@ __all__ = [
     "SHARINGS",
     "SHORTER_INPUTS",
     "ConvProjection",
-    "DenseConvProjection",
     "DynamicProjection",
     "HeadGroups",
     "HeadMap",
@@ -75,7 +73,6 @@ PROJECTIONS: dict[str, type[SequenceProjection]] = {
     "mean_pool": MeanPoolProjection,
     "max_pool": MaxPoolProjection,
     "conv": ConvProjection,
-    "dense_conv": DenseConvProjection,
     "random": RandomProjection,
     "dynamic": DynamicProjection,
 }

@@ -5,7 +5,6 @@ Axes as in `slots`.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +13,6 @@ import torch
 from torch import Tensor
 
 from linformer_kit.errors import InputError
-from linformer_kit.operator import kernels
 from linformer_kit.operator.projections.base import LearnedProjection
 from linformer_kit.operator.projections.resampling import stretch_matrix
 from linformer_kit.operator.projections.windows import MappedWindowProjection, Windows
@@ -43,36 +41,16 @@ class ConvProjection(LearnedProjection, MappedWindowProjection):
         kernel = torch.full((self.head_dim, self._width), 1 / math.sqrt(self._width))
         return kernel.repeat(self.num_heads, 1, 1) if self.sharing == "none" else kernel
 
-    def _check_head_dim(self, mapped: Tensor) -> None:
+    def _reduce(self, windows: Windows, mapped: Tensor, name: str) -> Tensor:
         if mapped.shape[3] != self.head_dim:
             raise InputError(f"head_dim: expected {self.head_dim}, as the kernel has, got {mapped.shape[3]}")
-
-    def _kernel(self, name: str) -> Tensor:
-        kernel = getattr(self, name)
-        kernel = self.key_projection if kernel is None else kernel
-        return kernel if self.sharing == "none" else kernel[None]
-
-    def _reduce(self, windows: Windows, mapped: Tensor, name: str) -> Tensor:
-        self._check_head_dim(mapped)
+        kernel = self.key_projection if self.tied else getattr(self, name)
+        kernel = kernel if self.sharing == "none" else kernel[None]
         inside = windows.of(mapped.flatten(2)).unflatten(3, mapped.shape[2:])
-        taps = self._kernel(name).movedim(-1, 0)[: inside.shape[2]]  # [width, heads or 1, head_dim]
+        taps = kernel.movedim(-1, 0)[: inside.shape[2]]  # [width, heads or 1, head_dim]
         return (inside * taps.to(inside.dtype)).sum(dim=2).transpose(1, 2)
 
     def _resize(self, seq_len: int, mode: str) -> None:
         super()._resize(seq_len, mode)
         if mode == "interpolate":
             self._replace_parameters(lambda kernel: stretch_matrix(kernel, -(-seq_len // self.projected_dim)))
-
-
-class DenseConvProjection(ConvProjection):
-    """`ConvProjection` with kernels that also mix the dimensions of a head, `[head_dim out, head_dim in, width]`."""
-
-    def _start(self) -> Tensor:
-        kernel = torch.eye(self.head_dim)[..., None] / math.sqrt(self._width) * torch.ones(self._width)
-        return kernel.repeat(self.num_heads, 1, 1, 1) if self.sharing == "none" else kernel
-
-    def _reduce(self, windows: Windows, mapped: Tensor, name: str) -> Tensor:
-        self._check_head_dim(mapped)
-        inside = windows.of(mapped.flatten(2)).unflatten(3, mapped.shape[2:])
-        kernel = self._kernel(name)[..., : inside.shape[2]].expand(mapped.shape[2], -1, -1, -1).to(inside.dtype)
-        return kernels.widened(functools.partial(torch.einsum, "bswhi,hoiw->bhso"), inside, kernel)

@@ -1,18 +1,15 @@
 """Initialisation of learned E and F (`projection_initializer`). docs/learning.md compares the initialisers.
 
 All of them give rows of norm about 1 for any n and k, so that independent inputs of variance 1 give slots of variance
-1. Exceptions are `normal`, whose row norms grow with n, `xavier_uniform`, with the variance of a matrix that maps n
-numbers to k, and `mean_pooling`, whose rows sum to 1. Axes: heads (1 if they share a matrix), slots (k), seq_len (n).
+1. Exceptions are `normal`, whose row norms grow with n, and `mean_pooling`, whose rows sum to 1. Axes: heads (1 if
+they share a matrix), slots (k), seq_len (n).
 
     pooling          mean pooling over k windows times √(n/k), the same for all heads
-    pooling_noise    (pooling + N(0, 1/n)) / √2
     mean_pooling     the means without scaling: for layers whose other weights were trained on tokens (`linearized`)
     shifted_pooling  the default: the windows of each head start a little later than those of the previous head; equal
                      to pooling if heads share a matrix
-    selection        each slot is one position of its window, for each head a little later than for the previous head
     normal           N(0, 0.02²), as in the official code
     lecun_normal     N(0, 1/n)
-    xavier_uniform   uniform with variance 2/(n + k)
 
 To add one, add a function here, a line in `STARTS`, and a name in `settings.ProjectionInitializer`.
 """
@@ -45,22 +42,11 @@ def mean_pooling(heads: int, projected_dim: int, seq_len: int) -> Matrices:
     return matrices / matrices.sum(dim=-1, keepdim=True)
 
 
-def pooling_noise(heads: int, projected_dim: int, seq_len: int) -> Matrices:
-    noise = lecun_normal(heads, projected_dim, seq_len)
-    return (pooling(heads, projected_dim, seq_len) + noise) / math.sqrt(2)
-
-
 def shifted_pooling(heads: int, projected_dim: int, seq_len: int) -> Matrices:
     """The windows of head i are shifted by i/h of a window; the last one wraps around the end."""
-    return _shifted(pooling(heads, projected_dim, seq_len))
-
-
-def selection(heads: int, projected_dim: int, seq_len: int) -> Matrices:
-    """Each slot selects one position of its window: for the first head, the first position."""
-    matrix = torch.zeros(projected_dim, seq_len)
-    for row, slot in enumerate(spread_order(projected_dim)):
-        matrix[row, slot * seq_len // projected_dim] = 1
-    return _shifted(matrix.repeat(heads, 1, 1))
+    matrices = pooling(heads, projected_dim, seq_len)
+    shifted = [matrix.roll(head * seq_len // (projected_dim * heads), dims=1) for head, matrix in enumerate(matrices)]
+    return torch.stack(shifted)
 
 
 def normal(heads: int, projected_dim: int, seq_len: int) -> Matrices:
@@ -71,27 +57,13 @@ def lecun_normal(heads: int, projected_dim: int, seq_len: int) -> Matrices:
     return torch.randn(heads, projected_dim, seq_len) / math.sqrt(seq_len)
 
 
-def xavier_uniform(heads: int, projected_dim: int, seq_len: int) -> Matrices:
-    bound = math.sqrt(6 / (projected_dim + seq_len))
-    return torch.empty(heads, projected_dim, seq_len).uniform_(-bound, bound)
-
-
 STARTS: dict[str, Callable[[int, int, int], Tensor]] = {
     "pooling": pooling,
     "mean_pooling": mean_pooling,
-    "pooling_noise": pooling_noise,
     "shifted_pooling": shifted_pooling,
-    "selection": selection,
     "normal": normal,
     "lecun_normal": lecun_normal,
-    "xavier_uniform": xavier_uniform,
 }
-
-
-def _shifted(matrices: Tensor) -> Tensor:
-    """Shift the matrix of each head along the sequence by its fraction of a window."""
-    heads, slots, seq_len = matrices.shape
-    return torch.stack([matrix.roll(head * seq_len // (slots * heads), dims=1) for head, matrix in enumerate(matrices)])
 
 
 def pooling_matrix(projected_dim: int, seq_len: int) -> Float[Tensor, "projected seq_len"]:
