@@ -153,30 +153,19 @@ def test_pieces_are_no_longer_than_the_tokenizer_allows(texts, tmp_path):
         assert found["piece_length"] == expected
 
 
-def test_a_classifier_cannot_answer_in_pieces(texts, tmp_path, capsys):
+def test_a_classifier_reads_long_texts_whole(texts, tmp_path):
     teacher = write_teacher(tmp_path / "teacher", WORDS, "RobertaForSequenceClassification", num_labels=3)
     longer = {"train_file": texts, "max_position_embeddings": 4 * LENGTH}
-    error = fail_last_line(capsys, *command(teacher, tmp_path / "student", **longer))
-    assert "long_inputs: expected stretch for RobertaForSequenceClassification" in error
-    distill(teacher, tmp_path / "student", **longer, max_steps=2, long_inputs="stretch")
+    distill(teacher, tmp_path / "student", **longer, max_steps=2)
+    assert json.loads((tmp_path / "student" / "metrics.json").read_text())["text"]["piece_length"] is None
 
 
-def test_fewer_layers(teacher, texts, tmp_path):
-    distill(teacher, tmp_path / "student", train_file=texts, student_layers=2)
-    model = AutoModelForMaskedLM.from_pretrained(tmp_path / "student")
-    assert len(model.roberta.encoder.layer) == model.config.num_hidden_layers == 2
-    assert json.loads((tmp_path / "student" / "metrics.json").read_text())["student"]["layers"] == 2
-
-
-@pytest.mark.parametrize("long_inputs", ["pieces", "stretch"])
-def test_longer_than_its_teacher(teacher, texts, tmp_path, long_inputs):
-    longer = {"max_position_embeddings": 4 * LENGTH, "long_inputs": long_inputs}
-    distill(teacher, tmp_path / "student", train_file=texts, **longer)
+def test_longer_than_its_teacher(teacher, texts, tmp_path):
+    distill(teacher, tmp_path / "student", train_file=texts, max_position_embeddings=4 * LENGTH)
     model = AutoModelForMaskedLM.from_pretrained(tmp_path / "student")
     assert model(torch.full((1, 4 * LENGTH), 7)).logits.isfinite().all()
     found = json.loads((tmp_path / "student" / "metrics.json").read_text())["text"]
-    assert found["longest"] == 4 * LENGTH
-    assert found["piece_length"] == (LENGTH if long_inputs == "pieces" else None)
+    assert found["longest"] == 4 * LENGTH and found["piece_length"] == LENGTH
 
 
 def test_what_sentence_transformers_needs_goes_along(texts, tmp_path):
@@ -256,31 +245,16 @@ def test_a_student_of_another_vocabulary_is_refused(other, run, teacher, texts, 
     assert not (tmp_path / "more").exists()
 
 
-def test_without_layers_the_answers_alone_are_learned(teacher, texts, tmp_path):
-    distill(teacher, tmp_path / "student", train_file=texts, hidden_weight=0, attention_weight=0)
-    assert json.loads((tmp_path / "student" / "metrics.json").read_text())["layerwise_steps"] == 0
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"projected_dim": 99}, f"projected_dim: expected 1 to {LENGTH} (the longest sequence), got 99"),
-        ({"student_layers": 4}, "student_layers: expected 1 to 3, as the teacher has, got 4"),
-        ({"hidden_weight": -1}, "hidden_weight: expected 0 or more, got -1.0"),
-        (
-            {"hidden_weight": 0, "attention_weight": 0, "output_weight": 0},
-            "hidden_weight, attention_weight, output_weight: expected one that is more than 0, got none",
-        ),
         ({"temperature": 0}, "temperature: expected more than 0, got 0.0"),
         ({"mlm_probability": 1}, "mlm_probability: expected more than 0 and less than 1, got 1.0"),
         ({"layerwise_steps": 7}, "layerwise_steps: expected 0 to 6, got 7"),
         ({"max_eval_samples": 0}, "max_eval_samples: expected 1 or more, got 0"),
         ({"train_file": "nowhere"}, "train_file: no such file or folder: nowhere"),
         ({"student": "nowhere/at/all"}, "student: expected a folder, got nowhere/at/all, which does not exist"),
-        (
-            {"layerwise_steps": 3, "hidden_weight": 0, "attention_weight": 0},
-            "layerwise_steps: expected 0 without hidden",
-        ),
         ({"per_device_train_batch_size": 1000}, "per_device_train_batch_size: expected at most the"),
         ({"trainer.adam_beta2": 0.9}, "unrecognized arguments: --trainer.adam_beta2"),
         ({"adam_epsilon": 0}, "adam_epsilon: expected more than 0, got 0.0"),

@@ -6,5 +6,4 @@ attention   linear attention, through transformers' attention interface
 classes     configuration and model classes with E and F, which save and load like any other
 fields      the configuration field that describes E and F
 positions   resizing of the maximum input length
-depth       removal of layers
 """

@@ -23,8 +23,7 @@ class LinearizeSettings:
         sliding_window: Number of neighbouring tokens that each query attends to exactly, its own included; 0: none.
         global_tokens: Number of tokens at the start that every query attends to exactly; default: 1 where slots are
             windows of tokens, else 0.
-        layers: Layers to linearise, numbered from 0 after student_layers is applied; the others keep full attention;
-            default: all.
+        layers: Layers to linearise, numbered from 0; the others keep full attention; default: all.
         max_position_embeddings: n, the maximum sequence length in tokens; default: that of the model.
         resize_mode: How position embeddings are resized to n: repeated (`extend`) or interpolated (`interpolate`).
     """
@@ -50,14 +49,11 @@ class DistillSettings(LinearizeSettings, TrainingSettings):
             answering model, or an encoder without a head.
         output_dir: Folder for the model, checkpoints and results.
         student: Folder of an existing linear student to train further; default: the linearised teacher.
-        student_layers: Number of layers of the student, taken from the teacher at equal distances; default: all.
         adapter: Train a LoRA adapter of the layers' linear maps, and E and F, instead of all weights.
             It is saved in `adapter/` in PEFT's format, in addition to the model; needs `pip install
             linformer-kit[adapter]`.
         adapter_rank: Rank r of the LoRA adapter.
         base_model_name: Hub id of the teacher, for the adapter's files; default: the name of the teacher.
-        long_inputs: How the teacher reads texts longer than its maximum length: in pieces of that length, whose hidden
-            states are joined (`pieces`), or whole, with position embeddings resized by `resize_mode` (`stretch`).
         train_file: Training files, folders or globs (.txt .py .md .jsonl .csv .tsv .parquet); default: the source of
             the Python standard library.
         validation_file: Validation files, folders or globs; default: a part of the texts is held out.
@@ -75,11 +71,7 @@ class DistillSettings(LinearizeSettings, TrainingSettings):
             layer; default: a quarter of max_steps.
         joint_learning_rate_factor: Learning rate of the second phase, which trains all layers together, as a multiple
             of learning_rate; each phase has its own warm-up and decay to 0.
-        hidden_weight: Weight of the loss on the hidden states after each layer.
-        attention_weight: Weight of the loss on the attention outputs.
-        output_weight: Weight of the loss on the outputs: Kullback-Leibler divergence of the predictions, or, without a
-            head, cosine distance of the mean embeddings.
-        temperature: Softmax temperature of the output loss.
+        temperature: Softmax temperature of the loss on the predictions.
         mlm_probability: Share of the tokens to mask where the teacher is a masked language model.
         warmup_steps: Updates of linear warm-up.
         eval_steps: Updates between evaluations.
@@ -89,11 +81,9 @@ class DistillSettings(LinearizeSettings, TrainingSettings):
 
     teacher: str
     student: str | None = None
-    student_layers: int | None = None
     adapter: bool = False
     adapter_rank: int = 16
     base_model_name: str | None = None
-    long_inputs: Literal["pieces", "stretch"] = "pieces"
     train_file: list[str] | None = None
     validation_file: list[str] | None = None
     text_column: str = "text"
@@ -110,9 +100,6 @@ class DistillSettings(LinearizeSettings, TrainingSettings):
     max_steps: int = 1200
     layerwise_steps: int | None = None
     joint_learning_rate_factor: float = 0.2
-    hidden_weight: float = 1.0
-    attention_weight: float = 1.0
-    output_weight: float = 1.0
     temperature: float = 1.0
     mlm_probability: float = 0.15
     warmup_steps: int = 50

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, get_type_hints
 # commands; CLASS.NAME takes the setting of one class, and of those that inherit it, out of the group of its name.
 GROUPS = {
     "Model": """
-        model from_model tokenizer in_place student student_layers classification_head
+        model models names methods from_model tokenizer in_place student classification_head
         ConvertSettings.num_attention_heads resize_to resize_mode""",
     "Linear attention": """
         projected_dim max_position_embeddings LinearizeSettings.resize_mode ConvertSettings.resize_mode projection
@@ -35,8 +35,7 @@ GROUPS = {
         linear_initializer initializer_range layer_norm_eps tie_word_embeddings type_vocab_size position_offset
         pad_token_id bos_token_id eos_token_id""",
     "Distillation": """
-        layerwise_steps joint_learning_rate_factor hidden_weight attention_weight output_weight temperature
-        long_inputs""",
+        layerwise_steps joint_learning_rate_factor temperature""",
     "Training": """
         max_steps num_train_epochs learning_rate learning_rates per_device_train_batch_size gradient_accumulation_steps
         warmup_steps lr_scheduler_type projection_learning_rate_factor

@@ -33,7 +33,7 @@ from linformer_kit.training.randomness import callers_random_state
 from linformer_kit.training.run import Run, measurements
 from linformer_kit.training.state import TrainingState
 from linformer_kit.training.tasks.answers import kind_of
-from linformer_kit.training.tasks.distillation import MEASURES, Distillation, Weights, learning_rate_share
+from linformer_kit.training.tasks.distillation import MEASURES, Distillation, learning_rate_share
 
 ADAPTER = "adapter"  # subfolder of the output folder
 # Endings of the class names of teachers whose inputs are whole texts.
@@ -107,11 +107,6 @@ def check(settings: DistillSettings) -> None:
     check_training(settings)
     for model in (settings.teacher, settings.student):
         check_model_is_kept(model, settings.output_dir)
-    for name in ("hidden_weight", "attention_weight", "output_weight"):
-        if not getattr(settings, name) >= 0:
-            raise InputError(f"{name}: expected 0 or more, got {getattr(settings, name)}")
-    if not settings.hidden_weight + settings.attention_weight + settings.output_weight > 0:
-        raise InputError("hidden_weight, attention_weight, output_weight: expected one that is more than 0, got none")
     if not settings.temperature > 0:
         raise InputError(f"temperature: expected more than 0, got {settings.temperature}")
     if not 0 < settings.mlm_probability < 1:
@@ -119,17 +114,16 @@ def check(settings: DistillSettings) -> None:
     if settings.max_eval_samples < 1:
         raise InputError(f"max_eval_samples: expected 1 or more, got {settings.max_eval_samples}")
     layerwise = _layerwise_steps(settings)
-    if layerwise and not settings.hidden_weight + settings.attention_weight:
-        raise InputError(f"layerwise_steps: expected 0 without hidden_weight and attention_weight, got {layerwise}")
     if not 0 <= layerwise <= settings.max_steps:
         raise InputError(f"layerwise_steps: expected 0 to {settings.max_steps}, got {settings.layerwise_steps}")
     if settings.packing and settings.text_pair_column is not None:
         raise InputError("packing: expected false for pairs of texts, got true")
     if settings.adapter_rank < 1:
         raise InputError(f"adapter_rank: expected 1 or more, got {settings.adapter_rank}")
-    for name in ("student", "student_layers"):
-        if settings.adapter and (value := getattr(settings, name)) is not None:
-            raise InputError(f"{name}: expected none with adapter, which changes the teacher itself, got {value}")
+    if settings.adapter and settings.student is not None:
+        raise InputError(
+            f"student: expected none with adapter, which changes the teacher itself, got {settings.student}"
+        )
     if settings.adapter and settings.fully_shard:
         raise InputError("fully_shard: expected false with adapter, got true")
     if not settings.joint_learning_rate_factor > 0:
@@ -156,13 +150,11 @@ def _distillation(settings: DistillSettings, pair: Pair, inputs: Inputs) -> Dist
         pair.tokenizer,
         teacher=pair.teacher,
         attention_names=pair.attention_names,
-        stands_for=pair.stands_for,
         train=inputs.train,
         validation=inputs.validation,
         longest=pair.longest,
         piece_length=pair.piece_length,
         seed=settings.seed,
-        weights=Weights(settings.hidden_weight, settings.attention_weight, settings.output_weight),
         layerwise_steps=_layerwise_steps(settings),
         temperature=settings.temperature,
     )
@@ -238,6 +230,4 @@ def _curves(state: TrainingState) -> dict[str, list[list[float]]]:
 
 
 def _layerwise_steps(settings: DistillSettings) -> int:
-    if settings.layerwise_steps is not None:
-        return settings.layerwise_steps
-    return settings.max_steps // 4 if settings.hidden_weight + settings.attention_weight else 0
+    return settings.max_steps // 4 if settings.layerwise_steps is None else settings.layerwise_steps

@@ -11,7 +11,6 @@ from linformer_kit.data.tokenizer import tokenizer_fingerprint
 from linformer_kit.errors import InputError, renamed
 from linformer_kit.interop.loading import auto_class_of, input_length, load_model
 from linformer_kit.linearized.classes import LinearizedModel
-from linformer_kit.linearized.depth import keep_layers, layers_to_keep
 from linformer_kit.linearized.layers import attention_layers
 from linformer_kit.linearized.linearize import linearize_encoder
 from linformer_kit.linearized.positions import check_positions, longest_input, set_positions
@@ -36,7 +35,6 @@ class Pair:
         student: The model with linear attention.
         tokenizer: The tokenizer of both; its `model_max_length` is the student's if that reads longer texts.
         attention_names: Names of the attention modules of student and teacher.
-        stands_for: As for `Distillation`.
         longest: Length of the longest input, in tokens.
         piece_length: As for `Distillation`.
         base: The model that an adapter changes: the teacher as it was loaded. None: all weights are trained.
@@ -46,7 +44,6 @@ class Pair:
     student: LinearizedModel
     tokenizer: PreTrainedTokenizerBase
     attention_names: tuple[list[str], list[str]]
-    stands_for: list[int] | None
     longest: int
     piece_length: int | None
     base: PreTrainedModel | None
@@ -67,17 +64,10 @@ def load_pair(settings: DistillSettings) -> Pair:
             raise InputError(f"model: expected an encoder of texts ({expected}), got {type(teacher).__name__}")
         base = copy.deepcopy(teacher).float() if settings.adapter else None
         names = [layer.name for layer in attention_layers(teacher)]
-        stands_for = None
         if settings.student is None:
-            student = copy.deepcopy(teacher)
-            if settings.student_layers is not None:
-                stands_for = layers_to_keep(teacher, settings.student_layers)
-                keep_layers(student, stands_for)
-            student = linearize_encoder(student, _linearize_settings(settings))
+            student = linearize_encoder(copy.deepcopy(teacher), _linearize_settings(settings))
     if settings.student is not None:
         student = _earlier_student(settings, teacher, tokenizer)
-        made = student.config.num_hidden_layers
-        stands_for = None if made == teacher.config.num_hidden_layers else layers_to_keep(teacher, made)
     longest, limit = student.config.linformer["seq_len"], input_length(teacher, tokenizer, None)
     # A limit of the tokenizer below the teacher's positions, such as max_length of fine-tuning, stays.
     tokenizer.model_max_length = longest if longest > (longest_input(teacher) or limit) else min(longest, limit)
@@ -85,7 +75,7 @@ def load_pair(settings: DistillSettings) -> Pair:
     teacher, student, both = teacher.float(), student.float(), (student.attention_names(), names)
     if settings.adapter:
         add_adapter(student, settings.adapter_rank)
-    return Pair(teacher, student, tokenizer, both, stands_for, longest, piece_length, base)
+    return Pair(teacher, student, tokenizer, both, longest, piece_length, base)
 
 
 def _piece_length(longest: int, limit: int, teacher: PreTrainedModel, settings: DistillSettings) -> int | None:
@@ -95,19 +85,16 @@ def _piece_length(longest: int, limit: int, teacher: PreTrainedModel, settings: 
         longest: Longest input of the student in tokens.
         limit: Longest input of the teacher, by its positions and its tokenizer.
         teacher: The teacher.
-        settings: Whether long texts are read in pieces.
+        settings: How positions are resized.
     """
     if longest <= (longest_input(teacher) or limit):
         return None
-    if settings.long_inputs == "stretch":
-        with renamed("seq_len", "max_position_embeddings"), renamed("mode", "resize_mode"):
-            check_positions(teacher, longest, settings.resize_mode)
-        set_positions(teacher, longest, settings.resize_mode)
-        return None
-    if kind_of(teacher) not in _BY_TOKEN:
-        kind = type(teacher).__name__
-        raise InputError(f"long_inputs: expected stretch for {kind}, which has one answer for a whole text, got pieces")
-    return limit
+    if kind_of(teacher) in _BY_TOKEN:
+        return limit
+    with renamed("seq_len", "max_position_embeddings"), renamed("mode", "resize_mode"):
+        check_positions(teacher, longest, settings.resize_mode)
+    set_positions(teacher, longest, settings.resize_mode)
+    return None
 
 
 def _earlier_student(
@@ -121,19 +108,14 @@ def _earlier_student(
     for name in _LINEARIZE_FIELDS:
         if getattr(given, name) != getattr(LinearizeSettings(), name):
             raise InputError(f"{name}: expected none with student, which has its own, got {getattr(given, name)!r}")
-    if settings.student_layers is not None:
-        raise InputError(f"student_layers: expected none with student, got {settings.student_layers}")
     base = type(teacher).__name__
     if not isinstance(student, LinearizedModel) or not isinstance(student, type(teacher)):
         kind = type(student).__name__
         raise InputError(f"student: expected a {base} made linear (`linformer convert --in_place`), got {kind}")
-    for name in ("hidden_size", "vocab_size", "num_labels"):
+    for name in ("num_hidden_layers", "hidden_size", "vocab_size", "num_labels"):
         own, wanted = getattr(student.config, name), getattr(teacher.config, name)
         if own != wanted:
             raise InputError(f"student: expected {name} {wanted}, as the teacher has, got {own}")
-    own, wanted = student.config.num_hidden_layers, teacher.config.num_hidden_layers
-    if own > wanted:
-        raise InputError(f"student: expected at most the {wanted} layers of the teacher, got {own}")
     if tokenizer_fingerprint(own_tokenizer) != tokenizer_fingerprint(tokenizer):
         raise InputError(f"student: expected the tokenizer of the teacher, got another one in {settings.student}")
     return student

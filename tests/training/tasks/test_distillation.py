@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-import transformers
 
 from linformer_kit import linearize
-from linformer_kit.linearized.depth import keep_layers, layers_to_keep
 from linformer_kit.training.tasks.distillation import (
     Distillation,
-    Weights,
-    _of_layers,
     learning_rate_share,
     relative_error,
 )
-from linformer_kit.training.tasks.tracing import Trace
 from tests.families import FAMILIES, build, example
 
 
@@ -30,18 +25,6 @@ def test_relative_error_is_one_for_the_mean_and_zero_for_the_teacher():
         assert (distance.sum() / spread.sum()).item() == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_teacher_stands_for_several_layers():
-    """Each of the student's layers takes in what comes before those that it stands for, and ends where they end."""
-    trace = Trace(*([torch.tensor(10 * kind + layer) for layer in range(6)] for kind in range(3)))
-    few = _of_layers(trace, [1, 3, 5])
-    assert [[int(each) for each in part] for part in (few.inputs, few.outputs, few.attention)] == [
-        [0, 2, 4],
-        [11, 13, 15],
-        [21, 23, 25],
-    ]
-    assert _of_layers(trace, None) is trace
-
-
 def test_each_part_has_a_warm_up_and_falls_to_zero():
     shares = [learning_rate_share(update, layerwise=8, updates=20, warmup=3, joint=0.5) for update in range(21)]
     assert shares[:4] == pytest.approx([0.25, 0.5, 0.75, 1.0]) and shares[7] == pytest.approx(0.2)
@@ -50,21 +33,6 @@ def test_each_part_has_a_warm_up_and_falls_to_zero():
     assert max(shares[:8]) == 1 and max(shares[8:]) == 0.5
     whole = [learning_rate_share(update, layerwise=0, updates=4, warmup=9, joint=1.0) for update in range(4)]
     assert whole == pytest.approx([1 / 3, 2 / 3, 1.0, 0.5])  # a warm-up of half of it at most
-
-
-@pytest.mark.parametrize(
-    ("count", "expected"), [(1, [11]), (6, [1, 3, 5, 7, 9, 11]), (5, [1, 3, 6, 8, 11]), (12, [*range(12)])]
-)
-def test_layers_of_a_smaller_student(count, expected):
-    config = transformers.BertConfig(
-        vocab_size=31, hidden_size=6, num_hidden_layers=12, num_attention_heads=2, intermediate_size=5
-    )
-    model = transformers.BertModel(config)
-    layers = list(model.encoder.layer)
-    assert layers_to_keep(model, count) == expected
-    keep_layers(model, expected)
-    assert list(model.encoder.layer) == [layers[number] for number in expected]
-    assert model.config.num_hidden_layers == count
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +46,7 @@ def task_of(pair, tokenizer, **fields: object) -> Distillation:
     teacher, student = pair
     names = student.attention_names()
     usual = {"train": [None] * 11, "validation": [], "longest": 31, "seed": 3, "layerwise_steps": 5}
-    usual |= {"weights": Weights(1.0, 0.5, 0.25), "attention_names": (names, names)}
+    usual |= {"attention_names": (names, names)}
     return Distillation(student, tokenizer, teacher=teacher, **{**usual, **fields})
 
 
@@ -108,17 +76,6 @@ def test_the_teacher_learns_nothing_and_nothing_has_dropout(pair, words):
     assert not any(parameter.requires_grad or parameter.grad is not None for parameter in pair[0].parameters())
     assert any(parameter.grad is not None for parameter in task.model.parameters())
     task.model.zero_grad()
-
-
-def test_parts_of_the_loss_count_as_they_are_weighted(pair, words):
-    batch = example(pair[0], 31)
-
-    def loss(*weights: float) -> float:
-        return task_of(pair, words, weights=Weights(*weights))(batch, None).item()
-
-    parts = [loss(1, 0, 0), loss(0, 1, 0), loss(0, 0, 1)]
-    assert all(part > 0 for part in parts)
-    assert loss(2, 3, 5) == pytest.approx(2 * parts[0] + 3 * parts[1] + 5 * parts[2], rel=1e-5)
 
 
 def test_metrics_are_of_all_texts(pair, words):

@@ -6,7 +6,6 @@ Axes: batch, seq_len (n), embed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,15 +24,6 @@ from linformer_kit.training.tasks.tracing import Trace, traced
 
 MEASURES = ("loss", "error", "cosine", "agreement")
 _LEAST_SPREAD = 1e-12  # avoids division by zero if all hidden states are equal
-
-
-@dataclass(frozen=True)
-class Weights:
-    """Weights of the parts of the loss: errors of hidden states, of attention outputs, and of the model's outputs."""
-
-    hidden: float
-    attention: float
-    output: float
 
 
 def relative_error(
@@ -80,13 +70,11 @@ class Distillation(Task):
         tokenizer: Pads batches.
         teacher: The teacher, with full attention.
         attention_names: Names of the attention modules of student and teacher, in the order of their layers.
-        stands_for: Index of the teacher layer whose output each student layer reproduces; None: the same index.
         train: Training inputs, indexed by the keys of `passage_keys`.
         validation: Validation inputs.
         longest: Length of the longest input, in tokens.
         piece_length: Longest input of the teacher in tokens; it reads longer ones in pieces. None: it reads all whole.
         seed: Seed of the order.
-        weights: Weights of the parts of the loss.
         layerwise_steps: Number of first updates in which layers are trained independently.
         temperature: Softmax temperature of `output_loss`.
     """
@@ -98,13 +86,11 @@ class Distillation(Task):
         *,
         teacher: PreTrainedModel,
         attention_names: tuple[Sequence[str], Sequence[str]],
-        stands_for: Sequence[int] | None = None,
         train: Dataset,
         validation: Sequence[Window],
         longest: int,
         piece_length: int | None = None,
         seed: int,
-        weights: Weights,
         layerwise_steps: int,
         temperature: float = 1.0,
     ) -> None:
@@ -112,8 +98,6 @@ class Distillation(Task):
         super().__init__(model, tokenizer, train=train, validation=validation, collate=collate)  # type: ignore[arg-type]
         self.teacher = teacher.requires_grad_(False)
         self.student_attention, self.teacher_attention = attention_names
-        self.stands_for = stands_for
-        self.weights = weights
         self.layerwise_steps = layerwise_steps
         self.temperature = temperature
         self.kind = kind_of(teacher)
@@ -146,8 +130,8 @@ class Distillation(Task):
         real = _real(inputs, theirs.outputs[-1])
         loss = self._layer_loss(ours, theirs, real)
         answers = (self.kind, outputs, target, real, inputs["input_ids"] == self.mask_token_id)
-        if self.weights.output and not layerwise:
-            loss = loss + self.weights.output * output_loss(*answers, self.temperature)
+        if not layerwise:
+            loss = loss + output_loss(*answers, self.temperature)
         return _Comparison(loss, ours, theirs, real, answers)
 
     @torch.no_grad()
@@ -161,17 +145,14 @@ class Distillation(Task):
             outputs = self.teacher(**(inputs if pieces is None else pieces.inputs))
         if pieces is not None:
             trace, outputs = pieces.joined_trace(trace), pieces.joined_outputs(outputs)
-        return _of_layers(trace, self.stands_for), outputs
+        return trace, outputs
 
     def _layer_loss(self, ours: Trace, theirs: Trace, real: Tensor) -> Tensor:
         loss = theirs.outputs[0].new_zeros((), dtype=torch.float32)
-        for weight, students, teachers in (
-            (self.weights.hidden, ours.outputs, theirs.outputs),
-            (self.weights.attention, ours.attention, theirs.attention),
-        ):
-            for student, teacher in zip(students, teachers, strict=True) if weight else ():
+        for students, teachers in ((ours.outputs, theirs.outputs), (ours.attention, theirs.attention)):
+            for student, teacher in zip(students, teachers, strict=True):
                 distance, spread = relative_error(student.flatten(2), teacher.flatten(2), real)
-                loss = loss + weight * distance.sum() / spread.sum().clamp(min=_LEAST_SPREAD) / len(teachers)
+                loss = loss + distance.sum() / spread.sum().clamp(min=_LEAST_SPREAD) / len(teachers)
         return loss
 
     def measure(self, batch: Batch) -> tuple[Tensor, ...]:
@@ -209,18 +190,6 @@ class _Comparison(NamedTuple):
     theirs: Trace
     real: Tensor
     answers: tuple[Any, ...]
-
-
-def _of_layers(trace: Trace, stands_for: Sequence[int] | None) -> Trace:
-    """Select the part of a teacher's trace that a student with fewer layers reproduces."""
-    if stands_for is None:
-        return trace
-    firsts = [0, *(last + 1 for last in stands_for[:-1])]
-    return Trace(
-        [trace.inputs[first] for first in firsts],
-        [trace.outputs[last] for last in stands_for],
-        [trace.attention[last] for last in stands_for],
-    )
 
 
 def _real(inputs: dict[str, Tensor], hidden: Tensor) -> Tensor:
