@@ -39,9 +39,9 @@ def test_recipe_then_config_then_command_line(tmp_path):
     [
         (["--learning-rate", "3e-4"], "learning_rate", 3e-4),
         (["--learning-rate=3e-4"], "learning_rate", 3e-4),
-        (["--compare-full"], "compare_full", True),
-        (["--compare-full", "--seed", "1"], "compare_full", True),
-        (["--compare_full", "false"], "compare_full", False),
+        (["--fp16"], "fp16", True),
+        (["--fp16", "--seed", "1"], "fp16", True),
+        (["--fp16", "false"], "fp16", False),
         (["--resume", "true"], "resume", True),
         (["--resume", "yes"], "resume", True),
         (["--bf16", "true"], "bf16", "true"),

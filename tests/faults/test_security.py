@@ -381,7 +381,7 @@ def test_the_best_checkpoint_is_one_of_the_run(corpus, pretrained, tmp_path, pre
 def test_nothing_behind_a_link_is_removed(tmp_path, precious):
     run = tmp_path / "run"
     run.mkdir()
-    for name in (".checkpoint-3.part", ".checkpoint-4.old", "checkpoint-1", "seed-0", "full"):
+    for name in (".checkpoint-3.part", ".checkpoint-4.old", "checkpoint-1", "seed-0"):
         (run / name).symlink_to(precious)
     (run / "checkpoint-4").mkdir()
 
@@ -391,11 +391,9 @@ def test_nothing_behind_a_link_is_removed(tmp_path, precious):
     write_manifest(run / "checkpoint-5")
     rotate_checkpoints(run, 1, keep=None)
     assert [path.name for path in sorted(run.glob("checkpoint-*"))] == ["checkpoint-5"]
-    (run / "full" / "twin.json").write_text("twin.json")  # what makes it a twin
     (run / "runs").mkdir()
     (run / "runs" / "1").symlink_to(precious)
     runs.open_output_dir(str(run), command="pretrain", overwrite=True)
-    (precious / "twin.json").unlink()
     assert intact(precious) and sorted(path.name for path in run.iterdir()) == ["runs"]
 
 

@@ -93,8 +93,7 @@ def test_a_folder_with_a_run_is_refused(tmp_path):
 
 def test_overwrite_removes_the_run_and_nothing_else(tmp_path):
     checkpoint(tmp_path, 5)
-    checkpoint(tmp_path / "full", 5)
-    for name in ("metrics.json", "runs/date_host/events.out.tfevents.1", "full/model.safetensors", "full/twin.json"):
+    for name in ("metrics.json", "runs/date_host/events.out.tfevents.1"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("{}")
     (tmp_path / "notes.txt").write_text("mine")
@@ -158,8 +157,8 @@ def test_what_a_manifest_lists_behind_a_link_stays(tmp_path):
 
 
 def test_overwrite_keeps_runs_and_files_that_stand_where_a_run_writes(tmp_path):
-    kept = {"runs/pretrain-1/model.safetensors", "runs/pretrain-1/runs/x/events.out.tfevents.1", "full/notes.txt"}
-    for name in (*kept, "run.json", "report.html", "full/config.json", "full/twin.json", "full/report.html"):
+    kept = {"runs/pretrain-1/model.safetensors", "runs/pretrain-1/runs/x/events.out.tfevents.1"}
+    for name in (*kept, "run.json", "report.html"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("{}")
     open_output_dir(str(tmp_path), command="pretrain", overwrite=True)
@@ -171,31 +170,16 @@ def test_runs_of_others_below_do_not_make_a_run(tmp_path):
     assert not holds_run(tmp_path)
 
 
-def test_overwrite_keeps_what_stands_in_the_place_of_a_twin(tmp_path):
-    """Files of a model, and even a run of its own, that somebody put there."""
-    for name in ("run.json", "full/config.json", "full/model.safetensors", "full/run.json"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("{}")
-    open_output_dir(str(tmp_path), command="pretrain", overwrite=True)
-    assert {path.name for path in tmp_path.rglob("*")} == {"full", "config.json", "model.safetensors", "run.json"}
-    assert not (tmp_path / "run.json").exists()
-
-
 @pytest.mark.parametrize("options", [{}, {"resume": True}, {"overwrite": True}])
-@pytest.mark.parametrize(("place", "mark"), [(".", "run.json"), ("full", "twin.json")])
-def test_a_model_of_others_is_neither_resumed_nor_overwritten(place, mark, options, tmp_path):
-    folder = tmp_path / place
-    folder.mkdir(exist_ok=True)
-    (folder / "model.safetensors").write_text("")
-    options = {"resume": False, "overwrite": False, "twin": True, **options}
+def test_a_model_of_others_is_neither_resumed_nor_overwritten(options, tmp_path):
+    (tmp_path / "model.safetensors").write_text("")
+    options = {"resume": False, "overwrite": False, **options}
     message = (
-        f"output_dir: expected a folder without a model from outside linformer-kit, got {folder}, "
-        f"which has a model but no {mark}"
+        f"output_dir: expected a folder without a model from outside linformer-kit, got {tmp_path}, "
+        "which has a model but no run.json"
     )
     with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
         check_output_dir(str(tmp_path), **options)
-    if place == "full":
-        check_output_dir(str(tmp_path), **{**options, "twin": False})
 
 
 def test_the_default_folder_is_a_new_one_each_time(tmp_path, monkeypatch):

@@ -22,7 +22,7 @@ def settings(command: str, **fields: object):
 
 
 COUNTS = ["max_steps", "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "eval_steps", "save_steps", "logging_steps", "save_total_limit"]  # fmt: skip
-AMOUNTS = ["learning_rate", "warmup_steps", "weight_decay", "projection_learning_rate_factor", "projection_weight_decay", "max_grad_norm", "dataloader_num_workers", "max_skipped_updates"]  # fmt: skip
+AMOUNTS = ["learning_rate", "warmup_steps", "weight_decay", "projection_learning_rate_factor", "max_grad_norm", "dataloader_num_workers", "max_skipped_updates"]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", NEEDED)
@@ -67,7 +67,7 @@ def test_one_precision_at_most():
     check_training(settings("pretrain", bf16="auto", fp16=True))
 
 
-@pytest.mark.parametrize("name", ["projection_weight_decay", "save_total_limit"])
+@pytest.mark.parametrize("name", ["save_total_limit"])
 def test_what_may_be_unset(name):
     check_training(settings("pretrain", **{name: None}))
 

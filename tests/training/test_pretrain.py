@@ -56,16 +56,16 @@ def arguments(corpus: Path, output: Path, *more: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def run(corpus, tmp_path_factory) -> Path:
-    """One run with its full-attention twin, shared by all tests that do not change it."""
+    """One run, shared by all tests that do not change it."""
     folder = tmp_path_factory.mktemp("run") / "out"
-    main(arguments(corpus, folder, "--compare-full", "--report_to=tensorboard"))
+    main(arguments(corpus, folder, "--report_to=tensorboard"))
     return folder
 
 
 def test_a_run_leaves_everything_that_a_user_needs(run):
     names = {path.name for path in run.iterdir()}
     assert names >= {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "run.json"}
-    assert names >= {"metrics.json", "metrics.md", "perplexity.png", "settings.yaml", "checkpoint-4", "full", "runs"}
+    assert names >= {"metrics.json", "metrics.md", "perplexity.png", "settings.yaml", "checkpoint-4", "runs"}
     assert (run / "perplexity.png").read_bytes().startswith(b"\x89PNG")
     assert any(path.name.startswith("events") for path in run.rglob("runs/**/*"))
 
@@ -92,24 +92,16 @@ def test_what_a_run_was_made_with_is_written_down(corpus, tmp_path):
 
 def test_results_are_consistent(run):
     results = json.loads((run / "metrics.json").read_text())
-    assert set(results["models"]) == {"linformer", "full"}
     assert 0 < results["unigram_entropy"] < math.log(PRETRAIN_SIZES["vocab_size"])
-    for model in results["models"].values():
-        assert [step for step, _ in model["curve"]] == [0, 2, 4]
-        assert model["curve"][-1][1] == model["validation_loss"]
-        assert model["perplexity"] == pytest.approx(math.exp(model["validation_loss"]))
-        assert len(model["guesses"]) >= 1
-    linformer, full = results["models"]["linformer"], results["models"]["full"]
+    (model,) = results["models"].values()
+    assert [step for step, _ in model["curve"]] == [0, 2, 4]
+    assert model["curve"][-1][1] == model["validation_loss"]
+    assert model["perplexity"] == pytest.approx(math.exp(model["validation_loss"]))
+    assert len(model["guesses"]) >= 1
     matrices = PRETRAIN_SIZES["num_hidden_layers"] * PRETRAIN_SIZES["num_attention_heads"]  # W_P, which none share
-    assert linformer["projection_matrices"] == matrices and full["projection_matrices"] == 0
-    assert (
-        linformer["parameters"] - full["parameters"]
-        == matrices * PRETRAIN_SIZES["projected_dim"] * PRETRAIN_SIZES["hidden_size"]
-    )
-    # The twins see the same text and the same masks, so both guess the same words.
-    assert [guess["text"] for guess in linformer["guesses"]] == [guess["text"] for guess in full["guesses"]]
+    assert model["projection_matrices"] == matrices
     table = (run / "metrics.md").read_text()
-    assert f"{linformer['validation_loss']:.3f}" in table and f"{results['unigram_entropy']:.3f}" in table
+    assert f"{model['validation_loss']:.3f}" in table and f"{results['unigram_entropy']:.3f}" in table
 
 
 def test_model_and_tokenizer_load_and_fit(run):
@@ -120,7 +112,6 @@ def test_model_and_tokenizer_load_and_fit(run):
     assert model.config.vocab_size == len(tokenizer)
     assert (model.config.pad_token_id, model.config.bos_token_id, model.config.eos_token_id) == (1, 0, 2)
     assert len(pipeline("fill-mask", model=model, tokenizer=tokenizer)("def <mask>(")) == 5
-    assert AutoModelForMaskedLM.from_pretrained(run / "full").config.attention == "full"
 
 
 def test_the_same_command_gives_the_same_model_and_reads_the_cache(run, corpus, tmp_path, monkeypatch):
@@ -136,7 +127,7 @@ def test_resume_goes_on_from_the_newest_whole_checkpoint(run, corpus, tmp_path, 
     shutil.copytree(run, folder)
     (folder / "checkpoint-4" / "model.safetensors").unlink()
     with caplog.at_level(logging.INFO, logger="linformer_kit"):
-        main(arguments(corpus, folder, "--resume", "--compare-full"))
+        main(arguments(corpus, folder, "--resume"))
     assert "checkpoint-2" in caplog.text
     resumed, whole = (json.loads((path / "metrics.json").read_text())["models"]["linformer"] for path in (folder, run))
     assert resumed["validation_loss"] == whole["validation_loss"] and resumed["curve"] == whole["curve"]
@@ -175,7 +166,7 @@ def test_going_on_from_a_model_is_resumed_exactly(run, corpus, tmp_path, capsys)
     main([*arguments(corpus, tmp_path / "whole", f"--from_model={run}", "--max_steps=6"), *options])
     cut = arguments(corpus, tmp_path / "cut")
     main([*cut, f"--from_model={run}", *options])
-    shutil.copytree(run, tmp_path / "moved", ignore=shutil.ignore_patterns("checkpoint-*", "full"))
+    shutil.copytree(run, tmp_path / "moved", ignore=shutil.ignore_patterns("checkpoint-*"))
     elsewhere = f"--from_model={tmp_path / 'moved'}"
     main([*cut, elsewhere, *options, "--resume", "--max_steps=6"])
     cut_off, whole = (lk.LinformerForMaskedLM.from_pretrained(tmp_path / name) for name in ("cut", "whole"))
@@ -236,7 +227,6 @@ def test_elastic_training_draws_slots_and_measures_with_all(corpus, tmp_path, mo
         (["--elastic_projected_dims", "3", "--model.attention=full"], "expected none with full attention, got [3]"),
         (["--elastic_projected_dims", "3", "--model.projection=conv"], "expected none with projection conv, got [3]"),
         (["--resize_to=46"], "resize_to: expected none without from_model, got 46"),
-        (["--from_model=RUN", "--compare-full"], "compare_full: expected false with from_model"),
         (["--from_model=RUN", "--resize_to=5"], "resize_to: expected"),
         (["--from_model=nowhere/at/all"], "from_model: expected a folder, got nowhere/at/all, which does not exist"),
         (["--projection_learning_rate_factor=-1"], "projection_learning_rate_factor: expected 0 or more, got -1.0"),
@@ -280,8 +270,6 @@ def test_a_run_is_not_resumed_as_another_one(run, corpus, capsys):
     assert "resume: expected adam_beta2 as in" in error
     error = fail(capsys, *arguments(corpus, run, "--resume", "--max_steps=3"))
     assert "max_steps: expected at least the 4 updates of" in error
-    error = fail(capsys, *arguments(corpus, run, "--resume"))
-    assert f"resume: expected compare_full as in {run / 'settings.yaml'}, True, got False" in error
 
 
 @pytest.mark.parametrize("name", ["settings.yaml", "run.json"])
@@ -289,19 +277,16 @@ def test_a_damaged_run_is_not_resumed(run, corpus, capsys, tmp_path, name):
     folder = tmp_path / "out"
     shutil.copytree(run, folder)
     (folder / name).write_text('{"model": [')
-    error = fail_last_line(capsys, *arguments(corpus, folder, "--resume", "--compare-full"))
+    error = fail_last_line(capsys, *arguments(corpus, folder, "--resume"))
     assert re.search(rf"error: {folder / name}:( line 1:)? expected (YAML|JSON), got", error)
 
 
-@pytest.mark.parametrize("place", [".", "full"])
 @pytest.mark.parametrize("option", ["--seed=3", "--resume", "--overwrite"])
-def test_a_model_of_others_is_kept(run, corpus, capsys, tmp_path, place, option):
-    theirs = tmp_path / place
-    theirs.mkdir(exist_ok=True)
+def test_a_model_of_others_is_kept(run, corpus, capsys, tmp_path, option):
     for name in ("config.json", "model.safetensors"):
-        shutil.copy(run / name, theirs)
-    error = fail(capsys, *arguments(corpus, tmp_path, "--compare-full", option))
-    assert f"expected a folder without a model from outside linformer-kit, got {theirs}, which has a model but" in error
+        shutil.copy(run / name, tmp_path)
+    error = fail(capsys, *arguments(corpus, tmp_path, option))
+    assert f"expected a folder without a model from outside linformer-kit, got {tmp_path}, which has a model" in error
     assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"config.json", "model.safetensors"}
 
 
@@ -340,7 +325,7 @@ def test_the_documentation_names_what_may_change_in_a_resumed_run():
     section = re.search(r"^`--resume` continues from.*?\n\n", docs.read_text(), re.MULTILINE | re.DOTALL)[0]
     named = set(re.findall(r"`--(\w+)`", section)) - {"resume", "overwrite"}
     fields = {field.name for field in dataclasses.fields(PretrainSettings)}
-    free = {"compare_full", *identity._MAY_CHANGE, *pretraining._MAY_CHANGE, "per_device_train_batch_size"}
+    free = {*identity._MAY_CHANGE, *pretraining._MAY_CHANGE, "per_device_train_batch_size"}
     assert named == fields & free
 
 
@@ -372,28 +357,14 @@ def test_how_a_run_would_be_resized_counts_only_where_it_is(corpus, tmp_path, ca
 def test_resuming_what_is_finished_trains_no_further(run, corpus, tmp_path):
     folder = tmp_path / "out"
     shutil.copytree(run, folder)
-    main(arguments(corpus, folder, "--resume", "--compare-full"))
+    main(arguments(corpus, folder, "--resume"))
     assert not (folder / "checkpoint-5").exists()
-    for path in (folder, folder / "full"):
-        ours, theirs = (AutoModelForMaskedLM.from_pretrained(path) for path in (path, run / path.relative_to(folder)))
-        assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
-    results, before = (json.loads((path / "metrics.json").read_text())["models"] for path in (folder, run))
-    for name in ("linformer", "full"):
-        assert results[name]["validation_loss"] == before[name]["validation_loss"]
-        assert results[name]["curve"] == before[name]["curve"]
-        for time in ("seconds", "tokens_per_second"):
-            assert results[name][time] == before[name][time] > 0
-
-
-def test_a_twin_may_join_later_and_goes_with_the_run(corpus, tmp_path):
-    folder = tmp_path / "out"
-    main(arguments(corpus, folder))
-    main(arguments(corpus, folder, "--resume", "--compare-full"))
-    models = json.loads((folder / "metrics.json").read_text())["models"]
-    assert [(name, model["updates"]) for name, model in models.items()] == [("linformer", 4), ("full", 4)]
-    assert (folder / "full" / "twin.json").read_text() == (folder / "run.json").read_text()
-    main(arguments(corpus, folder, "--overwrite"))
-    assert (folder / "model.safetensors").exists() and not (folder / "full").exists()
+    ours, theirs = (AutoModelForMaskedLM.from_pretrained(path) for path in (folder, run))
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+    now, before = (json.loads((path / "metrics.json").read_text())["models"]["linformer"] for path in (folder, run))
+    assert now["validation_loss"] == before["validation_loss"] and now["curve"] == before["curve"]
+    for time in ("seconds", "tokens_per_second"):
+        assert now[time] == before[time] > 0
 
 
 def test_a_damaged_cache_is_made_again(run, corpus, tmp_path):
@@ -424,7 +395,7 @@ def test_masks_must_hit_something(corpus, capsys, tmp_path):
 
 def test_saved_settings_repeat_the_run_elsewhere(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    main(["pretrain", "--config", str(run / "settings.yaml"), "--compare_full=false"])
+    main(["pretrain", "--config", str(run / "settings.yaml")])
     (again,) = (tmp_path / "runs").iterdir()
     ours, theirs = (AutoModelForMaskedLM.from_pretrained(folder) for folder in (again, run))
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))

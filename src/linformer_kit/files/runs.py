@@ -15,12 +15,10 @@ from linformer_kit.files.writing import remove_tree
 _NEW_FOLDERS = "runs"  # parent of new run folders, when no output_dir is given
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 TRAINER_STATE = "trainer_state.json"  # the training state; transformers' file name
-TWIN_FOLDER = "full"  # the full-attention twin
 SEED_FOLDER = re.compile(r"seed-(\d+)")  # the checkpoints of one seed
-# Files that mark a folder as a run of this package, or as its twin; without them, `overwrite` must not delete anything.
+# The file that marks a folder as a run of this package; without it, `overwrite` must not delete anything.
 RUN_MARK = "run.json"
-TWIN_MARK = "twin.json"
-# Files of a run at the top of its folder; `overwrite` removes them and those that the manifest lists, the marks last.
+# Files of a run at the top of its folder; `overwrite` removes them and those that the manifest lists, the mark last.
 RUN_FILES = (
     MANIFEST,
     "config.json",
@@ -34,7 +32,6 @@ RUN_FILES = (
     "settings.yaml",
     "tokenizer.json",
     "tokenizer_config.json",
-    TWIN_MARK,
     RUN_MARK,
 )
 PAGE = "report.html"  # beside all results, of runs and of measurements
@@ -57,14 +54,13 @@ def check_how_to_start(*, resume: bool, overwrite: bool) -> None:
         raise InputError("resume, overwrite: expected at most one of them, got both")
 
 
-def check_output_dir(output_dir: str | None, *, resume: bool, overwrite: bool, twin: bool = False) -> None:
+def check_output_dir(output_dir: str | None, *, resume: bool, overwrite: bool) -> None:
     """Raise an error for an output folder in which files of another run or model would be overwritten.
 
     Args:
         output_dir: The folder, or None for a new one.
         resume: Whether to resume an existing run.
         overwrite: Whether to remove an existing run.
-        twin: Whether a full-attention twin is trained as well.
 
     Raises:
         InputError: if both `resume` and `overwrite` are given, if the folder contains a run and neither is given, if
@@ -77,21 +73,20 @@ def check_output_dir(output_dir: str | None, *, resume: bool, overwrite: bool, t
     check_writable(folder)
     if output_dir is None:
         return
-    for place, mark in ((folder, RUN_MARK), (folder / TWIN_FOLDER, TWIN_MARK))[: 1 + twin]:
-        if not resume:
-            _check_nothing_beside(place)
-        if not holds_run(place):
-            continue
-        if not (place / mark).exists():
-            raise InputError(
-                f"output_dir: expected a folder without a model from outside linformer-kit, got {place}, "
-                f"which has a model but no {mark}"
-            )
-        if not (resume or overwrite):
-            raise InputError(
-                f"output_dir: expected a folder without a run, but {place} holds one; "
-                "continue it with --resume or remove it with --overwrite"
-            )
+    if not resume:
+        _check_nothing_beside(folder)
+    if not holds_run(folder):
+        return
+    if not (folder / RUN_MARK).exists():
+        raise InputError(
+            f"output_dir: expected a folder without a model from outside linformer-kit, got {folder}, "
+            f"which has a model but no {RUN_MARK}"
+        )
+    if not (resume or overwrite):
+        raise InputError(
+            f"output_dir: expected a folder without a run, but {folder} holds one; "
+            "continue it with --resume or remove it with --overwrite"
+        )
 
 
 def open_output_dir(output_dir: str | None, *, command: str, overwrite: bool) -> Path:
@@ -186,9 +181,6 @@ def _check_nothing_beside(folder: Path) -> None:
 def _remove_run(folder: Path) -> None:
     """Remove the files of a run and folders that become empty; symbolic links are not followed."""
     recover(folder, CHECKPOINT)
-    twin = folder / TWIN_FOLDER
-    if (twin / TWIN_MARK).exists() or (twin.is_dir() and not any(twin.iterdir())):
-        _remove_part(twin)
     for seed in _seeds(folder):
         _remove_part(seed)
     for path in checkpoints(folder):

@@ -39,14 +39,14 @@ GROUPS = {
     "Training": """
         max_steps num_train_epochs learning_rate learning_rates per_device_train_batch_size gradient_accumulation_steps
         warmup_steps lr_scheduler_type projection_learning_rate_factor
-        mlm_probability class_weight
-        label_smoothing_factor compare_full PretrainSettings.seed DistillSettings.seed seeds weight_decay
-        projection_weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm max_skipped_updates""",
+        projection_learning_rate_factors tuning_samples mlm_probability class_weight
+        label_smoothing_factor PretrainSettings.seed DistillSettings.seed seeds one_seed weight_decay
+        adam_beta1 adam_beta2 adam_epsilon max_grad_norm max_skipped_updates""",
     "Evaluation and checkpoints": """
         eval_steps save_steps per_device_eval_batch_size save_total_limit load_best_model_at_end metric_for_best_model
         early_stopping_patience logging_steps report_to""",
     "Machine and precision": """
-        device dtype batch_size processes bf16 fp16 quantization_aware use_cpu torch_compile activation_checkpointing
+        device dtype batch_size processes bf16 fp16 use_cpu torch_compile activation_checkpointing
         fully_shard dataloader_num_workers ddp_timeout full_determinism""",
     "Output": "output_dir out output json resume overwrite",
 }

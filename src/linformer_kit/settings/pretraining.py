@@ -57,7 +57,6 @@ class PretrainSettings(CorpusSettings, OneModelTrainingSettings):
         load_best_model_at_end: Keep the checkpoint with the lowest validation loss and load it at the end; needs
             save_steps equal to eval_steps.
         seed: Seed of all random numbers.
-        compare_full: Also train an equal model with full attention, and compare the results.
     """
 
     model: ModelSettings
@@ -71,4 +70,3 @@ class PretrainSettings(CorpusSettings, OneModelTrainingSettings):
     save_steps: int
     load_best_model_at_end: bool = False
     seed: int = 0
-    compare_full: bool = False

@@ -28,7 +28,6 @@ _AT_LEAST_ZERO = (
     "warmup_steps",
     "weight_decay",
     "projection_learning_rate_factor",
-    "projection_weight_decay",
     "max_grad_norm",
     "dataloader_num_workers",
     "max_skipped_updates",
@@ -52,7 +51,6 @@ class TrainingSettings:
         adam_epsilon: AdamW's epsilon.
         projection_learning_rate_factor: Learning rate of E and F, or of W_P with `projection: dynamic`, as a multiple
             of learning_rate.
-        projection_weight_decay: Weight decay of E and F; default: weight_decay.
         max_grad_norm: Clip the gradient norm to this value; 0: no clipping.
         max_skipped_updates: Number of non-finite updates to skip before stopping.
         save_total_limit: Maximum number of checkpoints to keep; older ones are removed.
@@ -81,7 +79,6 @@ class TrainingSettings:
     adam_beta2: float = 0.999
     adam_epsilon: float = 1e-8
     projection_learning_rate_factor: float = 1.0
-    projection_weight_decay: float | None = None
     max_grad_norm: float = 1.0
     max_skipped_updates: int = 0
     save_total_limit: int | None = 2
@@ -110,15 +107,12 @@ class OneModelTrainingSettings(TrainingSettings):
         resize_mode: How E, F and position embeddings are resized: interpolated (`interpolate`), which trains better
             (docs/learning.md), or repeated (`extend`), which keeps the outputs of texts of the old length.
         activation_checkpointing: Recompute activations in the backward pass, to save memory.
-        quantization_aware: Round weights and inputs of linear maps to int8 in the forward pass, as `linformer export
-            --int8 --format torch` will; needs `pip install linformer-kit[int8]`.
     """
 
     lr_scheduler_type: Literal["linear", "cosine", "constant"] = "linear"
     resize_to: int | None = None
     resize_mode: ResizeMode = "interpolate"
     activation_checkpointing: bool = False
-    quantization_aware: bool = False
 
 
 def check_training(settings: TrainingSettings) -> None:

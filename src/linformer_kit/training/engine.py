@@ -19,7 +19,6 @@ from linformer_kit.parallel.sharded import shard
 from linformer_kit.settings import TrainingSettings
 from linformer_kit.training.batches import to_device
 from linformer_kit.training.optimizer import adamw, set_learning_rate
-from linformer_kit.training.quantization import round_to_int8
 from linformer_kit.training.tasks.base import Batch, Task
 
 _SCALER_KEYS = ("scale", "_growth_tracker")
@@ -40,7 +39,7 @@ class Engine:
         settings: The training settings.
 
     Raises:
-        InputError: for sharding in a single process, and without the library that a setting needs.
+        InputError: for sharding in a single process.
     """
 
     def __init__(self, task: Task, settings: TrainingSettings) -> None:
@@ -50,8 +49,6 @@ class Engine:
         self._dtype = torch.float16 if settings.fp16 else torch.bfloat16 if self.bf16 else None
         self._scaler = torch.amp.GradScaler(self.device.type) if settings.fp16 else None
         self._task, self._sharded = task.to(self.device), settings.fully_shard
-        if getattr(settings, "quantization_aware", False):
-            round_to_int8(task.model)
         if getattr(settings, "activation_checkpointing", False):
             task.model.activation_checkpointing_enable({"use_reentrant": False})
         if settings.torch_compile:

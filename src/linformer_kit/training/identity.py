@@ -16,9 +16,9 @@ from accelerate import PartialState
 from linformer_kit.environment import environment, versions
 from linformer_kit.errors import InputError
 from linformer_kit.files.manifest import read_json
-from linformer_kit.files.runs import RUN_MARK, TWIN_FOLDER, TWIN_MARK, newest_whole_checkpoint
+from linformer_kit.files.runs import RUN_MARK, newest_whole_checkpoint
 from linformer_kit.files.writing import write_new, write_whole
-from linformer_kit.settings import ModelSettings, TrainingSettings, read_yaml
+from linformer_kit.settings import TrainingSettings, read_yaml
 from linformer_kit.training.state import read_state
 
 # Settings that may change on resume: they affect speed, logging and which checkpoints are kept. The number of
@@ -50,10 +50,9 @@ def check_enough_updates(settings: TrainingSettings) -> None:
     wanted, folder = getattr(settings, "max_steps", None), Path(settings.output_dir or "")
     if not settings.resume or wanted is None:
         return
-    for checkpoint in filter(None, map(newest_whole_checkpoint, (folder, folder / TWIN_FOLDER))):
-        updates = read_state(checkpoint).update
-        if updates > wanted:
-            raise InputError(f"max_steps: expected at least the {updates} updates of {checkpoint}, got {wanted}")
+    checkpoint = newest_whole_checkpoint(folder)
+    if checkpoint is not None and (updates := read_state(checkpoint).update) > wanted:
+        raise InputError(f"max_steps: expected at least the {updates} updates of {checkpoint}, got {wanted}")
 
 
 def check_same_settings(settings: TrainingSettings, may_change: Collection[str]) -> None:
@@ -69,9 +68,7 @@ def check_same_settings(settings: TrainingSettings, may_change: Collection[str])
     path = Path(settings.output_dir or "") / _SETTINGS
     if not settings.resume or not path.exists():
         return
-    before, now = {**defaults(type(settings)), **read_yaml(path)}, dataclasses.asdict(settings)
-    if isinstance(before.get("model"), dict):
-        before["model"] = {**defaults(ModelSettings), **before["model"]}
+    before, now = read_yaml(path), dataclasses.asdict(settings)
     _check_same_batch(settings)
     free = {*_NOT_SAVED, *_MAY_CHANGE, *may_change, _BATCH}
     if now.get("streaming") or now.get("dataset_name"):
@@ -129,7 +126,6 @@ def save_run(
     command: str,
     source: dict[str, str],
     fingerprints: dict[str, str],
-    twin: bool = False,
 ) -> None:
     """Save the resolved settings, the inputs of the run, and each of its starts with versions and machine.
 
@@ -139,7 +135,6 @@ def save_run(
         command: Name of the command.
         source: Description of the training data, under its name.
         fingerprints: As for `check_same_source`.
-        twin: Whether a second model is trained in a subfolder.
 
     Raises:
         InputError: if another run has started in the folder since it was checked. Nothing is changed then.
@@ -163,9 +158,6 @@ def save_run(
         except FileExistsError:
             raise InputError(f"output_dir: expected one run at a time, got another one in {folder}") from None
     write_whole(folder / _SETTINGS, yaml.safe_dump(resolved, sort_keys=False))
-    if twin:
-        (folder / TWIN_FOLDER).mkdir(exist_ok=True)
-        write_whole(folder / TWIN_FOLDER / TWIN_MARK, text)
 
 
 def _earlier_starts(settings: TrainingSettings, folder: Path) -> list[dict[str, Any]]:
@@ -204,12 +196,3 @@ def record_divergence(folder: Path, message: str) -> None:
     if isinstance(starts := run.get("starts"), list) and starts:
         starts[-1]["diverged"] = message
     write_whole(folder / RUN_MARK, json.dumps(run, indent=2) + "\n")
-
-
-def defaults(kind: type) -> dict[str, Any]:
-    """The defaults of a dataclass by name, for settings that did not exist when a run was saved."""
-    return {
-        field.name: field.default_factory() if callable(field.default_factory) else field.default
-        for field in dataclasses.fields(kind)
-        if not (field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING)
-    }

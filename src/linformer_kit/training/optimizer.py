@@ -20,7 +20,7 @@ _HIGHEST = "highest_lr"  # key of a group's peak learning rate
 
 
 def adamw(model: nn.Module, settings: TrainingSettings) -> torch.optim.AdamW:
-    """AdamW for a model: weight decay for all but biases and norms; E and F may have their own rate and decay.
+    """AdamW for a model: weight decay for all but biases and norms; E and F may have their own rate.
 
     Args:
         model: The model; shard it first, if it is to be sharded.
@@ -28,9 +28,7 @@ def adamw(model: nn.Module, settings: TrainingSettings) -> torch.optim.AdamW:
     """
     rate, decay = settings.learning_rate, settings.weight_decay
     own_rate = rate * settings.projection_learning_rate_factor
-    own_decay = decay if settings.projection_weight_decay is None else settings.projection_weight_decay
-    matrices = {id(matrix) for matrix in projection_parameters(model)}
-    apart = matrices if (own_rate, own_decay) != (rate, decay) else set()
+    apart = {id(matrix) for matrix in projection_parameters(model)} if own_rate != rate else set()
     undecayed = {
         f"{name}.{inner}" if name else inner
         for name, module in model.named_modules()
@@ -40,7 +38,7 @@ def adamw(model: nn.Module, settings: TrainingSettings) -> torch.optim.AdamW:
     groups: list[dict[str, Any]] = [
         {"params": [], "lr": rate, "weight_decay": decay},
         {"params": [], "lr": rate, "weight_decay": 0.0},
-        {"params": [], "lr": own_rate, "weight_decay": own_decay},
+        {"params": [], "lr": own_rate, "weight_decay": decay},
     ]
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:

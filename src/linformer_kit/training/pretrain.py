@@ -21,7 +21,6 @@ from linformer_kit.data.tokenizer import (
 )
 from linformer_kit.environment import versions
 from linformer_kit.errors import InputError, renamed
-from linformer_kit.files.runs import TWIN_FOLDER
 from linformer_kit.inference.fill_mask import guess_held_out, load_masked_language_model
 from linformer_kit.interop.loading import fingerprint, resize
 from linformer_kit.models.configuration import LinformerConfig
@@ -44,7 +43,7 @@ _MAY_CHANGE = ("max_steps", "eval_steps", "save_steps", "activation_checkpointin
 
 @callers_random_state()
 def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
-    """Pretrain a masked language model, and with `compare_full` also the same model with full attention.
+    """Pretrain a masked language model.
 
     Args:
         settings: The data, the model and the training.
@@ -57,10 +56,7 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
     """
     settings, start = starting_from(settings)
     check(settings)
-    twin = settings.compare_full and settings.model.attention != "full"
-    # A resumed run may add the full-attention twin, but not drop it: its results would be lost.
-    may_change = (*_MAY_CHANGE, "compare_full") if settings.compare_full else _MAY_CHANGE
-    run = Run("pretrain", settings, may_change=may_change, twin=twin)
+    run = Run("pretrain", settings, may_change=_MAY_CHANGE)
     with run.one_process_first():
         data = load_masked_text(settings)
     fingerprints = {
@@ -80,14 +76,11 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
             "train_sequences": len(data.train) if isinstance(data.train, MaskedBlocks) else None,
             "validation_sequences": len(data.validation),
         },
-        "models": {},
+        "models": {settings.model.attention: train_model(run, settings, data, start=start)},
         "settings": portable(settings),
         "versions": versions(),
     }
-    folders = {settings.model.attention: run.folder} | ({"full": run.folder / TWIN_FOLDER} if twin else {})
-    for attention, folder in folders.items():
-        results["models"][attention] = train_model(run, settings, data, folder, attention=attention, start=start)
-        run.write(functools.partial(write_pretrain_report, results))
+    run.write(functools.partial(write_pretrain_report, results))
     return results, run.folder
 
 
@@ -111,22 +104,14 @@ def check(settings: PretrainSettings) -> None:
 
 
 def train_model(
-    run: Run,
-    settings: PretrainSettings,
-    data: MaskedText,
-    folder: Path,
-    *,
-    attention: str,
-    start: LinformerForMaskedLM | None = None,
+    run: Run, settings: PretrainSettings, data: MaskedText, *, start: LinformerForMaskedLM | None = None
 ) -> dict[str, Any]:
-    """Train, save and measure one model.
+    """Train, save and measure the model.
 
     Args:
         run: The run of the command.
         settings: As for `pretrain`.
         data: The training and validation data.
-        folder: Folder of the model and its checkpoints.
-        attention: `linformer` or `full`.
         start: The pretrained model to continue, which is changed in-place; None: a new model.
 
     Returns:
@@ -134,14 +119,14 @@ def train_model(
         `diverged` says where, the loss is NaN, and no model is saved except in earlier checkpoints.
     """
     set_seed(settings.seed)
-    model = start or LinformerForMaskedLM(model_config(settings, data.tokenizer, attention=attention))
-    said = f"{attention} attention, {model.projection_matrix_count()} n → k matrices"
+    model = start or LinformerForMaskedLM(model_config(settings, data.tokenizer))
+    said = f"{model.config.attention} attention, {model.projection_matrix_count()} n → k matrices"
     task = masked_language_model(settings, data, model)
     size = {"parameters": model.num_parameters(), "projection_matrices": model.projection_matrix_count()}
-    training = run.train(task, plan(settings), folder, said=said)
+    training = run.train(task, plan(settings), said=said)
     curve = training.state.logged("eval_loss")
     if training.diverged is None:
-        run.save_model(model, data.tokenizer, folder)
+        run.save_model(model, data.tokenizer)
         loss = curve[training.result_update]
     else:
         loss = curve[training.state.update] = math.nan
@@ -187,10 +172,9 @@ def plan(settings: PretrainSettings) -> Plan:
     )
 
 
-def model_config(settings: PretrainSettings, tokenizer: PreTrainedTokenizerFast, *, attention: str) -> LinformerConfig:
+def model_config(settings: PretrainSettings, tokenizer: PreTrainedTokenizerFast) -> LinformerConfig:
     """Configuration from the settings' architecture and the tokenizer's vocabulary and special tokens."""
     fields: dict[str, Any] = dataclasses.asdict(settings.model) | {
-        "attention": attention,
         "vocab_size": vocabulary_size(tokenizer),
         "pad_token_id": tokenizer.pad_token_id,
         "bos_token_id": start_token_id(tokenizer),
@@ -209,8 +193,6 @@ def starting_from(settings: PretrainSettings) -> tuple[PretrainSettings, Linform
         if settings.resize_to is not None:
             raise InputError(f"resize_to: expected none without from_model, got {settings.resize_to}")
         return settings, None
-    if settings.compare_full:
-        raise InputError("compare_full: expected false with from_model, which has one kind of attention, got true")
     with renamed("model", "from_model"):
         model = load_masked_language_model(settings.from_model)[0].float()  # the trainer mixes precisions by itself
     if not isinstance(model, LinformerForMaskedLM):

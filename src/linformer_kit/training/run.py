@@ -41,7 +41,6 @@ class Run:
         command: Name of the command.
         settings: Its settings.
         may_change: Names of settings that may change on resume, besides those that may change in all commands.
-        twin: Whether a second model is trained in a subfolder.
 
     Attributes:
         settings: The settings.
@@ -53,12 +52,10 @@ class Run:
             nothing was written or removed.
     """
 
-    def __init__(
-        self, command: str, settings: TrainingSettings, *, may_change: Collection[str] = (), twin: bool = False
-    ) -> None:
+    def __init__(self, command: str, settings: TrainingSettings, *, may_change: Collection[str] = ()) -> None:
         check_training(settings)
         check_report_to(settings.report_to)
-        self.command, self.settings, self._twin = command, settings, twin
+        self.command, self.settings = command, settings
         self.process = start_processes(cpu=settings.use_cpu, timeout=settings.ddp_timeout)
         count = self.process.num_processes
         if count > 1 and settings.output_dir is None:
@@ -66,7 +63,7 @@ class Run:
         if settings.fully_shard and count == 1:
             raise InputError("fully_shard: expected several processes, as torchrun starts them, got one")
         if self.process.is_main_process:
-            check_output_dir(settings.output_dir, resume=settings.resume, overwrite=settings.overwrite, twin=twin)
+            check_output_dir(settings.output_dir, resume=settings.resume, overwrite=settings.overwrite)
             check_enough_updates(settings)
             check_same_settings(settings, may_change)
         self.folder = Path(settings.output_dir or "")
@@ -98,14 +95,7 @@ class Run:
             self.folder = open_output_dir(
                 self.settings.output_dir, command=self.command, overwrite=self.settings.overwrite
             )
-            save_run(
-                self.settings,
-                self.folder,
-                command=self.command,
-                source=source,
-                fingerprints=fingerprints,
-                twin=self._twin,
-            )
+            save_run(self.settings, self.folder, command=self.command, source=source, fingerprints=fingerprints)
         self.process.wait_for_everyone()
 
     def train(self, task: Task, plan: Plan, folder: Path | None = None, *, said: str = "") -> Training:
