@@ -81,9 +81,6 @@ def read_state(checkpoint: Path) -> TrainingState:
     """
     path = checkpoint / TRAINER_STATE
     content = read_json(path)
-    if "position" not in content and "global_step" in content:
-        got = "none: an earlier version wrote it; start a new run"
-        raise InputError(f"{path}: expected the position in the data, got {got}")
     for name, (expected, fits) in _FIELDS.items():
         if not fits(value := content.get(name)):
             shown = repr(value)

@@ -32,27 +32,26 @@ RECORDED = {
     "ARM without": Processor({"neon": True, "bf16": False}, "DEFAULT", False, False, frozenset({torch.float32})),
     "not known to torch": Processor({}, "DEFAULT", False, False, frozenset()),
 }
-BLOCKS, FLASH = "batched products in blocks", "flash attention"
-CHOSEN = {  # products and attention to slots in float32, bfloat16 and float16
-    "AVX-512 with bfloat16": ("oneDNN", FLASH, "oneDNN", BLOCKS, "in float32: oneDNN", f"in float32: {FLASH}"),
-    "the same of Intel": ("torch", FLASH, "oneDNN", BLOCKS, "in float32: torch", f"in float32: {FLASH}"),
-    "AMX": ("torch", FLASH, "torch", FLASH, "in float32: torch", f"in float32: {FLASH}"),
-    "AMX with float16": ("torch", FLASH, "torch", FLASH, "torch", FLASH),
-    "AVX-512 without bfloat16": ("torch", FLASH, *("in float32: torch", f"in float32: {FLASH}") * 2),
-    "AVX2": ("torch", FLASH, *("in float32: torch", f"in float32: {FLASH}") * 2),
-    "ARM with both": ("torch", FLASH) * 3,
-    "ARM without": ("torch", FLASH, *("in float32: torch", f"in float32: {FLASH}") * 2),
-    "not known to torch": ("torch", FLASH) * 3,
-}
 
 
-@pytest.mark.parametrize("name", RECORDED)
-def test_choices(name):
-    each = [RECORDED[name].choices(dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16)]
-    assert tuple(choice.way for choices in each for choice in choices[:2]) == CHOSEN[name]
-    for _, slots, near in each:  # neighbours are attended to in the same way as slots, always in blocks
-        assert near.way == (slots.way if slots.way == BLOCKS else f"{slots.way} in blocks")
-    assert all(choice.reason for choices in each for choice in choices)
+@pytest.mark.parametrize(
+    ("name", "float32_by_onednn", "formats"),  # the formats with instructions
+    [
+        ("AVX-512 with bfloat16", True, {torch.bfloat16}),
+        ("the same of Intel", False, {torch.bfloat16}),
+        ("AMX", False, {torch.bfloat16}),
+        ("AMX with float16", False, {torch.bfloat16, torch.float16}),
+        ("AVX-512 without bfloat16", False, set()),
+        ("AVX2", False, set()),
+        ("ARM with both", False, {torch.bfloat16, torch.float16}),
+        ("ARM without", False, set()),
+        ("not known to torch", False, {torch.bfloat16, torch.float16}),  # torch decides
+    ],
+)
+def test_products(name, float32_by_onednn, formats):
+    recorded = RECORDED[name]
+    assert recorded.onednn_is_faster == float32_by_onednn
+    assert {dtype for dtype in (torch.bfloat16, torch.float16) if recorded.has_instructions(dtype)} == formats
 
 
 @pytest.mark.parametrize(
@@ -91,7 +90,7 @@ def test_without_mkl_or_onednn_float32_is_left_to_torch():
 
 def test_this_processor():
     here = Processor.here()
-    assert here.choices(torch.bfloat16) and here is Processor.here()
+    assert here is Processor.here()
     assert (torch.float32 in here.onednn) == processor.has_onednn()
 
 

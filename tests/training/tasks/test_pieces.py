@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from linformer_kit import linearize
-from linformer_kit.training.tasks.distillation import Distillation, Weights
+from linformer_kit.training.tasks.distillation import Distillation
 from linformer_kit.training.tasks.pieces import cut, special_tokens
 from linformer_kit.training.tasks.tracing import traced
 from tests.families import FAMILIES, build
@@ -85,7 +85,6 @@ def test_a_long_text_is_what_its_pieces_are(words, family):
         longest=31,
         piece_length=17,
         seed=0,
-        weights=Weights(1, 1, 1),
         layerwise_steps=0,
     )
     trace, outputs = task._teacher_outputs(inputs)

@@ -21,14 +21,6 @@ _INSTRUCTIONS = {
 }
 
 
-class Choice(NamedTuple):
-    """The implementation of an operation, and the reason for it."""
-
-    operation: str
-    way: str
-    reason: str
-
-
 class Processor(NamedTuple):
     """What torch and the system report of a processor."""
 
@@ -88,30 +80,6 @@ class Processor(NamedTuple):
     def onednn_is_faster(self) -> bool:
         """Whether MKL is slow in float32: it uses AVX-512 on Intel's processors only."""
         return self.vectors == "AVX512" and self.has_mkl and torch.float32 in self.onednn and not self.is_intel
-
-    def choices(self, dtype: torch.dtype) -> list[Choice]:
-        """How the operations of a layer run in inference with this number format."""
-        if not self.has_instructions(dtype):
-            missing = f"no instructions for {str(dtype).removeprefix('torch.')}"
-            return [
-                Choice(operation, f"in float32: {way}", f"{missing}; {reason}")
-                for operation, way, reason in self.choices(torch.float32)
-            ]
-        product = Choice("products", "torch", "fast here")
-        slots, windows = (
-            Choice(operation, way, "fast here")
-            for operation, way in (
-                ("attention to slots", "flash attention"),
-                ("attention to slots and neighbours", "flash attention in blocks"),
-            )
-        )
-        if dtype == torch.float32 and self.onednn_is_faster:
-            product = Choice("products", "oneDNN", "MKL uses AVX-512 on Intel's processors only")
-        if dtype == torch.bfloat16 and self.bfloat16_in_blocks:
-            product = Choice("products", "oneDNN", "torch would add the bias in a pass of its own")
-            way, reason = "batched products in blocks", "flash attention does without the bfloat16 instructions"
-            slots, windows = (operation._replace(way=way, reason=reason) for operation in (slots, windows))
-        return [product, slots, windows]
 
 
 def has_onednn() -> bool:

@@ -95,18 +95,25 @@ def compress(
     """E·X of each sequence, with one E for all sequences or one for each.
 
     Uses `torch.bmm`, not `matrix @ hidden`, which copies hidden, transposed, to compute one product of all sequences.
-    In a format that the processor has no instructions for, computes in float32 and rounds once.
+    In a format that the processor has no instructions for, computes in float32 and rounds once; without gradients for
+    one block of tokens after the other, since a copy of all of them would be twice as large as they are.
     """
     if must_be_plain() or len(hidden) == 0:
         return matrix @ hidden
-    if not widens(matrix, hidden):
-        if matrix.dim() > 2:
-            return matrix @ hidden
-        if _suits_onednn(matrix, hidden[0].T):
-            return torch.stack([linear(matrix, sequence.T) for sequence in hidden])
-        if needs_gradient(matrix, hidden) and not _is_one_format(matrix, hidden):
-            return matrix @ hidden
-    return (_Compress.apply if needs_gradient(matrix, hidden) else _product)(matrix, hidden)
+    if matrix.dim() == 2 and _suits_onednn(matrix, hidden[0].T):
+        return torch.stack([linear(matrix, sequence.T) for sequence in hidden])
+    if not widens(matrix, hidden) or needs_gradient(matrix, hidden):
+        return widened(_product, matrix, hidden)
+    batch, length, embed = hidden.shape
+    matrix = matrix.expand(batch, -1, -1)
+    out = hidden.new_zeros(batch, matrix.shape[1], embed, dtype=torch.float32)
+    for samples, rows in blocks(batch, length, _WIDE_TOKENS):
+        out[samples].baddbmm_(matrix[samples, :, rows].float(), hidden[samples, rows].float())
+    return out.to(hidden.dtype)
+
+
+def _product(matrix: Tensor, hidden: Tensor) -> Tensor:
+    return torch.bmm(matrix.expand(len(hidden), -1, -1), hidden)
 
 
 def widened(function: Callable[..., Tensor], *tensors: Tensor, **options: Any) -> Tensor:
@@ -114,58 +121,6 @@ def widened(function: Callable[..., Tensor], *tensors: Tensor, **options: Any) -
     if not widens(*tensors):
         return function(*tensors, **options)
     return function(*in_float32(*tensors), **options).to(tensors[0].dtype)
-
-
-def _is_one_format(matrix: Tensor, hidden: Tensor) -> bool:
-    """Whether matrix and hidden are plain tensors of one dtype, without autocast."""
-    return (
-        matrix.dtype == hidden.dtype
-        and is_ordinary(matrix)
-        and is_ordinary(hidden)
-        and not torch.is_autocast_enabled("cpu")
-    )
-
-
-class _Compress(torch.autograd.Function):
-    """E·X that saves X itself for the backward pass, and rounds the gradient of a shared E once for all sequences."""
-
-    @staticmethod
-    def forward(ctx: Any, matrix: Tensor, hidden: Tensor) -> Tensor:
-        of_matrix, of_hidden = ctx.needs_input_grad
-        ctx.save_for_backward(matrix if of_hidden else None, hidden if of_matrix else None)
-        ctx.is_shared = matrix.dim() == 2
-        return _product(matrix, hidden)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        matrix, hidden = ctx.saved_tensors
-        dtype = grad.dtype
-        if widens(grad):
-            matrix, hidden, grad = in_float32(matrix, hidden, grad)
-        of_matrix = of_hidden = None
-        if hidden is not None:
-            if ctx.is_shared and is_ordinary(grad) and not must_be_plain():  # one product, not one for each sequence
-                of_matrix = torch.einsum("bkd,bnd->kn", grad, hidden).to(dtype)
-            else:
-                of_each = torch.matmul(grad, hidden.mT)
-                of_matrix = (of_each.sum(dim=0) if ctx.is_shared else of_each).to(dtype)
-        if matrix is not None:
-            of_hidden = torch.bmm(matrix.mT.expand(len(grad), -1, -1), grad).to(dtype)
-        return of_matrix, of_hidden
-
-
-def _product(
-    matrix: Float[Tensor, "*batch projected seq_len"], hidden: Float[Tensor, "batch seq_len embed"]
-) -> Float[Tensor, "batch projected embed"]:
-    """E·X; where `widens`, with sums in float32 over one block of tokens after the other."""
-    if not widens(matrix, hidden):
-        return torch.bmm(matrix.expand(len(hidden), -1, -1), hidden)
-    batch, length, embed = hidden.shape
-    matrix = matrix.expand(batch, -1, -1)
-    out = hidden.new_zeros(batch, matrix.shape[1], embed, dtype=torch.float32)
-    for samples, rows in blocks(batch, length, _WIDE_TOKENS):
-        out[samples].baddbmm_(matrix[samples, :, rows].float(), hidden[samples, rows].float())
-    return out.to(hidden.dtype)
 
 
 def _must_keep_output(second: nn.Module, hidden: Tensor) -> bool:
