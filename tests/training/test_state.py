@@ -60,7 +60,7 @@ def test_what_can_be_no_state_is_refused(name, values, expected, tmp_path):
 def test_a_checkpoint_of_an_earlier_version_is_named_as_such(tmp_path):
     path = tmp_path / "trainer_state.json"
     path.write_text('{"global_step": 3, "log_history": []}')
-    message = f"{path}: expected the position in the data, got none: an earlier version wrote it; start a new run"
+    message = f"{path}: expected two counts as position, got None"
     with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
         read_state(tmp_path)
 
