@@ -153,15 +153,6 @@ def test_what_stands_in_padding_reaches_neither_output_nor_gradient(case, garbag
         assert torch.equal(clean, dirty)
 
 
-@given(cases(padded=True))
-def test_lengths_are_as_good_as_a_mask(case):
-    lengths = case.real.sum(dim=1)
-    padding = torch.arange(case.inputs.shape[1]) >= lengths[:, None]
-    by_mask = case.layer(case.inputs, case.inputs, case.inputs, padding)[0]
-    by_length = case.layer(case.inputs, case.inputs, case.inputs, key_lengths=lengths)[0]
-    assert torch.equal(by_mask, by_length)
-
-
 @given(cases())
 def test_samples_do_not_see_each_other(case):
     out = case.layer(case.inputs, case.inputs, case.inputs, case.padding)[0]

@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import DataCollatorWithPadding, default_data_collator
 
 from linformer_kit import (
-    InputError,
     LinformerAttention,
     LinformerForMaskedLM,
     LinformerForQuestionAnswering,
@@ -108,9 +107,9 @@ def test_a_piece_of_a_sequence(projection):
     """The part that one of several processes computes."""
     with META:
         attention = LinformerAttention(33, 3, 37, 7, projection=projection)
-        hidden, lengths = torch.empty(2, 17, 33), torch.empty(2, dtype=torch.long)
+        hidden, mask = torch.empty(2, 17, 33), torch.empty(2, 17, dtype=torch.bool)
     attention.projection.piece = Piece(slice(17), lambda parts: parts, lambda largest: largest, None)
-    backward(attention(hidden, hidden, hidden, key_lengths=lengths)[0].sum(), attention)
+    backward(attention(hidden, hidden, hidden, mask)[0].sum(), attention)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -160,10 +159,9 @@ def test_attention(projection):
     with META:
         attention = LinformerAttention(33, 3, 37, 7, projection=projection, dropout=0.1)
         query, key, value = torch.empty(2, 5, 33), torch.empty(2, 31, 33), torch.empty(2, 31, 33)
-        lengths, mask = torch.empty(2, dtype=torch.long), torch.empty(2, 31, dtype=torch.bool)
+        mask = torch.empty(2, 31, dtype=torch.bool)
     for arguments in (
         {},
-        {"key_lengths": lengths},
         {"key_padding_mask": mask.float()},
         {"key_padding_mask": mask, "need_weights": True},
     ):
@@ -171,17 +169,15 @@ def test_attention(projection):
         assert weights is None or weights.device == META
         backward(output.sum(), attention)
     attention.bias_order = "after_projection"
-    backward(attention(key, key, key, key_lengths=lengths.int())[0].sum(), attention)
-    with pytest.raises(InputError, match="key_lengths: expected a tensor on meta, got one on cpu"):
-        attention(query, key, value, key_lengths=torch.tensor([3, 5]))
+    backward(attention(key, key, key, mask)[0].sum(), attention)
 
 
 @pytest.mark.parametrize("sharing", SHARINGS)
 def test_attention_with_a_k_for_each_head(sharing):
     with META:
         attention = LinformerAttention(33, 3, 37, [7, 3, 5], sharing=sharing, shorter_input="stretch")
-        hidden, lengths = torch.empty(2, 31, 33), torch.empty(2, dtype=torch.long)
-    backward(attention(hidden, hidden, hidden, key_lengths=lengths, need_weights=True)[0].sum(), attention)
+        hidden, mask = torch.empty(2, 31, 33), torch.empty(2, 31, dtype=torch.bool)
+    backward(attention(hidden, hidden, hidden, mask, need_weights=True)[0].sum(), attention)
 
 
 @pytest.mark.parametrize(

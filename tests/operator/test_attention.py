@@ -224,19 +224,7 @@ SHARED = LinearProjection(N, K, num_heads=HEADS, sharing="layerwise")
         ({"key_padding_mask": torch.ones(2, 23).long()}, "got torch.int64 [2, 23]"),
         ({"key_padding_mask": torch.ones(2, 23)}, "expected bool, or floating point of 0 at real tokens"),
         ({"key_padding_mask": [[False] * 23] * 2}, "key_padding_mask: expected a tensor, a Padding or None, got list"),
-        ({"key_lengths": torch.ones(3).long()}, "key_lengths: expected [2] of torch.int64 or torch.int32, got [3] of"),
-        ({"key_lengths": torch.tensor([3, 24])}, "key_lengths: expected 0 to 23, got 24"),
-        ({"key_lengths": torch.tensor([3, -1])}, "key_lengths: expected 0 to 23, got -1"),
-        (
-            {"key_lengths": torch.tensor([3.0, 1])},
-            "key_lengths: expected [2] of torch.int64 or torch.int32, got [2] of",
-        ),
-        ({"key_lengths": [3, 1]}, "key_lengths: expected [2] of torch.int64 or torch.int32, got [3, 1]"),
         ({"key": X[:, :0], "value": X[:, :0]}, "key: expected at least one position, got none"),
-        (
-            {"key_lengths": torch.ones(2).long(), "key_padding_mask": torch.zeros(2, 23, dtype=torch.bool)},
-            "key_padding_mask, key_lengths: expected at most one of them, got both",
-        ),
     ],
 )
 @pytest.mark.unchecked

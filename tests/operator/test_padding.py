@@ -71,13 +71,11 @@ def test_a_model_makes_it_once(config, kind, where, monkeypatch):
     assert len(checks) == ordered and len(sorts) == (ordered and where == "holes")
 
 
-def test_attention_takes_a_mask_lengths_or_the_object():
+def test_attention_takes_a_mask_or_the_object():
     layer = LinformerAttention(33, 3, 31, 7)
     hidden, mask = torch.randn(3, 5, 33), HOLES
     expected = layer(hidden, hidden, hidden, mask)[0]
     assert torch.equal(layer(hidden, hidden, hidden, Padding.of(mask))[0], expected)
-    expected = layer(hidden, hidden, hidden, RIGHT)[0]
-    assert torch.equal(layer(hidden, hidden, hidden, key_lengths=torch.tensor([3, 5, 0]))[0], expected)
 
 
 def test_sorted_has_an_order_for_every_mask():

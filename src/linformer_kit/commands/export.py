@@ -18,12 +18,11 @@ def main(settings: ExportSettings) -> None:
 def _lines(results: dict[str, Any]) -> Iterator[str]:
     """The results as lines of text."""
     yield f"{results['model']}, inputs {', '.join(results['inputs'])}, at most {results['max_length']:,} tokens"
-    if "agreement" in results:
-        found = results["agreement"]
-        yield (
-            f"Largest difference from PyTorch over {len(found['shapes'])} shapes: {found['largest_difference']:.1e} "
-            f"(PyTorch's own from float64: {found['float32_error']:.1e}, allowed: {found['tolerance']:.1e})"
-        )
+    found = results["agreement"]
+    yield (
+        f"Largest difference from PyTorch over {len(found['shapes'])} shapes: {found['largest_difference']:.1e} "
+        f"(PyTorch's own from float64: {found['float32_error']:.1e}, allowed: {found['tolerance']:.1e})"
+    )
     yield "Size: " + ", ".join(f"{name} {size / 1e6:.1f} MB" for name, size in results["bytes"].items())
     if "int8_difference" in results:
         yield f"Largest difference of int8: {results['int8_difference']:.1e}"

@@ -69,7 +69,7 @@ COMMANDS = {
         "Use a model",
         (
             "my-encoder articles.jsonl --output vectors.npy",
-            "my-encoder articles/ --output vectors.npy --chunk_tokens 256",
+            "my-encoder articles/ --output vectors.npy --pieces",
         ),
         positionals=("model", "file"),
         memory=("batch_size", "max_length"),
@@ -133,7 +133,7 @@ COMMANDS = {
         ("",),
     ),
     "export": Command(
-        "Export a model to ONNX or int8, and check it against PyTorch",
+        "Export a model to ONNX, and check it against PyTorch",
         ExportSettings,
         "linformer_kit.commands.export:main",
         "Convert",

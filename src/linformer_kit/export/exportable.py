@@ -96,7 +96,7 @@ class Made(NamedTuple):
 
     runs: dict[str, Run]
     size: dict[str, int]
-    agreement: dict[str, Any] | None
+    agreement: dict[str, Any]
 
 
 def load(name: str) -> Source:

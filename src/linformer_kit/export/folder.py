@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -24,19 +23,7 @@ from linformer_kit.files.writing import whole_folder
 from linformer_kit.report.base import write_json
 from linformer_kit.settings import ExportSettings, portable
 
-
-class Format(NamedTuple):
-    """The module that writes a format, the packages it needs, and the extra that installs them."""
-
-    module: str
-    packages: tuple[str, ...]
-    extra: str
-
-
-FORMATS = {
-    "onnx": Format("linformer_kit.export.onnx_file", ("onnx", "onnxscript", "onnxruntime"), "export"),
-    "torch": Format("linformer_kit.export.torch_int8", ("torchao",), "int8"),
-}
+_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 _OF_VALIDATION = ("text_column", "text_pair_column", "label_column", "max_eval_samples")
 _PYTORCH = "PyTorch"
 _PAUSE = 0.1  # seconds before each timed run
@@ -44,7 +31,7 @@ _SHORT = 512  # tokens of the shorter of the two timed inputs
 
 
 def export(settings: ExportSettings) -> dict[str, Any]:
-    """Write a model as an ONNX file, or with int8 weights, and its tokenizer.
+    """Write a model as an ONNX file, in float32 or int8, and its tokenizer.
 
     Returns:
         The description and the measurements of the result, as in `export.json`.
@@ -58,7 +45,9 @@ def export(settings: ExportSettings) -> dict[str, Any]:
     source = load(settings.model)
     quality = None if settings.validation_file is None else quality_of(settings, source)
     with whole_folder(out) as folder:
-        made: Made = importlib.import_module(FORMATS[settings.format].module).make(settings, source, folder)
+        from linformer_kit.export.onnx_file import make  # imports the packages
+
+        made = make(settings, source, folder)
         results = _measured(settings, source, made, quality)
         source.tokenizer.save_pretrained(folder)
         write_json(results, folder / "export.json")
@@ -79,9 +68,8 @@ def _measured(
         "outputs": list(source.exportable.head.outputs),
         "max_length": source.limit,
         "bytes": {_PYTORCH: source.exportable.size, **made.size},
+        "agreement": made.agreement,
     }
-    if made.agreement is not None:
-        results["agreement"] = made.agreement
     if settings.int8:
         results["int8_difference"] = max(_differences(source, runs[last]))
     if quality is not None:
@@ -91,14 +79,12 @@ def _measured(
         results["seconds"] = _seconds(source, runs)
         results["environment"] = environment(torch.device("cpu"))
     results["settings"] = portable(settings)
-    results["versions"] = versions() | {name: version(name) for name in FORMATS[settings.format].packages}
+    results["versions"] = versions() | {name: version(name) for name in _PACKAGES}
     return results
 
 
 def _check(settings: ExportSettings) -> None:
     """Reject contradictory settings and missing packages before any work."""
-    if settings.format == "torch" and not settings.int8:
-        raise InputError("int8: expected true with format torch (without int8 nothing is exported), got false")
     for name in _OF_VALIDATION if settings.validation_file is None else ():
         if (value := getattr(settings, name)) is not None:
             raise InputError(f"{name}: expected none without validation_file, got {value!r}")
@@ -109,11 +95,10 @@ def _check(settings: ExportSettings) -> None:
             "validation_file: expected none without int8, whose loss of accuracy it measures, "
             f"got {settings.validation_file!r}"
         )
-    _, packages, extra = FORMATS[settings.format]
-    for package in packages:
+    for package in _PACKAGES:
         if importlib.util.find_spec(package) is None:
             raise InputError(
-                f"format: expected {', '.join(packages)} to be installed (pip install 'linformer-kit[{extra}]'), "
+                f"export: expected {', '.join(_PACKAGES)} to be installed (pip install 'linformer-kit[export]'), "
                 f"got no {package}"
             )
 

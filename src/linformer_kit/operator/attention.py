@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.nn.functional as F
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from linformer_kit.errors import InputError
@@ -190,7 +190,6 @@ class LinformerAttention(nn.Module):
         average_attn_weights: bool = False,
         is_causal: bool = False,
         *,
-        key_lengths: Int[Tensor, " batch"] | None = None,
         projection: Projects | None = None,
     ) -> tuple[Float[Tensor, "*queries embed"], Float[Tensor, "*weights query_len slots"] | None]:
         """Compute attention.
@@ -209,8 +208,6 @@ class LinformerAttention(nn.Module):
             attn_mask: Must be None; an argument so that callers that pass one get a clear error.
             average_attn_weights: Whether P̄ is the mean over heads; False by default, unlike torch's.
             is_causal: Must be False, for the same reason as attn_mask.
-            key_lengths: Number of real tokens at the start of each sequence of keys, instead of key_padding_mask if
-                all padding is on the right.
             projection: E and F for this call instead of the module's own, or a function that calls them: an encoder
                 uses it to share one projection over all layers.
 
@@ -229,7 +226,7 @@ class LinformerAttention(nn.Module):
         layout = Layout.of(query, key, value, batch_first=self.batch_first)
         query, key, value = layout.to_batch_first(query, key, value)
         projects = self._projects(projection)
-        inputs = self._inputs(key, value, layout.to_batch(key_padding_mask), key_lengths, projects)
+        inputs = self._inputs(key, value, layout.to_batch(key_padding_mask), projects)
         checks.check_query(query, inputs.key, self.embed_dim)
         windowed = self.sliding_window > 0 and projects is not tokens_as_slots
         if windowed:
@@ -248,7 +245,6 @@ class LinformerAttention(nn.Module):
         value: Float[Tensor, "batch seq_len embed"],
         key_padding_mask: Shaped[Tensor, "batch seq_len"] | Padding | None = None,
         *,
-        key_lengths: Int[Tensor, " batch"] | None = None,
         projection: Projects | None = None,
     ) -> list[Slots]:
         """The first half of `forward`: the projected keys E·K·W_K and values F·V·W_V that all queries share.
@@ -260,7 +256,7 @@ class LinformerAttention(nn.Module):
             the keys and values of all tokens.
         """
         projects = self._projects(projection)
-        inputs = self._inputs(key, value, key_padding_mask, key_lengths, projects)
+        inputs = self._inputs(key, value, key_padding_mask, projects)
         return self._slots(projects, inputs)
 
     def attend(
@@ -301,14 +297,7 @@ class LinformerAttention(nn.Module):
         projection = self.projection if projection is None else projection
         return tokens_as_slots if projection is None else projection
 
-    def _inputs(
-        self,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | Padding | None,
-        lengths: Tensor | None,
-        projects: Projects,
-    ) -> Inputs:
+    def _inputs(self, key: Tensor, value: Tensor, mask: Tensor | Padding | None, projects: Projects) -> Inputs:
         """Check the arguments of a call and build the inputs of the projection, with zeros at padding.
 
         Padding is zeroed before anything reads it: otherwise the backward pass would compute zero times NaN.
@@ -322,9 +311,6 @@ class LinformerAttention(nn.Module):
             checks.check_padding_mask(mask, key)
             full = projects is tokens_as_slots
             padding = Padding.of(mask, ordered=False) if full else Padding.sorted(mask)
-        if lengths is not None:
-            checks.check_lengths(lengths, key, mask)
-            padding = Padding.after(lengths.clamp(0, key.shape[1]), key.shape[1])
         if padding is not None:
             tied = value is key
             key = padding.zero(key)

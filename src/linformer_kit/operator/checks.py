@@ -12,7 +12,6 @@ from torch import Tensor
 
 from linformer_kit.errors import InputError
 from linformer_kit.operator.projections import BIAS_ORDERS, SequenceProjection, is_integer
-from linformer_kit.operator.values import values_are_cheap
 
 LONGEST = 1 << 24  # tokens; larger numbers are treated as a mistake, since no machine has the memory for them
 
@@ -104,19 +103,3 @@ def check_padding_mask(mask: Any, key: Tensor) -> None:
             f"key_padding_mask: expected bool {list(key.shape[:2])}, True where padded, "
             f"got {mask.dtype} {list(mask.shape)}"
         )
-
-
-def check_lengths(lengths: Any, key: Tensor, mask: Any) -> None:
-    """Refuse lengths together with a mask, and lengths that are not one integer per sequence, from 0 to seq_len."""
-    if mask is not None:
-        raise InputError("key_padding_mask, key_lengths: expected at most one of them, got both")
-    batch, seq_len, _ = key.shape
-    if not isinstance(lengths, Tensor) or lengths.dtype not in (torch.int32, torch.int64) or lengths.shape != (batch,):
-        got = f"{list(lengths.shape)} of {lengths.dtype}" if isinstance(lengths, Tensor) else repr(lengths)
-        raise InputError(f"key_lengths: expected [{batch}] of torch.int64 or torch.int32, got {got}")
-    if lengths.device != key.device:
-        raise InputError(f"key_lengths: expected a tensor on {key.device}, got one on {lengths.device}")
-    if batch and values_are_cheap(lengths):
-        low, high = lengths.min().item(), lengths.max().item()
-        if low < 0 or high > seq_len:
-            raise InputError(f"key_lengths: expected 0 to {seq_len}, got {low if low < 0 else high}")

@@ -19,11 +19,11 @@ GROUPS = {
     "Texts": """
         task tasks labelled_task train_file validation_file text text_file data_dir
         dataset_name dataset_config_name split document text_column text_pair_column labelled_text_column label_column
-        label_separator packing max_length chunk_tokens pieces min_tokens stride seq_len max_tokens samples articles
-        queries candidates cosine_lengths max_train_samples max_eval_samples
+        label_separator packing max_length pieces min_tokens stride seq_len max_tokens samples articles
+        queries candidates fit_samples cosine_lengths max_train_samples max_eval_samples
         validation_fraction split_seed streaming cache_dir""",
     "Prediction": "top_k threshold",
-    "Export": "format int8",
+    "Export": "int8",
     "Measurement": """
         mode n lengths fact_lengths projected_dims systems baselines reference_length tokens
         InspectSettings.layers heads at repetitions seconds max_seconds memory budget_gib busy_cores

@@ -36,8 +36,6 @@ class EmbedSettings:
         document: How .txt files are split into texts; `auto`: `wikitext` if the file starts with a WikiText heading,
             else `file`.
         max_length: Maximum input length in tokens, longer texts are truncated; default: the limit of the model's files.
-        chunk_tokens: Write an embedding for each piece of this many tokens, pooled from one pass over the whole text
-            (late chunking), and the pieces' characters to OUTPUT.pieces.jsonl; default: an embedding for each text.
         pieces: Embed pieces of max_length tokens separately, and write the mean for each text, which is read whole.
         batch_size: Texts per forward pass.
         dtype: Data type of the weights, as saved with `auto`; `bfloat16` computes everything in it, faster than mixed
@@ -54,7 +52,6 @@ class EmbedSettings:
     text_column: str | None = None
     document: Literal["auto", "file", "line", "blank_line", "wikitext"] = "auto"
     max_length: int | None = None
-    chunk_tokens: int | None = None
     pieces: bool = False
     batch_size: int = 8
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -135,10 +132,9 @@ class ExportSettings:
     Attributes:
         model: Folder or hub id of an encoder of this package or of transformers, with or without a head.
         out: New folder for the exported model and its tokenizer.
-        format: `onnx`: one file for ONNX Runtime; `torch`: a model for transformers, only with int8.
         int8: Quantise linear layers to int8: weights statically, activations dynamically.
-        validation_file: File of texts (.txt .csv .tsv .jsonl .parquet), labelled for a classifier, on which the loss
-            of accuracy by int8 is measured.
+        validation_file: File of texts (.txt .csv .tsv .jsonl .parquet) on which the loss by int8 is measured: labelled
+            for a classifier, any for an encoder without a head.
         text_column: Column of the text; default: that of the fine-tuning, else `text`.
         text_pair_column: Column of the second text; default: that of the fine-tuning.
         label_column: Column of the class; default: that of the fine-tuning, else `label`.
@@ -148,7 +144,6 @@ class ExportSettings:
 
     model: str
     out: str
-    format: Literal["onnx", "torch"] = "onnx"
     int8: bool = False
     validation_file: str | None = None
     text_column: str | None = None
