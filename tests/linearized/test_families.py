@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import product
 
 import pytest
 import torch
@@ -91,36 +92,28 @@ def test_padding_reaches_nothing(name):
         assert torch.equal(changed, both)
 
 
-@pytest.mark.parametrize("name", ["bert", "modernbert", "vit"])
-@pytest.mark.parametrize("sharing", ["none", "key_value", "layerwise"])
-def test_sharing(name, sharing, tmp_path):
+OPTIONS = [
+    *product(["bert", "modernbert", "vit"], [{"sharing": sharing} for sharing in ("none", "key_value", "layerwise")]),
+    *(("bert", {"projection": name}) for name in ("mean_pool", "max_pool", "conv", "random", "dynamic")),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), OPTIONS, ids=str)
+@torch.no_grad()
+def test_copied_and_saved_it_gives_the_same(name, options, tmp_path):
     torch.manual_seed(0)
-    linear = as_in_the_paper(build(FAMILIES[name]), 5, sharing=sharing)
+    linear = as_in_the_paper(build(FAMILIES[name]), 5, **options)
     layers, heads = len(linear.config.linformer["layers"]), 3
-    assert (
-        linear.projection_matrix_count() == {"none": 2 * layers * heads, "key_value": layers, "layerwise": 1}[sharing]
-    )
-    for projection in linear.projections():
-        torch.nn.init.normal_(projection.key_projection, std=0.2)
-    inputs = example(linear, 31)
-    with torch.no_grad():
-        before = linear(**inputs)[0]
-        copied = copy.deepcopy(linear)(**inputs)[0]
-        linear.save_pretrained(tmp_path)
-        loaded = AutoModel.from_pretrained(tmp_path).eval()(**inputs)[0]
-    assert torch.equal(before, copied) and torch.equal(before, loaded)
-
-
-@pytest.mark.parametrize("projection", ["mean_pool", "max_pool", "conv", "random", "dynamic"])
-def test_projections(projection, tmp_path):
-    torch.manual_seed(0)
-    linear = as_in_the_paper(build(FAMILIES["bert"]), 5, projection=projection)
-    inputs = example(linear, 31, padded=True)
-    with torch.no_grad():
-        before = linear(**inputs)[0]
-        linear.save_pretrained(tmp_path)
-        loaded = AutoModel.from_pretrained(tmp_path).eval()(**inputs)[0]
-    assert torch.equal(before, loaded)
+    counts = {"none": 2 * layers * heads, "key_value": layers, "layerwise": 1}
+    if "sharing" in options:
+        assert linear.projection_matrix_count() == counts[options["sharing"]]
+    for parameter in (p for projection in linear.projections() for p in projection.parameters()):
+        torch.nn.init.normal_(parameter, std=0.2)
+    inputs = example(linear, 31, padded=name != "vit")
+    before = linear(**inputs)[0]
+    assert torch.equal(copy.deepcopy(linear)(**inputs)[0], before)
+    linear.save_pretrained(tmp_path)
+    assert torch.equal(AutoModel.from_pretrained(tmp_path).eval()(**inputs)[0], before)
 
 
 REFUSED = {

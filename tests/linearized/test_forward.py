@@ -26,15 +26,19 @@ def model():
     return as_in_the_paper(BertForMaskedLM(BertConfig(**SIZES)).eval(), 7)
 
 
-def of(name: str):
+def of(name: str, **options: object):
     torch.manual_seed(0)
-    return as_in_the_paper(build(FAMILIES[name]), 7)
+    return as_in_the_paper(build(FAMILIES[name]), 7, **options)
 
 
+@pytest.mark.parametrize("window", [0, 5])
 @pytest.mark.parametrize("name", FAMILIES)
 @torch.no_grad()
-def test_attentions_of_every_family(name):
-    model = of(name).double()  # MobileBERT has no LayerNorm, so rounding grows from layer to layer
+def test_attentions_of_every_family(name, window):
+    """With a column for each slot and each neighbour."""
+    model = of(
+        name, sliding_window=window
+    ).double()  # MobileBERT has no LayerNorm, so rounding grows from layer to layer
     local = {layer.split(".")[1] for layer in model.config.linformer["local_layers"]}
     inputs = example(model, 31)
     shown = model.forward(**inputs, output_attentions=True)
@@ -42,7 +46,7 @@ def test_attentions_of_every_family(name):
     for layer, mapping in enumerate(shown.attentions):
         tokens = mapping.shape[2]
         assert mapping.shape[:2] == (2, model.config.num_attention_heads)
-        assert mapping.shape[3] == (tokens if str(layer) in local else 7)
+        assert mapping.shape[3] == (tokens if str(layer) in local else 7 + window)
         torch.testing.assert_close(mapping.sum(-1), torch.ones_like(mapping[..., 0]))
     plain = model.forward(**inputs)
     assert not plain.attentions

@@ -44,21 +44,15 @@ def test_fewer_slots_cost_less_and_back_again_is_exact(config, projection, shari
     assert model.config.projected_dim == 7
 
 
-@pytest.mark.parametrize("sharing", SHARINGS)
-def test_fewer_slots_are_the_first_rows(config, sharing):
-    model = randomise(LinformerModel(config(sharing=sharing))).eval()
-    small = LinformerModel(config(sharing=sharing, projected_dim=3)).eval()
+@pytest.mark.parametrize(
+    "fields", [*({"sharing": sharing} for sharing in SHARINGS), {"projection": "mean_pool"}], ids=str
+)
+def test_fewer_slots_are_the_first_rows(config, fields):
+    """Of E and F; pooling makes new windows."""
+    model = randomise(LinformerModel(config(**fields))).eval()
+    small = LinformerModel(config(projected_dim=3, **fields)).eval()
     state = model.state_dict()
     small.load_state_dict({name: t[..., :3, :] if "_projection" in name else t for name, t in state.items()})
-    model.set_projected_dim(3)
-    ids = tokens(2, 31)
-    assert torch.equal(model(ids).last_hidden_state, small(ids).last_hidden_state)
-
-
-def test_pooling_makes_new_windows_for_fewer_slots(config):
-    model = randomise(LinformerModel(config(projection="mean_pool"))).eval()
-    small = LinformerModel(config(projection="mean_pool", projected_dim=3)).eval()
-    small.load_state_dict(model.state_dict())
     model.set_projected_dim(3)
     ids = tokens(2, 31)
     assert torch.equal(model(ids).last_hidden_state, small(ids).last_hidden_state)

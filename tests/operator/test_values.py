@@ -113,16 +113,6 @@ def test_gradients_of_each_sample(config, kind):
             torch.testing.assert_close(together[name][sample], expected, rtol=1e-3, atol=1e-5, msg=name)
 
 
-def test_vmap_over_an_ensemble(config):
-    """One batch, several models."""
-    models = [randomise(LinformerForMaskedLM(config())).eval() for _ in range(3)]
-    ids, mask = masked_batch()
-    stacked, buffers = torch.func.stack_module_state(models)
-    called = vmap(lambda p, b: functional_call(models[0], (p, b), (ids, mask), {"labels": ids}).loss, in_dims=(0, 0))
-    expected = torch.stack([model(ids, mask, labels=ids).loss for model in models])
-    torch.testing.assert_close(called(stacked, buffers), expected, **CLOSE)
-
-
 def test_vmap_over_attention():
     """With a mask that is added to scores."""
     attention = randomise(LinformerAttention(33, 3, 37, 7)).eval()
@@ -209,11 +199,6 @@ def test_other_masks_of_floating_point_are_refused(config, value, got):
     mask[1, 7:] = value
     with pytest.raises(InputError, match=rf"attention_mask: expected 1 on real .* in floating point, got {got}$"):
         model(tokens(3, 31), mask)
-
-
-def test_an_empty_batch_with_a_mask_of_floating_point(config):
-    output = LinformerModel(config())(torch.zeros(0, 31, dtype=torch.long), torch.zeros(0, 31))
-    assert output.last_hidden_state.shape == (0, 31, 33)
 
 
 def test_a_mask_of_floating_point_for_a_linearised_model(linear_bert):

@@ -82,9 +82,13 @@ def test_blocks_of_tokens_give_what_the_whole_gives(monkeypatch, small_blocks, f
             assert torch.allclose(ours[real], plain[real], rtol=0, atol=1e-11)
 
 
-def test_short_texts_share_blocks(small_blocks):
-    model = model_of()
-    ids = torch.randint(5, 101, (13, 2))
+@pytest.mark.parametrize(
+    "fields", [{}, {"projection": "mean_pool", "projected_dim": 11, "max_position_embeddings": 37}], ids=str
+)
+def test_short_texts_share_blocks(small_blocks, fields):
+    """Also where the mask of empty slots has one row for many samples."""
+    model = model_of(**fields)
+    ids = torch.randint(5, 101, (13, 3))
     with torch.no_grad():
         assert torch.allclose(
             model(ids).last_hidden_state, torch.cat([model(row[None]).last_hidden_state for row in ids])
@@ -218,37 +222,6 @@ def test_plain_on_request(monkeypatch, small_blocks):
         assert runs_in_blocks(monkeypatch, model, ids)
 
 
-def test_a_replaced_map_runs(small_blocks):
-    """A replacement of a linear map, such as an adapter, is called."""
-
-    class Doubled(nn.Linear):
-        def forward(self, inputs):
-            return 2 * super().forward(inputs)
-
-    model = model_of()
-    ids = torch.randint(5, 101, (1, 31))
-    for layer in model.encoder.layers:
-        for owner, name in ((layer, "fc1"), (layer, "fc2"), (layer.self_attn, "q_proj"), (layer.self_attn, "out_proj")):
-            old = getattr(owner, name)
-            new = Doubled(old.in_features, old.out_features).double()
-            new.load_state_dict(old.state_dict())
-            setattr(owner, name, new)
-    with torch.no_grad():
-        blocked = model(ids).last_hidden_state
-    assert torch.allclose(blocked, model(ids).last_hidden_state, atol=1e-11)
-    assert not torch.allclose(blocked, model_of()(ids).last_hidden_state, atol=1e-3)
-
-
-def test_mixed_number_formats_give_what_few_tokens_give(small_blocks):
-    model = model_of().float()
-    embeds = torch.randn(1, 31, 33, dtype=torch.bfloat16)
-    whole = model(inputs_embeds=embeds).last_hidden_state
-    with torch.no_grad():
-        output = model(inputs_embeds=embeds).last_hidden_state
-    assert output.dtype == torch.float32
-    torch.testing.assert_close(output, whole)
-
-
 class Remembered(nn.Module):
     """Gives the same memory again and again."""
 
@@ -338,26 +311,24 @@ def test_replaced_parts_run(small_blocks, what):
         assert torch.allclose(model(ids).last_hidden_state, whole, atol=1e-11)
 
 
-@pytest.mark.parametrize("register", ["register_module_forward_hook", "register_module_forward_pre_hook"])
-def test_global_hooks_see_the_whole(monkeypatch, small_blocks, register):
+HOOKS = {"register_module_forward_hook": nn.modules.module, "register_module_forward_pre_hook": nn.modules.module}
+HOOKS |= dict.fromkeys(
+    ("register_full_backward_hook", "register_full_backward_pre_hook", "register_forward_pre_hook"), None
+)
+
+
+@pytest.mark.parametrize("register", HOOKS)
+def test_hooks_of_all_kinds_see_the_whole(monkeypatch, small_blocks, register):
+    """Of all modules, and of one."""
     model = model_of()
-    handle = getattr(nn.modules.module, register)(lambda *_: None)
+    owners = [HOOKS[register]] if HOOKS[register] else [layer.fc2 for layer in model.encoder.layers]
+    handles = [getattr(owner, register)(lambda *_: None) for owner in owners]
     try:
         with torch.no_grad():
             assert not runs_in_blocks(monkeypatch, model, torch.randint(5, 101, (1, 31)))
     finally:
-        handle.remove()
-
-
-@pytest.mark.parametrize(
-    "register", ["register_full_backward_hook", "register_full_backward_pre_hook", "register_forward_pre_hook"]
-)
-def test_hooks_of_all_kinds_see_the_whole(monkeypatch, small_blocks, register):
-    model = model_of()
-    for layer in model.encoder.layers:
-        getattr(layer.fc2, register)(lambda *_: None)
-    with torch.no_grad():
-        assert not runs_in_blocks(monkeypatch, model, torch.randint(5, 101, (1, 31)))
+        for handle in handles:
+            handle.remove()
 
 
 @pytest.mark.parametrize(
@@ -366,22 +337,6 @@ def test_hooks_of_all_kinds_see_the_whole(monkeypatch, small_blocks, register):
 def test_how_large_blocks_are(monkeypatch, width, threads, expected):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     assert kernels.block_tokens(width) == expected
-
-
-def test_other_devices_take_the_whole(small_blocks):
-    with torch.no_grad():
-        assert kernels.is_large(torch.zeros(1, 31, 33), 29)
-        assert not kernels.is_large(torch.zeros(1, 31, 33, device="meta"), 29)
-
-
-def test_windows_that_are_alike_for_all_samples(small_blocks):
-    """The mask of empty slots has one row for many samples, in blocks of some samples too."""
-    model = model_of(projection="mean_pool", projected_dim=11, max_position_embeddings=37)
-    ids = torch.randint(5, 101, (13, 3))
-    with torch.no_grad():
-        assert torch.allclose(
-            model(ids).last_hidden_state, torch.cat([model(row[None]).last_hidden_state for row in ids])
-        )
 
 
 def test_what_is_fast_is_used(monkeypatch):

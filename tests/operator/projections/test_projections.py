@@ -13,7 +13,6 @@ from linformer_kit.operator.padding import Padding
 from linformer_kit.operator.projections import PROJECTIONS, build_projection, matrices
 from linformer_kit.operator.projections.base import Inputs
 from linformer_kit.operator.projections.head_maps import HeadMap
-from linformer_kit.operator.projections.starts import pooling_matrix
 from linformer_kit.settings import Projection
 
 
@@ -27,12 +26,6 @@ def test_matrices_of_each_sharing(sharing, count, shape):
     assert projection.key_projection.shape == shape
     assert sum(parameter.numel() for parameter in projection.parameters()) == count * 7 * 31
     assert (projection.value_projection is None) == (sharing in ("key_value", "layerwise"))
-
-
-def test_start_is_scaled_pooling_in_an_order_whose_beginning_is_spread():
-    projection = LinearProjection(31, 7, num_heads=3, sharing="headwise")
-    for matrix in (projection.key_projection, projection.value_projection):
-        assert torch.equal(matrix, pooling_matrix(7, 31)[[0, 4, 2, 6, 1, 5, 3]])
 
 
 def test_random_entries_have_variance_one_over_k():
