@@ -18,21 +18,19 @@ from linformer_kit.commands.cli import main
 from linformer_kit.files.manifest import write_manifest
 from linformer_kit.linearized.adapter import read_adapter
 from tests.conftest import fail_last_line, write_teacher
-from tests.training.test_distill import LENGTH, WORDS, command, distill
+from tests.training.test_distill import LENGTH, WORDS, distill
 
 pytestmark = pytest.mark.e2e
 TRAINED = {"adapter": "true", "adapter_rank": 3, "learning_rate": 0.01, "max_position_embeddings": 2 * LENGTH}
-# Slots without parameters; and E and F that are learned.
-KINDS = {"pooled": {}, "learned": {"projection": "linear", "global_tokens": 1}}
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def run(request, texts, tmp_path_factory) -> tuple[Path, Path]:
-    """A base model, and the folder of a distillation with an adapter."""
-    folder = tmp_path_factory.mktemp(request.param)
+@pytest.fixture(scope="module")
+def run(texts, tmp_path_factory) -> tuple[Path, Path]:
+    """A base model, and the folder of a distillation with an adapter, which learns E and F too."""
+    folder = tmp_path_factory.mktemp("run")
     teacher = write_teacher(folder / "teacher", WORDS, "RobertaModel")
     (teacher / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
-    distill(teacher, folder / "student", train_file=texts, **TRAINED, **KINDS[request.param])
+    distill(teacher, folder / "student", train_file=texts, **TRAINED, projection="linear", global_tokens=1)
     return teacher, folder / "student"
 
 
@@ -109,8 +107,8 @@ def test_only_the_adapter_is_trained_and_saved(run):
     assert results["parameters"] == merged.num_parameters()
     assert all(each.dtype == torch.bfloat16 for each in adapter.weights.values())
     assert adapter.about["base_model"]["license"] == "apache-2.0"
-    learned = any("lora" not in name for name in adapter.weights)
-    assert learned == (adapter.settings.projection == "linear")
+    learned = {name.rpartition(".")[2] for name in adapter.weights if "lora" not in name}
+    assert learned and all("projection" in name for name in learned)
     card = (student / "adapter" / "README.md").read_text()
     assert "base_model: teacher\n" in card and "| cosine of mean embeddings |" in card
     assert f"texts of up to {2 * LENGTH} tokens" in card
@@ -126,14 +124,6 @@ def test_the_recorded_embedding(run):
     embedding = model(**inputs).last_hidden_state.mean(dim=1)[0]
     assert inputs["input_ids"].shape[1] == example["max_length"] == 2 * LENGTH
     torch.testing.assert_close(embedding / embedding.norm(), torch.tensor(example["embedding"]), rtol=0, atol=2e-6)
-
-
-def test_bfloat16(run, ids):
-    teacher, student = run
-    expected = AutoModel.from_pretrained(student)(ids).last_hidden_state
-    model = lk.linearize(AutoModel.from_pretrained(teacher, dtype=torch.bfloat16), adapter=student / "adapter")
-    close = torch.cosine_similarity(model(ids).last_hidden_state.float().flatten(1), expected.flatten(1))
-    assert close.min() > 0.999
 
 
 @pytest.mark.parametrize("kind", ["weights", "dtype", "argument", "linear", "damage", "foreign", "format", "nowhere"])
@@ -188,14 +178,7 @@ def reweighed(folder: Path, change) -> None:
     [
         (lambda folder: replaced(folder, "linformer.json", base_model=None), "expected the base model and settings"),
         (lambda folder: replaced(folder, "linformer.json", linearize={"k": 3}), "expected the base model and settings"),
-        (lambda folder: replaced(folder, "linformer.json", linearize=[1]), "expected the base model and settings"),
-        (
-            lambda folder: replaced(folder, "linformer.json", base_model={"name": "t", "fingerprint": 1}),
-            "expected name and fingerprint",
-        ),
         (lambda folder: replaced(folder, "adapter_config.json", use_rslora=True), "expected use_rslora False"),
-        (lambda folder: replaced(folder, "adapter_config.json", alpha_pattern={"a": 1}), "expected alpha_pattern {}"),
-        (lambda folder: replaced(folder, "adapter_config.json", r=0), "expected r, lora_alpha and target_modules"),
         (lambda folder: replaced(folder, "adapter_config.json", r=2), "expected rank 2"),
         (lambda folder: reweighed(folder, lambda weights, name: weights.pop(name)), "expected weights of the target"),
         (lambda folder: reweighed(folder, lambda weights, name: weights[name].fill_(torch.nan)), "expected finite"),
@@ -211,31 +194,12 @@ def test_content_that_no_distillation_writes(change, message, run, tmp_path):
         lk.linearize(AutoModel.from_pretrained(teacher), adapter=folder)
 
 
-def test_low_rank_changes_of_other_layers_leave_the_model_as_it_was(run, tmp_path, monkeypatch):
-    teacher, student = run
-    adapter = read_adapter(str(student / "adapter"))
-    name = next(name for name in adapter.weights if name.endswith("lora_B.weight"))
-    adapter.weights[name] = adapter.weights[name][1:]
-    monkeypatch.setattr("linformer_kit.linearized.linearize.read_adapter", lambda name: adapter)
-    model = AutoModel.from_pretrained(teacher)
-    with pytest.raises(lk.InputError, match="adapter: expected values that fit RobertaModel, got one of shape"):
-        lk.linearize(model, adapter="any")
-    assert type(model).__name__ == "RobertaModel"
-
-
-def test_arguments_that_agree(run):
-    teacher, student = run
-    settings = read_adapter(str(student / "adapter")).settings
-    assert settings.global_tokens == 1 and settings.projected_dim == 5
-    lk.linearize(AutoModel.from_pretrained(teacher), 5, adapter=student / "adapter", global_tokens=1)
-
-
 def test_the_card_repeats_the_command(run):
     card = (run[1] / "adapter" / "README.md").read_text()
     command = card.split("linformer distill teacher OUTPUT")[1].split("```")[0]
     for option in ("--adapter true", "--adapter_rank 3", "--projected_dim 5", "--max_steps 6", "--learning_rate 0.01"):
         assert option in command
-    assert ("--projection linear" in command) == ("projection linear" in card) and "--teacher" not in command
+    assert "--projection linear" in command and "--teacher" not in command
 
 
 def test_weights_of_another_shape_change_nothing(run, ids):
@@ -259,19 +223,3 @@ def test_a_masked_language_model_continues_after_an_interruption(texts, tmp_path
     whole, resumed = (AutoModelForMaskedLM.from_pretrained(tmp_path / name) for name in ("whole", "cut"))
     for name, parameter in whole.named_parameters():
         assert torch.equal(parameter, resumed.get_parameter(name)), name
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"adapter_rank": 0}, "adapter_rank: expected 1 or more, got 0"),
-        ({"student": "other"}, "student: expected none with adapter, which changes the teacher itself, got other"),
-        ({"fully_shard": "true"}, "fully_shard: expected false with adapter, got true"),
-    ],
-    ids=str,
-)
-def test_bad_settings(options, message, texts, tmp_path, capsys):
-    teacher = write_teacher(tmp_path / "teacher", WORDS)
-    options = {"train_file": texts, **TRAINED, **options}
-    assert message in fail_last_line(capsys, *command(teacher, tmp_path / "student", **options))
-    assert not (tmp_path / "student").exists()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import re
 from pathlib import Path
 from unittest.mock import Mock
@@ -105,13 +104,6 @@ def test_a_parameter_without_a_gradient_has_no_moments(config, words, tmp_path):
     assert list(other.state) == [model.lm_head.dense.weight], "and none of what it had learnt before"
 
 
-def test_what_was_there_is_replaced(checkpoint, trained, words):
-    (checkpoint / "left.txt").write_text("over")
-    save_checkpoint(checkpoint, trained[0], words, trained[1], TrainingState(5))
-    assert read_state(checkpoint).update == 5 and not (checkpoint / "left.txt").exists()
-    assert [path.name for path in checkpoint.parent.iterdir()] == ["checkpoint-3"]
-
-
 # Files that do not fit -----------------------------------------------------------------------------------------------
 
 
@@ -178,12 +170,6 @@ def test_weights_may_be_in_several_files(checkpoint, trained, config):
     again = randomise(LinformerForMaskedLM(config()))
     load_weights(again, checkpoint)
     assert same_parameters(again, trained[0])
-
-
-def test_a_whole_model_gives_its_own_weights(trained):
-    found = whole_weights(trained[0])
-    assert found.keys() == trained[0].state_dict().keys()
-    assert all(torch.equal(tensor, found[name]) for name, tensor in trained[0].state_dict().items())
 
 
 @pytest.fixture
@@ -260,13 +246,3 @@ def test_a_readme_of_the_user_stays_beside_a_model(trained, words, tmp_path):
     for _ in range(2):
         save_model(trained[0], words, tmp_path)
         assert "LinformerForMaskedLM" in (tmp_path / "README.md").read_text() and damage(tmp_path) is None
-
-
-def test_a_model_goes_beside_other_files_with_a_manifest(trained, words, tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
-    save_model(*trained[:1], words, tmp_path, beside=lambda folder: (folder / "more.json").write_text("{}"))
-    assert {"notes.txt", "more.json", "model.safetensors", "tokenizer.json"} <= {
-        path.name for path in tmp_path.iterdir()
-    }
-    listed = json.loads((tmp_path / "manifest.json").read_text())["files"]
-    assert "more.json" in listed and "notes.txt" not in listed and damage(tmp_path) is None

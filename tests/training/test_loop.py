@@ -88,9 +88,7 @@ class Whole(torch.utils.data.Dataset):
         return self._blocks[key]
 
 
-@pytest.mark.parametrize(
-    "fields", [{}, {"sharing": "layerwise", "norm_first": True}, {"local_convolution": 3}], ids=str
-)
+@pytest.mark.parametrize("fields", [{}, {"sharing": "layerwise", "norm_first": True}], ids=str)
 def test_losses_of_blocks_are_those_of_transformers(masked, tmp_path, fields):
     """Masked tokens are counted over all passes of an update in both."""
     ours, theirs = masked({**QUIET, **fields}), masked({**QUIET, **fields})
@@ -138,37 +136,16 @@ def test_losses_of_texts_are_those_of_transformers(config, words, tmp_path, mult
 # Exact: resume, seeds, evaluation ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_resumed_equals_uninterrupted(run, tmp_path, workers):
+def test_resumed_equals_uninterrupted(run, tmp_path):
     """In mid-epoch (update 3 of 5) and in the second epoch (update 6), dropout, masks and the log included."""
-    whole = run("whole", dataloader_num_workers=workers)
+    whole = run("whole")
     assert len(set(losses(whole))) == 7
     for update in (3, 6):
-        resumed = run(
-            f"after{update}", dataloader_num_workers=workers, checkpoint=tmp_path / "whole" / f"checkpoint-{update}"
-        )
+        resumed = run(f"after{update}", checkpoint=tmp_path / "whole" / f"checkpoint-{update}")
         assert same_parameters(resumed.task.model, whole.task.model)
         assert losses(resumed) == losses(whole)
         assert resumed.state.logged("eval_loss") == whole.state.logged("eval_loss")
         assert (resumed.state.position, resumed.state.epoch) == (whole.state.position, whole.state.epoch)
-
-
-def test_losses_between_lines_of_the_log_are_not_lost(run, tmp_path):
-    """A checkpoint in the middle of the updates that a line is the mean of."""
-    whole = run("whole", logging_steps=5, save_every=3)
-    resumed = run("resumed", logging_steps=5, save_every=3, checkpoint=tmp_path / "whole" / "checkpoint-3")
-    every = losses(run("every"))
-    assert losses(resumed) == losses(whole) == [pytest.approx(sum(every[:5]) / 5)]
-
-
-def test_a_resumed_run_evaluates_saves_and_logs_as_often_as_it_is_told(run, tmp_path):
-    run("whole")
-    resumed = run(
-        "whole", evaluate_every=2, save_every=5, logging_steps=4, checkpoint=tmp_path / "whole" / "checkpoint-3"
-    )
-    assert [update for update in resumed.state.logged("eval_loss") if update > 3] == [4, 6, 7], "and at the end"
-    assert [update for update in resumed.state.logged("loss") if update > 3] == [4]
-    assert (tmp_path / "whole" / "checkpoint-5").exists()
 
 
 def seeds_of(training: Training) -> list[int]:
@@ -213,20 +190,6 @@ def test_evaluation_changes_nothing(run):
     assert often.state.logged("eval_loss")[7] == seldom.state.logged("eval_loss")[7]
 
 
-def test_accumulated_updates_equal_those_of_the_large_batch(run):
-    large = run("large", fields=QUIET)
-    small = run("small", per_device_train_batch_size=2, gradient_accumulation_steps=2, fields=QUIET)
-    assert losses(small) == pytest.approx(losses(large), rel=1e-4)
-    for ours, theirs in zip(small.task.model.parameters(), large.task.model.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
-
-
-def test_recomputed_activations_change_nothing(run):
-    """Dropout draws the same again in the backward pass."""
-    usual, recomputed = run("usual", updates=3), run("recomputed", updates=3, activation_checkpointing=True)
-    assert losses(recomputed) == pytest.approx(losses(usual), rel=1e-6)
-
-
 # What falls due ------------------------------------------------------------------------------------------------------
 
 
@@ -234,29 +197,11 @@ def checkpoints(folder: Path) -> list[int]:
     return sorted(int(path.name.partition("-")[2]) for path in folder.glob("checkpoint-*"))
 
 
-@pytest.mark.parametrize(
-    ("fields", "evaluated", "saved"),
-    [
-        ({"evaluate_every": 3, "save_every": 2}, [3, 6, 7], [2, 4, 6, 7]),
-        ({"evaluate_every": 3, "save_every": None}, [3, 6, 7], [3, 6, 7]),
-        ({"evaluate_every": 99, "save_every": 99, "evaluate_first": True}, [0, 7], [7]),
-        ({"evaluate_every": None, "save_every": None, "updates": 12}, [5, 10, 12], [5, 10, 12]),
-    ],
-    ids=str,
-)
-def test_what_falls_due_when(run, tmp_path, fields, evaluated, saved):
-    """Evaluations and checkpoints in turn, at the end of each epoch of 5 updates where none says so, and at the end."""
-    training = run(**fields)
-    assert list(training.state.logged("eval_loss")) == evaluated
-    assert checkpoints(tmp_path / "run") == saved
+def test_evaluations_and_checkpoints_are_made_when_the_plan_says_so(run, tmp_path):
+    training = run(evaluate_every=3, save_every=2, evaluate_first=True)
+    assert list(training.state.logged("eval_loss")) == [0, 3, 6, 7]
+    assert checkpoints(tmp_path / "run") == [2, 4, 6, 7]
     assert training.state.epoch == training.state.update / 5
-
-
-def test_after_each_update_somebody_is_told(run, build):
-    seen: list[int] = []
-    training = build(after_update=lambda: seen.append(training.state.update))
-    training.run()
-    assert seen == [1, 2, 3, 4, 5, 6, 7]
 
 
 def test_more_updates_than_planned_are_refused(run, build, tmp_path):
@@ -275,10 +220,9 @@ def test_what_is_finished_is_trained_no_further(run, tmp_path):
     assert same_parameters(again.task.model, whole.task.model) and again.state.log == whole.state.log
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
-def test_what_is_counted_is_what_the_model_has_seen(build, accumulation):
-    """19 sequences in batches of 4: the last of an epoch has 3, and its update may have fewer batches."""
-    training = build(gradient_accumulation_steps=accumulation)
+def test_what_is_counted_is_what_the_model_has_seen(build):
+    """19 sequences in batches of 4: the last of an epoch has 3, and its update fewer batches."""
+    training = build(gradient_accumulation_steps=2)
     seen: list[int] = []
     backward = training.engine.backward
 
@@ -289,7 +233,7 @@ def test_what_is_counted_is_what_the_model_has_seen(build, accumulation):
     training.engine.backward = counted
     training.run()
     assert training.log.rate == sum(seen) / training.log.seconds
-    assert len(seen) == (7 if accumulation == 1 else 12)
+    assert len(seen) == 12
 
 
 def test_the_schedule_is_that_of_the_update(run):
@@ -333,18 +277,12 @@ def told(task, **metrics: list[float]):
     return task
 
 
-NAN = math.nan
-
-
 @pytest.mark.parametrize(
     ("metric", "values", "best"),
     [
-        ("loss", [3.0, 1.0, 2.0, 2.5], 2),
-        ("loss", [3.0, 1.0, 1.0, 2.5], 2),
-        ("loss", [NAN, 3.0, 4.0, 5.0], 2),
+        ("loss", [math.nan, 1.0, 1.0, 2.5], 2),
         ("accuracy", [0.1, 0.3, 0.2, 0.25], 2),
         ("accuracy", [0.1, 0.3, 0.3, 0.4], 4),
-        ("accuracy", [0.4, 0.3, 0.3, 0.4], 1),
     ],
 )
 def test_the_best_is_kept_and_loaded(masked, run, tmp_path, metric, values, best):

@@ -30,13 +30,6 @@ def test_an_update_that_is_not_finite_is_not_made(masked, build):
     assert all(map(torch.equal, training.task.parameters(), before))
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_the_batch_and_its_value_are_named(masked, build, value):
-    training = build(task=spoilt(masked(), (1, 1), value=value), gradient_accumulation_steps=2)
-    with pytest.raises(DivergedError, match=f"update 2 .* got a loss of {value} in batch 2 of 2; the update was not"):
-        training.run()
-
-
 def test_so_many_updates_may_be_skipped(masked, run, build, tmp_path):
     """They are counted in the log, also of a training that goes on; parameters and moments are as they were."""
     wrong = ((1, 0), (3, 0))
@@ -118,14 +111,6 @@ def test_a_signal_during_evaluation_leaves_it_out(masked, build, run, tmp_path):
     assert not training.state.logged("eval_loss")
     resumed = run("cut", checkpoint=tmp_path / "cut" / "checkpoint-3")
     assert resumed.state.logged("eval_loss") == run("whole").state.logged("eval_loss")
-
-
-def test_a_signal_at_the_very_end_stops_the_measurement(build):
-    training = build()
-    training.run()
-    training._request.signal = signal.SIGTERM
-    with pytest.raises(Stopped, match=r"^stopped after update 7; --resume goes on from"):
-        training.measure()
 
 
 def test_a_signal_before_the_first_update_leaves_nothing(masked, build, tmp_path):

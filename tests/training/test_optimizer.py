@@ -32,7 +32,7 @@ def groups_by_name(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> 
     }
 
 
-@pytest.mark.parametrize("kind", [*OURS, *FAMILIES])
+@pytest.mark.parametrize("kind", [*OURS, "albert", "bert", "modernbert", "vit"])
 def test_groups_are_those_of_transformers(kind, config, tmp_path):
     """Rate and decay of each parameter; what is frozen has none."""
     model = OURS[kind](config) if kind in OURS else build_family(FAMILIES[kind])
@@ -83,11 +83,6 @@ def test_e_and_f_are_apart_only_with_a_rate_of_their_own(config, factor, expecte
     assert [(group["lr"], group["weight_decay"]) for group in groups[:2]] == [(1e-2, 0.01), (1e-2, 0.0)]
 
 
-def test_full_attention_has_no_e_and_f(config):
-    settings = small_settings(projection_learning_rate_factor=0.5)
-    assert len(adamw(LinformerForMaskedLM(config(attention="full")), settings).param_groups) == 2
-
-
 def test_betas_and_epsilon_are_those_of_the_settings(config):
     settings = small_settings(adam_beta1=0.7, adam_beta2=0.8, adam_epsilon=1e-3)
     optimizer = adamw(LinformerForMaskedLM(config()), settings)
@@ -102,7 +97,7 @@ def test_each_group_has_a_share_of_its_own_rate(config):
         assert [group["lr"] for group in optimizer.param_groups] == [1e-2 * share, 1e-2 * share, 0.5e-2 * share]
 
 
-@pytest.mark.parametrize(("updates", "warmup"), [(17, 0), (17, 5), (17, 17), (23, 0.3), (1, 0)])
+@pytest.mark.parametrize(("updates", "warmup"), [(17, 5), (23, 0.3), (1, 0)])
 @pytest.mark.parametrize(
     ("kind", "theirs"),
     [
@@ -123,10 +118,9 @@ def test_schedules_are_those_of_transformers(kind, theirs, updates, warmup, tmp_
         schedule.step()
 
 
-@pytest.mark.parametrize("sharing", ["none", "headwise", "layerwise"])
-def test_e_and_f_can_learn_at_a_rate_of_their_own(run, build, sharing):
+def test_e_and_f_can_learn_at_a_rate_of_their_own(build):
     """With a factor of 0 and decay they stand still; all else learns."""
-    still = build(updates=2, weight_decay=0.1, fields={"sharing": sharing}, projection_learning_rate_factor=0.0)
+    still = build(updates=2, weight_decay=0.1, projection_learning_rate_factor=0.0)
     start = {name: parameter.clone() for name, parameter in still.task.model.named_parameters()}
     still.run()
     for name, parameter in still.task.model.named_parameters():

@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
-import errno
 import json
-import logging
 import math
 import os
 import re
 import shutil
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
 from transformers import (
     AutoModelForMaskedLM,
     AutoTokenizer,
-    BertConfig,
-    BertForMaskedLM,
-    PreTrainedTokenizerFast,
     pipeline,
 )
 
 import linformer_kit as lk
-from linformer_kit import LinformerConfig
 from linformer_kit.commands.cli import main
-from linformer_kit.settings import PretrainSettings
-from linformer_kit.training import identity
 from linformer_kit.training import pretrain as pretraining
-from linformer_kit.training.tasks.masked_language_model import drawn_projected_dim
 from tests.conftest import PRETRAIN_SIZES, fail, fail_last_line, randomise, write_corpus
 
 pytestmark = pytest.mark.e2e
@@ -68,14 +54,6 @@ def test_a_run_leaves_everything_that_a_user_needs(run):
     assert names >= {"metrics.json", "metrics.md", "perplexity.png", "settings.yaml", "checkpoint-4", "runs"}
     assert (run / "perplexity.png").read_bytes().startswith(b"\x89PNG")
     assert any(path.name.startswith("events") for path in run.rglob("runs/**/*"))
-
-
-def test_results_that_cannot_be_written_are_named(corpus, tmp_path, monkeypatch, capsys):
-    """By `Run.write`, as models and checkpoints are, so that every process hears of it."""
-    monkeypatch.setattr(pretraining, "write_pretrain_report", Mock(side_effect=OSError(errno.ENOSPC, "disk full")))
-    error = fail_last_line(capsys, *arguments(corpus, tmp_path / "out", "--max_steps=1"), code=1)
-    assert f"{tmp_path / 'out'}: the results could not be written: disk full; the checkpoints" in error
-    assert (tmp_path / "out" / "checkpoint-1").is_dir() and (tmp_path / "out" / "model.safetensors").exists()
 
 
 def test_what_a_run_was_made_with_is_written_down(corpus, tmp_path):
@@ -122,36 +100,17 @@ def test_the_same_command_gives_the_same_model_and_reads_the_cache(run, corpus, 
         assert torch.equal(a, b)
 
 
-def test_resume_goes_on_from_the_newest_whole_checkpoint(run, corpus, tmp_path, caplog):
-    folder = tmp_path / "out"
-    shutil.copytree(run, folder)
-    (folder / "checkpoint-4" / "model.safetensors").unlink()
-    with caplog.at_level(logging.INFO, logger="linformer_kit"):
-        main(arguments(corpus, folder, "--resume"))
-    assert "checkpoint-2" in caplog.text
-    resumed, whole = (json.loads((path / "metrics.json").read_text())["models"]["linformer"] for path in (folder, run))
-    assert resumed["validation_loss"] == whole["validation_loss"] and resumed["curve"] == whole["curve"]
-
-
-def test_streamed_text(corpus, tmp_path):
-    main(arguments(corpus, tmp_path / "out", "--streaming=true", "--validation_fraction=0.3"))
-    results = json.loads((tmp_path / "out" / "metrics.json").read_text())
-    assert results["corpus"]["train_sequences"] is None
-    assert results["models"]["linformer"]["updates"] == 4
-
-
 def test_an_existing_tokenizer(run, corpus, tmp_path):
     main(arguments(corpus, tmp_path / "out", f"--tokenizer={run}", "--model.vocab_size=300"))
     config = lk.LinformerConfig.from_pretrained(tmp_path / "out")
     assert config.vocab_size == len(AutoTokenizer.from_pretrained(run))
 
 
-@pytest.mark.parametrize("asked", [["--resize_mode=extend"], []], ids=["extend", "interpolate"])
-def test_a_model_is_grown_and_goes_on(run, corpus, tmp_path, asked):
-    command = arguments(corpus, tmp_path / "out", f"--from_model={run}", "--resize_to=46", *asked)
+def test_a_model_is_grown_and_goes_on(run, corpus, tmp_path):
+    command = arguments(corpus, tmp_path / "out", f"--from_model={run}", "--resize_to=46")
     main([*command, "--model.hidden_size=99", "--learning_rate=0.0"])
     grown, expected = (lk.LinformerForMaskedLM.from_pretrained(folder) for folder in (tmp_path / "out", run))
-    expected.resize_sequence_length(46, mode="extend" if asked else "interpolate")
+    expected.resize_sequence_length(46, mode="interpolate")
     for (name, ours), theirs in zip(grown.named_parameters(), expected.parameters(), strict=True):
         assert torch.equal(ours, theirs), name
     results = json.loads((tmp_path / "out" / "metrics.json").read_text())
@@ -198,53 +157,22 @@ def test_the_loss_is_that_of_the_model_that_is_kept(corpus, tmp_path, monkeypatc
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
 
 
-def test_elastic_training_draws_slots_and_measures_with_all(corpus, tmp_path, monkeypatch):
-    seen = []
-    real = lk.LinformerForMaskedLM.forward
-
-    def forward(self, *inputs, **named):
-        seen.append((self.training, self.linformer.encoder.attentions[0].projected_dim))
-        return real(self, *inputs, **named)
-
-    monkeypatch.setattr(lk.LinformerForMaskedLM, "forward", forward)
-    settings = ["--elastic_projected_dims", "7", "3", "2", "--max_steps=12", "--gradient_accumulation_steps=2"]
-    main([*arguments(corpus, tmp_path / "out"), *settings])
-    trained = [dim for training, dim in seen if training]
-    expected = [drawn_projected_dim([7, 3, 2], seed=3, update=update) for update in range(12)]
-    assert trained == [dim for dim in expected for _ in range(2)] and set(trained) == {7, 3, 2}
-    assert {dim for training, dim in seen if not training} <= {None, 7}
-    assert lk.LinformerForMaskedLM.from_pretrained(tmp_path / "out").config.projected_dim == 7
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            ["--elastic_projected_dims", "8"],
-            "elastic_projected_dims: expected one or more, each 1 to 7 (projected_dim)",
-        ),
         (["--elastic_projected_dims", "0", "3"], "each 1 to 7 (projected_dim), got [0, 3]"),
         (["--elastic_projected_dims", "3", "--model.attention=full"], "expected none with full attention, got [3]"),
         (["--elastic_projected_dims", "3", "--model.projection=conv"], "expected none with projection conv, got [3]"),
         (["--resize_to=46"], "resize_to: expected none without from_model, got 46"),
         (["--from_model=RUN", "--resize_to=5"], "resize_to: expected"),
         (["--from_model=nowhere/at/all"], "from_model: expected a folder, got nowhere/at/all, which does not exist"),
-        (["--projection_learning_rate_factor=-1"], "projection_learning_rate_factor: expected 0 or more, got -1.0"),
+        (["--train_file=nowhere"], "train_file: no such file or folder: nowhere"),
     ],
 )
 def test_settings_refused_before_anything_is_written(run, corpus, capsys, tmp_path, options, message):
     options = [option.replace("RUN", str(run)) for option in options]
     assert message in fail(capsys, *arguments(corpus, tmp_path / "out"), *options)
     assert not (tmp_path / "out").exists()
-
-
-def test_a_foreign_model_is_not_gone_on_from(run, corpus, capsys, tmp_path):
-    sizes = {"vocab_size": 277, "hidden_size": 12, "num_attention_heads": 2, "num_hidden_layers": 1}
-    BertForMaskedLM(BertConfig(intermediate_size=7, **sizes)).save_pretrained(tmp_path / "bert")
-    shutil.copy(run / "tokenizer.json", tmp_path / "bert")
-    shutil.copy(run / "tokenizer_config.json", tmp_path / "bert")
-    error = fail(capsys, *arguments(corpus, tmp_path / "out", f"--from_model={tmp_path / 'bert'}"))
-    assert "from_model: expected a Linformer (`linformer convert` makes one), got BertForMaskedLM" in error
 
 
 def test_the_split_can_stay_the_same_for_other_seeds(corpus, tmp_path):
@@ -281,52 +209,15 @@ def test_a_damaged_run_is_not_resumed(run, corpus, capsys, tmp_path, name):
     assert re.search(rf"error: {folder / name}:( line 1:)? expected (YAML|JSON), got", error)
 
 
-@pytest.mark.parametrize("option", ["--seed=3", "--resume", "--overwrite"])
-def test_a_model_of_others_is_kept(run, corpus, capsys, tmp_path, option):
-    for name in ("config.json", "model.safetensors"):
-        shutil.copy(run / name, tmp_path)
-    error = fail(capsys, *arguments(corpus, tmp_path, option))
-    assert f"expected a folder without a model from outside linformer-kit, got {tmp_path}, which has a model" in error
-    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"config.json", "model.safetensors"}
-
-
-def gapped_tokenizer() -> PreTrainedTokenizerFast:
-    """Six tokens, one of which has an id above 5."""
-    ids = {"<s>": 0, "<pad>": 1, "<mask>": 2, "<unk>": 3, "first": 4, "</s>": 11}
-    words = Tokenizer(WordLevel(ids, unk_token="<unk>"))
-    words.pre_tokenizer = Whitespace()
-    roles = {"bos": "<s>", "pad": "<pad>", "mask": "<mask>", "eos": "</s>", "unk": "<unk>"}
-    return PreTrainedTokenizerFast(tokenizer_object=words, **{f"{role}_token": name for role, name in roles.items()})
-
-
-def test_a_tokenizer_whose_ids_have_gaps(corpus, tmp_path):
-    gapped_tokenizer().save_pretrained(tmp_path / "gap")
-    main(arguments(corpus, tmp_path / "out", f"--tokenizer={tmp_path / 'gap'}", "--max_steps=1"))
-    assert LinformerConfig.from_pretrained(tmp_path / "out").vocab_size == 12
-
-
 def test_overwrite_keeps_the_old_run_until_the_new_one_can_start(run, corpus, capsys, tmp_path):
-    tokenizer = gapped_tokenizer()
-    tokenizer.mask_token = None
-    tokenizer.save_pretrained(tmp_path / "no-mask")
-    folder = tmp_path / "out"
-    shutil.copytree(run, folder)
+    """Whether the settings are refused at once, or when the text has been read."""
+    shutil.copytree(run, folder := tmp_path / "out")
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     error = fail(capsys, *arguments(corpus, folder, "--overwrite", "--adam_beta2=3"))
     assert "adam_beta2: expected 0 or more and less than 1, got 3.0" in error
-    error = fail_last_line(capsys, *arguments(corpus, folder, "--overwrite", f"--tokenizer={tmp_path / 'no-mask'}"))
-    assert "mask" in error
+    error = fail_last_line(capsys, *arguments(corpus, folder, "--overwrite", "--mlm_probability=1e-7"))
+    assert "mlm_probability: expected enough to mask any of" in error
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
-
-
-def test_the_documentation_names_what_may_change_in_a_resumed_run():
-    """All that is not compared, but for the folder and what to do with it."""
-    docs = Path(__file__).parents[2] / "docs" / "pretraining.md"
-    section = re.search(r"^`--resume` continues from.*?\n\n", docs.read_text(), re.MULTILINE | re.DOTALL)[0]
-    named = set(re.findall(r"`--(\w+)`", section)) - {"resume", "overwrite"}
-    fields = {field.name for field in dataclasses.fields(PretrainSettings)}
-    free = {*identity._MAY_CHANGE, *pretraining._MAY_CHANGE, "per_device_train_batch_size"}
-    assert named == fields & free
 
 
 def test_a_run_is_not_resumed_on_other_text(corpus, capsys, tmp_path):
@@ -342,29 +233,15 @@ def test_a_run_is_not_resumed_on_other_text(corpus, capsys, tmp_path):
     assert (folder / "tokenizer.json").read_bytes() == before
 
 
-def test_how_a_run_would_be_resized_counts_only_where_it_is(corpus, tmp_path, capsys):
-    """Its default was another once, and runs keep what they were made with."""
-    main(arguments(corpus, tmp_path / "out"))
-    main(arguments(corpus, tmp_path / "out", "--resume", "--resize_mode=extend"))
-    (resized := tmp_path / "resized").mkdir()
-    main(arguments(corpus, resized / "out", f"--from_model={tmp_path / 'out'}", "--resize_to=46"))
-    again = arguments(corpus, resized / "out", f"--from_model={tmp_path / 'out'}", "--resize_to=46", "--resume")
-    with pytest.raises(SystemExit):
-        main([*again, "--resize_mode=extend"])
-    assert "resume: expected resize_mode as in" in capsys.readouterr().err
-
-
-def test_resuming_what_is_finished_trains_no_further(run, corpus, tmp_path):
+def test_a_twin_may_join_later_and_goes_with_the_run(corpus, tmp_path):
     folder = tmp_path / "out"
-    shutil.copytree(run, folder)
-    main(arguments(corpus, folder, "--resume"))
-    assert not (folder / "checkpoint-5").exists()
-    ours, theirs = (AutoModelForMaskedLM.from_pretrained(path) for path in (folder, run))
-    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
-    now, before = (json.loads((path / "metrics.json").read_text())["models"]["linformer"] for path in (folder, run))
-    assert now["validation_loss"] == before["validation_loss"] and now["curve"] == before["curve"]
-    for time in ("seconds", "tokens_per_second"):
-        assert now[time] == before[time] > 0
+    main(arguments(corpus, folder))
+    main(arguments(corpus, folder, "--resume", "--compare-full"))
+    models = json.loads((folder / "metrics.json").read_text())["models"]
+    assert [(name, model["updates"]) for name, model in models.items()] == [("linformer", 4), ("full", 4)]
+    assert (folder / "full" / "twin.json").read_text() == (folder / "run.json").read_text()
+    main(arguments(corpus, folder, "--overwrite"))
+    assert (folder / "model.safetensors").exists() and not (folder / "full").exists()
 
 
 def test_a_damaged_cache_is_made_again(run, corpus, tmp_path):
@@ -388,22 +265,12 @@ def test_training_that_diverges_is_no_success(corpus, capsys, tmp_path):
     assert not (tmp_path / "out" / "model.safetensors").exists()
 
 
-def test_masks_must_hit_something(corpus, capsys, tmp_path):
-    error = fail_last_line(capsys, *arguments(corpus, tmp_path / "out", "--mlm_probability=1e-7"))
-    assert "mlm_probability: expected enough to mask any of" in error
-
-
 def test_saved_settings_repeat_the_run_elsewhere(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     main(["pretrain", "--config", str(run / "settings.yaml")])
     (again,) = (tmp_path / "runs").iterdir()
     ours, theirs = (AutoModelForMaskedLM.from_pretrained(folder) for folder in (again, run))
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
-
-
-def test_overwrite_loses_nothing_when_the_input_is_bad(run, capsys, tmp_path):
-    error = fail(capsys, *arguments(tmp_path / "none", run, "--overwrite"))
-    assert "none" in error and (run / "metrics.json").exists()
 
 
 def test_a_model_is_not_written_over(run, corpus, capsys):

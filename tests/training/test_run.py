@@ -8,11 +8,9 @@ import re
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from linformer_kit import InputError
 from linformer_kit.errors import MachineError
-from linformer_kit.files.manifest import damage
 from linformer_kit.training import run as training_run
 from linformer_kit.training.run import Run, measurements
 from tests.training.conftest import losses, same_parameters, small_plan, small_settings, spoilt
@@ -174,22 +172,3 @@ def test_a_last_evaluation_that_is_not_finite_diverged_too(masked, tmp_path):
     task.metrics = lambda *_: {"loss": math.nan}
     training = opened(tmp_path / "out").train(task, small_plan(2))
     assert training.diverged == "training diverged: the validation loss is NaN or infinite; lower learning_rate 0.01"
-
-
-def test_kernels_are_chosen_for_the_training_alone(masked, tmp_path, monkeypatch):
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
-    for wanted in (True, False):
-        task, seen = masked({"hidden_dropout_prob": 0.0}), []
-        begin = task.begin
-        task.begin = lambda update, begin=begin, seen=seen: (seen.append(torch.are_deterministic_algorithms_enabled()), begin(update))  # fmt: skip
-        opened(tmp_path / str(wanted), full_determinism=wanted).train(task, small_plan(1))
-        assert set(seen) == {wanted} and not torch.are_deterministic_algorithms_enabled()
-
-
-def test_a_model_is_saved_with_its_manifest(masked, words, tmp_path):
-    run = opened(tmp_path / "out")
-    run.save_model(masked().model, words)
-    run.save_model(
-        masked().model, words, tmp_path / "out", beside=lambda folder: (folder / "more.json").write_text("{}")
-    )
-    assert damage(tmp_path / "out") is None and (tmp_path / "out" / "more.json").exists()

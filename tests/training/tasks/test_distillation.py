@@ -8,6 +8,7 @@ import torch
 from linformer_kit import linearize
 from linformer_kit.training.tasks.distillation import (
     Distillation,
+    Weights,
     learning_rate_share,
     relative_error,
 )

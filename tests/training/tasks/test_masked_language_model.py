@@ -75,12 +75,7 @@ def test_updates_draw_slots_and_evaluation_has_all(masked):
         assert attention.projected_dim in (None, 7)
 
 
-def test_what_people_read(masked):
-    assert masked().describe({"loss": 2.0}) == "validation loss 2.000 nats, perplexity 7.4"
-    assert masked().describe({"loss": 1e9}).startswith("validation loss 1000000000.000 nats"), "no overflow"
-
-
-@pytest.mark.parametrize("count", [0, 1, 255, 256, 257, 600])
+@pytest.mark.parametrize("count", [0, 256, 257, 600])
 def test_the_number_of_predicted_tokens_is_a_multiple(count):
     labels = torch.full((3, 200), IGNORED_LABEL)
     chosen = torch.randperm(600)[:count]

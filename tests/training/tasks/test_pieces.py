@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-import transformers
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
 
 from linformer_kit import linearize
 from linformer_kit.training.tasks.distillation import Distillation
@@ -59,7 +56,7 @@ def test_pieces_hold_every_token_once(lengths, special, longest, left):
 
 
 # MobileBERT's embeddings look at the next token, also if that is padding.
-@pytest.mark.parametrize("family", ["bert", "roberta", "mobilebert"])
+@pytest.mark.parametrize("family", ["bert", "mobilebert"])
 def test_a_long_text_is_what_its_pieces_are(words, family):
     """Hidden states are those of each piece alone, those of special tokens those of the first and the last piece."""
     torch.manual_seed(0)
@@ -109,9 +106,3 @@ def test_a_long_text_is_what_its_pieces_are(words, family):
         alone = teacher(input_ids=inputs["input_ids"][1:, :13]).last_hidden_state[0]
     torch.testing.assert_close(outputs["last_hidden_state"][1, :13], alone, rtol=1e-3, atol=1e-3)
     assert task(inputs, None).isfinite()
-
-
-def test_number_of_special_tokens(words):
-    assert special_tokens(words) == (1, 1)
-    plain = Tokenizer(WordLevel({"a": 0}, unk_token="a"))
-    assert special_tokens(transformers.PreTrainedTokenizerFast(tokenizer_object=plain)) == (0, 0)
