@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from linformer_kit import InputError
 from linformer_kit.files.manifest import write_manifest
 from linformer_kit.interop.loading import input_length
-from linformer_kit.training.state import read_state
 from tests.conftest import fail, fail_last_line
 from tests.faults.fuzz import YAMLS, Places, checkpoint
 
@@ -27,23 +24,19 @@ def write_part(place: Path, **values: Any) -> None:
     place.write_text(json.dumps(json.loads(place.read_text()) | values))
 
 
-@pytest.mark.parametrize("number", range(len(YAMLS)))
-def test_settings_refused(tmp_path, capsys, number):
+def test_settings_refused(tmp_path, capsys):
     """Without delay: YAML anchors make billions of values from a few lines."""
     path = tmp_path / "settings.yaml"
-    path.write_bytes(YAMLS[number])
-    assert fail(capsys, "pretrain", "--config", path).startswith("linformer: error: ")
+    for content in YAMLS:
+        path.write_bytes(content)
+        assert fail(capsys, "pretrain", "--config", path).startswith("linformer: error: "), content
 
 
 @pytest.mark.parametrize(
     "fields",
     [
-        {"num_labels": 10**12},
         {"num_hidden_layers": 10**9},
-        {"hidden_size": 3 * 10**11},
-        {"max_position_embeddings": 10**12},
         {"vocab_size": 10**6, "hidden_size": 3 * 10**5},
-        {"projected_dim": [[10**12]]},
         {"initializer_range": float("inf")},
     ],
 )
@@ -54,24 +47,6 @@ def test_sizes_that_the_weights_do_not_have(places, tmp_path, capsys, name, fiel
     write_part(tmp_path / "model" / "config.json", **fields)
     error = fail(capsys, *places.commands[name](tmp_path))
     assert "by the size of its weights" in error or "expected the size of its weights" in error
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"global_step": "3"}, "expected a count as global_step, got '3'"),
-        ({"position": [0]}, "expected two counts as position, got [0]"),
-        ({"losses": [None]}, "expected a list of numbers as losses, got [None]"),
-        ({"scaler": {"scale": "a"}}, "expected numbers by name as scaler"),
-        ({"log_history": [{"loss": 1.0}]}, "expected a list of names and numbers, each with its step as log_history"),
-        ({"log_history": [{"step": 1, "loss": "a"}]}, "each with its step as log_history"),
-    ],
-)
-def test_states_of_training_refused(places, tmp_path, fields, message):
-    of_a_finetuning(places, tmp_path)
-    write_part(checkpoint(tmp_path) / "trainer_state.json", **fields)
-    with pytest.raises(InputError, match=re.escape(message)):
-        read_state(checkpoint(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -88,26 +63,7 @@ def test_states_of_another_training_refused(places, tmp_path, capsys, fields, me
     assert message in fail_last_line(capsys, *command)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda name, moment: {}, "exp_avg, got none"),
-        (lambda name, moment: {name: moment[..., :1].clone()}, "exp_avg, got ["),
-        (lambda name, moment: {name: moment.long()}, "of torch.int64"),
-        (lambda name, moment: {name: moment, "evil": moment.clone()}, "moments of this model's parameters, got evil"),
-    ],
-)
-def test_moments_refused(places, tmp_path, capsys, change, message):
-    command = of_a_finetuning(places, tmp_path)
-    path = checkpoint(tmp_path) / "optimizer.safetensors"
-    moments = load_file(path)
-    name = next(name for name, moment in moments.items() if name.endswith(".exp_avg") and moment.dim() > 1)
-    save_file(moments | change(name, moments.pop(name).contiguous()), path)
-    write_manifest(path.parent)
-    assert message in fail_last_line(capsys, *command)
-
-
-@pytest.mark.parametrize("runs", [3, [3], [{"seed": "a"}], [{"seed": 5}], [{"seed": 5, "metrics": {"loss": "a"}}]])
+@pytest.mark.parametrize("runs", [3, [{"seed": 5, "metrics": {"loss": "a"}}]])
 def test_earlier_results_refused(places, tmp_path, capsys, runs):
     shutil.copytree(places.runs["finetune"], tmp_path / "run")
     write_part(tmp_path / "run" / "metrics.json", runs=runs)

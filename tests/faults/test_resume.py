@@ -23,16 +23,6 @@ from tests.faults.runs import (
 pytestmark = pytest.mark.e2e
 
 MATRIX = list(itertools.product(("pretrain", "finetune", "distill"), ("false", "true"), (1, 4), (0, 2)))
-# Every pair of settings in some case.
-QUICK = [
-    ("pretrain", "false", 1, 0),
-    ("pretrain", "true", 4, 2),
-    ("finetune", "false", 4, 2),
-    ("finetune", "true", 1, 2),
-    ("finetune", "true", 4, 0),
-    ("distill", "false", 4, 0),
-    ("distill", "true", 1, 2),
-]
 
 
 @pytest.fixture
@@ -60,59 +50,47 @@ def checkpoints(folder: Path) -> Path:
     return folder / "seed-0" if (folder / "seed-0").is_dir() else folder
 
 
-def check(command, cases, tmp_path: Path, processes: int, **more: Any) -> None:
-    """Each case whole, and from two of its checkpoints on."""
-    run_all([command(case, tmp_path / name(case), processes, **more) for case in cases], processes)
-    copies = [(case, at_end) for case in cases for at_end in (False, True)]
+def check(command, cases, tmp_path: Path, processes: int, cuts: tuple[bool, ...] = (False, True)) -> None:
+    """Each case, with options of its own, whole and from checkpoints on: within an epoch, and at the end of one."""
+    named = {f"{number}-{name(case)}": (case, options) for number, (case, options) in enumerate(cases)}
+    run_all([command(case, tmp_path / key, processes, **options) for key, (case, options) in named.items()], processes)
     resumed = []
-    for case, at_end in copies:
-        whole = tmp_path / name(case)
-        copy = cut_off(whole, tmp_path / f"{name(case)}-{at_end}", place(whole, at_end=at_end))
-        resumed.append([*command(case, copy, processes, **more), "--resume"])
+    for (key, (case, options)), at_end in itertools.product(named.items(), cuts):
+        whole = tmp_path / key
+        copy = cut_off(whole, tmp_path / f"{key}-{at_end}", place(whole, at_end=at_end))
+        resumed.append([*command(case, copy, processes, **options), "--resume"])
     run_all(resumed, processes)
-    for case, at_end in copies:
-        whole, again = (checkpoints(tmp_path / folder) for folder in (name(case), f"{name(case)}-{at_end}"))
+    for key, at_end in itertools.product(named, cuts):
+        whole, again = (checkpoints(tmp_path / folder) for folder in (key, f"{key}-{at_end}"))
         assert_equal(again / f"checkpoint-{UPDATES}", whole / f"checkpoint-{UPDATES}")
 
 
-@pytest.mark.parametrize("case", QUICK, ids=name)
-def test_resumed_equals_uninterrupted(command, case, tmp_path):
-    check(command, [case], tmp_path, processes=1)
+STREAMED, SHARDED = {"streaming": "true", "validation_fraction": 0.3}, {"fully_shard": "true"}
 
 
-@pytest.mark.parametrize(("processes", "workers"), [(1, 2), (2, 0)])
-def test_streamed_text(command, processes, workers, tmp_path):
-    """Within the second epoch."""
-    case = ("pretrain", "false", 1, workers)
-    check(command, [case], tmp_path, processes, streaming="true", validation_fraction=0.3)
+@pytest.mark.parametrize(
+    ("case", "options"),
+    [
+        (("pretrain", "true", 4, 2), {}),
+        (("finetune", "true", 1, 0), {}),
+        (("distill", "false", 1, 0), {}),
+        (("pretrain", "false", 1, 2), STREAMED),
+    ],
+    ids=str,
+)
+def test_resumed_equals_uninterrupted(command, case, options, tmp_path):
+    check(command, [(case, options)], tmp_path, processes=1)
 
 
 def test_in_two_processes_too(command, tmp_path):
-    """Within the second epoch."""
-    check(command, [("pretrain", "false", 4, 0), ("distill", "false", 1, 0)], tmp_path, processes=2)
-
-
-def test_in_pieces_too(command, tmp_path):
-    check(command, [("pretrain", "true", 4, 2)], tmp_path, processes=2, fully_shard="true")
-
-
-@pytest.mark.slow
-def test_resumed_equals_uninterrupted_in_pieces(command, tmp_path):
-    check(command, MATRIX, tmp_path, processes=2, fully_shard="true")
+    """Whole models and models in pieces, texts and streams."""
+    cases = [(("distill", "false", 1, 0), {}), (("finetune", "false", 4, 0), {})]
+    cases += [(("pretrain", "true", 4, 2), SHARDED), (("pretrain", "false", 1, 0), STREAMED)]
+    check(command, cases, tmp_path, processes=2, cuts=(False,))
 
 
 @pytest.mark.slow
-def test_resumed_equals_uninterrupted_in_all_cases(command, tmp_path):
-    check(command, MATRIX, tmp_path, processes=1)
-
-
-@pytest.mark.slow
-def test_resumed_equals_uninterrupted_in_two_processes(command, tmp_path):
-    check(command, MATRIX, tmp_path, processes=2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
-def test_streamed_text_in_all_cases(command, processes, tmp_path):
-    cases = [case for case in MATRIX if case[0] == "pretrain"]
-    check(command, cases, tmp_path, processes, streaming="true", validation_fraction=0.3)
+@pytest.mark.parametrize(("processes", "options"), [(1, {}), (2, {}), (2, SHARDED), (1, STREAMED), (2, STREAMED)])
+def test_in_all_cases(command, processes, options, tmp_path):
+    cases = [(case, options) for case in MATRIX if case[0] == "pretrain" or options is not STREAMED]
+    check(command, cases, tmp_path, processes)

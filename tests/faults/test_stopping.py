@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import shutil
 import signal
 import subprocess
 import sys
@@ -58,10 +57,8 @@ def stopped(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("number", "method", "call", "update"),
     [
-        (signal.SIGTERM, "_update", 5, 5),  # within an update
-        (signal.SIGINT, "_update", 6, 6),  # within the last one of an epoch, after which there is an evaluation
+        (signal.SIGINT, "_update", 5, 5),  # within an update
         (signal.SIGTERM, "_evaluate", 3, 6),  # before an evaluation, which is made when the run goes on
-        pytest.param(signal.SIGTERM, "_save", 2, 3, marks=pytest.mark.slow),
         (signal.SIGTERM, "_update", UPDATES, UPDATES),  # within the very last one
     ],
 )
@@ -78,21 +75,13 @@ def test_pretraining_stops_and_goes_on_exactly(corpus, tmp_path, stopped, number
     assert (tmp_path / "stopped" / model).read_bytes() == (tmp_path / "whole" / model).read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("method", "call", "update"),
-    [
-        pytest.param("_update", 5, 5, marks=pytest.mark.slow),
-        ("_update", 10, 10),
-        ("_evaluate", 1, 10),
-    ],
-)
-def test_fine_tuning_by_epochs_stops_and_goes_on_exactly(encoder, texts, tmp_path, stopped, method, call, update):
+def test_fine_tuning_by_epochs_stops_and_goes_on_exactly(encoder, texts, tmp_path, stopped):
     """Evaluations, and with them the best checkpoint, fall due at the end of an epoch, of ten updates."""
     options = {"eval_steps": "null", "max_steps": "null", "num_train_epochs": 2, "early_stopping_patience": 3}
     run_all([finetune_command(encoder, texts, tmp_path / "whole", **options)])
     command = finetune_command(encoder, texts, tmp_path / "stopped", **options)
-    stopped(command, signal.SIGTERM, method, call)
-    newest = tmp_path / "stopped" / "seed-0" / f"checkpoint-{update}"
+    stopped(command, signal.SIGTERM, "_evaluate", 1)
+    newest = tmp_path / "stopped" / "seed-0" / "checkpoint-10"
     assert find_checkpoint(newest.parent) == (newest, [])
     run_all([[*command, "--resume"]])
     for last in (10, 20):
@@ -100,50 +89,25 @@ def test_fine_tuning_by_epochs_stops_and_goes_on_exactly(encoder, texts, tmp_pat
         assert_equal(ours, theirs)
 
 
-def test_before_the_first_update_there_is_nothing_to_save(corpus, tmp_path, stopped):
-    """During the evaluation before the first update."""
-    folder = tmp_path / "out"
-    said = stopped(pretrain_command(corpus, folder), signal.SIGTERM, "_evaluate", 1)
-    assert said == "linformer: stopped after update 0; there was nothing to save"
-    run_all([[*pretrain_command(corpus, folder), "--resume"]])
-
-
-def test_an_evaluation_that_is_due_may_be_stopped_again(corpus, tmp_path, stopped):
-    run_all([pretrain_command(corpus, tmp_path / "whole")])
-    command = pretrain_command(corpus, tmp_path / "stopped")
-    stopped(command, signal.SIGTERM, "_evaluate", 3)
-    newest = tmp_path / "stopped" / "checkpoint-6"
-    said = stopped([*command, "--resume"], signal.SIGINT, "_evaluate", 1)
-    assert said == f"linformer: stopped after update 6; --resume goes on from {newest}"
-    run_all([[*command, "--resume"]])
-    assert_equal(tmp_path / "stopped" / f"checkpoint-{UPDATES}", tmp_path / "whole" / f"checkpoint-{UPDATES}")
-
-
-@pytest.mark.parametrize("method", ["_update", "_load_best"])
-def test_stopped_at_the_very_end_it_makes_no_more_updates(encoder, texts, tmp_path, stopped, method):
-    """Within the last update, or while the best one is loaded: what comes after, a second seed here, does not begin."""
+def test_stopped_at_the_very_end_it_makes_no_more_updates(encoder, texts, tmp_path, stopped):
+    """While the best one is loaded: what comes after, a second seed here, does not begin."""
     command = finetune_command(encoder, texts, tmp_path / "out", seeds="[0, 1]")
-    stopped(command, signal.SIGTERM, method, UPDATES if method == "_update" else 1)
+    stopped(command, signal.SIGTERM, "_load_best", 1)
     assert not (tmp_path / "out" / "seed-1").exists()
     run_all([[*command, "--resume"]])
     runs = json.loads((tmp_path / "out" / "metrics.json").read_text())["runs"]
     assert [run["updates"] for run in runs] == [UPDATES, UPDATES]
 
 
-@pytest.mark.parametrize("killed", [True, False])
-def test_early_stopping_goes_on_exactly(encoder, texts, tmp_path, stopped, killed):
-    """Killed after the update at which it ended, before the results; or stopped before the evaluation that ends it."""
+def test_early_stopping_goes_on_exactly(encoder, texts, tmp_path, stopped):
+    """Stopped before the evaluation that ends it."""
     options = {"early_stopping_patience": 2, "learning_rate": 1e-9, "max_steps": 20}
     whole, again = tmp_path / "whole", tmp_path / "again"
     run_all([finetune_command(encoder, texts, whole, **options)])
     updates = json.loads((whole / "metrics.json").read_text())["runs"][0]["updates"]
     assert updates == 3, "the first is the best"
     command = finetune_command(encoder, texts, again, **options)
-    if killed:
-        shutil.copytree(whole, again)
-        (again / "metrics.json").unlink()
-    else:
-        stopped(command, signal.SIGTERM, "_evaluate", updates)
+    stopped(command, signal.SIGTERM, "_evaluate", updates)
     run_all([[*command, "--resume"]])
     assert json.loads((again / "metrics.json").read_text())["runs"][0]["updates"] == updates
     assert_equal(again / "seed-0" / f"checkpoint-{updates}", whole / "seed-0" / f"checkpoint-{updates}")
