@@ -26,11 +26,8 @@ def examples(*labels: object, columns: Columns = COLUMNS) -> list[Example]:
         (["b", "a", "b"], ("a", "b")),
         (["10", "9", "9"], ("9", "10")),
         ([1, 0, 1], ("0", "1")),
-        ([1.0, 0.0, 1.0], ("0", "1")),
         (["-1", "1", "0"], ("-1", "0", "1")),
-        ([True, False, True], ("False", "True")),
         ([" a ", "b"], ("a", "b")),
-        (["½", "1"], ("1", "½")),
         (["1.0", "0", "1", "0.0"], ("0", "1")),
         (["1.0", "1.1", "2.0"], ("1.0", "1.1", "2.0")),
         (["9" * 5000, "1"], ("1", "9" * 5000)),
@@ -61,17 +58,13 @@ def test_several_classes_as_lists_or_separated():
     ("found", "message"),
     [
         (["a", ""], "t line 3: no class in 'label'; expected one"),
-        (["a", None], "t line 3: no class in 'label'; expected one"),
         (["a", float("nan")], "t line 3: no class in 'label'; expected one"),
         (
             ["a", "\ud800"],
             "t line 3: 'label' has half a surrogate pair, U+D800, at character 0; expected whole Unicode characters",
         ),
         (["a", 0.5], "t line 3: 'label' is float; expected a class, as text or a whole number"),
-        (["a", {"b": 1}], "t line 3: 'label' is dict; expected a class, as text or a whole number"),
         (["a", ["b"]], "t line 3: 'label' is a list; expected one class as in t line 2"),
-        ([["a"], "b"], "t line 3: 'label' is one class; expected a list as in t line 2"),
-        ([["a", None]], "t line 2: no class in 'label'; expected one"),
     ],
 )
 def test_a_row_that_cannot_be_used_is_named(found, message):
@@ -86,16 +79,8 @@ def test_a_row_that_cannot_be_used_is_named(found, message):
             [[0, 1], [1, 0, 1]],
             "t line 3: 'label' is [1, 0, 1], as if a 0 or 1 stood for each class; expected the names",
         ),
-        ([[1.0, 0.0, 0.0]], "t line 2: 'label' is [1.0, 0.0, 0.0], as if a 0 or 1 stood for each class"),
-        ([[False, True, False]], "t line 2: 'label' is [False, True, False], as if a 0 or 1 stood for each class"),
-        ([[-1, 1, -1]], "t line 2: 'label' is [-1, 1, -1], as if a 0 or 1 stood for each class"),
         (["['a', 'b']"], """t line 2: 'label' is "['a', 'b']", a list as text; expected one class, classes with"""),
-        (["[]"], "t line 2: 'label' is '[]', a list as text"),
-        (["[1, 0, 1]"], "t line 2: 'label' is '[1, 0, 1]', a list as text"),
         (["a", "[1 0\n 1]"], r"t line 3: 'label' is '[1 0\n 1]', a list as text"),
-        (["[True, False]"], "t line 2: 'label' is '[True, False]', a list as text"),
-        (["array([1, 0])"], "t line 2: 'label' is 'array([1, 0])', a list as text"),
-        (["(1, 0)"], "t line 2: 'label' is '(1, 0)', a list as text"),
         (['{"a": 0.5}'], """t line 2: 'label' is '{"a": 0.5}', a list as text"""),
     ],
 )
@@ -114,12 +99,9 @@ def test_names_in_brackets_are_classes(name):
     ("found", "message"),
     [
         (["a", "a"], "label_column 'label': expected two or more classes, got only 'a' in 2 rows"),
-        (["1", "1.0"], "label_column 'label': expected two or more classes, got only '1'"),
-        ([[], []], "label_column 'label': expected two or more classes, got none in 2 rows"),
         ([str(number) for number in range(11)], "label_column 'label': expected classes, got another value in each of 11 rows"),
         ([f"{x % 12 / 8}" for x in range(20)], "label_column 'label': expected classes, got 12 numbers such as 0.125; to use them as names of classes, put a letter before each"),
         ([[1, 0], [0, 1]], "label_column 'label': expected the names or numbers of each text's classes, got both '0', '1' in each row, as if a 0 or 1 stood for each class"),
-        ([[True, False], [False, True]], "label_column 'label': expected the names or numbers of each text's classes, got both 'False', 'True' in each row, as if a 0 or 1 stood for each class"),
     ],
 )  # fmt: skip
 def test_there_must_be_something_to_tell_apart(found, message):

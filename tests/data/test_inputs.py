@@ -9,7 +9,7 @@ import pickle
 import numpy as np
 import pyarrow
 import pytest
-from transformers import CanineTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from linformer_kit.data import inputs
 from linformer_kit.data.encoding import Encoder
@@ -119,22 +119,3 @@ def test_tokens_are_made_once_for_what_they_depend_on(tokenizer, with_types, tmp
         with pytest.raises(pytest.fail.Exception, match="tokenised again"):
             function(*arguments, **named)
             pytest.fail(f"{name}: taken for another's tokens")
-
-
-@pytest.mark.e2e
-def test_a_tokenizer_without_a_fast_form(tmp_path):
-    tokenizer = CanineTokenizer()
-    assert not tokenizer.is_fast
-    texts = examples()
-    found = made(texts, tokenizer, tmp_path).items
-    for index, example in enumerate(texts):
-        encoded = tokenizer(example.text, truncation=True, max_length=LONGEST, return_attention_mask=False)
-        assert {**encoded, "labels": index % 3} == found[index]
-
-
-def test_a_selection_is_in_its_own_order(tokenizer, tmp_path):
-    items = made(examples(), tokenizer, tmp_path).items
-    order = np.argsort(items.lengths, kind="stable")
-    chosen = items.select(order)
-    assert list(chosen) == [items[index] for index in order]
-    assert chosen.lengths.tolist() == sorted(items.lengths)

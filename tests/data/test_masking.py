@@ -113,18 +113,6 @@ def test_masked_blocks_are_indexed_by_epoch_and_index(blocks):
     assert len(list(blocks)) == 23
 
 
-@pytest.mark.parametrize("key", [23, -1, (1, 23)])
-def test_blocks_outside_are_an_index_error(blocks, key):
-    with pytest.raises(IndexError, match=r"expected 0 to 22$"):
-        blocks[key]
-
-
-def test_replacements_of_a_tokenizer_are_its_other_tokens(tokenizer):
-    rows = datasets.Dataset.from_dict({"input_ids": np.full((1, LENGTH), 5, dtype=np.int32)})
-    item = MaskedBlocks(rows, tokenizer, seed=3, probability=1.0)[0]
-    assert set(item["input_ids"].tolist()) == set(range(4, 281))
-
-
 def test_each_block_once_in_an_order_of_seed_and_epoch():
     def order(seed, epoch):
         return shuffled_blocks(101, seed=seed, epoch=epoch)

@@ -55,11 +55,6 @@ def test_blocks_are_the_stream_cut_with_a_start_each(documents, tokenizer, tmp_p
     assert len(blocks.cache_files) == cached
 
 
-def test_blocks_of_a_selection_are_of_that_selection(documents, tokenizer):
-    blocks = pack(documents.select([5, 2, 3]), tokenizer, seq_len=SEQ_LEN, cache=None, key="k", description="d")
-    assert blocks["input_ids"][:] == reference([TEXTS[5], TEXTS[2], TEXTS[3]], tokenizer)
-
-
 def test_second_call_reads_the_cache(documents, tokenizer, tmp_path, monkeypatch):
     first = pack(documents, tokenizer, seq_len=SEQ_LEN, cache=tmp_path, key="k", description="d")
     monkeypatch.setattr(type(tokenizer), "__call__", None)
@@ -72,13 +67,6 @@ def test_second_call_reads_the_cache(documents, tokenizer, tmp_path, monkeypatch
         arguments = {"seq_len": SEQ_LEN, "key": "k", **changed}
         with pytest.raises(TypeError):
             pack(documents, tokenizer, cache=tmp_path, description="d", **arguments)
-
-
-def test_interrupted_packing_leaves_nothing(documents, tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr(type(tokenizer), "__call__", None)
-    with pytest.raises(TypeError):
-        pack(documents, tokenizer, seq_len=SEQ_LEN, cache=tmp_path, key="k", description="d")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_packing_is_silent(documents, tokenizer, tmp_path, capfd):
@@ -100,13 +88,6 @@ def test_too_few_tokens_for_a_block(tokenizer, tmp_path, cached):
     assert len(pack(documents, tokenizer, seq_len=6, cache=None, key="k", description="notes.txt")) == 1
 
 
-def test_stream_gives_the_same_blocks_masked(tokenizer):
-    blocks = StreamedBlocks(stream_of([TEXTS]), tokenizer, seq_len=SEQ_LEN, seed=3, probability=0.15)
-    items = list(blocks)
-    assert [originals(item) for item in items] == reference(TEXTS, tokenizer)
-    assert any((item["labels"] != -100).any() for item in items)
-
-
 def test_stream_has_new_masks_in_each_epoch_and_the_same_ones_again(tokenizer):
     blocks = StreamedBlocks(stream_of([TEXTS]), tokenizer, seq_len=SEQ_LEN, seed=3, probability=0.15)
     labels = []
@@ -116,23 +97,15 @@ def test_stream_has_new_masks_in_each_epoch_and_the_same_ones_again(tokenizer):
     assert labels[0] == labels[2] != labels[1]
 
 
-@pytest.mark.parametrize("shards", [3, 1])
 @pytest.mark.e2e
-def test_workers_share_out_the_stream(tokenizer, shards):
-    parts = [TEXTS[part::shards] for part in range(shards)]
+def test_workers_share_out_the_stream(tokenizer):
+    parts = [TEXTS[part::3] for part in range(3)]
     blocks = StreamedBlocks(stream_of(parts), tokenizer, seq_len=SEQ_LEN, seed=3, probability=0.15)
     loader = DataLoader(blocks, batch_size=None, num_workers=2)
     got = [originals(item) for item in loader]
     by_worker = [[text for part in parts[worker::2] for text in part] for worker in range(2)]
     expected = [block for texts in by_worker for block in reference(texts, tokenizer)]
     assert sorted(got) == sorted(expected)
-
-
-def test_workers_use_different_masks(tokenizer):
-    texts = ["fox " * 499] * 2
-    blocks = StreamedBlocks(stream_of([[texts[0]], [texts[1]]]), tokenizer, seq_len=487, seed=3, probability=0.5)
-    labels = [item["labels"].tolist() for item in DataLoader(blocks, batch_size=None, num_workers=2)]
-    assert len({tuple(label) for label in labels}) == len(labels) >= 2
 
 
 @pytest.mark.e2e

@@ -10,9 +10,6 @@ from linformer_kit.data.encoding import Encoder
 from linformer_kit.data.masking import BlockMasker
 from linformer_kit.data.passages import SHORTEST, Passages, Texts, drawn_lengths, passage_keys
 from linformer_kit.data.tokenizer import train_tokenizer
-from linformer_kit.data.unlabelled import load_inputs
-from linformer_kit.errors import InputError
-from linformer_kit.settings import DistillSettings
 
 SENTENCES = [f"number {number} was good." for number in range(97)]
 LONGEST = 23
@@ -29,16 +26,6 @@ def documents():
     return Dataset.from_list(
         [{"text": " ".join(SENTENCES[:60])}, {"text": "short."}, {"text": " ".join(SENTENCES[60:])}]
     )
-
-
-@pytest.mark.parametrize("name", ["train_file", "validation_file"])
-def test_a_file_without_texts(encoder, tmp_path, name):
-    (tmp_path / "some.csv").write_text("text\ngood\nbad\n")
-    (tmp_path / "none.csv").write_text("text\n")
-    files = {"train_file": [str(tmp_path / "some.csv")], name: [str(tmp_path / "none.csv")]}
-    settings = DistillSettings(teacher="", output_dir="", **files)
-    with pytest.raises(InputError, match=f"^{name}: expected texts, got none$"):
-        load_inputs(settings, encoder, packing=False, masked=False)
 
 
 def text_of(window, encoder) -> str:
@@ -82,13 +69,6 @@ def test_hidden_tokens(documents, encoder):
         assert hidden in data[0, 0, LONGEST]["input_ids"]
         assert data[0, 0, LONGEST] != data[1, 0, LONGEST]
     assert len(passages[0, 0, LONGEST]["input_ids"]) == len(plain[0, 0, LONGEST]["input_ids"])
-
-
-def test_texts_are_inputs_of_their_own(encoder):
-    texts = Texts([("number 7 was good.", "number 8 was good."), ("number 9", None)], encoder)
-    assert len(texts) == 2
-    assert text_of(texts[0, 1, 3], encoder) == "number 9"  # whatever the key says of tokens
-    assert len(texts[0, 0, 3]["input_ids"]) <= LONGEST
 
 
 def test_each_pass_has_one_length():

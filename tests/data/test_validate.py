@@ -40,13 +40,6 @@ def test_utf8_offset_is_exact_across_chunks(tmp_path, monkeypatch, content, offs
         validate.check_utf8(path)
 
 
-def test_utf8_passes_characters_cut_by_chunks(tmp_path, monkeypatch):
-    monkeypatch.setattr(validate, "_CHUNK_BYTES", 2)
-    path = tmp_path / "notes.txt"
-    path.write_text("€𝄞é" * 11, encoding="utf-8")
-    validate.check_utf8(path)
-
-
 @pytest.mark.parametrize("name", ["notes.txt", "rows.jsonl", "rows.csv"])
 def test_reading_reports_bad_bytes_by_offset(tmp_path, name):
     path = tmp_path / name
@@ -58,45 +51,10 @@ def test_reading_reports_bad_bytes_by_offset(tmp_path, name):
         read(path)
 
 
-def test_missing_file(tmp_path):
-    with fails(f"train_file: no such file or folder: {tmp_path / 'no.txt'}"):
-        find_files([str(tmp_path / "no.txt")], field="train_file")
-
-
-@pytest.mark.parametrize("pattern", ["", "*.txt", "**/*"])
-def test_folder_or_glob_without_text(tmp_path, pattern):
-    (tmp_path / "picture.png").write_bytes(b"x")
-    given = str(tmp_path / pattern)
-    suffixes = ".txt .py .md .jsonl .json .csv .tsv .parquet"
-    with fails(f"train_file: {given} matches no file; expected files that end in {suffixes}"):
-        find_files([given], field="train_file")
-
-
-def test_unknown_suffix(tmp_path):
-    path = tmp_path / "book.epub"
-    path.write_text("text")
-    suffixes = ".txt .py .md .jsonl .json .csv .tsv .parquet"
-    with fails(f"validation_file: {path} has suffix '.epub'; expected one of {suffixes}"):
-        find_files([str(path)], field="validation_file")
-
-
-def test_empty_file(tmp_path):
-    path = tmp_path / "notes.txt"
-    path.touch()
-    with fails(f"train_file: {path} is empty; expected text"):
-        find_files([str(path)], field="train_file")
-
-
-def test_empty_file_in_a_folder_is_no_error(tmp_path):
-    (tmp_path / "__init__.py").touch()
-    assert len(find_files([str(tmp_path)], field="train_file")) == 1
-
-
 @pytest.mark.parametrize(
     ("name", "content", "place"),
     [
         ("rows.csv", "id,body\n1,x\n", ""),
-        ("rows.tsv", "id\tbody\n1\tx\n", ""),
         ("rows.jsonl", '{"text": "x"}\n\n{"id": 1, "body": "x"}\n', " line 3"),
     ],
 )
@@ -107,22 +65,29 @@ def test_missing_column_names_those_that_exist(tmp_path, name, content, place):
         read(path)
 
 
-@pytest.mark.parametrize(
-    ("name", "content"), [("rows.csv", "text,id,text\nx,1,y\n"), ("rows.tsv", "text\tid\ttext\nx\t1\ty\n")]
-)
-def test_a_column_of_which_there_are_two(tmp_path, name, content):
-    path = tmp_path / name
-    path.write_text(content)
+def test_a_column_of_which_there_are_two(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("text,id,text\nx,1,y\n")
     with fails(f"{path}: expected one column 'text' (text_column), got 2 of that name"):
         read(path)
     assert read(path, column="id") == ["1"]
 
 
-def test_no_columns_at_all(tmp_path):
-    path = tmp_path / "rows.csv"
-    path.write_text("\ntext\nx\n")
-    with fails(f"{path}: no column 'text' (text_column); it has none"):
-        read(path)
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("no.txt", "no such file or folder: {}"),
+        ("book.epub", "{} has suffix '.epub'; expected one of .txt .py .md .jsonl .json .csv .tsv .parquet"),
+        ("empty.txt", "{} is empty; expected text"),
+        ("*.png.txt", "{} matches no file; expected files that end in .txt .py .md .jsonl .json .csv .tsv .parquet"),
+    ],
+)
+def test_no_file_to_read(tmp_path, given, message):
+    (tmp_path / "book.epub").write_text("text")
+    (tmp_path / "empty.txt").touch()
+    path = str(tmp_path / given)
+    with fails(f"train_file: {message.format(path)}"):
+        find_files([path], field="train_file")
 
 
 def test_a_parquet_file_with_a_damaged_page(tmp_path):
@@ -135,27 +100,14 @@ def test_a_parquet_file_with_a_damaged_page(tmp_path):
         read(path)
 
 
-def test_missing_column_in_parquet(tmp_path):
-    path = tmp_path / "rows.parquet"
-    pyarrow.parquet.write_table(pyarrow.table({"id": [1], "body": ["x"]}), path)
-    with fails(f"{path}: no column 'text' (text_column); it has 'id', 'body'"):
-        read(path)
-
-
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
         ('{"text": "x"', "not JSON (Expecting ',' delimiter); expected one object per line"),
-        ('{"text" "x"}', "not JSON (Expecting ':' delimiter); expected one object per line"),
-        ("plain text", "not JSON (Expecting value); expected one object per line"),
-        (
-            "[" * 100_000,
-            "not JSON (maximum recursion depth exceeded",
-        ),
+        ("[" * 100_000, "not JSON (maximum recursion depth exceeded"),
         ('["x"]', "JSON list; expected one object per line"),
         ('{"text": 7}', "'text' is int; expected a string"),
         ('{"text": "x", "text": "y"}', "expected 'text' once, got it twice"),
-        ('{"text": null}', "'text' is NoneType; expected a string"),
         (
             r'{"text": "ab\ud800"}',
             "'text' has half a surrogate pair, U+D800, at character 2; expected whole Unicode characters",
@@ -182,23 +134,3 @@ def test_open_quote_in_csv(tmp_path):
     path.write_text('text\ngood\n"open\n')
     with fails(f"{path} line 3: bad quoting (unexpected end of data); expected CSV"):
         read(path)
-
-
-def test_parquet_with_something_that_is_not_text(tmp_path):
-    path = tmp_path / "rows.parquet"
-    pyarrow.parquet.write_table(pyarrow.table({"text": ["x", "y", None]}), path)
-    with fails(f"{path} row 3: 'text' is NoneType; expected a string"):
-        read(path)
-
-
-def test_file_that_is_only_called_parquet(tmp_path):
-    path = tmp_path / "rows.parquet"
-    path.write_text("text")
-    with fails(f"{path}: not a Parquet file, though its suffix says so"):
-        read(path)
-
-
-def test_an_empty_name_is_not_the_folder_one_stands_in():
-    """As from an unset shell variable."""
-    with fails("train_file: expected a file, a folder or a glob, got an empty name"):
-        find_files([""], field="train_file")
