@@ -25,11 +25,6 @@ COUNTS = ["max_steps", "per_device_train_batch_size", "per_device_eval_batch_siz
 AMOUNTS = ["learning_rate", "warmup_steps", "weight_decay", "projection_learning_rate_factor", "max_grad_norm", "dataloader_num_workers", "max_skipped_updates"]  # fmt: skip
 
 
-@pytest.mark.parametrize("command", NEEDED)
-def test_defaults_can_be_trained_with(command):
-    check_training(settings(command))
-
-
 @pytest.mark.parametrize(
     ("command", "name", "value", "expected"),
     [
@@ -65,11 +60,6 @@ def test_one_precision_at_most():
     with pytest.raises(InputError, match=r"^bf16, fp16: expected at most one of them, got both$"):
         check_training(settings("pretrain", bf16="true", fp16=True))
     check_training(settings("pretrain", bf16="auto", fp16=True))
-
-
-@pytest.mark.parametrize("name", ["save_total_limit"])
-def test_what_may_be_unset(name):
-    check_training(settings("pretrain", **{name: None}))
 
 
 @pytest.mark.e2e

@@ -129,15 +129,6 @@ def test_a_model_that_answers_questions(texts, tmp_path):
     assert type(AutoModel.from_pretrained(tmp_path / "student")).__name__ == "LinearRobertaModel"
 
 
-def test_a_classifier_cannot_answer_in_pieces(texts, tmp_path, capsys):
-    teacher = write_teacher(tmp_path / "teacher", WORDS, "RobertaForSequenceClassification", num_labels=3)
-    longer = {"train_file": texts, "max_position_embeddings": 4 * LENGTH}
-    error = fail_last_line(capsys, *command(teacher, tmp_path / "student", **longer))
-    assert "long_inputs: expected stretch for RobertaForSequenceClassification" in error
-    distill(teacher, tmp_path / "student", **longer, max_steps=2, long_inputs="stretch")
-    assert json.loads((tmp_path / "student" / "metrics.json").read_text())["text"]["piece_length"] is None
-
-
 def test_longer_than_its_teacher(teacher, texts, tmp_path):
     """Whose pieces are no longer than its tokenizer allows."""
     shutil.copytree(teacher, tmp_path / "teacher")
@@ -203,10 +194,6 @@ def test_a_student_of_another_vocabulary_is_refused(run, teacher, texts, tmp_pat
     ("options", "message"),
     [
         ({"projected_dim": 99}, f"projected_dim: expected 1 to {LENGTH} (the longest sequence), got 99"),
-        (
-            {"hidden_weight": 0, "attention_weight": 0, "output_weight": 0},
-            "hidden_weight, attention_weight, output_weight: expected one that is more than 0, got none",
-        ),
         ({"temperature": 0}, "temperature: expected more than 0, got 0.0"),
         ({"adapter": "true", "adapter_rank": 0}, "adapter_rank: expected 1 or more, got 0"),
         ({"adapter": "true", "fully_shard": "true"}, "fully_shard: expected false with adapter, got true"),

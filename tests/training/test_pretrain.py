@@ -233,17 +233,6 @@ def test_a_run_is_not_resumed_on_other_text(corpus, capsys, tmp_path):
     assert (folder / "tokenizer.json").read_bytes() == before
 
 
-def test_a_twin_may_join_later_and_goes_with_the_run(corpus, tmp_path):
-    folder = tmp_path / "out"
-    main(arguments(corpus, folder))
-    main(arguments(corpus, folder, "--resume", "--compare-full"))
-    models = json.loads((folder / "metrics.json").read_text())["models"]
-    assert [(name, model["updates"]) for name, model in models.items()] == [("linformer", 4), ("full", 4)]
-    assert (folder / "full" / "twin.json").read_text() == (folder / "run.json").read_text()
-    main(arguments(corpus, folder, "--overwrite"))
-    assert (folder / "model.safetensors").exists() and not (folder / "full").exists()
-
-
 def test_a_damaged_cache_is_made_again(run, corpus, tmp_path):
     cache = tmp_path / "cache"
     shutil.copytree(corpus.parent / f"{corpus.name}-cache", cache)
