@@ -20,6 +20,9 @@ import torch
 import transformers
 from jaxtyping import config as jaxtyping_config
 from matplotlib.figure import Figure
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from linformer_kit import LinformerConfig, LinformerForMaskedLM, linearize
 from linformer_kit.commands.cli import main
@@ -138,6 +141,28 @@ def write_teacher(folder: Path, text: str, class_name: str = "RobertaForMaskedLM
     getattr(transformers, class_name)(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def write_bert(folder: Path, text: str, *, longest: int) -> Path:
+    """An untrained BERT without a head, and a tokenizer of the words of a text."""
+    tokenizer = train_tokenizer([text] * 5, vocab_size=401, max_length=longest)
+    torch.manual_seed(0)
+    sizes = {
+        name: SIZES[name] for name in ("hidden_size", "num_attention_heads", "num_hidden_layers", "intermediate_size")
+    }
+    tokens = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, "max_position_embeddings": longest}
+    transformers.BertModel(transformers.BertConfig(initializer_range=0.2, **sizes, **tokens)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def save_tokenizer(folder: Path, size: int = 53) -> None:
+    """A tokenizer of the words w5, w6, ..., each of which is its own id."""
+    vocabulary = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "<mask>": 4, **{f"w{i}": i for i in range(5, size)}}
+    words = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
+    words.pre_tokenizer = WhitespaceSplit()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", mask_token="<mask>")
+    tokenizer.save_pretrained(folder)
 
 
 def save_bert_tokenizer(folder: Path, words: Iterable[str] = ("x", "y")) -> None:

@@ -22,9 +22,7 @@ from linformer_kit.analysis.inspection import (
     projection_images,
     slot_order,
 )
-from linformer_kit.commands.cli import main
-from tests.commands.test_convert import save_tokenizer
-from tests.conftest import KINDS, fail, fields, randomise, slow_but, tokens, write_model
+from tests.conftest import KINDS, fail, fields, randomise, save_tokenizer, slow_but, tokens, write_model
 
 
 @pytest.fixture

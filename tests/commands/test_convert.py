@@ -9,9 +9,6 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import (
     AutoModel,
     AutoModelForImageClassification,
@@ -19,7 +16,6 @@ from transformers import (
     AutoTokenizer,
     GPT2Config,
     GPT2LMHeadModel,
-    PreTrainedTokenizerFast,
     ViTConfig,
     ViTForImageClassification,
 )
@@ -31,17 +27,10 @@ from linformer_kit.interop.convert import convert
 from linformer_kit.linearized import adapter
 from linformer_kit.linearized.adapter import base_fingerprint
 from linformer_kit.settings import ConvertSettings
-from tests.conftest import fail, save_bert_tokenizer
+from tests.conftest import fail, save_tokenizer
 from tests.interop.checkpoints.test_encoders import source
 from tests.interop.test_full_attention import transformer
 from tests.reference import fairseq_linformer as official
-
-
-def save_tokenizer(folder, size: int = 53) -> None:
-    vocabulary = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "<mask>": 4, **{f"w{i}": i for i in range(5, size)}}
-    words = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
-    words.pre_tokenizer = WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", mask_token="<mask>").save_pretrained(folder)
 
 
 def test_a_folder_with_its_tokenizer(tmp_path, capsys):
@@ -60,21 +49,6 @@ def test_a_folder_with_its_tokenizer(tmp_path, capsys):
     assert len(capsys.readouterr().out.splitlines()) == 5
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ours", "theirs"]
     assert damage(tmp_path / "ours") is None and (tmp_path / "ours" / "manifest.json").exists()
-
-
-def test_the_tokenizer_makes_no_token_types_that_the_model_rejects(tmp_path):
-    source("RobertaModel", tmp_path / "theirs")
-    save_bert_tokenizer(tmp_path / "theirs")
-    main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours")])
-    assert "token_type_ids" not in AutoTokenizer.from_pretrained(tmp_path / "ours")("x", "y")
-
-
-def test_a_longer_model(tmp_path):
-    source("BertForMaskedLM", tmp_path / "theirs")
-    arguments = ["--projected_dim", "7", "--max_position_embeddings", "111", "--resize_mode", "interpolate"]
-    main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours"), *arguments])
-    model = AutoModelForMaskedLM.from_pretrained(tmp_path / "ours")
-    assert model(torch.full((1, 111), 5)).logits.isfinite().all()
 
 
 def test_a_transformer_of_this_package(tmp_path, capsys):
@@ -114,20 +88,13 @@ def test_a_fairseq_file(tmp_path, capsys):
             ["SOURCE", "OUT", "--projected_dim", "99"],
             "projected_dim: expected 1 to 37 (max_position_embeddings), got 99",
         ),
-        (["SOURCE", "OUT", "--num_attention_heads", "2"], "num_attention_heads: expected none for a model that is no"),
         (
             ["FILE", "OUT", "--sharing", "none"],
             "sharing: expected none for a fairseq file, which determines it, got 'none'",
         ),
         (["FILE", "OUT", "--tokenizer", "nowhere"], "tokenizer: expected a tokenizer, got nowhere"),
-        (["FILE", "OUT", "--max_position_embeddings", "5"], "max_position_embeddings: expected at least 31 for mode"),
-        (["FILE", "OUT", "--tokenizer", "SOURCE"], "tokenizer: expected a tokenizer, got"),
         (["BROKEN", "OUT"], "tokenizer: expected a tokenizer, got"),
         (["FILE", "OUT", "--tokenizer", "LARGE"], "tokenizer: expected at most 53 tokens, got 54"),
-        (
-            ["SOURCE", "OUT", "--max_position_embeddings", "5"],
-            "max_position_embeddings: expected at least 37 for mode extend",
-        ),
         (["OTHER", "OUT"], "expected a model of type roberta, xlm-roberta, camembert, bert, linformer, got distilbert"),
         (["LINEAR", "OUT"], "source: expected a model with full attention, got a Linformer in"),
     ],
@@ -149,9 +116,8 @@ def test_bad_input_is_one_line_and_leaves_nothing(arguments, message, tmp_path, 
     assert not (tmp_path / "OUT").exists()
 
 
-@pytest.mark.parametrize("class_name", ["BertForMaskedLM", "RobertaForMaskedLM", "CamembertForMaskedLM"])
-def test_a_source_without_a_tokenizer_gets_none(class_name, tmp_path, capsys):
-    source(class_name, tmp_path / "theirs")
+def test_a_source_without_a_tokenizer_gets_none(tmp_path, capsys):
+    source("RobertaForMaskedLM", tmp_path / "theirs")
     main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours")])
     assert "No tokenizer: the source has none; give one with --tokenizer." in capsys.readouterr().out
     assert not [path.name for path in (tmp_path / "ours").iterdir() if "token" in path.name or "vocab" in path.name]
@@ -176,35 +142,16 @@ def test_what_is_left_out_is_named(tmp_path, capsys):
     assert told not in capsys.readouterr().out
 
 
-def test_into_the_empty_folder_where_one_stands_or_that_a_link_names(tmp_path, monkeypatch):
-    source("BertModel", tmp_path / "model.pt")  # a folder, whatever its name says
-    for name in ("here", "linked"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "linked")
-    (tmp_path / "dangling").symlink_to(tmp_path / "new")
-    monkeypatch.chdir(tmp_path / "here")
-    for out in (".", "../link", "../dangling"):
-        main(["convert", "../model.pt", out])
-        assert AutoModel.from_pretrained(out).config.model_type == "linformer"
-    assert {path.name for path in tmp_path.iterdir()} == {"model.pt", "here", "linked", "link", "dangling", "new"}
-
-
-@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
-@pytest.mark.parametrize("exists", [False, True])
-def test_nothing_is_left_behind_by_what_did_not_end(error, exists, tmp_path, monkeypatch):
+def test_nothing_is_left_behind_by_what_did_not_end(tmp_path, monkeypatch):
     def fail(self, folder):
         (folder / "config.json").write_text("{}")
-        raise error
+        raise KeyboardInterrupt
 
     source("BertModel", tmp_path / "theirs")
-    out = tmp_path / "ours"
-    if exists:
-        out.mkdir()
     monkeypatch.setattr(LinformerModel, "save_pretrained", fail)
-    with pytest.raises(error):
-        convert(ConvertSettings(source=str(tmp_path / "theirs"), out=str(out)))
-    assert {path.name for path in tmp_path.iterdir()} == ({"theirs", "ours"} if exists else {"theirs"})
-    assert not exists or not list(out.iterdir())
+    with pytest.raises(KeyboardInterrupt):
+        convert(ConvertSettings(source=str(tmp_path / "theirs"), out=str(tmp_path / "ours")))
+    assert {path.name for path in tmp_path.iterdir()} == {"theirs"}
 
 
 def test_in_place(tmp_path, capsys):
@@ -229,7 +176,6 @@ def test_in_place(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "limit", "embeds"),
     [
-        (["--in_place"], 13, True),
         (["--in_place", "--max_position_embeddings", "74"], 74, True),
         (["--attention", "full"], 13, True),
         ([], 13, False),
@@ -279,16 +225,6 @@ def test_the_adapter_that_ships_is_advised(tmp_path, monkeypatch, capsys):
         assert "--adapter" not in capsys.readouterr().out
 
 
-def test_what_is_untrained_is_said(tmp_path, capsys):
-    source("BertForMaskedLM", tmp_path / "theirs")
-    save_tokenizer(tmp_path / "theirs")
-    options = ["--projected_dim", "5", "--sharing", "layerwise", "--projection", "linear", "--sliding_window", "0"]
-    main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours"), "--in_place", *options])
-    out = capsys.readouterr().out
-    assert "k 5, sharing layerwise\n" in out
-    assert "New: 1 matrices E and F (linear). They are untrained: run `linformer distill` before use." in out
-
-
 def test_a_model_of_images_in_place(tmp_path, capsys):
     sizes = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 23}
     config = ViTConfig(**sizes, image_size=42, patch_size=6, num_labels=3)
@@ -306,7 +242,6 @@ def test_a_model_of_images_in_place(tmp_path, capsys):
     ("options", "message"),
     [
         (["--attention", "full"], "attention: expected none with in_place, got 'full'"),
-        (["--num_attention_heads", "2"], "num_attention_heads: expected none with in_place, got 2"),
         (["--projected_dim", "99"], "projected_dim: expected 1 to 37 (the longest sequence), got 99"),
         (["--max_position_embeddings", "5"], "max_position_embeddings: expected at least 37 for mode extend, got 5"),
     ],
@@ -315,13 +250,6 @@ def test_bad_input_in_place(options, message, tmp_path, capsys):
     source("RobertaForMaskedLM", tmp_path / "theirs")
     error = fail(capsys, "convert", tmp_path / "theirs", tmp_path / "ours", "--in_place", *options)
     assert message in error and not (tmp_path / "ours").exists()
-
-
-def test_slots_are_refused_with_full_attention(tmp_path, capsys):
-    source("RobertaForMaskedLM", tmp_path / "theirs")
-    options = ["--attention", "full", "--sliding_window", "5"]
-    error = fail(capsys, "convert", tmp_path / "theirs", tmp_path / "ours", *options)
-    assert "sliding_window: expected none with full attention, got 5" in error and not (tmp_path / "ours").exists()
 
 
 def test_refused_in_place(tmp_path, capsys):

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from linformer_kit import InputError
 from linformer_kit.data.encoding import Encoder
-from tests.commands.test_convert import save_tokenizer
+from tests.conftest import save_tokenizer
 
 LONG = "the quick brown fox jumps over the lazy dog " * 5
 

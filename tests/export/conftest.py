@@ -11,8 +11,7 @@ pytest.importorskip("onnxscript")
 from transformers import AutoTokenizer, PreTrainedModel
 
 import linformer_kit as lk
-from tests.commands.test_convert import save_tokenizer
-from tests.conftest import SIZES, randomise
+from tests.conftest import SIZES, randomise, save_tokenizer
 
 LENGTH = SIZES["max_position_embeddings"]
 TEXTS = ["w7 w9 w11 w13 w17", "w19 w23", "w29"]

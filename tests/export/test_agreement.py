@@ -16,7 +16,7 @@ def source(tmp_path_factory):
     return load(str(linformer("LinformerForTokenClassification", tmp_path_factory.mktemp("model"))))
 
 
-@pytest.mark.parametrize("limit", [37, 512, 4099])
+@pytest.mark.parametrize("limit", [37, 4099])
 def test_twenty_shapes_from_one_token_to_the_longest(limit):
     found = cases(limit)
     assert len(found) == len(set(found)) == 20
@@ -24,12 +24,6 @@ def test_twenty_shapes_from_one_token_to_the_longest(limit):
     assert {case.rows for case in found} == {1, 2, 3}
     assert {case.padding for case in found if case.length == limit} == {"none", "right", "left"}
     assert all(case.rows == 1 for case in found if case.length >= 1024)
-
-
-@pytest.mark.parametrize("limit", [1, 2, 3, 5])
-def test_short_limits_have_fewer_shapes(limit):
-    found = cases(limit)
-    assert len(found) == len(set(found)) and {case.length for case in found} <= set(range(1, limit + 1))
 
 
 @pytest.mark.parametrize(("padding", "side"), [("left", 0), ("right", -1)])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import onnx
 import onnxruntime
@@ -56,7 +54,6 @@ STOCK = {
         **MODERN_TOKENS,
     },
 }
-QUICK = ("RobertaModel",)
 
 
 def written(folder, tmp_path):
@@ -75,20 +72,6 @@ def test_the_configuration_of_a_linear_model_is_the_stock_one(tmp_path):
     config = transformers.AutoConfig.from_pretrained(tmp_path)
     assert type(config) is transformers.BertConfig and config.architectures == ["BertForMaskedLM"]
     assert not hasattr(config, "linformer")
-
-
-@pytest.mark.e2e
-def test_by_the_exporter_of_pytorch_alone():
-    """Nothing in the model needs a translation of ours."""
-    torch.manual_seed(0)
-    model = lk.linearize(transformers.BertModel(transformers.BertConfig(**BERT_SIZES), add_pooling_layer=False), 7)
-    model.config.return_dict = False
-    mask = torch.ones(2, 31, dtype=torch.long)
-    mask[1, :5] = 0
-    inputs = {"input_ids": torch.randint(5, 53, (2, 31)), "attention_mask": mask}
-    program = torch.onnx.export(model.eval(), (), kwargs=inputs, dynamo=True, verbose=False)
-    (got,) = program(**inputs)[:1]
-    torch.testing.assert_close(got[mask == 1], model(**inputs)[0][mask == 1], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("class_name", slow_but(["LinformerForMaskedLM"], HEADS))
@@ -111,7 +94,7 @@ def stock(class_name, folder):
     return save(kind(kind.config_class(**STOCK[class_name])), folder)
 
 
-@pytest.mark.parametrize("class_name", slow_but(QUICK, STOCK))
+@pytest.mark.parametrize("class_name", slow_but(["RobertaModel"], STOCK))
 @pytest.mark.e2e
 def test_encoders_of_transformers(class_name, tmp_path):
     source, _ = written(stock(class_name, tmp_path / "model"), tmp_path)
@@ -129,14 +112,11 @@ LINEARIZED = {
 }
 
 
-@pytest.mark.parametrize(
-    "class_name", slow_but(["BertForSequenceClassification"], ["BertForSequenceClassification", "RobertaModel"])
-)
 @pytest.mark.parametrize("how", slow_but(["several blocks"], LINEARIZED))
 @pytest.mark.e2e
-def test_linearised_encoders(class_name, how, tmp_path):
-    kind = getattr(transformers, class_name)
-    model = lk.linearize(kind(kind.config_class(**STOCK[class_name])), 7, **LINEARIZED[how])
+def test_linearised_encoders(how, tmp_path):
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(**BERT_SIZES))
+    model = lk.linearize(model, 7, **LINEARIZED[how])
     written(save(model, tmp_path / "model"), tmp_path)
 
 
@@ -225,14 +205,6 @@ def test_int8_is_smaller_and_near_and_refuses_longer_inputs_too(exported, tmp_pa
     inputs = random_inputs(source, Case(2, 23, "none"))
     whole, rounded = run(inputs)[0], small(inputs)[0]
     assert 0 < np.abs(whole - rounded).mean() < 0.2 * whole.std()
-
-
-def test_weights_beyond_one_file_are_refused(exported, tmp_path, monkeypatch):
-    monkeypatch.setattr(onnx_file, "_LARGEST", 10**5)
-    expected = "model: expected at most 2 GB of weights, the limit of one ONNX file, got "
-    with pytest.raises(InputError, match=rf"^{re.escape(expected)}[\d,]+ bytes$"):
-        onnx_file.write_onnx(exported[0], tmp_path / "model.onnx")
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.e2e

@@ -10,10 +10,8 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 
 import linformer_kit as lk
 from linformer_kit.commands.cli import main
-from tests.conftest import fail
-from tests.experiments.quality.long_texts import write_bert
-from tests.inference.test_embed import TEXTS, described, encoded
-from tests.long_texts import LONGEST, write_bert
+from tests.conftest import fail, write_bert
+from tests.inference.test_embed import LONGEST, TEXTS, WORDS, described, encoded
 
 PROMPT = "the story:"
 
@@ -22,7 +20,7 @@ PROMPT = "the story:"
 def folder(tmp_path_factory):
     """A linear encoder, and a table of texts, one of which is blank."""
     folder = tmp_path_factory.mktemp("chunks")
-    teacher = write_bert(folder / "teacher")
+    teacher = write_bert(folder / "teacher", " ".join(WORDS), longest=LONGEST)
     lk.linearize(transformers.AutoModel.from_pretrained(teacher), 7).save_pretrained(folder / "model")
     transformers.AutoTokenizer.from_pretrained(teacher).save_pretrained(folder / "model")
     (folder / "texts.csv").write_text("text\n" + "".join(f'"{text}"\n' for text in [*TEXTS, "", "A.b"]))
@@ -34,8 +32,42 @@ def embedded(folder, model, output, *options):
     return np.load(output)
 
 
-@pytest.mark.parametrize(("prompt", "include"), [("", True), (PROMPT, True), (f"{PROMPT} ", False)])
-def test_one_piece_is_the_whole_text(folder, tmp_path, prompt, include):
+def states(model, text, prompt):
+    """Hidden states of one pass, and the token ids that it reads, of which the first and the last are special."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    inputs = tokenizer(prompt + text, truncation=True, max_length=LONGEST, return_tensors="pt")
+    with torch.no_grad():
+        hidden = transformers.AutoModel.from_pretrained(model).eval()(**inputs).last_hidden_state[0]
+    return hidden.numpy(), len(tokenizer(prompt, add_special_tokens=False)["input_ids"]) + 1
+
+
+@pytest.mark.parametrize(("prompt", "include"), [("", True), (PROMPT, False)])
+def test_late_chunking_pools_pieces_of_one_pass(folder, tmp_path, prompt, include):
+    config = {"prompts": {"text": PROMPT}, "default_prompt_name": "text"} if prompt else {}
+    modules = [Pooling(33, "mean", include_prompt=include), Dense(33, 5), Normalize()]
+    torch.manual_seed(0)
+    model = described(folder, tmp_path / "model", modules, config)
+    vectors = embedded(folder, model, tmp_path / "vectors.npy", "--chunk_tokens", SIZE)
+    expected, texts = [], [*TEXTS, "", "A.b"]
+    for text in texts:
+        hidden, first = states(model, text, prompt)
+        edges = [*range(first, max(first + 1, len(hidden) - 1), SIZE), len(hidden)]
+        edges[0] = 0 if include else first
+        for start, stop in itertools.pairwise(edges):
+            mean = torch.from_numpy(hidden[start:stop].mean(axis=0))
+            with torch.no_grad():
+                mapped = modules[1]({"sentence_embedding": mean[None].to(modules[1].linear.weight.device)})
+            expected.append(torch.nn.functional.normalize(mapped["sentence_embedding"].cpu())[0].numpy())
+    np.testing.assert_allclose(vectors, expected, rtol=0, atol=2e-6)
+    pieces = [json.loads(line) for line in (tmp_path / "vectors.npy.pieces.jsonl").read_text().splitlines()]
+    assert len(pieces) == len(vectors) > len(texts)
+    shown = [texts[piece["row"] - 1][piece["start"] : piece["end"]] for piece in pieces]
+    assert shown[0] == "the" and shown[-2:] == ["", "A.b"] and all(text in TEXTS[1] for text in shown[1:3])
+
+
+@pytest.mark.parametrize("option", [("--chunk_tokens", LONGEST), ("--pieces",)])
+@pytest.mark.parametrize(("prompt", "include"), [(PROMPT, True), (f"{PROMPT} ", False)])
+def test_one_piece_is_the_whole_text(folder, tmp_path, prompt, include, option):
     """A prompt's last space becomes a part of the text's first token, which sentence-transformers then does not pool."""
     config = {"prompts": {"text": prompt}, "default_prompt_name": "text"} if prompt else {}
     model = described(folder, tmp_path / "model", [Pooling(33, "mean", include_prompt=include), Normalize()], config)
@@ -44,12 +76,34 @@ def test_one_piece_is_the_whole_text(folder, tmp_path, prompt, include):
     np.testing.assert_allclose(vectors[short], expected[short], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("normalised", [True, False])
-def test_the_mean_of_pieces(folder, tmp_path, normalised):
+def test_an_interrupted_run_of_pieces_goes_on(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("linformer_kit.inference.embed._BATCHES", 2)
+    model, options = described(folder, tmp_path / "model", [Pooling(33, "mean")]), ["--chunk_tokens", SIZE]
+    whole = embedded(folder, model, tmp_path / "whole.npy", *options)
+    output, calls = tmp_path / "vectors.npy", []
+    original = np.concatenate
+
+    def interrupted(*arguments, **named):
+        calls.append(None)
+        if len(calls) == 20:
+            raise KeyboardInterrupt
+        return original(*arguments, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(np, "concatenate", interrupted)
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            embedded(folder, model, output, *options)
+    recorded = json.loads((tmp_path / "vectors.npy.run.json").read_text())
+    assert 0 < recorded["texts"] < recorded["rows"] < len(whole) and not output.exists()
+    embedded(folder, model, output, *options, "--resume")
+    for end in ("", ".pieces.jsonl"):
+        assert (tmp_path / f"vectors.npy{end}").read_bytes() == (tmp_path / f"whole.npy{end}").read_bytes()
+
+
+def test_the_mean_of_pieces(folder, tmp_path):
     """Each with the prompt; weighted by their tokens."""
-    modules = [Pooling(33, "mean"), *([Normalize()] if normalised else [])]
     config = {"prompts": {"text": PROMPT}, "default_prompt_name": "text"}
-    model = described(folder, tmp_path / "model", modules, config)
+    model = described(folder, tmp_path / "model", [Pooling(33, "mean"), Normalize()], config)
     vectors = embedded(folder, model, tmp_path / "vectors.npy", "--pieces", "--max_length", 17)
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
     prompt = len(tokenizer(PROMPT, add_special_tokens=False)["input_ids"])
@@ -60,9 +114,9 @@ def test_the_mean_of_pieces(folder, tmp_path, normalised):
         pieces = [own[start : start + room] for start in range(0, len(own), room)]
         with torch.no_grad():
             hidden = [network(torch.tensor([[*before, *piece, last]]))[0][0].mean(dim=0).numpy() for piece in pieces]
-        alone = [each / np.linalg.norm(each) if normalised else each for each in hidden]
+        alone = [each / np.linalg.norm(each) for each in hidden]
         mean = np.average(alone, axis=0, weights=[len(piece) for piece in pieces])
-        np.testing.assert_allclose(vector, mean / np.linalg.norm(mean) if normalised else mean, rtol=0, atol=2e-6)
+        np.testing.assert_allclose(vector, mean / np.linalg.norm(mean), rtol=0, atol=2e-6)
     assert len(pieces) > 2
 
 

@@ -98,7 +98,6 @@ def test_half_written_and_foreign_model_folders(model, capsys, tmp_path):
     cases = {
         "no_config": (lambda f: (f / "config.json").unlink(), "expected config.json in"),
         "bad_config": (lambda f: (f / "config.json").write_text("{"), "expected the JSON of a model configuration"),
-        "no_type": (lambda f: (f / "config.json").write_text("{}"), "expected a model_type, got none"),
         "foreign": (lambda f: (f / "config.json").write_text('{"model_type": "vit"}'), "expected a masked language model"),
         "no_tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "expected a tokenizer (tokenizer.json) in"),
         "no_weights": (lambda f: (f / "model.safetensors").unlink(), "expected model.safetensors in"),
@@ -110,19 +109,7 @@ def test_half_written_and_foreign_model_folders(model, capsys, tmp_path):
             lambda f: (f / "config.json").write_text(json.dumps({**config, "projected_dim": 5})),
             "got none for linformer.encoder.layers.0.self_attn.projection.key_projection and 3 others",
         ),
-        "surplus": (
-            lambda f: (f / "config.json").write_text(json.dumps({**config, "attention": "full"})),
-            "got unexpected linformer.encoder.layers.0.self_attn.projection.key_projection and 3 others",
-        ),
         "tokenizer": (lambda f: (f / "tokenizer.json").write_text("{}"), "tokenizer: KeyError: "),
-        "dtype": (
-            lambda f: (f / "config.json").write_text(json.dumps({**config, "dtype": "foo"})),
-            "dtype: module 'torch' has no attribute 'foo'",
-        ),
-        "labels": (
-            lambda f: (f / "config.json").write_text(json.dumps({**config, "num_labels": "x"})),
-            "labels: 'str' object cannot be interpreted as an integer",
-        ),
     }  # fmt: skip
     for name, (change, message) in cases.items():
         assert message in fail(capsys, "fill-mask", broken(name, change), "<mask>"), name

@@ -19,8 +19,7 @@ from linformer_kit.inference.classifier import Classifier
 from linformer_kit.inference.embedder import load_embedder
 from linformer_kit.interop.loading import auto_class_of, load_pretrained, tokenizer_for
 from linformer_kit.settings import EmbedSettings, PredictSettings
-from tests.commands.test_convert import save_tokenizer
-from tests.conftest import SIZES, randomise, save_bert_tokenizer
+from tests.conftest import SIZES, randomise, save_bert_tokenizer, save_tokenizer
 
 TEXTS = [("w7 w9 w11", None), ("w5", None), ("", None), ("w6 w8 w10 w12 w14 w16", None)]
 BERT = {"hidden_size": 22, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 19}
