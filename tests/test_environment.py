@@ -26,22 +26,11 @@ def processor(monkeypatch):
     return give
 
 
-@pytest.mark.parametrize("available", [True, False])
-def test_auto_is_what_the_processor_has(processor, available):
-    processor(available)
-    assert use_bf16("auto", on_cpu=True) is available
-
-
 @pytest.mark.parametrize(("asked", "result"), [("true", True), ("false", False)])
 @pytest.mark.parametrize("available", [True, False])
 def test_what_is_asked_for_wins(processor, available, asked, result):
     processor(available)
     assert use_bf16(asked, on_cpu=True) is result
-
-
-def test_half_precision_is_not_both(processor):
-    processor(True)
-    assert use_bf16("auto", on_cpu=True, fp16=True) is False
 
 
 @pytest.mark.parametrize("available", [True, False])

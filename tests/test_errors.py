@@ -25,14 +25,12 @@ from linformer_kit.settings import PredictSettings
 FULL = OSError(errno.ENOSPC, "No space left on device")
 OF_THE_MACHINE = [
     (MemoryError(), "memory ran out"),
-    (MemoryError("Unable to allocate 3.64 TiB"), "memory ran out: Unable to allocate 3.64 TiB"),
     (
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total of 79 GiB"),
         "memory ran out: 20.00 MiB could not be allocated",
     ),
     (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"), "memory ran out: CUDA error: CUBLAS_STATUS_ALLOC_FAILED"),
     (OSError(errno.ENOMEM, "Cannot allocate memory"), "memory ran out: [Errno 12] Cannot allocate memory"),
-    (BrokenProcessPool("A process was terminated abruptly"), "a process was killed, most likely because memory ran out"),
     (
         RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "),
         "a process was killed, most likely because memory ran out",
@@ -51,13 +49,6 @@ def test_what_the_machine_fails_at_is_not_bad_input(error, line):
     assert raised.value is error
 
 
-def test_memory_of_a_cpu_that_runs_out():
-    with pytest.raises(RuntimeError) as raised, input_errors("model"):
-        torch.empty(2**50)
-    assert not isinstance(raised.value, ValueError)
-    assert machine_failure(raised.value) == "memory ran out: 4,194,304.00 GiB could not be allocated"
-
-
 @pytest.mark.parametrize(
     ("error", "message"),
     [
@@ -72,12 +63,6 @@ def test_all_else_is(error, message):
     with pytest.raises(InputError) as raised, input_errors("config"):
         raise error
     assert str(raised.value) == message
-
-
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
-def test_what_is_no_error_passes(kind):
-    with pytest.raises(kind), input_errors("config"):
-        raise kind
 
 
 def failed(capsys, monkeypatch, error: Exception, *options: str) -> str:
@@ -109,8 +94,6 @@ def failed(capsys, monkeypatch, error: Exception, *options: str) -> str:
             "per_device_eval_batch_size (32) or max_length; --resume continues from what is saved",
         ),
         (OSError(errno.ENOSPC, "No space left on device", "a.txt"), [], "a.txt: No space left on device"),
-        (FULL, [], "No space left on device"),
-        (OSError("no connection"), [], "no connection"),
     ],
 )
 def test_a_command_says_it_in_one_line_and_exits_1(error, options, line, capsys, monkeypatch):
@@ -137,10 +120,9 @@ def test_settings_that_save_memory_are_settings(command):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a Linux device")
-@pytest.mark.parametrize("option", ["--help", "--print_config"])
-def test_output_that_cannot_be_written_is_one_line(option):
+def test_output_that_cannot_be_written_is_one_line():
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    command = [sys.executable, "-m", "linformer_kit", "fill-mask", "model", "text", option]
+    command = [sys.executable, "-m", "linformer_kit", "fill-mask", "model", "text", "--help"]
     with open("/dev/full", "w") as full:
         result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment, check=False)
     assert result.stderr == "linformer: error: standard output: No space left on device\n"
@@ -148,28 +130,17 @@ def test_output_that_cannot_be_written_is_one_line(option):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a Linux device")
-@pytest.mark.parametrize("text", ["short", "long" * 10**5])
-def test_answers_that_the_disk_has_no_space_for_name_their_file(text, tmp_path):
+def test_answers_that_the_disk_has_no_space_for_name_their_file(tmp_path):
     output = tmp_path / "answers.jsonl"
     output.symlink_to("/dev/full")
     settings = PredictSettings(model="m", file="a.txt", output=str(output), overwrite=True)
     with pytest.raises(OSError) as raised, _opened(settings, output, {}) as (_, write):
-        write(text)
+        write("answer" * 10**5)
     assert machine_failure(raised.value) == f"{output}: No space left on device"
 
 
-def test_output_that_is_closed_is_no_error(capsys, monkeypatch):
-    monkeypatch.setattr(finetune, "main", lambda settings: sys.stdout.write("text"))
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "stdout", None)
-        main(["finetune", "--model", "m"])
-        sys.stdout.close()
-    assert capsys.readouterr().err == ""
-
-
 @pytest.mark.e2e
-@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
-def test_settings_printed_to_closed_output_are_no_error(closed):
-    command = f'"{sys.executable}" -m linformer_kit pretrain --print_config {closed}'
+def test_settings_printed_to_closed_output_are_no_error():
+    command = f'"{sys.executable}" -m linformer_kit pretrain --print_config >&- 2>&-'
     result = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (0, "")

@@ -170,13 +170,10 @@ def test_importing_the_package_is_light():
     [
         ["--help"],
         ["pretrain", "--help"],
-        ["finetune", "--help"],
         ["predict", "--help"],
         ["spectrum", "--help"],
         ["export", "--help"],
         ["bench", "--help"],
-        ["bench", "table2", "--help"],
-        ["bench", "documents", "--help"],
     ],
 )
 @pytest.mark.e2e

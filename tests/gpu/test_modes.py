@@ -6,14 +6,13 @@ import copy
 
 import pytest
 import torch
-from torch.func import functional_call, grad, vmap
 
 from linformer_kit import LinformerForMaskedLM
 from linformer_kit.training.randomness import seed_generators
 from tests.gpu.numbers import attention_kernels, batch, check, compare, measured
 from tests.gpu.test_numbers import masked_lm, model_of
 
-KINDS = [{}, {"sharing": "none"}, {"projection": "mean_pool"}, {"projection": "max_pool"}, {"attention": "full"}]
+KINDS = [{}, {"projection": "max_pool"}, {"attention": "full"}]
 
 
 def loss_of(device):
@@ -41,18 +40,6 @@ def test_activation_checkpointing(device, fields):
     compare(model_of(**fields), masked_lm, device, torch.float32, changed=checkpointed)
 
 
-def test_checkpointing_draws_the_same_dropout_again(device):
-    model = model_of(hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3).to(device)
-    found = []
-    for enabled in (False, True):
-        if enabled:
-            model.gradient_checkpointing_enable()
-        torch.manual_seed(7)
-        found.append(measured(model, loss_of(device)))
-    for name, expected in found[0].items():
-        torch.testing.assert_close(found[1][name], expected, rtol=1e-3, atol=1e-5, msg=name)
-
-
 @pytest.mark.parametrize("fields", KINDS, ids=str)
 def test_autocast(device, fields):
     """Gradients in float32, as near to float64 as those of autocast on the CPU."""
@@ -75,21 +62,6 @@ def test_autocast(device, fields):
         dtypes = {parameter.grad.dtype for parameter in there.parameters() if parameter.grad is not None}
         assert dtypes == {torch.float32}
         check(found, own, exact, torch.finfo(torch.bfloat16).eps, fused=fused)
-
-
-def test_gradients_of_each_sample(device):
-    model = model_of().to(device)
-    given = batch(device)
-
-    def loss(parameters, sample):
-        return functional_call(model, parameters, kwargs={name: row[None] for name, row in sample.items()}).loss
-
-    together = vmap(grad(loss), in_dims=(None, 0))(dict(model.named_parameters()), given)
-    for sample in range(2):
-        model.zero_grad()
-        model(**{name: rows[sample : sample + 1] for name, rows in given.items()}).loss.backward()
-        for name, parameter in model.named_parameters():
-            torch.testing.assert_close(together[name][sample], parameter.grad, rtol=1e-3, atol=1e-4, msg=name)
 
 
 def test_seeds_of_the_device(device):

@@ -9,7 +9,6 @@ import torch
 import transformers
 
 from linformer_kit import (
-    InputError,
     LinformerAttention,
     LinformerConfig,
     LinformerForMaskedLM,
@@ -54,18 +53,6 @@ def test_the_comparison_sees_a_wrong_gradient(dtype, part, factor, fused):
     check(own, own, exact, eps, fused=fused)
     with pytest.raises(AssertionError, match=part):
         check({**own, name: own[name] * factor}, own, exact, eps, fused=fused)
-
-
-@pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize(("dtype", "wrong"), [(torch.float32, 1e-4), (torch.bfloat16, 0.2)])
-def test_the_comparison_sees_a_wrong_weight(device, dtype, wrong, fused):
-    def changed(model):
-        with torch.no_grad():
-            model.linformer.encoder.layers[0].fc1.weight.mul_(1 + wrong)
-        return model
-
-    with pytest.raises(AssertionError, match=r"output 0|loss|weight"):
-        compare(model_of(), masked_lm, device, dtype, changed=changed, kernels=(fused,))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -146,14 +133,3 @@ def test_a_model_that_changes_its_length(device):
         ids = torch.randint(5, 101, (2, length))
         found, expected = there(ids.to(device)).last_hidden_state.cpu(), here(ids).last_hidden_state
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
-
-
-def test_masks_of_floating_point(device):
-    """Looked at on an accelerator too: one that is added to scores would be read the wrong way round."""
-    model = model_of(LinformerModel).to(device).eval()
-    given = batch(device)
-    ids, mask = given["input_ids"], given["attention_mask"]
-    found, expected = (model(ids, each).last_hidden_state for each in (mask.float(), mask))
-    torch.testing.assert_close(found[mask == 1], expected[mask == 1])
-    with pytest.raises(InputError, match=r"attention_mask: expected 1 on real .*, got -inf"):
-        model(ids, torch.zeros(5, 61, device=device).masked_fill(mask == 0, -torch.inf))
