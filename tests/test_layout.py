@@ -187,22 +187,16 @@ AUTO += "from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_
 
 
 FIRST = (
-    "import linformer_kit, importlib.util; importlib.util.find_spec('transformers')",
     "import transformers, linformer_kit",
+    "import linformer_kit, importlib.util; importlib.util.find_spec('transformers')",
     "import linformer_kit.models.configuration",
-    "import linformer_kit, transformers",
-    "import transformers.models.auto.configuration_auto, linformer_kit",
     "from transformers import AutoModel; import linformer_kit",
-    "import transformers.modeling_layers, linformer_kit",
     "import linformer_kit, transformers.modeling_layers",
-    "import linformer_kit; linformer_kit.LinformerConfig",
-    "import linformer_kit.models.encoder",
-    "import linformer_kit.models.modeling",
     "import linformer_kit.models.heads",
 )
 
 
-@pytest.mark.parametrize("first", slow_but(FIRST[:2], FIRST))
+@pytest.mark.parametrize("first", slow_but(FIRST[:1], FIRST))
 @pytest.mark.e2e
 def test_auto_classes_know_linformer_whatever_is_imported_first(first):
     assert "torch" in loaded_after(f"{first}\n{AUTO}")

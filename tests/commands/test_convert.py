@@ -11,13 +11,10 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from transformers import (
     AutoModel,
-    AutoModelForImageClassification,
     AutoModelForMaskedLM,
     AutoTokenizer,
     GPT2Config,
     GPT2LMHeadModel,
-    ViTConfig,
-    ViTForImageClassification,
 )
 
 from linformer_kit import LinformerModel
@@ -223,33 +220,6 @@ def test_the_adapter_that_ships_is_advised(tmp_path, monkeypatch, capsys):
             model.save_pretrained(tmp_path / kind)
         main(["convert", str(tmp_path / kind), str(tmp_path / f"linear-{kind}"), "--in_place"])
         assert "--adapter" not in capsys.readouterr().out
-
-
-def test_a_model_of_images_in_place(tmp_path, capsys):
-    sizes = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 23}
-    config = ViTConfig(**sizes, image_size=42, patch_size=6, num_labels=3)
-    ViTForImageClassification(config).save_pretrained(tmp_path / "theirs")
-    (tmp_path / "theirs" / "preprocessor_config.json").write_text("{}")
-    main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours"), "--in_place", "--projected_dim", "7"])
-    out = capsys.readouterr().out
-    assert "LinearViTForImageClassification" in out and "tokenizer" not in out.lower()
-    model = AutoModelForImageClassification.from_pretrained(tmp_path / "ours")
-    assert model(torch.zeros(1, 3, 42, 42)).logits.shape == (1, 3)
-    assert (tmp_path / "ours" / "preprocessor_config.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--attention", "full"], "attention: expected none with in_place, got 'full'"),
-        (["--projected_dim", "99"], "projected_dim: expected 1 to 37 (the longest sequence), got 99"),
-        (["--max_position_embeddings", "5"], "max_position_embeddings: expected at least 37 for mode extend, got 5"),
-    ],
-)
-def test_bad_input_in_place(options, message, tmp_path, capsys):
-    source("RobertaForMaskedLM", tmp_path / "theirs")
-    error = fail(capsys, "convert", tmp_path / "theirs", tmp_path / "ours", "--in_place", *options)
-    assert message in error and not (tmp_path / "ours").exists()
 
 
 def test_refused_in_place(tmp_path, capsys):

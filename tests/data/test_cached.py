@@ -50,19 +50,6 @@ def test_a_damaged_file_is_made_again(tmp_path):
         assert cached_dataset(path, SCHEMA, batches, rows=len(ROWS))["input_ids"][:] == ROWS
 
 
-def test_a_damaged_file_that_another_process_replaces_first_is_no_error(tmp_path, monkeypatch):
-    path = tmp_path / "a.arrow"
-    path.write_bytes(b"damaged")
-
-    def found_damaged(name):
-        monkeypatch.undo()
-        path.unlink()  # by another process, which is about to put a whole one there
-        raise OSError("damaged")
-
-    monkeypatch.setattr(cached.Dataset, "from_file", found_damaged)
-    assert cached_dataset(path, SCHEMA, batches)["input_ids"][:] == ROWS
-
-
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
 def test_a_folder_that_may_not_be_written_to_is_a_setting_to_change(tmp_path, monkeypatch, number):
     folder, reason = tmp_path / "labelled", os.strerror(number)

@@ -82,14 +82,6 @@ def test_both_sides_get_a_document_at_any_fraction(tmp_path, settings, fraction)
         assert len(corpus.train) and len(corpus.validation)
 
 
-def test_mixed_suffixes_are_one_corpus(tmp_path, settings):
-    write_lines(tmp_path / "in/a.txt", ["whole", "file"])
-    write_json_lines(tmp_path / "in/b.jsonl", ["json 1", "json 2"])
-    write_lines(tmp_path / "in/deep/c.csv", ["id,text", "1,csv"])
-    corpus = load_corpus(settings("in"), seed=0)
-    assert sorted(texts(corpus.train) + texts(corpus.validation)) == ["csv", "json 1", "json 2", "whole\nfile\n"]
-
-
 def test_validation_file_leaves_all_training_documents(tmp_path, settings):
     write_lines(tmp_path / "a.txt", ["one document"])
     held_out = write_lines(tmp_path / "b.txt", ["another"])
@@ -204,13 +196,6 @@ def test_hub_data_is_streamed_by_default_and_keeps_its_own_split(tmp_path, setti
     assert corpus.streaming is (streaming is None)
     assert sorted(texts(corpus.train)) == numbered(7) and texts(corpus.validation) == numbered(3, "held out")
     assert list(next(iter(corpus.train))) == ["text"]
-
-
-def test_loading_is_silent(tmp_path, settings, capfd):
-    write_json_lines(tmp_path / "hub/train.jsonl", numbered(31))
-    load_corpus(settings(dataset_name=str(tmp_path / "hub"), streaming=False), seed=0)
-    load_corpus(settings("hub"), seed=0)
-    assert capfd.readouterr() == ("", "")
 
 
 def test_one_document_cannot_be_split(tmp_path, settings):

@@ -7,7 +7,6 @@ import logging
 import pickle
 
 import numpy as np
-import pyarrow
 import pytest
 from transformers import PreTrainedTokenizerFast
 
@@ -82,20 +81,6 @@ def test_what_texts_lose_is_counted(tokenizer, tmp_path, caplog):
         f"training: {len(lost)} of 11 texts are longer than 13 tokens and lose {sum(lost)} of all {sum(whole)} tokens"
     )
     assert [record.message for record in caplog.records] == [said] * 2
-
-
-@pytest.mark.e2e
-def test_tokens_are_four_bytes_in_a_file_that_is_mapped(tokenizer, tmp_path):
-    """Pickled items, as sent to data workers, hold the file's name and no tokens."""
-    items = made(examples(), tokenizer, tmp_path).items
-    (path,) = tmp_path.glob("*.arrow")
-    assert items.windows.cache_files == [{"filename": str(path)}]
-    with pyarrow.memory_map(str(path)) as file:
-        assert pyarrow.ipc.open_stream(file).schema.field("input_ids").type == pyarrow.list_(pyarrow.int32())
-    many = made(examples(count=4001), tokenizer, tmp_path).items
-    tokens = int(many.lengths.sum())
-    assert tokens > 30_000 and len(pickle.dumps(many)) - len(pickle.dumps(items)) < 20 * 4001 < 4 * tokens
-    assert pickle.loads(pickle.dumps(many))[4000] == many[4000]
 
 
 def test_tokens_are_made_once_for_what_they_depend_on(tokenizer, with_types, tmp_path, monkeypatch):

@@ -7,7 +7,6 @@ import logging
 import re
 from pathlib import Path
 
-import datasets
 import pytest
 
 from linformer_kit import InputError
@@ -166,15 +165,6 @@ def test_a_classifier_is_measured_with_its_own_classes(tmp_path):
         load_measured(numbers, Labels(("no", "yes")), columns)
 
 
-@pytest.mark.parametrize("names", [("negative", "positive"), ("positive", "negative"), ("LABEL_0", "LABEL_1")])
-def test_numbers_of_a_task_are_the_tasks(tmp_path, names):
-    write_tasks(tmp_path)
-    asked = EvaluateSettings(model="none", task="sst2", data_dir=str(tmp_path))
-    examples, labels, where = load_measured(asked, Labels(names), Columns("text"))
-    targets = [labels.target(example, column="label") for example in examples]
-    assert targets == ([1, 0, 1, 0] if names[0] == "positive" else [0, 1, 0, 1]) and where.text == "sentence"
-
-
 def test_another_split_of_the_hub(tmp_path):
     (tmp_path / "hub").mkdir()
     write(tmp_path / "hub" / "train.csv", table(6))
@@ -184,13 +174,3 @@ def test_another_split_of_the_hub(tmp_path):
     with pytest.raises(InputError, match=r"^split: expected none without a data set of the hub, got test$"):
         files = EvaluateSettings(model="none", validation_file=["x"], split="test")
         load_measured(files, Labels(("a", "b")), Columns("text"))
-
-
-def test_names_of_several_classes_on_the_hub(tmp_path):
-    feature = datasets.Features(
-        {"text": datasets.Value("string"), "label": datasets.List(datasets.ClassLabel(names=["joy", "anger"]))}
-    )
-    rows = {"text": [f"text {n}" for n in range(9)], "label": [[0], [1], [0, 1]] * 3}
-    datasets.Dataset.from_dict(rows, features=feature).to_parquet(tmp_path / "train.parquet")
-    found = load_labelled(settings(dataset_name=str(tmp_path)))
-    assert found.labels == Labels(("anger", "joy"), multi_label=True)

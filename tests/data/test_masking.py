@@ -8,7 +8,6 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from linformer_kit.data.masking import BlockMasker, MaskedBlocks, mask_tokens, shuffled_blocks
 from linformer_kit.errors import InputError
@@ -120,16 +119,6 @@ def test_each_block_once_in_an_order_of_seed_and_epoch():
     assert sorted(order(3, 5)) == [(5, index) for index in range(101)]
     assert order(3, 5) == order(3, 5)
     assert len({tuple(index for _, index in order(*key)) for key in [(3, 5), (3, 6), (4, 5), (5, 3)]}) == 4
-
-
-def test_epoch_reaches_workers_that_live_on(blocks):
-    keys: list[tuple[int, int | None]] = []
-    loader = DataLoader(blocks, batch_size=5, sampler=keys, num_workers=1, persistent_workers=True)
-    for epoch in (0, 1):
-        keys[:] = shuffled_blocks(len(blocks), seed=3, epoch=epoch)
-        labels = torch.cat([batch["labels"] for batch in loader])
-        assert torch.equal(labels, torch.stack([blocks[key]["labels"] for key in keys]))
-        assert [key[0] for key in keys] == [epoch] * 23
 
 
 def test_processes_have_equally_many_blocks_and_none_twice(blocks):

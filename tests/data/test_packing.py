@@ -69,14 +69,6 @@ def test_second_call_reads_the_cache(documents, tokenizer, tmp_path, monkeypatch
             pack(documents, tokenizer, cache=tmp_path, description="d", **arguments)
 
 
-def test_packing_is_silent(documents, tokenizer, tmp_path, capfd):
-    tokenizer.deprecation_warnings.clear()  # where transformers keeps what it has warned of
-    # The last document is longer than the tokenizer's model_max_length, of which transformers would warn.
-    pack(documents, tokenizer, seq_len=SEQ_LEN, cache=tmp_path, key="k", description="d")
-    assert capfd.readouterr() == ("", "")
-    assert not tokenizer.deprecation_warnings
-
-
 @pytest.mark.parametrize("cached", [True, False])
 def test_too_few_tokens_for_a_block(tokenizer, tmp_path, cached):
     documents = datasets.Dataset.from_dict({"text": ["ab", "c"]})

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from datasets import Dataset
 
 from linformer_kit.data.encoding import Encoder
 from linformer_kit.data.masking import BlockMasker
-from linformer_kit.data.passages import SHORTEST, Passages, Texts, drawn_lengths, passage_keys
+from linformer_kit.data.passages import Passages, Texts, passage_keys
 from linformer_kit.data.tokenizer import train_tokenizer
 
 SENTENCES = [f"number {number} was good." for number in range(97)]
@@ -82,12 +81,3 @@ def test_each_pass_has_one_length():
     assert [epoch for epoch, _, _ in later] == [1] * 100
     assert [index for _, index, _ in later] != [index for _, index, _ in keys]
     assert passage_keys(103, longest=512, together=5, seed=4, epoch=0) != keys
-
-
-def test_lengths():
-    lengths = drawn_lengths(10_000, 512, np.random.default_rng(3))
-    assert lengths.min() >= SHORTEST and lengths.max() == 512
-    assert (lengths == 512).mean() == pytest.approx(0.5, abs=0.02)
-    shorter = lengths[lengths < 512]
-    assert np.median(shorter) == pytest.approx((SHORTEST * 512) ** 0.5, rel=0.1)  # evenly by their logarithms
-    assert set(drawn_lengths(9, 5, np.random.default_rng(3))) == {5}

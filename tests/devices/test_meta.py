@@ -6,11 +6,8 @@ of hidden words in `output_loss`), spectra and other analyses, checks of ids, an
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
-import transformers
 
 from linformer_kit import (
     LinformerAttention,
@@ -22,10 +19,6 @@ from linformer_kit import (
     linearize,
 )
 from linformer_kit.operator.projections import PROJECTIONS
-from linformer_kit.training.tasks.answers import output_loss
-from linformer_kit.training.tasks.distillation import _real as real_tokens
-from linformer_kit.training.tasks.distillation import relative_error
-from linformer_kit.training.tasks.tracing import traced
 from tests.conftest import KINDS, fields, randomise, tokens
 from tests.devices.one_device import OneDevice
 from tests.families import FAMILIES, build, example
@@ -150,30 +143,6 @@ def test_linearised_models(name, settings):
         linear.resize_sequence_length(122)
         assert {tensor.device for tensor in (*linear.parameters(), *linear.buffers())} == {META}
         assert linear(**inputs, output_attentions=True).attentions[0].device == META
-
-
-@pytest.mark.parametrize(("head", "kind"), [("Model", "embeddings"), ("ForQuestionAnswering", "positions")])
-def test_losses_of_distillation(config, head, kind):
-    sizes = {
-        "hidden_size": 33,
-        "num_attention_heads": 3,
-        "num_hidden_layers": 1,
-        "intermediate_size": 29,
-        "vocab_size": 101,
-    }
-    teacher = getattr(transformers, f"Bert{head}")(transformers.BertConfig(**sizes, max_position_embeddings=37))
-    student = linearize(copy.deepcopy(teacher), 7).to(META)
-    teacher, names = teacher.to(META), ["encoder.layer.0.attention.self"]
-    ids, mask = ids_and_mask()
-    with torch.no_grad(), traced(teacher, names) as theirs:
-        target = teacher(ids)  # without the mask, whose values it would read
-    for given in (theirs.inputs, None):
-        with traced(student, names, given) as ours:
-            outputs = student(ids, mask)
-        distance, spread = relative_error(ours.outputs[-1], theirs.outputs[-1], mask != 0)
-        loss = distance.sum() / spread.sum() + output_loss(kind, outputs, target, mask != 0, ids == 4, 2.0)
-        backward(loss, student)
-    assert real_tokens({}, theirs.outputs[-1]).device == META
 
 
 @pytest.mark.parametrize("kind", ["headwise", "max_pool", "full", "window_mean_pool"])

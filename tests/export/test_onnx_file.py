@@ -16,7 +16,6 @@ from linformer_kit.export.agreement import Case, check_agreement, random_inputs
 from linformer_kit.export.exportable import load
 from tests.conftest import KINDS, SIZES, fields, slow_but
 from tests.export.conftest import LENGTH, linformer, save
-from tests.families import FAMILIES, build, example
 
 HEADS = {
     "LinformerForMaskedLM": {"sharing": "layerwise"},
@@ -118,27 +117,6 @@ def test_linearised_encoders(how, tmp_path):
     model = transformers.BertForSequenceClassification(transformers.BertConfig(**BERT_SIZES))
     model = lk.linearize(model, 7, **LINEARIZED[how])
     written(save(model, tmp_path / "model"), tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", LINEARIZED)
-def test_linearised_encoders_compiled_and_as_programs(how):
-    """One graph, and one program for every batch and length."""
-    torch.manual_seed(0)
-    family = FAMILIES["bert"]
-    model = lk.linearize(build(family), 7, **LINEARIZED[how])
-    torch.compiler.reset()  # all variants share the code, whose graphs are limited in number
-    compiled = torch.compile(model, fullgraph=True, backend="eager")
-    batch, length = torch.export.Dim("batch", max=64), torch.export.Dim("length", min=2, max=61)
-    with torch.no_grad():
-        inputs = example(model, 31, padded=True)
-        shapes = {name: {0: batch, 1: length} for name in inputs}
-        program = torch.export.export(model, (), inputs, dynamic_shapes=shapes).module()
-        for tokens in (31, 61, 3):
-            inputs = example(model, tokens, padded=True)
-            real, expected = inputs["attention_mask"].bool(), model(**inputs)[0]
-            for run in (compiled, program):
-                torch.testing.assert_close(run(**inputs)[0][real], expected[real], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ import json
 import numpy as np
 import pytest
 
-from linformer_kit.data.masking import BlockMasker
 from linformer_kit.export.exportable import load
 from linformer_kit.export.quality import quality_of
 from linformer_kit.inference.evaluate import evaluate
@@ -52,31 +51,13 @@ def test_accuracy_is_that_of_evaluate(tmp_path):
     assert measure(first_class) == pytest.approx(1 / 3)
 
 
-def test_masked_token_loss_is_the_mean_over_all_masked_tokens(tmp_path, texts):
-    source, name, measure = made("LinformerForMaskedLM", tmp_path, texts)
-    masker = BlockMasker(source.tokenizer, seed=0, probability=0.15)
-    blocks = [masker(np.array(source.tokenizer(t)["input_ids"]), epoch=0, index=n) for n, t in enumerate(TEXTS)]
-    with torch.no_grad():
-        logits = torch.cat([source.exportable.model(block["input_ids"][None]).logits[0] for block in blocks])
-    expected = F.cross_entropy(logits.double(), torch.cat([block["labels"] for block in blocks]))
-    assert name == "masked token loss" and measure(source.exportable.run) == pytest.approx(expected.item(), rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("class_name", "expected"),
-    [
-        ("LinformerModel", "cosine with float32"),
-        ("LinformerForTokenClassification", "tokens as in float32"),
-        ("LinformerForQuestionAnswering", "answers as in float32"),
-    ],
-)
-def test_others_are_compared_with_float32(class_name, expected, tmp_path, texts):
-    source, name, measure = made(class_name, tmp_path, texts)
-    assert name == expected and measure(source.exportable.run) == pytest.approx(1)
+def test_an_encoder_is_compared_with_float32(tmp_path, texts):
+    source, name, measure = made("LinformerModel", tmp_path, texts)
+    assert name == "cosine with float32" and measure(source.exportable.run) == pytest.approx(1)
 
     def nonsense_in_padding(inputs):
         real = inputs["attention_mask"][..., None] == 1
         return [np.where(real, output, 1e6) for output in source.exportable.run(inputs)]
 
     assert measure(nonsense_in_padding) == pytest.approx(1)
-    assert measure(negative) == pytest.approx(-1) if class_name == "LinformerModel" else measure(negative) < 0.5
+    assert measure(lambda inputs: [-output for output in source.exportable.run(inputs)]) == pytest.approx(-1)

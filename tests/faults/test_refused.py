@@ -12,10 +12,9 @@ import torch
 from transformers import AutoTokenizer
 
 from linformer_kit import InputError
-from linformer_kit.files.manifest import write_manifest
 from linformer_kit.interop.loading import input_length
 from tests.conftest import fail, fail_last_line
-from tests.faults.fuzz import YAMLS, Places, checkpoint
+from tests.faults.fuzz import YAMLS
 
 pytestmark = pytest.mark.e2e
 
@@ -49,33 +48,11 @@ def test_sizes_that_the_weights_do_not_have(places, tmp_path, capsys, name, fiel
     assert "by the size of its weights" in error or "expected the size of its weights" in error
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"global_step": 10**9}, "max_steps: expected at least the 1000000000 updates of"),
-        ({"position": [0, 10**9]}, "batches in an epoch, got 1000000000"),
-    ],
-)
-def test_states_of_another_training_refused(places, tmp_path, capsys, fields, message):
-    command = of_a_finetuning(places, tmp_path)
-    write_part(checkpoint(tmp_path) / "trainer_state.json", **fields)
-    write_manifest(checkpoint(tmp_path))
-    assert message in fail_last_line(capsys, *command)
-
-
 @pytest.mark.parametrize("runs", [3, [{"seed": 5, "metrics": {"loss": "a"}}]])
 def test_earlier_results_refused(places, tmp_path, capsys, runs):
     shutil.copytree(places.runs["finetune"], tmp_path / "run")
     write_part(tmp_path / "run" / "metrics.json", runs=runs)
     assert "metrics.json" in fail_last_line(capsys, *places.commands["finetune"](tmp_path), "--resume")
-
-
-def of_a_finetuning(places: Places, folder: Path) -> list[str]:
-    """The command that goes on with a copy, of which the last update is still to be made."""
-    shutil.copytree(places.runs["finetune"], folder / "run")
-    shutil.rmtree(next((folder / "run").rglob("checkpoint-2")))
-    (folder / "run" / "metrics.json").unlink()
-    return [*places.commands["finetune"](folder), "--resume"]
 
 
 def test_starts_refused(places, tmp_path, capsys):

@@ -5,14 +5,12 @@ from __future__ import annotations
 import ast
 import builtins
 import json
-import os
 import pickle
 import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow
 import pytest
 import torch
 
@@ -278,31 +276,6 @@ def test_a_fairseq_file_is_the_one_pickle_and_runs_nothing(tmp_path, capsys):
         path.write_bytes(pickle.dumps(content))
         assert "expected a pickle of tensors" in outcome(capsys, ["convert", path, tmp_path / "out"])
     assert not witness.exists() and not (tmp_path / "out").exists()
-
-
-def test_a_cache_holds_no_pickle_that_is_read(corpus, tmp_path, witness, capsys):
-    """Columns of a type that pyarrow once unpickled."""
-    cache = tmp_path / "cache"
-    command = pretrain_command(corpus, tmp_path / "out", max_steps=1, cache_dir=cache)
-    assert outcome(capsys, command) is None
-    metadata = {
-        b"ARROW:extension:name": b"arrow.py_extension_type",
-        b"ARROW:extension:metadata": pickle.dumps(Evil(witness)),
-    }
-    blocks = list(cache.rglob("blocks/*.arrow"))
-    assert len(blocks) == 2
-    for path in blocks:
-        with pyarrow.memory_map(str(path)) as file:
-            table = pyarrow.ipc.open_stream(file).read_all()
-        field = table.schema.field(0).with_metadata(metadata)
-        with pyarrow.OSFile(str(path) + ".new", "wb") as file:
-            schema = pyarrow.schema([field])
-            with pyarrow.ipc.new_stream(file, schema) as writer:
-                writer.write_table(table.cast(schema))
-        os.replace(f"{path}.new", path)
-    for folder in {path.parent for path in cache.rglob("*") if path.is_file()}:
-        plant(folder, witness)
-    outcome(capsys, [*command, "--overwrite"])
 
 
 # Names and links that lead elsewhere -----------------------------------------------------------------------------------

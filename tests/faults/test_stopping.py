@@ -99,20 +99,6 @@ def test_stopped_at_the_very_end_it_makes_no_more_updates(encoder, texts, tmp_pa
     assert [run["updates"] for run in runs] == [UPDATES, UPDATES]
 
 
-def test_early_stopping_goes_on_exactly(encoder, texts, tmp_path, stopped):
-    """Stopped before the evaluation that ends it."""
-    options = {"early_stopping_patience": 2, "learning_rate": 1e-9, "max_steps": 20}
-    whole, again = tmp_path / "whole", tmp_path / "again"
-    run_all([finetune_command(encoder, texts, whole, **options)])
-    updates = json.loads((whole / "metrics.json").read_text())["runs"][0]["updates"]
-    assert updates == 3, "the first is the best"
-    command = finetune_command(encoder, texts, again, **options)
-    stopped(command, signal.SIGTERM, "_evaluate", updates)
-    run_all([[*command, "--resume"]])
-    assert json.loads((again / "metrics.json").read_text())["runs"][0]["updates"] == updates
-    assert_equal(again / "seed-0" / f"checkpoint-{updates}", whole / "seed-0" / f"checkpoint-{updates}")
-
-
 def test_the_best_one_stays_the_best_when_a_finished_run_is_resumed(corpus, tmp_path):
     options = {"load_best_model_at_end": "true", "learning_rate": 0.3, "eval_steps": 1}
     command = pretrain_command(corpus, tmp_path / "out", **options)

@@ -72,7 +72,10 @@ def test_what_a_killed_process_leaves_is_cleared_up(tmp_path):
     """Half a folder, one that was about to be replaced and its replacement is not there, and one whose is."""
     write(tmp_path / ".checkpoint-1.part")
     write(tmp_path / ".checkpoint-2.old", "kept")
-    write(tmp_path / ".checkpoint-3.old"), write(tmp_path / "checkpoint-3", "new")
+    (
+        write(tmp_path / "checkpoint-3", "new"),
+        write(tmp_path / ".checkpoint-3.old"),
+    )  # in this order: a write removes the old one
     for other in (".notes.part", ".checkpoint-4", ".checkpoint-x.part"):
         (tmp_path / other).mkdir()
     recover(tmp_path, CHECKPOINT)

@@ -38,20 +38,6 @@ def test_newest_is_by_number_and_not_by_name(tmp_path):
     assert newest_whole_checkpoint(tmp_path).name == "checkpoint-100"
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "manifest.json"])
-def test_a_checkpoint_that_lacks_a_file_is_passed_over(tmp_path, name):
-    older, newer = checkpoint(tmp_path, 5), checkpoint(tmp_path, 7)
-    (newer / name).unlink()
-    assert newest_whole_checkpoint(tmp_path) == older
-
-
-@pytest.mark.parametrize("name", ["config.json", "manifest.json"])
-def test_a_truncated_checkpoint_is_passed_over(tmp_path, name):
-    newer = checkpoint(tmp_path, 7)
-    (newer / name).write_bytes((newer / name).read_bytes()[:-1])
-    assert newest_whole_checkpoint(tmp_path) is None
-
-
 def test_the_newest_whole_one_and_what_is_wrong_with_newer_ones(tmp_path):
     for update in (9, 10, 11):
         checkpoint(tmp_path, update)

@@ -32,72 +32,14 @@ def embedded(folder, model, output, *options):
     return np.load(output)
 
 
-def states(model, text, prompt):
-    """Hidden states of one pass, and the token ids that it reads, of which the first and the last are special."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
-    inputs = tokenizer(prompt + text, truncation=True, max_length=LONGEST, return_tensors="pt")
-    with torch.no_grad():
-        hidden = transformers.AutoModel.from_pretrained(model).eval()(**inputs).last_hidden_state[0]
-    return hidden.numpy(), len(tokenizer(prompt, add_special_tokens=False)["input_ids"]) + 1
-
-
-@pytest.mark.parametrize(("prompt", "include"), [("", True), (PROMPT, False)])
-def test_late_chunking_pools_pieces_of_one_pass(folder, tmp_path, prompt, include):
-    config = {"prompts": {"text": PROMPT}, "default_prompt_name": "text"} if prompt else {}
-    modules = [Pooling(33, "mean", include_prompt=include), Dense(33, 5), Normalize()]
-    torch.manual_seed(0)
-    model = described(folder, tmp_path / "model", modules, config)
-    vectors = embedded(folder, model, tmp_path / "vectors.npy", "--chunk_tokens", SIZE)
-    expected, texts = [], [*TEXTS, "", "A.b"]
-    for text in texts:
-        hidden, first = states(model, text, prompt)
-        edges = [*range(first, max(first + 1, len(hidden) - 1), SIZE), len(hidden)]
-        edges[0] = 0 if include else first
-        for start, stop in itertools.pairwise(edges):
-            mean = torch.from_numpy(hidden[start:stop].mean(axis=0))
-            with torch.no_grad():
-                mapped = modules[1]({"sentence_embedding": mean[None].to(modules[1].linear.weight.device)})
-            expected.append(torch.nn.functional.normalize(mapped["sentence_embedding"].cpu())[0].numpy())
-    np.testing.assert_allclose(vectors, expected, rtol=0, atol=2e-6)
-    pieces = [json.loads(line) for line in (tmp_path / "vectors.npy.pieces.jsonl").read_text().splitlines()]
-    assert len(pieces) == len(vectors) > len(texts)
-    shown = [texts[piece["row"] - 1][piece["start"] : piece["end"]] for piece in pieces]
-    assert shown[0] == "the" and shown[-2:] == ["", "A.b"] and all(text in TEXTS[1] for text in shown[1:3])
-
-
-@pytest.mark.parametrize("option", [("--chunk_tokens", LONGEST), ("--pieces",)])
 @pytest.mark.parametrize(("prompt", "include"), [(PROMPT, True), (f"{PROMPT} ", False)])
-def test_one_piece_is_the_whole_text(folder, tmp_path, prompt, include, option):
+def test_one_piece_is_the_whole_text(folder, tmp_path, prompt, include):
     """A prompt's last space becomes a part of the text's first token, which sentence-transformers then does not pool."""
     config = {"prompts": {"text": prompt}, "default_prompt_name": "text"} if prompt else {}
     model = described(folder, tmp_path / "model", [Pooling(33, "mean", include_prompt=include), Normalize()], config)
     vectors, expected = embedded(folder, model, tmp_path / "vectors.npy", "--pieces"), encoded(model, TEXTS)
     short = [number for number, text in enumerate(TEXTS) if len(text) < 50]
     np.testing.assert_allclose(vectors[short], expected[short], rtol=0, atol=1e-6)
-
-
-def test_an_interrupted_run_of_pieces_goes_on(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("linformer_kit.inference.embed._BATCHES", 2)
-    model, options = described(folder, tmp_path / "model", [Pooling(33, "mean")]), ["--chunk_tokens", SIZE]
-    whole = embedded(folder, model, tmp_path / "whole.npy", *options)
-    output, calls = tmp_path / "vectors.npy", []
-    original = np.concatenate
-
-    def interrupted(*arguments, **named):
-        calls.append(None)
-        if len(calls) == 20:
-            raise KeyboardInterrupt
-        return original(*arguments, **named)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(np, "concatenate", interrupted)
-        with pytest.raises((KeyboardInterrupt, SystemExit)):
-            embedded(folder, model, output, *options)
-    recorded = json.loads((tmp_path / "vectors.npy.run.json").read_text())
-    assert 0 < recorded["texts"] < recorded["rows"] < len(whole) and not output.exists()
-    embedded(folder, model, output, *options, "--resume")
-    for end in ("", ".pieces.jsonl"):
-        assert (tmp_path / f"vectors.npy{end}").read_bytes() == (tmp_path / f"whole.npy{end}").read_bytes()
 
 
 def test_the_mean_of_pieces(folder, tmp_path):

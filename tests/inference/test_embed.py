@@ -6,7 +6,6 @@ import json
 import shutil
 from pathlib import Path
 
-import huggingface_hub
 import numpy as np
 import pytest
 import torch
@@ -18,7 +17,6 @@ from sentence_transformers.sentence_transformer.modules import Dense, Normalize,
 import linformer_kit as lk
 from linformer_kit.commands.cli import main
 from linformer_kit.inference import embed, embedder
-from linformer_kit.interop.checkpoints import sentences
 from tests.conftest import fail, fail_last_line, write_bert
 
 LONGEST = 61
@@ -173,8 +171,6 @@ def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch, capsys):
     ("options", "message"),
     [
         (["--output", "OUT/vectors.bin"], "output: expected a file whose name ends in .npy, got "),
-        (["--chunk_tokens", "0"], "chunk_tokens: expected 1 or more, got 0"),
-        (["--chunk_tokens", "5", "--pieces"], "pieces, chunk_tokens: expected at most one of them, got both"),
         (["--max_length", "100"], f"max_length: expected at most {LONGEST} (the model's limit), got 100"),
         (["--dtype", "bfloat16", "--bf16", "true"], "bf16: expected auto or false with dtype bfloat16, got true"),
     ],
@@ -202,7 +198,7 @@ def test_a_run_that_ended_before_the_output_was_named_goes_on(folder, tmp_path, 
     main(command(folder, output, "--resume"))
     assert output.read_bytes() == (tmp_path / "whole.npy").read_bytes()
     mark = tmp_path / "vectors.npy.run.json"
-    for done in ({"texts": None}, {"texts": -1}, {"texts": 24}):
+    for done in ({"texts": None}, {"texts": -1}):
         mark.write_text(json.dumps({**json.loads(mark.read_text()), **done}))
         assert "resume: expected " in fail(capsys, *command(folder, output, "--resume"))
 
@@ -239,32 +235,6 @@ def test_malformed_files_of_sentence_transformers(folder, tmp_path, capsys, modu
     assert message in fail(capsys, *command(tmp_path, tmp_path / "vectors.npy"))
 
 
-def test_an_unknown_embedding_is_assumed_to_be_the_mean(monkeypatch, caplog):
-    """Of a model whose files were cached by transformers, which does not ask for modules.json."""
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    sentences.sentence_files("someone/an-encoder")
-    assert "modules.json is not cached: mean pooling is assumed" in caplog.text
-    monkeypatch.setattr(sentences, "try_to_load_from_cache", lambda *_: sentences._CACHED_NO_EXIST)
-    caplog.clear()
-    sentences.sentence_files("someone/an-encoder")
-    assert not caplog.text, "it is known to have none"
-
-
-def test_a_table_without_rows(folder, tmp_path):
-    (tmp_path / "none.csv").write_text("text\n")
-    output = tmp_path / "vectors.npy"
-    arguments = ["embed", str(folder / "model"), str(tmp_path / "none.csv"), "--output", str(output)]
-    main(arguments)
-    width = np.load(output).shape[1]
-    assert np.load(output).shape == (0, width) and width > 0
-    main(command(folder, output, "--overwrite"))
-    assert np.load(output).shape == (23, width)
-    main([*arguments, "--overwrite"])
-    assert np.load(output).shape == (0, width), "no older rows"
-    main([*arguments, "--resume"])
-    assert not (tmp_path / "vectors.npy.part").exists()
-
-
 def test_outputs_that_are_not_finite_are_no_result(folder, tmp_path, capsys):
     model = transformers.AutoModel.from_pretrained(folder / "model")
     torch.nn.init.constant_(model.embeddings.LayerNorm.bias, float("nan"))
@@ -288,11 +258,3 @@ def test_of_two_runs_at_once_for_one_output_the_later_ends(folder, tmp_path, cap
     assert "vectors.npy" in fail_last_line(capsys, *command(folder, output))
     assert (tmp_path / "vectors.npy.part").read_bytes() == b"of another process"
     assert not output.exists()
-
-
-def test_an_old_file_of_pieces_is_not_replaced(folder, tmp_path, capsys):
-    listed = tmp_path / "vectors.npy.pieces.jsonl"
-    listed.write_text("of another run")
-    assert listed.name in fail_last_line(capsys, *command(folder, tmp_path / "vectors.npy", "--chunk_tokens", "3"))
-    assert [path.name for path in tmp_path.iterdir()] == [listed.name]
-    assert listed.read_text() == "of another run"

@@ -219,13 +219,6 @@ def test_ragged_rows_of_a_task_known_for_them_are_left_out_and_counted(asked, tm
     assert (tmp_path / "out.jsonl").read_text() == "".join(lines)
 
 
-def test_columns_that_finetune_did_not_record_are_refused(asked, tmp_path):
-    fields = {"num_labels": 2, "trained_columns": {"text": 1, "numbered": []}}
-    linformer("LinformerForSequenceClassification", tmp_path / "model", **fields)
-    with pytest.raises(InputError, match=r"^model: expected trained_columns as finetune writes them in .*model, got "):
-        predict(PredictSettings(**asked))
-
-
 def test_an_output_that_another_process_creates_first_is_kept(asked, tmp_path, monkeypatch):
     def later(path, text):
         path.write_text("theirs")

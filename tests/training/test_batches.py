@@ -17,7 +17,6 @@ from linformer_kit.training import batches as training_batches
 from linformer_kit.training.batches import Batches, to_device
 from linformer_kit.training.state import Position
 from linformer_kit.training.tasks.base import Task
-from linformer_kit.training.tasks.distillation import Distillation
 from tests.training.conftest import SEQ_LEN, TRAIN, small_settings
 
 FILLER = -1
@@ -123,14 +122,6 @@ def test_the_rest_is_the_same_from_any_place_on(process, accumulation, processes
         assert take(echo(), 13 - done, start, gradient_accumulation_steps=accumulation) == whole[done:]
 
 
-@pytest.mark.e2e
-def test_workers_change_nothing(process):
-    process(0, 1)
-    whole = take(echo(), 12)
-    assert take(echo(), 12, dataloader_num_workers=2) == whole
-    assert take(echo(), 5, whole[6][2], dataloader_num_workers=2) == whole[7:]
-
-
 @pytest.mark.parametrize("batches", [5, 2**62])
 def test_a_place_that_is_not_in_the_data_is_refused(process, batches):
     """Of a checkpoint of other data, or of other sizes."""
@@ -138,27 +129,6 @@ def test_a_place_that_is_not_in_the_data_is_refused(process, batches):
     message = f"position: expected fewer than 5 batches in an epoch, got {batches}"
     with pytest.raises(InputError, match=f"^{message}$"):
         Batches(echo(), small_settings()).updates(Position(1, batches))
-
-
-def test_passages_leave_out_what_is_no_whole_pass(process):
-    """Instead of fillers; what is counted, and where an epoch ends, says so."""
-
-    def task() -> Distillation:
-        made = Distillation.__new__(Distillation)
-        Task.__init__(made, None, None, train=Echo(TRAIN), validation=Echo(7), collate=lambda keys: {"keys": torch.tensor(keys)})  # fmt: skip
-        made._longest, made._seed = 31, 3
-        return made
-
-    process(0, 1)
-    alone = take(task(), 9, per_device_train_batch_size=6)
-    shared = of_processes(process, task, 9, 2, per_device_train_batch_size=3)
-    assert shared == alone
-    assert [(sequences, position) for _, sequences, position in alone[:4]] == [
-        (6, (0, 1)),
-        (6, (0, 2)),
-        (6, (1, 0)),
-        (6, (1, 1)),
-    ]
 
 
 # Streams -------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer, pipeline
+from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 from linformer_kit.commands.cli import main
 from tests.conftest import PRETRAIN_SIZES, fail, fail_last_line, write_model, write_teacher
@@ -120,13 +120,6 @@ def test_a_classifier_learns_from_its_own_pairs(pairs, tmp_path):
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "student")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "student")
     assert pipeline("text-classification", model=model, tokenizer=tokenizer)("number 7")[0]["label"].startswith("LABEL")
-
-
-def test_a_model_that_answers_questions(texts, tmp_path):
-    teacher = write_teacher(tmp_path / "teacher", WORDS, "RobertaForQuestionAnswering")
-    distill(teacher, tmp_path / "student", train_file=texts, max_steps=2, eval_steps=2, document="line")
-    assert json.loads((tmp_path / "student" / "metrics.json").read_text())["curve"]["agreement"]
-    assert type(AutoModel.from_pretrained(tmp_path / "student")).__name__ == "LinearRobertaModel"
 
 
 def test_longer_than_its_teacher(teacher, texts, tmp_path):

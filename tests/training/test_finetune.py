@@ -14,8 +14,6 @@ import yaml
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
-    BertConfig,
-    BertForMaskedLM,
     RobertaConfig,
     RobertaModel,
     pipeline,
@@ -184,35 +182,6 @@ def test_columns_stay_with_a_classifier_that_is_converted_or_distilled(encoder, 
         assert AutoTokenizer.from_pretrained(model).model_max_length == LENGTH - 3
 
 
-def test_seeds_join_where_the_folder_has_no_pooler(encoder, texts, tmp_path, capsys):
-    """It is drawn with each seed, and is not what the run is made of."""
-    tokenizer = AutoTokenizer.from_pretrained(encoder)
-    sizes = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 13}
-    model = BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), max_position_embeddings=LENGTH, **sizes))
-    folder, out = tmp_path / "bert", tmp_path / "out"
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    finetune(folder, out, "--train_file", texts, "--max_steps=1")
-    finetune(folder, out, "--train_file", texts, "--max_steps=1", "--resume", "--seeds", 1)
-    assert [run["seed"] for run in json.loads((out / "metrics.json").read_text())["runs"]] == [0, 1]
-    model.bert.encoder.layer[0].output.dense.bias.data += 1
-    model.save_pretrained(folder)
-    with pytest.raises(SystemExit):
-        finetune(folder, out, "--train_file", texts, "--max_steps=1", "--resume", "--seeds", 2)
-    assert "resume: expected the model of" in capsys.readouterr().err
-
-
-def test_longer_texts_than_the_model_was_made_for(encoder, texts, tmp_path, capsys):
-    finetune(encoder, tmp_path / "out", "--train_file", texts, "--max_steps=2", "--resize_to=41")
-    model, tokenizer = (
-        kind.from_pretrained(tmp_path / "out") for kind in (AutoModelForSequenceClassification, AutoTokenizer)
-    )
-    assert model.config.max_position_embeddings == tokenizer.model_max_length == 41
-    with pytest.raises(SystemExit):
-        finetune(encoder, tmp_path / "out", "--train_file", texts, "--max_steps=2", "--resize_to=43", "--resume")
-    assert "resume: expected resize_to as in" in capsys.readouterr().err
-
-
 def test_an_interrupted_run_goes_on_within_a_pass(encoder, texts, tmp_path, capsys):
     # 54 texts are 14 updates a pass. As if the second seed had been interrupted in its second one, and the first was done.
     options = ["--train_file", texts, "--seeds", 1, 2, "--save_total_limit=9"]
@@ -236,21 +205,6 @@ def test_an_interrupted_run_goes_on_within_a_pass(encoder, texts, tmp_path, caps
     finetune(encoder, cut, *options, "--seeds", 1, "--resume")
     assert "mean ± sd" in capsys.readouterr().out, "nothing left to do, and no seed is lost"
     assert (cut / "confusion.png").exists() and yaml.safe_load((cut / "settings.yaml").read_text())["seeds"] == [1, 2]
-
-
-def test_a_head_for_other_classes_starts_anew(run, encoder, texts, tmp_path):
-    def head(folder: Path, seed: int) -> torch.Tensor:
-        options = ("--seeds", seed, "--learning_rate=0", "--max_steps=1", "--overwrite")
-        finetune(folder, tmp_path / "out", "--train_file", path, *options)
-        return AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").classifier.out_proj.weight
-
-    path = texts
-    ours = AutoModelForSequenceClassification.from_pretrained(run).classifier.out_proj.weight
-    assert torch.equal(head(run, 1), ours) and torch.equal(head(run, 2), ours), "the same classes: its head goes on"
-    path = tmp_path / "other.csv"
-    path.write_text(texts.read_text().replace("unhappy", "sad"))
-    others = [head(run, seed) for seed in (1, 2)]
-    assert not torch.equal(others[0], ours) and not torch.equal(others[0], others[1])
 
 
 def test_the_length_of_the_fine_tuning_is_that_of_the_answers(encoder, tmp_path, capsys):

@@ -10,14 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from datasets import Dataset
-from transformers import DataCollatorWithPadding, TrainingArguments
+from transformers import TrainingArguments
 
-from linformer_kit import InputError, LinformerForMaskedLM, LinformerForSequenceClassification
-from linformer_kit.data.inputs import LabelledItems
+from linformer_kit import InputError, LinformerForMaskedLM
 from linformer_kit.training.loop import Training
 from linformer_kit.training.randomness import seed_generators
-from linformer_kit.training.tasks.classification import Classification, classification_loss
 from tests.training.conftest import losses, same_parameters, small_plan, small_settings
 
 pytestmark = pytest.mark.e2e
@@ -99,38 +96,6 @@ def test_losses_of_blocks_are_those_of_transformers(masked, tmp_path, fields):
     assert found == pytest.approx(expected, rel=1e-6, abs=1e-6)
     for one, other in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-
-
-def texts_of(targets: list) -> LabelledItems:
-    generator = torch.Generator().manual_seed(0)
-    lengths = torch.randint(3, 20, (len(targets),), generator=generator).tolist()
-    ids = [torch.randint(5, 101, (length,), generator=generator).tolist() for length in lengths]
-    return LabelledItems.of(Dataset.from_dict({"input_ids": ids}), targets)
-
-
-@pytest.mark.parametrize("multi_label", [False, True])
-def test_losses_of_texts_are_those_of_transformers(config, words, tmp_path, multi_label):
-    """With our loss as their `compute_loss_func`."""
-    texts = texts_of([[float(n % 2), 1.0, 0.0] if multi_label else n % 3 for n in range(16)])
-
-    def make() -> Classification:
-        torch.manual_seed(1)
-        kind = {"problem_type": "multi_label_classification"} if multi_label else {}
-        model = LinformerForSequenceClassification(config(num_labels=3, **kind))
-        usual = {"texts_in_update": 8, "seed": 3, "metrics": ["accuracy"]}
-        return Classification(model, words, train=texts, validation=texts, **usual)
-
-    def loss(outputs, labels, num_items_in_batch=None):
-        return classification_loss(outputs.logits, labels, num_items_in_batch=num_items_in_batch)
-
-    labels = {"compute_loss_func": loss}
-    if multi_label:  # they count labels that are not -100, as we do
-        assert (torch.tensor(texts.labels) != -100).all()
-    ours, theirs = make(), make()
-    assert isinstance(ours.collate, DataCollatorWithPadding)
-    found = our_losses(ours, tmp_path / "ours")
-    assert found == pytest.approx(losses_of_transformers(theirs, tmp_path / "theirs", **labels), rel=1e-6, abs=1e-6)
-    assert len(found) == 20 and found[-1] < found[0]
 
 
 # Exact: resume, seeds, evaluation ------------------------------------------------------------------------------------
@@ -218,22 +183,6 @@ def test_what_is_finished_is_trained_no_further(run, tmp_path):
     again = run(checkpoint=tmp_path / "run" / "checkpoint-7")
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
     assert same_parameters(again.task.model, whole.task.model) and again.state.log == whole.state.log
-
-
-def test_what_is_counted_is_what_the_model_has_seen(build):
-    """19 sequences in batches of 4: the last of an epoch has 3, and its update fewer batches."""
-    training = build(gradient_accumulation_steps=2)
-    seen: list[int] = []
-    backward = training.engine.backward
-
-    def counted(batch, *rest):
-        seen.append(batch["input_ids"].numel())
-        return backward(batch, *rest)
-
-    training.engine.backward = counted
-    training.run()
-    assert training.log.rate == sum(seen) / training.log.seconds
-    assert len(seen) == 12
 
 
 def test_the_schedule_is_that_of_the_update(run):

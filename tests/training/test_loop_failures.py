@@ -95,24 +95,6 @@ def test_a_signal_stops_after_the_update_and_nothing_is_lost(build, run, tmp_pat
     assert resumed.state.logged("eval_loss") == whole.state.logged("eval_loss")
 
 
-def test_a_signal_during_evaluation_leaves_it_out(masked, build, run, tmp_path):
-    """It comes after the resume instead."""
-    task = masked()
-    measure = task.measure
-
-    def stopping(batch):
-        signal.raise_signal(signal.SIGTERM)
-        return measure(batch)
-
-    task.measure = stopping
-    training = build("cut", task=task)
-    with pytest.raises(Stopped, match=r"^stopped after update 3; --resume goes on from"):
-        training.run()
-    assert not training.state.logged("eval_loss")
-    resumed = run("cut", checkpoint=tmp_path / "cut" / "checkpoint-3")
-    assert resumed.state.logged("eval_loss") == run("whole").state.logged("eval_loss")
-
-
 def test_a_signal_before_the_first_update_leaves_nothing(masked, build, tmp_path):
     task = masked()
     measure = task.measure

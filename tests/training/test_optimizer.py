@@ -49,26 +49,6 @@ def test_groups_are_those_of_transformers(kind, config, tmp_path):
         assert ours.defaults[name] == theirs.defaults[name]
 
 
-class Named(torch.nn.Module):
-    """Norms that are no LayerNorm, which only their names tell, and names that are like theirs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        for name in ("norm", "final_norm", "RMSNorm", "layernorm_1", "normal", "final_norms", "dense"):
-            self.add_module(name, torch.nn.Linear(3, 5))
-        self.inner = torch.nn.ModuleDict({"q_norm": torch.nn.RMSNorm(7), "other": torch.nn.RMSNorm(7)})
-
-
-def test_norms_are_told_by_their_names(tmp_path):
-    model = Named()
-    arguments = TrainingArguments(str(tmp_path), learning_rate=1e-2, weight_decay=0.07, use_cpu=True, report_to="none")
-    found = groups_by_name(model, adamw(model, small_settings(weight_decay=0.07)))
-    assert found == groups_by_name(model, Trainer(model, arguments).create_optimizer())
-    assert {name.removesuffix(".weight") for name, (_, decay) in found.items() if decay} == {
-        "normal", "final_norms", "dense", "inner.other"
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize(("factor", "expected"), [(1.0, []), (0.5, [(0.5e-2, 0.01)])])
 def test_e_and_f_are_apart_only_with_a_rate_of_their_own(config, factor, expected):
     model = LinformerForMaskedLM(config())

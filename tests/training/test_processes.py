@@ -15,15 +15,3 @@ def test_a_later_training_has_the_device_of_its_own_settings(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
     devices = [start_processes(cpu=cpu, timeout=5).device.type for cpu in (True, False, True)]
     assert devices == ["cpu", "meta", "cpu"] and PartialState().device.type == "cpu"
-
-
-def test_an_accelerator_that_is_chosen_already_stays(monkeypatch):
-    """By number, for example, in a variable of accelerate."""
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
-    process = start_processes(cpu=True, timeout=5)
-    try:
-        process.device = torch.device("cuda", 1)
-        assert start_processes(cpu=False, timeout=5).device == torch.device("cuda", 1)
-    finally:
-        process.device = torch.device("cpu")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from linformer_kit.training.randomness import callers_random_state, deterministic_kernels, seed_generators
+from linformer_kit.training.randomness import deterministic_kernels, seed_generators
 
 
 def draw() -> tuple[float, float, float]:
@@ -26,23 +26,6 @@ def test_equal_numbers_give_equal_streams_and_others_give_others():
     assert found == [drawn(*numbers) for numbers in seeds]
     for streams in zip(*found, strict=True):
         assert len(set(streams)) == len(seeds)
-
-
-def test_a_caller_draws_what_it_would_have_drawn():
-    """Also after an error, and with the second half of a pair of Gaussian numbers that waits."""
-    drawn(3)
-    random.gauss(0, 1)
-    np.random.randn()
-    state = random.getstate()
-    expected = (random.gauss(0, 1), np.random.randn(), *draw())
-    drawn(3)
-    random.gauss(0, 1)
-    np.random.randn()
-    assert random.getstate() == state
-    with pytest.raises(ZeroDivisionError), callers_random_state():
-        drawn(7)
-        raise ZeroDivisionError
-    assert (random.gauss(0, 1), np.random.randn(), *draw()) == expected
 
 
 def test_kernels_that_sum_in_a_fixed_order_only_where_they_are_wanted(monkeypatch):

@@ -61,30 +61,3 @@ def test_what_is_no_json_of_names_is_refused(content, tmp_path):
     (tmp_path / "trainer_state.json").write_text(content)
     with pytest.raises(InputError, match=f"^{re.escape(str(tmp_path / 'trainer_state.json'))}: expected JSON"):
         read_state(tmp_path)
-
-
-def test_lines_of_the_log_say_where():
-    state = TrainingState(update=7, epoch=1.4)
-    assert state.add(loss=2.5) == {"step": 7, "epoch": 1.4, "loss": 2.5} == state.log[0]
-    state.update = 9
-    state.add(loss=1.5, eval_loss=3.0)
-    assert state.logged("loss") == {7: 2.5, 9: 1.5} and state.logged("eval_loss") == {9: 3.0}
-    assert state.logged("other") == {}
-
-
-@pytest.mark.parametrize(
-    ("metric", "values", "best"),
-    [
-        ("loss", {2: 3.0, 4: 1.0, 6: 1.0}, 4),
-        ("loss", {2: math.nan, 4: 9.0}, 4),
-        ("loss", {2: math.inf, 4: 9.0}, 4),
-        ("accuracy", {2: 0.5, 4: 0.75, 6: 0.75}, 4),
-        ("accuracy", {2: math.nan}, None),
-        ("accuracy", {}, None),
-    ],
-)
-def test_the_best_evaluation(metric, values, best):
-    state = TrainingState()
-    for state.update, value in values.items():
-        state.add(**{f"eval_{metric}": value, "eval_other": -value})
-    assert state.best(metric) == best
