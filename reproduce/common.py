@@ -14,7 +14,8 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from types import ModuleType
+from typing import Any
 
 import pandas
 import torch
@@ -153,17 +154,7 @@ def run(
         draw: Draws the figure of the results; None for no figure.
         arguments: The command line, for tests; default: that of the process.
     """
-    set_up_logging()
-    script = sys.modules[measure.__module__]
-    name = Path(script.__file__ or "").stem
-    settings: Any = tyro.cli(
-        settings_type,
-        prog=f"python -m reproduce.{name}",
-        description=script.__doc__,
-        args=arguments,
-        use_underscores=True,
-        config=(tyro.conf.OmitArgPrefixes,),
-    )
+    name, settings = parse(sys.modules[measure.__module__], settings_type, arguments)
     try:
         results = Results(name, settings)
         try:
@@ -177,6 +168,24 @@ def run(
         raise SystemExit(2) from None
     print(show(results.content, results.folder, table, draw))
     print(f"Saved in {results.folder}")
+
+
+def parse(script: ModuleType, settings_type: type, arguments: list[str] | None = None) -> tuple[str, Any]:
+    """The name of a script, and its settings from a command line.
+
+    Raises:
+        SystemExit: after `--help`, and for wrong arguments.
+    """
+    name = Path(script.__file__ or "").stem
+    settings: Any = tyro.cli(
+        settings_type,
+        prog=f"python -m reproduce.{name}",
+        description=script.__doc__,
+        args=arguments,
+        use_underscores=True,
+        config=(tyro.conf.OmitArgPrefixes,),
+    )
+    return name, settings
 
 
 def show(content: Record, folder: Path, table: Table, draw: Draw) -> str:

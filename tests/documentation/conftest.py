@@ -1,4 +1,4 @@
-"""Run pages in a new folder, with a small Python library, and without fresh processes, which take seconds."""
+"""Run pages in a new folder, with a small Python library."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import pytest
 
 from linformer_kit.analysis import encoders
 from linformer_kit.data import files
-from linformer_kit.experiments.cost import layers, long, memory
-from linformer_kit.experiments.quality import table2
 from tests.documentation import given, reader
 from tests.documentation.pages import steps
 from tests.documentation.tables import GIVEN, IN_PYTHON, NOT_RUN, OPTIONS, PRESUMED
@@ -20,8 +18,6 @@ def read(tmp_path, monkeypatch):
     """Run all steps of a page in order; an error is raised with its line."""
     library = given.write_library(tmp_path / "library")
     monkeypatch.setattr(files, "sysconfig", SimpleNamespace(get_path=lambda _: str(library)))
-    for module in (long, memory, table2):
-        monkeypatch.setattr(module, "in_fresh_process", lambda function, *arguments: function(*arguments))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder = tmp_path / "folder"
     folder.mkdir()

@@ -6,10 +6,6 @@ _INSTALLS = "installs; `.ci/run` does it"
 _MACHINES = "several machines"
 _NOT_TYPED = "nothing to type"
 
-SCRIPT = "python -m reproduce."  # commands that are parsed alone, since tests/reproduce runs the scripts
-_STUDY = "begins with the encoders of a study that takes hours"
-_ADAPTER = "the adapter fits the weights of the real encoder alone"
-
 # What is not run, and why: by page and first line.
 NOT_RUN = {
     "README.md": {
@@ -26,11 +22,6 @@ NOT_RUN = {
     },
     "finetuning.md": {
         '{"row": 1, "label": "positive", "probabilities": {"negative": 0.036, "positive": 0.964}}': _NOT_TYPED,
-    },
-    "finetuning-results.md": {
-        "linformer convert sentence-transformers/all-MiniLM-L6-v2 linear --in_place --adapter all-MiniLM-L6-v2-512": (
-            "the adapter fits the weights of the real encoder alone"
-        ),
     },
     "parallel.md": {
         "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 --rdzv-id linformer "
@@ -80,7 +71,6 @@ GIVEN = {
 }  # fmt: skip
 
 # Options that are added to commands, by how they begin: few updates, few texts, short measurements, no network.
-_LAYER = "--hidden_size 24 --num_attention_heads 2 --intermediate_size 96 --repetitions 1"
 _PRETRAIN = (
     "--max_steps 4 --eval_steps 2 --save_steps 2 --warmup_steps 1 --logging_steps 1 "
     "--per_device_train_batch_size 2 --per_device_eval_batch_size 4"
@@ -95,13 +85,6 @@ OPTIONS = {
         "--per_device_train_batch_size 2"
     ),
     "linformer spectrum": "--samples 2",
-    "linformer bench efficiency": f"{_LAYER} --lengths 32 64 --projected_dims 8 --tokens 64 --square 32 --copy_mib 1 --memory false",
-    "linformer bench ceiling": "--lengths 32 64 --projected_dims 8 --tokens 64 --square 32 --copy_mib 1",
-    "linformer bench systems": f"{_LAYER} --lengths 512 1024 --tokens 1024",
-    "linformer bench table2": "--num_train_epochs 1 --data_dir tasks --tasks imdb --seeds 1 --learning_rates 1e-3",
-    "linformer bench documents": (
-        "--articles 7 --queries 2 --candidates 3 --lengths 512 577 --fact_lengths 256 --repetitions 1 --memory false"
-    ),
 }
 
 # Numbers that are replaced in blocks of Python, by page.
