@@ -123,7 +123,7 @@ def test_how_a_page_is_read(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("block", "line"),
     [
-        ("linformer adapters\nlinformer adapters --cards all", 3),
+        ("linformer adapters\nlinformer adapters --draw 1", 3),
         ("python\nimport math\n\nmath.no", 2),
     ],
 )
