@@ -9,13 +9,14 @@ only: derived columns are computed by `table`.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import pandas
 import torch
@@ -25,7 +26,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from linformer_kit.analysis.encoders import Encoder, Kind
-from linformer_kit.environment import environment
+from linformer_kit.environment import best_device, environment
 from linformer_kit.errors import InputError, input_errors
 from linformer_kit.files.folders import check_writable
 from linformer_kit.files.runs import open_output_dir

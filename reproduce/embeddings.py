@@ -31,6 +31,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from transformers import PreTrainedModel
 
+from linformer_kit.analysis.measure import in_fresh_process, interleaved, peak_bytes, summary
 from linformer_kit.commands.output import set_up_logging
 from linformer_kit.data.documents import read_documents
 from linformer_kit.data.examples import Example
@@ -38,7 +39,6 @@ from linformer_kit.data.files import find_files
 from linformer_kit.data.labelled import load_labelled
 from linformer_kit.environment import best_device
 from linformer_kit.errors import InputError, renamed
-from linformer_kit.experiments.measure import in_fresh_process, interleaved, peak_bytes, summary
 from linformer_kit.inference.embedder import Embedder, load_embedder
 from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.linearized.positions import check_positions, longest_input, set_positions

@@ -22,6 +22,7 @@ from linformer_kit.analysis.inspection import (
     projection_images,
     slot_order,
 )
+from linformer_kit.commands.cli import main
 from tests.conftest import KINDS, fail, fields, randomise, save_tokenizer, slow_but, tokens, write_model
 
 

@@ -11,12 +11,12 @@ from linformer_kit.commands.arguments import sentences
 from linformer_kit.commands.cli import main
 from linformer_kit.commands.help import example_lines
 from linformer_kit.commands.parser import parse
-from linformer_kit.commands.table import COMMANDS, GROUPS, RECIPES
+from linformer_kit.commands.table import COMMANDS, RECIPES
 from linformer_kit.settings.groups import GROUPS as SETTING_GROUPS
 from linformer_kit.settings.groups import settings_of
 
 FORBIDDEN = ["site-packages", str(RECIPES), "required, type", "type:", "null", "+", "SUPPRESS"]
-OVERVIEWS = ["", *GROUPS]
+OVERVIEWS = [""]
 _HEADING = re.compile(r"^([A-Z][^:\n]*):$", re.M)
 _OPTION = re.compile(r"^  (?:-h, )?(--[\w.]+)", re.M)
 

@@ -65,13 +65,9 @@ class HelpFormatter(DefaultHelpFormatter):
         return "\n".join(_filled(line, width) for line in text.splitlines())
 
 
-def overview(group: str | None) -> str:
-    """The commands of a group, or all other commands, by topic."""
-    rows = [
-        (name.split()[-1], command.topic, command.summary)
-        for name, command in COMMANDS.items()
-        if name.split()[:-1] == ([group] if group else [])
-    ]
+def overview() -> str:
+    """All commands by topic."""
+    rows = [(name, command.topic, command.summary) for name, command in COMMANDS.items()]
     width = max(len(name) for name, _, _ in rows)
     topics = {topic: [row for row in rows if row[1] == topic] for _, topic, _ in rows}
     blocks = (

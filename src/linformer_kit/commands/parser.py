@@ -14,7 +14,7 @@ from linformer_kit._version import __version__
 from linformer_kit.commands.arguments import add_settings, expanded, usage
 from linformer_kit.commands.help import HelpFormatter, epilog, overview
 from linformer_kit.commands.spelling import explained, normalise, readable, values_of
-from linformer_kit.commands.table import COMMANDS, GROUPS, RECIPES, Command
+from linformer_kit.commands.table import COMMANDS, RECIPES, Command
 from linformer_kit.errors import InputError
 from linformer_kit.settings import read_yaml
 from linformer_kit.settings.groups import settings_of
@@ -29,11 +29,10 @@ def parse(arguments: Sequence[str]) -> tuple[str, Any]:
         InputError: for anything that the command does not take, with a message of one line.
         SystemExit: for --help, --version and --print_config.
     """
-    group = arguments[0] if len(arguments) > 1 and " ".join(arguments[:2]) in COMMANDS else None
-    words = arguments[bool(group) : 1 + bool(group)]
-    name = " ".join([group, *words] if group else words)
+    words = arguments[:1]
+    name = "".join(words)
     command = COMMANDS.get(name)
-    rest = normalise(arguments[len(words) + bool(group) :], command.settings) if command else []
+    rest = normalise(arguments[1:], command.settings) if command else []
     configs = [_read_settings(Path(path)) for path in values_of("--config", rest)]
     recipe = ""
     recipes: dict[Path, dict[str, Any]] = {}
@@ -42,7 +41,7 @@ def parse(arguments: Sequence[str]) -> tuple[str, Any]:
         recipe = [command.recipe, *named, *values_of("--recipe", rest)][-1]
         path = _recipe_file(recipe)
         recipes = {path: _read_settings(path)}
-    parser = _build_parser(group, name, recipes, recipe)
+    parser = _build_parser(name, recipes, recipe)
     try:
         namespace = parser.parse_args([*words, *rest])
     except InputError as error:
@@ -58,18 +57,16 @@ def parse(arguments: Sequence[str]) -> tuple[str, Any]:
     return name, _instantiate(command.settings, values)
 
 
-def _build_parser(group: str | None, name: str, recipes: dict[Path, dict[str, Any]], recipe: str) -> ArgumentParser:
-    """Build the parser of a group's commands, or of all other commands.
+def _build_parser(name: str, recipes: dict[Path, dict[str, Any]], recipe: str) -> ArgumentParser:
+    """Build the parser of all commands.
 
     Only the wanted command gets its settings: reading those of all commands takes longer than some commands run.
     """
-    prog = f"linformer {group}" if group else "linformer"
-    summary = GROUPS[group][0] if group else "Linformer: encoders with linear-time attention"
     parser = _OneLineParser(
-        prog=prog,
-        usage=f"{prog} COMMAND [options]",
-        description=f"{summary}.\n\n{overview(group)}",
-        epilog=f"`{prog} COMMAND --help` shows the settings of a command, with examples.",
+        prog="linformer",
+        usage="linformer COMMAND [options]",
+        description=f"Linformer: encoders with linear-time attention.\n\n{overview()}",
+        epilog="`linformer COMMAND --help` shows the settings of a command, with examples.",
         version=__version__,
         allow_abbrev=False,
         formatter_class=HelpFormatter,
@@ -77,10 +74,8 @@ def _build_parser(group: str | None, name: str, recipes: dict[Path, dict[str, An
     # The overview lists the commands.
     subcommands = parser.add_subcommands(required=False, dest="command", description=None, help=argparse.SUPPRESS)
     for each, command in COMMANDS.items():
-        *owner, last = each.split()
-        if owner == ([group] if group else []):
-            child = _command_parser(name, command, recipes, recipe) if each == name else _OneLineParser()
-            subcommands.add_subcommand(last, child)
+        child = _command_parser(name, command, recipes, recipe) if each == name else _OneLineParser()
+        subcommands.add_subcommand(each, child)
     return parser
 
 

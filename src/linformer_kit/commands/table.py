@@ -20,8 +20,6 @@ from linformer_kit.settings import (
     PretrainSettings,
     SpectrumSettings,
 )
-from linformer_kit.settings.bench import EmbeddingsSettings, Table2Settings
-from linformer_kit.settings.documents import DocumentsSettings
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 _BATCHES = ("per_device_train_batch_size", "per_device_eval_batch_size")
@@ -158,69 +156,12 @@ COMMANDS = {
         positionals=("model",),
         memory=("seq_len", "samples"),
     ),
-    "bench efficiency": Command(
-        "Compare time and memory with Transformers (Table 3, Fig 2)",
-        EfficiencySettings,
-        "linformer_kit.experiments.cost.efficiency:main",
-        "Speed and memory",
-        ("--lengths 512 2048 --projected_dims 128 256", "--mode train --device cuda"),
+    "bench": Command(
+        "Compare time and memory with a Transformer on this machine",
+        BenchSettings,
+        "linformer_kit.analysis.bench:main",
+        "Measure",
+        ("--lengths 512 2048 --projected_dims 128 256", "--device cuda --num_hidden_layers 12"),
         memory=("tokens", "lengths"),
-    ),
-    "bench ceiling": Command(
-        "Measure the machine's limits on the speed of these encoders",
-        CeilingSettings,
-        "linformer_kit.experiments.cost.ceiling:main",
-        "Speed and memory",
-        ("--lengths 512 4096 --dtype float32",),
-        memory=("tokens", "square", "copy_mib"),
-    ),
-    "bench systems": Command(
-        "Time one layer of each kind of encoder by length (Table 1)",
-        SystemsSettings,
-        "linformer_kit.experiments.cost.systems:main",
-        "Speed and memory",
-        ("--dtype float32", "--mode train --memory --lengths 512 4096"),
-        memory=("tokens", "lengths"),
-    ),
-    "bench long": Command(
-        "Encode a million tokens in one pass",
-        LongSettings,
-        "linformer_kit.experiments.cost.long:main",
-        "Speed and memory",
-        ("--n 262144 --layers 2",),
-        memory=("n",),
-    ),
-    "bench table2": Command(
-        "Fine-tune encoders on the paper's four tasks (Table 2)",
-        Table2Settings,
-        "linformer_kit.experiments.quality.table2:main",
-        "Quality",
-        (
-            "--models my-model my-other-model --tasks sst2 imdb",
-            "--models a b --seeds 1 2 --learning_rates 3e-5 1e-4",
-        ),
-        memory=("processes", *_BATCHES, "max_length"),
-    ),
-    "bench embeddings": Command(
-        "Compare linearised sentence embedders with their teacher",
-        EmbeddingsSettings,
-        "linformer_kit.experiments.quality.embeddings:main",
-        "Quality",
-        ("--models teacher student --text_file articles/",),
-        memory=("batch_size", "tokens", "lengths"),
-    ),
-    "bench documents": Command(
-        "Compare ways to embed texts longer than an encoder",
-        DocumentsSettings,
-        "linformer_kit.experiments.quality.documents:main",
-        "Quality",
-        (
-            "my-bert --models long-bert --text_file articles/",
-            "my-bert --methods pieces linearised",
-        ),
-        positionals=("teacher",),
-        memory=("batch_size", "lengths", "fact_lengths"),
     ),
 }
-# The first words of commands of two words: one line of help, and the topic.
-GROUPS = {"bench": ("Measure speed, memory and quality on this machine", "Measure")}

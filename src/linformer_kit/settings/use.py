@@ -1,6 +1,6 @@
 """Settings of the commands that use, convert, export or analyse a model."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from linformer_kit.settings.model import Attention, Projection, ResizeMode, Sharing, ShorterInput

@@ -1,1 +1,0 @@
-"""Measurements: tables and figures of the paper, time, memory and quality."""
