@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import re
 import shlex
+from typing import get_args
 
 import pytest
 
-from linformer_kit.commands.arguments import sentences
 from linformer_kit.commands.cli import main
-from linformer_kit.commands.help import example_lines
 from linformer_kit.commands.parser import parse
 from linformer_kit.commands.table import COMMANDS, RECIPES
-from linformer_kit.settings.groups import GROUPS as SETTING_GROUPS
-from linformer_kit.settings.groups import settings_of
+from linformer_kit.settings.declare import GROUPS, settings_of
 
-FORBIDDEN = ["site-packages", str(RECIPES), "required, type", "type:", "null", "+", "SUPPRESS"]
+FORBIDDEN = ["site-packages", str(RECIPES), "==SUPPRESS=="]
 OVERVIEWS = [""]
+TITLES = [get_args(group)[1].title for group in GROUPS]
 _HEADING = re.compile(r"^([A-Z][^:\n]*):$", re.M)
 _OPTION = re.compile(r"^  (?:-h, )?(--[\w.]+)", re.M)
 
@@ -102,28 +101,13 @@ def test_every_setting_has_a_sentence_and_at_most_one_default(name, capsys):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_sentences_state_a_default_only_where_the_field_has_none(name):
-    for setting in settings_of(COMMANDS[name].settings):
-        if "default:" in sentences(setting.owner)[setting.field.name]:
-            factory = setting.field.default_factory
-            assert setting.field.default is None or (callable(factory) and not factory()), setting.name
-
-
-@pytest.mark.parametrize("name", COMMANDS)
 def test_groups_are_ordered_and_not_repeated(name, capsys):
     headings = _HEADING.findall(help_of(name, capsys))
     start = ["Arguments"] if COMMANDS[name].positionals else []
     end = ["Recipes"] if COMMANDS[name].recipe else []
     groups = headings[len(start) + 1 : len(headings) - len(end) - 1]
     assert headings == [*start, "General", *groups, *end, "Examples"]
-    assert groups and groups == [group for group in SETTING_GROUPS if group in groups]
-
-
-def test_no_name_in_the_table_of_groups_is_unused():
-    used = {key for command in COMMANDS.values() for setting in settings_of(command.settings) for key in (
-        setting.field.name, *(f"{kind.__name__}.{setting.field.name}" for kind in setting.owner.__mro__))}  # fmt: skip
-    names = [name for listed in SETTING_GROUPS.values() for name in listed.split()]
-    assert len(names) == len(set(names)) and set(names) <= used
+    assert groups and groups == [group for group in TITLES if group in groups]
 
 
 @pytest.mark.parametrize(
@@ -136,7 +120,7 @@ def test_no_name_in_the_table_of_groups_is_unused():
         ("predict", "--output", "--output FILE "),
         ("finetune", "--seeds", "--seeds INT ... Seeds of the head's weights, the order and dropout; one training for each. [default: 0]"),
         ("pretrain", "--learning_rate", "--learning_rate FLOAT Highest learning rate, reached at the end of the warm-up. [recipe: 0.006]"),
-        ("pretrain", "--model.projected_dim", "--model.projected_dim INT|LIST k, "),
+        ("pretrain", "--model.projected_dim", "--model.projected_dim INT ... k, "),
         ("pretrain", "--max_grad_norm", "[default: 1.0]"),
         ("pretrain", "--print_config", "--print_config Print all settings as YAML for --config, and exit."),
     ],
@@ -151,7 +135,6 @@ def test_help_lists_recipes_and_says_which_one_it_shows(name, capsys):
     text = help_of(name, capsys)
     recipes = [path.stem for path in RECIPES.glob("*.yaml")]
     listed = text[text.index("Recipes:\n") :]
-    assert f"values of the recipe `{COMMANDS[name].recipe}`." in text
     assert recipes and all(re.search(rf"^  {each} +\w", listed, re.M) for each in recipes)
 
 
@@ -177,7 +160,7 @@ def test_the_overview_lists_commands_by_topic_in_one_line_each(arguments, capsys
 @pytest.mark.parametrize("name", COMMANDS)
 def test_examples_parse_and_are_shown(name, capsys):
     text = help_of(name, capsys)
-    lines = example_lines(name, COMMANDS[name])
+    lines = [f"linformer {name} {words}".rstrip() for words in COMMANDS[name].examples]
     assert 1 <= len(lines) <= 2
     assert text.endswith("Examples:\n" + "".join(f"  {line}\n" for line in lines))
     for line in lines:

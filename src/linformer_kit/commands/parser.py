@@ -1,140 +1,243 @@
-"""Parse arguments into typed settings: recipes, settings files and the command line, later ones overriding."""
+"""Parse arguments into typed settings: a recipe, files of settings and the command line, later ones overriding."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+import difflib
+import itertools
+import shutil
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin
 
-from jsonargparse import ArgumentParser, Namespace
+import yaml
 
 from linformer_kit._version import __version__
-from linformer_kit.commands.arguments import add_settings, expanded, usage
-from linformer_kit.commands.help import HelpFormatter, epilog, overview
-from linformer_kit.commands.spelling import explained, normalise, readable, values_of
 from linformer_kit.commands.table import COMMANDS, RECIPES, Command
 from linformer_kit.errors import InputError
-from linformer_kit.settings import read_yaml
-from linformer_kit.settings.groups import settings_of
+from linformer_kit.settings.declare import GROUPS, Setting, settings_of
+from linformer_kit.settings.files import read_yaml, spelled
+
+_WIDTH = max(map(len, COMMANDS)) + 1
+_WIDEST = 70  # characters of the name and the choices of a setting that stand in one line
+_KINDS = {int: "INT", float: "FLOAT", bool: "{true,false}", str: "TEXT"}
 
 
 def parse(arguments: Sequence[str]) -> tuple[str, Any]:
     """Name and settings of the command in the arguments.
 
-    Later ones override: the recipe, each --config file, the command line.
+    Later ones override: the command's recipe, each --config file, the command line.
 
     Raises:
         InputError: for anything that the command does not take, with a message of one line.
         SystemExit: for --help, --version and --print_config.
     """
-    words = arguments[:1]
-    name = "".join(words)
-    command = COMMANDS.get(name)
-    rest = normalise(arguments[1:], command.settings) if command else []
-    configs = [_read_settings(Path(path)) for path in values_of("--config", rest)]
-    recipe = ""
-    recipes: dict[Path, dict[str, Any]] = {}
-    if command and command.recipe:
-        named = [config["recipe"] for config in configs if "recipe" in config]
-        recipe = [command.recipe, *named, *values_of("--recipe", rest)][-1]
-        path = _recipe_file(recipe)
-        recipes = {path: _read_settings(path)}
-    parser = _build_parser(name, recipes, recipe)
-    try:
-        namespace = parser.parse_args([*words, *rest])
-    except InputError as error:
-        known = [each.name for each in settings_of(command.settings)] if command else [*COMMANDS]
-        raise InputError(explained(str(error), command.positionals if command else (), known)) from None
-    except OverflowError as error:
-        raise InputError(f"settings: expected numbers in range, got one that is too large ({error})") from None
-    if command is None:
-        parser.print_help()
+    name = next(iter(arguments), "--help")
+    if name not in COMMANDS:
+        _overview().parse_known_args([name])  # ends after --help and --version
+        raise InputError(f"expected a command, got {name}{_meant(name, COMMANDS)}; `linformer --help` lists them")
+    command = COMMANDS[name]
+    first = _Parser(add_help=False, allow_abbrev=False)
+    _add_files(first, command)
+    files, _ = first.parse_known_args(arguments[1:])
+    layers = [read_yaml(Path(path).expanduser()) for path in files.config]
+    if command.recipe:
+        named = [layer.pop("recipe") for layer in layers if "recipe" in layer]
+        recipe = [command.recipe, *named, *filter(None, [files.recipe])][-1]
+        layers.insert(0, read_yaml(_recipe_file(recipe)))
+    settings = {setting.name: setting for setting in settings_of(command.settings)}
+    parser = _command_parser(name, command, settings, layers[0] if command.recipe else {})
+    parsed, unknown = parser.parse_known_args(arguments[1:])
+    if unknown:
+        option = unknown[0].partition("=")[0].removeprefix("--")
+        raise InputError(f"unrecognized arguments: {' '.join(unknown)}{_meant(option, settings, '--')}")
+    given = {each: value for each, value in vars(parsed).items() if each in settings}
+    layers.append({each: _value(value, settings[each]) for each, value in given.items()})
+    made = command.settings(**_merged(layers))
+    if parsed.print_config:
+        print(yaml.safe_dump(dataclasses.asdict(made), sort_keys=False, allow_unicode=True), end="")
         raise SystemExit(0)
-    values = namespace[namespace.command]
-    values.pop("config", None)
-    return name, _instantiate(command.settings, values)
+    return name, made
 
 
-def _build_parser(name: str, recipes: dict[Path, dict[str, Any]], recipe: str) -> ArgumentParser:
-    """Build the parser of all commands.
-
-    Only the wanted command gets its settings: reading those of all commands takes longer than some commands run.
-    """
-    parser = _OneLineParser(
-        prog="linformer",
-        usage="linformer COMMAND [options]",
-        description=f"Linformer: encoders with linear-time attention.\n\n{overview()}",
-        epilog="`linformer COMMAND --help` shows the settings of a command, with examples.",
-        version=__version__,
-        allow_abbrev=False,
-        formatter_class=HelpFormatter,
-    )
-    # The overview lists the commands.
-    subcommands = parser.add_subcommands(required=False, dest="command", description=None, help=argparse.SUPPRESS)
-    for each, command in COMMANDS.items():
-        child = _command_parser(name, command, recipes, recipe) if each == name else _OneLineParser()
-        subcommands.add_subcommand(each, child)
+def _overview() -> argparse.ArgumentParser:
+    """A parser without a command, whose help lists the commands by topic."""
+    lines = ["Linformer: encoders with linear-time attention."]
+    for topic, commands in itertools.groupby(COMMANDS.items(), key=lambda item: item[1].topic):
+        lines += ["", f"{topic}:", *(f"  {name:{_WIDTH}}  {command.summary}" for name, command in commands)]
+    end = "`linformer COMMAND --help` shows the settings of a command, with examples."
+    usage = "linformer COMMAND [options]"
+    parser = _Parser(usage=usage, description="\n".join(lines), epilog=end, formatter_class=_Help, add_help=False)
+    general = parser.add_argument_group("General")
+    general.add_argument("-h", "--help", action="help", help="Show this help and exit.")
+    general.add_argument("--version", action="version", version=__version__, help="Print the version and exit.")
     return parser
 
 
-def _command_parser(name: str, command: Command, recipes: dict[Path, dict[str, Any]], recipe: str) -> ArgumentParser:
-    note = f"\n\n[recipe: ...] marks the values of the recipe `{recipe}`." if command.recipe else ""
-    choices = _recipe_files() if command.recipe else []
-    child = _OneLineParser(
-        usage=usage(name, command),
-        description=f"{command.summary}.{note}",
-        epilog=epilog(name, command, choices),
-        default_config_files=[*recipes],
-    )
+def _add_files(parser: Any, command: Command) -> None:
+    """Add the arguments that name files of settings."""
     if command.recipe:
-        text = "Recipe, see below, or a YAML file of settings; other arguments override it."
-        text += f" [default: {command.recipe}]"
-        child.add_argument("--recipe", default=command.recipe, metavar="NAME", help=text)
-    child.add_argument("--config", action="config", metavar="FILE", help="YAML file of settings; may be repeated.")
-    add_settings(child, command, list(recipes.values()))
-    return child
+        text = (
+            f"Recipe, see below, or a YAML file of settings; other arguments override it. [default: {command.recipe}]"
+        )
+        parser.add_argument("--recipe", metavar="NAME", help=text)
+    text = "YAML file of settings; may be repeated."
+    parser.add_argument("--config", action="append", default=[], metavar="FILE", help=text)
 
 
-class _OneLineParser(ArgumentParser):
-    """A parser that raises wrong usage as an `InputError` with a message of one line."""
+def _command_parser(
+    name: str, command: Command, settings: Mapping[str, Setting], recipe: Mapping[str, Any]
+) -> argparse.ArgumentParser:
+    """The parser of a command: its settings by group; only what is given on the command line comes out of it."""
+    needed = [f"--{each.name} {_metavar(each)}" for each in settings.values() if each.is_needed and not command.recipe]
+    positionals = [each.upper() for each in command.positionals]
+    words = [*positionals, *(each for each in needed if each.split()[0][2:] not in command.positionals), "[options]"]
+    parser = _Parser(
+        usage=f"linformer {name} {' '.join(words)}",
+        description=f"{command.summary}.",
+        epilog=_epilog(name, command),
+        formatter_class=_Help,
+        allow_abbrev=False,
+        add_help=False,
+    )
+    arguments = parser.add_argument_group("Arguments")
+    for positional in command.positionals:
+        arguments.add_argument(positional, metavar=positional.upper(), help=settings[positional].sentence)
+    general = parser.add_argument_group("General")
+    general.add_argument("-h", "--help", action="help", help="Show this help and exit.")
+    _add_files(general, command)
+    text = "Print all settings as YAML for --config, and exit."
+    general.add_argument("--print_config", action="store_true", help=text)
+    for title in (get_args(group)[1].title for group in GROUPS):
+        group = parser.add_argument_group(title)  # shown only with settings
+        for setting in settings.values():
+            if setting.group == title and setting.name not in command.positionals:
+                _add_option(group, setting, _help(setting, recipe))
+    return parser
 
-    def error(self, message: str, ex: Exception | None = None) -> None:  # type: ignore[override]
-        raise InputError(readable(" ".join(message.split())))
+
+def _add_option(group: Any, setting: Setting, text: str) -> None:
+    names = [*dict.fromkeys((f"--{setting.name}", f"--{setting.name.replace('_', '-')}"))]
+    metavar = _metavar(setting)
+    if len(names[0]) + len(metavar) > _WIDEST:
+        metavar, text = "CHOICE", f"One of {metavar[1:-1].replace(',', ', ')}. {text}"
+    options: dict[str, Any] = {"metavar": metavar}
+    if bool in setting.types:
+        options |= {"nargs": "?", "const": "true"}
+    elif any(get_origin(kind) is list for kind in setting.types):
+        options |= {"nargs": "+", "action": "extend"}
+    group.add_argument(*names, default=argparse.SUPPRESS, help=text, **options)
+
+
+def _help(setting: Setting, recipe: Mapping[str, Any]) -> str:
+    """What a setting does, and its value in the recipe or its default."""
+    owner, _, last = setting.name.rpartition(".")
+    values = recipe.get(owner, {}) if owner else recipe
+    if last in values:
+        return setting.sentence + (f" [recipe: {spelled(values[last])}]" if values[last] is not None else "")
+    return setting.sentence + (f" [default: {setting.default}]" if setting.default else "")
+
+
+def _metavar(setting: Setting) -> str:
+    """The kind of the values of a setting: INT, {a,b} for choices."""
+    if setting.shown:
+        return setting.shown
+    item = setting.types[0]
+    if get_origin(item) is list:
+        item = get_args(item)[0]
+        item = get_args(item)[0] if get_origin(item) is Annotated else item
+    return f"{{{','.join(get_args(item))}}}" if get_origin(item) is Literal else _KINDS.get(item, "YAML")
+
+
+def _value(given: Any, setting: Setting) -> Any:
+    """What was given on the command line as YAML would have it: a list as `[a, b]` or as words, null."""
+    if given == "null" or given == ["null"]:
+        return None if setting.is_optional else given
+    if not isinstance(given, list):
+        return given
+    if len(given) == 1 and given[0].startswith("[") and given[0].endswith("]"):
+        with contextlib.suppress(yaml.YAMLError):
+            return yaml.safe_load(given[0])
+    is_list = all(get_origin(kind) is list for kind in setting.types)
+    return given if is_list or len(given) > 1 else given[0]
+
+
+def _merged(layers: list[dict[str, Any]]) -> dict[str, Any]:
+    """Settings by name, later layers overriding; names with dots, and nested mappings, are nested settings."""
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        for name, value in layer.items():
+            owner, _, last = name.rpartition(".")
+            place = merged.setdefault(owner, {}) if owner else merged
+            if not isinstance(place, dict):
+                raise InputError(f"{owner}: expected settings by name, got {place!r}")
+            is_nested = isinstance(value, dict) and isinstance(place.get(last), dict)
+            place[last] = place[last] | value if is_nested else value
+    return merged
+
+
+def _meant(name: str, known: Iterable[str], dashes: str = "") -> str:
+    """The known name that is most like an unknown one, as an advice."""
+    close = difflib.get_close_matches(name.replace("-", "_"), known, 1, 0.7)
+    return f" (did you mean {dashes}{close[0]}?)" if close else ""
 
 
 def _recipe_file(name: str) -> Path:
     """The file of a recipe given by name or path."""
     built_in = RECIPES / f"{name}.yaml"
-    path = built_in if built_in.exists() else Path(str(name))
+    path = built_in if built_in.exists() else Path(name).expanduser()
     if not path.is_file():
-        names = ", ".join(path.stem for path in _recipe_files())
-        raise InputError(f"recipe: expected one of {names} or a YAML file, got {name!r}")
+        known = ", ".join(sorted(each.stem for each in RECIPES.glob("*.yaml")))
+        raise InputError(f"recipe: expected one of {known} or a YAML file, got {name!r}")
     return path
 
 
-def _recipe_files() -> list[Path]:
-    return sorted(RECIPES.glob("*.yaml"))
+def _epilog(name: str, command: Command) -> str:
+    """The recipes to choose from, and examples."""
+    lines = ["Recipes:"] if command.recipe else []
+    for path in sorted(RECIPES.glob("*.yaml")) if command.recipe else ():
+        lines += textwrap.wrap(f"  {path.stem:{_WIDTH}}  {_title(path)}", _width(), subsequent_indent=" " * 8)
+    return "\n".join([*lines, *([""] if lines else []), "Examples:", *(f"  {line}" for line in example_lines(name, command))])
 
 
-def _read_settings(path: Path) -> dict[str, Any]:
-    content = read_yaml(path.expanduser())
-    if "config" in content:
-        raise InputError(f"{path}: expected settings, got config, which only the command line takes")
-    return content
+def example_lines(name: str, command: Command) -> list[str]:
+    """The examples of a command as command lines."""
+    return [f"linformer {name} {words}".rstrip() for words in command.examples]
 
 
-def _instantiate(settings: Any, values: Namespace) -> Any:
-    """Build the settings dataclass, with nested ones, from parsed values."""
-    hints: dict[str, Any] = get_type_hints(settings)
-    arguments = {}
-    for field in dataclasses.fields(settings):
-        value = values[field.name]
-        nested = hints[field.name]
-        if dataclasses.is_dataclass(nested):
-            if not isinstance(value, Namespace):
-                raise InputError(f"{field.name}: expected settings by name, got {value!r}")
-            value = _instantiate(nested, value)
-        arguments[field.name] = expanded(field.name, value)
-    return settings(**arguments)
+def _title(recipe: Path) -> str:
+    """The first sentence in the header of a recipe, `# NAME: SENTENCE.`."""
+    with recipe.open(encoding="utf-8") as lines:
+        return next(lines).partition(": ")[2].strip().partition(". ")[0].rstrip(".")
+
+
+def _width() -> int:
+    """Characters of a line of help: longer ones are hard to read."""
+    return min(shutil.get_terminal_size().columns, 120) - 2
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Names of settings as in files of settings, without their other spelling, in the width of the terminal."""
+
+    def __init__(self, prog: str) -> None:
+        width = _width()
+        super().__init__(prog, max_help_position=8 if width < 100 else width * 3 // 10, width=width)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        value = "" if action.nargs == "?" else f"{action.metavar}{' ...' if action.nargs == '+' else ''}"
+        return f"{action.option_strings[0]} {value}".rstrip()
+
+    def _expand_help(self, action: argparse.Action) -> str:
+        return action.help or ""  # not as a format: sentences contain `%`
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that raises wrong usage as an `InputError`."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(message)

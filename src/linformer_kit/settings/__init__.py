@@ -26,7 +26,7 @@ from linformer_kit.settings.model import (
     ShorterInput,
 )
 from linformer_kit.settings.pretraining import CorpusSettings, PretrainSettings
-from linformer_kit.settings.training import LARGEST_SEED, TrainingSettings, check_model_is_kept, check_training
+from linformer_kit.settings.training import TrainingSettings, check_model_is_kept
 from linformer_kit.settings.use import (
     AdaptersSettings,
     BenchSettings,
@@ -40,7 +40,6 @@ from linformer_kit.settings.use import (
 
 __all__ = [
     "IGNORED_LABEL",
-    "LARGEST_SEED",
     "AdaptersSettings",
     "Attention",
     "BenchSettings",
@@ -70,7 +69,6 @@ __all__ = [
     "TaskName",
     "TrainingSettings",
     "check_model_is_kept",
-    "check_training",
     "is_local_path",
     "names_only",
     "portable",

@@ -1,14 +1,35 @@
 """Settings of text classification: fine-tuning, evaluation and prediction."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
+from linformer_kit.settings.declare import (
+    Amount,
+    Auto,
+    BelowOne,
+    Column,
+    Count,
+    Evaluation,
+    File,
+    Folder,
+    Machine,
+    Metric,
+    Model,
+    ModelName,
+    Output,
+    Prediction,
+    Seed,
+    Share,
+    Texts,
+    Training,
+    settings,
+)
 from linformer_kit.settings.training import OneModelTrainingSettings
 
 TaskName = Literal["sst2", "imdb", "qnli", "qqp"]
 
 
-@dataclass(kw_only=True)
+@settings
 class LabelledSettings:
     """Labelled texts: one of the paper's tasks, files, or a data set of the hub.
 
@@ -23,17 +44,17 @@ class LabelledSettings:
         label_separator: Separator of several classes in one string (multi-label); default: the string is one class.
     """
 
-    task: TaskName | None = None
-    data_dir: str | None = None
-    dataset_name: str | None = None
-    dataset_config_name: str | None = None
-    text_column: str | None = None
-    text_pair_column: str | None = None
-    label_column: str | None = None
-    label_separator: str | None = None
+    task: Texts[TaskName | None] = None
+    data_dir: Texts[Folder | None] = None
+    dataset_name: Texts[str | None] = None
+    dataset_config_name: Texts[str | None] = None
+    text_column: Texts[Column | None] = None
+    text_pair_column: Texts[Column | None] = None
+    label_column: Texts[Column | None] = None
+    label_separator: Texts[str | None] = None
 
 
-@dataclass(kw_only=True)
+@settings
 class FinetuneSettings(LabelledSettings, OneModelTrainingSettings):
     """Fine-tuning of an encoder to classify texts.
 
@@ -59,32 +80,32 @@ class FinetuneSettings(LabelledSettings, OneModelTrainingSettings):
         seeds: Seeds of the head's weights, the order and dropout; one training for each.
     """
 
-    model: str
-    train_file: list[str] | None = None
-    validation_file: list[str] | None = None
-    validation_fraction: float = 0.1
-    split_seed: int = 0
-    max_train_samples: int | None = None
-    max_eval_samples: int | None = None
-    max_length: int | None = None
-    cache_dir: str | None = None
-    class_weight: Literal["none", "balanced"] = "none"
-    label_smoothing_factor: float = 0.0
-    per_device_train_batch_size: int = 16
-    per_device_eval_batch_size: int = 32
-    learning_rate: float = 5e-5
-    projection_learning_rate_factor: float = 0.1
-    num_train_epochs: float = 3.0
-    max_steps: int | None = None
-    warmup_steps: float = 0.06
-    eval_steps: int | None = None
-    early_stopping_patience: int | None = None
-    metric_for_best_model: str | None = None
-    save_total_limit: int | None = 1
-    seeds: list[int] = field(default_factory=lambda: [0])
+    model: Model[ModelName]
+    train_file: Texts[list[File] | None] = None
+    validation_file: Texts[list[File] | None] = None
+    validation_fraction: Texts[Share] = 0.1
+    split_seed: Texts[Seed] = 0
+    max_train_samples: Texts[Count | None] = None
+    max_eval_samples: Texts[Count | None] = None
+    max_length: Texts[int | None] = None
+    cache_dir: Texts[Folder | None] = None
+    class_weight: Training[Literal["none", "balanced"]] = "none"
+    label_smoothing_factor: Training[BelowOne] = 0.0
+    per_device_train_batch_size: Training[Count] = 16
+    per_device_eval_batch_size: Evaluation[Count] = 32
+    learning_rate: Training[Amount] = 5e-5
+    projection_learning_rate_factor: Training[Amount] = 0.1
+    num_train_epochs: Training[Amount] = 3.0
+    max_steps: Training[Count | None] = None
+    warmup_steps: Training[Amount] = 0.06
+    eval_steps: Evaluation[Count | None] = None
+    early_stopping_patience: Evaluation[Count | None] = None
+    metric_for_best_model: Evaluation[Metric | None] = None
+    save_total_limit: Evaluation[Count | None] = 1
+    seeds: Training[list[Seed]] = field(default_factory=lambda: [0])
 
 
-@dataclass(kw_only=True)
+@settings
 class ClassifierSettings:
     """A classifier and its inputs.
 
@@ -98,15 +119,15 @@ class ClassifierSettings:
         bf16: Mixed precision; `auto` where the processor has bf16 instructions.
     """
 
-    model: str
-    max_length: int | None = None
-    stride: int | None = None
-    threshold: float = 0.5
-    batch_size: int = 32
-    bf16: Literal["auto", "true", "false"] = "auto"
+    model: Model[ModelName]
+    max_length: Texts[int | None] = None
+    stride: Texts[int | None] = None
+    threshold: Prediction[float] = 0.5
+    batch_size: Machine[Count] = 32
+    bf16: Machine[Auto] = "auto"
 
 
-@dataclass(kw_only=True)
+@settings
 class EvaluateSettings(LabelledSettings, ClassifierSettings):
     """Evaluation of a classifier on labelled texts.
 
@@ -117,13 +138,13 @@ class EvaluateSettings(LabelledSettings, ClassifierSettings):
         output_dir: New folder for metrics, confusion matrix and the worst mistakes; default: only print.
     """
 
-    validation_file: list[str] | None = None
-    split: str | None = None
-    max_eval_samples: int | None = None
-    output_dir: str | None = None
+    validation_file: Texts[list[File] | None] = None
+    split: Texts[str | None] = None
+    max_eval_samples: Texts[Count | None] = None
+    output_dir: Output[Folder | None] = None
 
 
-@dataclass(kw_only=True)
+@settings
 class PredictSettings(ClassifierSettings):
     """Prediction of the classes of new texts.
 
@@ -136,9 +157,9 @@ class PredictSettings(ClassifierSettings):
         overwrite: Overwrite an existing output.
     """
 
-    file: str
-    output: str | None = None
-    text_column: str | None = None
-    text_pair_column: str | None = None
-    resume: bool = False
-    overwrite: bool = False
+    file: Texts[File]
+    output: Output[File | None] = None
+    text_column: Texts[Column | None] = None
+    text_pair_column: Texts[Column | None] = None
+    resume: Output[bool] = False
+    overwrite: Output[bool] = False

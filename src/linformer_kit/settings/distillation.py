@@ -1,13 +1,32 @@
 """Settings of linearisation and of the distillation of a full-attention teacher into a linear student."""
 
-from dataclasses import dataclass
 from typing import Literal
 
+from linformer_kit.settings.declare import (
+    Adapter,
+    Amount,
+    Column,
+    Count,
+    CountOrZero,
+    Distillation,
+    Evaluation,
+    File,
+    Folder,
+    Linear,
+    Model,
+    ModelName,
+    Positive,
+    Seed,
+    Share,
+    Texts,
+    Training,
+    settings,
+)
 from linformer_kit.settings.model import Projection, ProjectionInitializer, ResizeMode, Sharing, ShorterInput
 from linformer_kit.settings.training import TrainingSettings
 
 
-@dataclass(kw_only=True)
+@settings
 class LinearizeSettings:
     """Linearisation: how the attention of an encoder of transformers is replaced.
 
@@ -28,19 +47,19 @@ class LinearizeSettings:
         resize_mode: How position embeddings are resized to n: repeated (`extend`) or interpolated (`interpolate`).
     """
 
-    projected_dim: int | list[int] | list[list[int]] | None = None
-    sharing: Sharing = "headwise"
-    projection: Projection = "mean_pool"
-    projection_initializer: ProjectionInitializer = "mean_pooling"
-    shorter_input: ShorterInput = "stretch"
-    sliding_window: int = 128
-    global_tokens: int | None = None
-    layers: list[int] | None = None
-    max_position_embeddings: int | None = None
-    resize_mode: ResizeMode = "extend"
+    projected_dim: Linear[int | list[int] | list[list[int]] | None] = None
+    sharing: Linear[Sharing] = "headwise"
+    projection: Linear[Projection] = "mean_pool"
+    projection_initializer: Linear[ProjectionInitializer] = "mean_pooling"
+    shorter_input: Linear[ShorterInput] = "stretch"
+    sliding_window: Linear[int] = 128
+    global_tokens: Linear[int | None] = None
+    layers: Linear[list[int] | None] = None
+    max_position_embeddings: Linear[int | None] = None
+    resize_mode: Linear[ResizeMode] = "extend"
 
 
-@dataclass(kw_only=True)
+@settings
 class DistillSettings(LinearizeSettings, TrainingSettings):
     """Distillation of a full-attention teacher into a linear student.
 
@@ -79,30 +98,30 @@ class DistillSettings(LinearizeSettings, TrainingSettings):
         seed: Seed of all random numbers.
     """
 
-    teacher: str
-    student: str | None = None
-    adapter: bool = False
-    adapter_rank: int = 16
-    base_model_name: str | None = None
-    train_file: list[str] | None = None
-    validation_file: list[str] | None = None
-    text_column: str = "text"
-    text_pair_column: str | None = None
-    document: Literal["auto", "file", "line", "blank_line", "wikitext"] = "auto"
-    packing: bool | None = None
-    validation_fraction: float = 0.05
-    max_eval_samples: int = 64
-    cache_dir: str | None = None
-    per_device_train_batch_size: int = 8
-    per_device_eval_batch_size: int = 8
-    learning_rate: float = 3e-4
-    weight_decay: float = 0.0
-    max_steps: int = 1200
-    layerwise_steps: int | None = None
-    joint_learning_rate_factor: float = 0.2
-    temperature: float = 1.0
-    mlm_probability: float = 0.15
-    warmup_steps: int = 50
-    eval_steps: int = 200
-    save_steps: int = 200
-    seed: int = 0
+    teacher: Model[ModelName]
+    student: Model[Folder | None] = None
+    adapter: Adapter[bool] = False
+    adapter_rank: Adapter[Count] = 16
+    base_model_name: Adapter[str | None] = None
+    train_file: Texts[list[File] | None] = None
+    validation_file: Texts[list[File] | None] = None
+    text_column: Texts[Column] = "text"
+    text_pair_column: Texts[Column | None] = None
+    document: Texts[Literal["auto", "file", "line", "blank_line", "wikitext"]] = "auto"
+    packing: Texts[bool | None] = None
+    validation_fraction: Texts[Share] = 0.05
+    max_eval_samples: Texts[Count] = 64
+    cache_dir: Texts[Folder | None] = None
+    per_device_train_batch_size: Training[Count] = 8
+    per_device_eval_batch_size: Evaluation[Count] = 8
+    learning_rate: Training[Amount] = 3e-4
+    weight_decay: Training[Amount] = 0.0
+    max_steps: Training[Count] = 1200
+    layerwise_steps: Distillation[int | None] = None
+    joint_learning_rate_factor: Distillation[Amount] = 0.2
+    temperature: Distillation[Positive] = 1.0
+    mlm_probability: Training[Share] = 0.15
+    warmup_steps: Training[CountOrZero] = 50
+    eval_steps: Evaluation[Count] = 200
+    save_steps: Evaluation[Count] = 200
+    seed: Training[Seed] = 0

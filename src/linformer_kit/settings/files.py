@@ -109,7 +109,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if len(values) > _MOST_VALUES:
         raise InputError(f"{path}: expected at most {_MOST_VALUES:,} values, got more, by anchors perhaps")
     for name in itertools.chain.from_iterable(value for value in values if isinstance(value, dict)):
-        if not isinstance(name, str) or name.startswith("__"):  # the argument parser reserves `__path__`
+        if not isinstance(name, str):
             raise InputError(f"{path}: expected names of settings, got {name!r}")
     return content
 

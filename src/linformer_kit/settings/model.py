@@ -1,7 +1,8 @@
 """The architecture: the fields of `LinformerConfig` and their allowed values."""
 
-from dataclasses import dataclass
 from typing import Literal
+
+from linformer_kit.settings.declare import Encoder, Linear, settings
 
 Sharing = Literal["none", "headwise", "key_value", "layerwise"]
 Projection = Literal["linear", "mean_pool", "max_pool", "conv", "random", "dynamic"]
@@ -10,19 +11,12 @@ BiasOrder = Literal["before_projection", "after_projection"]
 ShorterInput = Literal["prefix", "stretch"]
 ResizeMode = Literal["extend", "interpolate"]
 LinearInitializer = Literal["normal", "lecun_normal"]
-ProjectionInitializer = Literal[
-    "pooling",
-    "mean_pooling",
-    "shifted_pooling",
-    "normal",
-    "lecun_normal",
-]
-
+ProjectionInitializer = Literal["pooling", "mean_pooling", "shifted_pooling", "normal", "lecun_normal"]
 
 IGNORED_LABEL = -100  # a position without a target, in data and models; torch's losses ignore it
 
 
-@dataclass(kw_only=True)
+@settings
 class ModelSettings:
     """The architecture: the fields of `LinformerConfig`.
 
@@ -69,33 +63,33 @@ class ModelSettings:
         tie_word_embeddings: Tie the weights of the masked-language-model head to the word embeddings.
     """
 
-    vocab_size: int = 50265
-    max_position_embeddings: int = 512
-    projected_dim: int | list[int] | list[list[int]] = 128
-    sharing: Sharing = "headwise"
-    projection: Projection = "linear"
-    projection_initializer: ProjectionInitializer = "shifted_pooling"
-    shorter_input: ShorterInput = "prefix"
-    attention: Attention = "linformer"
-    bias_order: BiasOrder = "before_projection"
-    hidden_size: int = 768
-    num_hidden_layers: int = 12
-    num_attention_heads: int = 12
-    intermediate_size: int = 3072
-    hidden_act: str = "gelu"
-    hidden_dropout_prob: float = 0.1
-    attention_probs_dropout_prob: float = 0.1
-    classifier_dropout: float | None = None
-    type_vocab_size: int = 0
-    position_offset: int = 0
-    initializer_range: float = 0.02
-    linear_initializer: LinearInitializer = "normal"
-    local_convolution: int = 0
-    sliding_window: int = 0
-    global_tokens: int = 0
-    norm_first: bool = False
-    layer_norm_eps: float = 1e-5
-    pad_token_id: int | None = 1
-    bos_token_id: int | None = 0
-    eos_token_id: int | None = 2
-    tie_word_embeddings: bool = True
+    vocab_size: Encoder[int] = 50265
+    max_position_embeddings: Linear[int] = 512
+    projected_dim: Linear[int | list[int] | list[list[int]]] = 128
+    sharing: Linear[Sharing] = "headwise"
+    projection: Linear[Projection] = "linear"
+    projection_initializer: Linear[ProjectionInitializer] = "shifted_pooling"
+    shorter_input: Linear[ShorterInput] = "prefix"
+    attention: Linear[Attention] = "linformer"
+    bias_order: Linear[BiasOrder] = "before_projection"
+    hidden_size: Encoder[int] = 768
+    num_hidden_layers: Encoder[int] = 12
+    num_attention_heads: Encoder[int] = 12
+    intermediate_size: Encoder[int] = 3072
+    hidden_act: Encoder[str] = "gelu"
+    hidden_dropout_prob: Encoder[float] = 0.1
+    attention_probs_dropout_prob: Encoder[float] = 0.1
+    classifier_dropout: Encoder[float | None] = None
+    type_vocab_size: Encoder[int] = 0
+    position_offset: Encoder[int] = 0
+    initializer_range: Encoder[float] = 0.02
+    linear_initializer: Encoder[LinearInitializer] = "normal"
+    local_convolution: Linear[int] = 0
+    sliding_window: Linear[int] = 0
+    global_tokens: Linear[int] = 0
+    norm_first: Encoder[bool] = False
+    layer_norm_eps: Encoder[float] = 1e-5
+    pad_token_id: Encoder[int | None] = 1
+    bos_token_id: Encoder[int | None] = 0
+    eos_token_id: Encoder[int | None] = 2
+    tie_word_embeddings: Encoder[bool] = True

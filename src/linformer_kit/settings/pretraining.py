@@ -1,13 +1,28 @@
 """Settings of the training text and of masked-language-model pretraining."""
 
-from dataclasses import dataclass
 from typing import Literal
 
+from linformer_kit.settings.declare import (
+    Column,
+    Count,
+    CountOrZero,
+    Evaluation,
+    File,
+    Folder,
+    Linear,
+    Model,
+    ModelName,
+    Seed,
+    Share,
+    Texts,
+    Training,
+    settings,
+)
 from linformer_kit.settings.model import ModelSettings
 from linformer_kit.settings.training import OneModelTrainingSettings
 
 
-@dataclass(kw_only=True)
+@settings
 class CorpusSettings:
     """Text for training and validation.
 
@@ -26,24 +41,24 @@ class CorpusSettings:
         cache_dir: Folder of the cache of tokenised text; default: linformer_kit in $XDG_CACHE_HOME or ~/.cache.
     """
 
-    train_file: list[str] | None = None
-    validation_file: list[str] | None = None
-    dataset_name: str | None = None
-    dataset_config_name: str | None = None
-    text_column: str = "text"
-    document: Literal["auto", "file", "line", "blank_line", "wikitext"] = "auto"
-    validation_fraction: float = 0.05
-    split_seed: int | None = None
-    streaming: bool | None = None
-    cache_dir: str | None = None
+    train_file: Texts[list[File] | None] = None
+    validation_file: Texts[list[File] | None] = None
+    dataset_name: Texts[str | None] = None
+    dataset_config_name: Texts[str | None] = None
+    text_column: Texts[Column] = "text"
+    document: Texts[Literal["auto", "file", "line", "blank_line", "wikitext"]] = "auto"
+    validation_fraction: Texts[Share] = 0.05
+    split_seed: Texts[Seed | None] = None
+    streaming: Texts[bool | None] = None
+    cache_dir: Texts[Folder | None] = None
 
 
-@dataclass(kw_only=True)
+@settings
 class PretrainSettings(CorpusSettings, OneModelTrainingSettings):
     """Masked-language-model pretraining.
 
     Attributes:
-        model: The architecture as a YAML file; single settings of it are --model.NAME.
+        model: The architecture: its settings are --model.NAME.
         from_model: Folder or hub id of a masked language model of this package to train further. Its architecture and
             tokenizer replace `model` and `tokenizer`; default: a new model.
         tokenizer: Folder or hub id of an existing tokenizer; default: a byte-level BPE trained on the corpus.
@@ -60,13 +75,13 @@ class PretrainSettings(CorpusSettings, OneModelTrainingSettings):
     """
 
     model: ModelSettings
-    from_model: str | None = None
-    tokenizer: str | None = None
-    mlm_probability: float = 0.15
-    max_steps: int
-    warmup_steps: int
-    elastic_projected_dims: list[int] | None = None
-    eval_steps: int
-    save_steps: int
-    load_best_model_at_end: bool = False
-    seed: int = 0
+    from_model: Model[ModelName | None] = None
+    tokenizer: Model[ModelName | None] = None
+    mlm_probability: Training[Share] = 0.15
+    max_steps: Training[Count]
+    warmup_steps: Training[CountOrZero]
+    elastic_projected_dims: Linear[list[int] | None] = None
+    eval_steps: Evaluation[Count]
+    save_steps: Evaluation[Count]
+    load_best_model_at_end: Evaluation[bool] = False
+    seed: Training[Seed] = 0

@@ -1,41 +1,30 @@
 """Settings that all trainings share, and their checks."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from linformer_kit.errors import InputError
+from linformer_kit.settings.declare import (
+    Amount,
+    Auto,
+    BelowOne,
+    Count,
+    CountOrZero,
+    Evaluation,
+    Folder,
+    Machine,
+    Model,
+    Output,
+    Positive,
+    Timeout,
+    Training,
+    settings,
+)
 from linformer_kit.settings.files import is_local_path
 from linformer_kit.settings.model import ResizeMode
 
-LARGEST_SEED = 2**32 - 1  # of numpy
-_MOST_SECONDS = 2**31 - 1
 
-_AT_LEAST_ONE = (
-    "max_steps",
-    "per_device_train_batch_size",
-    "per_device_eval_batch_size",
-    "gradient_accumulation_steps",
-    "eval_steps",
-    "save_steps",
-    "logging_steps",
-    "save_total_limit",
-    "early_stopping_patience",
-)
-_AT_LEAST_ZERO = (
-    "learning_rate",
-    "num_train_epochs",
-    "warmup_steps",
-    "weight_decay",
-    "projection_learning_rate_factor",
-    "max_grad_norm",
-    "dataloader_num_workers",
-    "max_skipped_updates",
-)
-_BELOW_ONE = ("adam_beta1", "adam_beta2", "label_smoothing_factor")
-
-
-@dataclass(kw_only=True)
+@settings
 class TrainingSettings:
     """Settings of any training; named as in transformers' TrainingArguments where it has the setting too.
 
@@ -69,34 +58,38 @@ class TrainingSettings:
         overwrite: Delete the run in output_dir and start again.
     """
 
-    output_dir: str | None = None
-    per_device_train_batch_size: int
-    per_device_eval_batch_size: int
-    gradient_accumulation_steps: int = 1
-    learning_rate: float
-    weight_decay: float = 0.01
-    adam_beta1: float = 0.9
-    adam_beta2: float = 0.999
-    adam_epsilon: float = 1e-8
-    projection_learning_rate_factor: float = 1.0
-    max_grad_norm: float = 1.0
-    max_skipped_updates: int = 0
-    save_total_limit: int | None = 2
-    logging_steps: int = 10
-    bf16: Literal["auto", "true", "false"] = "auto"
-    fp16: bool = False
-    torch_compile: bool = False
-    fully_shard: bool = False
-    full_determinism: bool = False
-    use_cpu: bool = False
-    dataloader_num_workers: int = 0
-    ddp_timeout: int = 1800
-    report_to: str = "tensorboard"
-    resume: bool = False
-    overwrite: bool = False
+    output_dir: Output[Folder | None] = None
+    per_device_train_batch_size: Training[Count]
+    per_device_eval_batch_size: Evaluation[Count]
+    gradient_accumulation_steps: Training[Count] = 1
+    learning_rate: Training[Amount]
+    weight_decay: Training[Amount] = 0.01
+    adam_beta1: Training[BelowOne] = 0.9
+    adam_beta2: Training[BelowOne] = 0.999
+    adam_epsilon: Training[Positive] = 1e-8
+    projection_learning_rate_factor: Training[Amount] = 1.0
+    max_grad_norm: Training[Amount] = 1.0
+    max_skipped_updates: Training[CountOrZero] = 0
+    save_total_limit: Evaluation[Count | None] = 2
+    logging_steps: Evaluation[Count] = 10
+    bf16: Machine[Auto] = "auto"
+    fp16: Machine[bool] = False
+    torch_compile: Machine[bool] = False
+    fully_shard: Machine[bool] = False
+    full_determinism: Machine[bool] = False
+    use_cpu: Machine[bool] = False
+    dataloader_num_workers: Machine[CountOrZero] = 0
+    ddp_timeout: Machine[Timeout] = 1800
+    report_to: Evaluation[str] = "tensorboard"
+    resume: Output[bool] = False
+    overwrite: Output[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.fp16 and self.bf16 == "true":
+            raise InputError("bf16, fp16: expected at most one of them, got both")
 
 
-@dataclass(kw_only=True)
+@settings
 class OneModelTrainingSettings(TrainingSettings):
     """A training of one model, without a teacher.
 
@@ -109,36 +102,10 @@ class OneModelTrainingSettings(TrainingSettings):
         activation_checkpointing: Recompute activations in the backward pass, to save memory.
     """
 
-    lr_scheduler_type: Literal["linear", "cosine", "constant"] = "linear"
-    resize_to: int | None = None
-    resize_mode: ResizeMode = "interpolate"
-    activation_checkpointing: bool = False
-
-
-def check_training(settings: TrainingSettings) -> None:
-    """Raise an error for settings out of range.
-
-    Raises:
-        InputError: with the name of the setting, the expected range and the value.
-    """
-    for names, least in ((_AT_LEAST_ONE, 1), (_AT_LEAST_ZERO, 0)):
-        for name in names:
-            value = getattr(settings, name, None)
-            if value is not None and not value >= least:
-                raise InputError(f"{name}: expected {least} or more, got {value}")
-    seeds = [(name, getattr(settings, name, None)) for name in ("seed", "split_seed")]
-    for name, seed in (*seeds, *(("seeds", each) for each in getattr(settings, "seeds", ()))):
-        if seed is not None and not 0 <= seed <= LARGEST_SEED:
-            raise InputError(f"{name}: expected 0 to {LARGEST_SEED}, got {seed}")
-    for name in _BELOW_ONE:
-        if not 0 <= (value := getattr(settings, name, 0.0)) < 1:
-            raise InputError(f"{name}: expected 0 or more and less than 1, got {value}")
-    if not settings.adam_epsilon > 0:
-        raise InputError(f"adam_epsilon: expected more than 0, got {settings.adam_epsilon}")
-    if not 1 <= settings.ddp_timeout <= _MOST_SECONDS:
-        raise InputError(f"ddp_timeout: expected 1 to {_MOST_SECONDS} seconds, got {settings.ddp_timeout}")
-    if settings.fp16 and settings.bf16 == "true":
-        raise InputError("bf16, fp16: expected at most one of them, got both")
+    lr_scheduler_type: Training[Literal["linear", "cosine", "constant"]] = "linear"
+    resize_to: Model[int | None] = None
+    resize_mode: Model[ResizeMode] = "interpolate"
+    activation_checkpointing: Machine[bool] = False
 
 
 def check_model_is_kept(model: str | None, output_dir: str | None) -> None:

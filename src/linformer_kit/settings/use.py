@@ -1,12 +1,33 @@
 """Settings of the commands that use, convert, export or analyse a model."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
+from linformer_kit.settings.declare import (
+    Adapter,
+    AdapterName,
+    Auto,
+    ChoiceOfK,
+    Column,
+    Count,
+    Encoder,
+    Export,
+    File,
+    Folder,
+    Linear,
+    Machine,
+    Measurement,
+    Model,
+    ModelName,
+    Output,
+    Prediction,
+    Texts,
+    settings,
+)
 from linformer_kit.settings.model import Attention, Projection, ResizeMode, Sharing, ShorterInput
 
 
-@dataclass(kw_only=True)
+@settings
 class FillMaskSettings:
     """Predictions for the <mask> tokens of a text.
 
@@ -17,13 +38,13 @@ class FillMaskSettings:
         json: Print JSON instead of a table.
     """
 
-    model: str
-    text: str
-    top_k: int = 5
-    json: bool = False
+    model: Model[ModelName]
+    text: Texts[str]
+    top_k: Prediction[Count] = 5
+    json: Output[bool] = False
 
 
-@dataclass(kw_only=True)
+@settings
 class EmbedSettings:
     """Embeddings of the texts of files.
 
@@ -46,21 +67,21 @@ class EmbedSettings:
         overwrite: Overwrite an existing output.
     """
 
-    model: str
-    file: str
-    output: str
-    text_column: str | None = None
-    document: Literal["auto", "file", "line", "blank_line", "wikitext"] = "auto"
-    max_length: int | None = None
-    pieces: bool = False
-    batch_size: int = 8
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    bf16: Literal["auto", "true", "false"] = "false"
-    resume: bool = False
-    overwrite: bool = False
+    model: Model[ModelName]
+    file: Texts[File]
+    output: Output[File]
+    text_column: Texts[Column | None] = None
+    document: Texts[Literal["auto", "file", "line", "blank_line", "wikitext"]] = "auto"
+    max_length: Texts[int | None] = None
+    pieces: Texts[bool] = False
+    batch_size: Machine[Count] = 8
+    dtype: Machine[Literal["auto", "float32", "bfloat16"]] = "auto"
+    bf16: Machine[Auto] = "false"
+    resume: Output[bool] = False
+    overwrite: Output[bool] = False
 
 
-@dataclass(kw_only=True)
+@settings
 class AdaptersSettings:
     """The adapters that ship with the package.
 
@@ -68,10 +89,10 @@ class AdaptersSettings:
         card: Name of an adapter whose card to print, or its folder; default: list all.
     """
 
-    card: str | None = None
+    card: Adapter[Folder | None] = None
 
 
-@dataclass(kw_only=True)
+@settings
 class ConvertSettings:
     """Conversion of a checkpoint to a Linformer.
 
@@ -106,26 +127,26 @@ class ConvertSettings:
         tokenizer: Folder or hub id of the tokenizer, if the source has none.
     """
 
-    source: str
-    out: str
-    in_place: bool = False
-    adapter: str | None = None
-    projected_dim: int | list[int] | list[list[int]] | None = None
-    sharing: Sharing | None = None
-    projection: Projection | None = None
-    shorter_input: ShorterInput | None = None
-    sliding_window: int | None = None
-    global_tokens: int | None = None
-    layers: list[int] | None = None
-    attention: Attention | None = None
-    max_position_embeddings: int | None = None
-    resize_mode: ResizeMode = "extend"
-    num_attention_heads: int | None = None
-    classification_head: str | None = None
-    tokenizer: str | None = None
+    source: Model[ModelName]
+    out: Output[Folder]
+    in_place: Model[bool] = False
+    adapter: Adapter[AdapterName | None] = None
+    projected_dim: Linear[int | list[int] | list[list[int]] | None] = None
+    sharing: Linear[Sharing | None] = None
+    projection: Linear[Projection | None] = None
+    shorter_input: Linear[ShorterInput | None] = None
+    sliding_window: Linear[int | None] = None
+    global_tokens: Linear[int | None] = None
+    layers: Linear[list[int] | None] = None
+    attention: Linear[Attention | None] = None
+    max_position_embeddings: Linear[int | None] = None
+    resize_mode: Linear[ResizeMode] = "extend"
+    num_attention_heads: Model[int | None] = None
+    classification_head: Model[str | None] = None
+    tokenizer: Model[ModelName | None] = None
 
 
-@dataclass(kw_only=True)
+@settings
 class ExportSettings:
     """Export of a model for deployment.
 
@@ -142,18 +163,18 @@ class ExportSettings:
         benchmark: Measure the time of PyTorch and of the exported model, at 512 tokens and at the maximum length.
     """
 
-    model: str
-    out: str
-    int8: bool = False
-    validation_file: str | None = None
-    text_column: str | None = None
-    text_pair_column: str | None = None
-    label_column: str | None = None
-    max_eval_samples: int | None = None
-    benchmark: bool = False
+    model: Model[ModelName]
+    out: Output[Folder]
+    int8: Export[bool] = False
+    validation_file: Texts[File | None] = None
+    text_column: Texts[Column | None] = None
+    text_pair_column: Texts[Column | None] = None
+    label_column: Texts[Column | None] = None
+    max_eval_samples: Texts[Count | None] = None
+    benchmark: Measurement[bool] = False
 
 
-@dataclass(kw_only=True)
+@settings
 class BenchSettings:
     """Time and memory of Linformer encoders and of a Transformer of equal size, forward and training.
 
@@ -171,20 +192,20 @@ class BenchSettings:
         output_dir: New or empty folder for the results; default: a new folder below runs/.
     """
 
-    lengths: list[int] = field(default_factory=lambda: [512, 1024, 2048, 4096])
-    projected_dims: list[int] = field(default_factory=lambda: [128, 256])
-    tokens: int | None = None
-    repetitions: int = 5
-    num_hidden_layers: int = 2
-    hidden_size: int = 768
-    num_attention_heads: int = 12
-    intermediate_size: int = 3072
-    device: str = "cpu"
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    output_dir: str | None = None
+    lengths: Measurement[list[int]] = field(default_factory=lambda: [512, 1024, 2048, 4096])
+    projected_dims: Measurement[list[int]] = field(default_factory=lambda: [128, 256])
+    tokens: Measurement[Count | None] = None
+    repetitions: Measurement[Count] = 5
+    num_hidden_layers: Encoder[int] = 2
+    hidden_size: Encoder[int] = 768
+    num_attention_heads: Encoder[int] = 12
+    intermediate_size: Encoder[int] = 3072
+    device: Machine[str] = "cpu"
+    dtype: Machine[Literal["auto", "float32", "bfloat16", "float16"]] = "auto"
+    output_dir: Output[Folder | None] = None
 
 
-@dataclass(kw_only=True)
+@settings
 class InspectSettings:
     """Figures and numbers of a model's attention and projections.
 
@@ -198,16 +219,16 @@ class InspectSettings:
         heads: Heads to plot, counted from 0; default: up to four, evenly spaced.
     """
 
-    model: str
-    output_dir: str
-    text: str | None = None
-    text_file: str | None = None
-    max_tokens: int | None = None
-    layers: list[int] | None = None
-    heads: list[int] | None = None
+    model: Model[ModelName]
+    output_dir: Output[Folder]
+    text: Texts[str | None] = None
+    text_file: Texts[File | None] = None
+    max_tokens: Texts[Count | None] = None
+    layers: Measurement[list[int] | None] = None
+    heads: Measurement[list[int] | None] = None
 
 
-@dataclass(kw_only=True)
+@settings
 class SpectrumSettings:
     """Singular values of the attention matrices (figure 1 of the paper).
 
@@ -231,15 +252,15 @@ class SpectrumSettings:
         output_dir: New folder for the results; default: a new folder below runs/.
     """
 
-    model: str
-    text_file: list[str] | None = None
-    text_column: str = "text"
-    document: Literal["auto", "file", "line", "blank_line", "wikitext"] = "auto"
-    seq_len: int | None = None
-    samples: int = 100
-    packing: bool = True
-    at: int | None = None
-    choose: bool = False
-    energy: float | None = None
-    budget: int | None = None
-    output_dir: str | None = None
+    model: Model[ModelName]
+    text_file: Texts[list[File] | None] = None
+    text_column: Texts[Column] = "text"
+    document: Texts[Literal["auto", "file", "line", "blank_line", "wikitext"]] = "auto"
+    seq_len: Texts[int | None] = None
+    samples: Texts[Count] = 100
+    packing: Texts[bool] = True
+    at: Measurement[int | None] = None
+    choose: ChoiceOfK[bool] = False
+    energy: ChoiceOfK[float | None] = None
+    budget: ChoiceOfK[int | None] = None
+    output_dir: Output[Folder | None] = None

@@ -19,7 +19,7 @@ from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.linearized.fields import EXACT
 from linformer_kit.linearized.linearize import linearize_encoder
 from linformer_kit.report.distillation import write_distill_report
-from linformer_kit.settings import DistillSettings, check_model_is_kept, check_training, portable, recorded_name
+from linformer_kit.settings import DistillSettings, check_model_is_kept, portable, recorded_name
 from linformer_kit.training.adapter import (
     example_embedding,
     low_rank_parameters,
@@ -104,7 +104,6 @@ def check(settings: DistillSettings) -> None:
     Raises:
         InputError: for invalid settings.
     """
-    check_training(settings)
     for model in (settings.teacher, settings.student):
         check_model_is_kept(model, settings.output_dir)
     if not settings.temperature > 0:

@@ -37,7 +37,7 @@ from linformer_kit.inference.scores import (
 )
 from linformer_kit.interop.loading import fingerprint, input_length, load_model, random_weights, resize
 from linformer_kit.report.classification import best_run, write_finetune_report, write_mistakes
-from linformer_kit.settings import FinetuneSettings, check_model_is_kept, check_training, portable, recorded_name
+from linformer_kit.settings import FinetuneSettings, check_model_is_kept, portable, recorded_name
 from linformer_kit.training.batches import Batches
 from linformer_kit.training.loop import Training
 from linformer_kit.training.optimizer import learning_rate_schedule
@@ -123,7 +123,6 @@ def check(settings: FinetuneSettings) -> None:
     Raises:
         InputError: with the name of the invalid setting.
     """
-    check_training(settings)
     if not settings.seeds or len(set(settings.seeds)) < len(settings.seeds):
         raise InputError(f"seeds: expected one or more, each once, got {settings.seeds}")
     if settings.max_steps is None and not settings.num_train_epochs > 0:

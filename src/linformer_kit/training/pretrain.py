@@ -27,7 +27,7 @@ from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.heads import LinformerForMaskedLM
 from linformer_kit.operator.projections import PROJECTIONS
 from linformer_kit.report.pretraining import write_pretrain_report
-from linformer_kit.settings import ModelSettings, PretrainSettings, check_model_is_kept, check_training, portable
+from linformer_kit.settings import ModelSettings, PretrainSettings, check_model_is_kept, portable
 from linformer_kit.training.metrics import unigram_entropy
 from linformer_kit.training.optimizer import learning_rate_schedule
 from linformer_kit.training.plan import Plan
@@ -90,7 +90,6 @@ def check(settings: PretrainSettings) -> None:
     Raises:
         InputError: with the name of the invalid setting.
     """
-    check_training(settings)
     if settings.overwrite:  # a study may keep its start in the folder of the run
         check_model_is_kept(settings.from_model, settings.output_dir)
     if settings.load_best_model_at_end and settings.save_steps != settings.eval_steps:
@@ -99,8 +98,6 @@ def check(settings: PretrainSettings) -> None:
     if settings.model.max_position_embeddings == 1:
         raise InputError("max_position_embeddings: expected 2 or more, a start token and text, got 1")
     _check_elastic(settings, LinformerConfig(**dataclasses.asdict(settings.model)))
-    if not 0 < settings.mlm_probability < 1:
-        raise InputError(f"mlm_probability: expected more than 0 and less than 1, got {settings.mlm_probability}")
 
 
 def train_model(

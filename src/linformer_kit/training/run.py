@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from linformer_kit.errors import DivergedError, InputError
 from linformer_kit.files.runs import check_output_dir, open_output_dir
-from linformer_kit.settings import TrainingSettings, check_training
+from linformer_kit.settings import TrainingSettings
 from linformer_kit.training.checkpoint import save_model, write_by_one
 from linformer_kit.training.identity import (
     check_enough_updates,
@@ -53,7 +53,6 @@ class Run:
     """
 
     def __init__(self, command: str, settings: TrainingSettings, *, may_change: Collection[str] = ()) -> None:
-        check_training(settings)
         check_report_to(settings.report_to)
         self.command, self.settings = command, settings
         self.process = start_processes(cpu=settings.use_cpu, timeout=settings.ddp_timeout)
