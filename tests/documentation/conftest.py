@@ -9,7 +9,7 @@ import pytest
 from linformer_kit.data import files
 from tests.documentation import given, reader
 from tests.documentation.pages import steps
-from tests.documentation.tables import GIVEN, IN_PYTHON, NOT_RUN, OPTIONS, PRESUMED
+from tests.documentation.tables import GIVEN, IN_PYTHON, NOT_RUN, OPTIONS, PRESUMED, SCRIPT
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def read(tmp_path, monkeypatch):
     def run(page: str) -> None:
         given.write(GIVEN.get(page, ()), folder)
         for step in steps(page):
-            if step.name in NOT_RUN.get(page, {}):
+            if step.name in NOT_RUN.get(page, {}) or step.text.startswith(SCRIPT):
                 continue
             options = " ".join(more for begin, more in OPTIONS.items() if step.text.startswith(begin))
             try:

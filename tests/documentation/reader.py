@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import runpy
@@ -17,7 +16,6 @@ import torch.distributed as dist
 from torch.distributed.run import parse_args
 
 from linformer_kit.commands.cli import main
-from reproduce import common
 from tests.documentation.pages import Step
 from tests.processes import run_processes
 
@@ -29,17 +27,12 @@ _PROCESSES = 2
 def run_command(command: str) -> None:
     """Run a command in this process; torchrun starts two processes, whatever number it is given.
 
-    Scripts of `reproduce`, which take hours, are parsed; they have tests of their own.
-
     Raises:
         SystemExit: if it fails.
     """
     program, *words = shlex.split(command)
     if program == "linformer":
         main(words)
-    elif words[:1] == ["-m"] and words[1].startswith("reproduce."):
-        script = importlib.import_module(words[1])
-        common.parse(script, script.Settings, words[2:])
     elif program == "python":
         _run_script(words)
     else:

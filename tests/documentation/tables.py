@@ -6,6 +6,8 @@ _INSTALLS = "installs; `.ci/run` does it"
 _MACHINES = "several machines"
 _NOT_TYPED = "nothing to type"
 
+SCRIPT = "python -m reproduce."  # commands that are parsed alone, since tests/reproduce runs the scripts
+
 # What is not run, and why: by page and first line.
 NOT_RUN = {
     "README.md": {
@@ -22,6 +24,11 @@ NOT_RUN = {
     },
     "finetuning.md": {
         '{"row": 1, "label": "positive", "probabilities": {"negative": 0.036, "positive": 0.964}}': _NOT_TYPED,
+    },
+    "finetuning-results.md": {
+        "linformer convert sentence-transformers/all-MiniLM-L6-v2 linear --in_place --adapter all-MiniLM-L6-v2-512": (
+            "the adapter fits the weights of the real encoder alone"
+        ),
     },
     "parallel.md": {
         "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 --rdzv-id linformer "
@@ -85,6 +92,10 @@ OPTIONS = {
         "--per_device_train_batch_size 2"
     ),
     "linformer spectrum": "--samples 2",
+    "linformer bench": (
+        "--hidden_size 24 --num_attention_heads 2 --intermediate_size 96 --repetitions 1 --lengths 32 --projected_dims 8 "
+        "--tokens 64 --num_hidden_layers 1"
+    ),
 }
 
 # Numbers that are replaced in blocks of Python, by page.

@@ -2,8 +2,8 @@
 
 Rows between `<!-- rows of FOLDER -->` and `<!-- end -->` stand in a table of that folder of benchmarks/. A number in prose,
 with decimals or a unit, stands in such rows of its page, or in a file of benchmarks/ that its paragraph links to, rounded
-as it is here. Paragraphs whose numbers are not measured (settings, sizes, what others found) begin with
-`<!-- not measured -->`.
+as it is here. Paragraphs, and items of lists, whose numbers are not measured (settings, sizes, what others found) begin
+with `<!-- not measured -->`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ CARDS = {name: folder / CARD for name, folder in shipped_adapters().items()}
 
 _ROWS = re.compile(r"<!-- rows of (\S+) -->\n(.*?)<!-- end -->", re.DOTALL)
 _LINK = re.compile(r"\]\((?:\.\./)*benchmarks/([^)#\s]+\.(?:md|json))[^)]*\)")
+_MARKED = re.compile(r"^(?:\s*[-*] )?<!-- not measured -->.*?(?=^\s*[-*] |\Z)", re.DOTALL | re.MULTILINE)
 _NUMBER = re.compile(r"(?<![\w.,])\d[\d,]*(?:\.\d+)?(?:e-?\d+)?(?![\w])")
 _UNIT = r"(?: ?%| ×| (?:ms|s|µs|minutes|hours|nats|MiB|MB|GB|GiB|GFLOP|TFLOP|times|points)\b)"
 _MEASURED = re.compile(rf"(?<![\w.,])(?:\d[\d,]*\.\d+(?!\.?\d)(?!\w)|\d[\d,]*(?={_UNIT}))")
 # Code, targets of links, and numbers of papers, sections and versions.
-_NAMES = re.compile(r"`[^`]*`|\]\([^)]*\)|\barXiv [\d.]+|\b(?:[Ss]ections?|Python|PyTorch|version) [\d.]+")
+_NAMES = re.compile(r"`[^`]*`|\]\([^)]*\)|\barXiv [\d.]+|\b(?:[Ss]ections?|Python|PyTorch|torch|transformers) [\d.]+")
 
 
 def paragraphs(text: str) -> list[str]:
@@ -46,11 +47,9 @@ def unfounded(page: str) -> list[str]:
     shown = numbers(" ".join(rows for _, rows in _ROWS.findall(page)))
     wrong = []
     for paragraph in paragraphs(page):
-        if paragraph.lstrip().startswith("<!-- not measured -->"):
-            continue
         linked = [numbers((BENCHMARKS / name).read_text(encoding="utf-8")) for name in _LINK.findall(paragraph)]
         known = sum(linked, shown)
-        prose = _NAMES.sub(" ", paragraph)
+        prose = _NAMES.sub(" ", _MARKED.sub("", paragraph))
         for match in _MEASURED.finditer(prose):
             tolerance = 0.5 * 10 ** -len(match[0].partition(".")[2]) * 1.0001
             value = float(match[0].replace(",", ""))
@@ -74,7 +73,10 @@ def test_rows_are_those_of_the_results(name):
 def test_numbers_of_recipes_stand_in_a_result():
     for path in sorted(RECIPES.rglob("*.yaml")):
         comments = [line.removeprefix("#") for line in path.read_text("utf-8").splitlines() if line.startswith("#")]
-        assert unfounded("\n".join(comments)) == [], path.name
+        links = "".join(
+            f"[x](../benchmarks/{name})" for name in re.findall(r"benchmarks/(\S+\.json)", "".join(comments))
+        )
+        assert unfounded("\n".join([links, *comments])) == [], path.name
 
 
 def test_what_is_found(tmp_path, monkeypatch):
@@ -86,4 +88,5 @@ def test_what_is_found(tmp_path, monkeypatch):
     assert unfounded(f"A loss of 4.81 in {link}.\n\nNone of 4.81 here.") == ["None of 4.81 here."]
     assert unfounded(f"A loss of 4.82 in {link}.") == ["A loss of 4.82 in [b ."]
     assert unfounded("<!-- rows of a -->\n| 4.807 |\n<!-- end -->\n\n4.81 nats, n 512, `0.1`, section 3.2") == []
+    assert unfounded("- <!-- not measured --> 15 %\n- 16 %") == ["- 16 %"]
     assert unfounded("<!-- not measured -->\nOf 15 %.\n\n```\n0.1\n```\n| 0.1 |\n# 0.1") == []

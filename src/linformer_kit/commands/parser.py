@@ -200,7 +200,9 @@ def _epilog(name: str, command: Command) -> str:
     lines = ["Recipes:"] if command.recipe else []
     for path in sorted(RECIPES.glob("*.yaml")) if command.recipe else ():
         lines += textwrap.wrap(f"  {path.stem:{_WIDTH}}  {_title(path)}", _width(), subsequent_indent=" " * 8)
-    return "\n".join([*lines, *([""] if lines else []), "Examples:", *(f"  {line}" for line in example_lines(name, command))])
+    return "\n".join(
+        [*lines, *([""] if lines else []), "Examples:", *(f"  {line}" for line in example_lines(name, command))]
+    )
 
 
 def example_lines(name: str, command: Command) -> list[str]:
