@@ -32,7 +32,6 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
-import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -349,10 +348,9 @@ def search_scores(found: np.ndarray) -> Record:
     }
 
 
-def _peak(name: str, settings: Settings, text: str, threads: int) -> int:
+def _peak(name: str, settings: Settings, text: str) -> int:
     """Peak memory of one method for a text, in addition to the model's own."""
     set_up_logging()
-    torch.set_num_threads(threads)
     method = build_method(name, settings)
     method([text], "memory")
     return peak_bytes(lambda: method([text], "memory"), best_device())

@@ -1,7 +1,7 @@
-"""Linear sentence embedders beside their original: how near, how good on tasks, how fast.
+"""Linear sentence embedders beside their original: how near, how fast.
 
-Cosine of each model's embeddings to those of the first for the same texts, truncated to several lengths; accuracy of
-a logistic regression on the embeddings; time and memory of a forward pass.
+Cosine of each model's embeddings to those of the first for the same texts, truncated to several lengths; time and
+memory of a forward pass.
 
     linformer convert sentence-transformers/all-MiniLM-L6-v2 linear --in_place
     python -m reproduce.embeddings --models sentence-transformers/all-MiniLM-L6-v2 linear --text_file wikipedia
@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -26,17 +26,12 @@ import numpy as np
 import pandas
 import torch
 from sentence_transformers.sentence_transformer.modules import Normalize
-from sklearn.linear_model import LogisticRegression
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 from transformers import PreTrainedModel
 
 from linformer_kit.analysis.measure import in_fresh_process, interleaved, peak_bytes, summary
 from linformer_kit.commands.output import set_up_logging
 from linformer_kit.data.documents import read_documents
-from linformer_kit.data.examples import Example
 from linformer_kit.data.files import find_files
-from linformer_kit.data.labelled import load_labelled
 from linformer_kit.environment import best_device
 from linformer_kit.errors import InputError, renamed
 from linformer_kit.inference.embedder import Embedder, load_embedder
@@ -44,7 +39,7 @@ from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.linearized.positions import check_positions, longest_input, set_positions
 from linformer_kit.models.modeling import LinformerPreTrainedModel
 from linformer_kit.report.numbers import mebibytes, milliseconds
-from linformer_kit.settings import FinetuneSettings, ResizeMode, TaskName
+from linformer_kit.settings import ResizeMode
 from reproduce.common import Record, Results, by_name, markdown, run
 
 CHARACTERS = 6  # of a token, more than the mean of a text
@@ -65,10 +60,6 @@ class Settings:
         text_file: Files, folders or globs of long texts for the cosine; default: no cosine.
         samples: Number of texts for the cosine.
         cosine_lengths: Lengths in tokens to which these texts are truncated.
-        tasks: Tasks of the paper's Table 2 for the logistic regression: sst2, imdb, qnli, qqp.
-        data_dir: Folder with a folder for each task; default: the hub.
-        max_train_samples: Maximum number of training texts of a task.
-        max_eval_samples: Maximum number of validation texts of a task.
         lengths: Values of n for time and memory; models with fewer positions are made longer for it.
         precision: All in float32 or bfloat16, or mixed: weights in float32, bfloat16 where the processor has it.
         batch_size: Texts in a forward pass.
@@ -79,10 +70,6 @@ class Settings:
     text_file: list[str] | None = None
     samples: int = 200
     cosine_lengths: list[int] = field(default_factory=lambda: [32, 128, 256, 512])
-    tasks: list[TaskName] = field(default_factory=list)
-    data_dir: str | None = None
-    max_train_samples: int = 5000
-    max_eval_samples: int = 5000
     lengths: list[int] = field(default_factory=lambda: [512, 4096])
     precision: Precision = "mixed"
     batch_size: int = 16
@@ -93,14 +80,13 @@ class Settings:
 
 
 def measure(settings: Settings, results: Results) -> None:
-    """Add the cosines, the accuracies and the costs of each model.
+    """Add the cosines and the costs of each model.
 
     Raises:
-        InputError: for models, texts and tasks that cannot be used.
+        InputError: for models and texts that cannot be used.
     """
     models = by_name(settings.models)
     passages = long_passages(settings.text_file, settings.samples, max(settings.cosine_lengths, default=0))
-    tasks = {task: _task(settings, task) for task in settings.tasks}
     embedders = {name: load(model, settings.precision, settings.batch_size) for name, model in models.items()}
     first = next(iter(embedders.values()))
 
@@ -115,13 +101,6 @@ def measure(settings: Settings, results: Results) -> None:
         if results.find(measured="cosine", name=name, n=n) is None:
             cosine = (_truncated(embedder, passages, n) * reference(n)).sum(axis=1)
             results.add(measured="cosine", name=name, n=n, texts=len(passages), **mean_and_lowest(cosine))
-    for (task, (train, validation)), (name, embedder) in itertools.product(tasks.items(), embedders.items()):
-        if results.find(measured="accuracy", name=name, task=task) is None:
-            embedder.truncate(embedder.longest)
-            sides = [(_features(embedder, texts), classes) for texts, classes in (train, validation)]
-            accuracy = regression_accuracy(*sides)
-            sizes = {"train": len(train[0]), "validation": len(validation[0])}
-            results.add(measured="accuracy", name=name, task=task, **sizes, accuracy=accuracy)
     for n in settings.lengths:
         cases = {name: _pass(embedder, n) for name, embedder in embedders.items()}
         peaks = {name: (_peak, models[name], n, settings) for name in models}
@@ -164,40 +143,6 @@ def mean_and_lowest(cosine: np.ndarray) -> Record:
     return {"cosine": float(cosine.mean()), "lowest": float(cosine.min())}
 
 
-def _task(settings: Settings, task: TaskName) -> list[tuple[list[Example], list[Any]]]:
-    """Texts and classes of a task, for training and for validation."""
-    texts = load_labelled(
-        FinetuneSettings(
-            model="",
-            task=task,
-            data_dir=settings.data_dir,
-            max_train_samples=settings.max_train_samples,
-            max_eval_samples=settings.max_eval_samples,
-        )
-    )
-    return [
-        (side, [texts.labels.target(example, column=texts.columns.label) for example in side])
-        for side in (texts.train, texts.validation)
-    ]
-
-
-def _features(embedder: Embedder, examples: list[Example]) -> np.ndarray:
-    """Embeddings; for pairs, both embeddings, their absolute difference and their product."""
-    first = embedder.embed([example.text for example in examples])
-    if examples[0].text_pair is None:
-        return first
-    second = embedder.embed([str(example.text_pair) for example in examples])
-    return np.concatenate([first, second, np.abs(first - second), first * second], axis=1)
-
-
-def regression_accuracy(train: tuple[np.ndarray, Any], validation: tuple[np.ndarray, Any]) -> float:
-    """Validation accuracy of a logistic regression on features, each side with its classes."""
-    classifier = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000, C=0.1))
-    classifier.fit(*train)
-    features, classes = validation
-    return float((classifier.predict(features) == np.array(classes)).mean())
-
-
 def add_costs(
     results: Results, cases: Mapping[str, Callable[[], object]], peaks: dict[str, tuple[Any, ...]], **key: object
 ) -> None:
@@ -214,7 +159,7 @@ def add_costs(
         timings = interleaved(cases, device=best_device(), seconds=SECONDS)
         torch.cuda.empty_cache()  # the processes that measure memory share the device
         for name in missing:
-            peak = in_fresh_process(*peaks[name], torch.get_num_threads())
+            peak = in_fresh_process(*peaks[name])
             results.add(measured="cost", name=name, **key, **summary(timings[name]), peak_bytes=peak)
 
 
@@ -231,10 +176,9 @@ def _pass(embedder: Embedder, n: int) -> Callable[[], object]:
     return run
 
 
-def _peak(name: str, n: int, settings: Settings, threads: int) -> int:
+def _peak(name: str, n: int, settings: Settings) -> int:
     """Peak memory of `_pass` in bytes, in addition to the model's own."""
     set_up_logging()
-    torch.set_num_threads(threads)
     run = _pass(load(name, settings.precision, settings.batch_size), n)
     run()
     return peak_bytes(run, best_device())
@@ -262,7 +206,7 @@ def lengthened(model: PreTrainedModel, n: int, mode: ResizeMode = "interpolate")
 
 
 def table(content: Record) -> str:
-    """Cosine by length for each number of texts, accuracy by task, and cost by length."""
+    """Cosine by length for each number of texts, and cost by length."""
     records = content["records"]
     parts = ["# Sentence embedders"]
     for texts, chosen in groups(records, "cosine", "texts"):
@@ -270,16 +214,15 @@ def table(content: Record) -> str:
             f"Cosine to the embeddings of {chosen[0]['name']}, mean (lowest) of {texts} texts, by truncated length:",
             pivot(chosen, "model", lambda record: f"{record['n']:,} tokens", shown_cosine),
         ]
-    for first, chosen in _beside_first(records, "accuracy", "task"):
-        parts += [
-            f"Accuracy of a logistic regression on the embeddings, in brackets relative to {first}:",
-            pivot(chosen, "model", lambda record: record["task"], _accuracy),
-        ]
-    for first, chosen in _beside_first(records, "cost", "n"):
+    costs = [record for record in records if record["measured"] == "cost"]
+    if costs:
+        first = {record["n"]: record["median_s"] for record in costs if record["name"] == costs[0]["name"]}
         parts += [
             f"A forward pass over {TOKENS:,} tokens ({content['settings']['precision']}), median of interleaved runs, "
-            f"speed relative to {first}, and memory beside the model's own:",
-            pivot(chosen, "model", lambda record: f"n {record['n']:,}", _cost),
+            f"speed relative to {costs[0]['name']}, and memory beside the model's own:",
+            pivot(
+                costs, "model", lambda record: f"n {record['n']:,}", lambda record: _cost(record, first[record["n"]])
+            ),
         ]
     return "\n\n".join(parts)
 
@@ -301,21 +244,9 @@ def pivot(records: list[Record], title: str, column: Callable[[Record], str], ce
     return markdown(pandas.DataFrame(rows.values()))
 
 
-def _beside_first(records: list[Record], measured: str, key: str) -> Iterator[tuple[str, list[Record]]]:
-    """The name of the first model and the records of one kind, each with that of the first at the same `key`."""
-    chosen = [record for record in records if record["measured"] == measured]
-    if chosen:
-        first = {record[key]: record for record in chosen if record["name"] == chosen[0]["name"]}
-        yield chosen[0]["name"], [record | {"first": first[record[key]]} for record in chosen]
-
-
-def _accuracy(record: Record) -> str:
-    return f"{record['accuracy']:.4f} ({record['accuracy'] / record['first']['accuracy']:.1%})"
-
-
-def _cost(record: Record) -> str:
-    speed = record["first"]["median_s"] / record["median_s"]
-    return f"{milliseconds(record['median_s'])} ms ({speed:.2f}×), {mebibytes(record['peak_bytes'])} MiB"
+def _cost(record: Record, first: Mapping[int, float]) -> str:
+    speed = f"{first[record['n']] / record['median_s']:.2f}×"
+    return f"{milliseconds(record['median_s'])} ms ({speed}), {mebibytes(record['peak_bytes'])} MiB"
 
 
 def shown_cosine(record: Record) -> str:
