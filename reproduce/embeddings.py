@@ -220,9 +220,7 @@ def table(content: Record) -> str:
         parts += [
             f"A forward pass over {TOKENS:,} tokens ({content['settings']['precision']}), median of interleaved runs, "
             f"speed relative to {costs[0]['name']}, and memory beside the model's own:",
-            pivot(
-                costs, "model", lambda record: f"n {record['n']:,}", lambda record: _cost(record, first[record["n"]])
-            ),
+            pivot(costs, "model", lambda record: f"n {record['n']:,}", lambda record: _cost(record, first)),
         ]
     return "\n\n".join(parts)
 
