@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import random
 import resource
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +12,11 @@ import pytest
 
 from linformer_kit import InputError
 from linformer_kit.files import manifest
-from linformer_kit.files.runs import find_checkpoint, rotate_checkpoints
+from linformer_kit.files.runs import find_checkpoint
 from linformer_kit.interop.loading import check_model_folder
 from linformer_kit.training import loop
 from tests.conftest import fail_last_line
-from tests.faults.runs import environment, pretrain_command, run_all
+from tests.faults.runs import pretrain_command, run_all
 
 pytestmark = pytest.mark.e2e
 
@@ -73,37 +70,6 @@ def test_a_file_that_cannot_be_read_is_named(run, tmp_path, monkeypatch):
         f"{folder / 'checkpoint-2' / 'optimizer.safetensors'}: expected a file that can be read, got Input/output error"
     )
     assert find_checkpoint(folder) == (None, [expected])
-
-
-@pytest.mark.slow
-def test_a_full_disk_loses_nothing(corpus, tmp_path):
-    """A real file system, if this process may mount one."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    size = 1_500_000  # four checkpoints, and no fifth
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(disk)]
-    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("needs to mount a small disk")
-    try:
-        command = pretrain_command(corpus, disk / "out", max_steps=12, eval_steps=20)
-        failed = subprocess.run(
-            [sys.executable, "-m", "linformer_kit", *command],
-            env=environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        line = failed.stderr.splitlines()[-1]
-        assert failed.returncode == 1 and "No space left on device" in line and "Traceback" not in failed.stderr, line
-        newest, wrong = find_checkpoint(disk / "out")
-        assert newest is not None and not wrong
-        assert not [path for path in (disk / "out").rglob("*") if path.name.startswith(".")], "no debris"
-        for path in (disk / "out").glob("checkpoint-*"):
-            assert path == newest or not shutil.rmtree(path)
-        run_all([[*command, "--resume", "--save_total_limit=1"]])
-        assert find_checkpoint(disk / "out")[0] == disk / "out" / "checkpoint-12"
-    finally:
-        subprocess.run(["umount", "--lazy", str(disk)], check=True)  # its weights are still mapped
 
 
 def damaged(path: Path, change: str, amount: int) -> bytes:
@@ -171,11 +137,3 @@ def test_of_a_model_the_weights_are_verified_and_its_config_may_be_edited(run, t
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(InputError, match="expected whole safetensors"):
         check_model_folder(model)
-
-
-def test_of_two_damaged_checkpoints_none_is_removed_for_its_age(run, tmp_path):
-    """Rotation removes nothing while the newest one is not whole."""
-    shutil.copytree(run, tmp_path / "out")
-    os.truncate(tmp_path / "out" / "checkpoint-2" / "config.json", 10)
-    rotate_checkpoints(tmp_path / "out", 1, keep=None)
-    assert find_checkpoint(tmp_path / "out")[0] == tmp_path / "out" / "checkpoint-1"

@@ -14,9 +14,21 @@ from transformers import AutoTokenizer
 from linformer_kit import InputError
 from linformer_kit.interop.loading import input_length
 from tests.conftest import fail, fail_last_line
-from tests.faults.fuzz import YAMLS
 
 pytestmark = pytest.mark.e2e
+
+# Billions of values from a few lines, code, nesting, bytes, and values of other types.
+YAMLS = (
+    b"\n".join(b"a%d: &a%d [%s]" % (n, n, b", ".join([b"*a%d" % (n - 1) if n else b"x"] * 9)) for n in range(12)),
+    b"model: &a {b: *a}\n",
+    b"seed: !!python/name:os.system\n",
+    b"[" * 5000,
+    b"\0\1\2\xff\xfe",
+    b"a: b: c\n\t- d\n",
+    b"? [a, b]\n: c\n",
+    b"seed: !!timestamp x\nmax_steps: !!int ''\n",
+    b"learning_rate: 1" + b"0" * 400,
+)
 
 
 def write_part(place: Path, **values: Any) -> None:
@@ -59,7 +71,7 @@ def test_starts_refused(places, tmp_path, capsys):
     shutil.copytree(places.runs["pretrain"], tmp_path / "run")
     write_part(tmp_path / "run" / "run.json", starts=3)
     error = fail_last_line(capsys, *places.commands["pretrain"](tmp_path), "--resume")
-    assert "run.json: expected a list as starts, got int" in error
+    assert "run.json: expected a list of starts, got 3" in error
 
 
 def test_a_length_that_is_none_refused(encoder):

@@ -16,9 +16,9 @@ import pytest
 from linformer_kit.commands.cli import main
 from linformer_kit.errors import Stopped
 from linformer_kit.files.runs import find_checkpoint
-from linformer_kit.training import stopping
+from linformer_kit.training import process
 from linformer_kit.training.loop import Training
-from linformer_kit.training.stopping import stop_requests
+from linformer_kit.training.process import stop_requests
 from tests.faults.runs import UPDATES, assert_equal, environment, finetune_command, launched, pretrain_command, run_all
 
 pytestmark = pytest.mark.e2e
@@ -75,20 +75,6 @@ def test_pretraining_stops_and_goes_on_exactly(corpus, tmp_path, stopped, number
     assert (tmp_path / "stopped" / model).read_bytes() == (tmp_path / "whole" / model).read_bytes()
 
 
-def test_fine_tuning_by_epochs_stops_and_goes_on_exactly(encoder, texts, tmp_path, stopped):
-    """Evaluations, and with them the best checkpoint, fall due at the end of an epoch, of ten updates."""
-    options = {"eval_steps": "null", "max_steps": "null", "num_train_epochs": 2, "early_stopping_patience": 3}
-    run_all([finetune_command(encoder, texts, tmp_path / "whole", **options)])
-    command = finetune_command(encoder, texts, tmp_path / "stopped", **options)
-    stopped(command, signal.SIGTERM, "_evaluate", 1)
-    newest = tmp_path / "stopped" / "seed-0" / "checkpoint-10"
-    assert find_checkpoint(newest.parent) == (newest, [])
-    run_all([[*command, "--resume"]])
-    for last in (10, 20):
-        ours, theirs = (tmp_path / name / "seed-0" / f"checkpoint-{last}" for name in ("stopped", "whole"))
-        assert_equal(ours, theirs)
-
-
 def test_stopped_at_the_very_end_it_makes_no_more_updates(encoder, texts, tmp_path, stopped):
     """While the best one is loaded: what comes after, a second seed here, does not begin."""
     command = finetune_command(encoder, texts, tmp_path / "out", seeds="[0, 1]")
@@ -115,7 +101,7 @@ def test_the_best_one_stays_the_best_when_a_finished_run_is_resumed(corpus, tmp_
 
 def test_a_second_ctrl_c_ends_at_once_and_what_a_launcher_passes_on_does_not(monkeypatch):
     now = 10.0
-    monkeypatch.setattr(stopping.time, "monotonic", lambda: now)
+    monkeypatch.setattr(process.time, "monotonic", lambda: now)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with stop_requests() as request:
@@ -191,7 +177,7 @@ def test_from_outside(corpus, tmp_path, number, processes):
 
 STUCK = """
 import multiprocessing, signal, time
-from linformer_kit.training.processes import start_processes
+from linformer_kit.training.process import start_processes
 
 def hang():
     signal.signal(signal.SIGTERM, lambda *_: None)

@@ -15,7 +15,6 @@ from linformer_kit.files.runs import (
     check_output_dir,
     find_checkpoint,
     holds_run,
-    newest_whole_checkpoint,
     open_output_dir,
     rotate_checkpoints,
 )
@@ -35,7 +34,7 @@ def test_newest_is_by_number_and_not_by_name(tmp_path):
     for step in (9, 10, 100):
         checkpoint(tmp_path, step)
     (tmp_path / "checkpoint-best").mkdir()
-    assert newest_whole_checkpoint(tmp_path).name == "checkpoint-100"
+    assert find_checkpoint(tmp_path)[0].name == "checkpoint-100"
 
 
 def test_the_newest_whole_one_and_what_is_wrong_with_newer_ones(tmp_path):

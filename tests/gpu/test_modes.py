@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from linformer_kit import LinformerForMaskedLM
-from linformer_kit.training.randomness import seed_generators
+from linformer_kit.training.process import seed_generators
 from tests.gpu.numbers import attention_kernels, batch, check, compare, measured
 from tests.gpu.test_numbers import masked_lm, model_of
 

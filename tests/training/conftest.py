@@ -17,7 +17,7 @@ from linformer_kit.data.tokenizer import train_tokenizer
 from linformer_kit.settings.training import OneModelTrainingSettings
 from linformer_kit.training.loop import Training
 from linformer_kit.training.optimizer import learning_rate_schedule
-from linformer_kit.training.plan import Plan
+from linformer_kit.training.state import Plan
 from linformer_kit.training.tasks.masked_language_model import MaskedLanguageModel
 
 SEQ_LEN, TRAIN, VALIDATION = 23, 19, 7
@@ -89,7 +89,6 @@ def build(masked, tmp_path):
         *,
         task=None,
         checkpoint: Path | None = None,
-        after_update=None,
         fields=None,
         **more: object,
     ) -> Training:
@@ -100,7 +99,6 @@ def build(masked, tmp_path):
             small_plan(**planned),
             tmp_path / folder,
             checkpoint=checkpoint,
-            **({} if after_update is None else {"after_update": after_update}),
         )
 
     return make
@@ -126,6 +124,13 @@ def texts(tmp_path_factory) -> Path:
         sentences = [f"number {number} was {('good', 'bad')[line % 2]} {line}." for line in range(13)]
         (folder / f"{number}.txt").write_text(" ".join(sentences))
     return folder
+
+
+def after_updates(training: Training, call) -> Training:
+    """The training, with a call after each update."""
+    update = training._update
+    training._update = lambda data: (update(data), call())
+    return training
 
 
 def spoilt(task, *wrong: tuple[int, int], value: float = math.nan):

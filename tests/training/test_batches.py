@@ -14,7 +14,7 @@ from linformer_kit import InputError
 from linformer_kit.data.masking import shuffled_blocks
 from linformer_kit.data.packing import StreamedBlocks
 from linformer_kit.training import batches as training_batches
-from linformer_kit.training.batches import Batches, to_device
+from linformer_kit.training.batches import Batches
 from linformer_kit.training.state import Position
 from linformer_kit.training.tasks.base import Task
 from tests.training.conftest import SEQ_LEN, TRAIN, small_settings
@@ -70,33 +70,6 @@ def take(task: Task, count: int, start: Position | None = None, **fields: int) -
         found.append((rows, update.sequences, update.position))
     updates.close()
     return found
-
-
-def of_processes(process, make, count: int, processes: int, **fields: int) -> list:
-    """The rows of all processes together, forward pass by forward pass."""
-    parts = []
-    for rank in range(processes):
-        process(rank, processes)
-        parts.append(take(make(), count, **fields))
-    together = []
-    for update in zip(*parts, strict=True):
-        assert len({(sequences, position) for _, sequences, position in update}) == 1, "the same in all processes"
-        passes = zip(*(rows for rows, _, _ in update), strict=True)
-        together.append(([list(itertools.chain(*rows)) for rows in passes], *update[0][1:]))
-    return together
-
-
-@pytest.mark.parametrize(("processes", "accumulation"), [(2, 2), (3, 1)])
-def test_processes_learn_from_what_one_learns_from(process, processes, accumulation):
-    """The same keys in each forward pass of all, over three epochs; nothing twice, and equally many rows in each."""
-    fields = {"gradient_accumulation_steps": accumulation}
-    process(0, 1)
-    alone = take(echo(), 12, per_device_train_batch_size=6, **fields)
-    shared = of_processes(process, echo, 12, processes, per_device_train_batch_size=6 // processes, **fields)
-    for (rows, *ours), (theirs, *expected) in zip(shared, alone, strict=True):
-        assert ours == expected
-        assert all(len(together) == 6 for together in rows), "processes must have equally many"
-        assert [[key for key in together if key[1] != FILLER] for together in rows] == theirs
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -173,8 +146,3 @@ def test_an_empty_stream_is_refused(process, words, tmp_path):
     message = "^train_file, dataset_name: expected enough text for one sequence, got less$"
     with pytest.raises(InputError, match=message):
         next(Batches(task, small_settings()).updates(Position()))
-
-
-def test_a_batch_comes_to_the_device():
-    batch = {"input_ids": torch.ones(2, 3), "labels": torch.ones(2)}
-    assert {tensor.device.type for tensor in to_device(batch, torch.device("meta")).values()} == {"meta"}

@@ -223,14 +223,6 @@ def test_students_refused(run, teacher, texts, tmp_path, capsys):
     assert "projected_dim: expected none with student, which has its own, got 5" in error
 
 
-def test_another_teacher_is_no_resumption(run, texts, tmp_path, capsys):
-    shutil.copytree(run, tmp_path / "student")
-    other = write_teacher(tmp_path / "other", WORDS, initializer_range=0.1)
-    arguments = command(other, tmp_path / "student", train_file=texts, cache_dir=run.parent / "cache")
-    error = fail_last_line(capsys, *arguments, "--resume")
-    assert "resume: expected teacher as in" in error
-
-
 @pytest.mark.parametrize("setting", ["teacher", "student"])
 def test_a_model_is_not_written_over(teacher, texts, tmp_path, capsys, setting):
     folder = shutil.copytree(teacher, tmp_path / "model")

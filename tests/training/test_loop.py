@@ -1,4 +1,4 @@
-"""The training loop: transformers' losses, exact resume, and the schedule of evaluations and checkpoints."""
+"""The training loop: exact resume, evaluation, and when it evaluates, saves and ends."""
 
 from __future__ import annotations
 
@@ -6,96 +6,21 @@ import itertools
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
-import transformers
-from transformers import TrainingArguments
 
 from linformer_kit import InputError, LinformerForMaskedLM
-from linformer_kit.training.loop import Training
-from linformer_kit.training.randomness import seed_generators
-from tests.training.conftest import losses, same_parameters, small_plan, small_settings
+from linformer_kit.training import batches, loop
+from linformer_kit.training.engine import Engine
+from linformer_kit.training.loop import Training, measure
+from linformer_kit.training.process import seed_generators
+from linformer_kit.training.tasks.base import Task
+from tests.training.conftest import after_updates, losses, same_parameters, small_settings
 
 pytestmark = pytest.mark.e2e
-
-QUIET = {"hidden_dropout_prob": 0.0}
-
-
-# The models train with transformers' Trainer, and the loop does what that does ---------------------------------------
-
-
-class Ordered(transformers.Trainer):
-    """Transformers' Trainer with the order of a task, by its public methods alone."""
-
-    def __init__(self, task, **arguments: object) -> None:
-        super().__init__(task.model, train_dataset=task.train_items, data_collator=task.collate, **arguments)
-        self.task = task
-
-    def get_train_dataloader(self) -> torch.utils.data.DataLoader:
-        keys = list(itertools.chain(*(self.task.order(epoch, together=4, multiple=1) for epoch in range(10))))
-        batches = [keys[start : start + 4] for start in range(0, len(keys), 4)]
-        return torch.utils.data.DataLoader(self.train_dataset, batch_sampler=batches, collate_fn=self.data_collator)
-
-
-def losses_of_transformers(task, folder: Path, **arguments: object) -> list[float]:
-    settings = TrainingArguments(
-        str(folder),
-        max_steps=20,
-        per_device_train_batch_size=4,
-        gradient_accumulation_steps=2,
-        learning_rate=1e-2,
-        weight_decay=0.01,
-        warmup_steps=3,
-        max_grad_norm=1.0,
-        logging_steps=1,
-        save_strategy="no",
-        report_to="none",
-        use_cpu=True,
-        disable_tqdm=True,
-        remove_unused_columns=False,
-        dataloader_pin_memory=False,
-    )
-    trainer = Ordered(task, args=settings, **arguments)
-    trainer.train()
-    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-
-
-def our_losses(task, folder: Path) -> list[float]:
-    schedule = transformers.get_linear_schedule_with_warmup
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
-    share = schedule(optimizer, 3, 20).lr_lambdas[0]
-    plan = small_plan(20, schedule=share, evaluate_every=20, save_every=20)
-    settings = small_settings(gradient_accumulation_steps=2)
-    training = Training(task, settings, plan, folder)
-    training.run()
-    return losses(training)
-
-
-class Whole(torch.utils.data.Dataset):
-    """Blocks that make a whole number of updates in an epoch, so that both loops cut epochs alike."""
-
-    def __init__(self, blocks) -> None:
-        self._blocks = blocks
-
-    def __len__(self) -> int:
-        return 16
-
-    def __getitem__(self, key: object) -> dict[str, torch.Tensor]:
-        return self._blocks[key]
-
-
-@pytest.mark.parametrize("fields", [{}, {"sharing": "layerwise", "norm_first": True}], ids=str)
-def test_losses_of_blocks_are_those_of_transformers(masked, tmp_path, fields):
-    """Masked tokens are counted over all passes of an update in both."""
-    ours, theirs = masked({**QUIET, **fields}), masked({**QUIET, **fields})
-    for task in (ours, theirs):
-        task.train_items = Whole(task.train_items)
-    found, expected = our_losses(ours, tmp_path / "ours"), losses_of_transformers(theirs, tmp_path / "theirs")
-    assert len(found) == 20 and found[-1] < found[0]
-    assert found == pytest.approx(expected, rel=1e-6, abs=1e-6)
-    for one, other in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
 # Exact: resume, seeds, evaluation ------------------------------------------------------------------------------------
@@ -167,14 +92,6 @@ def test_evaluations_and_checkpoints_are_made_when_the_plan_says_so(run, tmp_pat
     assert list(training.state.logged("eval_loss")) == [0, 3, 6, 7]
     assert checkpoints(tmp_path / "run") == [2, 4, 6, 7]
     assert training.state.epoch == training.state.update / 5
-
-
-def test_more_updates_than_planned_are_refused(run, build, tmp_path):
-    run()
-    checkpoint = tmp_path / "run" / "checkpoint-7"
-    message = f"max_steps: expected at least the 7 updates of {checkpoint}, got 6"
-    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
-        build(updates=6, checkpoint=checkpoint)
 
 
 def test_what_is_finished_is_trained_no_further(run, tmp_path):
@@ -264,7 +181,63 @@ def test_a_best_checkpoint_that_is_damaged_is_not_loaded(masked, build, tmp_path
             path.write_bytes(path.read_bytes()[:-1])
 
     fields = {"metric": "loss", "evaluate_every": 1, "save_every": 1, "updates": 2}
-    training = build(task=told(masked(), loss=[1.0, 2.0]), after_update=damage, **fields)
+    training = after_updates(build(task=told(masked(), loss=[1.0, 2.0]), **fields), damage)
     message = f"{tmp_path / 'run'}: expected its best checkpoint, got {path}: expected"
     with pytest.raises(InputError, match=f"^{re.escape(message)}"):
         training.run()
+
+
+# Evaluation ----------------------------------------------------------------------------------------------------------
+
+
+class Numbers(Task):
+    """Validation items are numbers, and measured as they are, with a row of several."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(torch.nn.Linear(2, 3), None, train=[], validation=range(count), collate=self.gather)
+
+    @staticmethod
+    def gather(numbers: list[int]) -> dict[str, torch.Tensor]:
+        return {"numbers": torch.tensor(numbers)}
+
+    def measure(self, batch):
+        numbers = batch["numbers"]
+        return numbers, numbers[:, None] * torch.ones(1, 2, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize(("count", "processes", "workers"), [(7, 1, 2), (7, 3, 0), (2, 5, 0), (12, 2, 0)])
+def test_each_validation_item_counts_once(monkeypatch, count, processes, workers):
+    """In all processes together, in their order; each has equally many batches."""
+    task, settings = Numbers(count), small_settings(per_device_eval_batch_size=3, dataloader_num_workers=workers)
+    engine, parts = Engine(task, settings), []
+    monkeypatch.setattr(loop, "gather_object", lambda part: (parts.append(part[0]), part)[1])
+    for rank in range(processes):
+        state = SimpleNamespace(process_index=rank, num_processes=processes, device=torch.device("cpu"))
+        monkeypatch.setattr(batches, "PartialState", lambda state=state: state)
+        measure(task, settings, engine)
+    assert len({len(part) for part in parts}) == 1, "models in pieces need them"
+    monkeypatch.setattr(loop, "gather_object", lambda _: parts)
+    numbers, rows = measure(task, settings, engine)
+    assert numbers.tolist() == list(range(count)) and rows.shape == (count, 2)
+    assert rows.dtype == np.float32 and np.array_equal(rows[:, 1], numbers)
+
+
+def test_no_gradient_and_the_precision_of_the_training():
+    seen = []
+    task = Numbers(5)
+    task.measure = lambda batch: (seen.append((torch.is_grad_enabled(), task.training, torch.is_autocast_enabled("cpu"))), (batch["numbers"],))[1]  # fmt: skip
+    for asked in ("true", "false"):
+        settings = small_settings(bf16=asked)
+        engine = Engine(task.train(), settings)
+        measure(task, settings, engine)
+    assert seen == [(False, False, True)] * 2 + [(False, False, False)] * 2
+
+
+def test_a_wish_to_stop_ends_it():
+    """Before each batch."""
+    task, settings = Numbers(7), small_settings(per_device_eval_batch_size=3)
+    engine = Engine(task, settings)
+    for calls in range(3):
+        answers = itertools.chain([0] * calls, [15])
+        assert measure(task, settings, engine, lambda answers=answers: next(answers)) is None
+    assert measure(task, settings, engine, lambda: 0) is not None

@@ -11,7 +11,7 @@ import torch
 
 from linformer_kit.errors import DivergedError, Stopped
 from linformer_kit.files import runs
-from tests.training.conftest import losses, same_parameters, spoilt
+from tests.training.conftest import after_updates, losses, same_parameters, spoilt
 
 pytestmark = pytest.mark.e2e
 
@@ -19,11 +19,11 @@ pytestmark = pytest.mark.e2e
 def test_an_update_that_is_not_finite_is_not_made(masked, build):
     training = build(task=spoilt(masked(), (2, 0)), save_every=99)
     message = (
-        "update 3 (epoch 0.4, process 0): expected a finite loss and gradient, got a loss of nan in batch 1 of 1; the "
+        "update 3 (epoch 0.4): expected a finite loss and gradient, got a loss of nan in batch 1 of 1 of process 0; the "
         "update was not made. Lower learning_rate 0.01 or raise max_skipped_updates 0"
     )
     before: list[torch.Tensor] = []
-    training._after_update = lambda: before.__setitem__(slice(None), [p.clone() for p in training.task.parameters()])
+    after_updates(training, lambda: before.__setitem__(slice(None), [p.clone() for p in training.task.parameters()]))
     with pytest.raises(DivergedError, match=f"^{re.escape(message)}$"):
         training.run()
     assert training.state.update == 2
@@ -82,7 +82,7 @@ def test_a_signal_stops_after_the_update_and_nothing_is_lost(build, run, tmp_pat
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        training = build("cut", after_update=stop)
+        training = after_updates(build("cut"), stop)
         message = f"stopped after update 2; --resume goes on from {tmp_path / 'cut' / 'checkpoint-2'}"
         with pytest.raises(Stopped, match=f"^{re.escape(message)}$") as raised:
             training.run()

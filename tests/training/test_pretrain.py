@@ -51,18 +51,6 @@ def test_a_run_leaves_everything_that_a_user_needs(run):
     assert any(path.name.startswith("events") for path in run.rglob("runs/**/*"))
 
 
-def test_what_a_run_was_made_with_is_written_down(corpus, tmp_path):
-    """Versions, commit, settings and text; and each start."""
-    main(arguments(corpus, tmp_path / "out", "--max_steps=1"))
-    main(arguments(corpus, tmp_path / "out", "--max_steps=2", "--resume"))
-    run = json.loads((tmp_path / "out" / "run.json").read_text())
-    assert run["settings"]["max_steps"] == 2 and run["settings"]["model"]["projected_dim"] == 7
-    assert run["versions"]["torch"] == torch.__version__ and run["corpus_fingerprint"]
-    first, second = run["starts"]
-    assert first["processes"] == second["processes"] == 1 and first["time"] <= second["time"]
-    assert {"commit", "device", "torch", "arguments"} <= set(first)
-
-
 def test_results_are_consistent(run):
     results = json.loads((run / "metrics.json").read_text())
     assert 0 < results["unigram_entropy"] < math.log(PRETRAIN_SIZES["vocab_size"])
@@ -85,20 +73,6 @@ def test_model_and_tokenizer_load_and_fit(run):
     assert model.config.vocab_size == len(tokenizer)
     assert (model.config.pad_token_id, model.config.bos_token_id, model.config.eos_token_id) == (1, 0, 2)
     assert len(pipeline("fill-mask", model=model, tokenizer=tokenizer)("def <mask>(")) == 5
-
-
-def test_the_same_command_gives_the_same_model_and_reads_the_cache(run, corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr("linformer_kit.data.masked_text.train_tokenizer", None)  # calling it would fail
-    main(arguments(corpus, tmp_path / "again"))
-    ours, theirs = (AutoModelForMaskedLM.from_pretrained(folder) for folder in (tmp_path / "again", run))
-    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-        assert torch.equal(a, b)
-
-
-def test_an_existing_tokenizer(run, corpus, tmp_path):
-    main(arguments(corpus, tmp_path / "out", f"--tokenizer={run}", "--model.vocab_size=300"))
-    config = lk.LinformerConfig.from_pretrained(tmp_path / "out")
-    assert config.vocab_size == len(AutoTokenizer.from_pretrained(run))
 
 
 def test_a_model_is_grown_and_goes_on(run, corpus, tmp_path):
@@ -204,7 +178,7 @@ def test_a_run_is_not_resumed_on_other_text(corpus, capsys, tmp_path):
 
 def test_training_that_diverges_is_no_success(corpus, capsys, tmp_path):
     error = fail_last_line(capsys, *arguments(corpus, tmp_path / "out", "--learning_rate=1e30"))
-    assert re.search(r"update \d \(epoch .*, process 0\): expected a finite loss and gradient, got a", error)
+    assert re.search(r"update \d \(epoch .*\): expected a finite loss and gradient, got a", error)
     assert "the update was not made. Lower learning_rate 1e+30 or raise max_skipped_updates 0" in error
     assert json.loads((tmp_path / "out" / "metrics.json").read_text())["models"]["linformer"]["validation_loss"] is None
     assert not (tmp_path / "out" / "model.safetensors").exists()

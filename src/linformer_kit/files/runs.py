@@ -111,11 +111,6 @@ def checkpoint_path(folder: Path, updates: int) -> Path:
     return folder / f"checkpoint-{updates}"
 
 
-def newest_whole_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint whose files all match its manifest, or None."""
-    return find_checkpoint(folder)[0]
-
-
 def find_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
     """The newest intact checkpoint, or None, and a description of the damage of each newer one."""
     wrong: list[str] = []

@@ -1,10 +1,10 @@
-"""Training batches of one process, from any position in the data."""
+"""Batches of one process: for training, from any position in the data, and for validation."""
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,11 +51,7 @@ class Batches:
         self._size = settings.per_device_train_batch_size
         self._together = self._size * self._processes
         self._accumulation = settings.gradient_accumulation_steps
-        self._loader: dict[str, Any] = {
-            "num_workers": settings.dataloader_num_workers,
-            "collate_fn": task.collate,
-            "pin_memory": process.device.type == "cuda",
-        }
+        self._loading = _loading(task, settings)
         self.streaming = isinstance(task.train_items, IterableDataset)
         # accelerate would pad the last batch with repeated sequences; here it is padded with items without labels.
         self._multiple = self._together if self._processes > 1 else 1
@@ -88,8 +84,8 @@ class Batches:
         return self._task.order(epoch, together=self._together, multiple=self._multiple)
 
     def _of_items(self, start: Position) -> Generator[UpdateBatches, None, None]:
-        sampler = _Keys(self._keys, self._size, self._rank, self._processes, start)
-        loader = iter(DataLoader(self._task.train_items, batch_sampler=sampler, **self._loader))  # type: ignore[arg-type]
+        keys: Any = self._keys_of_batches(start)
+        loader = iter(DataLoader(self._task.train_items, batch_sampler=keys, **self._loading))  # type: ignore[arg-type]
         in_epoch, position = self.in_epoch, start
         while True:
             count = min(self._accumulation, in_epoch - position.batches)
@@ -99,9 +95,17 @@ class Batches:
             position = Position(position.epoch + 1) if done == in_epoch else Position(position.epoch, done)
             yield UpdateBatches(batches, min(last, self._task.examples) - min(first, self._task.examples), position)
 
+    def _keys_of_batches(self, start: Position) -> Iterator[list[Any]]:
+        """The keys of this process's part of each global batch, over all epochs."""
+        for epoch in itertools.count(start.epoch):
+            keys = self._keys(epoch)
+            done = start.batches if epoch == start.epoch else 0
+            for place in range(done * self._together + self._rank * self._size, len(keys), self._together):
+                yield keys[place : place + self._size]
+
     def _of_stream(self, start: Position) -> Generator[UpdateBatches, None, None]:
         stream: Any = self._task.train_items
-        loader: Any = DataLoader(stream, batch_size=self._size, **self._loader)
+        loader: Any = DataLoader(stream, batch_size=self._size, **self._loading)
         if self._processes > 1:  # one process reads and sends each process its part
             loader = stream = prepare_data_loader(
                 loader, PartialState().device, self._processes, self._rank, put_on_device=True, dispatch_batches=True
@@ -119,19 +123,29 @@ class Batches:
                 raise InputError("train_file, dataset_name: expected enough text for one sequence, got less")
 
 
-class _Keys:
-    """Batch sampler: the keys of this process's part of each global batch, over all epochs."""
+def validation_batches(task: Task, settings: TrainingSettings) -> Iterator[tuple[Batch, int]]:
+    """This process's batches of validation items, and how many rows of each are counted.
 
-    def __init__(self, keys: Callable[[int], list[Any]], size: int, rank: int, processes: int, start: Position) -> None:
-        self._keys, self._size, self._start = keys, size, start
-        self._first, self._step = rank * size, processes * size
+    All processes have the same number of batches, which sharded models need; filler batches have 0 counted rows.
+    """
+    process = PartialState()
+    size, items = settings.per_device_eval_batch_size, range(len(task.validation_items))
+    places = [items[start : start + size] for start in range(0, len(items), size)]
+    places += [range(0)] * (-len(places) % process.num_processes)
+    mine = places[process.process_index :: process.num_processes]
+    indices: Any = [list(rows) or [0] for rows in mine]
+    loader: DataLoader = DataLoader(task.validation_items, batch_sampler=indices, **_loading(task, settings))  # type: ignore[arg-type]
+    for batch, rows in zip(loader, mine, strict=True):
+        yield batch, len(rows)
 
-    def __iter__(self) -> Iterator[list[Any]]:
-        for epoch in itertools.count(self._start.epoch):
-            done = self._start.batches if epoch == self._start.epoch else 0
-            keys = self._keys(epoch)
-            for place in range(done * self._step, len(keys), self._step):
-                yield keys[place + self._first : place + self._first + self._size]
+
+def _loading(task: Task, settings: TrainingSettings) -> dict[str, Any]:
+    """Arguments of all data loaders."""
+    return {
+        "num_workers": settings.dataloader_num_workers,
+        "collate_fn": task.collate,
+        "pin_memory": PartialState().device.type == "cuda",
+    }
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

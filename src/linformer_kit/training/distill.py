@@ -28,10 +28,9 @@ from linformer_kit.training.adapter import (
 )
 from linformer_kit.training.loop import Training
 from linformer_kit.training.pair import Pair, load_pair
-from linformer_kit.training.plan import Plan
-from linformer_kit.training.randomness import callers_random_state
+from linformer_kit.training.process import callers_random_state
 from linformer_kit.training.run import Run, measurements
-from linformer_kit.training.state import TrainingState
+from linformer_kit.training.state import Plan, TrainingState
 from linformer_kit.training.tasks.answers import kind_of
 from linformer_kit.training.tasks.distillation import MEASURES, Distillation, learning_rate_share
 

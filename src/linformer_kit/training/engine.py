@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from accelerate import PartialState
@@ -22,13 +22,6 @@ from linformer_kit.training.optimizer import adamw, set_learning_rate
 from linformer_kit.training.tasks.base import Batch, Task
 
 _SCALER_KEYS = ("scale", "_growth_tracker")
-
-
-class NonFinite(NamedTuple):
-    """A non-finite loss or gradient: the rank of the process, and a description."""
-
-    rank: int
-    got: str
 
 
 class Engine:
@@ -108,8 +101,8 @@ class Engine:
         norm = torch.nn.utils.clip_grad_norm_(self._task.model.parameters(), limit)
         return (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
 
-    def checked_loss(self, parts: list[Tensor], norm: float) -> tuple[float, NonFinite | None]:
-        """The loss of an update over all processes, and the first process with a non-finite loss or gradient.
+    def checked_loss(self, parts: list[Tensor], norm: float) -> tuple[float, str]:
+        """The loss of an update over all processes, and the first non-finite loss or gradient; empty if there is none.
 
         Args:
             parts: Return values of `backward`.
@@ -118,16 +111,14 @@ class Engine:
         losses, wrong = torch.stack(parts).double(), ""
         if not torch.isfinite(losses).all():
             first = int((~torch.isfinite(losses)).nonzero()[0])
-            wrong = f"a loss of {losses[first].item()} in batch {first + 1} of {len(losses)}"
+            wrong = f"a loss of {losses[first].item()} in batch {first + 1} of {len(losses)} of process {self.rank}"
         elif self._scaler is None and not math.isfinite(norm):
             wrong = f"a gradient norm of {norm}"
         told = torch.stack([losses.sum(), torch.tensor(float(bool(wrong)), device=self.device, dtype=torch.double)])
         if self.processes > 1:
             torch.distributed.all_reduce(told)
         loss, count = told.tolist()
-        if not count:
-            return loss, None
-        return loss, next(NonFinite(rank, found) for rank, found in enumerate(gather_object([wrong])) if found)
+        return loss, next(filter(None, gather_object([wrong]))) if count else ""
 
     def step(self, share: float) -> None:
         """Update the parameters, with a fraction of the peak learning rate, and drop the gradients."""

@@ -41,10 +41,9 @@ from linformer_kit.settings import FinetuneSettings, check_model_is_kept, portab
 from linformer_kit.training.batches import Batches
 from linformer_kit.training.loop import Training
 from linformer_kit.training.optimizer import learning_rate_schedule
-from linformer_kit.training.plan import Plan
-from linformer_kit.training.randomness import callers_random_state
+from linformer_kit.training.process import callers_random_state
 from linformer_kit.training.run import Run, measurements
-from linformer_kit.training.state import is_count
+from linformer_kit.training.state import Plan, is_count
 from linformer_kit.training.tasks.classification import Classification, balanced_weights, curves
 
 logger = logging.getLogger(__name__)

@@ -12,21 +12,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import torch
+from accelerate.utils import gather_object
 from torch import Tensor
 
 from linformer_kit.errors import DivergedError, InputError, Stopped
 from linformer_kit.files.manifest import damage
 from linformer_kit.files.runs import checkpoint_path, rotate_checkpoints
 from linformer_kit.settings import TrainingSettings
-from linformer_kit.training.batches import Batches, UpdateBatches
+from linformer_kit.training.batches import Batches, UpdateBatches, to_device, validation_batches
 from linformer_kit.training.checkpoint import load_moments, load_weights, save_checkpoint
-from linformer_kit.training.engine import Engine, NonFinite
-from linformer_kit.training.evaluation import measure
+from linformer_kit.training.engine import Engine
 from linformer_kit.training.log import TrainingLog
-from linformer_kit.training.plan import Plan
-from linformer_kit.training.randomness import seed_generators
-from linformer_kit.training.state import TrainingState, read_state
-from linformer_kit.training.stopping import StopRequest, stop_requests
+from linformer_kit.training.process import StopRequest, seed_generators, stop_requests
+from linformer_kit.training.state import Plan, TrainingState, read_state
 from linformer_kit.training.tasks.base import Task
 
 logger = logging.getLogger(__name__)
@@ -41,7 +40,6 @@ class Training:
         plan: Number of updates, learning rates, and when to evaluate and save.
         folder: Folder of the checkpoints.
         checkpoint: Checkpoint to resume from; None: start from the beginning.
-        after_update: Called after each update.
 
     Attributes:
         state: The training state.
@@ -60,13 +58,9 @@ class Training:
         folder: Path,
         *,
         checkpoint: Path | None = None,
-        after_update: Callable[[], None] = lambda: None,
     ) -> None:
         self.task, self.settings, self.plan, self.folder = task, settings, plan, folder
         self.state = TrainingState() if checkpoint is None else read_state(checkpoint)
-        if self.state.update > plan.updates:
-            expected = f"at least the {self.state.update} updates of {checkpoint}"
-            raise InputError(f"max_steps: expected {expected}, got {plan.updates}")
         if checkpoint is not None:
             load_weights(task.model, checkpoint)
         self.engine = Engine(task, settings)
@@ -76,7 +70,6 @@ class Training:
         self._saved = None if checkpoint is None else (self.state.update, len(self.state.log))
         self._batches = Batches(task, settings)
         self.state.epoch = self._batches.epochs(self.state.position)
-        self._after_update = after_update
         self._request = StopRequest()
         self.diverged: str | None = None
 
@@ -106,7 +99,6 @@ class Training:
                         break
                     self.log.start_clock()
                     self._update(next(updates))
-                    self._after_update()
                 self._load_best()
                 if stop := self._asked_to_stop():
                     raise self._stopped(stop)
@@ -130,7 +122,7 @@ class Training:
         norm = engine.clip(self.settings.max_grad_norm)
         loss, wrong = engine.checked_loss(losses, norm)
         if wrong:
-            self._skip_or_raise(wrong)
+            self._check_may_skip(wrong)
             engine.skip()
         else:
             engine.step(share)
@@ -150,15 +142,15 @@ class Training:
         """Updates that were skipped because their loss or gradient was not finite."""
         return len(self.state.logged("skipped_updates"))
 
-    def _skip_or_raise(self, wrong: NonFinite) -> None:
+    def _check_may_skip(self, wrong: str) -> None:
         update, settings = self.state.update + 1, self.settings
         if self.skipped_updates >= settings.max_skipped_updates:
             raise DivergedError(
-                f"update {update} (epoch {self.state.epoch:.4g}, process {wrong.rank}): expected a finite loss and "
-                f"gradient, got {wrong.got}; the update was not made. Lower learning_rate {settings.learning_rate} or "
-                f"raise max_skipped_updates {settings.max_skipped_updates}"
+                f"update {update} (epoch {self.state.epoch:.4g}): expected a finite loss and gradient, got {wrong}; "
+                f"the update was not made. Lower learning_rate {settings.learning_rate} or raise max_skipped_updates "
+                f"{settings.max_skipped_updates}"
             )
-        logger.warning("update %s is skipped: %s", update, wrong.got)
+        logger.warning("update %s is skipped: %s", update, wrong)
 
     @property
     def result_update(self) -> int:
@@ -171,16 +163,13 @@ class Training:
         Raises:
             Stopped: after a signal that arrived while `run` ended.
         """
-        if (measured := self._measured()) is None:
+        if (measured := measure(self.task, self.settings, self.engine, self._asked_to_stop)) is None:
             raise self._stopped(self._asked_to_stop())
         return measured
 
-    def _measured(self) -> tuple[np.ndarray, ...] | None:
-        return measure(self.task, self.settings, self.engine, self._asked_to_stop)
-
     def _evaluate(self) -> int:
         """Evaluate and return 0, or return the number of a signal to stop."""
-        if (measured := self._measured()) is None:
+        if (measured := measure(self.task, self.settings, self.engine, self._asked_to_stop)) is None:
             return self._asked_to_stop()
         metrics = self.task.metrics(*measured)
         self.log.add({f"eval_{name}": value for name, value in metrics.items()}, self.task.describe(metrics))
@@ -220,3 +209,35 @@ class Training:
         checkpoint = checkpoint_path(self.folder, update)
         what = f"--resume goes on from {checkpoint}" if checkpoint.is_dir() else "there was nothing to save"
         return Stopped(f"stopped after update {update}; {what}", signal=signal)
+
+
+def measure(
+    task: Task, settings: TrainingSettings, engine: Engine, stop: Callable[[], int] = lambda: 0
+) -> tuple[np.ndarray, ...] | None:
+    """Measure each validation sequence, in their order, split over all processes.
+
+    Args:
+        task: The task to evaluate.
+        settings: Batch size and data workers.
+        engine: Device and precision.
+        stop: Called before each batch, in all processes; a value other than 0 aborts the evaluation.
+
+    Returns:
+        One array of `[sequences, ...]` for each tensor of `Task.measure`; None if aborted.
+    """
+    task.eval()
+    task.begin(None)
+    found: list[tuple[np.ndarray, ...]] = []
+    for batch, rows in validation_batches(task, settings):
+        if stop():
+            return None
+        with torch.no_grad(), engine.autocast():
+            measured = task.measure(to_device(batch, engine.device))
+        found.append(tuple(_array(tensor[:rows]) for tensor in measured))
+    together = [batch for batches in zip(*gather_object([found]), strict=True) for batch in batches]
+    return tuple(np.concatenate(parts) for parts in zip(*together, strict=True))
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    """Convert a tensor to numpy; floats become float32, since numpy has no bfloat16."""
+    return (tensor.float() if tensor.is_floating_point() else tensor).cpu().numpy()

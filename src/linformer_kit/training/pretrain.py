@@ -30,9 +30,9 @@ from linformer_kit.report.pretraining import write_pretrain_report
 from linformer_kit.settings import ModelSettings, PretrainSettings, check_model_is_kept, portable
 from linformer_kit.training.metrics import unigram_entropy
 from linformer_kit.training.optimizer import learning_rate_schedule
-from linformer_kit.training.plan import Plan
-from linformer_kit.training.randomness import callers_random_state
+from linformer_kit.training.process import callers_random_state
 from linformer_kit.training.run import Run, measurements
+from linformer_kit.training.state import Plan
 from linformer_kit.training.tasks.masked_language_model import MaskedLanguageModel
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Generators of a process: seeded by numbers, and restored for the caller."""
+"""What a training sets for its process: generators, kernels, the device."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import random
 import numpy as np
 import pytest
 import torch
+from accelerate import PartialState
 
-from linformer_kit.training.randomness import deterministic_kernels, seed_generators
+from linformer_kit.training.process import deterministic_kernels, seed_generators, start_processes
 
 
 def draw() -> tuple[float, float, float]:
@@ -49,3 +50,12 @@ def test_kernels_that_sum_in_a_fixed_order_only_where_they_are_wanted(monkeypatc
         assert not torch._inductor.config.deterministic, "of torch.compile"
     finally:
         torch.set_deterministic_debug_mode("default")
+
+
+def test_a_later_training_has_the_device_of_its_own_settings(monkeypatch):
+    """Accelerate keeps that of the first one; `meta` stands for an accelerator."""
+    monkeypatch.setattr(PartialState, "default_device", torch.device("meta"))
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+    devices = [start_processes(cpu=cpu, timeout=5).device.type for cpu in (True, False, True)]
+    assert devices == ["cpu", "meta", "cpu"] and PartialState().device.type == "cpu"

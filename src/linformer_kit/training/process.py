@@ -1,0 +1,181 @@
+"""What a training sets for its whole process: the group of processes, signals, random generators, kernels."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import logging
+import multiprocessing
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import PartialState
+
+logger = logging.getLogger(__name__)
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_AGAIN_SECONDS = 1.0
+
+
+def start_processes(*, cpu: bool, timeout: float) -> PartialState:
+    """Initialise the process group, if there are several processes and no group yet; it is destroyed at exit.
+
+    Args:
+        cpu: Whether to use the CPU even if there is an accelerator.
+        timeout: Seconds that a process waits for another one before it fails.
+
+    Returns:
+        This process: its device, its rank and the number of processes.
+    """
+    cpu = cpu or not torch.accelerator.is_available()
+    process = PartialState(cpu=cpu, timeout=timedelta(seconds=timeout))
+    _end_with_process()
+    if process.num_processes == 1 and cpu != (process.device.type == "cpu"):  # the device of an earlier training
+        process.device = torch.device("cpu") if cpu else process.default_device
+    if process.num_processes == 1 and (devices := torch.accelerator.device_count()) > 1 and not cpu:
+        logger.warning(
+            "one of %s devices is used; `torchrun --nproc-per-node %s -m linformer_kit` uses all", devices, devices
+        )
+    return process
+
+
+@functools.cache
+def _end_with_process() -> None:
+    """Register `_end`, once."""
+    atexit.register(_end)
+
+
+def _end() -> None:
+    """Kill data workers and destroy the process group, before Python waits for daemon processes at exit.
+
+    Workers block SIGTERM, and a forked one may hang in a lock. Threads of a live group may abort Python.
+    """
+    for child in multiprocessing.active_children():
+        if child.daemon:
+            child.kill()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+class StopRequest:
+    """A request to stop.
+
+    Attributes:
+        signal: Number of the signal; 0: none was received.
+    """
+
+    signal = 0
+
+
+_listening: list[StopRequest] = []
+_mask: set[Any] = set()  # signal mask of this process before the fork
+
+
+def _before_fork() -> None:
+    """Block the signals; the child inherits this mask, so handlers that torch installs in its workers do not run."""
+    global _mask
+    if _listening:
+        _mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+
+
+def _after_fork() -> None:
+    if _listening:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _mask)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork)
+
+
+@contextmanager
+def stop_requests() -> Iterator[StopRequest]:
+    """Record the signals as a request to stop instead of ending the process; a second Ctrl-C ends it as usual.
+
+    Launchers forward signals that their processes have received already, so repetitions within a second, and every
+    further SIGTERM, are ignored. Processes forked meanwhile, such as data workers, block both signals: the end of one
+    would end the training at once. They end with their data loader, at the latest with this process.
+
+    Signals that the process ignores, as background processes do, stay ignored. Outside the main thread Python receives
+    no signals, so the request is never set.
+    """
+    request, asked = StopRequest(), 0.0
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+
+    def record(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if not request.signal:
+            request.signal, asked = number, time.monotonic()
+        elif number == signal.SIGINT and time.monotonic() > asked + _AGAIN_SECONDS:
+            signal.signal(number, before[number])
+            signal.raise_signal(number)
+
+    handled = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before: dict[int, Any] = {number: signal.signal(number, record) for number in handled}
+    _listening.append(request)
+    try:
+        yield request
+    finally:
+        _listening.remove(request)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def seed_generators(*numbers: int) -> None:
+    """Seed the generators of Python, numpy and torch; different numbers give independent streams."""
+    seed = int(np.random.SeedSequence(numbers).generate_state(1)[0])
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+@contextmanager
+def deterministic_kernels(wanted: bool) -> Iterator[None]:
+    """Use deterministic kernels only, if wanted; the earlier settings are restored afterwards.
+
+    cuBLAS reads CUBLAS_WORKSPACE_CONFIG at its first use, so it has no effect if the process used the GPU before.
+    """
+    if not wanted:
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    mode, benchmark = torch.get_deterministic_debug_mode(), torch.backends.cudnn.benchmark
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        # `set_deterministic_debug_mode` would leave torch.compile's own setting as it was in the training.
+        torch.use_deterministic_algorithms(mode > 0, warn_only=mode == 1)
+        torch.backends.cudnn.benchmark = benchmark
+
+
+@contextmanager
+def callers_random_state() -> Iterator[None]:
+    """Restore the state of the global generators of Python, numpy and torch afterwards.
+
+    Otherwise a program that trains twice with one seed would draw the same numbers after each training. Of the CUDA
+    devices, the current one is restored, if CUDA is initialised already.
+    """
+    of_python, of_numpy, of_torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+    of_device = None if device is None else torch.cuda.get_rng_state(device)
+    try:
+        yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+        torch.set_rng_state(of_torch)
+        if device is not None and of_device is not None:
+            torch.cuda.set_rng_state(of_device, device)
