@@ -1,6 +1,6 @@
 """Forward and backward on the meta device, which rejects tensors of other devices as an accelerator does.
 
-Left out is what reads values, of which there are none: the selection of labelled tokens (`masked_token_losses`, answers
+Left out is what reads values, of which there are none: the selection of labelled tokens (of validation losses, answers
 of hidden words in `output_loss`), spectra and other analyses, checks of ids, and `linearize` itself, which runs a model.
 """
 

@@ -16,7 +16,6 @@ from transformers import (
     AutoTokenizer,
     RobertaConfig,
     RobertaModel,
-    pipeline,
 )
 
 from linformer_kit.commands.cli import main
@@ -102,11 +101,6 @@ def test_it_learns_and_the_best_seed_is_kept(run):
         kept.parameters(), AutoModelForSequenceClassification.from_pretrained(checkpoint).parameters(), strict=True
     ):
         assert torch.equal(ours, theirs)
-
-
-def test_pipelines_print_names(run):
-    classify = pipeline("text-classification", model=str(run))
-    assert {classify(f"number 3 was {word}")[0]["label"] for word in ("good", "bad")} <= set(WORDS)
 
 
 def test_evaluate_gives_what_training_measured(run, held_out, tmp_path, capsys):
@@ -227,13 +221,9 @@ def test_the_length_of_the_fine_tuning_is_that_of_the_answers(encoder, tmp_path,
     ("arguments", "message"),
     [
         (["--seeds", "1", "1"], "seeds: expected one or more, each once, got [1, 1]"),
-        (["--seeds", "-1"], "seeds: expected 0 to 4294967295, got -1"),
         (["--metric_for_best_model", "bleu"], "metric_for_best_model: expected one of accuracy, macro_f1 and loss, got 'bleu'"),
         (["--max_length", "24"], f"max_length: expected at most {LENGTH} (the model's limit), got 24"),
-        (["--resize_to", "3"], "resize_to: expected"),
         (["--seed", "3"], "unrecognized arguments: --seed 3"),
-        (["--max_length", "2"], "max_length: expected at least 3, got 2"),
-        (["--label_smoothing_factor", "1"], "label_smoothing_factor: expected 0 or more and less than 1, got 1.0"),
         (["--label_column", "class"], "no column 'class' (label_column); it has 'text', 'label'"),
         (["--model", "/none/there"], "model: expected a folder, got /none/there, which does not exist"),
     ],
@@ -244,11 +234,3 @@ def test_bad_input_is_one_line_and_nothing_is_left(encoder, texts, tmp_path, arg
     shown = capsys.readouterr().err.strip().splitlines()
     assert exit_.value.code == 2 and re.search(re.escape(message), shown[-1])
     assert not (tmp_path / "out").exists()
-
-
-def test_a_model_is_not_written_over(encoder, texts, tmp_path, capsys):
-    shutil.copytree(encoder, tmp_path / "model")
-    for folder in (tmp_path / "model", tmp_path):
-        with pytest.raises(SystemExit):
-            finetune(tmp_path / "model", folder, "--train_file", texts, "--overwrite")
-        assert "output_dir: expected another folder than that of the model" in capsys.readouterr().err

@@ -8,13 +8,16 @@ import os
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from datasets import Dataset
 from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 import linformer_kit as lk
 from linformer_kit.commands.cli import main
+from linformer_kit.training.pretrain import _unigram_entropy
 from tests.conftest import PRETRAIN_SIZES, fail, fail_last_line, randomise, write_corpus
 
 pytestmark = pytest.mark.e2e
@@ -195,3 +198,9 @@ def test_saved_settings_repeat_the_run_elsewhere(run, tmp_path, monkeypatch):
 def test_a_model_is_not_written_over(run, corpus, capsys):
     error = fail(capsys, *arguments(corpus, run, f"--from_model={run}", "--overwrite"))
     assert "output_dir: expected another folder than that of the model" in error and (run / "config.json").exists()
+
+
+def test_unigram_entropy_by_hand(words):
+    blocks = Dataset.from_dict({"input_ids": [[0, 5, 5, 2], [0, 7, 9, 2]]})
+    data = SimpleNamespace(tokenizer=words, validation_blocks=blocks)
+    assert _unigram_entropy(data) == pytest.approx(1.5 * math.log(2))

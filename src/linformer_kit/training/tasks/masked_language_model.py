@@ -1,4 +1,8 @@
-"""Masked language modelling over packed blocks."""
+"""Masked language modelling over packed blocks, in nats.
+
+The loss is the mean negative log-likelihood over all masked tokens; a mean of batch means would give more weight to
+tokens of batches with fewer masked tokens. Perplexity is its exponential.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import default_collate
 from transformers import PreTrainedTokenizerBase
 
 from linformer_kit.data.masking import MaskedBlocks, shuffled_blocks
 from linformer_kit.data.packing import StreamedBlocks
-from linformer_kit.models.heads import LinformerForMaskedLM
+from linformer_kit.models.heads import LinformerForMaskedLM, labelled_positions
 from linformer_kit.settings import IGNORED_LABEL
-from linformer_kit.training.metrics import masked_token_losses
 from linformer_kit.training.tasks.base import Batch, Task
 
 # The head runs on a multiple of this number of tokens. With another number in each update, logits of ever new sizes
@@ -73,8 +78,16 @@ class MaskedLanguageModel(Task):
         return self.model(**batch, predicted_positions=positions, num_items_in_batch=labels).loss
 
     def measure(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Sum of losses and number of masked tokens of each sequence."""
-        return masked_token_losses(self.model, batch["input_ids"], batch["labels"])
+        """Sum of losses and number of masked tokens of each sequence; the head runs on masked tokens only.
+
+        Sums over sequences, unlike means, add up exactly over batches and processes.
+        """
+        labels = batch["labels"]
+        positions = labelled_positions(labels)
+        logits = self.model(batch["input_ids"], predicted_positions=positions).logits
+        losses = F.cross_entropy(logits.float(), labels.flatten()[positions], reduction="none")
+        sums = torch.zeros(len(labels), device=losses.device).index_add(0, positions // labels.shape[1], losses)
+        return sums, (labels != IGNORED_LABEL).sum(dim=1)
 
     def metrics(self, sums: np.ndarray, counts: np.ndarray) -> dict[str, float]:  # type: ignore[override]
         return {"loss": float(sums.sum(dtype="float64") / counts.sum())}
