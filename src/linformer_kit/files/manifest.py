@@ -87,14 +87,8 @@ def checked_folder(folder: Path) -> Iterator[Path]:
     After an error the temporary folder is removed and `folder` is unchanged. After a kill, `recover` cleans up.
     """
     part, old = _beside(folder, PART), _beside(folder, OLD)
-    remove_tree(part)
-    part.mkdir(parents=True)
-    try:
+    with _temporary(part):
         yield part
-        write_manifest(part)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
     if os.path.lexists(folder):
         remove_tree(old)
         os.replace(folder, old)
@@ -111,14 +105,8 @@ def whole_contents(folder: Path, name: str) -> Iterator[Path]:
     After an error while writing, the temporary folder is removed and `folder` is unchanged.
     """
     part = folder / f".{name}{PART}"
-    remove_tree(part)
-    part.mkdir(parents=True)
-    try:
+    with _temporary(part):
         yield part
-        write_manifest(part)
-    except BaseException:
-        remove_tree(part)
-        raise
     (folder / MANIFEST).unlink(missing_ok=True)
     for path in sorted(part.iterdir(), key=lambda path: path.name == MANIFEST):
         if path.is_dir():
@@ -126,6 +114,19 @@ def whole_contents(folder: Path, name: str) -> Iterator[Path]:
         os.replace(path, folder / path.name)
     part.rmdir()
     flush(folder)
+
+
+@contextmanager
+def _temporary(part: Path) -> Iterator[None]:
+    """Make an empty folder, which gets a manifest at the end; after an error it is removed."""
+    remove_tree(part)
+    part.mkdir(parents=True)
+    try:
+        yield
+        write_manifest(part)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
 
 
 def recover(parent: Path, names: re.Pattern[str]) -> None:
@@ -152,28 +153,11 @@ def read_json(path: Path) -> dict[str, Any]:
         InputError: if the file is not a JSON object.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-    except ValueError as error:
-        raise InputError(f"{path}: expected JSON, got {error}") from None
-    return parsed_json(text, str(path))
-
-
-def parsed_json(text: str, name: str) -> dict[str, Any]:
-    """Parse a JSON object.
-
-    Args:
-        text: The text.
-        name: Its file, for errors.
-
-    Raises:
-        InputError: for anything else.
-    """
-    try:
-        content = json.loads(text)
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{name}: expected JSON, got {error}") from None
+        raise InputError(f"{path}: expected JSON, got {error}") from None
     if not isinstance(content, dict):
-        raise InputError(f"{name}: expected JSON of names and values, got {type(content).__name__}")
+        raise InputError(f"{path}: expected JSON of names and values, got {type(content).__name__}")
     return content
 
 

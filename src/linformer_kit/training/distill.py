@@ -39,10 +39,11 @@ from linformer_kit.training.adapter import (
     made_adapter,
     write_adapter,
 )
+from linformer_kit.training.checkpoint import save_model
 from linformer_kit.training.loop import Training
 from linformer_kit.training.process import callers_random_state
 from linformer_kit.training.run import Run, measurements
-from linformer_kit.training.state import Plan, TrainingState
+from linformer_kit.training.state import Plan
 from linformer_kit.training.tasks.answers import kind_of
 from linformer_kit.training.tasks.distillation import MEASURES, Distillation, learning_rate_share
 
@@ -112,7 +113,7 @@ def _save(run: Run, settings: DistillSettings, pair: Pair, results: dict[str, An
         if adapter is not None:
             write_adapter(adapter, pair.student, example, results, folder / ADAPTER)
 
-    run.save_model(model, pair.tokenizer, beside=write)
+    save_model(model, pair.tokenizer, run.folder, beside=write)
 
 
 def check(settings: DistillSettings) -> None:
@@ -301,6 +302,7 @@ def _plan(settings: DistillSettings) -> Plan:
 def _results(settings: DistillSettings, pair: Pair, inputs: Inputs, training: Training) -> dict[str, Any]:
     teacher, student = pair.teacher, pair.student
     linear = student.config.linformer
+    trained = sum(parameter.numel() for parameter in student.parameters() if parameter.requires_grad)
     return {
         "command": "distill",
         "environment": environment(training.engine.device),
@@ -317,7 +319,7 @@ def _results(settings: DistillSettings, pair: Pair, inputs: Inputs, training: Tr
             "projection_matrices": student.projection_matrix_count(),
             **{name: linear[name] for name in ("seq_len", "projected_dim", "sharing", "projection", "shorter_input")},
             "exact": {name: linear[name] for name in EXACT},
-            "adapter": None if pair.base is None else _adapter_size(settings, student),
+            "adapter": None if pair.base is None else {"rank": settings.adapter_rank, "parameters": trained},
         },
         "text": {
             "description": inputs.description,
@@ -328,20 +330,10 @@ def _results(settings: DistillSettings, pair: Pair, inputs: Inputs, training: Tr
         },
         **measurements(training),
         "layerwise_steps": _layerwise_steps(settings),
-        "curve": _curves(training.state),
+        "curve": {name: list(map(list, training.state.logged(f"eval_{name}").items())) for name in MEASURES},
         "settings": portable(settings),
         "versions": versions(),
     }
-
-
-def _adapter_size(settings: DistillSettings, student: LinearizedModel) -> dict[str, int]:
-    trained = sum(parameter.numel() for parameter in student.parameters() if parameter.requires_grad)
-    return {"rank": settings.adapter_rank, "parameters": trained}
-
-
-def _curves(state: TrainingState) -> dict[str, list[list[float]]]:
-    """Pairs of update and value for each metric on held-out text."""
-    return {name: [[update, value] for update, value in state.logged(f"eval_{name}").items()] for name in MEASURES}
 
 
 def _layerwise_steps(settings: DistillSettings) -> int:

@@ -39,6 +39,7 @@ from linformer_kit.interop.loading import fingerprint, input_length, load_model,
 from linformer_kit.report.classification import best_run, write_finetune_report, write_mistakes
 from linformer_kit.settings import FinetuneSettings, check_model_is_kept, portable, recorded_name
 from linformer_kit.training.batches import Batches
+from linformer_kit.training.checkpoint import save_model
 from linformer_kit.training.loop import Training
 from linformer_kit.training.optimizer import learning_rate_schedule
 from linformer_kit.training.process import callers_random_state
@@ -109,7 +110,7 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
         training, logits, measured = _train(run, task, seed)
         results["runs"].append(measured)
         if best_run(results)["seed"] == seed:
-            run.save_model(training.task.model, tokenizer)
+            save_model(training.task.model, tokenizer, run.folder)
             run.write(functools.partial(_write_mistakes, task, logits))
         run.write(functools.partial(_write, results))
     run.write(functools.partial(_write, results))  # also if all seeds were done before: the figures may be missing

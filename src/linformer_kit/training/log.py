@@ -118,17 +118,13 @@ def check_report_to(report_to: str) -> None:
             if name not in LOGGER_TYPE_TO_CLASS:
                 known = ", ".join(sorted(LOGGER_TYPE_TO_CLASS))
                 raise InputError(f"expected {known} or {NO_TRACKER}, got {name!r}")
-            _package_of(name)
+            if name not in [str(getattr(found, "value", found)) for found in get_available_trackers()]:
+                raise InputError(f"expected a tracker whose package is installed, got {name}")
 
 
 def _names(report_to: str) -> list[str]:
     names = [name.strip() for name in report_to.split(",")]
     return [name for name in names if name and name != NO_TRACKER]
-
-
-def _package_of(name: str) -> None:
-    if name not in [str(getattr(found, "value", found)) for found in get_available_trackers()]:
-        raise InputError(f"expected a tracker whose package is installed, got {name}")
 
 
 def _trackers(report_to: str, folder: Path) -> list[GeneralTracker]:
@@ -137,13 +133,9 @@ def _trackers(report_to: str, folder: Path) -> list[GeneralTracker]:
     for name in _names(report_to):
         kind: Any = LOGGER_TYPE_TO_CLASS[name]
         now = f"{datetime.datetime.now():%b%d_%H-%M-%S}_{platform.node()}"
+        place = [folder / "runs"] if kind.requires_logging_directory else []
         with input_errors(f"report_to: {name}"):
-            if name == "tensorboard":
-                tracker = kind(now, folder / "runs")
-            elif kind.requires_logging_directory:
-                tracker = kind(folder.name, folder / "runs")
-            else:
-                tracker = kind(folder.name)
+            tracker = kind(now if name == "tensorboard" else folder.name, *place)
             tracker.start()
         started.append(tracker)
     return started

@@ -29,6 +29,7 @@ from linformer_kit.models.heads import LinformerForMaskedLM
 from linformer_kit.operator.projections import PROJECTIONS
 from linformer_kit.report.pretraining import write_pretrain_report
 from linformer_kit.settings import ModelSettings, PretrainSettings, check_model_is_kept, check_training, portable
+from linformer_kit.training.checkpoint import save_model
 from linformer_kit.training.optimizer import learning_rate_schedule
 from linformer_kit.training.process import callers_random_state
 from linformer_kit.training.run import Run, measurements
@@ -123,7 +124,7 @@ def train_model(
     training = run.train(task, plan(settings), said=said)
     curve = training.state.logged("eval_loss")
     if training.diverged is None:
-        run.save_model(model, data.tokenizer)
+        save_model(model, data.tokenizer, run.folder)
         loss = curve[training.result_update]
     else:
         loss = curve[training.state.update] = math.nan

@@ -16,7 +16,6 @@ from typing import Any
 import yaml
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from linformer_kit.environment import environment, versions
 from linformer_kit.errors import DivergedError, InputError
@@ -24,7 +23,7 @@ from linformer_kit.files.manifest import read_json, recover
 from linformer_kit.files.runs import CHECKPOINT, RUN_MARK, check_output_dir, find_checkpoint, open_output_dir
 from linformer_kit.files.writing import write_new, write_whole
 from linformer_kit.settings import TrainingSettings, check_training
-from linformer_kit.training.checkpoint import save_model, write_by_one
+from linformer_kit.training.checkpoint import write_by_one
 from linformer_kit.training.log import check_report_to
 from linformer_kit.training.loop import Training
 from linformer_kit.training.process import deterministic_kernels, start_processes
@@ -224,17 +223,6 @@ class Run:
                 record["starts"][-1]["diverged"] = f"{said}: {error}" if said else str(error)
                 write_whole(self.folder / RUN_MARK, _as_json(record))
         return training
-
-    def save_model(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        folder: Path | None = None,
-        *,
-        beside: Callable[[Path], None] = lambda folder: None,
-    ) -> None:
-        """Save a model and its tokenizer to `folder`, by default that of the run; see `checkpoint.save_model`."""
-        save_model(model, tokenizer, self.folder if folder is None else folder, beside=beside)
 
     def write(self, write: Callable[[Path], object]) -> None:
         """Let the main process write results into the folder of the run; all processes raise if that fails."""
