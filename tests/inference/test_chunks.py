@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+
 import numpy as np
 import pytest
 import torch
 import transformers
-from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
+from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
 
 import linformer_kit as lk
 from linformer_kit.commands.cli import main
 from tests.conftest import fail, write_bert
 from tests.inference.test_embed import LONGEST, TEXTS, WORDS, described, encoded
 
+SIZE = 7
 PROMPT = "the story:"
 
 
@@ -32,14 +36,72 @@ def embedded(folder, model, output, *options):
     return np.load(output)
 
 
+def states(model, text, prompt):
+    """Hidden states of one pass, and the number of its first tokens that are special or of the prompt."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    inputs = tokenizer(prompt + text, truncation=True, max_length=LONGEST, return_tensors="pt")
+    with torch.no_grad():
+        hidden = transformers.AutoModel.from_pretrained(model).eval()(**inputs).last_hidden_state[0]
+    return hidden.numpy(), len(tokenizer(prompt, add_special_tokens=False)["input_ids"]) + 1
+
+
+@pytest.mark.parametrize(("prompt", "include"), [("", True), (PROMPT, True), (PROMPT, False)])
+def test_late_chunking_pools_pieces_of_one_pass(folder, tmp_path, prompt, include):
+    config = {"prompts": {"text": PROMPT}, "default_prompt_name": "text"} if prompt else {}
+    modules = [Pooling(33, "mean", include_prompt=include), Dense(33, 5), Normalize()]
+    torch.manual_seed(0)
+    model = described(folder, tmp_path / "model", modules, config)
+    vectors = embedded(folder, model, tmp_path / "vectors.npy", "--chunk_tokens", SIZE)
+    expected, texts = [], [*TEXTS, "", "A.b"]
+    for text in texts:
+        hidden, first = states(model, text, prompt)
+        edges = [*range(first, max(first + 1, len(hidden) - 1), SIZE), len(hidden)]
+        edges[0] = 0 if include else first
+        for start, stop in itertools.pairwise(edges):
+            mean = torch.from_numpy(hidden[start:stop].mean(axis=0))
+            with torch.no_grad():
+                mapped = modules[1]({"sentence_embedding": mean[None].to(modules[1].linear.weight.device)})
+            expected.append(torch.nn.functional.normalize(mapped["sentence_embedding"].cpu())[0].numpy())
+    np.testing.assert_allclose(vectors, expected, rtol=0, atol=2e-6)
+    pieces = [json.loads(line) for line in (tmp_path / "vectors.npy.pieces.jsonl").read_text().splitlines()]
+    assert len(pieces) == len(vectors) > len(texts)
+    shown = [texts[piece["row"] - 1][piece["start"] : piece["end"]] for piece in pieces]
+    assert shown[0] == "the" and shown[-2:] == ["", "A.b"] and all(text in TEXTS[1] for text in shown[1:3])
+
+
+@pytest.mark.parametrize("option", [("--chunk_tokens", LONGEST), ("--pieces",)])
 @pytest.mark.parametrize(("prompt", "include"), [(PROMPT, True), (f"{PROMPT} ", False)])
-def test_one_piece_is_the_whole_text(folder, tmp_path, prompt, include):
+def test_one_piece_is_the_whole_text(folder, tmp_path, prompt, include, option):
     """A prompt's last space becomes a part of the text's first token, which sentence-transformers then does not pool."""
     config = {"prompts": {"text": prompt}, "default_prompt_name": "text"} if prompt else {}
     model = described(folder, tmp_path / "model", [Pooling(33, "mean", include_prompt=include), Normalize()], config)
-    vectors, expected = embedded(folder, model, tmp_path / "vectors.npy", "--pieces"), encoded(model, TEXTS)
-    short = [number for number, text in enumerate(TEXTS) if len(text) < 50]
+    vectors, expected = embedded(folder, model, tmp_path / "vectors.npy", *option), encoded(model, TEXTS)
+    short = [number for number, text in enumerate(TEXTS) if len(text) < 50 or "chunk_tokens" in option[0]]
     np.testing.assert_allclose(vectors[short], expected[short], rtol=0, atol=1e-6)
+
+
+def test_an_interrupted_run_of_pieces_goes_on(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("linformer_kit.inference.embed._BATCHES", 2)
+    model, options = described(folder, tmp_path / "model", [Pooling(33, "mean")]), ["--chunk_tokens", SIZE]
+    whole = embedded(folder, model, tmp_path / "whole.npy", *options)
+    output, calls = tmp_path / "vectors.npy", []
+    original = np.concatenate
+
+    def interrupted(*arguments, **named):
+        calls.append(None)
+        if len(calls) == 20:
+            raise KeyboardInterrupt
+        return original(*arguments, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(np, "concatenate", interrupted)
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            embedded(folder, model, output, *options)
+    recorded = json.loads((tmp_path / "vectors.npy.run.json").read_text())
+    assert 0 < recorded["texts"] < recorded["rows"] < len(whole) and not output.exists()
+    embedded(folder, model, output, *options, "--resume")
+    for end in ("", ".pieces.jsonl"):
+        assert (tmp_path / f"vectors.npy{end}").read_bytes() == (tmp_path / f"whole.npy{end}").read_bytes()
 
 
 def test_the_mean_of_pieces(folder, tmp_path):
@@ -63,8 +125,14 @@ def test_the_mean_of_pieces(folder, tmp_path):
 
 
 def test_refused(folder, tmp_path, capsys):
+    model = described(folder, tmp_path / "model", [Pooling(33, "cls"), Normalize()])
+    arguments = ["embed", model, folder / "texts.csv", "--output", tmp_path / "vectors.npy"]
+    message = "chunk_tokens: expected a model with mean pooling after its encoder, got ['cls', 'Normalize']"
+    assert message in fail(capsys, *arguments, "--chunk_tokens", SIZE)
+    assert not any(tmp_path.glob("vectors*"))
     config = {"prompts": {"text": PROMPT * 9}, "default_prompt_name": "text"}
     model = described(folder, tmp_path / "long", [Pooling(33, "mean")], config)
-    arguments = ["embed", model, folder / "texts.csv", "--output", tmp_path / "vectors.npy"]
-    assert "for prompt and text, got 20" in fail(capsys, *arguments, "--pieces", "--max_length", 20)
-    assert not any(tmp_path.glob("vectors*"))
+    arguments[1] = model
+    for option in (["--chunk_tokens", SIZE], ["--pieces"]):
+        error = fail(capsys, *arguments, *option, "--max_length", 20)
+        assert "for prompt and text, got 20" in error

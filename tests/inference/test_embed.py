@@ -149,7 +149,7 @@ def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(embedder.Embedder, "embed", interrupted)
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         main(command(folder, output))
-    assert not output.exists() and json.loads((tmp_path / "vectors.npy.run.json").read_text())["texts"] == 16
+    assert not output.exists() and json.loads((tmp_path / "vectors.npy.run.json").read_text())["rows"] == 16
     assert "expected a new file" in fail(capsys, *command(folder, output))
     longer = command(folder, output, "--resume", "--max_length", "17")
     assert f"resume: expected the max_length of {tmp_path / 'vectors.npy.run.json'}, {LONGEST}, got 17" in fail(
@@ -171,6 +171,7 @@ def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch, capsys):
     ("options", "message"),
     [
         (["--output", "OUT/vectors.bin"], "output: expected a file whose name ends in .npy, got "),
+        (["--chunk_tokens", "5", "--pieces"], "pieces, chunk_tokens: expected at most one of them, got both"),
         (["--max_length", "100"], f"max_length: expected at most {LONGEST} (the model's limit), got 100"),
         (["--dtype", "bfloat16", "--bf16", "true"], "bf16: expected auto or false with dtype bfloat16, got true"),
     ],
@@ -198,7 +199,7 @@ def test_a_run_that_ended_before_the_output_was_named_goes_on(folder, tmp_path, 
     main(command(folder, output, "--resume"))
     assert output.read_bytes() == (tmp_path / "whole.npy").read_bytes()
     mark = tmp_path / "vectors.npy.run.json"
-    for done in ({"texts": None}, {"texts": -1}):
+    for done in ({"rows": None}, {"texts": -1}, {"texts": 24, "rows": 24}):
         mark.write_text(json.dumps({**json.loads(mark.read_text()), **done}))
         assert "resume: expected " in fail(capsys, *command(folder, output, "--resume"))
 
@@ -258,3 +259,11 @@ def test_of_two_runs_at_once_for_one_output_the_later_ends(folder, tmp_path, cap
     assert "vectors.npy" in fail_last_line(capsys, *command(folder, output))
     assert (tmp_path / "vectors.npy.part").read_bytes() == b"of another process"
     assert not output.exists()
+
+
+def test_an_old_file_of_pieces_is_not_replaced(folder, tmp_path, capsys):
+    listed = tmp_path / "vectors.npy.pieces.jsonl"
+    listed.write_text("of another run")
+    assert listed.name in fail_last_line(capsys, *command(folder, tmp_path / "vectors.npy", "--chunk_tokens", "3"))
+    assert [path.name for path in tmp_path.iterdir()] == [listed.name]
+    assert listed.read_text() == "of another run"

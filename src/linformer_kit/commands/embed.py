@@ -10,7 +10,8 @@ from linformer_kit.settings import EmbedSettings
 
 def main(settings: EmbedSettings) -> None:
     """Write the embeddings, and print their number to stderr."""
-    texts, embedder = embed(settings)
-    print(f"{texts:,} texts, {embedder.width} numbers each, in {settings.output}", file=sys.stderr)
+    texts, rows, embedder = embed(settings)
+    pieces = "" if settings.chunk_tokens is None else f"{rows:,} pieces, "
+    print(f"{texts:,} texts, {pieces}{embedder.width} numbers each, in {settings.output}", file=sys.stderr)
     if embedder.cut:
         print(f"{embedder.cut:,} texts of more than {embedder.limit:,} tokens were truncated", file=sys.stderr)

@@ -1,18 +1,25 @@
-"""Vectors of long texts as means over their pieces, by which an encoder of few positions reads a long text whole.
+"""Vectors of long texts by pieces: one vector for each piece, or their mean.
 
-A text of one piece has the vector that it has otherwise.
+Late chunking (Günther et al. 2024, arXiv 2409.04701) runs the encoder on a whole text once and pools each piece of its
+hidden states, so that a piece's vector knows its context. The mean of pieces embeds each piece alone, so an encoder
+of few positions reads a long text whole. In both, a text of one piece has the vector that it has otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from sentence_transformers.sentence_transformer.modules import Normalize
 
 from linformer_kit.data.encoding import Window
 from linformer_kit.errors import InputError
+from linformer_kit.files.writing import whole_file
 from linformer_kit.inference.embedder import Embedder
 
 
@@ -22,22 +29,21 @@ class Tokens(NamedTuple):
     Attributes:
         ids: Its token ids, with special tokens and prompt.
         first: Index of the first token of the text itself.
-        length: Number of tokens of the text itself.
+        spans: First character of each token of the text itself, and the character after its last.
     """
 
     ids: list[int]
     first: int
-    length: int
+    spans: list[tuple[int, int]]
 
     def window(self, start: int, stop: int) -> Window:
         """A part of the text itself as an input, with all other tokens."""
-        last = self.first + self.length
-        own = self.ids[self.first : last][start:stop]
-        return {"input_ids": [*self.ids[: self.first], *own, *self.ids[last:]]}
+        own = self.ids[self.first : self.first + len(self.spans)][start:stop]
+        return {"input_ids": [*self.ids[: self.first], *own, *self.ids[self.first + len(self.spans) :]]}
 
     def room(self, limit: int) -> int:
         """Tokens of the text itself in an input of `limit` tokens; raises an error if there is no room."""
-        around = len(self.ids) - self.length
+        around = len(self.ids) - len(self.spans)
         if limit <= around:
             raise InputError(f"max_length: expected at least {around + 1} for prompt and text, got {limit}")
         return limit - around
@@ -57,7 +63,8 @@ def tokenise(embedder: Embedder, texts: Sequence[str]) -> Iterator[Tokens]:
         places = [place for place, text in enumerate(encoded.sequence_ids(number)) if text is not None]  # not special
         own = [place for place in places if not prompt or offsets[place][1] > len(prompt)]
         first = own[0] if own else max(places, default=-1) + 1
-        yield Tokens(ids or [tokenizer.pad_token_id], first, len(own))
+        spans = [tuple(max(0, end - len(prompt)) for end in offsets[place]) for place in own]
+        yield Tokens(ids or [tokenizer.pad_token_id], first, spans)
 
 
 def embed_pieces(embedder: Embedder, texts: Sequence[str], what: str | None = None, overlap: float = 0) -> np.ndarray:
@@ -77,7 +84,7 @@ def embed_pieces(embedder: Embedder, texts: Sequence[str], what: str | None = No
     windows: list[Window] = []
     weights, starts = [], []
     for tokens in tokenise(embedder, texts):
-        room, length = tokens.room(embedder.limit), tokens.length
+        room, length = tokens.room(embedder.limit), len(tokens.spans)
         repeated = int(room * overlap)
         starts.append(len(windows))
         for start in range(0, max(1, length - repeated), room - repeated):
@@ -88,3 +95,72 @@ def embed_pieces(embedder: Embedder, texts: Sequence[str], what: str | None = No
     if isinstance(embedder.sentences[-1], Normalize):
         return sums / np.linalg.norm(sums, axis=1, keepdims=True)
     return sums / np.add.reduceat(counts, starts)
+
+
+def check_mean_pooling(embedder: Embedder) -> None:
+    """Reject a model that does not pool the mean of its hidden states: a piece's first or last token says little."""
+    after = [getattr(module, "pooling_mode", type(module).__name__) for module in embedder.sentences][1:]
+    if after[:1] != ["mean"]:
+        raise InputError(f"chunk_tokens: expected a model with mean pooling after its encoder, got {after}")
+
+
+def embed_chunks(embedder: Embedder, texts: Sequence[str], size: int) -> np.ndarray:
+    """Late chunking: the embeddings of all pieces of some texts, float32 `[pieces, width]`.
+
+    A text's first piece includes the special tokens before it and the prompt, if the model pools that; its last piece
+    includes the special tokens after it.
+
+    Args:
+        embedder: The embedder, which `check_mean_pooling` accepts.
+        texts: The texts, one or more; truncated to `embedder.limit`.
+        size: Number of tokens of each piece; the last one of a text may have fewer.
+    """
+    encoder, pooling, *others = embedder.sentences
+    tokens = list(tokenise(embedder, texts))
+    windows = [each.window(0, each.room(embedder.limit)) for each in tokens]
+    embedder.cut += sum(len(each.ids) > embedder.limit for each in tokens)
+
+    def vector(states: torch.Tensor) -> np.ndarray:
+        outputs = {"token_embeddings": states[None], "attention_mask": states.new_ones(1, len(states))}
+        for module in (pooling, *others):
+            outputs = module(outputs)
+        return embedder.vectors(outputs)
+
+    def run(batch: list[int]) -> Iterator[np.ndarray]:
+        outputs = encoder(embedder.features([windows[index] for index in batch]))
+        for index, hidden, real in zip(batch, outputs["token_embeddings"], outputs["attention_mask"], strict=True):
+            states, first = hidden[real.bool()], tokens[index].first
+            edges = [first + start for start, _ in pieces_of(tokens[index], embedder.limit, size)] + [len(states)]
+            edges[0] = min(embedder.unpooled, edges[1] - 1)
+            yield np.concatenate([vector(states[start:stop]) for start, stop in itertools.pairwise(edges)])
+
+    return embedder.by_length(windows, run)
+
+
+def write_pieces(path: Path, embedder: Embedder, texts: Iterable[list[str]], size: int) -> int:
+    """Write the pieces of late chunking as JSON Lines: row of the text, first character, character after the last.
+
+    Args:
+        path: The file.
+        embedder: The embedder.
+        texts: All texts, some at a time.
+        size: As for `embed_chunks`.
+
+    Returns:
+        Number of pieces.
+    """
+    row = pieces = 0
+    with whole_file(path) as staged, staged.open("w", encoding="utf-8") as file:
+        for tokens in itertools.chain.from_iterable(tokenise(embedder, some) for some in texts):
+            row += 1
+            for start, stop in pieces_of(tokens, embedder.limit, size):
+                own = tokens.spans[start:stop] or [(0, 0)]
+                file.write(json.dumps({"row": row, "start": own[0][0], "end": own[-1][1]}) + "\n")
+                pieces += 1
+    return pieces
+
+
+def pieces_of(tokens: Tokens, limit: int, size: int) -> list[tuple[int, int]]:
+    """First token of each piece of a truncated text, and the token after its last, among those of the text itself."""
+    read = min(len(tokens.spans), tokens.room(limit))
+    return [(start, min(start + size, read)) for start in range(0, max(1, read), size)]

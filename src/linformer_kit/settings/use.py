@@ -57,6 +57,8 @@ class EmbedSettings:
         document: How .txt files are split into texts; `auto`: `wikitext` if the file starts with a WikiText heading,
             else `file`.
         max_length: Maximum input length in tokens, longer texts are truncated; default: the limit of the model's files.
+        chunk_tokens: Write an embedding for each piece of this many tokens, pooled from one pass over the whole text
+            (late chunking), and the pieces' characters to OUTPUT.pieces.jsonl; default: an embedding for each text.
         pieces: Embed pieces of max_length tokens separately, and write the mean for each text, which is read whole.
         batch_size: Texts per forward pass.
         dtype: Data type of the weights, as saved with `auto`; `bfloat16` computes everything in it, faster than mixed
@@ -67,18 +69,19 @@ class EmbedSettings:
         overwrite: Overwrite an existing output.
     """
 
-    model: Model[ModelName]
-    file: Texts[File]
-    output: Output[File]
-    text_column: Texts[Column | None] = None
-    document: Texts[Literal["auto", "file", "line", "blank_line", "wikitext"]] = "auto"
-    max_length: Texts[int | None] = None
-    pieces: Texts[bool] = False
-    batch_size: Machine[Count] = 8
-    dtype: Machine[Literal["auto", "float32", "bfloat16"]] = "auto"
-    bf16: Machine[Auto] = "false"
-    resume: Output[bool] = False
-    overwrite: Output[bool] = False
+    model: str
+    file: str
+    output: str
+    text_column: str | None = None
+    document: Literal["auto", "file", "line", "blank_line", "wikitext"] = "auto"
+    max_length: int | None = None
+    chunk_tokens: int | None = None
+    pieces: bool = False
+    batch_size: int = 8
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    bf16: Literal["auto", "true", "false"] = "false"
+    resume: bool = False
+    overwrite: bool = False
 
 
 @settings
