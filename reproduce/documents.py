@@ -37,8 +37,8 @@ from matplotlib.figure import Figure
 
 from linformer_kit.analysis.measure import peak_bytes
 from linformer_kit.commands.output import set_up_logging
-from linformer_kit.data.documents import read_documents
 from linformer_kit.data.files import find_files
+from linformer_kit.data.read import read_documents
 from linformer_kit.environment import best_device
 from linformer_kit.errors import InputError, renamed
 from linformer_kit.inference.chunks import embed_pieces

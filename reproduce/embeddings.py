@@ -30,8 +30,10 @@ from transformers import PreTrainedModel
 
 from linformer_kit.analysis.measure import in_fresh_process, interleaved, peak_bytes, summary
 from linformer_kit.commands.output import set_up_logging
-from linformer_kit.data.documents import read_documents
+from linformer_kit.data.examples import Example
 from linformer_kit.data.files import find_files
+from linformer_kit.data.labelled import load_labelled
+from linformer_kit.data.read import read_documents
 from linformer_kit.environment import best_device
 from linformer_kit.errors import InputError, renamed
 from linformer_kit.inference.embedder import Embedder, load_embedder

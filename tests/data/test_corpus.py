@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -11,7 +10,6 @@ import datasets
 import pytest
 
 from linformer_kit.data.corpus import load_corpus
-from linformer_kit.data.files import TextFiles
 from linformer_kit.errors import InputError
 from linformer_kit.settings import CorpusSettings
 
@@ -132,34 +130,6 @@ def test_text_that_is_fetched_again_is_the_same(streaming, tmp_path, settings):
     assert load_corpus(settings("there", streaming=streaming, document="line"), seed=0).fingerprint == first
     (tmp_path / "there" / "a.txt").rename(tmp_path / "there" / "c.txt")
     assert load_corpus(settings("there", streaming=streaming, document="line"), seed=0).fingerprint != first
-
-
-def test_contents_are_read_once(tmp_path, monkeypatch):
-    """As long as sizes and times stay the same; a damaged or unwritable cache only costs time."""
-    files = TextFiles("a", (write(tmp_path / "a.txt", "one two"),), document="line", column="text")
-    cache = tmp_path / "hashes"
-    before = files.fingerprint(cache)
-    with monkeypatch.context() as patched:
-        patched.setattr(hashlib, "file_digest", None)
-        assert files.fingerprint(cache) == before
-    (entry,) = cache.iterdir()
-    entry.write_text("half")
-    assert files.fingerprint(cache) == before
-    assert entry.read_text() != "half"
-    write(tmp_path / "a.txt", "two one")
-    os.utime(tmp_path / "a.txt", ns=(1, 1))
-    changed = files.fingerprint(cache)
-    assert changed != before
-    assert files.fingerprint(tmp_path / "a.txt" / "no folder") == changed
-
-
-def test_a_copy_that_brings_the_time_of_its_original_is_other_text(tmp_path):
-    """As made by `cp -p`, `rsync -t` and `tar`."""
-    files = TextFiles("a", (write(tmp_path / "a.txt", "cat sat"),), document="line", column="text")
-    before, known = files.fingerprint(tmp_path / "hashes"), (tmp_path / "a.txt").stat()
-    write(tmp_path / "a.txt", "bat sat")
-    os.utime(tmp_path / "a.txt", ns=(known.st_atime_ns, known.st_mtime_ns))
-    assert files.fingerprint(tmp_path / "hashes") != before
 
 
 def write(path, text):

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from linformer_kit.data.documents import read_documents
 from linformer_kit.data.files import TextFiles, find_files, standard_library
 from linformer_kit.data.packing import blocks
+from linformer_kit.data.read import read_documents
 from linformer_kit.data.tokenizer import end_token_id, start_token_id
 from linformer_kit.errors import InputError, renamed
 from linformer_kit.interop.loading import input_length

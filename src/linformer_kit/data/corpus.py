@@ -18,9 +18,9 @@ from datasets.utils import are_progress_bars_disabled, disable_progress_bars, en
 from tqdm import tqdm
 
 from linformer_kit.data.cached import cache_folder, make_cache_folder
-from linformer_kit.data.documents import read_documents
 from linformer_kit.data.files import TextFiles, find_files, standard_library
 from linformer_kit.data.hub import Documents, load_hub
+from linformer_kit.data.read import read_documents
 from linformer_kit.data.split import hold_out, hold_out_of_stream
 from linformer_kit.errors import InputError, errors_named
 from linformer_kit.settings import CorpusSettings, names_only
@@ -76,7 +76,7 @@ def load_corpus(settings: CorpusSettings, *, seed: int) -> Corpus:
         name, train, validation, source = _load_source(settings, streaming)
         if settings.validation_file:
             files = _text_files(settings.validation_file, settings, field="validation_file")
-            choice: Any = files.fingerprint(_hashes(settings))
+            choice: Any = files.fingerprint()
             validation = _load_files(files, choice, settings, streaming)
         elif validation is not None:
             choice = "validation split"
@@ -118,12 +118,8 @@ def _load_source(settings: CorpusSettings, streaming: bool) -> tuple[str, Docume
         files = _text_files(settings.train_file, settings, field="train_file")
     else:
         files = standard_library()
-    fingerprint = files.fingerprint(_hashes(settings))
+    fingerprint = files.fingerprint()
     return files.name, _load_files(files, fingerprint, settings, streaming), None, [fingerprint]
-
-
-def _hashes(settings: CorpusSettings) -> Path:
-    return cache_folder(settings.cache_dir) / "hashes"
 
 
 def _text_files(patterns: list[str], settings: CorpusSettings, *, field: str) -> TextFiles:

@@ -10,9 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from linformer_kit.data.documents import read_documents
-from linformer_kit.data.tables import READERS, Row, open_text, read_table
-from linformer_kit.data.validate import check_text
+from linformer_kit.data.read import Row, check_text, is_table, open_text, read_documents, read_table
 from linformer_kit.errors import InputError
 
 _SHOWN = 10  # maximum number of classes that an error lists
@@ -144,7 +142,7 @@ def read_texts(
         columns: Text columns of a table.
         ragged: Gets the sources of the rows that are skipped, if `columns.ragged`.
     """
-    if path.suffix.lower() in READERS:
+    if is_table(path):
         left_out = ([] if ragged is None else ragged) if columns.ragged else None
         for source, row in read_table(path, columns.names(), ragged=left_out):
             yield columns.texts(source, row)
@@ -160,13 +158,13 @@ def read_inputs(paths: Iterable[Path], columns: TextColumns, *, document: str) -
     Args:
         paths: The files.
         columns: Text columns of tables.
-        document: Rule for files that are no tables, a key of `documents.RULES`.
+        document: Rule for files that are no tables, a key of `read.RULES`.
 
     Raises:
         InputError: at the first text that cannot be read, and for pairs in a file that is no table.
     """
     for path in paths:
-        if path.suffix.lower() in READERS:
+        if is_table(path):
             yield from read_texts(path, columns)
         elif columns.text_pair is not None:
             raise InputError(f"text_pair_column: expected none for {path}, which has no columns")

@@ -1,4 +1,4 @@
-"""Search for the files of a corpus, and fingerprints of their contents."""
+"""Search for files of texts, and fingerprints of their contents."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ import atexit
 import hashlib
 import json
 import platform
-import re
 import shutil
 import sysconfig
 import tempfile
-from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from glob import escape, glob
 from pathlib import Path
@@ -19,13 +16,15 @@ from typing import Any
 
 from tqdm import tqdm
 
-from linformer_kit.data.validate import SUFFIXES, check_exists, check_found, check_not_empty, check_suffix
+from linformer_kit.data.read import TABLE_SUFFIXES, TEXT_SUFFIXES
 from linformer_kit.errors import InputError
-from linformer_kit.files.writing import whole_file
+from linformer_kit.files.manifest import file_fingerprint
+
+SUFFIXES = TEXT_SUFFIXES + TABLE_SUFFIXES
 
 # Third-party packages, and tests, which are most of the files and unlike the other source.
 _NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
-# Part of every fingerprint: increase it when a rule in documents.py gives other documents for the same file.
+# Part of every fingerprint: increase it when a rule in read.py gives other documents for the same file.
 _RULES_VERSION = 1
 
 
@@ -36,7 +35,7 @@ class TextFiles:
     Attributes:
         name: Name for messages.
         paths: The files, sorted, each once.
-        document: Rule for text files, a key of `documents.RULES`.
+        document: Rule for text files, a key of `read.RULES`.
         column: Text column of the other files.
     """
 
@@ -45,58 +44,42 @@ class TextFiles:
     document: str
     column: str
 
-    def fingerprint(self, cache: Path) -> str:
+    def fingerprint(self) -> str:
         """Return a hash of what the documents depend on: contents and order of the files, and how they are read.
 
-        Paths and times of the files have no influence, so a second copy of the same text has the same hash. The hash
-        of the contents is cached by paths, sizes and times, so unchanged files are read only once.
-
-        Args:
-            cache: Folder of the cached hashes.
+        Paths and times of the files have no influence, so a second copy of the same text has the same hash.
 
         Raises:
             InputError: A file cannot be read.
         """
-        contents = _known_contents(self.paths, cache) or _contents(self.paths, cache)
-        return _hash_of([_RULES_VERSION, self.document, self.column, contents])
-
-
-def _known_contents(paths: Iterable[Path], cache: Path) -> str | None:
-    try:
-        known = _cache_entry(paths, cache).read_text(encoding="ascii")
-    except (OSError, ValueError):
-        return None
-    return known if re.fullmatch("[0-9a-f]{64}", known) else None
-
-
-def _contents(paths: Iterable[Path], cache: Path) -> str:
-    """Hash the contents of files in their order, and their suffixes, and cache the result."""
-    entry = _cache_entry(paths, cache)  # before reading: a file that changes meanwhile gets another entry next time
-    hashes = []
-    for path in tqdm(paths, desc="Hashing text", unit=" files", delay=2):
-        try:
-            with path.open("rb") as file:
-                hashes.append((path.suffix.lower(), hashlib.file_digest(file, "sha256").hexdigest()))
-        except OSError as error:
-            raise InputError(f"{path}: expected a file that can be read, got {error.strerror}") from None
-    contents = _hash_of(hashes)
-    with suppress(OSError):  # without a writable cache, files are hashed again the next time
-        entry.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(entry) as staged:
-            staged.write_text(contents, encoding="ascii")
-    return contents
-
-
-def _cache_entry(paths: Iterable[Path], cache: Path) -> Path:
-    """The cache file for the hash of some files, named by their paths, sizes and times."""
-    stats = [(str(path.resolve()), path.stat()) for path in paths]
-    # Copies may keep the modification time of the original, but the ctime of a file cannot be set.
-    known = [(name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino) for name, stat in stats]
-    return cache / _hash_of(known)
+        hashes = []
+        for path in tqdm(self.paths, desc="Hashing text", unit=" files", delay=2):
+            try:
+                hashes.append((path.suffix.lower(), file_fingerprint(path)))
+            except OSError as error:
+                raise InputError(f"{path}: expected a file that can be read, got {error.strerror}") from None
+        return _hash_of([_RULES_VERSION, self.document, self.column, _hash_of(hashes)])
 
 
 def _hash_of(content: Any) -> str:
     return hashlib.sha256(json.dumps(content).encode(errors="surrogateescape")).hexdigest()
+
+
+def check_exists(path: Path, *, field: str) -> None:
+    """Reject a file or folder that does not exist; `field` is its setting."""
+    if not path.exists():
+        raise InputError(f"{field}: no such file or folder: {path}")
+
+
+def check_file(path: Path, *, field: str, suffixes: tuple[str, ...] = SUFFIXES) -> None:
+    """Reject what is no file, has another suffix, or is empty; `field` is its setting."""
+    check_exists(path, field=field)
+    if not path.is_file():
+        raise InputError(f"{field}: expected a file, got the folder {path}")
+    if path.suffix.lower() not in suffixes:
+        raise InputError(f"{field}: {path} has suffix {path.suffix!r}; expected one of {' '.join(suffixes)}")
+    if path.stat().st_size == 0:
+        raise InputError(f"{field}: {path} is empty; expected text")
 
 
 def as_file(path: Path) -> Path:
@@ -139,16 +122,14 @@ def _match(pattern: str, field: str, suffixes: tuple[str, ...]) -> list[Path]:
     if not pattern:
         raise InputError(f"{field}: expected a file, a folder or a glob, got an empty name")
     path = as_file(Path(pattern).expanduser())
-    if path.is_file():
-        check_suffix(path, field=field, suffixes=suffixes)
-        check_not_empty(path, field=field)
+    if path.is_file() or not (path.is_dir() or any(character in pattern for character in "*?[")):
+        check_file(path, field=field, suffixes=suffixes)
         return [path]
-    if not any(character in pattern for character in "*?["):
-        check_exists(path, field=field)
     glob_pattern = f"{escape(str(path))}/**/*" if path.is_dir() else str(path)
     paths = [Path(name) for name in glob(glob_pattern, recursive=True)]
     texts = [path for path in paths if path.suffix.lower() in suffixes and path.is_file()]
-    check_found(texts, pattern, field=field, suffixes=suffixes)
+    if not texts:
+        raise InputError(f"{field}: {pattern} matches no file; expected files that end in {' '.join(suffixes)}")
     return texts
 
 

@@ -8,8 +8,7 @@ from typing import TypeAlias
 from datasets import ClassLabel, Dataset, IterableDataset, load_dataset
 from datasets.exceptions import DatasetsError
 
-from linformer_kit.data.tables import Row
-from linformer_kit.data.validate import check_columns
+from linformer_kit.data.read import Row, check_columns
 from linformer_kit.errors import InputError, machine_failure
 from linformer_kit.settings import CorpusSettings
 

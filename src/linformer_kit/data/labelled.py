@@ -13,12 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from linformer_kit.data.examples import Columns, Example, Labels, as_examples, decimal, labels_of, listed_classes
-from linformer_kit.data.files import find_files
+from linformer_kit.data.files import check_exists, find_files
 from linformer_kit.data.hub import labelled_rows
+from linformer_kit.data.read import TABLE_SUFFIXES, read_table, warn_of_ragged
 from linformer_kit.data.split import hold_out_texts
-from linformer_kit.data.tables import read_table, warn_of_ragged
 from linformer_kit.data.tasks import ACCURACY, MACRO_F1, MICRO_F1, TASKS, Task
-from linformer_kit.data.validate import TABLE_SUFFIXES, check_exists
 from linformer_kit.errors import InputError
 from linformer_kit.settings import EvaluateSettings, FinetuneSettings, LabelledSettings, names_only
 

@@ -10,8 +10,8 @@ from tqdm import tqdm
 
 from linformer_kit.data.encoding import Encoder, Window
 from linformer_kit.data.examples import TextColumns, read_texts
+from linformer_kit.data.files import check_file
 from linformer_kit.data.labelled import load_measured, metrics_of
-from linformer_kit.data.validate import check_exists, check_not_empty, check_suffix
 from linformer_kit.errors import InputError
 from linformer_kit.export.exportable import CLASSIFIER, ENCODER, Arrays, Run, Source
 from linformer_kit.inference.batches import batches
@@ -82,9 +82,7 @@ def _cosines(ours: np.ndarray, theirs: np.ndarray, inputs: Arrays) -> np.ndarray
 def _texts(settings: ExportSettings) -> Iterator[tuple[str, str | None]]:
     """The first texts of a file; classes are not read."""
     path = Path(str(settings.validation_file)).expanduser()
-    check_exists(path, field="validation_file")
-    check_suffix(path, field="validation_file")
-    check_not_empty(path, field="validation_file")
+    check_file(path, field="validation_file")
     if settings.label_column is not None:
         raise InputError(
             f"label_column: expected none for a model that is no classifier, got {settings.label_column!r}"

@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from linformer_kit.data.files import as_file
-from linformer_kit.data.tables import READERS
-from linformer_kit.data.validate import check_exists, check_not_empty, check_suffix
+from linformer_kit.data.files import as_file, check_file
+from linformer_kit.data.read import is_table
 from linformer_kit.errors import InputError
 from linformer_kit.files.manifest import read_json
 from linformer_kit.files.writing import write_new
@@ -26,11 +25,7 @@ def file_of_texts(name: str, outputs: Iterable[Path]) -> Path:
         InputError: if it does not exist, is empty or of an unknown kind, or would be overwritten.
     """
     path = as_file(Path(name).expanduser())
-    check_exists(path, field="file")
-    if not path.is_file():
-        raise InputError(f"file: expected a file, got the folder {path}")
-    check_suffix(path, field="file")
-    check_not_empty(path, field="file")
+    check_file(path, field="file")
     check_not_read([path], outputs)
     return path
 
@@ -44,7 +39,7 @@ def check_not_read(paths: Iterable[Path], outputs: Iterable[Path]) -> None:
 
 def check_text_column(column: str | None, *paths: Path, field: str = "text_column") -> None:
     """Reject a column of files of which none is a table; `field` is its setting."""
-    if column is not None and not any(path.suffix.lower() in READERS for path in paths):
+    if column is not None and not any(map(is_table, paths)):
         raise InputError(f"{field}: expected none for lines of text, got {column!r}")
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from tqdm import tqdm
 
 from linformer_kit.data.examples import Labels, TextColumns, read_texts
-from linformer_kit.data.tables import READERS, warn_of_ragged
+from linformer_kit.data.read import is_table, warn_of_ragged
 from linformer_kit.errors import InputError, errors_named
 from linformer_kit.files.manifest import file_fingerprint
 from linformer_kit.files.runs import check_how_to_start
@@ -90,7 +90,7 @@ def _columns(settings: PredictSettings, path: Path) -> TextColumns:
     trained = trained_columns(settings.model)
     columns = TextColumns(settings.text_column or trained.text, settings.text_pair_column or trained.text_pair)
     columns = replace(columns, ragged=trained.ragged and columns == TextColumns(trained.text, trained.text_pair))
-    if path.suffix.lower() not in READERS and columns.text_pair is not None:
+    if not is_table(path) and columns.text_pair is not None:
         raise InputError(f"file: expected a table with a column {columns.text_pair!r} for pairs, got {path}")
     check_text_column(settings.text_column, path)
     return columns

@@ -1,0 +1,289 @@
+"""Readers of files: rows of tables and documents, one after the other, with errors that name file and line.
+
+| file                | one row of a table                                                                   |
+|---------------------|--------------------------------------------------------------------------------------|
+| .jsonl .json        | a line that holds one JSON object                                                    |
+| .csv                | a record, fields quoted with " where needed                                          |
+| .tsv                | a line; quotes have no special meaning, as in GLUE                                   |
+| .parquet            | a row                                                                                |
+
+| file                | one document                                                                         |
+|---------------------|--------------------------------------------------------------------------------------|
+| .txt .py .md        | by the rule `document`:                                                              |
+| ... `file`          | the whole file                                                                       |
+| ... `line`          | a non-blank line                                                                     |
+| ... `blank_line`    | a block of lines between blank lines                                                 |
+| ... `wikitext`      | an article: from a heading ` = Title = ` between blank lines to the next heading     |
+| ... `auto`          | `wikitext` if the first non-blank line is such a heading, else `file`                |
+| a table             | the text column of one row                                                           |
+
+All text is UTF-8, with or without a byte order mark. Blank lines of tables are skipped, and blank documents dropped.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import re
+import tokenize
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain, tee
+from pathlib import Path
+from typing import Any, TextIO
+
+import pyarrow
+import pyarrow.parquet
+
+from linformer_kit.errors import InputError
+
+TEXT_SUFFIXES = (".txt", ".py", ".md")
+TABLE_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+
+Row = tuple[str, dict[str, Any]]  # source (file with line or row), and values by column
+
+logger = logging.getLogger(__name__)
+
+_PARQUET_ROWS = 256
+# The csv module's default, 128 KiB, is shorter than many documents. This is the largest that every platform accepts.
+_LONGEST_FIELD = 2**31 - 1
+# One `=` on each side; ` = = Section = = ` is the heading of a section.
+_HEADING = re.compile(r"\s*= [^=\s](?:.*[^=\s])? =\s*")
+
+
+def is_table(path: Path) -> bool:
+    """Whether a file is a table by its suffix."""
+    return path.suffix.lower() in TABLE_SUFFIXES
+
+
+def read_table(path: Path, columns: Mapping[str, str], *, ragged: list[str] | None = None) -> Iterator[Row]:
+    """Read a table.
+
+    Args:
+        path: A table.
+        columns: Names of the columns to read, by the names of their settings.
+        ragged: If given, records of .csv and .tsv with more or fewer fields than the header are skipped, and their
+            sources are added here.
+
+    Yields:
+        Source of a row, and the values of its columns: strings from .csv and .tsv, else any value.
+
+    Raises:
+        InputError: At the first part that cannot be read, with file and line.
+    """
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        return _parquet_rows(path, columns)
+    return _delimited_rows(path, columns, ragged) if suffix in (".csv", ".tsv") else _json_rows(path, columns)
+
+
+def read_documents(paths: Iterable[Path], *, document: str, column: str) -> Iterator[str]:
+    """Read all non-blank documents of some files, in the order of the files.
+
+    Args:
+        paths: Files with supported suffixes.
+        document: Rule for text files, a key of `RULES`.
+        column: Text column of tables.
+
+    Raises:
+        InputError: At the first part that cannot be read, with file and line.
+    """
+    for path in paths:
+        documents = _texts(path, column) if is_table(path) else RULES[document](path)
+        yield from (text for text in documents if text.strip())
+
+
+def warn_of_ragged(ragged: Sequence[str]) -> None:
+    """Warn of skipped rows, if any."""
+    if ragged:
+        logger.warning(
+            "skipped rows with another number of fields than the header: %s; the first: %s", len(ragged), ragged[0]
+        )
+
+
+@contextmanager
+def open_text(path: Path, newline: str | None = None) -> Iterator[TextIO]:
+    """Open a UTF-8 text file; other bytes raise an `InputError` with their offset."""
+    try:
+        with path.open(encoding="utf-8-sig", newline=newline) as file:
+            yield file
+    except UnicodeDecodeError as error:
+        raise _not_utf8(path) from error  # which only knows the offset in a buffer
+
+
+def _not_utf8(path: Path) -> InputError:
+    offset = 0
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                line.decode()
+            except UnicodeDecodeError as error:
+                place = f"byte {offset + error.start} (0x{line[error.start]:02x})"
+                return InputError(f"{path}: not UTF-8 at {place}; expected UTF-8 text")
+            offset += len(line)
+    return InputError(f"{path}: not UTF-8; expected UTF-8 text")  # it changes while it is read
+
+
+def check_columns(source: Path | str, wanted: Mapping[str, str], columns: Sequence[str]) -> None:
+    """Raise an error unless every wanted column exists once.
+
+    Args:
+        source: File (and line, if there is one) or data set.
+        wanted: Names of the expected columns, by the names of their settings.
+        columns: Names of the existing columns.
+    """
+    for setting, column in wanted.items():
+        count = columns.count(column)
+        if count == 0:
+            existing = ", ".join(map(repr, columns)) or "none"
+            raise InputError(f"{source}: no column {column!r} ({setting}); it has {existing}")
+        if count > 1:
+            raise InputError(f"{source}: expected one column {column!r} ({setting}), got {count} of that name")
+
+
+def check_text(value: Any, *, source: str, column: str) -> str:
+    """Return a value of a column if it is a string that can be encoded as UTF-8, else raise an error."""
+    if not isinstance(value, str):
+        raise InputError(f"{source}: {column!r} is {type(value).__name__}; expected a string")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        code = ord(value[error.start])
+        raise InputError(
+            f"{source}: {column!r} has half a surrogate pair, U+{code:04X}, at character {error.start}; "
+            "expected whole Unicode characters"
+        ) from None
+    return value
+
+
+def _json_rows(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
+    with open_text(path) as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                source = f"{path} line {number}"
+                row = _json_row(line, source)
+                check_columns(source, columns, list(row))
+                yield source, {column: row[column] for column in columns.values()}
+
+
+def _json_row(line: str, source: str) -> dict[str, Any]:
+    def without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        for key, count in Counter(key for key, _ in pairs).items():
+            if count > 1:
+                raise InputError(f"{source}: expected {key!r} once, got it twice")
+        return dict(pairs)
+
+    try:
+        row = json.loads(line, object_pairs_hook=without_repetition)
+    except InputError:
+        raise
+    except (ValueError, RecursionError) as error:
+        # The rest of the parser's message has a line number within this line, which would be misleading.
+        problem = str(error).split(": line ")[0]
+        raise InputError(f"{source}: not JSON ({problem}); expected one object per line") from None
+    if not isinstance(row, dict):
+        raise InputError(f"{source}: JSON {type(row).__name__}; expected one object per line")
+    return row
+
+
+def _delimited_rows(path: Path, columns: Mapping[str, str], ragged: list[str] | None) -> Iterator[Row]:
+    dialect: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix.lower() == ".tsv" else {}
+    csv.field_size_limit(_LONGEST_FIELD)
+    with open_text(path, newline="") as file:
+        rows = csv.reader(file, strict=True, **dialect)
+        try:
+            header = next(rows, [])
+            check_columns(path, columns, header)
+            places = {column: header.index(column) for column in columns.values()}
+            last_line = rows.line_num
+            for row in rows:
+                # A quoted field may contain line breaks: report the line where the row starts.
+                source, last_line = f"{path} line {last_line + 1}", rows.line_num
+                if len(row) == len(header):
+                    yield source, {column: row[place] for column, place in places.items()}
+                elif row and ragged is not None:
+                    ragged.append(source)
+                elif row:
+                    raise InputError(f"{source}: expected {len(header)} fields as in the header, got {len(row)}")
+        except csv.Error as error:
+            raise InputError(f"{path} line {rows.line_num}: bad quoting ({error}); expected CSV") from None
+
+
+def _parquet_rows(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
+    try:
+        file = pyarrow.parquet.ParquetFile(path)
+    except pyarrow.ArrowInvalid:
+        raise InputError(f"{path}: not a Parquet file, though its suffix says so") from None
+    with file:
+        check_columns(path, columns, file.schema_arrow.names)
+        batches = file.iter_batches(batch_size=_PARQUET_ROWS, columns=list(columns.values()))
+        rows = (row for batch in batches for row in batch.to_pylist())
+        try:
+            yield from ((f"{path} row {number}", row) for number, row in enumerate(rows, start=1))
+        except (pyarrow.ArrowException, OSError) as error:
+            raise InputError(f"{path}: expected a whole Parquet file, got {str(error).splitlines()[0]}") from None
+
+
+def _texts(path: Path, column: str) -> Iterator[str]:
+    for source, row in read_table(path, {"text_column": column}):
+        yield check_text(row[column], source=source, column=column)
+
+
+def _whole_file(path: Path) -> Iterator[str]:
+    with open_text(path) as file:
+        yield file.read()
+
+
+def _lines(path: Path) -> Iterator[str]:
+    with open_text(path) as file:
+        yield from (line.rstrip("\n") for line in file)
+
+
+def _blocks(path: Path) -> Iterator[str]:
+    block: list[str] = []
+    for line in chain(_lines(path), [""]):
+        if line.strip():
+            block.append(line)
+        elif block:
+            yield "\n".join(block)
+            block = []
+
+
+def _articles(path: Path) -> Iterator[str]:
+    before, here, after = tee(_lines(path), 3)
+    next(after, None)
+    neighbours = zip(chain([""], before), here, chain(after, [""]), strict=False)  # `before` has one more, unused
+    article: list[str] = []
+    # Blank lines around it distinguish a heading from a line of a formula or legend such as ` = Played , W = `.
+    for previous, line, following in neighbours:
+        if not previous.strip() and not following.strip() and _HEADING.fullmatch(line):
+            yield "\n".join(article).strip("\n")
+            article = []
+        article.append(line)
+    yield "\n".join(article).strip("\n")
+
+
+def _articles_or_whole_file(path: Path) -> Iterator[str]:
+    first = next((line for line in _lines(path) if line.strip()), "")
+    return _articles(path) if _HEADING.fullmatch(first) else _whole_file(path)
+
+
+def _python_source(path: Path) -> Iterator[str]:
+    try:
+        with tokenize.open(path) as file:
+            yield file.read()
+    except (SyntaxError, UnicodeDecodeError):  # SyntaxError: an encoding that Python does not know
+        return
+
+
+RULES: dict[str, Callable[[Path], Iterator[str]]] = {
+    "auto": _articles_or_whole_file,
+    "file": _whole_file,
+    "line": _lines,
+    "blank_line": _blocks,
+    "wikitext": _articles,
+    # Only for the built-in corpus: reads the encoding that the file declares; skips the file if that fails.
+    "python_source": _python_source,
+}
