@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +34,7 @@ from linformer_kit.files.runs import open_output_dir
 from linformer_kit.files.writing import write_whole
 from linformer_kit.report.base import environment_line, write_json
 from linformer_kit.report.base import table as table_lines
-from linformer_kit.report.figures import save_figure
+from linformer_kit.report.figures import new_figure, save_figure
 from linformer_kit.settings import portable
 
 Record = dict[str, Any]
@@ -264,3 +265,22 @@ def main(folders: list[str]) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1:])
+
+
+def new_panels(count: int, size: tuple[float, float], *, sharey: bool = False) -> tuple[Figure, list[Axes]]:
+    """Make a figure of several axes in one or two columns.
+
+    Args:
+        count: Number of axes.
+        size: Width and height of each in inches.
+        sharey: As for `Figure.subplots`.
+
+    Returns:
+        The figure and its axes.
+    """
+    columns = min(2, count)
+    rows = math.ceil(count / columns)
+    figure, grid = new_figure((size[0] * columns, size[1] * rows), rows, columns, squeeze=False, sharey=sharey)
+    for unused in grid.flat[count:]:
+        unused.remove()
+    return figure, list(grid.flat[:count])

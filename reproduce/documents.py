@@ -45,10 +45,9 @@ from linformer_kit.inference.chunks import embed_pieces
 from linformer_kit.inference.embedder import Embedder
 from linformer_kit.linearized.linearize import linearize
 from linformer_kit.linearized.positions import longest_input
-from linformer_kit.report.figures import log_ticks, new_panels, number_ticks, show_grid
-from linformer_kit.report.numbers import mebibytes, milliseconds
+from linformer_kit.report.figures import log_ticks, number_ticks, show_grid
 from linformer_kit.settings import ResizeMode
-from reproduce.common import Record, Results, by_name, run
+from reproduce.common import Record, Results, by_name, new_panels, run
 from reproduce.embeddings import (
     Precision,
     add_costs,
@@ -71,6 +70,7 @@ from reproduce.long_texts import (
     split_in_halves,
     with_tokens,
 )
+from reproduce.numbers import mebibytes, milliseconds
 
 Task = Literal["agreement", "late_sentence", "same_document", "passkey", "needle", "cost"]
 TASKS: dict[str, str] = {

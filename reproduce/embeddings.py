@@ -40,9 +40,9 @@ from linformer_kit.inference.embedder import Embedder, load_embedder
 from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.linearized.positions import check_positions, longest_input, set_positions
 from linformer_kit.models.modeling import LinformerPreTrainedModel
-from linformer_kit.report.numbers import mebibytes, milliseconds
-from linformer_kit.settings import ResizeMode
+from linformer_kit.settings import FinetuneSettings, ResizeMode, TaskName
 from reproduce.common import Record, Results, by_name, markdown, run
+from reproduce.numbers import mebibytes, milliseconds
 
 CHARACTERS = 6  # of a token, more than the mean of a text
 MOST_CHARACTERS = 100_000  # of a text; the rest is beyond every length

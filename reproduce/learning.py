@@ -33,11 +33,11 @@ from matplotlib.figure import Figure
 
 from linformer_kit.errors import InputError
 from linformer_kit.report.figures import new_figure, show_grid
-from linformer_kit.report.numbers import listed, mean_and_deviation
 from linformer_kit.settings import ModelSettings, PretrainSettings
 from linformer_kit.training.memory import keep_freed_memory
 from linformer_kit.training.pretrain import pretrain
 from reproduce.common import Record, Results, markdown, run
+from reproduce.numbers import listed, mean_and_deviation
 
 BASE: dict[str, Any] = {
     "vocab_size": 2048,

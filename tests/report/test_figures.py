@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from linformer_kit.report.figures import log_ticks, new_figure, number_ticks, save_figure, show_grid
+from linformer_kit.report.figures import log_ticks, new_figure, number_ticks, show_grid
 
 
 @pytest.mark.parametrize("minor", [False, True])
@@ -24,17 +24,3 @@ def test_ticks_of_logarithmic_axes():
     }
     show_grid(axes)
     assert axes.xaxis.get_gridlines()[0].get_visible()
-
-
-def test_the_same_figure_gives_the_same_svg(tmp_path):
-    """So that drawing committed results again changes no file."""
-    written = []
-    for _ in range(2):
-        figure, axes = new_figure((2, 2))
-        axes.plot([1, 2], label="a line")
-        axes.fill_between([0, 1], [1, 2], [2, 3])
-        save_figure(figure, tmp_path / "x.png", vector=True)
-        written.append((tmp_path / "x.svg").read_bytes())
-    assert written[0] == written[1] and (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
-    save_figure(figure, tmp_path / "alone.png")
-    assert not (tmp_path / "alone.svg").exists()

@@ -63,11 +63,6 @@ def table(header: list[str], rows: list[list[str]]) -> list[str]:
     return ["| " + " | ".join(cells) + " |" for cells in lines]
 
 
-def file_name(text: str) -> str:
-    """Text as part of a file name."""
-    return re.sub(r"\W+", "_", text)
-
-
 def shortened(text: str, characters: int) -> str:
     """At most so many characters of a text, with an ellipsis where some are left out."""
     return text if len(text) <= characters else text[: characters - 1] + "…"

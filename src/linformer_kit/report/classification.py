@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -173,9 +172,7 @@ def draw_confusion(matrix: list[list[int]], labels: Sequence[str], path: Path) -
     axes.set_xlabel("predicted class")
     axes.set_ylabel("class")
     figure.colorbar(image, label="share of the texts of the class", shrink=0.8)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # no font has all scripts
-        save_figure(figure, path)
+    save_figure(figure, path)
 
 
 def shown_mistakes(found: Sequence[dict[str, Any]]) -> list[str]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
+import warnings
 from pathlib import Path
 from typing import Any, Literal
 
-from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -36,34 +35,11 @@ def new_figure(
     return figure, figure.subplots(rows, columns, squeeze=squeeze, sharey=sharey)
 
 
-def new_panels(count: int, size: tuple[float, float], *, sharey: bool = False) -> tuple[Figure, list[Axes]]:
-    """Make a figure of several axes in one or two columns.
-
-    Args:
-        count: Number of axes.
-        size: Width and height of each in inches.
-        sharey: As for `Figure.subplots`.
-
-    Returns:
-        The figure and its axes.
-    """
-    columns = min(2, count)
-    rows = math.ceil(count / columns)
-    figure, grid = new_figure((size[0] * columns, size[1] * rows), rows, columns, squeeze=False, sharey=sharey)
-    for unused in grid.flat[count:]:
-        unused.remove()
-    return figure, list(grid.flat[:count])
-
-
-def save_figure(figure: Figure, path: Path, *, vector: bool = False) -> None:
-    """Write a figure as PNG and, with `vector`, beside it as SVG, for a paper; needs no display."""
-    with errors_named(path):
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure as PNG; needs no display."""
+    with errors_named(path), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # no font has all scripts
         figure.savefig(path, dpi=_DOTS_PER_INCH)
-    if vector:
-        file = path.with_suffix(".svg")
-        # Without a date and random ids, equal results give equal files.
-        with errors_named(file), rc_context({"svg.hashsalt": path.stem}):
-            figure.savefig(file, metadata={"Date": None})
 
 
 def show_grid(axes: Axes, which: Literal["major", "both"] = "major") -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from linformer_kit.report.numbers import (
+from reproduce.numbers import (
     listed,
     mean_and_deviation,
     mebibytes,
