@@ -188,8 +188,10 @@ def test_blank_corpus(tmp_path, settings):
             {"dataset_name": "x", "train_file": ["y"]},
             "train_file and dataset_name are both given; expected one of them",
         ),
-        ({"validation_fraction": 0.0}, "validation_fraction: expected more than 0 and less than 1, got 0.0"),
-        ({"document": "page"}, "document: expected one of auto, file, line, blank_line, wikitext, got 'page'"),
+        (
+            {"dataset_config_name": "x"},
+            "dataset_config_name is given without dataset_name; expected both or neither",
+        ),
     ],
 )
 def test_settings_that_cannot_be_meant(fields, message):

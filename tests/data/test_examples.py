@@ -101,7 +101,6 @@ def test_names_in_brackets_are_classes(name):
         (["a", "a"], "label_column 'label': expected two or more classes, got only 'a' in 2 rows"),
         ([str(number) for number in range(11)], "label_column 'label': expected classes, got another value in each of 11 rows"),
         ([f"{x % 12 / 8}" for x in range(20)], "label_column 'label': expected classes, got 12 numbers such as 0.125; to use them as names of classes, put a letter before each"),
-        ([[1, 0], [0, 1]], "label_column 'label': expected the names or numbers of each text's classes, got both '0', '1' in each row, as if a 0 or 1 stood for each class"),
     ],
 )  # fmt: skip
 def test_there_must_be_something_to_tell_apart(found, message):

@@ -124,7 +124,6 @@ def test_settings_that_contradict_each_other(fields, message):
         ("t.csv", "text,label\na,b\na,c\n", {}, "validation_fraction: expected two or more different texts to hold some out, got one"),
         ("t.jsonl", '{"text": "a"}\n', {}, "{} line 1: no column 'label' (label_column); it has 'text'"),
         ("t.csv", "text,label\na,b\n", {"text_column": "label"}, "text_column, text_pair_column, label_column: expected different columns, got ['label', 'label']"),
-        ("t.csv", table(9), {"validation_fraction": 1.0}, "validation_fraction: expected more than 0 and less than 1, got 1.0"),
     ],
 )  # fmt: skip
 def test_files_that_cannot_be_used(tmp_path, name, content, fields, message):

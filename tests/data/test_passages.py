@@ -7,7 +7,7 @@ from datasets import Dataset
 
 from linformer_kit.data.encoding import Encoder
 from linformer_kit.data.masking import BlockMasker
-from linformer_kit.data.passages import Passages, Texts, passage_keys
+from linformer_kit.data.passages import Passages, Texts, passage_keys, split_sentences
 from linformer_kit.data.tokenizer import train_tokenizer
 
 SENTENCES = [f"number {number} was good." for number in range(97)]
@@ -81,3 +81,10 @@ def test_each_pass_has_one_length():
     assert [epoch for epoch, _, _ in later] == [1] * 100
     assert [index for _, index, _ in later] != [index for _, index, _ in keys]
     assert passage_keys(103, longest=512, together=5, seed=4, epoch=0) != keys
+
+
+def test_sentences_keep_their_white_space():
+    text = "  One two.  Is it 3.5? Yes!\n\nA heading\n\n\nThe end"
+    found = split_sentences(text)
+    assert [sentence.strip() for sentence in found] == ["One two.", "Is it 3.5?", "Yes!", "A heading", "The end"]
+    assert "".join(found).replace("\n", "") == text.replace("\n", "") and split_sentences(" \n\n ") == []

@@ -210,15 +210,10 @@ def labels_of(examples: Sequence[Example], column: str) -> Labels:
         raise InputError(
             f"label_column {column!r}: expected classes, got another value in each of {len(examples)} rows"
         )
-    if len(found) > _MOST_NUMBERS and (score := decimal(found)):
+    if len(found) > _MOST_NUMBERS and (score := _decimal(found)):
         raise InputError(
             f"label_column {column!r}: expected classes, got {len(found)} numbers such as {score}; to use them as "
             "names of classes, put a letter before each"
-        )
-    if 1 < len(found) <= len(_FLAGS) and found <= _FLAGS and all(set(example.values) == found for example in examples):
-        raise InputError(
-            f"label_column {column!r}: expected the names or numbers of each text's classes, got both "
-            f"{listed_classes(sorted(found))} in each row, as if a 0 or 1 stood for each class"
         )
     integers = {_as_integer(value) for value in found}
     names = sorted(found) if None in integers else [str(number) for number in sorted(map(int, filter(None, integers)))]
@@ -227,7 +222,7 @@ def labels_of(examples: Sequence[Example], column: str) -> Labels:
     return Labels(tuple(names), multi_label=multi_label)
 
 
-def decimal(names: Iterable[str]) -> str | None:
+def _decimal(names: Iterable[str]) -> str | None:
     """The first of some names that is a number with decimals, if all are numbers, as scores are; else None."""
     names = sorted(names)
     if not all(map(_NUMBER.fullmatch, names)):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from linformer_kit.data.examples import Columns, Example, Labels, as_examples, decimal, labels_of, listed_classes
+from linformer_kit.data.examples import Columns, Example, Labels, as_examples, labels_of, listed_classes
 from linformer_kit.data.files import check_exists, find_files
 from linformer_kit.data.hub import labelled_rows
 from linformer_kit.data.read import TABLE_SUFFIXES, read_table, warn_of_ragged
@@ -72,8 +72,8 @@ def load_labelled(settings: FinetuneSettings) -> LabelledTexts:
     for examples in (train, validation):
         for example in examples:
             labels.target(example, column=columns.label)  # raises an error now, not after tokenisation
-    train = sample(train, settings.max_train_samples, name="max_train_samples", seed=settings.split_seed)
-    validation = sample(validation, settings.max_eval_samples, name="max_eval_samples", seed=settings.split_seed)
+    train = sample(train, settings.max_train_samples, seed=settings.split_seed)
+    validation = sample(validation, settings.max_eval_samples, seed=settings.split_seed)
     if len({str(labels.target(example, column=columns.label)) for example in train}) < 2:
         only = " and ".join(map(repr, train[0].values)) or "none"
         raise InputError(f"label_column {columns.label!r}: expected two or more classes to learn, got only {only}")
@@ -108,7 +108,7 @@ def load_measured(
     _check_some(examples, settings, "validation")
     for example in examples:
         labels.target(example, column=columns.label)
-    examples = sample(examples, settings.max_eval_samples, name="max_eval_samples", seed=0)
+    examples = sample(examples, settings.max_eval_samples, seed=0)
     warn_of_oddities([], examples)
     return examples, labels, columns
 
@@ -156,14 +156,8 @@ def columns_of(settings: LabelledSettings, defaults: Columns | None = None) -> C
 
 def columns_of_task(task: Task, *, in_files: bool) -> Columns:
     """Columns of texts and classes of a task, in its original files or on the hub."""
-    label = task.file_label_column if in_files else task.label_column
-    return Columns(
-        task.text_column,
-        task.text_pair_column,
-        label,
-        ragged=task.ragged and in_files,
-        numbered=task.labels,
-    )
+    label, ragged = (task.file_label_column, task.ragged) if in_files else (task.label_column, False)
+    return Columns(task.text_column, task.text_pair_column, label, ragged=ragged, numbered=task.labels)
 
 
 def metrics_of(labels: Labels, task: Task | None = None) -> tuple[str, ...]:
@@ -173,16 +167,10 @@ def metrics_of(labels: Labels, task: Task | None = None) -> tuple[str, ...]:
     return (MICRO_F1, MACRO_F1, ACCURACY) if labels.multi_label else (ACCURACY, MACRO_F1)
 
 
-def sample(examples: list[Example], count: int | None, *, name: str, seed: int) -> list[Example]:
-    """At most `count` examples, drawn at random, in their original order.
-
-    Raises:
-        InputError: for a count below 1.
-    """
+def sample(examples: list[Example], count: int | None, *, seed: int) -> list[Example]:
+    """At most `count` examples, drawn at random, in their original order."""
     if count is None or count >= len(examples):
         return examples
-    if count < 1:
-        raise InputError(f"{name}: expected 1 or more, got {count}")
     drawn = np.random.default_rng(seed).permutation(len(examples))[:count]
     return [examples[index] for index in np.sort(drawn)]
 
@@ -209,9 +197,7 @@ def warn_of_oddities(train: Sequence[Example], validation: Sequence[Example]) ->
 
 
 def warn_of_classes(train: Sequence[Example], validation: Sequence[Example], labels: Labels, columns: Columns) -> None:
-    """Warn of classes without training or validation texts, names that differ only in case, and decimal numbers."""
-    if score := decimal(labels.names):
-        logger.warning("label_column %r: numbers such as %s are read as classes without order", columns.label, score)
+    """Warn of classes without training or validation texts."""
     for side, examples in (("training", train), ("validation", validation)):
         there = {
             labels.number(value, source=example.source, column=columns.label)
@@ -221,12 +207,6 @@ def warn_of_classes(train: Sequence[Example], validation: Sequence[Example], lab
         absent = [name for number, name in enumerate(labels.names) if number not in there]
         if absent:
             logger.warning("%s: no text has class %s", side, listed_classes(absent))
-    alike = Counter(name.casefold() for name in labels.names)
-    for name in labels.names:
-        if alike[name.casefold()] > 1:
-            logger.warning(
-                "label_column %r: another class differs from %r only in upper and lower case", columns.label, name
-            )
 
 
 def _read(settings: LabelledSettings, columns: Columns, task: Task | None, side: str) -> list[Example]:

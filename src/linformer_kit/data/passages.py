@@ -6,6 +6,7 @@ Passages are pure functions of seed, epoch and index, so a resumed run sees the 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,11 +15,11 @@ from torch.utils.data import Dataset as TorchDataset
 
 from linformer_kit.data.encoding import Encoder, Window
 from linformer_kit.data.masking import BlockMasker
-from linformer_kit.data.sentences import split_sentences
 
 SHORTEST = 8  # tokens of the shortest passages
 _FULL_LENGTH = 0.5  # share of the forward passes with passages of the maximum length
 _CHARACTERS = 5  # mean number of characters per token, about
+_BETWEEN_SENTENCES = re.compile(r"(?<=[.!?])(?=\s)|(?<=\n)(?=\n)")
 _MOST_CHARACTERS = 10  # upper estimate of the characters per token
 
 Key = tuple[int, int, int]  # epoch, index of the passage, length in tokens
@@ -65,6 +66,11 @@ class Passages(TorchDataset):
             text = text[start : start + tokens * _MOST_CHARACTERS]
         window = Encoder(self._encoder.tokenizer, tokens)([(text, None)])[0].windows[0]
         return _masked(window, self._mask, epoch, index)
+
+
+def split_sentences(text: str) -> list[str]:
+    """The sentences of a text, white space included, blank ones left out."""
+    return [sentence for sentence in _BETWEEN_SENTENCES.split(text) if sentence.strip()]
 
 
 def _sentences(text: str, tokens: int, random: np.random.Generator) -> str:

@@ -74,10 +74,8 @@ def hold_out_texts(
         Training and validation items.
 
     Raises:
-        InputError: for a fraction that is not between 0 and 1, or if all texts are equal.
+        InputError: All texts are equal.
     """
-    if not 0 < fraction < 1:
-        raise InputError(f"validation_fraction: expected more than 0 and less than 1, got {fraction}")
     ranks = np.array([text_rank("\0".join(texts(item)), seed=seed) for item in items], dtype=np.uint64)
     if len(np.unique(ranks)) < 2:
         raise InputError("validation_fraction: expected two or more different texts to hold some out, got one")

@@ -88,8 +88,6 @@ def _check(settings: ExportSettings) -> None:
     for name in _OF_VALIDATION if settings.validation_file is None else ():
         if (value := getattr(settings, name)) is not None:
             raise InputError(f"{name}: expected none without validation_file, got {value!r}")
-    if settings.max_eval_samples is not None and settings.max_eval_samples < 1:
-        raise InputError(f"max_eval_samples: expected 1 or more, got {settings.max_eval_samples}")
     if settings.validation_file is not None and not settings.int8:
         raise InputError(
             "validation_file: expected none without int8, whose loss of accuracy it measures, "

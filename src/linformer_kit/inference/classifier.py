@@ -63,8 +63,6 @@ class Classifier:
     """
 
     def __init__(self, settings: ClassifierSettings) -> None:
-        if settings.batch_size < 1:
-            raise InputError(f"batch_size: expected 1 or more, got {settings.batch_size}")
         model, self._tokenizer = load_classifier(settings.model)
         self.labels = _labels(model.config, settings.model)
         self._encode = Encoder(

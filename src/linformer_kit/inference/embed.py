@@ -96,9 +96,6 @@ def embed(settings: EmbedSettings) -> tuple[int, int, Embedder]:
 def _outputs(settings: EmbedSettings) -> tuple[Path, Path, Path]:
     """The output, what holds it until it is complete, and the file of pieces; checks the settings."""
     check_how_to_start(resume=settings.resume, overwrite=settings.overwrite)
-    for name in ("batch_size", "chunk_tokens"):
-        if (value := getattr(settings, name)) is not None and value < 1:
-            raise InputError(f"{name}: expected 1 or more, got {value}")
     if settings.pieces and settings.chunk_tokens is not None:
         raise InputError("pieces, chunk_tokens: expected at most one of them, got both")
     output = Path(settings.output).expanduser()
