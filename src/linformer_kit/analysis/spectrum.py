@@ -33,7 +33,6 @@ from linformer_kit.settings import SpectrumSettings, recorded_name
 
 _DEFAULT_ENERGY = 0.9
 _DIGITS = 6
-_LARGEST = 10**9  # of samples, at and budget
 _NUMBERED_CELLS = 16  # layers or heads up to which the cells of the heat map show numbers
 _log = logging.getLogger(__name__)
 
@@ -89,12 +88,6 @@ def _check(settings: SpectrumSettings) -> None:
         value = getattr(settings, name)
         if value is not None and not settings.choose:
             raise InputError(f"{name}: expected none without --choose, got {value}")
-    if settings.energy is not None and not 0 < settings.energy <= 1:
-        raise InputError(f"energy: expected more than 0 and at most 1, got {settings.energy}")
-    for name in ("samples", "at", "budget"):
-        value = getattr(settings, name)
-        if value is not None and not 1 <= value <= _LARGEST:
-            raise InputError(f"{name}: expected 1 to {_LARGEST:,}, got {value}")
 
 
 def _measure(settings: SpectrumSettings) -> tuple[dict[str, Any], Spectrum, BaseException | None]:
@@ -155,9 +148,11 @@ def batches_of(ids: Iterator[list[int]], total: int, device: torch.device) -> It
 def _at(asked: int | None, found: Spectrum) -> int:
     """The number of singular values whose share is shown: as asked for, or a quarter of all."""
     rank = found.cumulative.shape[-1]
-    if asked is not None and asked > rank:
-        raise InputError(f"at: expected at most {rank}, the number of singular values, got {asked}")
-    return asked or max(1, rank // 4)
+    if asked is None:
+        return max(1, rank // 4)
+    if not 1 <= asked <= rank:
+        raise InputError(f"at: expected 1 to {rank}, the number of singular values, got {asked}")
+    return asked
 
 
 def _choose(settings: SpectrumSettings, found: Spectrum) -> dict[str, Any]:

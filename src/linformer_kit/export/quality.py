@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -90,10 +91,7 @@ def _texts(settings: ExportSettings) -> Iterator[tuple[str, str | None]]:
     for field in ("text_column", "text_pair_column"):
         check_text_column(getattr(settings, field), path, field=field)
     columns = TextColumns(settings.text_column or "text", settings.text_pair_column)
-    for number, text in enumerate(read_texts(path, columns)):
-        if number == settings.max_eval_samples:
-            return
-        yield text
+    return islice(read_texts(path, columns), settings.max_eval_samples)
 
 
 def _encoded(source: Source, texts: list[tuple[str, str | None]]) -> list[Window]:

@@ -1,13 +1,15 @@
-"""Batches of tokenised texts, such that no output depends on the other texts of a batch."""
+"""Forward passes on tokenised texts: batches in which no output depends on the other texts, and errors of a model."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
 from linformer_kit.data.encoding import Encoder, Window
+from linformer_kit.errors import InputError, error_text
 
 # Differences beyond rounding, as a share of the largest output, by whether weights have half precision.
 _BEYOND_ROUNDING = {False: 1e-3, True: 5e-2}
@@ -41,3 +43,24 @@ def reads_padding(run: Callable[[Sequence[Window]], np.ndarray], encoder: Encode
     short, long = (text.windows[0] for text in encoder([(_WORD, None), (" ".join([_WORD] * _WORDS), None)]))
     alone, padded = run([short])[0], run([long, short])[1]
     return float(np.abs(alone - padded).max()) > _BEYOND_ROUNDING[half] * float(np.abs(alone).max())
+
+
+@contextmanager
+def text_errors() -> Iterator[None]:
+    """Turn errors of a model's forward pass on texts that it cannot read into `InputError`.
+
+    Such as the index of an added token that has no embedding (on CPUs), or a second end token where a decoder expects
+    one.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except (IndexError, ValueError) as error:
+        raise InputError(f"model: expected one that reads these texts, got {error_text(error)}") from error
+
+
+def check_finite(outputs: np.ndarray, what: str) -> None:
+    """Reject NaN and infinite outputs of a model, which no result can be computed from."""
+    if not np.isfinite(outputs).all():
+        raise InputError(f"model: expected finite {what}, got NaN or infinite ones")

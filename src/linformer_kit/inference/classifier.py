@@ -15,8 +15,7 @@ from linformer_kit.data.encoding import Encoder, Window
 from linformer_kit.data.examples import Columns, Labels, listed_classes
 from linformer_kit.environment import best_device, use_bf16
 from linformer_kit.errors import InputError
-from linformer_kit.inference.batches import batches, reads_padding
-from linformer_kit.inference.outputs import check_finite, text_errors
+from linformer_kit.inference.batches import batches, check_finite, reads_padding, text_errors
 from linformer_kit.inference.scores import class_probabilities, mean_logits
 from linformer_kit.interop.checkpoints.pretrained import read_config
 from linformer_kit.interop.loading import check_model_folder, fingerprint, input_length, load_classifier

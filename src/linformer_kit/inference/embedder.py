@@ -17,8 +17,7 @@ from transformers import AutoModel
 from linformer_kit.data.encoding import Encoder, Window
 from linformer_kit.environment import best_device, use_bf16
 from linformer_kit.errors import InputError, input_errors, renamed
-from linformer_kit.inference.batches import batches, reads_padding
-from linformer_kit.inference.outputs import check_finite, text_errors
+from linformer_kit.inference.batches import batches, check_finite, reads_padding, text_errors
 from linformer_kit.interop.checkpoints.sentences import check_no_pickle
 from linformer_kit.interop.loading import input_length, load_model
 from linformer_kit.linearized.positions import longest_input

@@ -9,9 +9,11 @@ import torch
 from transformers import AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase, pipeline
 
 from linformer_kit.errors import InputError
-from linformer_kit.inference.outputs import check_finite, text_errors
+from linformer_kit.inference.batches import check_finite, text_errors
 from linformer_kit.interop.loading import load_model
 from linformer_kit.linearized.positions import longest_input
+
+_BEFORE, _AFTER = 20, 10  # tokens that are shown around a mask of held-out text
 
 
 def fill_mask(model: str, text: str, *, top_k: int = 5) -> list[list[dict[str, Any]]]:
@@ -75,7 +77,7 @@ def guess_held_out(
 ) -> list[dict[str, Any]]:
     """Mask one word in each of a few held-out blocks and predict it; a seed masks the same words for every model.
 
-    The model sees the whole block, as in training; the text returned is the line around the mask.
+    The model sees the whole block, as in training; the text returned is what stands around the mask.
 
     Args:
         model: A masked language model.
@@ -103,7 +105,7 @@ def guess_held_out(
         tokens = [tokenizer.decode([token]) for token in likeliest.indices.tolist()]
         guesses.append(
             {
-                "text": _line_around(tokenizer, ids, position),
+                "text": tokenizer.decode(masked[0, max(1, position - _BEFORE) : position + _AFTER].tolist()).strip(),
                 "answer": tokenizer.decode([ids[position]]),
                 "guesses": list(zip(tokens, likeliest.values.tolist(), strict=True)),
             }
@@ -121,13 +123,3 @@ def _is_word(tokenizer: PreTrainedTokenizerBase, ids: np.ndarray, position: int)
     before = tokenizer.decode(ids[position - 1 : position + 1]).removesuffix(word)
     after = tokenizer.decode(ids[position : position + 2]).strip().removeprefix(word)
     return not before[-1:].isalnum() and not after[:1].isalnum()
-
-
-def _line_around(tokenizer: PreTrainedTokenizerBase, ids: np.ndarray, position: int) -> str:
-    """The line of text around a token, with the mask token in its place."""
-    whole, first, last = (
-        tokenizer.decode(ids[:end], skip_special_tokens=True) for end in (None, position, position + 1)
-    )
-    space = " " if last[len(first) :][:1].isspace() else ""
-    before, after = first.rpartition("\n")[2], whole[len(last) :].partition("\n")[0]
-    return (before[-60:] + space + tokenizer.mask_token + after[:40]).strip()
