@@ -22,8 +22,8 @@ SIZES = {
     "intermediate_size": 29,
     "max_position_embeddings": 41,
 }
-INTERFACE = ("bert", "roberta", "electra", "albert", "xlm-roberta", "camembert", "distilbert", "modernbert", "ernie")
-THEIR_OWN = ("mpnet", "roformer", "deberta-v2", "megatron-bert", "rembert")
+INTERFACE = ("bert", "albert", "distilbert", "modernbert")
+THEIR_OWN = ("mpnet", "roformer", "deberta-v2")
 
 
 def encoder(kind: str) -> transformers.PreTrainedModel:
@@ -72,15 +72,6 @@ def test_it_is_what_the_model_returns(kind):
         if kind in INTERFACE and kind != "modernbert":  # of which the second layer sees a window only
             first = (attention.query[0] @ attention.key[0].mT).softmax(dim=-1)
             torch.testing.assert_close(first, attention.mapping[0], atol=1e-6, rtol=1e-4)
-
-
-def test_images_have_attention_too():
-    config = transformers.ViTConfig(
-        hidden_size=33, num_attention_heads=3, num_hidden_layers=2, intermediate_size=29, image_size=32, patch_size=8
-    )
-    model = randomise(transformers.ViTModel(config, add_pooling_layer=False)).eval()
-    inputs = {"pixel_values": torch.randn(2, 3, 32, 32)}
-    assert [attention.mapping.shape for attention in visited(model, inputs)] == [(2, 3, 17, 17)] * 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -151,12 +142,6 @@ def test_numbers_that_are_none_are_refused():
     assert model.config._attn_implementation != capture._NAME
 
 
-def test_attention_that_is_more_than_softmax_is_refused():
-    states = torch.randn(1, 3, 5, 7)
-    with pytest.raises(InputError, match="expected attention without softcap, got Identity with it"):
-        capture._attend(nn.Identity(), states, states, states, None, softcap=50.0)
-
-
 def shown(**arguments: object) -> tuple[LayerAttention, torch.Tensor]:
     """The attention that `_attend` passes on, and its output."""
     seen: list[LayerAttention] = []
@@ -167,13 +152,6 @@ def shown(**arguments: object) -> tuple[LayerAttention, torch.Tensor]:
     return seen[0], output
 
 
-def test_grouped_queries_have_the_keys_of_their_group():
-    query, key = torch.randn(1, 6, 5, 7), torch.randn(1, 2, 5, 7)
-    attention, _ = shown(query=query, key=key, value=key)
-    expected = (query[:, 4] @ key[:, 1].mT / 7**0.5).softmax(dim=-1)
-    torch.testing.assert_close(attention.mapping[:, 4], expected)
-
-
 def test_scores_are_scaled_as_the_model_says():
     query, key = torch.randn(1, 3, 5, 7), torch.randn(1, 3, 5, 7)
     attention, output = shown(query=query, key=key, value=key, scaling=0.3)
@@ -182,30 +160,6 @@ def test_scores_are_scaled_as_the_model_says():
     torch.testing.assert_close(output, (expected @ key).transpose(1, 2))
 
 
-def test_weights_are_not_rounded_to_the_number_format_of_the_model():
-    states = torch.randn(1, 3, 5, 7, dtype=torch.bfloat16)
-    attention, output = shown(query=states, key=states, value=states)
-    assert attention.mapping.dtype == torch.float32 and output.dtype == torch.bfloat16
-    torch.testing.assert_close(attention.mapping.sum(dim=-1), torch.ones(1, 3, 5), atol=1e-6, rtol=0)
-
-
-def test_foreign_weights_that_are_no_shares_are_refused():
-    class Stub:
-        config = transformers.BertConfig()
-
-        def __call__(self, **inputs: object) -> object:
-            return type("Output", (), {"attentions": (torch.rand(1, 3, 5, 5) + 1,)})
-
-    with pytest.raises(InputError, match=r"weights of all pairs of tokens, got .* of a bert"):
-        capture._visit_outputs(Stub(), {"input_ids": tokens(1, 5)}, lambda attention: None)
-
-
 def test_a_model_in_training_is_refused():
     with pytest.raises(InputError, match="expected one in evaluation mode"):
         visited(encoder("bert").train(), {"input_ids": tokens(1, 5)})
-
-
-@pytest.mark.parametrize("shape", [(0, 5), (2, 0)])
-def test_no_tokens_are_refused(shape):
-    with pytest.raises(InputError, match="input_ids: expected at least one token, got"):
-        visited(encoder("bert"), {"input_ids": torch.zeros(shape, dtype=torch.long)})

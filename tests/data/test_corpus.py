@@ -72,14 +72,6 @@ def test_equal_documents_fall_on_the_same_side(tmp_path, settings, streaming):
     assert not set(train) & set(validation) and len(train) + len(validation) == 65
 
 
-@pytest.mark.parametrize("fraction", [0.001, 0.999])
-def test_both_sides_get_a_document_at_any_fraction(tmp_path, settings, fraction):
-    write_lines(tmp_path / "a.txt", ["a", "b", "b", "c"])
-    for seed in range(5):
-        corpus = load_corpus(settings("a.txt", document="line", validation_fraction=fraction), seed=seed)
-        assert len(corpus.train) and len(corpus.validation)
-
-
 def test_validation_file_leaves_all_training_documents(tmp_path, settings):
     write_lines(tmp_path / "a.txt", ["one document"])
     held_out = write_lines(tmp_path / "b.txt", ["another"])

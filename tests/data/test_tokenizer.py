@@ -89,15 +89,6 @@ def test_missing_tokens_are_named(tokenizer, tmp_path):
         load_tokenizer(str(tmp_path), max_length=67)
 
 
-@pytest.mark.parametrize("with_config", [False, True])
-def test_folder_without_tokenizer(tmp_path, with_config):
-    if with_config:
-        (tmp_path / "config.json").write_text(json.dumps({"model_type": "linformer"}))
-    message = f"tokenizer {tmp_path}: expected a folder with tokenizer.json, as save_pretrained writes it"
-    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
-        load_tokenizer(str(tmp_path), max_length=67)
-
-
 @pytest.mark.parametrize("content", ["{}", "{"])
 def test_damaged_tokenizer(saved, tmp_path, content):
     (tmp_path / "tokenizer.json").write_text(content)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pytest
 from scipy.special import logit
 
-from linformer_kit import InputError
 from linformer_kit.data.examples import Example, Labels
 from linformer_kit.inference import scores as s
 
@@ -80,10 +77,3 @@ def test_probabilities_of_any_logits_are_finite():
     several = s.class_probabilities(logits, multi_label=True)
     assert s.class_probabilities(np.array([[-40.0]]), multi_label=True) == pytest.approx(np.exp(-40), abs=0)
     assert several[0] == pytest.approx([1, 0, 0.5]) and several[1] == pytest.approx(1 / (1 + np.exp(-1)))
-
-
-def test_a_metric_that_is_not_measured():
-    s.check_metric("f1", ("accuracy", "f1")), s.check_metric("loss", ("accuracy",)), s.check_metric(None, ())
-    message = "metric_for_best_model: expected one of accuracy and loss, got 'bleu'"
-    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
-        s.check_metric("bleu", ("accuracy",))
