@@ -5,8 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 
-ABSENT = "–"  # not measured
-
 
 def listed(numbers: Iterable[int]) -> str:
     """Numbers with commas between them."""

@@ -115,7 +115,6 @@ def time_encoders(
     *,
     repetitions: int,
     seconds: float = 10.0,
-    done: Callable[[str], object] | None = None,
 ) -> dict[Encoder, dict[str, Any]]:
     """Time encoders of one length alternately; `summary` of the seconds of a batch for each.
 
@@ -127,13 +126,12 @@ def time_encoders(
         dtype: Data type of weights and activations.
         repetitions: Runs of each; fewer if they exceed `seconds`.
         seconds: Time limit for all runs of one encoder.
-        done: As for `interleaved`.
     """
     runs = {
         encoder.name: runner(build(encoder, device, dtype, mode), random_ids(encoder, batch, device), mode)
         for encoder in encoders
     }
-    timings = interleaved(runs, device=device, repetitions=repetitions, seconds=seconds, done=done)
+    timings = interleaved(runs, device=device, repetitions=repetitions, seconds=seconds)
     return {encoder: summary(timings[encoder.name]) for encoder in encoders}
 
 

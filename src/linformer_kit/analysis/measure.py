@@ -34,8 +34,7 @@ def interleaved(
     repetitions: int = 5,
     warmup: int = 1,
     seconds: float = 10.0,
-    start: Callable[[str], object] | None = None,
-    done: Callable[[str], object] | None = None,
+    pause: float = 0.0,
 ) -> Timings:
     """Time cases alternately, so that other load of the machine affects all of them equally.
 
@@ -48,8 +47,7 @@ def interleaved(
         repetitions: Number of rounds.
         warmup: Runs of each case before the first round.
         seconds: Time limit for one case in all rounds.
-        start: Called with a case's name before each of its runs, warm-up included.
-        done: Called with a case's name in each round, after its run if there is one.
+        pause: Seconds to sleep before each run.
 
     Returns:
         The seconds of each run of each case, at least one.
@@ -57,24 +55,19 @@ def interleaved(
     timings: Timings = {name: [] for name in cases}
     for name, run in cases.items():
         for _ in range(warmup):
-            if start is not None:
-                start(name)
-            taken = _timed(run, device)
+            taken = _timed(run, device, pause)
             if taken > seconds / 3:
                 timings[name].append(taken)
                 break
     for _ in range(repetitions):
         for name, run in cases.items():
             if not timings[name] or sum(timings[name]) + min(timings[name]) <= seconds:
-                if start is not None:
-                    start(name)
-                timings[name].append(_timed(run, device))
-            if done is not None:
-                done(name)
+                timings[name].append(_timed(run, device, pause))
     return timings
 
 
-def _timed(run: Callable[[], object], device: torch.device) -> float:
+def _timed(run: Callable[[], object], device: torch.device, pause: float) -> float:
+    time.sleep(pause)
     synchronize(device)
     start = time.perf_counter()
     run()

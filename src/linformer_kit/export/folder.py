@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from typing import Any
@@ -117,6 +116,6 @@ def _seconds(source: Source, runs: dict[str, Run]) -> list[dict[str, Any]]:
     for length in sorted({min(_SHORT, source.limit), source.limit}):
         inputs = random_inputs(source, Case(1, length, "none"))
         timed = {name: lambda run=run: run(inputs) for name, run in runs.items()}  # noqa: B023 (called in this round)
-        taken = interleaved(timed, device=torch.device("cpu"), repetitions=15, start=lambda _: time.sleep(_PAUSE))
+        taken = interleaved(timed, device=torch.device("cpu"), repetitions=15, pause=_PAUSE)
         rows.append({"length": length, **{name: statistics.median(each) for name, each in taken.items()}})
     return rows

@@ -21,15 +21,7 @@ _NAMED_CLASSES = 30  # with more, the figure has no labels and the table is limi
 
 
 def write_finetune_report(results: dict[str, Any], folder: Path) -> str:
-    """Write `metrics.json`, `metrics.md`, `curve.png` and, unless multi-label, `confusion.png`.
-
-    Args:
-        results: Results of `finetune.finetune`.
-        folder: Output folder, which already holds `mistakes.jsonl`.
-
-    Returns:
-        The Markdown text.
-    """
+    """Write `metrics.json`, `metrics.md`, `curve.png` and, unless multi-label, `confusion.png`; return the Markdown."""
     return write_report(results, folder, "metrics", finetune_markdown, _draw_finetune)
 
 
@@ -70,15 +62,7 @@ def finetune_markdown(results: dict[str, Any]) -> str:
 
 
 def write_evaluation_report(results: dict[str, Any], folder: Path) -> str:
-    """Write `metrics.json`, `metrics.md`, `mistakes.jsonl` and, unless multi-label, `confusion.png`.
-
-    Args:
-        results: Results of `evaluate.evaluate`.
-        folder: Output folder.
-
-    Returns:
-        The Markdown text.
-    """
+    """Write `metrics.json`, `metrics.md`, `mistakes.jsonl` and, unless multi-label, `confusion.png`."""
     write_mistakes(results["mistakes"], folder)
     return write_report(results, folder, "metrics", evaluation_markdown, _draw_evaluation)
 

@@ -17,15 +17,7 @@ _MEASURES = {
 
 
 def write_distill_report(results: dict[str, Any], folder: Path) -> str:
-    """Write `metrics.json`, `metrics.md` and `curve.png`.
-
-    Args:
-        results: Results of `distill.distill`.
-        folder: Output folder.
-
-    Returns:
-        The Markdown text.
-    """
+    """Write `metrics.json`, `metrics.md` and `curve.png`; return the Markdown."""
     return write_report(results, folder, "metrics", distill_markdown, draw_curve)
 
 

@@ -7,7 +7,7 @@ import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
@@ -16,13 +16,6 @@ from markupsafe import Markup
 
 from linformer_kit.files.runs import PAGE
 from linformer_kit.files.writing import write_whole
-
-
-class Figure(NamedTuple):
-    """A figure in a page: its caption, and the PNG file in base64."""
-
-    caption: str
-    data: str
 
 
 def write_page(results: dict[str, Any], text: str, folder: Path) -> None:
@@ -55,10 +48,10 @@ def title_of(text: str) -> str:
     return next((line.removeprefix("# ") for line in text.splitlines() if line.startswith("# ")), "Results")
 
 
-def _figure(path: Path) -> Figure:
-    """A PNG file, with a caption from its name."""
+def _figure(path: Path) -> dict[str, str]:
+    """A PNG file in base64, with a caption from its name."""
     caption = path.stem.replace("_", " ").replace("-", " ")
-    return Figure(caption, base64.b64encode(path.read_bytes()).decode())
+    return {"caption": caption, "data": base64.b64encode(path.read_bytes()).decode()}
 
 
 def _yaml(values: Mapping[str, Any]) -> str:

@@ -16,31 +16,15 @@ LABELS = {"linformer": "Linformer", "full": "Transformer (full attention)"}
 
 
 def write_pretrain_report(results: dict[str, Any], folder: Path) -> str:
-    """Write `metrics.json`, `metrics.md` and `perplexity.png`.
-
-    Args:
-        results: Results of `pretrain.pretrain`.
-        folder: Output folder.
-
-    Returns:
-        The Markdown text.
-    """
+    """Write `metrics.json`, `metrics.md` and `perplexity.png`; return the Markdown."""
     return write_report(results, folder, "metrics", pretrain_markdown, draw_perplexity)
 
 
 def pretrain_markdown(results: dict[str, Any]) -> str:
     """The results of pretraining as Markdown: losses, then predictions."""
     corpus, models = results["corpus"], results["models"]
-    rows = [
-        [
-            "unigram (token frequencies alone)",
-            "",
-            "",
-            f"{results['unigram_entropy']:.3f}",
-            _perplexity(results["unigram_entropy"]),
-            "",
-        ]
-    ]
+    unigram = results["unigram_entropy"]
+    rows = [["unigram (token frequencies alone)", "", "", f"{unigram:.3f}", _perplexity(unigram), ""]]
     for name, model in models.items():
         loss = model["validation_loss"]
         rows.append(
