@@ -173,9 +173,3 @@ def test_a_tokenizer_of_another_model_is_refused(model, corpus, tmp_path, capsys
     AutoTokenizer.from_pretrained(model).save_pretrained(tmp_path / "small")
     error = fail(capsys, "spectrum", tmp_path / "small", "--text_file", corpus, "--output_dir", tmp_path / "out")
     assert "model: expected a tokenizer of at most" in error
-
-
-def test_half_of_a_linear_models_slots_say_something(tmp_path, corpus):
-    linear = write_model(tmp_path / "linear", (corpus / "0.txt").read_text(), projected_dim=5)
-    results = run(linear, corpus, tmp_path / "out")
-    assert np.shape(results["cumulative"]) == (2, 3, 5) and results["at"] == 1

@@ -46,8 +46,7 @@ def made(texts, tokenizer, cache, *, labels=NAMES, longest=LONGEST):
     return labelled_inputs(texts, labels, Columns("text"), Encoder(tokenizer, longest), cache=cache, name="training")
 
 
-@pytest.mark.parametrize("pairs", [False, True])
-@pytest.mark.parametrize("multi_label", [False, True])
+@pytest.mark.parametrize(("pairs", "multi_label"), [(False, True), (True, False)])
 def test_items_are_what_the_tokenizer_gives(with_types, tmp_path, monkeypatch, pairs, multi_label):
     monkeypatch.setattr(inputs, "_TOGETHER", 3)
     texts = examples(pairs=pairs, multi_label=multi_label)

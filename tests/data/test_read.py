@@ -62,9 +62,8 @@ def test_rules_for_text(tmp_path, document, expected):
     assert read(write(tmp_path / "notes.txt", "\n one\n two\n\n \n\nthree\n"), document) == expected
 
 
-@pytest.mark.parametrize("document", ["auto", "wikitext"])
-def test_articles_start_at_headings_of_level_one_between_blank_lines(tmp_path, document):
-    first, second = read(write(tmp_path / "wiki.txt", WIKITEXT), document)
+def test_articles_start_at_headings_of_level_one_between_blank_lines(tmp_path):
+    first, second = read(write(tmp_path / "wiki.txt", WIKITEXT))
     assert first.startswith(" = First =\n\n text one") and first.endswith("more")
     assert second == " = Second =\n\n x"
 

@@ -42,7 +42,6 @@ STOCK = {
     "BertForSequenceClassification": BERT_SIZES,
     "RobertaModel": ROBERTA_SIZES,
     "DistilBertForMaskedLM": DISTILBERT_SIZES,
-    "ElectraForTokenClassification": BERT_SIZES,
     "AlbertForQuestionAnswering": {**BERT_SIZES, "embedding_size": 13},
     "MPNetModel": ROBERTA_SIZES,
     "ModernBertModel": {

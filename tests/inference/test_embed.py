@@ -222,20 +222,6 @@ def test_no_foreign_code_and_no_pickle(folder, tmp_path, capsys):
     assert not (tmp_path / "vectors.npy").exists()
 
 
-@pytest.mark.parametrize(
-    ("modules", "message"),
-    [
-        ('["a"]', "modules.json: expected modules, each with the path of its folder, got ['a']"),
-        ('[{"type": null, "path": ""}]', "model: expected an encoder of texts, got "),
-    ],
-)
-def test_malformed_files_of_sentence_transformers(folder, tmp_path, capsys, modules, message):
-    model = shutil.copytree(folder / "model", tmp_path / "model")
-    (model / "modules.json").write_text(modules)
-    (tmp_path / "texts.jsonl").symlink_to(folder / "texts.jsonl")
-    assert message in fail(capsys, *command(tmp_path, tmp_path / "vectors.npy"))
-
-
 def test_outputs_that_are_not_finite_are_no_result(folder, tmp_path, capsys):
     model = transformers.AutoModel.from_pretrained(folder / "model")
     torch.nn.init.constant_(model.embeddings.LayerNorm.bias, float("nan"))

@@ -83,9 +83,7 @@ def test_half_written_and_foreign_model_folders(model, capsys, tmp_path):
 
     config = json.loads((model / "config.json").read_text())
     cases = {
-        "no_config": (lambda f: (f / "config.json").unlink(), "expected config.json in"),
         "bad_config": (lambda f: (f / "config.json").write_text("{"), "expected the JSON of a model configuration"),
-        "foreign": (lambda f: (f / "config.json").write_text('{"model_type": "vit"}'), "expected a masked language model"),
         "no_tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "expected a tokenizer (tokenizer.json) in"),
         "no_weights": (lambda f: (f / "model.safetensors").unlink(), "expected model.safetensors in"),
         "half": (
@@ -96,7 +94,6 @@ def test_half_written_and_foreign_model_folders(model, capsys, tmp_path):
             lambda f: (f / "config.json").write_text(json.dumps({**config, "projected_dim": 5})),
             "got none for linformer.encoder.layers.0.self_attn.projection.key_projection and 3 others",
         ),
-        "tokenizer": (lambda f: (f / "tokenizer.json").write_text("{}"), "tokenizer: KeyError: "),
     }  # fmt: skip
     for name, (change, message) in cases.items():
         assert message in fail(capsys, "fill-mask", broken(name, change), "<mask>"), name

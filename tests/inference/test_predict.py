@@ -62,14 +62,12 @@ def write_texts(path: Path, count: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize("suffix", ["tsv", "jsonl", "parquet", "txt"])
+@pytest.mark.parametrize("suffix", ["tsv", "parquet", "txt"])
 def test_each_row_is_answered_in_order(model, tmp_path, suffix, capsys):
     texts = [f"number {number} was {word}" for number, word in enumerate(["good", "bad", "fine"] * 7)] + [""]
     path = tmp_path / f"texts.{suffix}"
     if suffix == "txt":
         path.write_text("".join(f"{text}\n" for text in texts))
-    elif suffix == "jsonl":
-        path.write_text("".join(json.dumps({"text": text, "other": 1}) + "\n" for text in texts))
     elif suffix == "parquet":
         pyarrow.parquet.write_table(pyarrow.table({"text": texts, "other": [1] * len(texts)}), path)
     else:
@@ -182,8 +180,6 @@ def test_long_texts_are_cut_or_read_in_windows(model, tmp_path, capsys):
             "output: expected another file than that of the texts",
         ),
         (["{model}", "{lines}", "--text_column", "body"], "text_column: expected none for lines of text, got 'body'"),
-        (["{model}", "{lines}", "--text_pair_column", "body"], "file: expected a table with a column 'body' for pairs"),
-        (["{model}", "{texts}", "--output", "."], "output: expected a file, got '.'"),
         (["{model}", "{texts}", "--stride", "21"], "stride: expected 0 to 20, got 21"),
     ],
 )

@@ -31,7 +31,7 @@ class LayerAttention(NamedTuple):
         mapping: P, or P̄ of a Linformer, without dropout; rows and columns of padding are zero.
         real: True at the rows of real tokens.
         query: Q·W_Q by heads, scaled such that the scores are query·keyᵀ; query, key and value are None in linear
-            layers, and if the model gives no access to them.
+            layers.
         key: K·W_K.
         value: V·W_V.
     """
@@ -54,8 +54,8 @@ _real: ContextVar[Tensor | None] = ContextVar("real")
 def visit_attention(model: PreTrainedModel, inputs: Mapping[str, Tensor], visit: Visitor) -> None:
     """Run an encoder and call `visit` with the attention of each layer, one after the other.
 
-    Models of this package, and those that use transformers' attention interface, hold one layer's weights at a time;
-    other models return the weights of all layers at once.
+    It takes models of this package, and those that use transformers' attention interface, as `linearize` does. One
+    layer's weights are held at a time.
 
     Args:
         model: Encoder in evaluation mode; not changed.
@@ -63,7 +63,7 @@ def visit_attention(model: PreTrainedModel, inputs: Mapping[str, Tensor], visit:
         visit: Called with the index of the layer, from 0, and its attention.
 
     Raises:
-        InputError: for an encoder-decoder, a decoder, a model in training mode or without attention weights, inputs
+        InputError: for an encoder-decoder, a decoder, a model in training mode or with attention of its own, inputs
             without a token, and weights with a NaN.
     """
     if model.training:
@@ -87,7 +87,8 @@ def visit_attention(model: PreTrainedModel, inputs: Mapping[str, Tensor], visit:
         with _listening(model):
             model(**inputs)
         if not layers:
-            _visit_outputs(model, inputs, show)
+            kind = model.config.model_type
+            raise InputError(f"model: expected one that uses transformers' attention interface, got a {kind}")
     finally:
         _visit.reset(tokens[0])
         _real.reset(tokens[1])
@@ -156,25 +157,6 @@ def _attend(
     weights = pair_mapping(query, key, attention_mask)
     _visit.get()(_of_real_tokens(weights, _real.get(), query, key, value))
     return (weights.to(value.dtype) @ value).transpose(1, 2).contiguous(), None
-
-
-def _visit_outputs(
-    model: PreTrainedModel, inputs: Mapping[str, Tensor], show: Callable[[LayerAttention], None]
-) -> None:
-    """Visit the weights of all layers that a model returns with `output_attentions`."""
-    kind = model.config.model_type
-    try:
-        attentions = getattr(model(**inputs, output_attentions=True), "attentions", None)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"model: expected one that returns its attention weights, got a {kind} ({error})") from None
-    if not attentions:
-        raise InputError(f"model: expected one that returns its attention weights, got a {kind}, which does not")
-    for weights in attentions:
-        square = weights.dim() == 4 and weights.shape[2] == weights.shape[3]
-        if not square or not torch.allclose(weights.sum(-1), torch.ones(()).to(weights), atol=1e-2):
-            shape = list(weights.shape)
-            raise InputError(f"model: expected weights of all pairs of tokens, got shape {shape} of a {kind}")
-        show(_of_real_tokens(weights, _real.get()))
 
 
 def _of_real_tokens(weights: Tensor, real: Tensor | None, *states: Tensor) -> LayerAttention:
