@@ -30,9 +30,7 @@ from transformers import PreTrainedModel
 
 from linformer_kit.analysis.measure import in_fresh_process, interleaved, peak_bytes, summary
 from linformer_kit.commands.output import set_up_logging
-from linformer_kit.data.examples import Example
 from linformer_kit.data.files import find_files
-from linformer_kit.data.labelled import load_labelled
 from linformer_kit.data.read import read_documents
 from linformer_kit.environment import best_device
 from linformer_kit.errors import InputError, renamed
@@ -40,7 +38,7 @@ from linformer_kit.inference.embedder import Embedder, load_embedder
 from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.linearized.positions import check_positions, longest_input, set_positions
 from linformer_kit.models.modeling import LinformerPreTrainedModel
-from linformer_kit.settings import FinetuneSettings, ResizeMode, TaskName
+from linformer_kit.settings import ResizeMode
 from reproduce.common import Record, Results, by_name, markdown, run
 from reproduce.numbers import mebibytes, milliseconds
 

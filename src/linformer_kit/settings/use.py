@@ -69,19 +69,19 @@ class EmbedSettings:
         overwrite: Overwrite an existing output.
     """
 
-    model: str
-    file: str
-    output: str
-    text_column: str | None = None
-    document: Literal["auto", "file", "line", "blank_line", "wikitext"] = "auto"
-    max_length: int | None = None
-    chunk_tokens: int | None = None
-    pieces: bool = False
-    batch_size: int = 8
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    bf16: Literal["auto", "true", "false"] = "false"
-    resume: bool = False
-    overwrite: bool = False
+    model: Model[ModelName]
+    file: Texts[File]
+    output: Output[File]
+    text_column: Texts[Column | None] = None
+    document: Texts[Literal["auto", "file", "line", "blank_line", "wikitext"]] = "auto"
+    max_length: Texts[Count | None] = None
+    chunk_tokens: Texts[Count | None] = None
+    pieces: Texts[bool] = False
+    batch_size: Machine[Count] = 8
+    dtype: Machine[Literal["auto", "float32", "bfloat16"]] = "auto"
+    bf16: Machine[Auto] = "false"
+    resume: Output[bool] = False
+    overwrite: Output[bool] = False
 
 
 @settings

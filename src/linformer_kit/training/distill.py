@@ -28,7 +28,6 @@ from linformer_kit.settings import (
     DistillSettings,
     LinearizeSettings,
     check_model_is_kept,
-    check_training,
     portable,
     recorded_name,
 )

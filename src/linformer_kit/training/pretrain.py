@@ -28,7 +28,7 @@ from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.heads import LinformerForMaskedLM
 from linformer_kit.operator.projections import PROJECTIONS
 from linformer_kit.report.pretraining import write_pretrain_report
-from linformer_kit.settings import ModelSettings, PretrainSettings, check_model_is_kept, check_training, portable
+from linformer_kit.settings import ModelSettings, PretrainSettings, check_model_is_kept, portable
 from linformer_kit.training.checkpoint import save_model
 from linformer_kit.training.optimizer import learning_rate_schedule
 from linformer_kit.training.process import callers_random_state

@@ -22,7 +22,7 @@ from linformer_kit.errors import DivergedError, InputError
 from linformer_kit.files.manifest import read_json, recover
 from linformer_kit.files.runs import CHECKPOINT, RUN_MARK, check_output_dir, find_checkpoint, open_output_dir
 from linformer_kit.files.writing import write_new, write_whole
-from linformer_kit.settings import TrainingSettings, check_training
+from linformer_kit.settings import TrainingSettings
 from linformer_kit.training.checkpoint import write_by_one
 from linformer_kit.training.log import check_report_to
 from linformer_kit.training.loop import Training
