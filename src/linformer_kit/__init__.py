@@ -16,9 +16,8 @@ from linformer_kit.interop import registration
 if TYPE_CHECKING:
     from linformer_kit.analysis.choose import choose_projected_dims
     from linformer_kit.analysis.singular_values import Spectrum, attention_spectrum
-    from linformer_kit.interop.checkpoints.bert import load_bert_checkpoint
+    from linformer_kit.interop.checkpoints.encoders import load_bert_checkpoint, load_roberta_checkpoint
     from linformer_kit.interop.checkpoints.fairseq import load_fairseq_checkpoint
-    from linformer_kit.interop.checkpoints.roberta import load_roberta_checkpoint
     from linformer_kit.linearized.linearize import linearize
     from linformer_kit.models.configuration import LinformerConfig
     from linformer_kit.models.heads import (
@@ -60,9 +59,9 @@ _HOMES = {
     "attention_spectrum": "analysis.singular_values",
     "choose_projected_dims": "analysis.choose",
     "linearize": "linearized.linearize",
-    "load_bert_checkpoint": "interop.checkpoints.bert",
+    "load_bert_checkpoint": "interop.checkpoints.encoders",
     "load_fairseq_checkpoint": "interop.checkpoints.fairseq",
-    "load_roberta_checkpoint": "interop.checkpoints.roberta",
+    "load_roberta_checkpoint": "interop.checkpoints.encoders",
 }
 
 __all__ = ["InputError", "__version__", *_HOMES]

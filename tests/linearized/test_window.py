@@ -1,4 +1,4 @@
-"""A sliding window in linearised encoders: every family, padding, saved models, conversion, layers."""
+"""A sliding window in linearised encoders: every family, padding, saved models."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import torch
 from transformers import AutoModel
 
 from linformer_kit import InputError
-from linformer_kit.commands.cli import main
 from tests.conftest import as_in_the_paper
 from tests.families import FAMILIES, build, example
 
@@ -56,22 +55,6 @@ def test_a_saved_model_keeps_its_window(tmp_path):
     assert loaded.config.linformer["sliding_window"] == 5
     model.resize_sequence_length(2 * LENGTH)
     assert model(**example(model, 2 * LENGTH))[0].isfinite().all()
-
-
-@pytest.mark.e2e
-@torch.no_grad()
-def test_converted_models_give_the_same(tmp_path):
-    """In place by command, and from there to a model of this package."""
-    torch.manual_seed(0)
-    build(FAMILIES["roberta"]).save_pretrained(tmp_path / "stock")
-    command = ["convert", "--in_place", str(tmp_path / "stock"), str(tmp_path / "linear"), "--sliding_window", "5"]
-    main([*command, "--projected_dim", "7"])
-    main(["convert", str(tmp_path / "linear"), str(tmp_path / "own")])
-    linear, own = (AutoModel.from_pretrained(tmp_path / name).eval() for name in ("linear", "own"))
-    inputs = example(linear, 31, padded=True)
-    real = inputs["attention_mask"].bool()
-    assert own.config.sliding_window == 5
-    torch.testing.assert_close(own(**inputs)[0][real], linear(**inputs)[0][real], rtol=1e-4, atol=1e-5)
 
 
 def test_other_windows_are_refused():

@@ -14,8 +14,8 @@ from linformer_kit.errors import InputError, input_errors, renamed
 from linformer_kit.files.folders import check_new_folder
 from linformer_kit.files.manifest import write_manifest
 from linformer_kit.files.writing import whole_folder
-from linformer_kit.interop.checkpoints import bert, roberta
 from linformer_kit.interop.checkpoints.build import Converted, resize
+from linformer_kit.interop.checkpoints.encoders import MODEL_TYPES, convert_encoder, read_source
 from linformer_kit.interop.checkpoints.fairseq import convert_fairseq
 from linformer_kit.interop.checkpoints.sentences import sentence_files, write_files
 from linformer_kit.interop.full_attention import SLOT_FIELDS, convert_full_attention
@@ -27,7 +27,7 @@ from linformer_kit.interop.loading import (
     tokenizer_for,
 )
 from linformer_kit.linearized.adapter import adapters_of
-from linformer_kit.linearized.classes import MODEL_TYPE, LinearizedModel
+from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.linearized.linearize import linearize_encoder
 from linformer_kit.linearized.positions import longest_input
 from linformer_kit.models.configuration import LinformerConfig
@@ -94,16 +94,15 @@ def _load(settings: ConvertSettings) -> Converted:
     fields: dict[str, Any] = {name: value for name in names if (value := getattr(settings, name)) is not None}
     if settings.attention == "full" and (unused := [name for name in _OF_SLOTS if name in fields]):
         raise InputError(f"{unused[0]}: expected none with full attention, got {fields[unused[0]]!r}")
-    model_type = _model_type(settings.source)
+    model_type = read_source(settings.source)[0].model_type
     if model_type == LinformerConfig.model_type:
         return convert_full_attention(settings.source, fields, settings.resize_mode)
-    if model_type == MODEL_TYPE:
-        for name in _OF_NEW_PROJECTIONS:
-            if name in fields:
-                raise InputError(f"{name}: expected none for a model that is linear already, got {fields[name]!r}")
-    if roberta.base_model_type(settings.source) in bert.MODEL_TYPES:
-        return bert.convert_bert(settings.source, fields, settings.resize_mode)
-    return roberta.convert_roberta(settings.source, fields, settings.resize_mode)
+    if model_type not in MODEL_TYPES:
+        known = ", ".join([*MODEL_TYPES, LinformerConfig.model_type])
+        raise InputError(
+            f"{settings.source}: expected a model of type {known}, got {model_type}; --in_place takes other types too"
+        )
+    return convert_encoder(settings.source, fields, settings.resize_mode)
 
 
 def _linearized(settings: ConvertSettings) -> Converted:
@@ -123,23 +122,12 @@ def _linearized(settings: ConvertSettings) -> Converted:
             linear = LinearizeSettings(**given, resize_mode=settings.resize_mode)
             model = linearize_encoder(model, linear, settings.adapter)
         else:
-            with renamed("seq_len", "max_position_embeddings"):
-                model.resize_sequence_length(given["max_position_embeddings"], mode=settings.resize_mode)
+            resize(model, given["max_position_embeddings"], settings.resize_mode)
         return Converted(model, [], learned or settings.adapter is not None, advised)
 
 
 def _is_fairseq(source: str) -> bool:
     return os.path.isfile(source) or (source.endswith((".pt", ".pth", ".bin")) and not os.path.isdir(source))
-
-
-def _model_type(source: str) -> str:
-    known = (*roberta.MODEL_TYPES, *bert.MODEL_TYPES, LinformerConfig.model_type)
-    found = roberta.base_model_type(source)
-    if found not in known:
-        raise InputError(
-            f"{source}: expected a model of type {', '.join(known)}, got {found}; --in_place takes other types too"
-        )
-    return roberta.model_type(source)
 
 
 def _tokenizer(settings: ConvertSettings, model: PreTrainedModel) -> PreTrainedTokenizerBase | None:

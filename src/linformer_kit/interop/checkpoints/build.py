@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pickle
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from linformer_kit.errors import InputError, input_errors
+from linformer_kit.errors import InputError, input_errors, renamed
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.modeling import LinformerPreTrainedModel
 from linformer_kit.settings import ResizeMode
@@ -80,13 +79,10 @@ def linformer_config(source: str, fields: dict[str, Any], overrides: Mapping[str
         raise InputError(f"{source}: {error}") from None
 
 
-def resize(model: LinformerPreTrainedModel, max_position_embeddings: int, mode: ResizeMode) -> None:
+def resize(model: Any, max_position_embeddings: int, mode: ResizeMode) -> None:
     """Call `resize_sequence_length`; its errors name the settings instead of its arguments."""
-    try:
+    with renamed("seq_len", "max_position_embeddings"), renamed("mode", "resize_mode"):
         model.resize_sequence_length(max_position_embeddings, mode=mode)
-    except InputError as error:
-        named = str(error).replace("seq_len:", "max_position_embeddings:", 1)
-        raise InputError(re.sub(r"^mode:", "resize_mode:", named)) from None
 
 
 @contextmanager
