@@ -29,7 +29,6 @@ from linformer_kit.linearized.attention import (
     IMPLEMENTATION,
     OWNER,
     WINDOW,
-    is_linear,
 )
 from linformer_kit.linearized.fields import (
     check_fields,
@@ -38,8 +37,8 @@ from linformer_kit.linearized.fields import (
     unchanged_layers,
 )
 from linformer_kit.linearized.positions import check_positions, set_positions
+from linformer_kit.models.card import ModelWithCard
 from linformer_kit.models.modeling import start_projection
-from linformer_kit.models.saved_lengths import LengthCheckedModel
 from linformer_kit.operator.attention import tokens_as_slots
 from linformer_kit.operator.projections import SequenceProjection, each_dim, more_windows
 from linformer_kit.operator.values import refuse_old_exporter
@@ -106,7 +105,7 @@ class LinearizedConfig(PreTrainedConfig):
         return {**super().to_dict(), "attn_implementation": IMPLEMENTATION}
 
 
-class LinearizedModel(LengthCheckedModel):
+class LinearizedModel(ModelWithCard):
     """Base class of linearised models: E and F, length checks and resizing."""
 
     def __init__(self, config: Any, *arguments: Any, **named: Any) -> None:
@@ -119,8 +118,13 @@ class LinearizedModel(LengthCheckedModel):
         super().__init__(config, *arguments, **named)
         attach(self)
 
+    @property
+    def longest_sequence(self) -> int:
+        """n, the longest input in tokens or patches."""
+        return self.config.linformer["seq_len"]
+
     def _check_length(self, tokens: Any) -> None:
-        longest = self.config.linformer["seq_len"]
+        longest = self.longest_sequence
         if isinstance(tokens, torch.Tensor) and tokens.dim() > 1 and tokens.shape[1] > longest:
             raise InputError(f"sequence length: expected at most {longest}, got {tokens.shape[1]}")
 
@@ -141,26 +145,14 @@ class LinearizedModel(LengthCheckedModel):
         super().set_attn_implementation(attn_implementation, *arguments, **named)
 
     def save_pretrained(self, *arguments: Any, **named: Any) -> None:
-        """As in transformers; layers that were removed from the model are removed from the configuration too.
+        """As in transformers.
 
         Raises:
-            InputError: if `config.num_hidden_layers` still counts them.
+            InputError: if layers were removed from the model, which could not be loaded again.
         """
-        fields, attached = self.config.linformer, dict(self.base_model.named_modules())
-        if {*fields["layers"], *unchanged_layers(fields)} - attached.keys():
-            names = self.attention_names()
-            if (layers := getattr(self.config, "num_hidden_layers", len(names))) != len(names):
-                raise InputError(f"num_hidden_layers: expected {len(names)}, as the model has layers, got {layers}")
-            fields["layers"] = [name for name in names if is_linear(attached[name])]
-            fields["local_layers"] = [name for name in names if getattr(attached[name], ATTRIBUTE, fields) is None]
-            fields["full_layers"] = [name for name in names if name not in fields["layers"] + fields["local_layers"]]
-            if isinstance(fields["projected_dim"], list):
-                modules = [attached[name] for name in fields["layers"]]
-                groups = [vars(module).get(GROUPS) for module in modules]  # if all layers share one E
-                fields["projected_dim"] = [
-                    list(getattr(module, ATTRIBUTE).head_dims if group is None else group.dims)
-                    for module, group in zip(modules, groups, strict=True)
-                ]
+        fields = self.config.linformer
+        if removed := {*fields["layers"], *unchanged_layers(fields)} - {*self.attention_names()}:
+            raise InputError(f"model: expected the layers that it was linearised with, got none named {min(removed)}")
         super().save_pretrained(*arguments, **named)
 
     def projections(self) -> list[SequenceProjection]:
@@ -188,7 +180,7 @@ class LinearizedModel(LengthCheckedModel):
                 and F are stretched in either mode; for a multiple of n, this changes texts of up to n by rounding only.
 
         The tokenizer's `model_max_length` and sentence-transformers' `max_seq_length` are not changed: until you set
-        them, texts are truncated as before, and loading the model warns about it.
+        them, texts are truncated as before.
 
         Raises:
             InputError: for a length that the mode or the number of slots does not allow, and for a model without

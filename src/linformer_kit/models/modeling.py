@@ -19,6 +19,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple
 
 from linformer_kit.errors import InputError
+from linformer_kit.models.card import ModelWithCard
 from linformer_kit.models.configuration import LinformerConfig, check_projected_dim
 from linformer_kit.models.embeddings import (
     LinformerEmbeddings,
@@ -28,7 +29,6 @@ from linformer_kit.models.embeddings import (
 )
 from linformer_kit.models.encoder import LinformerEncoder, LocalConvolution
 from linformer_kit.models.inputs import check_inputs
-from linformer_kit.models.saved_lengths import LengthCheckedModel
 from linformer_kit.operator import kernels
 from linformer_kit.operator.attention import LinformerAttention
 from linformer_kit.operator.hooks import may_need_whole
@@ -43,7 +43,7 @@ def start_projection(projection: SequenceProjection) -> None:
         init.copy_(getattr(projection, name), value)
 
 
-class LinformerPreTrainedModel(LengthCheckedModel):
+class LinformerPreTrainedModel(ModelWithCard):
     """Base class of all Linformer models: initialisation, saving and loading, resizing."""
 
     config: LinformerConfig
@@ -134,8 +134,7 @@ class LinformerPreTrainedModel(LengthCheckedModel):
 
         This resets `set_projected_dim`. E, F and the positions are replaced by new parameters, so create the optimizer
         afterwards. Other models that share this model's configuration object are not resized. The tokenizer's
-        `model_max_length` is not changed: until you set it, texts are truncated as before, and loading the model warns
-        about it.
+        `model_max_length` is not changed: until you set it, texts are truncated as before.
 
         Raises:
             InputError: for a length below the old one with `extend`, or below the number of slots with `interpolate`;

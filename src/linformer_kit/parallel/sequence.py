@@ -35,7 +35,6 @@ from linformer_kit.operator.padding import real_tokens_first
 from linformer_kit.operator.projections import Piece, SequenceProjection
 from linformer_kit.parallel.collectives import add, exchange, most, of_all
 from linformer_kit.parallel.sequence_checks import (
-    check_lengths_of_pieces,
     check_model,
     check_same_batch,
     refuse_position_ids,
@@ -252,7 +251,7 @@ class SequenceParallel:
 
     @torch.no_grad()
     def _check_piece(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raise an error for pieces that would give other results than one process: padding before a token."""
+        """Raise an error for arguments that cannot be a piece from `shard`."""
         arguments = dict(zip(_FORWARD, args, strict=False)) | kwargs
         refuse_position_ids(arguments.get("position_ids"))
         mask, most = arguments.get("attention_mask"), len(range(self.seq_len)[self.positions])
@@ -260,9 +259,6 @@ class SequenceParallel:
             raise InputError("attention_mask: expected the mask of this process's piece, as from `shard`, got None")
         if mask.shape[1] > most:
             raise InputError(f"sequence length: expected at most {most}, as this process has, got {mask.shape[1]}")
-        check_lengths_of_pieces(
-            mask, [self._positions_of(rank).indices(self.seq_len) for rank in range(self.ranks)], self.group
-        )
 
     def _take(self, name: str, tensor: Tensor, order: Int[Tensor, "batch seq_len"]) -> Tensor:
         """This process's positions of a tensor, real tokens first."""

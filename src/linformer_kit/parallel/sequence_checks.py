@@ -17,7 +17,6 @@ from linformer_kit.models.heads import (
     LinformerForTokenClassification,
 )
 from linformer_kit.models.modeling import LinformerModel
-from linformer_kit.operator.padding import padding_after
 from linformer_kit.operator.projections import SequenceProjection
 from linformer_kit.parallel.collectives import of_all
 
@@ -85,26 +84,3 @@ def check_same_batch(batch: dict[str, Tensor], device: torch.device, group: dist
     everywhere = of_all(torch.tensor([check], device=device), group=group)
     if len(set(torch.cat(everywhere).tolist())) > 1:
         raise InputError("batch: expected the same on every process of the group, got different ones")
-
-
-def check_lengths_of_pieces(mask: Tensor, positions: list[tuple[int, int, int]], group: dist.ProcessGroup) -> None:
-    """Raise an error for masks of pieces that cannot come from a right-padded batch: padding before a token.
-
-    Args:
-        mask: Mask of this process's piece, not 0 on real tokens.
-        positions: Positions of each process, as (start, stop, step).
-        group: The process group.
-
-    Raises:
-        InputError: on every process.
-    """
-    lengths = (mask != 0).sum(dim=1)
-    gaps = ((mask == 0) != padding_after(lengths, mask.shape[1])).any(dim=1)
-    everywhere = of_all(lengths.masked_fill(gaps, -1), group=group)
-    whole = torch.stack(everywhere).sum(dim=0)
-    for here, (start, stop, step) in zip(everywhere, positions, strict=True):
-        expected = ((whole.clamp(max=stop) - start + step - 1) // step).clamp(min=0)
-        if not torch.equal(here, expected):
-            raise InputError(
-                "attention_mask: expected pieces of right-padded sequences, as from `shard`, got padding before a token"
-            )

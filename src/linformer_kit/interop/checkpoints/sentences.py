@@ -12,11 +12,10 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from linformer_kit.errors import InputError
 from linformer_kit.files.runs import SENTENCE_FILES
-from linformer_kit.models.saved_lengths import SENTENCE_LIMIT, shorter_limits
 from linformer_kit.settings import is_local_path
 
 _MODULES, *_SETTINGS = SENTENCE_FILES
-_MAX_LENGTH = SENTENCE_LIMIT[1]
+_MAX_LENGTH = "max_seq_length"
 _EMPTY = "Normalize"
 _PICKLED, _SAFE = "pytorch_model.bin", "model.safetensors"
 # Files downloaded for a model on the hub; not the encoder itself.
@@ -89,17 +88,6 @@ def check_no_pickle(source: str) -> bool:
         if name.endswith(f"/{_PICKLED}") and safe not in files:
             raise InputError(f"model: expected {safe} in {source}, got {name}, a pickle, which is not read")
     return bool(files)
-
-
-def lengthened(source: str, longest: int | None) -> int | None:
-    """The longest input of a linear model if it is longer than the limits in the files beside it; else None.
-
-    Args:
-        source: Folder or hub id of the model.
-        longest: Its longest input in tokens.
-    """
-    known = longest is not None and is_local_path(source) and shorter_limits(Path(source), longest)
-    return longest if known else None
 
 
 def write_files(files: Files, folder: Path) -> None:
