@@ -68,13 +68,6 @@ def test_another_length(tmp_path):
     assert model(torch.full((1, 62), 5)).logits.isfinite().all()
 
 
-def test_full_attention_may_stay(tmp_path):
-    theirs = transformer(tmp_path)
-    model = convert_full_attention(str(tmp_path), {"attention": "full"}, "extend").model
-    ids = torch.randint(5, 101, (2, 31))
-    torch.testing.assert_close(model(ids).logits, theirs(ids).logits)
-
-
 def test_a_classifier_keeps_its_head(tmp_path):
     names = {0: "no", 1: "yes", 2: "perhaps"}
     theirs = transformer(tmp_path, LinformerForSequenceClassification, num_labels=3, id2label=names)

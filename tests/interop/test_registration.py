@@ -98,23 +98,12 @@ assert linformer_kit.LinformerForMaskedLM(linformer_kit.LinformerConfig({SMALL})
 
 
 @pytest.mark.e2e
-def test_threads_reloads_and_other_processes():
-    """Threads get one class; tables that are loaded again have us again; a pickle brings the registration with it."""
+def test_other_processes():
+    """A pickle brings the registration with it."""
     result = run(f"""
-import importlib, pickle, sys, threading
-import linformer_kit
-from transformers import AutoConfig
-found = []
-threads = [threading.Thread(target=lambda: found.append(type(AutoConfig.for_model("linformer")))) for _ in range(5)]
-[thread.start() for thread in threads], [thread.join() for thread in threads]
-assert set(found) == {{linformer_kit.LinformerConfig}} and len(found) == 5
-importlib.reload(linformer_kit)
-for name in ("configuration_auto", "modeling_auto"):
-    tables = importlib.reload(importlib.import_module(f"transformers.models.auto.{{name}}"))
-    assert type(tables.__loader__).__name__ == type(tables.__spec__.loader).__name__ == "SourceFileLoader"
-assert sum(type(finder).__name__ == "_Finder" for finder in sys.meta_path) == 1
-assert type(tables.AutoModel.from_config(linformer_kit.LinformerConfig({SMALL}))) is linformer_kit.LinformerModel
-config = linformer_kit.linearize(tables.AutoModel.from_config(AutoConfig.for_model("bert", {SMALL})), 5).config
+import pickle, linformer_kit
+from transformers import AutoConfig, AutoModel
+config = linformer_kit.linearize(AutoModel.from_config(AutoConfig.for_model("bert", {SMALL})), 5).config
 print(pickle.dumps((linformer_kit.LinformerConfig({SMALL}), config)).hex())
 """)
     code = f"""

@@ -82,13 +82,6 @@ def test_longer_texts_are_refused_at_every_door(name):
             call(inputs["input_ids"])
 
 
-def test_heads_and_their_base_models_refuse_longer_texts(model):
-    inputs = example(model, LENGTH + 1)
-    for call in (model.forward, model.bert, model.bert.forward):
-        with pytest.raises(InputError, match=f"^sequence length: expected at most {LENGTH}, got {LENGTH + 1}$"):
-            call(**inputs)
-
-
 @pytest.mark.e2e
 @pytest.mark.unchecked
 def test_compiled_once_for_every_length():

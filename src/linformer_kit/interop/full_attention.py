@@ -30,9 +30,6 @@ def convert_full_attention(source: str, fields: Mapping[str, Any], resize_mode: 
     Returns:
         The model, in evaluation mode, of the source's class; if its attention is linear, E and F are those of a new
         model.
-
-    Raises:
-        InputError: for a source that is incomplete or a Linformer already, and for fields that do not fit its weights.
     """
     with renamed("model", "source"):
         model: Any = load_pretrained(source, auto_class_of(source, _KIND), _KIND)

@@ -65,11 +65,7 @@ _RANDOM = "names_of_random_weights"  # attribute of a model that was loaded here
 def load_model(
     name: str, auto_class: Any, kind: str, *, head: dict[str, Any] | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a model, as `load_pretrained`, and its tokenizer, which makes the inputs that the model reads.
-
-    Raises:
-        InputError: as `load_pretrained`, and if there is no tokenizer, or one that makes tokens which the model lacks.
-    """
+    """Load a model, as `load_pretrained`, and its tokenizer, which makes the inputs that the model reads."""
     what = f"model: expected {kind}, got {name}"
     if is_local_path(name):
         check_model_folder(Path(name))
@@ -125,9 +121,6 @@ def load_pretrained(name: str, auto_class: Any, kind: str, *, head: dict[str, An
         kind: The kind of model that it loads, for errors.
         head: Fields of the configuration for another head; a head that is missing, does not fit or has other
             `id2label` is newly initialised.
-
-    Raises:
-        InputError: if the folder does not exist or is incomplete, or the model is not of that kind.
     """
     what = f"model: expected {kind}, got {name}"
     weights = _check_weights(Path(name)) if is_local_path(name) else None
@@ -192,9 +185,6 @@ def auto_class_of(name: str, kind: str) -> Any:
     Args:
         name: Folder or hub id.
         kind: The kind of model expected, for errors.
-
-    Raises:
-        InputError: as `load_model`.
     """
     if is_local_path(name):
         _check_weights(Path(name))
@@ -219,11 +209,7 @@ def _start_head_anew(model: PreTrainedModel, auto_class: Any) -> None:
 
 
 def load_classifier(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a sequence classifier, in evaluation mode, and its tokenizer, from a folder or the hub.
-
-    Raises:
-        InputError: if the folder does not exist or is incomplete, or holds no classifier.
-    """
+    """Load a sequence classifier, in evaluation mode, and its tokenizer, from a folder or the hub."""
     kind = "a classifier (`linformer finetune` makes one)"
     if is_local_path(name):
         check_model_folder(Path(name))
@@ -234,11 +220,7 @@ def load_classifier(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase
 
 
 def resize(model: PreTrainedModel, resize_to: int | None, resize_mode: ResizeMode) -> None:
-    """Change the longest sequence of a model of this package, in place; with None, change nothing.
-
-    Raises:
-        InputError: for a model of another package, or a length that it cannot have.
-    """
+    """Change the longest sequence of a model of this package, in place; with None, change nothing."""
     if resize_to is None:
         return
     if not hasattr(model, "resize_sequence_length"):
@@ -258,9 +240,6 @@ def input_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max
         model: Its positions are the limit (`longest_input`); without positions, the tokenizer's `model_max_length` is.
         tokenizer: Its `model_max_length` is the default.
         max_length: The requested length, if any.
-
-    Raises:
-        InputError: for a length above the limit.
     """
     if not isinstance(tokenizer.model_max_length, int):
         raise InputError(f"tokenizer: expected a whole number as model_max_length, got {tokenizer.model_max_length!r}")
@@ -273,11 +252,7 @@ def input_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max
 
 
 def check_model_folder(folder: Path) -> Weights:
-    """Reject a folder that is not a complete model with a tokenizer, before any library reads it.
-
-    Raises:
-        InputError: naming the missing or broken file.
-    """
+    """Reject a folder that is not a complete model with a tokenizer, before any library reads it."""
     weights = _check_weights(folder)
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise InputError(f"model: expected a tokenizer (tokenizer.json) in {folder}, got none")

@@ -70,11 +70,7 @@ class Adapter:
         return LinearizeSettings(**self.about["linearize"])
 
     def check_base(self, model: PreTrainedModel) -> None:
-        """Check that a model with full attention is the one that the adapter was trained on.
-
-        Raises:
-            InputError: if it has other weights, or layers that the low-rank changes do not fit.
-        """
+        """Check that a model with full attention is the one that the adapter was trained on."""
         base = self.about["base_model"]
         if model.dtype not in (torch.float32, torch.bfloat16):
             raise InputError(f"model: expected float32 or bfloat16 for adapter {self.name}, got {model.dtype}")
@@ -85,11 +81,7 @@ class Adapter:
 
     @torch.no_grad()
     def merge_into(self, model: PreTrainedModel) -> None:
-        """Add the changes to the weights of the linearised base model, in-place.
-
-        Raises:
-            InputError: for weights that do not fit the model. Nothing is changed then.
-        """
+        """Add the changes to the weights of the linearised base model, in-place: all of them, or none."""
         own = dict(model.base_model.named_parameters())
         values = {name: each for name, each in self.weights.items() if ".lora_" not in name}
         absent = dict.fromkeys(learned_parameters(model.base_model).keys() - values.keys())
@@ -118,11 +110,7 @@ class Adapter:
 
 
 def read_adapter(name: str) -> Adapter:
-    """Read an adapter that ships with the package, of a folder, or of the hub.
-
-    Raises:
-        InputError: if there is none, or it is damaged or not one of this package.
-    """
+    """Read an adapter that ships with the package, of a folder, or of the hub."""
     folder = adapter_folder(name)
     if found := damage(folder):
         raise InputError(f"adapter: {found}")
@@ -143,11 +131,7 @@ def read_adapter(name: str) -> Adapter:
 
 
 def _scale(config: dict[str, Any], weights: dict[str, Tensor], path: Path) -> float:
-    """Factor of B·A, from a configuration of PEFT without any variant of LoRA, for these weights.
-
-    Raises:
-        InputError: for another configuration, or weights that it does not describe.
-    """
+    """Factor of B·A, from a configuration of PEFT without any variant of LoRA, for these weights."""
     for name, plain in _PLAIN.items():
         if config.get(name, plain) != plain:
             raise InputError(f"adapter: expected {name} {plain!r} in {path}, got {config[name]!r}")
@@ -181,11 +165,7 @@ def adapters_of(model: PreTrainedModel, seq_len: int | None) -> list[str]:
 
 
 def adapter_folder(name: str) -> Path:
-    """Folder of an adapter that ships with the package, of a path, or of the hub, downloaded.
-
-    Raises:
-        InputError: if there is none.
-    """
+    """Folder of an adapter that ships with the package, of a path, or of the hub, downloaded."""
     folder = _folder(name)
     for file in (CONFIG, WEIGHTS, ABOUT, CARD):
         if not (folder / file).is_file():

@@ -218,11 +218,7 @@ def _check_implementation(asked: Any) -> None:
 
 
 def attach(model: PreTrainedModel) -> None:
-    """Add new E and F to the layers of a model, as its configuration describes.
-
-    Raises:
-        InputError: for the configuration of another model.
-    """
+    """Add new E and F to the layers of a model, as its configuration describes."""
     fields = model.config.linformer
     base = model.base_model
     modules = dict(base.named_modules())

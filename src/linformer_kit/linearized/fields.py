@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from linformer_kit.errors import InputError
@@ -17,66 +16,42 @@ from linformer_kit.operator.projections import (
 )
 from linformer_kit.operator.projections.sizes import slots_by_head
 
-
-def _is_word(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_size(value: Any) -> bool:
-    return is_integer(value) and 0 < value <= LONGEST
-
-
-def _is_count(value: Any) -> bool:
-    return is_integer(value) and 0 <= value <= LONGEST
-
-
-def _are_names(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_word, value)) and len(set(value)) == len(value)
-
-
-# The entries that `linearize` writes, and a check of each value.
-_FIELDS: dict[str, Callable[[Any], bool]] = {
-    "base_model_type": _is_word,
-    "layers": _are_names,
-    "local_layers": _are_names,
-    "full_layers": _are_names,
-    "num_heads": _is_size,
-    "head_dim": _is_size,
-    "seq_len": _is_size,
-    "projected_dim": lambda value: isinstance(value, (int, list)),  # the projection checks the values
-    "sharing": _is_word,
-    "projection": _is_word,
-    "projection_initializer": _is_word,
-    "shorter_input": _is_word,
-    "sliding_window": _is_count,
-    "global_tokens": _is_count,
-}
+# The entries that `linearize` writes, by the kind of their values; `projected_dim` is checked by the projection.
+_WORDS = ("base_model_type", "sharing", "projection", "projection_initializer", "shorter_input")
+_NAMES = ("layers", "local_layers", "full_layers")
+_COUNTS = ("num_heads", "head_dim", "seq_len", "sliding_window", "global_tokens")
+_FIELDS = {*_WORDS, *_NAMES, *_COUNTS, "projected_dim"}
 
 EXACT = ("sliding_window", "global_tokens")  # entries for tokens that queries see exactly, besides the slots
 
 
 def check_fields(fields: Any) -> dict[str, Any]:
-    """Check the fields; unknown ones (of a later version) are kept, with a warning.
-
-    Raises:
-        InputError: if they were not written by `linearize`.
-    """
-    if not isinstance(fields, dict) or not fields.keys() >= _FIELDS.keys():
+    """Check the fields; unknown ones (of a later version) are kept, with a warning."""
+    if not isinstance(fields, dict) or not fields.keys() >= _FIELDS:
         raise InputError(f"linformer: expected {', '.join(sorted(_FIELDS))} in config.json, got {fields!r}")
-    if unknown := fields.keys() - _FIELDS.keys():
+    if unknown := fields.keys() - _FIELDS:
         warn_of_unknown(frozenset(f"linformer.{name}" for name in unknown))
-    for name, fits in _FIELDS.items():
-        if not fits(fields[name]):
+    for name in sorted(_FIELDS):
+        if not _fits(name, fields[name]):
             raise InputError(f"linformer.{name}: expected what `linearize` writes in config.json, got {fields[name]!r}")
     return fields
 
 
-def new_projections(fields: dict[str, Any]) -> list[SequenceProjection]:
-    """Build E and F of each layer, or the shared one of all layers, from the fields.
+def _fits(name: str, value: Any) -> bool:
+    if name in _WORDS:
+        return isinstance(value, str)
+    if name in _NAMES:
+        return (
+            isinstance(value, list) and all(isinstance(each, str) for each in value) and len(set(value)) == len(value)
+        )
+    if name in _COUNTS:
+        least = 0 if name in EXACT else 1
+        return is_integer(value) and least <= value <= LONGEST
+    return isinstance(value, (int, list))
 
-    Raises:
-        InputError: for invalid values.
-    """
+
+def new_projections(fields: dict[str, Any]) -> list[SequenceProjection]:
+    """Build E and F of each layer, or the shared one of all layers, from the fields."""
     layers, dims = len(fields["layers"]), fields["projected_dim"]
     if isinstance(dims, list) and len(dims) != layers:
         raise InputError(f"projected_dim: expected one for each of {layers} layers, got {dims}")

@@ -53,11 +53,7 @@ def longest_input(model: PreTrainedModel) -> int | None:
 
 
 def check_positions(model: PreTrainedModel, seq_len: int, mode: str) -> None:
-    """Check that `set_positions` can resize a model.
-
-    Raises:
-        InputError: for a model with inputs of a fixed length, and a length that the mode does not allow.
-    """
+    """Check that `set_positions` can resize a model."""
     now = longest_input(model)
     tables = bool(position_tables(model))
     if now is not None and not tables and not any("Rotary" in type(module).__name__ for module in model.modules()):

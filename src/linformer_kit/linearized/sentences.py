@@ -15,11 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 def text_encoder(model: Any) -> PreTrainedModel:
-    """The encoder of texts that a `SentenceTransformer` starts with.
-
-    Raises:
-        InputError: if there is none.
-    """
+    """The encoder of texts that a `SentenceTransformer` starts with."""
     from sentence_transformers import SentenceTransformer  # its import takes seconds
     from sentence_transformers.sentence_transformer.modules import Transformer
 

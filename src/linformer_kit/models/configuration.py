@@ -212,11 +212,7 @@ def _check_fields(config: LinformerConfig) -> None:
 
 
 def check_projected_dim(config: ModelSettings, projected_dim: Any) -> None:
-    """Check k against the other fields: an integer, one for each layer, or one for each head of each layer.
-
-    Raises:
-        InputError: if it has another form, is out of range, or differs between heads or layers that must have one k.
-    """
+    """Check k against the other fields: an integer, one for each layer, or one for each head of each layer."""
     layers, heads = config.num_hidden_layers, config.num_attention_heads
     by_layer = projected_dim if isinstance(projected_dim, list) else [projected_dim]
     if isinstance(projected_dim, list):

@@ -69,11 +69,7 @@ class LinformerEmbeddings(nn.Module):
 
 
 def check_position_table(model: PreTrainedModel) -> None:
-    """Raise an error for a position table that is no plain embedding (such as an adapter): its rows are not accessible.
-
-    Raises:
-        InputError: for anything but a plain embedding.
-    """
+    """Raise an error for a position table that is no plain embedding, such as an adapter, whose rows are hidden."""
     table = model.base_model.embeddings.position_embeddings
     if type(table) is not nn.Embedding:
         raise InputError(

@@ -23,11 +23,7 @@ def check_inputs(
     position_ids: Tensor | None,
     inputs_embeds: Tensor | None,
 ) -> None:
-    """Refuse inputs of the wrong shape, type or length for the configuration, and ids out of range.
-
-    Raises:
-        InputError: with the name of the argument, the expected and the given value.
-    """
+    """Refuse inputs of the wrong shape, type or length for the configuration, and ids out of range."""
     if input_ids is not None and inputs_embeds is not None:
         raise InputError("input_ids, inputs_embeds: expected exactly one of them, got both")
     if input_ids is not None:

@@ -45,9 +45,6 @@ def label_loss(
         logits: Logits of each sequence.
         labels: Class ids `[batch]`, or targets of the shape of logits (`[batch]` for one regression output).
         num_items_in_batch: Labels in all forward passes of one update; default: those of this batch.
-
-    Raises:
-        InputError: for labels of another shape, and class ids out of range.
     """
     classes = problem == "single_label_classification"
     num_labels = logits.shape[1]
@@ -71,11 +68,7 @@ def position_loss(
     positions: Tensor,
     num_items_in_batch: Tensor | int | None = None,
 ) -> Float[Tensor, ""]:
-    """Cross-entropy over positions; positions outside the sequence are ignored.
-
-    Raises:
-        InputError: with the name of the argument, for positions of another shape or type.
-    """
+    """Cross-entropy over positions; positions outside the sequence are ignored."""
     if positions.dim() == 2 and positions.shape[1] == 1:
         positions = positions[:, 0]
     check_integers(name, positions, logits.shape[:1])

@@ -29,11 +29,7 @@ _MODELS = (
 
 
 def check_model(model: nn.Module, ranks: int) -> None:
-    """Raise an error for a model that cannot be split over this number of processes.
-
-    Raises:
-        InputError: as `SequenceParallel`.
-    """
+    """Raise an error for a model that cannot be split over this number of processes."""
     if not isinstance(model, _MODELS):
         names = ", ".join(kind.__name__ for kind in _MODELS)
         raise InputError(f"model: expected one of {names}, got {type(model).__name__}")
@@ -70,11 +66,7 @@ def refuse_position_ids(position_ids: Tensor | None) -> None:
 
 
 def check_same_batch(batch: dict[str, Tensor], device: torch.device, group: dist.ProcessGroup) -> None:
-    """Raise an error if processes have different batches; of float tensors other than the mask, only shapes count.
-
-    Raises:
-        InputError: on every process.
-    """
+    """Raise an error if processes have different batches; of float tensors other than the mask, only shapes count."""
     check = 0
     for name, tensor in sorted(batch.items()):
         check = zlib.crc32(f"{name} {tuple(tensor.shape)}".encode(), check)

@@ -95,11 +95,6 @@ def test_untied_embeddings_stay_untied(tmp_path):
     assert not torch.equal(ours.lm_head.decoder.weight, ours.linformer.embeddings.word_embeddings.weight)
 
 
-def test_k_is_at_most_n_where_nobody_chose_it(tmp_path):
-    _, load = source("BertModel", tmp_path)
-    assert load(tmp_path).config.projected_dim == 37
-
-
 @pytest.mark.parametrize(
     ("class_name", "fields", "message"),
     [

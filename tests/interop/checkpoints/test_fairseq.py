@@ -120,18 +120,7 @@ class Harmful:
         (lambda c: {"model": Harmful()}, "got something else: its pickle is broken or holds disallowed objects"),
         (lambda c: {"weights": c["model"]}, "expected a fairseq checkpoint with a model in it, got something else"),
         (lambda c: {"model": {"a": 3}}, "expected tensors by name in the model, got other things"),
-        (lambda c: {"model": {3: torch.ones(3)}}, "expected tensors by name in the model, got other things"),
-        (
-            lambda c: {"model": {"a": torch.ones(3)}},
-            "expected encoder.sentence_encoder.embed_tokens.weight in the model",
-        ),
         (lambda c: drop(c, "layers.1.self_attn.compress_v"), "layers.1.self_attn.projection.value_projection for"),
-        (
-            lambda c: drop(c, "layers.2.fc1.bias"),
-            "expected linformer.encoder.layers.2.fc1.bias for LinformerForMaskedLM",
-        ),
-        (lambda c: drop(c, "embed_positions"), "expected encoder.sentence_encoder.embed_positions.weight in the model"),
-        (lambda c: drop(c, "layers.0.fc1"), "expected encoder.sentence_encoder.layers.0.fc1.weight in the model"),
         (lambda c: add(c, f"{official.PREFIX}embed_tokens.weight"), "embed_tokens.weight of 2 dimensions, got [3]"),
         (
             lambda c: add(c, f"{official.PREFIX}layers.0.self_attn.compress_k.weight"),
@@ -144,10 +133,6 @@ class Harmful:
         (lambda c: argue(c, activation_fn=["gelu"]), "hidden_act: expected an activation that transformers knows"),
         (
             lambda c: add(c, f"{official.PREFIX}layers.0.fc2.bias", torch.full((official.WIDTH,), torch.inf)),
-            "expected finite floating-point numbers in linformer.encoder.layers.0.fc2.bias, got others",
-        ),
-        (
-            lambda c: add(c, f"{official.PREFIX}layers.0.fc2.bias", torch.ones(official.WIDTH, dtype=torch.long)),
             "expected finite floating-point numbers in linformer.encoder.layers.0.fc2.bias, got others",
         ),
         (lambda c: add(c, "encoder.extra.weight"), "got encoder.extra.weight as well"),

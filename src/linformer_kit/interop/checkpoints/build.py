@@ -39,11 +39,7 @@ def build_model(
     *,
     new_projections: bool,
 ) -> LinformerPreTrainedModel:
-    """Build a model with these weights; with `new_projections`, E and F are initialised as in a new model.
-
-    Raises:
-        InputError: for a weight that is missing, unexpected, of another shape or non-finite.
-    """
+    """Build a model with these weights; with `new_projections`, E and F are initialised as in a new model."""
     model = model_class(config)
     wanted = model.state_dict()
     for name, tensor in weights.items():
@@ -64,11 +60,7 @@ def build_model(
 
 
 def linformer_config(source: str, fields: dict[str, Any], overrides: Mapping[str, Any]) -> LinformerConfig:
-    """The configuration from the source's fields and overrides; the default k is at most n.
-
-    Raises:
-        InputError: for a field that does not fit.
-    """
+    """The configuration from the source's fields and overrides; the default k is at most n."""
     made = {**fields, **overrides}
     longest = made["max_position_embeddings"]
     if isinstance(longest, int):  # otherwise `LinformerConfig` raises the error

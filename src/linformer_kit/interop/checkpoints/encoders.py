@@ -159,11 +159,7 @@ def convert_encoder(
 
 
 def read_source(source: str) -> tuple[Any, Weights | None]:
-    """The configuration of a folder or hub id and, for a folder, the size of the weights.
-
-    Raises:
-        InputError: if there is no complete model.
-    """
+    """The configuration of a folder or hub id and, for a folder, the size of the weights."""
     folder, weights = Path(source), None
     if is_local_path(source):
         if not folder.is_dir():

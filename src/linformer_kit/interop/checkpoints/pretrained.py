@@ -40,9 +40,6 @@ def check_pretrained_folder(folder: Path, name: str) -> Weights:
     Args:
         folder: The folder.
         name: The setting that names it, for errors.
-
-    Raises:
-        InputError: naming the missing or wrong file.
     """
     path = folder / "config.json"
     if not path.is_file():
@@ -67,11 +64,7 @@ def check_pretrained_folder(folder: Path, name: str) -> Weights:
 
 
 def read_config(source: str, what: str) -> PreTrainedConfig:
-    """Read the configuration of a folder or hub id without running its code.
-
-    Raises:
-        InputError: beginning with `what`, if there is none.
-    """
+    """Read the configuration of a folder or hub id without running its code."""
     with reading(what):
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         for name in ("_attn_implementation", "_experts_implementation"):
@@ -81,11 +74,7 @@ def read_config(source: str, what: str) -> PreTrainedConfig:
 
 
 def check_size(weights: Weights, build: Callable[[], nn.Module], what: str) -> None:
-    """Reject a model that is larger than its weights, before memory is allocated for it.
-
-    Raises:
-        InputError: beginning with `what`.
-    """
+    """Reject a model that is larger than its weights, before memory is allocated for it."""
     with input_errors(what), torch.device("meta"):
         made = sum(parameter.numel() for parameter in build().parameters())
     if made > 2 * weights.numbers + _NEW_PARAMETERS:

@@ -34,9 +34,6 @@ def sentence_files(source: str, *, longer: int | None = None) -> Files:
     Args:
         source: Folder or hub id of the encoder.
         longer: New longest text in tokens, if it changes.
-
-    Raises:
-        InputError: for malformed files.
     """
     folder = _folder(source)
     if folder is None or not (folder / _MODULES).is_file():
@@ -78,9 +75,6 @@ def check_no_pickle(source: str) -> bool:
 
     Returns:
         Whether there are files of sentence-transformers.
-
-    Raises:
-        InputError: for such files.
     """
     files = sentence_files(source)
     for name in files:
