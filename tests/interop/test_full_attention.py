@@ -12,7 +12,7 @@ from linformer_kit import (
     LinformerForSequenceClassification,
     LinformerModel,
 )
-from linformer_kit.interop.full_attention import convert_full_attention
+from linformer_kit.interop.convert import convert_full_attention
 from tests.conftest import SHARINGS, randomise
 
 SIZES = {

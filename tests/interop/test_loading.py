@@ -69,8 +69,6 @@ def test_a_text_in_a_batch_is_as_alone(tmp_path, tokenizer):
 GPT2 = {"n_embd": 22, "n_head": 2, "n_layer": 1, "n_positions": 17}
 PADDING_READERS = {
     "ConvBert": ({**BERT, "hidden_size": 24, "embedding_size": 24, "conv_kernel_size": 3}, {}),
-    "MobileBert": ({**BERT, "embedding_size": 22, "true_hidden_size": 22, "intra_bottleneck_size": 22}, {}),
-    "GPT2 padded on the left": (GPT2, {"padding_side": "left"}),
     "GPT2 with another padding token": ({**GPT2, "pad_token_id": 0}, {}),
 }
 
@@ -159,7 +157,6 @@ def test_an_added_token_that_no_text_needs(tmp_path):
             {"tokenizer": {"pad_token": "<padding>"}},
             r"model: expected a tokenizer of at most 53 tokens \(the model's vocabulary\), got 54",
         ),
-        ({"tokens": 59}, r"model: expected a tokenizer of at most 53 tokens \(the model\'s vocabulary\), got 59"),
         (
             {"id2label": {1: "a", 2: "b", 3: "c"}},
             r"model: expected classes numbered from 0 in id2label, got 1, 2, 3 in .*",
@@ -169,7 +166,6 @@ def test_an_added_token_that_no_text_needs(tmp_path):
             r"model: expected a name for each class in id2label, got 'a', 'a', 'b' in .*",
         ),
         ({"num_labels": 1}, r"model: expected a classifier, got one with the single output 'LABEL_0' in .*"),
-        ({"num_labels": 0}, r"model: expected a classifier, got a model with 0 outputs in .*"),
         (
             {"num_labels": 3, "problem_type": "regression"},
             r"model: expected a classifier, got a regression with 3 outputs in .*",
@@ -193,30 +189,28 @@ def test_refused_embedders(tmp_path):
     )
     fnet = transformers.FNetConfig(hidden_size=22, num_hidden_layers=1, intermediate_size=19, **sizes)
     for config, kind, message in (
+        (fnet, "FNetModel", "with an attention mask, got FNetModel"),
         (t5, "T5Model", "got T5Model, an encoder with a decoder"),
         (clip, "CLIPModel", "Can't load image processor for .*"),
-        (fnet, "FNetModel", "with an attention mask, got FNetModel"),
     ):
         model = save(tmp_path / kind, config, kind=kind)
         with pytest.raises(InputError, match=rf"^models: expected an encoder of texts.*{message}$"):
             embedded(model, batch_size=1)
 
 
-@pytest.mark.parametrize("architectures", [None, []])
-def test_a_configuration_that_names_no_class(tmp_path, architectures, caplog):
+def test_a_configuration_that_names_no_class(tmp_path, caplog):
     """Such as that of old checkpoints of BERT."""
     model = save(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": architectures}))
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": None}))
     assert auto_class_of(model, "an encoder") is transformers.AutoModel
     assert "config.json names no architectures: read as an encoder without head" in caplog.text
 
 
-@pytest.mark.parametrize("architectures", [[3], "BertModel"])
-def test_a_configuration_with_malformed_names(tmp_path, architectures):
+def test_a_configuration_with_malformed_names(tmp_path):
     model = save(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": architectures}))
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": [3]}))
     with pytest.raises(InputError, match=r"^model: expected a list of names as architectures in .*, got "):
         auto_class_of(model, "an encoder")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -14,11 +15,10 @@ from linformer_kit.errors import InputError, input_errors, renamed
 from linformer_kit.files.folders import check_new_folder
 from linformer_kit.files.manifest import write_manifest
 from linformer_kit.files.writing import whole_folder
-from linformer_kit.interop.checkpoints.build import Converted, resize
+from linformer_kit.interop.checkpoints.build import Converted, build_model, resize
 from linformer_kit.interop.checkpoints.encoders import MODEL_TYPES, convert_encoder, read_source
 from linformer_kit.interop.checkpoints.fairseq import convert_fairseq
 from linformer_kit.interop.checkpoints.sentences import sentence_files, write_files
-from linformer_kit.interop.full_attention import SLOT_FIELDS, convert_full_attention
 from linformer_kit.interop.loading import (
     TOKENIZER_FILES,
     auto_class_of,
@@ -31,10 +31,16 @@ from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.linearized.linearize import linearize_encoder
 from linformer_kit.linearized.positions import longest_input
 from linformer_kit.models.configuration import LinformerConfig
-from linformer_kit.settings import ConvertSettings, LinearizeSettings
+from linformer_kit.settings import ConvertSettings, LinearizeSettings, ResizeMode
 
+_KIND = "a model of this package"
+# Fields that say nothing in a model with full attention, so its values do not count.
+_SLOT_FIELDS = (
+    *("projected_dim", "sharing", "projection", "projection_initializer", "shorter_input"),
+    *("bias_order", "sliding_window", "global_tokens"),
+)
 _SETTINGS = {field.name for field in dataclasses.fields(ConvertSettings)}
-_OF_SLOTS = tuple(name for name in SLOT_FIELDS if name in _SETTINGS)
+_OF_SLOTS = tuple(name for name in _SLOT_FIELDS if name in _SETTINGS)
 _OF_NEW_PROJECTIONS = (*_OF_SLOTS, "attention")
 _OF_FAIRSEQ = ("num_attention_heads", "classification_head")
 _IN_PLACE = (*_OF_SLOTS, "layers", "max_position_embeddings")
@@ -77,23 +83,17 @@ def convert(settings: ConvertSettings) -> tuple[Converted, PreTrainedTokenizerBa
 def _load(settings: ConvertSettings) -> Converted:
     if settings.in_place:
         return _linearized(settings)
-    for name in ("layers", "adapter"):
-        if getattr(settings, name) is not None:
-            raise InputError(f"{name}: expected none without in_place, got {getattr(settings, name)}")
-    fairseq = _is_fairseq(settings.source)
-    for name in _OF_NEW_PROJECTIONS if fairseq else _OF_FAIRSEQ:
-        if getattr(settings, name) is not None:
-            kind = "a fairseq file, which determines it" if fairseq else "a model that is not a fairseq file"
-            raise InputError(f"{name}: expected none for {kind}, got {getattr(settings, name)!r}")
-    if fairseq:
+    _check_unset(settings, ("layers", "adapter"), "without in_place")
+    if _is_fairseq(settings.source):
+        _check_unset(settings, _OF_NEW_PROJECTIONS, "for a fairseq file, which determines it")
         converted = convert_fairseq(settings.source, settings.num_attention_heads, settings.classification_head)
         if settings.max_position_embeddings is not None:
             resize(converted.model, settings.max_position_embeddings, settings.resize_mode)
         return converted
-    names = (*_OF_NEW_PROJECTIONS, "max_position_embeddings")
-    fields: dict[str, Any] = {name: value for name in names if (value := getattr(settings, name)) is not None}
-    if settings.attention == "full" and (unused := [name for name in _OF_SLOTS if name in fields]):
-        raise InputError(f"{unused[0]}: expected none with full attention, got {fields[unused[0]]!r}")
+    _check_unset(settings, _OF_FAIRSEQ, "for a model that is not a fairseq file")
+    if settings.attention == "full":
+        _check_unset(settings, _OF_SLOTS, "with full attention")
+    fields = _given(settings, (*_OF_NEW_PROJECTIONS, "max_position_embeddings"))
     model_type = read_source(settings.source)[0].model_type
     if model_type == LinformerConfig.model_type:
         return convert_full_attention(settings.source, fields, settings.resize_mode)
@@ -107,12 +107,10 @@ def _load(settings: ConvertSettings) -> Converted:
 
 def _linearized(settings: ConvertSettings) -> Converted:
     """The source linearised in place."""
-    for name in ("attention", *_OF_FAIRSEQ):
-        if getattr(settings, name) is not None:
-            raise InputError(f"{name}: expected none with in_place, got {getattr(settings, name)!r}")
+    _check_unset(settings, ("attention", *_OF_FAIRSEQ), "with in_place")
     if _is_fairseq(settings.source):
         raise InputError(f"source: expected an encoder of transformers with in_place, got {settings.source}")
-    given = {name: value for name in _IN_PLACE if (value := getattr(settings, name)) is not None}
+    given = _given(settings, _IN_PLACE)
     advised: list[str] = []
     with renamed("model", "source"):
         model = load_pretrained(settings.source, auto_class_of(settings.source, _ENCODER), _ENCODER)
@@ -124,6 +122,45 @@ def _linearized(settings: ConvertSettings) -> Converted:
         else:
             resize(model, given["max_position_embeddings"], settings.resize_mode)
         return Converted(model, [], learned or settings.adapter is not None, advised)
+
+
+def _given(settings: ConvertSettings, names: Sequence[str]) -> dict[str, Any]:
+    """Those of the settings that have a value."""
+    return {name: value for name in names if (value := getattr(settings, name)) is not None}
+
+
+def _check_unset(settings: ConvertSettings, names: Sequence[str], why: str) -> None:
+    for name, value in _given(settings, names).items():
+        raise InputError(f"{name}: expected none {why}, got {value!r}")
+
+
+def convert_full_attention(source: str, fields: Mapping[str, Any], resize_mode: ResizeMode) -> Converted:
+    """Make a Linformer of a Transformer of this package, with all of its weights.
+
+    Args:
+        source: Folder or hub id.
+        fields: Fields of `LinformerConfig` that differ from the source's; attention is `linformer` unless given.
+        resize_mode: How positions are resized for another max_position_embeddings.
+
+    Returns:
+        The model, in evaluation mode, of the source's class; if its attention is linear, E and F are those of a new
+        model.
+    """
+    with renamed("model", "source"):
+        model: Any = load_pretrained(source, auto_class_of(source, _KIND), _KIND)
+    if model.config.attention != "full":
+        raise InputError(f"source: expected a model with full attention, got a Linformer in {source}")
+    longest = fields.get("max_position_embeddings")
+    if longest is not None and longest != model.config.max_position_embeddings:
+        resize(model, longest, resize_mode)  # now, so that E and F start as in any model of the new length
+    usual = LinformerConfig()
+    new: dict[str, Any] = {name: getattr(usual, name) for name in _SLOT_FIELDS}
+    new["projected_dim"] = min(usual.projected_dim, model.config.max_position_embeddings)
+    # An encoder without a head is read without its pooler.
+    kept = model.config.to_dict() | new | {"attention": "linformer", "pooler": False}
+    config = LinformerConfig.from_dict(kept | dict(fields))
+    left_out = ["pooler.weight", "pooler.bias"] if model.config.pooler else []
+    return Converted(build_model(type(model), config, model.state_dict(), source, new_projections=True), left_out)
 
 
 def _is_fairseq(source: str) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,24 +26,30 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from linformer_kit.errors import InputError
 from linformer_kit.models.configuration import LinformerConfig
-from linformer_kit.models.embeddings import first_token
+from linformer_kit.models.embeddings import check_position_table, first_token
 from linformer_kit.models.encoder import LocalConvolution
-from linformer_kit.models.heads import LinformerClassificationHead
+from linformer_kit.models.heads import (
+    LinformerClassificationHead,
+    LinformerForMaskedLM,
+    LinformerForSequenceClassification,
+    LinformerForTokenClassification,
+)
 from linformer_kit.models.inputs import check_mask
 from linformer_kit.models.modeling import LinformerModel, LinformerPreTrainedModel
 from linformer_kit.operator.attention import LinformerAttention
 from linformer_kit.operator.padding import real_tokens_first
 from linformer_kit.operator.projections import Piece, SequenceProjection
 from linformer_kit.parallel.collectives import add, exchange, most, of_all
-from linformer_kit.parallel.sequence_checks import (
-    check_model,
-    check_same_batch,
-    refuse_position_ids,
-)
 from linformer_kit.settings import IGNORED_LABEL
 
 SEQUENCE_DIMENSION = "sequence"
 
+_MODELS = (
+    LinformerModel,
+    LinformerForMaskedLM,
+    LinformerForSequenceClassification,
+    LinformerForTokenClassification,
+)
 _FORWARD = tuple(inspect.signature(LinformerModel.forward).parameters)[1:]
 
 
@@ -75,7 +82,7 @@ class SequenceParallel:
         self.mesh = mesh
         self.group = _sequence_group(mesh)
         self.ranks, self.rank = dist.get_world_size(self.group), dist.get_rank(self.group)
-        check_model(model, self.ranks)
+        _check_model(model, self.ranks)
         self.model = model
         config: LinformerConfig = model.config
         self.seq_len: int = config.max_position_embeddings
@@ -108,11 +115,11 @@ class SequenceParallel:
         tokens = whole.get("input_ids", whole.get("inputs_embeds"))
         if tokens is None:
             raise InputError("batch: expected input_ids or inputs_embeds, got neither")
-        refuse_position_ids(whole.get("position_ids"))
+        _refuse_position_ids(whole.get("position_ids"))
         shape = tokens.shape[:2]
         mask = whole.setdefault("attention_mask", tokens.new_ones(shape, dtype=torch.long))
         # Check this first: if only one process raised an error, the others would wait for it.
-        check_same_batch(whole, self.model.device, self.group)
+        _check_same_batch(whole, self.model.device, self.group)
         if shape[1] > self.seq_len:
             raise InputError(f"sequence length: expected at most {self.seq_len}, got {shape[1]}")
         check_mask(mask, shape)
@@ -253,7 +260,7 @@ class SequenceParallel:
     def _check_piece(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise an error for arguments that cannot be a piece from `shard`."""
         arguments = dict(zip(_FORWARD, args, strict=False)) | kwargs
-        refuse_position_ids(arguments.get("position_ids"))
+        _refuse_position_ids(arguments.get("position_ids"))
         mask, most = arguments.get("attention_mask"), len(range(self.seq_len)[self.positions])
         if mask is None:
             raise InputError("attention_mask: expected the mask of this process's piece, as from `shard`, got None")
@@ -269,6 +276,56 @@ class SequenceParallel:
         # Every layer needs at least one token; a padded one has no effect.
         fill = {"attention_mask": 0, "labels": IGNORED_LABEL}
         return torch.full_like(ordered[:, :1], fill[name]) if name in fill else ordered[:, :1].contiguous()
+
+
+def _check_model(model: nn.Module, ranks: int) -> None:
+    """Raise an error for a model that cannot be split over this number of processes."""
+    if not isinstance(model, _MODELS):
+        names = ", ".join(kind.__name__ for kind in _MODELS)
+        raise InputError(f"model: expected one of {names}, got {type(model).__name__}")
+    check_position_table(model)
+    config: LinformerConfig = model.config
+    projections = [module for module in model.modules() if isinstance(module, SequenceProjection)]
+    if config.attention == "full":
+        raise InputError("attention: expected linformer, whose slots are sums over positions, got full")
+    if config.global_tokens:
+        raise InputError(f"global_tokens: expected 0 in sequence parallel, got {config.global_tokens}")
+    for projection in projections:
+        if projection.piece is not None:
+            raise InputError("model: expected a whole one, got one that is split already")
+        if not projection.supports_sequence_parallel:
+            raise InputError(
+                "projection: expected linear, mean_pool, random or dynamic, whose slots are sums over positions, "
+                f"got {config.projection}"
+            )
+        if projection.stretches and projection.shorter_input == "stretch":
+            raise InputError("shorter_input: expected prefix, where each position has its own column, got stretch")
+    # Positions of a piece: convolutions and windows reach one piece further only.
+    least = max(1, config.local_convolution // 2, config.sliding_window // 2)
+    if config.max_position_embeddings < ranks * least:
+        raise InputError(
+            f"mesh: expected at most {config.max_position_embeddings // least} processes for a longest sequence of "
+            f"{config.max_position_embeddings}, got {ranks}"
+        )
+
+
+def _refuse_position_ids(position_ids: Tensor | None) -> None:
+    """Raise an error for position_ids: positions follow from the mask, and decide which process has a token."""
+    if position_ids is not None:
+        raise InputError("position_ids: expected None, because they decide which process has a token, got a tensor")
+
+
+def _check_same_batch(batch: dict[str, Tensor], device: torch.device, group: dist.ProcessGroup) -> None:
+    """Raise an error if processes have different batches; of float tensors other than the mask, only shapes count."""
+    check = 0
+    for name, tensor in sorted(batch.items()):
+        check = zlib.crc32(f"{name} {tuple(tensor.shape)}".encode(), check)
+        if name == "attention_mask" or not tensor.is_floating_point():
+            content = tensor.double() if tensor.is_floating_point() else tensor  # numpy has no bfloat16
+            check = zlib.crc32(content.cpu().numpy().tobytes(), check)
+    everywhere = of_all(torch.tensor([check], device=device), group=group)
+    if len(set(torch.cat(everywhere).tolist())) > 1:
+        raise InputError("batch: expected the same on every process of the group, got different ones")
 
 
 def _sequence_group(mesh: DeviceMesh) -> dist.ProcessGroup:
