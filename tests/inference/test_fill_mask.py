@@ -83,7 +83,9 @@ def test_half_written_and_foreign_model_folders(model, capsys, tmp_path):
 
     config = json.loads((model / "config.json").read_text())
     cases = {
-        "bad_config": (lambda f: (f / "config.json").write_text("{"), "expected the JSON of a model configuration"),
+        "no_config": (lambda f: (f / "config.json").unlink(), "expected config.json in"),
+        "bad_config": (lambda f: (f / "config.json").write_text("{"), "config.json: expected JSON"),
+        "foreign": (lambda f: (f / "config.json").write_text('{"model_type": "vit"}'), "expected a masked language model"),
         "no_tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "expected a tokenizer (tokenizer.json) in"),
         "no_weights": (lambda f: (f / "model.safetensors").unlink(), "expected model.safetensors in"),
         "half": (

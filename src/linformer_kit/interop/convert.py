@@ -192,10 +192,4 @@ def _changes_length(settings: ConvertSettings) -> bool:
 
 
 def _has_tokenizer(source: str) -> bool:
-    for name in TOKENIZER_FILES:
-        try:
-            cached_file(source, name)
-        except OSError:
-            continue
-        return True
-    return False
+    return any(cached_file(source, name, **_IF_THERE) for name in TOKENIZER_FILES)

@@ -34,6 +34,7 @@ from linformer_kit.operator.attention import LinformerAttention
 from linformer_kit.operator.hooks import may_need_whole
 from linformer_kit.operator.padding import Padding, zero_padding
 from linformer_kit.operator.projections import SequenceProjection, check_resize, each_dim, more_windows
+from linformer_kit.operator.projections.sizes import slots_by_head
 from linformer_kit.settings import ResizeMode
 
 
@@ -109,7 +110,7 @@ class LinformerPreTrainedModel(ModelWithCard):
             wanted = each_dim(self.config.projected_dim, lambda made: min(made, wanted))
         dims: list[Any] = wanted if isinstance(wanted, list) else [wanted] * len(encoder.layers)
         for index, (projection, dim) in enumerate(zip(encoder.projections, dims, strict=True)):
-            made, slots = _by_head(self.config.projected_dim_of(index), heads), _by_head(dim, heads)
+            made, slots = ([*slots_by_head(each, heads)] for each in (self.config.projected_dim_of(index), dim))
             if any(new > old for new, old in zip(slots, made, strict=True)):
                 raise InputError(f"projected_dim: expected at most {made} by head in layer {index}, got {slots}")
             assert projection is not None
@@ -250,7 +251,3 @@ class LinformerModel(LinformerPreTrainedModel):
             and type(self.embeddings) is LinformerEmbeddings
             and not any(may_need_whole(module) for module in self.modules() if module is not self)
         )
-
-
-def _by_head(dim: int | list[int], num_heads: int) -> list[int]:
-    return dim if isinstance(dim, list) else [dim] * num_heads

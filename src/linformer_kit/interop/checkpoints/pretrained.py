@@ -18,6 +18,7 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedConfig
 
 from linformer_kit.errors import InputError, input_errors, machine_failure
+from linformer_kit.files.manifest import read_json
 from linformer_kit.interop.checkpoints.build import reading
 
 _INDEX = "model.safetensors.index.json"
@@ -46,13 +47,7 @@ def check_pretrained_folder(folder: Path, name: str) -> Weights:
         raise InputError(f"{name}: expected config.json in {folder}, got none")
     if (folder / "adapter_config.json").exists():
         raise InputError(f"{name}: expected a whole model in {folder}, got an adapter (adapter_config.json)")
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: expected the JSON of a model configuration, got {error}") from None
-    if not isinstance(config, dict):
-        kind = type(config).__name__
-        raise InputError(f"{path}: expected the JSON of a model configuration, got {kind}")
+    config = read_json(path)
     if not isinstance(model_type := config.get("model_type"), str):
         raise InputError(f"{path}: expected a model_type, got {'none' if model_type is None else repr(model_type)}")
     weights = _count(folder, name)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from linformer_kit.errors import InputError
+from linformer_kit.files.manifest import read_json
 from linformer_kit.files.runs import SENTENCE_FILES
 from linformer_kit.settings import is_local_path
 
@@ -40,8 +40,12 @@ def sentence_files(source: str, *, longer: int | None = None) -> Files:
         if not is_local_path(source) and _is_unknown(source):
             logger.warning("%s: no connection, and %s is not cached: mean pooling is assumed", source, _MODULES)
         return {}
-    modules = _read(folder / _MODULES)
-    paths = [module.get("path") if isinstance(module, dict) else None for module in _listed(modules)]
+    try:
+        modules = json.loads((folder / _MODULES).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{folder / _MODULES}: expected JSON of sentence-transformers, got {error}") from None
+    modules = modules if isinstance(modules, list) else [modules]
+    paths = [module.get("path") if isinstance(module, dict) else None for module in modules]
     for path in paths:
         if not isinstance(path, str) or path in (".", "..") or Path(path).name != path:
             raise InputError(
@@ -50,13 +54,11 @@ def sentence_files(source: str, *, longer: int | None = None) -> Files:
     files = {_MODULES: (folder / _MODULES).read_bytes()}
     for name in _SETTINGS:
         if (folder / name).is_file():
-            content = _read(folder / name)
-            if not isinstance(content, dict):
-                raise InputError(f"{folder / name}: expected settings by name, got {type(content).__name__}")
+            content = read_json(folder / name)
             if longer is not None and _MAX_LENGTH in content:
                 content[_MAX_LENGTH] = longer
             files[name] = (json.dumps(content, indent=2) + "\n").encode()
-    for module, place in zip(_listed(modules), paths, strict=True):
+    for module, place in zip(modules, paths, strict=True):
         if not place:
             continue
         # A module without weights and settings has an empty folder, which git repositories do not store.
@@ -109,14 +111,3 @@ def _is_unknown(source: str) -> bool:
     except Exception as error:  # the file or the model does not exist, or there is no connection
         return isinstance(error, LocalEntryNotFoundError)
     return True
-
-
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: expected JSON of sentence-transformers, got {error}") from None
-
-
-def _listed(modules: Any) -> list[Any]:
-    return modules if isinstance(modules, list) else [modules]
