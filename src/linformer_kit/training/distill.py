@@ -15,9 +15,9 @@ from linformer_kit.data.encoding import Encoder
 from linformer_kit.data.tokenizer import tokenizer_fingerprint
 from linformer_kit.data.unlabelled import Inputs, load_inputs
 from linformer_kit.environment import environment, versions
-from linformer_kit.errors import DivergedError, InputError
+from linformer_kit.errors import DivergedError, InputError, renamed
 from linformer_kit.interop.checkpoints.sentences import Files, sentence_files, write_files
-from linformer_kit.interop.loading import fingerprint
+from linformer_kit.interop.loading import auto_class_of, fingerprint, input_length, load_model
 from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.linearized.fields import EXACT
 from linformer_kit.linearized.layers import attention_layers
@@ -74,7 +74,7 @@ def distill(settings: DistillSettings) -> tuple[dict[str, Any], Path]:
     settings = dataclasses.replace(settings, layerwise_steps=_layerwise_steps(settings))
     check(settings)
     run = Run("distill", settings)
-    pair = load_pair(settings)
+    pair = _load_pair(settings)
     beside = sentence_files(settings.student or settings.teacher, longer=settings.max_position_embeddings)
     with run.one_process_first():
         inputs = _load_inputs(settings, pair)
