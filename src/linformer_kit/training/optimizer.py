@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
-from transformers.trainer_pt_utils import get_parameter_names
 
 from linformer_kit.operator.projections import SequenceProjection
 from linformer_kit.settings import TrainingSettings
 
 # Names of parameters without weight decay, as in transformers.
-_WITHOUT_DECAY = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
+_WITHOUT_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)", re.IGNORECASE)
 _HIGHEST = "highest_lr"  # key of a group's peak learning rate
 
 
@@ -29,7 +29,12 @@ def adamw(model: nn.Module, settings: TrainingSettings) -> torch.optim.AdamW:
     rate, decay = settings.learning_rate, settings.weight_decay
     own_rate = rate * settings.projection_learning_rate_factor
     apart = {id(matrix) for matrix in projection_parameters(model)} if own_rate != rate else set()
-    decayed = set(get_parameter_names(model, [nn.LayerNorm], _WITHOUT_DECAY))
+    undecayed = {
+        f"{name}.{inner}" if name else inner
+        for name, module in model.named_modules()
+        if isinstance(module, nn.LayerNorm)
+        for inner, _ in module.named_parameters(recurse=False)
+    }
     groups: list[dict[str, Any]] = [
         {"params": [], "lr": rate, "weight_decay": decay},
         {"params": [], "lr": rate, "weight_decay": 0.0},
@@ -37,8 +42,8 @@ def adamw(model: nn.Module, settings: TrainingSettings) -> torch.optim.AdamW:
     ]
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            group = 1 if name not in decayed else 2 if id(parameter) in apart else 0
-            groups[group]["params"].append(parameter)
+            decays = name not in undecayed and not _WITHOUT_DECAY.search(name)
+            groups[2 if decays and id(parameter) in apart else 0 if decays else 1]["params"].append(parameter)
     groups = [group | {_HIGHEST: group["lr"]} for group in groups if group["params"]]
     sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
     return torch.optim.AdamW(
