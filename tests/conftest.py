@@ -178,26 +178,26 @@ def slow_but(quick: Iterable[Any], values: Iterable[Any]) -> list[Any]:
 
 
 def pairs_of(*axes: Iterable[Any]) -> list[Any]:
-    """Every combination of values; the default tier covers every pair of values, the others are slow."""
+    """Combinations of values that cover every pair of them."""
     every = list(itertools.product(*map(list, axes)))
     pairs = [
         {(a, b, combination[a], combination[b]) for a, b in itertools.combinations(range(len(axes)), 2)}
         for combination in map(_hashable, every)
     ]
-    return _slow_but_those_that_cover(pairs, every)
+    return _those_that_cover(pairs, every)
 
 
 def values_of(*axes: Iterable[Any]) -> list[Any]:
-    """Every combination of values; the default tier covers every single value, the others are slow."""
+    """Combinations of values that cover each of them."""
     every = list(itertools.product(*map(list, axes)))
-    return _slow_but_those_that_cover([set(enumerate(_hashable(combination))) for combination in every], every)
+    return _those_that_cover([set(enumerate(_hashable(combination))) for combination in every], every)
 
 
 def _hashable(combination: Sequence[Any]) -> list[str]:
     return [repr(value) for value in combination]
 
 
-def _slow_but_those_that_cover(covered: list[set[Any]], every: list[Any]) -> list[Any]:
+def _those_that_cover(covered: list[set[Any]], every: list[Any]) -> list[Any]:
     """Greedy cover: repeatedly take the combination that covers most of the rest."""
     left = set().union(*covered)
     quick: set[int] = set()
@@ -205,8 +205,7 @@ def _slow_but_those_that_cover(covered: list[set[Any]], every: list[Any]) -> lis
         best = max(range(len(every)), key=lambda index: len(covered[index] & left))
         quick.add(best)
         left -= covered[best]
-    marks = (() if index in quick else (pytest.mark.slow,) for index in range(len(every)))
-    return [pytest.param(*combination, marks=mark) for combination, mark in zip(every, marks, strict=True)]
+    return [every[index] for index in sorted(quick)]
 
 
 def fail(capsys, *command: str) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import os
 import subprocess
 import sys
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
 import torch
@@ -17,10 +16,7 @@ from safetensors import SafetensorError
 
 from linformer_kit.commands import finetune
 from linformer_kit.commands.cli import main
-from linformer_kit.commands.table import COMMANDS
 from linformer_kit.errors import InputError, input_errors, machine_failure
-from linformer_kit.inference.predict import _opened
-from linformer_kit.settings import PredictSettings
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 OF_THE_MACHINE = [
@@ -109,16 +105,6 @@ def test_our_own_errors_are_tracebacks(monkeypatch):
         main(["finetune", "--model", "m"])
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_settings_that_save_memory_are_settings(command):
-    for name in COMMANDS[command].memory:
-        kind = COMMANDS[command].settings
-        *path, last = name.split(".")
-        for part in path:
-            kind = get_type_hints(kind)[part]
-        assert last in {field.name for field in dataclasses.fields(kind)}
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a Linux device")
 def test_output_that_cannot_be_written_is_one_line():
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
@@ -127,20 +113,3 @@ def test_output_that_cannot_be_written_is_one_line():
         result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment, check=False)
     assert result.stderr == "linformer: error: standard output: No space left on device\n"
     assert result.returncode == 1
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a Linux device")
-def test_answers_that_the_disk_has_no_space_for_name_their_file(tmp_path):
-    output = tmp_path / "answers.jsonl"
-    output.symlink_to("/dev/full")
-    settings = PredictSettings(model="m", file="a.txt", output=str(output), overwrite=True)
-    with pytest.raises(OSError) as raised, _opened(settings, output, {}) as (_, write):
-        write("answer" * 10**5)
-    assert machine_failure(raised.value) == f"{output}: No space left on device"
-
-
-@pytest.mark.e2e
-def test_settings_printed_to_closed_output_are_no_error():
-    command = f'"{sys.executable}" -m linformer_kit pretrain --print_config >&- 2>&-'
-    result = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
-    assert (result.returncode, result.stderr) == (0, "")

@@ -23,8 +23,6 @@ LAYERS = (
     "commands",
     "export",
     "analysis",
-    "experiments",
-    "analysis",
     "training",
     "inference",
     "report",
@@ -72,15 +70,13 @@ def test_every_file_has_a_place():
     assert set(modules().values()) <= set(LAYERS)
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_point_down(path):
-    layer = modules()[path]
-    allowed = {*LAYERS[LAYERS.index(layer) + 1 :], layer}
-    assert layers_of(imports(path)) <= allowed
-    if layer in MODEL:
-        assert "data" not in layers_of(imports(path)), "models never import data"
-    if layer in PURE_TORCH:
-        assert not any(name.split(".")[0] == "transformers" for name in imports(path)), "the operator is pure torch"
+def test_imports_point_down():
+    for path, layer in modules().items():
+        found, allowed = imports(path), {*LAYERS[LAYERS.index(layer) + 1 :], layer}
+        assert layers_of(found) <= allowed, path
+        assert layer not in MODEL or "data" not in layers_of(found), f"{path}: models never import data"
+        names = {name.partition(".")[0] for name in found}
+        assert layer not in PURE_TORCH or "transformers" not in names, f"{path}: the operator is pure torch"
 
 
 @pytest.mark.parametrize(
@@ -165,20 +161,12 @@ def test_importing_the_package_is_light():
     assert "torch" in loaded_after("import linformer_kit; linformer_kit.LinformerAttention")
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--help"],
-        ["pretrain", "--help"],
-        ["predict", "--help"],
-        ["spectrum", "--help"],
-        ["export", "--help"],
-        ["bench", "--help"],
-    ],
-)
 @pytest.mark.e2e
-def test_help_is_light(arguments):
-    code = f"from linformer_kit.commands.cli import main\ntry: main({arguments})\nexcept SystemExit: pass"
+def test_help_is_light():
+    code = (
+        "from linformer_kit.commands.cli import main\nfor command in ([], ['pretrain'], ['predict'], ['spectrum']):\n"
+    )
+    code += "    try: main([*command, '--help'])\n    except SystemExit: pass"
     assert not loaded_after(code) & HEAVY
 
 

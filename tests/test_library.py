@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import random
 import subprocess
 import sys
@@ -83,19 +82,3 @@ def test_trainings_change_nothing(drawn, tmp_path, monkeypatch):
         before = process_state()
         train(settings)
         assert changed(before) == [], train.__name__
-
-
-@pytest.mark.parametrize("name", ["pretrain", "finetune", "distill"])
-def test_a_command_that_trains_keeps_freed_memory(name, monkeypatch):
-    """Its process is its own."""
-    module, order = importlib.import_module(f"linformer_kit.commands.{name}"), []
-
-    def train(settings):
-        order.append(settings)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(module, "keep_freed_memory", lambda: order.append("told"))
-    monkeypatch.setattr(module, name, train)
-    with pytest.raises(KeyboardInterrupt):
-        module.main("settings")
-    assert order == ["told", "settings"]

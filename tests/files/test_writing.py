@@ -31,7 +31,7 @@ def test_a_text_that_the_disk_has_no_space_for_names_its_file(tmp_path, monkeypa
     assert not os.listdir(tmp_path)
 
 
-@pytest.mark.parametrize("form", ["new", "deep", "empty", "here", "link", "broken_link"])
+@pytest.mark.parametrize("form", ["deep", "empty", "here", "link", "broken_link"])
 def test_a_folder_is_written_whole(tmp_path, form, monkeypatch):
     target = tmp_path / "target"
     if form in ("empty", "here", "link"):

@@ -6,9 +6,7 @@ import pytest
 import torch
 
 from linformer_kit import LinformerForMaskedLM, LinformerModel
-from linformer_kit.operator import padding as paddings
-from linformer_kit.operator.kernels import plain
-from tests.conftest import KINDS, fields, of_shorter, randomise, tokens
+from tests.conftest import KINDS, fields, of_shorter, randomise, tokens, values_of
 
 BOTH = {"output_hidden_states": True, "output_attentions": True}
 TOKENS = 19
@@ -34,8 +32,7 @@ def gradients(model: LinformerModel, ids: torch.Tensor, mask: torch.Tensor | Non
     return [tensor.grad for tensor in shown]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("where", ["right", "left", "holes"])
+@pytest.mark.parametrize(("kind", "where"), values_of(KINDS, ["right", "left", "holes"]))
 def test_gradients_are_retained(config, kind, where):
     """Those of the same text without padding, and none at padding."""
     model = randomise(LinformerModel(config(**fields(kind)))).double().eval()
@@ -55,22 +52,6 @@ def test_gradients_are_retained(config, kind, where):
         torch.testing.assert_close(ours, theirs[0])
 
 
-@pytest.mark.parametrize("sharing", ["none", "layerwise"])
-def test_gradients_of_weights_of_heads_with_unequal_slots(config, sharing):
-    model = randomise(LinformerModel(config(sharing=sharing, projected_dim=[[7, 3, 5], [2, 7, 3]]))).double().eval()
-    ids = tokens(2, 31)
-    with torch.no_grad():
-        expected = model(ids).last_hidden_state
-    out = model(ids, **BOTH)
-    torch.testing.assert_close(out.last_hidden_state, expected)
-    for weights in out.attentions:
-        weights.retain_grad()
-    out.last_hidden_state.pow(3).sum().backward()
-    for weights, dims in zip(out.attentions, ([7, 3, 5], [2, 7, 3]), strict=True):
-        for head, dim in enumerate(dims):
-            assert weights.grad[:, head, :, :dim].all() and not weights[:, head, :, dim:].any()
-
-
 @pytest.mark.parametrize("projected_dim", [7, [[7, 3, 5], [2, 7, 3]]])
 def test_weights_are_those_before_dropout(config, projected_dim):
     model = LinformerModel(config(projected_dim=projected_dim, attention_probs_dropout_prob=0.5)).train()
@@ -84,26 +65,6 @@ def test_weights_are_those_before_dropout(config, projected_dim):
 
 
 @pytest.mark.parametrize("kind", ["headwise", "local"])
-def test_right_padding_is_not_sorted(config, kind, monkeypatch):
-    model = randomise(LinformerModel(config(**fields(kind)))).eval()
-    ids, mask = tokens(1, 31), padded("right")
-    with plain(), torch.no_grad():
-        expected = model(ids, mask).last_hidden_state
-    sorted_masks = []
-
-    def watched(padding_mask):
-        sorted_masks.append(padding_mask)
-        return padding_mask.int().argsort(dim=1, stable=True)
-
-    monkeypatch.setattr(paddings, "real_tokens_first", watched)
-    with torch.no_grad():
-        torch.testing.assert_close(model(ids, mask).last_hidden_state[:, :TOKENS], expected[:, :TOKENS])
-        assert not sorted_masks
-        model(ids, mask.flip(1))
-    assert len(sorted_masks) == 1  # once for all layers
-
-
-@pytest.mark.parametrize("kind", ["headwise", "conv", "local"])
 @pytest.mark.e2e
 @pytest.mark.unchecked
 def test_compiled_for_padding_anywhere(config, kind):
@@ -119,15 +80,3 @@ def test_compiled_for_padding_anywhere(config, kind):
         eager = model(ids, mask, **BOTH)
         for found, expected in zip(ours.hidden_states, eager.hidden_states, strict=True):
             torch.testing.assert_close(found[mask == 1], expected[mask == 1], rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("kind", ["headwise", "local", "local_full"])
-@torch.no_grad()
-def test_states_of_a_large_batch_with_holes(config, kind):
-    """More tokens than one block of inference."""
-    model = randomise(LinformerModel(config(intermediate_size=1543, **fields(kind)))).eval()
-    ids, mask = tokens(37, 31), padded("holes").expand(37, -1)
-    shown, expected = model(ids, mask, output_hidden_states=True), model(ids, mask)
-    torch.testing.assert_close(
-        shown.last_hidden_state[mask == 1], expected.last_hidden_state[mask == 1], rtol=1e-4, atol=1e-4
-    )

@@ -22,7 +22,7 @@ from linformer_kit import (
     LinformerModel,
 )
 from linformer_kit.operator.projections import PROJECTIONS, SHORTER_INPUTS
-from tests.conftest import KINDS, SHARINGS, SIZES, fields, of_shorter, randomise, slow_but, tokens, values_of
+from tests.conftest import KINDS, SHARINGS, SIZES, fields, randomise, tokens, values_of
 
 # Published with the official code: linformer_roberta_base, vocabulary 50,000, n 512, k 128, tied head.
 OFFICIAL_PARAMETERS = {
@@ -43,8 +43,7 @@ def test_parameters_and_matrices_are_the_official_ones(kind):
     assert model.projection_matrix_count() == MATRICES[kind]
 
 
-@pytest.mark.parametrize("name", PROJECTIONS)
-@pytest.mark.parametrize("sharing", SHARINGS)
+@pytest.mark.parametrize(("name", "sharing"), values_of(PROJECTIONS, SHARINGS))
 def test_what_a_projection_adds_to_the_parameters(config, name, sharing):
     """Beyond those of full attention, at n 37, k 7, 2 layers of 3 heads of 11."""
     made = config(projection=name, sharing=sharing)
@@ -63,10 +62,8 @@ def test_what_a_projection_adds_to_the_parameters(config, name, sharing):
     ("sharing", "projected_dim", "rows"),
     [
         ("none", [[7, 5, 3], [2, 2, 2]], 2 * (7 + 5 + 3 + 6)),
-        ("headwise", [7, 3], 2 * (7 + 3)),
         ("headwise", [[7, 5, 3], [2, 3, 2]], 2 * (7 + 3)),
         ("key_value", [[7, 5, 3], [2, 3, 2]], 7 + 3),
-        ("layerwise", [3, 7], 7),
         ("layerwise", [[3, 2, 1], [2, 3, 5]], 5),
     ],
 )
@@ -104,8 +101,7 @@ def roberta_state(roberta: RobertaModel) -> dict[str, torch.Tensor]:
     return state
 
 
-@pytest.mark.parametrize("masked", [False, True])
-def test_full_attention_is_roberta(masked):
+def test_full_attention_is_roberta():
     """The error against float64 is at most twice that of transformers' own float32 model."""
     sizes = {"vocab_size": 101, "hidden_size": 60, "num_attention_heads": 5, "num_hidden_layers": 7}
     sizes |= {"intermediate_size": 131, "layer_norm_eps": 1e-5}
@@ -116,13 +112,10 @@ def test_full_attention_is_roberta(masked):
     ).eval()
     ours.load_state_dict(roberta_state(roberta))
     ids = tokens(3, 37)
-    mask = None
-    if masked:
-        mask = torch.ones(3, 37, dtype=torch.long)
-        mask[0, 29:] = 0
-        mask[1, 11:] = 0
-        ids = ids.masked_fill(mask == 0, roberta_config.pad_token_id)
-    real = torch.ones(3, 37, dtype=torch.bool) if mask is None else mask == 1
+    mask = torch.ones(3, 37, dtype=torch.long)
+    mask[0, 29:] = mask[1, 11:] = 0
+    ids = ids.masked_fill(mask == 0, roberta_config.pad_token_id)
+    real = mask == 1
     with torch.no_grad():
         theirs = roberta(ids, attention_mask=mask).last_hidden_state[real]
         mine = ours(ids, attention_mask=mask).last_hidden_state[real]
@@ -164,8 +157,7 @@ def prelayernorm_state(theirs: RobertaPreLayerNormModel) -> dict[str, torch.Tens
     return state
 
 
-@pytest.mark.parametrize("attention", ["linformer", "full"])
-@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize(("attention", "norm_first"), [("linformer", False), ("full", True)])
 def test_a_local_convolution_stands_beside_attention(config, attention, norm_first):
     """It adds w_j ⊙ x_(t+j) of the real neighbours to what attention gives; a loop says which."""
     made = config(local_convolution=5, attention=attention, norm_first=norm_first, num_hidden_layers=1)
@@ -190,12 +182,6 @@ def test_a_local_convolution_stands_beside_attention(config, attention, norm_fir
     got = seen["final"] if norm_first else seen["norm"]
     real = mask.bool()
     torch.testing.assert_close(got[real], residual[real], rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("width", [2, -1, 1.5])
-def test_width_of_the_convolution(config, width):
-    with pytest.raises(InputError, match=f"local_convolution: expected .*, got {width}"):
-        config(local_convolution=width)
 
 
 @pytest.mark.parametrize(("kind", "shorter_input", "layers"), values_of(KINDS, SHORTER_INPUTS, [2, 12]))
@@ -235,8 +221,7 @@ def test_an_all_padding_row_is_finite(config, kind):
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(("kind", "tied"), values_of(KINDS, [True, False]))
 def test_saving_and_loading_is_exact(config, kind, tied, tmp_path):
     model = randomise(LinformerForMaskedLM(config(tie_word_embeddings=tied, **fields(kind)))).eval()
     model.save_pretrained(tmp_path)
@@ -273,7 +258,7 @@ def test_start_of_the_linear_maps(tied):
         assert embeddings.weight.std().item() == pytest.approx(0.03, rel=0.05)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["layerwise", "mean_pool", "window"])
 def test_activation_checkpointing_gives_the_same_gradients(config, kind):
     model = randomise(LinformerForMaskedLM(config(hidden_dropout_prob=0.3, **fields(kind)))).train()
     ids, mask = tokens(3, 31), torch.ones(3, 31, dtype=torch.long)
@@ -294,11 +279,7 @@ def test_activation_checkpointing_gives_the_same_gradients(config, kind):
     assert all(torch.equal(a, b) for a, b in zip(plain, checkpointed, strict=True))
 
 
-# Compiling and exporting takes a second each; of ways that differ little one will do.
-TRACED = ("none", "layerwise", "mean_pool", "conv", "local_norm_first", "full", "window")
-
-
-@pytest.mark.parametrize("kind", slow_but(TRACED, KINDS))
+@pytest.mark.parametrize("kind", ["none", "mean_pool", "window_norm_first"])
 @pytest.mark.e2e
 @pytest.mark.unchecked
 def test_compiles_as_one_graph(config, kind):
@@ -314,8 +295,7 @@ def test_compiles_as_one_graph(config, kind):
     assert out.logits.shape == (2, 31, 101)
 
 
-@pytest.mark.parametrize("kind", slow_but(TRACED[::2], KINDS))
-@pytest.mark.parametrize("shorter_input", SHORTER_INPUTS)
+@pytest.mark.parametrize(("kind", "shorter_input"), [("layerwise", "prefix"), ("window_mean_pool", "stretch")])
 @pytest.mark.e2e
 @pytest.mark.unchecked
 def test_exported_once_for_every_size(config, kind, shorter_input):
@@ -342,22 +322,6 @@ def test_hidden_states_and_attentions(config, kind):
     slots = 31 if model.config.attention == "full" else 6 if windowed else SIZES["projected_dim"]
     columns = slots + model.config.global_tokens + model.config.sliding_window
     assert [weights.shape for weights in out.attentions] == [(2, 3, 31, columns)] * 2
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_hidden_states_and_attentions_stand_where_the_tokens_do(config, kind):
-    model = randomise(LinformerModel(config(**fields(kind)))).eval()
-    ids, mask = tokens(1, 31), torch.ones(1, 31, dtype=torch.long)
-    mask[0, :5] = mask[0, 7::4] = 0
-    both = {"output_hidden_states": True, "output_attentions": True}
-    padded, alone = model(ids, mask, **both), model(ids[mask == 1][None], **both)
-    for ours, theirs in zip(padded.hidden_states, alone.hidden_states, strict=True):
-        torch.testing.assert_close(ours[mask == 1], theirs[0], rtol=1e-4, atol=1e-4)
-    for ours, theirs in zip(padded.attentions, alone.attentions, strict=True):
-        ours = ours[0][:, mask[0] == 1]
-        full = model.config.attention == "full"
-        ours = ours[..., mask[0] == 1] if full else of_shorter(ours, theirs, model.config)
-        torch.testing.assert_close(ours, theirs[0], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.unchecked
@@ -395,7 +359,6 @@ IDS = torch.full((2, 31), 5)
     [
         ({"input_ids": torch.full((2, 38), 5)}, "sequence length: expected at most max_position_embeddings 37, got 38"),
         ({"input_ids": torch.full((2, 31), 101)}, "input_ids: expected ids from 0 to 100, got 101"),
-        ({"input_ids": torch.full((2, 31), -1)}, "input_ids: expected ids from 0 to 100, got -1"),
         ({"input_ids": IDS[0]}, "input_ids, inputs_embeds: expected [batch, sequence] as first dimensions, got [31]"),
         (
             {"attention_mask": torch.ones(2, 30, dtype=torch.long)},
@@ -407,12 +370,9 @@ IDS = torch.full((2, 31), 5)
         ({"inputs_embeds": torch.zeros(2, 31, 33)}, "input_ids, inputs_embeds: expected exactly one of them, got both"),
         ({"input_ids": None}, "input_ids, inputs_embeds: expected exactly one of them, got neither"),
         ({"input_ids": None, "inputs_embeds": torch.zeros(2, 31, 32)}, "inputs_embeds: expected [2, 31, 33] of floating"),
-        ({"input_ids": None, "inputs_embeds": torch.zeros(2, 31, 33).long()}, "got [2, 31, 33] of torch.int64"),
         ({"input_ids": IDS.float()}, "input_ids: expected [2, 31] of torch.int64 or torch.int32, got [2, 31] of torch.float32"),
         ({"position_ids": IDS[:, :5]}, "position_ids: expected [2, 31] of torch.int64 or torch.int32, got [2, 5]"),
         ({"labels": IDS[:, :5]}, "labels: expected [2, 31] of torch.int64 or torch.int32, got [2, 5]"),
-        ({"labels": IDS.float()}, "labels: expected [2, 31] of torch.int64 or torch.int32, got [2, 31] of torch.float32"),
-        ({"labels": IDS + 101}, "labels: expected ids from 0 to 100, got 106"),
         ({"labels": IDS - 6}, "labels: expected ids from 0 to 100, got -1"),
     ],
 )  # fmt: skip

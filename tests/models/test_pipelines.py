@@ -17,7 +17,6 @@ WORDS = "number was good bad fine poor 0 1 2 3 4 5 6 7 8 9 ."
 TASKS = {
     "fill-mask": ("ForMaskedLM", {"inputs": "number <mask> was"}),
     "text-classification": ("ForSequenceClassification", {"inputs": "number 7 was good"}),
-    "token-classification": ("ForTokenClassification", {"inputs": "number 7 was good"}),
     "feature-extraction": ("Model", {"inputs": "number 7 was good"}),
 }
 
@@ -52,23 +51,6 @@ def test_pipeline(task, kind, tokenizer, tmp_path):
     found = torch.tensor(flat(batch[0])[: len(expected)])  # features of padding come after those of the text
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert len(expected) and expected.isfinite().all()
-
-
-@pytest.mark.parametrize("kind", ["ours", "linearised"])
-def test_questions(kind, tokenizer, tmp_path):
-    """transformers 5 has no pipeline for them any more, so as its guide does."""
-    folder = save(kind, "ForQuestionAnswering", tokenizer, tmp_path / "model")
-    model = transformers.AutoModelForQuestionAnswering.from_pretrained(folder).eval()
-    encoded = tokenizer("number was", "number 7 was good", return_tensors="pt")
-    with torch.no_grad():
-        outputs = model(**encoded)
-    assert outputs.start_logits.shape == outputs.end_logits.shape == encoded["input_ids"].shape
-    starts, ends = outputs.start_logits[0], outputs.end_logits[0]
-    first, last = max(
-        ((i, j) for i in range(len(starts)) for j in range(i, len(ends))),
-        key=lambda span: starts[span[0]] + ends[span[1]],
-    )
-    assert isinstance(tokenizer.decode(encoded["input_ids"][0, first : last + 1]), str)
 
 
 def flat(answer) -> list[float]:

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from linformer_kit import InputError, LinformerForMaskedLM, LinformerModel
 from linformer_kit.operator.projections import PROJECTIONS
-from tests.conftest import SHARINGS, pairs_of, randomise, tokens
+from tests.conftest import SHARINGS, randomise, tokens, values_of
 
 NESTED = [name for name, kind in PROJECTIONS.items() if kind.nested]
 WINDOWED = [name for name, kind in PROJECTIONS.items() if kind.windowed]
@@ -24,8 +24,7 @@ def flops(model: LinformerModel, ids: torch.Tensor) -> int:
     return counter.get_total_flops()
 
 
-@pytest.mark.parametrize("projection", NESTED)
-@pytest.mark.parametrize("sharing", SHARINGS)
+@pytest.mark.parametrize(("projection", "sharing"), values_of(NESTED, SHARINGS))
 def test_fewer_slots_cost_less_and_back_again_is_exact(config, projection, sharing):
     model = randomise(LinformerModel(config(projection=projection, sharing=sharing))).eval()
     ids = tokens(2, 37)
@@ -42,20 +41,6 @@ def test_fewer_slots_cost_less_and_back_again_is_exact(config, projection, shari
     model.set_projected_dim(7)
     assert torch.equal(model(ids).last_hidden_state, before)
     assert model.config.projected_dim == 7
-
-
-@pytest.mark.parametrize(
-    "fields", [*({"sharing": sharing} for sharing in SHARINGS), {"projection": "mean_pool"}], ids=str
-)
-def test_fewer_slots_are_the_first_rows(config, fields):
-    """Of E and F; pooling makes new windows."""
-    model = randomise(LinformerModel(config(**fields))).eval()
-    small = LinformerModel(config(projected_dim=3, **fields)).eval()
-    state = model.state_dict()
-    small.load_state_dict({name: t[..., :3, :] if "_projection" in name else t for name, t in state.items()})
-    model.set_projected_dim(3)
-    ids = tokens(2, 31)
-    assert torch.equal(model(ids).last_hidden_state, small(ids).last_hidden_state)
 
 
 def test_a_single_number_is_for_those_that_have_more(config):
@@ -79,7 +64,6 @@ def test_a_saved_model_keeps_all_its_slots(config, tmp_path):
     ("fields", "projected_dim", "message"),
     [
         ({}, 8, "projected_dim: expected at most [7, 7, 7] by head in layer 0, got [8, 8, 8]"),
-        ({}, 0, "projected_dim: expected 1 to 37 (max_position_embeddings), got 0"),
         ({}, [5], "projected_dim: expected one for each of 2 layers, got [5]"),
         (
             {"projected_dim": [7, 3]},
@@ -107,7 +91,7 @@ def resizable(config, projection: str, **fields: object) -> LinformerForMaskedLM
 
 
 @pytest.mark.parametrize(
-    ("projection", "sharing", "seq_len"), pairs_of([*PROJECTIONS, "full"], SHARINGS, [36, 42, 72, 108])
+    ("projection", "sharing", "seq_len"), values_of([*PROJECTIONS, "full"], SHARINGS, [36, 42, 72, 108])
 )
 def test_extended_models_give_the_same_for_texts_of_the_old_length(config, projection, sharing, seq_len, tmp_path):
     model = resizable(config, projection, sharing=sharing)
@@ -146,8 +130,7 @@ def test_extended_windows_become_more(config, projection):
     assert [w.shape[-1] for w in weights] == [9, 18]
 
 
-@pytest.mark.parametrize("seq_len", [36, 42, 55, 72, 29])
-@pytest.mark.parametrize("sharing", SHARINGS)
+@pytest.mark.parametrize(("sharing", "seq_len"), values_of(SHARINGS, [36, 55, 72, 29]))
 def test_interpolated_matrices_keep_their_row_sums(config, sharing, seq_len):
     model = resizable(config, "linear", sharing=sharing)
     old = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -157,15 +140,6 @@ def test_interpolated_matrices_keep_their_row_sums(config, sharing, seq_len):
             assert tensor.shape[-1] == seq_len
             torch.testing.assert_close(tensor.sum(dim=-1), old[name].sum(dim=-1))
     assert model(tokens(2, seq_len)).logits.shape == (2, seq_len, 101)
-
-
-@pytest.mark.parametrize("projection", [*PROJECTIONS, "full"])
-def test_interpolating_to_the_same_length_changes_nothing(config, projection):
-    model = resizable(config, projection)
-    ids = tokens(2, 36)
-    before = model(ids).logits
-    model.resize_sequence_length(36, mode="interpolate")
-    assert torch.equal(model(ids).logits, before)
 
 
 @pytest.mark.parametrize("projection", [*PROJECTIONS, "full"])
@@ -179,32 +153,15 @@ def test_interpolated_models_run_train_and_save(config, projection, tmp_path):
     assert torch.equal(LinformerForMaskedLM.from_pretrained(tmp_path)(ids).logits, model(ids).logits)
 
 
-def test_a_text_twice_as_slow_looks_the_same_to_a_stretched_matrix():
-    """Each token said twice, in a projection stretched to twice the length: the same slots, but for the row sums."""
-    projection = PROJECTIONS["linear"](6, 3, num_heads=1)
-    randomise(projection)
-    old = projection.key_projection.detach().clone()
-    projection.resize(12, "interpolate")
-    x = torch.randn(6, 5)
-    torch.testing.assert_close(projection.key_projection @ x.repeat_interleave(2, dim=0), old @ x)
-
-
 @pytest.mark.parametrize(
     ("fields", "arguments", "message"),
     [
         ({}, {"seq_len": 35}, "seq_len: expected at least 36 for mode extend, got 35"),
         ({}, {"seq_len": 5, "mode": "interpolate"}, "seq_len: expected at least 6 for mode interpolate, got 5"),
-        ({}, {"seq_len": 40.5}, "seq_len: expected at least 36 for mode extend, got 40.5"),
         ({}, {"seq_len": 40, "mode": "crop"}, "mode: expected one of extend, interpolate, got 'crop'"),
-        ({"attention": "full"}, {"seq_len": 35}, "seq_len: expected at least 36 for mode extend, got 35"),
         ({"shorter_input": "stretch"}, {"seq_len": 40}, "mode: expected interpolate with shorter_input stretch"),
         (
             {"projection": "mean_pool", "projected_dim": [6, 9], "sharing": "layerwise"},
-            {"seq_len": 40},
-            "seq_len: expected whole windows of 36/6 positions for mode extend, got 40",
-        ),
-        (
-            {"projection": "conv", "projected_dim": [9, 6]},
             {"seq_len": 40},
             "seq_len: expected whole windows of 36/6 positions for mode extend, got 40",
         ),

@@ -9,8 +9,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from linformer_kit import ConvProjection, InputError, LinearProjection, LinformerAttention, MeanPoolProjection
-from linformer_kit.operator.projections import PROJECTIONS, HeadGroups
+from linformer_kit import ConvProjection, InputError, LinearProjection, LinformerAttention
+from linformer_kit.operator.projections import PROJECTIONS
 from tests.conftest import randomise
 from tests.reference.attention import attention_reference
 
@@ -30,14 +30,12 @@ def padding_mask(batch: int, seq_len: int) -> torch.Tensor:
     return mask
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("masked", [True, False])
-@pytest.mark.parametrize("seq_len", [N, 23, 5, 1])
+@pytest.mark.parametrize(("bias", "masked", "seq_len"), [(True, True, 23), (False, False, N), (True, False, 1)])
 def test_full_attention_equals_reference_with_gradients(bias, masked, seq_len):
     """The baseline; `test_properties` has the projections."""
     layer = build(projection=None, bias=bias)
     inputs = torch.randn(4, seq_len, EMBED, dtype=torch.float64, requires_grad=True)
-    mask = padding_mask(4, seq_len) if masked and seq_len > 3 else None
+    mask = padding_mask(4, seq_len) if masked else None
     real = torch.ones(4, seq_len, dtype=torch.bool) if mask is None else ~mask
     direction = torch.randn(4, seq_len, EMBED, dtype=torch.float64)[real]
     parameters = [inputs, *layer.parameters()]
@@ -50,20 +48,7 @@ def test_full_attention_equals_reference_with_gradients(bias, masked, seq_len):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10 * theirs.abs().max().clamp(min=1).item())
 
 
-@pytest.mark.parametrize("projection", [*PROJECTIONS, None])
-def test_weights_are_those_that_the_output_comes_from(projection):
-    layer = build(projection=projection)
-    inputs = torch.randn(3, 23, EMBED, dtype=torch.float64)
-    mask = padding_mask(3, 23)
-    without, none = layer(inputs, inputs, inputs, mask)
-    out, weights = layer(inputs, inputs, inputs, mask, need_weights=True)
-    assert none is None
-    torch.testing.assert_close(weights.sum(dim=-1), torch.ones(3, HEADS, 23, dtype=torch.float64))
-    torch.testing.assert_close(out, without)
-
-
-@pytest.mark.parametrize("garbage", [float("nan"), float("inf"), 1e30])
-def test_what_stands_in_padding_does_not_reach_full_attention(garbage):
+def test_what_stands_in_padding_does_not_reach_full_attention():
     layer = build(projection=None)
     inputs = torch.randn(3, 23, EMBED, dtype=torch.float64)
     mask = padding_mask(3, 23)
@@ -73,21 +58,8 @@ def test_what_stands_in_padding_does_not_reach_full_attention(garbage):
         out = layer(filled, filled, filled, mask)[0][~mask]
         return out, *torch.autograd.grad(out.square().sum(), list(layer.parameters()))
 
-    for clean, dirty in zip(run(0.0), run(garbage), strict=True):
+    for clean, dirty in zip(run(0.0), run(float("nan")), strict=True):
         assert torch.equal(clean, dirty)
-
-
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("masked", [True, False])
-def test_a_transformer_layer_of_torch_can_hold_one(training, masked):
-    layer = torch.nn.TransformerEncoderLayer(12, 3, 29, dropout=0.0, batch_first=True).train(training)
-    attention = layer.self_attn = LinformerAttention(12, 3, max_seq_len=23, projected_dim=5).train(training)
-    x, mask = torch.randn(2, 17, 12), torch.zeros(2, 17, dtype=torch.bool)
-    mask[0, 11:] = masked
-    hidden = layer.norm1(x + attention(x, x, x, mask)[0])
-    expected = layer.norm2(hidden + layer.linear2(layer.linear1(hidden).relu()))
-    with torch.set_grad_enabled(training):
-        torch.testing.assert_close(layer(x, src_key_padding_mask=mask if masked else None), expected)
 
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
@@ -147,23 +119,13 @@ def test_heads_cost_what_their_own_slots_cost(sharing):
 
 
 @pytest.mark.parametrize("projection", PROJECTIONS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_finite_at_the_longest_length(projection, dtype):
-    layer = LinformerAttention(8, 2, 65_536, 64, projection=projection).to(dtype)
-    x = torch.randn(1, 65_536, 8).to(dtype).requires_grad_()
+def test_half_precision_is_finite_at_the_longest_length(projection):
+    layer = LinformerAttention(8, 2, 65_536, 64, projection=projection).half()
+    x = torch.randn(1, 65_536, 8).half().requires_grad_()
     out, _ = layer(x, x, x)
     out.float().square().mean().backward()
     assert out.isfinite().all() and x.grad.isfinite().all()
     assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
-
-
-@pytest.mark.parametrize("length", [1, 2, 5, 7])
-def test_stretched_mean_pooling_of_a_short_text_is_full_attention(length):
-    layer = build(projection="mean_pool", shorter_input="stretch")
-    full = build(projection=None)
-    full.load_state_dict(layer.state_dict())
-    x = torch.randn(2, length, EMBED, dtype=torch.float64)
-    torch.testing.assert_close(layer(x, x, x)[0], full(x, x, x)[0], rtol=1e-12, atol=1e-12)
 
 
 def test_a_projection_module_can_be_shared():
@@ -195,7 +157,6 @@ SHARED = LinearProjection(N, K, num_heads=HEADS, sharing="layerwise")
         ({"value": X[:, :5]}, "key, value: expected one batch size and one length"),
         ({"key": torch.zeros(2, 37, EMBED), "value": torch.zeros(2, 37, EMBED)}, "expected at most 31, got 37"),
         ({"key_padding_mask": torch.zeros(2, 5, dtype=torch.bool)}, "expected bool [2, 23], True where padded, got"),
-        ({"key_padding_mask": torch.ones(2, 23).long()}, "got torch.int64 [2, 23]"),
         ({"key_padding_mask": torch.ones(2, 23)}, "expected bool, or floating point of 0 at real tokens"),
         ({"key_padding_mask": [[False] * 23] * 2}, "key_padding_mask: expected a tensor, a Padding or None, got list"),
         ({"key": X[:, :0], "value": X[:, :0]}, "key: expected at least one position, got none"),
@@ -212,25 +173,13 @@ def test_calls_refused(arguments, message):
     ("arguments", "message"),
     [
         ({"num_heads": 5}, "num_heads: expected a divisor of embed_dim 33, got 5"),
-        ({"embed_dim": 0}, "embed_dim: expected a positive integer, got 0"),
         ({"dropout": 1.5}, "dropout: expected a number from 0 up to but not 1, got 1.5"),
         ({"projected_dim": 2.5}, "projected_dim: expected 1 to 31 (the longest sequence), got 2.5"),
-        ({"bias_order": "never"}, "bias_order: expected one of before_projection, after_projection, got 'never'"),
-        ({"max_seq_len": 12.5}, "seq_len: expected a positive integer, got 12.5"),
         ({"projection": torch.nn.Linear(3, 3)}, "projection: expected a name, a projection module or None, got Linear"),
         (
             {"projection": SHARED, "sharing": "headwise"},
             "sharing: expected 'layerwise', as the projection has, got 'headwise'",
         ),
-        (
-            {"projection": MeanPoolProjection(31, 7, num_heads=3, shorter_input="stretch"), "shorter_input": "prefix"},
-            "shorter_input: expected 'stretch', as the projection has, got 'prefix'",
-        ),
-        (
-            {"projection": SHARED, "projection_initializer": "normal"},
-            "projection_initializer: expected 'shifted_pooling', as the projection has, got 'normal'",
-        ),
-        ({"projection": SHARED, "max_seq_len": 37}, "max_seq_len: expected 31, as the projection has, got 37"),
         ({"projection": SHARED, "projected_dim": 9}, "projected_dim: expected 1 to 7 (those of the projection), got 9"),
         ({"projected_dim": None}, "max_seq_len and projected_dim: expected a number each, got None"),
     ],
@@ -238,38 +187,6 @@ def test_calls_refused(arguments, message):
 def test_constructions_refused(arguments, message):
     with pytest.raises(InputError, match=re.escape(message)):
         LinformerAttention(**{"embed_dim": 33, "num_heads": 3, "max_seq_len": 31, "projected_dim": 7, **arguments})
-
-
-def test_arguments_that_agree_with_the_module_are_taken():
-    layer = LinformerAttention(
-        EMBED,
-        HEADS,
-        31,
-        projection=SHARED,
-        sharing="layerwise",
-        shorter_input="prefix",
-        projection_initializer="shifted_pooling",
-    )
-    assert layer.projection is SHARED
-    assert LinformerAttention(EMBED, HEADS, 31, 7).projection.sharing == "headwise"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        ({"projected_dim": 7}, 7),
-        ({"projected_dim": [7, 5, 3]}, [7, 5, 3]),
-        ({"projected_dim": 7, "projection": "mean_pool"}, 7),
-        ({"projection": SHARED}, 7),
-        ({"projection": SHARED, "projected_dim": 5}, 5),
-        ({"projection": SHARED, "projected_dim": [5, 5, 3]}, [5, 5, 3]),
-        ({"projection": LinearProjection(31, [7, 5, 3], num_heads=3)}, [7, 5, 3]),
-        ({"projection": None}, None),
-        ({"projection": None, "projected_dim": 7}, 7),  # of a projection that `forward` is given
-    ],
-)
-def test_projected_dim_is_what_it_was_made_with(arguments, expected):
-    assert LinformerAttention(EMBED, HEADS, 31, **arguments).projected_dim == expected
 
 
 def test_projected_dim_follows():
@@ -286,7 +203,7 @@ def test_projected_dim_follows():
     assert layer(x, x, x, need_weights=True, projection=larger)[1].shape[-1] == 17
 
 
-@pytest.mark.parametrize("refused", [0, 8, "a", [5, 3], [8, 7, 7]])
+@pytest.mark.parametrize("refused", [8, [5, 3]])
 def test_a_refused_projected_dim_is_not_kept(refused):
     layer, x = LinformerAttention(EMBED, HEADS, 31, 7).eval(), torch.randn(2, 28, EMBED)
     before = layer(x, x, x)[0]
@@ -331,15 +248,3 @@ def test_unknown_arguments_are_refused():
         LinformerAttention(EMBED, HEADS, N, K)(X, X, X, mask=None)
     with pytest.raises(TypeError, match="causal"):
         LinformerAttention(EMBED, HEADS, N, K, causal=True)
-
-
-def test_heads_are_grouped_where_k_is_set(monkeypatch):
-    """Not at each call: by then the groups are known, also after the sequence has been resized."""
-    layer = LinformerAttention(EMBED, HEADS, 28, [7, 4, 7], projection="mean_pool")
-    layer.projected_dim = [3, 4, 3]
-    layer.projected_dim = None
-    layer.projection.resize(56, "extend")
-    monkeypatch.setattr(HeadGroups, "of", None)
-    x = torch.randn(2, 56, EMBED)
-    slots = layer.project(x, x)
-    assert [(group.key.shape[2], group.heads) for group in slots] == [(14, [0, 2]), (8, [1])]

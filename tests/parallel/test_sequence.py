@@ -21,24 +21,20 @@ import linformer_kit as lk
 from linformer_kit.operator import neighbours, padding
 from linformer_kit.operator.padding import real_tokens_first
 from tests.conftest import SHARINGS, SIZES, shrink_blocks
-from tests.parallel.split_model import QUIET, build, make_batch, run, split
+from tests.parallel.split_model import build, make_batch, run, split
 
 pytestmark = pytest.mark.e2e
 
 KINDS: list[dict[str, Any]] = [
     {"sharing": "none"},
     {"sharing": "headwise"},
-    {"sharing": "key_value"},
     {"sharing": "layerwise", "norm_first": True},
     {"sharing": "none", "bias_order": "after_projection", "projected_dim": [[7, 5, 3], [2, 2, 2]]},
-    {"sharing": "headwise", "bias_order": "after_projection", "projected_dim": [[5, 7, 3], [2, 2, 2]]},
-    {"projection": "mean_pool"},
     {"projection": "mean_pool", "projected_dim": [[7, 5, 7], [3, 3, 3]]},
     {"projection": "random", "projected_dim": [[7, 5, 7], [3, 3, 3]]},
     {"projection": "dynamic", "sharing": "none", "projected_dim": [[7, 5, 7], [3, 3, 3]]},
     {"projection": "dynamic", "sharing": "layerwise", "bias_order": "after_projection"},
     {"local_convolution": 5},
-    {"local_convolution": 1, "attention_probs_dropout_prob": 0.0},
     {"sliding_window": 5, "projected_dim": [[7, 5, 3], [2, 2, 2]]},
     {"sliding_window": 4, "local_convolution": 3, "sharing": "layerwise", "norm_first": True},
     {"sliding_window": 8, "projection": "mean_pool", "bias_order": "after_projection"},
@@ -142,15 +138,9 @@ def check_windows(seed: int, cases: int) -> None:
                 compare(whole, make_batch(seq_len, seed=case), what)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 3])
 def test_windows_over_the_edges_of_pieces(tmp_path, ranks):
     run(ranks, check_windows, tmp_path, ranks, 11)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_many_windows_over_the_edges_of_pieces(tmp_path, ranks):
-    run(ranks, check_windows, tmp_path, 5 * ranks, 101)
 
 
 def check_heads() -> None:
@@ -349,53 +339,6 @@ def check_traffic() -> None:
 
 def test_bytes_do_not_depend_on_n(tmp_path):
     run(2, check_traffic, tmp_path)
-
-
-def check_long(updates: int) -> None:
-    """Two texts of one word each: what stands behind a mask is known from the rest of the text only, by the slots."""
-    n = 65_536
-    torch.manual_seed(1)
-    sizes = {"projected_dim": 16, "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
-    config = lk.LinformerConfig(
-        vocab_size=11, max_position_embeddings=n, intermediate_size=32, sharing="key_value", **sizes, **QUIET
-    )
-    model = lk.LinformerForMaskedLM(config)
-    everything = sum(parameter.numel() for parameter in model.parameters())
-    parallel = split(model)
-    assert sum(parameter.numel() for parameter in model.parameters()) < 0.26 * everything
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    torch.manual_seed(0)
-    ids = torch.tensor([[5], [7]]).expand(2, n)
-    losses = []
-    for _ in range(updates):
-        hidden = torch.rand(2, n) < 0.15
-        batch = {"input_ids": ids.masked_fill(hidden, 4), "labels": ids.masked_fill(~hidden, -100)}
-        optimizer.zero_grad()
-        losses.append(step(model, parallel, batch).item())
-        parallel.clip_grad_norm_(1.0)
-        optimizer.step()
-    assert losses[0] > math.log(2) > 10 * losses[-1], losses  # log 2: the words known, but not the text
-    check_inference(model.eval(), parallel, torch.randint(5, 11, (5, n)))
-
-
-@torch.no_grad()
-def check_inference(model: torch.nn.Module, parallel: lk.SequenceParallel, ids: torch.Tensor) -> None:
-    """So many tokens that each process takes them in blocks, beside the whole model."""
-    logits = model(**parallel.shard({"input_ids": ids})).logits
-    together, state = parallel.gather(logits, ids.shape[1]), parallel.full_state_dict()
-    if state:
-        whole = lk.LinformerForMaskedLM(model.config).eval()
-        whole.load_state_dict(state)
-        alone = whole(ids).logits
-        exact = whole.double()(ids).logits
-        error, own = ((logits - exact).abs().max().item() for logits in (together, alone))
-        assert error <= 4 * own, (error, own)
-    dist.barrier()
-
-
-@pytest.mark.slow
-def test_a_model_of_65536_positions_trains_on_four_processes(tmp_path):
-    run(4, check_long, tmp_path, 41)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from linformer_kit import InputError, LinformerConfig, LinformerForMaskedLM
 from linformer_kit.parallel.sharded import shard
-from tests.conftest import KINDS, SIZES, fields, randomise
+from tests.conftest import SIZES, fields, randomise
 from tests.processes import run_processes
 
 pytestmark = pytest.mark.e2e
@@ -126,14 +126,6 @@ def one_kind(rank: int, folder: Path) -> None:
         shard(build(), init_device_mesh("cpu", (1, 2)))
 
 
-def all_kinds(rank: int, folder: Path) -> None:
-    for kind in KINDS:
-        model = build(kind)
-        model.gradient_checkpointing_enable()
-        shard(model, init_device_mesh("cpu", (2,)))
-        write(folder / kind, everything(model, rank, 2))
-
-
 def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     assert found.keys() == expected.keys()
     for name, value in expected.items():
@@ -148,13 +140,6 @@ def test_a_sharded_model_computes_and_learns_what_a_whole_one_does(tmp_path):
     assert found.pop("logits").dtype == torch.bfloat16
     assert found.pop("loss").item() == pytest.approx(expected["loss"].item(), rel=0.02)
     assert {value.dtype for value in found.values()} == {torch.float64}
-
-
-@pytest.mark.slow
-def test_every_kind_is_the_same_in_pieces(tmp_path):
-    run_processes(2, two, all_kinds, tmp_path)
-    for kind in KINDS:
-        assert_close(load_file(tmp_path / kind), everything(build(kind), 0, 1))
 
 
 def test_a_model_without_layers_of_transformers_is_refused():

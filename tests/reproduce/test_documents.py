@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -127,32 +126,11 @@ def test_all_tasks(start, tmp_path, capsys):
     assert (tmp_path / "out" / "documents.png").exists()
 
 
-@pytest.mark.e2e
-def test_what_is_missing_is_measured(start, tmp_path, monkeypatch):
-    options = ("--tasks", "agreement", "late_sentence")
-    before = start(*options)
-    path = tmp_path / "out" / "documents.json"
-    content = json.loads(path.read_text())
-    content["records"] = [record for record in before if record["name"] != "cut" or record.get("position") == "0–61"]
-    path.write_text(json.dumps(content))
-    measured, own = [], documents.Method.__call__
-    monkeypatch.setattr(
-        documents.Method, "__call__", lambda self, texts, what: measured.append(what) or own(self, texts, what)
-    )
-    after = start(*options)
-    assert sorted(map(str, after)) == sorted(map(str, before))
-    assert {what.split(", ")[1] for what in measured} == {"cut", "reference"}
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--lengths", 61, 317], "lengths: expected at most 251 (the limit of student), got 317"),
-        (["--lengths", 4], "lengths: expected one or more above 5, got [4]"),
-        (["--articles", 14], "articles: expected at most 13 (the different texts of at least 60 tokens), got 14"),
         (["--queries", 12], "queries: expected 1 to 11 (the searched texts of at least 251 tokens), got 12"),
-        (["--candidates", 401], "candidates: expected 1 to 11 (the searched texts of at least 251 tokens), got 401"),
-        (["--tasks", "passkey", "--candidates", 401], "candidates: expected 1 to 400, got 401"),
         (["--tasks", "passkey", "--lengths", 13, 251], "lengths: expected room for more than the "),
     ],
 )
@@ -162,13 +140,6 @@ def test_what_cannot_be_used_is_one_line(start, options, message, capsys):
         start(*options)
     error = capsys.readouterr().err.splitlines()[-1]
     assert exit_.value.code == 2 and error.startswith(f"documents: error: {message}")
-
-
-def test_a_name_of_a_method_is_no_name_of_a_model(start, folder, tmp_path, capsys):
-    shutil.copytree(folder.parent / "student", tmp_path / "cut")
-    with pytest.raises(SystemExit):
-        start("--models", tmp_path / "cut")
-    assert "models: expected other names than cut, pieces, " in capsys.readouterr().err
 
 
 def test_ranks_by_hand():

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 
 import pytest
-import torch
 
 from linformer_kit.commands.cli import main
 from reproduce import embeddings
@@ -63,29 +61,8 @@ def test_cosine_and_cost(start, tmp_path, capsys):
     assert start(*options) == records
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            ["--cosine_lengths", 2 * LENGTH],
-            f"teacher: expected embeddings of .* numbers of texts of {2 * LENGTH} tokens",
-        ),
-        (["--samples", 6], "samples: expected 1 to 5 .*, got 6"),
-        (["--models", "a/one", "b/one"], "models: expected one or more of different names, got a/one, b/one"),
-    ],
-)
-@pytest.mark.e2e
-def test_what_cannot_be_used_is_one_line(start, options, message, tmp_path, capsys):
-    with pytest.raises(SystemExit) as exit_:
-        start("--text_file", tmp_path / "texts", "--samples", 1, "--cosine_lengths", 3, *options)
-    error = capsys.readouterr().err
-    assert exit_.value.code == 2 and error.count("\n") == 1
-    assert re.search(message, error)
-
-
-@pytest.mark.gpu
-def test_an_accelerator_is_used_and_named(start, tmp_path):
-    records = start("--lengths", LENGTH)
-    environment = json.loads((tmp_path / "out" / "embeddings.json").read_text())["environments"][0]
-    assert environment["device_type"] == torch.accelerator.current_accelerator().type
-    assert all(each["peak_bytes"] > 0 for each in records)
+def test_accuracy_of_a_regression_by_hand():
+    """Two classes on either side of 0; one of four validation texts is on the other side."""
+    train = (np.array([[-3.0], [-2.0], [2.0], [3.0]]), [0, 0, 1, 1])
+    validation = (np.array([[-1.0], [1.0], [2.0], [-2.0]]), [0, 1, 1, 1])
+    assert embeddings.regression_accuracy(train, validation) == 0.75

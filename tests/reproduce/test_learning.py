@@ -10,7 +10,7 @@ import pytest
 from linformer_kit.training import pretrain
 from reproduce import figure3, learning
 from reproduce.common import run
-from reproduce.learning import BASE, STUDIES, Study, Variant, chosen, pretrain_settings, with_updates
+from reproduce.learning import BASE, STUDIES, Study, Variant, chosen, pretrain_settings
 from tests.conftest import write_corpus
 
 
@@ -32,12 +32,6 @@ def test_settings_of_all_variants_are_valid(name):
         values = BASE | STUDIES[name].base | variant.changes | {"learning_rate": variant.rates[0]}
         pretrain.check(pretrain_settings(values))
     assert set(STUDIES[name].drawn) <= set(STUDIES[name].variants)
-
-
-def test_schedules_keep_their_share():
-    values = {"max_steps": 1000, "warmup_steps": 125, "eval_steps": 125, "save_steps": 500}
-    assert with_updates(values, 88) == {"max_steps": 88, "warmup_steps": 11, "eval_steps": 11, "save_steps": 44}
-    assert with_updates(values, 1) == {"max_steps": 1, "warmup_steps": 1, "eval_steps": 1, "save_steps": 1}
 
 
 def test_the_rate_with_the_lowest_loss_of_the_first_seed_is_chosen():
@@ -69,13 +63,6 @@ def test_a_small_study_in_equal_time(corpus, tmp_path, capsys, monkeypatch):
     assert "## Small" in text and "0.5 minutes of training each" in text and "minus Transformer" in text
     assert (tmp_path / "out" / "learning.png").exists()
     assert start(learning, tmp_path / "out", *options)["records"] == content["records"]
-
-
-def test_unknown_names_are_one_line(tmp_path, capsys):
-    for script, option, name in ((learning, "--studies", "nothing"), (figure3, "--lines", "k 3")):
-        with pytest.raises(SystemExit):
-            start(script, tmp_path / option, option, name)
-        assert capsys.readouterr().err.endswith(f", got {name}\n")
 
 
 @pytest.mark.e2e

@@ -8,14 +8,12 @@ from transformers import AutoTokenizer
 
 from linformer_kit.errors import InputError
 from reproduce.long_texts import (
-    MOST_FACTS,
     LongText,
     draw_facts,
     draw_sentences,
     draw_texts,
     hide,
     sentence_spans,
-    split_in_halves,
     with_tokens,
 )
 from tests.long_texts import article, write_bert
@@ -61,41 +59,6 @@ def test_a_sentence_of_two_texts_is_no_query():
         draw_sentences([by_words(again)], [(0, 14)], least=0, count=1)
 
 
-@pytest.mark.parametrize("words", [5, 61])
-def test_sentences_of_few_or_many_words_are_no_queries(words):
-    with pytest.raises(InputError, match="of 6 to 60 words"):
-        draw_sentences([by_words(article(0, 1, words))], [(0, 100)], least=0, count=1)
-
-
-def test_queries_are_of_long_texts():
-    pool = [by_words(article(number, 40 if number % 2 else 20)) for number in range(10)]
-    drawn = draw_sentences(pool, [(0, 61)], least=251, count=5)
-    assert {document for _, document, _ in drawn} == {1, 3, 5, 7, 9}
-    with pytest.raises(InputError, match=r"queries: expected at most 5 \(searched texts of at least 251 tokens"):
-        draw_sentences(pool, [(0, 61)], least=251, count=6)
-
-
-def test_halves_are_disjoint():
-    text = by_words(article(0))
-    first, second = split_in_halves(text)
-    assert text.text == first.text + second.text and first.text.endswith(".")
-    assert 0 <= first.tokens - second.tokens <= 14
-    assert second.text.split() == text.text.split()[first.tokens :]
-
-
-def test_halves_without_sentences_are_cut():
-    text = by_words(" ".join(f"word{number}" for number in range(11)))
-    assert [half.tokens for half in split_in_halves(text)] == [5, 6]
-
-
-@pytest.mark.parametrize("task", ["passkey", "needle"])
-def test_facts_are_about_different_persons(task):
-    facts = draw_facts(task, MOST_FACTS)
-    assert len({fact.question for fact in facts}) == len({fact.sentence for fact in facts}) == 400
-    assert facts[:7] == draw_facts(task, 7)
-    assert all(0 <= fact.depth < 1 for fact in facts)
-
-
 @pytest.mark.parametrize("tokens", [61, 251])
 def test_a_fact_is_between_two_sentences_at_its_depth(tokens):
     text = by_words(article(0))
@@ -108,12 +71,6 @@ def test_a_fact_is_between_two_sentences_at_its_depth(tokens):
         depth = len(before) / (len(before) + len(after))
         sentence = max(end - start for start, end in sentence_spans(text.text)) / len(text.prefix(tokens - 20))
         assert abs(depth - fact.depth) <= sentence
-
-
-def test_a_fact_that_does_not_fit_is_an_error():
-    (fact,) = draw_facts("passkey", 1)
-    with pytest.raises(InputError, match="lengths: expected room for more than the 7 tokens of a fact, got 7"):
-        hide(fact, by_words(article(0)), tokens=7, count=lambda sentence: len(sentence.split()))
 
 
 @pytest.fixture(scope="module")
@@ -135,13 +92,6 @@ def test_prefixes_and_parts_are_tokens_of_the_text(tokenizer):
     part = whole.part(17, 53)
     assert ids(tokenizer, part.text) == ids(tokenizer, text)[17:53]
     assert whole.prefix(17) + part.prefix(5) == whole.prefix(22) and part.tokens == 36
-
-
-def test_a_span_of_characters_has_tokens(tokenizer):
-    (whole,) = with_tokens(["river stone. cloud tree lamp. salt"], tokenizer, keep=101)
-    tokens = tokenizer.tokenize(whole.text)
-    first, last = whole.token_span(13, 29)
-    assert "".join(tokens[first:last]).replace("Ġ", " ").strip() == "cloud tree lamp."
 
 
 def test_long_texts_are_drawn_once_each(tokenizer):

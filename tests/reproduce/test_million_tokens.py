@@ -28,9 +28,3 @@ def test_results_and_their_table(tmp_path):
     text = (tmp_path / "million_tokens.md").read_text()
     ratio = long["median_s"] / 60_013 / (short["median_s"] / 307)
     assert f"{ratio:.3f} ×" in text and f"{long['peak_bytes'] / hidden:.2f} × the hidden states" in text
-
-
-def test_a_length_without_more_tokens_than_slots_is_one_line(tmp_path, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        start(tmp_path, "--n", 13)
-    assert "n: expected more than projected_dim, 13, got 13" in capsys.readouterr().err

@@ -8,15 +8,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from linformer_kit.analysis.encoders import Encoder
-from linformer_kit.errors import InputError
-from linformer_kit.operator.attention import LinformerAttention
 from reproduce import systems, table1
 from reproduce.common import run
-from reproduce.systems import SYSTEMS, StridedAttention, stride_of, strided_block_mask, transposed
+from reproduce.systems import SYSTEMS, strided_block_mask
 
 CPU = torch.device("cpu")
 WIDTH, HEADS, K, N = 30, 5, 13, 112
@@ -62,49 +59,6 @@ def test_every_system_is_one_layer_that_keeps_the_shape(name):
     check_layer(built(name, N), N)
 
 
-@pytest.mark.slow
-def test_sparse_system_is_one_layer_that_keeps_the_shape():
-    check_layer(built("sparse", 256), 256)
-
-
-@pytest.mark.parametrize("n, kind", [(88, "BigBirdSelfAttention"), (96, "BigBirdBlockSparseAttention")])
-def test_big_bird_is_sparse_as_soon_as_transformers_would_be(n, kind):
-    assert kind in {type(module).__name__ for module in built("bigbird", n).modules()}
-
-
-@torch.inference_mode()
-def changed_positions(layer: nn.Module, position: int) -> list[int]:
-    """Where the output changes with the token at a position."""
-    hidden = torch.randn(1, 48, WIDTH)
-    other = hidden.clone()
-    other[0, position] += 1
-    return (layer(hidden) != layer(other)).any(dim=-1)[0].nonzero().flatten().tolist()
-
-
-@pytest.mark.parametrize("window", [32, 64, 512])
-def test_a_window_is_as_wide_as_its_name_says(window):
-    (attention,) = (part for part in built(f"window-{window}", N).modules() if isinstance(part, LinformerAttention))
-    assert attention.sliding_window == window
-
-
-@pytest.mark.parametrize("name, seen", [("blockwise", range(16, 32)), ("recurrent", range(48))])
-def test_what_a_token_changes(name, seen):
-    assert changed_positions(built(name, 48), 19) == list(seen)
-
-
-@pytest.mark.parametrize("name", ["blockwise", "longformer", "reformer", "bigbird", "nystromformer"])
-def test_lengths_that_blocks_do_not_tile_are_refused(name):
-    with pytest.raises(InputError, match=r"n: expected a multiple of the .*, got 113"):
-        built(name, 113)
-
-
-def test_sizes_that_a_layer_does_not_have_are_refused():
-    with pytest.raises(InputError, match="hidden_size: expected an even number, half for each direction, got 35"):
-        built("recurrent", N, width=35)
-    with pytest.raises(InputError, match=r"intermediate_size: expected 4 × hidden_size, 120.*, got 90"):
-        built("lucidrains", N, intermediate_size=90)
-
-
 def strided_pattern(n: int, stride: int, heads: int) -> torch.Tensor:
     """Which tokens attend to each other, by the paper's definition: `[heads, n, n]`."""
     apart = (torch.arange(n)[:, None] - torch.arange(n)).abs()
@@ -116,7 +70,7 @@ def by_remainder(n: int, stride: int) -> torch.Tensor:
     return torch.arange(n).view(-1, stride).T.flatten()
 
 
-@pytest.mark.parametrize("n, stride", [(128, 8), (768, 32), (512, 256)])
+@pytest.mark.parametrize("n, stride", [(128, 8), (512, 256)])
 def test_strided_block_mask_is_the_pattern(n, stride):
     pattern = strided_pattern(n, stride, 3)
     order = by_remainder(n, stride)
@@ -127,32 +81,6 @@ def test_strided_block_mask_is_the_pattern(n, stride):
     pairs = pattern.view(3, n // 128, 128, n // 128, 128).sum((2, 4))
     assert torch.equal(mask.to_dense()[0], (pairs > 0).int())
     assert torch.equal(mask.full_kv_num_blocks[0], (pairs == 128**2).sum(-1, dtype=torch.int32))
-
-
-def test_transposed_orders_by_remainder_and_back():
-    heads = torch.randn(2, 3, 35, 7)
-    assert torch.equal(transposed(heads, 5), heads[:, :, by_remainder(35, 7)])
-    assert torch.equal(transposed(transposed(heads, 5), 7), heads)
-
-
-def test_stride_is_the_power_of_two_next_to_the_root():
-    assert [stride_of(n) for n in (512, 1024, 16384, 65536)] == [16, 32, 128, 256]
-    with pytest.raises(InputError, match="n: expected a multiple of 128 for the strided pattern, got 200"):
-        stride_of(200)
-
-
-@pytest.mark.slow
-def test_strided_attention_is_masked_attention():
-    attention = StridedAttention(48, 3, 256, CPU)
-    hidden = torch.randn(2, 256, 48)
-    query, key, value = (
-        project(hidden).view(2, 256, 3, 16).transpose(1, 2)
-        for project in (attention.query, attention.key, attention.value)
-    )
-    attended = F.scaled_dot_product_attention(query, key, value, attn_mask=strided_pattern(256, 16, 3))
-    expected = attention.output(attended.transpose(1, 2).flatten(2))
-    with torch.inference_mode():
-        torch.testing.assert_close(attention(hidden), expected)
 
 
 @pytest.mark.parametrize("power", [1, 2])

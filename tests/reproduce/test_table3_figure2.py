@@ -99,16 +99,3 @@ def test_weights_are_those_of_twelve_layers():
     )
     twelve = build(Encoder(**vars(encoder) | {"num_hidden_layers": 12}), CPU, torch.float32)
     assert script.weight_bytes(encoder, torch.float32) == script.parameter_bytes(twelve)
-
-
-def test_the_papers_tables_have_the_same_cells():
-    assert {n: list(cells) for n, cells in script.PAPER_TIME.items()} == {
-        n: list(cells) for n, cells in script.PAPER_MEMORY.items()
-    }
-
-
-def test_memory_where_it_cannot_be_measured_is_one_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(script, "can_measure_memory", lambda _: False)
-    with pytest.raises(SystemExit, match="2"):
-        start(tmp_path)
-    assert "memory: expected False, because memory of a CPU is measured on Linux only" in capsys.readouterr().err

@@ -13,9 +13,7 @@ from reproduce import theorems
 from reproduce.common import run
 from reproduce.theorems import (
     FIRST,
-    Heads,
     Meter,
-    fit_projections,
     gaussian_projection,
     needed,
     random_heads,
@@ -27,7 +25,6 @@ from reproduce.theorems import (
     theorem2_failure,
     theorem2_matrices,
     union_bound,
-    window_means,
 )
 from tests.conftest import write_corpus, write_model
 
@@ -48,30 +45,6 @@ def test_the_union_bound_of_theorem_1_falls_slowly():
     for n in (512, 65536):
         assert union_bound(2 * n, theorem1_dim(n, 0.5), 0.5) == pytest.approx(2 * n**-0.25, rel=0.05)
     assert union_bound(4 * 64**2, theorem2_dim(65536, 64, 0.5), 0.5) > 1  # says nothing
-
-
-def test_windows_are_means():
-    means = window_means(3, 7)
-    by_hand = [[1 / 2, 1 / 2, 0, 0, 0, 0, 0], [0, 0, 1 / 2, 1 / 2, 0, 0, 0], [0, 0, 0, 0, 1 / 3, 1 / 3, 1 / 3]]
-    torch.testing.assert_close(means, torch.tensor(by_hand, dtype=torch.float64))
-    assert torch.equal(window_means(5, 5), torch.eye(5).double())
-
-
-def test_attention_with_identities_is_full_attention(generator):
-    heads = random_heads(23, 7, generator)
-    identity = torch.eye(23, dtype=torch.float64)
-    torch.testing.assert_close(heads.projected(identity, identity), heads.mapping() @ heads.value)
-
-
-@pytest.mark.e2e
-def test_rtr_is_the_identity_on_average_with_the_stated_variance(generator):
-    """E[x·RᵀR·w] = x·w, and its variance is (‖x‖²‖w‖² + (x·w)²)/k."""
-    n, k = 31, 17
-    x, w = torch.randn(2, n, generator=generator, dtype=torch.float64)
-    products = torch.stack([(r @ x) @ (r @ w) for r in (gaussian_projection(k, n, generator) for _ in range(20000))])
-    variance = ((x @ x) * (w @ w) + (x @ w) ** 2) / k
-    assert abs(products.mean() - x @ w) < 4 * (variance / 20000).sqrt()
-    assert products.var() == pytest.approx(float(variance), rel=0.05)
 
 
 def test_errors_by_hand():
@@ -102,29 +75,6 @@ def test_the_construction_of_theorem_2_does_not_see_the_scores(generator):
     torch.testing.assert_close(outputs[0, 0], (f @ heads.value).mean(dim=1)[0])
     e, _ = theorem2_matrices(torch.ones(1, 1), 0.5)
     assert e.item() == 0.5 and theorem2_matrices(torch.ones(1, 1), 0.5)[1].item() == pytest.approx(math.exp(-0.5))
-
-
-@pytest.mark.e2e
-def test_fitted_projections_are_nearer_than_pooling(generator):
-    """Attention to three positions only, one in each window: E and F can select them, means cannot."""
-    texts, n, d = 40, 24, 5
-    keys = torch.zeros(texts, 1, n, d)
-    keys[..., 3] = -2.0
-    keys[..., [3, 12, 17], :4] = 4 * torch.eye(3, 4)
-    query = torch.randn(texts, 1, n, d, generator=generator)
-    query[..., 3] = 1.0
-    heads = Heads(query, keys, torch.randn(texts, 1, n, d, generator=generator))
-    few, other = Heads(*(s[1:] for s in heads)), Heads(*(s[0] for s in heads))
-    e, f = fit_projections(few, 3, steps=600, generator=generator, learning_rate=1e-2)
-    assert e.shape == f.shape == (1, 3, n)
-    exact, pooled = other.mapping() @ other.value, window_means(3, n).float()
-    errors = [
-        float(theorem2_errors(other.mapping(), other.value, exact, other.projected(*pair))["relative"].mean())
-        for pair in ((e, f), (pooled, pooled))
-    ]
-    assert errors[0] < 0.7 * errors[1]
-    start, _ = fit_projections(few, 3, steps=0, generator=generator)
-    assert torch.equal(start[0], pooled)
 
 
 def start(folder, *options: object) -> dict:
@@ -180,14 +130,6 @@ def test_what_is_counted_by_hand():
     assert entry["vector"]["factor"] == pytest.approx(math.exp(logs.std()), rel=1e-3)
 
 
-def test_an_output_of_zero_has_no_infinite_mean():
-    meter = Meter([0.5])
-    mapping, zero = torch.eye(3, dtype=torch.float64)[None], torch.zeros(1, 3, 2, dtype=torch.float64)
-    assert not theorem2_errors(mapping, zero, zero, zero)["relative"].any()
-    meter.add(1, "method", 7, theorem1_errors(mapping, zero, zero, zero + 1))
-    assert math.isfinite(next(meter.records())["vector"]["error"])
-
-
 def test_promises_by_hand():
     def failure(events: float, k: int) -> float:
         return events * math.exp(-0.125 * k / 4)
@@ -203,19 +145,6 @@ def test_the_k_by_variance_by_hand():
     value = torch.tensor([[[3.0, 1.0], [3.0, 2.0], [3.0, 3.0], [3.0, 6.0]]], dtype=torch.float64)
     found = theorem1_variance_dim(mapping, value, mapping @ value)
     torch.testing.assert_close(found, torch.tensor([[2.0, 1 + 50 / (4 * 9)]], dtype=torch.float64))
-
-
-def test_the_k_by_variance_is_what_is_measured(generator):
-    heads = random_heads(16, 5, generator)
-    mapping, k = heads.mapping(), 32
-    exact = mapping @ heads.value
-    squares = torch.zeros(5, dtype=torch.float64)
-    for _ in range(4000):
-        r = gaussian_projection(k, 16, generator)
-        error = mapping @ (r.mT @ (r @ heads.value)) - exact
-        squares += error.square().sum(dim=-2)[0] / exact.square().sum(dim=-2)[0] / 4000
-    expected = theorem1_variance_dim(mapping, heads.value, exact)[0] / k
-    torch.testing.assert_close(squares, expected, rtol=0.1, atol=0)
 
 
 def test_the_smallest_k_from_which_on_the_bound_holds():

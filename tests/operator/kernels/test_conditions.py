@@ -62,18 +62,6 @@ def test_many_gradients_at_once(monkeypatch):
             torch.testing.assert_close(ours[index], one, rtol=1e-3, atol=1e-3)
 
 
-def test_many_gradients_of_a_feed_forward_part_at_once():
-    first, second, inputs = nn.Linear(7, 29), nn.Linear(29, 11), torch.randn(13, 7, requires_grad=True)
-    output = kernels.apply_feed_forward(first, second, inputs)
-    assert type(output.grad_fn).__name__ == "_GeluLinearBackward"
-    given = (inputs, *first.parameters(), *second.parameters())
-    upstream = torch.randn(3, 13, 11)
-    batched = torch.autograd.grad(output, given, upstream, retain_graph=True, is_grads_batched=True)
-    for index, grad in enumerate(upstream):
-        single = torch.autograd.grad(output, given, grad, retain_graph=True)
-        torch.testing.assert_close([part[index] for part in batched], [*single], rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -120,14 +108,3 @@ def test_plain_ends_with_its_block_and_with_errors():
     with pytest.raises(ZeroDivisionError), kernels.plain():
         raise ZeroDivisionError
     assert not conditions.must_be_plain()
-
-
-def test_tracing_is_plain():
-    seen = []
-
-    def traced(x):
-        seen.append(conditions.must_be_plain())
-        return x + 1
-
-    torch.jit.trace(traced, torch.ones(2), check_trace=False)
-    assert seen == [True]

@@ -15,9 +15,9 @@ from linformer_kit.operator.padding import Padding
 BATCH, HEADS, LENGTH, SLOTS, DIM = 3, 2, 29, 7, 5
 
 
-@pytest.fixture(params=[(3, 1, True), (4, 70, True), (64, 1 << 20, True), (4, 900, False)], ids=str)
+@pytest.fixture(params=[(3, 1, True), (4, 70, True), (4, 900, False)], ids=str)
 def blocks(request, monkeypatch):
-    """A block in each call, several sequences in a call, one block, and blocks without flash attention."""
+    """A block in each call, several sequences in a call, and blocks without flash attention."""
     rows, together, flash = request.param
     monkeypatch.setattr(kernel, "_ROWS", rows)
     monkeypatch.setattr(kernel, "_COLUMNS", 40 * together)
@@ -51,21 +51,9 @@ def attend(given, window, *, masked=False, windows=False, dropout=0.0, first=0, 
     return kernels.attention_with_neighbours(query[:, :, rows], key, value, mask, near, dropout=dropout)
 
 
-def test_blocks_of_wide_windows_are_no_larger_than_the_most(monkeypatch):
-    monkeypatch.setattr(kernel, "_ROWS", 2)
-    monkeypatch.setattr(kernel, "_MOST_ROWS", 4)
-    sizes, cut = [], kernel._Part.cut
-    monkeypatch.setattr(kernel._Part, "cut", lambda part, query: sizes.append(part.block_rows) or cut(part, query))
-    given = tensors()
-    out = attend(given, 9)
-    assert set(sizes) == {4}
-    with kernels.plain():
-        torch.testing.assert_close(out, attend(given, 9))
-
-
 @pytest.mark.parametrize("windows", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("window", [1, 2, 5, 70])
+@pytest.mark.parametrize("window", [1, 4, 70])
 def test_blocks_equal_the_plain_operations(blocks, window, masked, windows):
     given, results = tensors(), []
     for plain in (False, True):
@@ -79,8 +67,7 @@ def test_blocks_equal_the_plain_operations(blocks, window, masked, windows):
         assert torch.equal(attend(given, window, masked=masked, windows=windows), results[0][0])
 
 
-@pytest.mark.parametrize("plain", [False, True])
-@pytest.mark.parametrize("window", [1, 4, 70])
+@pytest.mark.parametrize(("window", "plain"), [(1, False), (4, False), (4, True)])
 def test_some_rows_see_what_they_see_in_the_whole_text(blocks, window, plain):
     given = tensors()
     with kernels.plain() if plain else torch.no_grad(), torch.no_grad():
@@ -148,19 +135,6 @@ def test_autocast_and_mixed_formats_run_plain():
         torch.testing.assert_close(attend(given, 5), exact, rtol=0.05, atol=0.05)
         given[0] = given[0].bfloat16()
         torch.testing.assert_close(attend(given, 5), exact, rtol=0.05, atol=0.05)
-
-
-def test_gradients_of_values_are_summed_in_full_precision(monkeypatch):
-    """In bfloat16 a thousand small parts would be lost beside the sum of the first ones."""
-    monkeypatch.setattr(kernel, "_ROWS", 1)
-    monkeypatch.setattr(kernel, "_COLUMNS", 1)
-    monkeypatch.setattr(kernel, "_SCORES", 1)
-    zeros = [torch.zeros(1, 1, size, 1, dtype=torch.bfloat16) for size in (2048, 2, 2, 2048, 2048)]
-    query, key, value, near_key, near_value = zeros
-    value.requires_grad_()
-    near = Neighbours(near_key, near_value, 1)
-    kernels.attention_with_neighbours(query, key, value, None, near).sum().backward()
-    torch.testing.assert_close(value.grad.float(), torch.full((1, 1, 2, 1), 2048 / 3), rtol=0.01, atol=0)
 
 
 def test_an_empty_batch_with_padding():

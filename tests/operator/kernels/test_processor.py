@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -72,28 +68,6 @@ def test_attention_in_blocks(name, inference, training, longer, dropout):
     assert attends(4096, 4096, dropout=0.1, gradient=True) == dropout
 
 
-@pytest.mark.parametrize("name", ["AVX-512 with bfloat16", "ARM with both"])
-def test_instructions_that_onednn_may_not_use(name):
-    """ONEDNN_MAX_CPU_ISA says so."""
-    without = RECORDED[name]._replace(onednn=frozenset({torch.float32}))
-    assert not without.bfloat16_in_blocks and not without.has_instructions(torch.bfloat16)
-    assert without.has_instructions(torch.float32) and without.has_instructions(torch.float64)
-
-
-def test_without_mkl_or_onednn_float32_is_left_to_torch():
-    fast = RECORDED["AVX-512 with bfloat16"]
-    assert fast.onednn_is_faster
-    assert not fast._replace(has_mkl=False).onednn_is_faster
-    assert not fast._replace(onednn=frozenset()).onednn_is_faster
-    assert not fast._replace(vectors="AVX2").onednn_is_faster
-
-
-def test_this_processor():
-    here = Processor.here()
-    assert here is Processor.here()
-    assert (torch.float32 in here.onednn) == processor.has_onednn()
-
-
 @pytest.mark.parametrize(
     ("text", "intel"), [("vendor_id\t: GenuineIntel\n", True), ("vendor_id\t: AuthenticAMD\n", False), (None, False)]
 )
@@ -106,20 +80,3 @@ def test_whose_processor(monkeypatch, text, intel):
     monkeypatch.setattr(processor.Path, "read_text", read)
     monkeypatch.setattr(processor.platform, "processor", lambda: "AMD64 Family 25")
     assert processor._is_intel() == intel
-
-
-@pytest.mark.e2e
-@pytest.mark.skipif(not processor.has_onednn(), reason="torch without oneDNN")
-def test_onednn_with_fewer_instructions_than_the_processor_has():
-    script = (
-        "import torch; from linformer_kit.operator import kernels; from linformer_kit.operator.kernels.processor import Processor\n"
-        "x, linear = torch.ones(1024, 64).bfloat16(), torch.nn.Linear(64, 64).bfloat16()\n"
-        "with torch.no_grad(): print(kernels.apply_linear(linear, x).shape, torch.bfloat16 in Processor.here().onednn)"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", script],
-        env=os.environ | {"ONEDNN_MAX_CPU_ISA": "SSE41"},
-        capture_output=True,
-        text=True,
-    )
-    assert ran.stdout == "torch.Size([1024, 64]) False\n", ran.stderr

@@ -14,7 +14,7 @@ from tests.operator.kernels.inputs import prefer_onednn
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [(1031,), (3, 347), (2, 3, 173)])
+@pytest.mark.parametrize("shape", [(1031,), (2, 3, 173)])
 def test_float32_maps_through_onednn(monkeypatch, shape, bias):
     """Outputs and gradients; torch's own map sums in another order, so an error of five of its is no loss of precision."""
     prefer_onednn(monkeypatch)
@@ -58,18 +58,6 @@ def test_compress(monkeypatch, batch, fast):
         torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("needs", "saved"), [((True, False), 37 * 31), ((False, True), 1031 * 31)])
-def test_only_what_a_gradient_needs_is_kept(monkeypatch, needs, saved):
-    prefer_onednn(monkeypatch)
-    tensors = [
-        torch.randn(shape).requires_grad_(need) for shape, need in zip(((1031, 31), (37, 31)), needs, strict=True)
-    ]
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.numel()), lambda tensor: tensor):
-        kernels.linear(*tensors)
-    assert kept == [saved]
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -102,8 +90,9 @@ def plain_feed_forward(first, second, inputs):
     return F.linear(F.gelu(F.linear(inputs, first.weight, first.bias)), second.weight, second.bias)
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("trained", ["all", "inputs", "first", "second", "second.bias"])
+@pytest.mark.parametrize(
+    ("trained", "bias"), [("all", True), ("all", False), ("inputs", True), ("first", False), ("second.bias", True)]
+)
 def test_feed_forward(trained, bias):
     """Outputs and gradients, of those parameters that have one."""
     first, second, inputs = feed_forward(bias=bias)
@@ -122,14 +111,6 @@ def test_feed_forward(trained, bias):
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
 
 
-def test_feed_forward_of_one_vector():
-    first, second, inputs = feed_forward()
-    output, expected = (way(first, second, inputs[0, 0]) for way in (kernels.apply_feed_forward, plain_feed_forward))
-    given = (inputs, *second.parameters())
-    ours, theirs = (torch.autograd.grad(result.sum(), given) for result in (output, expected))
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
-
-
 def test_feed_forward_by_numerical_differentiation():
     first, second, inputs = feed_forward()
     parameters = (inputs, *first.parameters(), *second.parameters())
@@ -145,53 +126,6 @@ def test_feed_forward_by_numerical_differentiation():
     assert type(function(*parameters).grad_fn).__name__ == "_GeluLinearBackward"
     assert torch.autograd.gradcheck(function, parameters)
     assert torch.autograd.gradgradcheck(function, parameters)
-
-
-@pytest.mark.parametrize("autocast", [False, True])
-def test_feed_forward_keeps_the_input_of_gelu_alone(autocast):
-    """Under autocast, in its format; gradients are as exact as those of the plain operations."""
-    first, second, inputs = feed_forward(torch.float32)
-    kept: list[tuple[int, torch.dtype]] = []
-
-    def gradients(function):
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            output = function(first, second, inputs)
-        return torch.autograd.grad(output.double().square().sum(), [inputs, *first.parameters(), *second.parameters()])
-
-    def note(tensor):
-        kept.append((tensor.numel(), tensor.dtype))
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        ours = gradients(kernels.apply_feed_forward)
-    assert [found for found in kept if found[0] == 2 * 13 * 29] == [
-        (2 * 13 * 29, torch.bfloat16 if autocast else torch.float32)
-    ]
-    theirs = gradients(plain_feed_forward)
-    for mine, other in zip(ours, theirs, strict=True):
-        assert mine.dtype == torch.float32
-        torch.testing.assert_close(mine, other, rtol=2**-6 if autocast else 1e-4, atol=2**-6 if autocast else 1e-4)
-
-
-@pytest.mark.parametrize("which", [0, 1])
-def test_feed_forward_calls_what_has_hooks(which):
-    *maps, inputs = feed_forward()
-    calls = []
-    maps[which].register_forward_hook(lambda module, given, output: calls.append(output) or output * 2)
-    output = kernels.apply_feed_forward(*maps, inputs)
-    assert len(calls) == 1
-    hidden = F.linear(inputs, maps[0].weight, maps[0].bias) * (2 if which == 0 else 1)
-    expected = F.linear(F.gelu(hidden), maps[1].weight, maps[1].bias) * (2 if which == 1 else 1)
-    torch.testing.assert_close(output, expected)
-
-
-def test_compressing_keeps_no_copy(monkeypatch):
-    prefer_onednn(monkeypatch, False)
-    matrix, hidden = torch.randn(7, 37, requires_grad=True), torch.randn(5, 37, 11, requires_grad=True)
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.data_ptr()), lambda tensor: tensor):
-        kernels.compress(matrix, hidden)
-    assert {*kept} == {matrix.data_ptr(), hidden.data_ptr()}
 
 
 class Marked(torch.Tensor):

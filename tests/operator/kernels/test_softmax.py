@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from linformer_kit.operator import kernels, slots
 from linformer_kit.operator.kernels import softmax
 from linformer_kit.operator.kernels.processor import Processor
-from tests.operator.kernels.inputs import attention_inputs, heads_of
+from tests.operator.kernels.inputs import attention_inputs
 
 TRAINS_IN_BLOCKS = pytest.mark.skipif(
     not Processor.here().attends_in_blocks(1, 1, dropout=0.0, gradient=True), reason="not on this processor"
 )
 # batch, heads, query_len, keys, head_dim
-SHAPES = [(1, 3, 29, 7, 5), (5, 3, 29, 7, 5), (3, 2, 1, 1, 1), (2, 1, 53, 31, 11), (7, 3, 2, 13, 3)]
+SHAPES = [(5, 3, 29, 7, 5), (3, 2, 1, 1, 1), (2, 1, 53, 31, 11), (7, 3, 2, 13, 3)]
 
 
 @pytest.mark.parametrize("masked", ["none", "all alike", "each"])
@@ -108,25 +108,6 @@ def test_attention_weights_are_not_kept_for_the_backward_pass():
             *(tensor.requires_grad_() for tensor in tensors), None, softmax.Dropout(0.1, seed=0)
         )
     assert max(kept) < 2 * 3 * 101 * 97
-
-
-@TRAINS_IN_BLOCKS
-def test_dropout_draws_on_the_processor_whatever_the_default_device():
-    tensors, _ = attention_inputs((2, 3, 31, 7, 4), torch.bfloat16, "none")
-    with torch.device("meta"):
-        context = kernels.attention(*(tensor.requires_grad_() for tensor in tensors), dropout=0.5)
-        context.sum().backward()
-    assert all(tensor.grad.device.type == "cpu" for tensor in tensors)
-
-
-def test_keys_arranged_once_are_the_same_keys(monkeypatch):
-    key, value = (heads_of(2, 3, 7, 5, torch.bfloat16) for _ in range(2))
-    for in_blocks in (True, False):
-        monkeypatch.setattr(softmax, "_attends_in_blocks", lambda *_, fast=in_blocks: fast)
-        arranged = kernels.arranged(key, value)
-        assert torch.equal(arranged[0], key) and torch.equal(arranged[1], value)
-        assert (arranged[0].transpose(2, 3) if in_blocks else arranged[0]).is_contiguous()
-        assert arranged[1].is_contiguous()
 
 
 def test_gradients_of_keys_are_summed_in_full_precision(monkeypatch):

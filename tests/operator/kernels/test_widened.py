@@ -9,10 +9,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from linformer_kit.operator import kernels
-from linformer_kit.operator.attention import LinformerAttention
 from linformer_kit.operator.kernels import conditions, products
 from linformer_kit.operator.kernels.processor import Processor
-from linformer_kit.operator.kernels.products import linear_gelu
 from linformer_kit.operator.neighbours import Neighbours
 
 pytestmark = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -31,17 +29,6 @@ def random(*shape, dtype):
 
 def linear_case(dtype):
     return F.linear, kernels.linear, [random(2, 9, 16, dtype=dtype), random(8, 16, dtype=dtype), random(8, dtype=dtype)]
-
-
-def without_bias(dtype):
-    return F.linear, kernels.linear, [random(2, 9, 16, dtype=dtype), random(8, 16, dtype=dtype)]
-
-
-def gelu_case(dtype):
-    def reference(*tensors):
-        return F.gelu(F.linear(*tensors))
-
-    return reference, linear_gelu, [random(18, 16, dtype=dtype), random(8, 16, dtype=dtype), random(8, dtype=dtype)]
 
 
 def feed_forward_case(dtype):
@@ -64,17 +51,6 @@ def feed_forward_case(dtype):
 
 def compress_case(dtype):
     return torch.matmul, kernels.compress, [random(4, 9, dtype=dtype), random(3, 9, 16, dtype=dtype)]
-
-
-def each_its_own(dtype):
-    return torch.matmul, kernels.compress, [random(3, 4, 9, dtype=dtype), random(3, 9, 16, dtype=dtype)]
-
-
-def other_products(dtype):
-    def ours(*tensors):
-        return kernels.widened(torch.matmul, *tensors)
-
-    return torch.matmul, ours, [random(2, 4, 9, dtype=dtype), random(3, 2, 9, 8, dtype=dtype)]
 
 
 def of_heads(dtype, *lengths):
@@ -104,22 +80,17 @@ def neighbours_case(dtype):
 
 CASES = [
     linear_case,
-    without_bias,
-    gelu_case,
     feed_forward_case,
     compress_case,
-    each_its_own,
-    other_products,
     attention_case,
     neighbours_case,
 ]
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("block", [4, 4096])
-def test_as_in_float32_and_rounded_once(monkeypatch, case, dtype, block):
+def test_as_in_float32_and_rounded_once(monkeypatch, case, dtype):
     """Gradients too; without gradients the same."""
-    monkeypatch.setattr(products, "_WIDE_TOKENS", block)
+    monkeypatch.setattr(products, "_WIDE_TOKENS", 4)
     reference, ours, tensors = case(dtype)
     out = ours(*tensors)
     wide = [tensor.detach().float().requires_grad_() for tensor in tensors]
@@ -127,7 +98,7 @@ def test_as_in_float32_and_rounded_once(monkeypatch, case, dtype, block):
     direction = torch.randn_like(exact).to(dtype)
     gradients = torch.autograd.grad(out, tensors, direction)
     expected = torch.autograd.grad(exact, wide, direction.float())
-    if case not in (gelu_case, feed_forward_case):  # which round their inner product for the backward pass
+    if case is not feed_forward_case:  # which rounds its inner product for the backward pass
         for found, wanted in zip((out, *gradients), (exact, *expected), strict=True):
             assert found.dtype == dtype
             torch.testing.assert_close(found.float(), wanted, rtol=ONE_ROUNDING[dtype], atol=1e-5)
@@ -170,19 +141,3 @@ def test_plain_autocast_and_mixed_formats_do_not_widen(dtype):
     with torch.autocast("cpu", torch.bfloat16):
         assert not conditions.widens(tensor)
     assert not conditions.widens(tensor.to("meta"))
-
-
-@pytest.mark.parametrize("options", [{}, {"projection": "dynamic", "sliding_window": 5}, {"projection": None}])
-def test_a_layer_is_at_least_as_exact_as_with_plain_operations(dtype, options):
-    layer = LinformerAttention(32, 4, 64, 8, **options).to(dtype)
-    inputs = torch.randn(8, 64, 32).to(dtype)
-    exact = LinformerAttention(32, 4, 64, 8, **options)
-    exact.load_state_dict(layer.state_dict())
-
-    def error():
-        with torch.no_grad():
-            return (layer(*[inputs] * 3)[0].float() - exact(*[inputs.float()] * 3)[0]).square().mean().sqrt()
-
-    ours = error()
-    with kernels.plain():
-        assert ours <= error() * 1.05
