@@ -59,10 +59,3 @@ def test_cosine_and_cost(start, tmp_path, capsys):
     assert f"| model | 5 tokens | {LENGTH} tokens |" in shown and "(1.00×)" in shown
     assert "| teacher | 1.0000 (1.0000) | 1.0000 (1.0000) |" in shown
     assert start(*options) == records
-
-
-def test_accuracy_of_a_regression_by_hand():
-    """Two classes on either side of 0; one of four validation texts is on the other side."""
-    train = (np.array([[-3.0], [-2.0], [2.0], [3.0]]), [0, 0, 1, 1])
-    validation = (np.array([[-1.0], [1.0], [2.0], [-2.0]]), [0, 1, 1, 1])
-    assert embeddings.regression_accuracy(train, validation) == 0.75
