@@ -36,7 +36,7 @@ def test_recipe_then_config_then_command_line(tmp_path):
         (["--resume", "yes"], "resume", True),
         (["--bf16", "true"], "bf16", "true"),
         (["--train-file", "a.txt", "b c.txt", "--seed", "1"], "train_file", ["a.txt", "b c.txt"]),
-        (["--train_file=a.txt", "--train_file=b.txt"], "train_file", ["a.txt", "b.txt"]),
+        (["--train_file=a.txt", "--train_file=b.txt"], "train_file", ["b.txt"]),
         (["--train_file="], "train_file", [""]),  # not none, for which other text would be taken
         (["--train_file", "null"], "train_file", None),
     ],

@@ -7,7 +7,7 @@ import pytest
 from tests.conftest import slow_but
 from tests.documentation.pages import PAGES, steps
 
-QUICK = ("convert.md", "how-it-works.md", "linearize.md", "python.md", "theory.md", "training.md")
+QUICK = ("convert.md", "how-it-works.md", "python.md", "theory.md", "training.md")
 
 
 @pytest.mark.e2e

@@ -264,14 +264,20 @@ def test_threads_get_one_class(monkeypatch):
     [
         ({"projected_dim": 62}, r"projected_dim: expected 1 to 61 \(the longest sequence\), got 62"),
         ({"projected_dim": [7, 7]}, r"projected_dim: expected one for each of 3 layers, got \[7, 7\]"),
-        ({"projected_dim": [[7, 7, 7], 5, [3, 4]]}, "projected_dim: expected one number for each of 3 heads, got 2"),
+        (
+            {"projected_dim": [[7, 7, 7], [5, 5, 5], [3, 4]]},
+            "projected_dim: expected one number for each of 3 heads, got 2",
+        ),
         ({"sliding_window": -1}, "sliding_window: expected an integer from 0 to 16,777,216, got -1"),
-        ({"projection": "circles"}, "projection: expected one of linear, .*, got 'circles'"),
-        ({"sharing": "all"}, "sharing: expected one of none, .*, got 'all'"),
+        ({"projection": "circles"}, "projection: expected one of 'linear', .*, got circles"),
+        ({"sharing": "all"}, "sharing: expected one of 'none', .*, got all"),
         ({"projection_initializer": "none", "projection": "mean_pool"}, "projection_initializer: expected one of .*"),
-        ({"max_position_embeddings": "122"}, "max_position_embeddings: expected a number of tokens, got '122'"),
+        ({"max_position_embeddings": "many"}, "max_position_embeddings: expected an integer, got many"),
         ({"max_position_embeddings": 50}, "max_position_embeddings: expected at least 61 for mode extend, got 50"),
-        ({"max_position_embeddings": 99, "resize_mode": "repeat"}, "resize_mode: expected one of extend, interpolate"),
+        (
+            {"max_position_embeddings": 99, "resize_mode": "repeat"},
+            "resize_mode: expected one of 'extend' or 'interpolate', got repeat",
+        ),
     ],
 )
 def test_refused_settings_change_nothing(options, message):

@@ -160,7 +160,7 @@ def test_overwrite_keeps_the_old_run_until_the_new_one_can_start(run, corpus, ca
     shutil.copytree(run, folder := tmp_path / "out")
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     error = fail(capsys, *arguments(corpus, folder, "--overwrite", "--adam_beta2=3"))
-    assert "adam_beta2: expected 0 or more and less than 1, got 3.0" in error
+    assert "adam_beta2: expected less than 1, got 3" in error
     error = fail_last_line(capsys, *arguments(corpus, folder, "--overwrite", "--mlm_probability=1e-7"))
     assert "mlm_probability: expected enough to mask any of" in error
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before

@@ -23,6 +23,7 @@ from linformer_kit.settings.files import read_yaml, spelled
 
 _WIDTH = max(map(len, COMMANDS)) + 1
 _WIDEST = 70  # characters of the name and the choices of a setting that stand in one line
+_TRUTH_VALUES = ("true", "false", "yes", "no")
 _KINDS = {int: "INT", float: "FLOAT", bool: "{true,false}", str: "TEXT"}
 
 
@@ -50,7 +51,7 @@ def parse(arguments: Sequence[str]) -> tuple[str, Any]:
         layers.insert(0, read_yaml(_recipe_file(recipe)))
     settings = {setting.name: setting for setting in settings_of(command.settings)}
     parser = _command_parser(name, command, settings, layers[0] if command.recipe else {})
-    parsed, unknown = parser.parse_known_args(arguments[1:])
+    parsed, unknown = parser.parse_known_args(_with_truth_values(arguments[1:], settings))
     if unknown:
         option = unknown[0].partition("=")[0].removeprefix("--")
         raise InputError(f"unrecognized arguments: {' '.join(unknown)}{_meant(option, settings, '--')}")
@@ -61,6 +62,16 @@ def parse(arguments: Sequence[str]) -> tuple[str, Any]:
         print(yaml.safe_dump(dataclasses.asdict(made), sort_keys=False, allow_unicode=True), end="")
         raise SystemExit(0)
     return name, made
+
+
+def _with_truth_values(arguments: Sequence[str], settings: Mapping[str, Setting]) -> list[str]:
+    """The arguments with `=true` behind flags, unless a truth value follows: the next word may be a positional."""
+    words = []
+    for word, following in itertools.pairwise([*arguments, ""]):
+        setting = settings.get(word[2:].replace("-", "_")) if word.startswith("--") else None
+        is_flag = setting is not None and bool in setting.types and following.lower() not in _TRUTH_VALUES
+        words.append(f"{word}=true" if is_flag else word)
+    return words
 
 
 def _overview() -> argparse.ArgumentParser:
@@ -128,7 +139,7 @@ def _add_option(group: Any, setting: Setting, text: str) -> None:
     if bool in setting.types:
         options |= {"nargs": "?", "const": "true"}
     elif any(get_origin(kind) is list for kind in setting.types):
-        options |= {"nargs": "+", "action": "extend"}
+        options |= {"nargs": "+"}
     group.add_argument(*names, default=argparse.SUPPRESS, help=text, **options)
 
 
