@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pandas
 
-from linformer_kit.report.numbers import mean_and_deviation
 from reproduce.common import markdown
+from reproduce.numbers import mean_and_deviation
 
 HERE = Path(__file__).parent
 
