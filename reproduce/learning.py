@@ -69,6 +69,8 @@ SHIFTED = {"sharing": "none", "projection_initializer": "shifted_pooling"}
 TENTH = {"projection_learning_rate_factor": 0.1}
 FIVE = {"local_convolution": 5}
 DYNAMIC = {"projection": "dynamic", "sharing": "none"}
+DYNAMIC_32 = DYNAMIC | {"projected_dim": 32}
+NEAR_17, NEAR_33 = {"sliding_window": 17}, {"sliding_window": 33}
 
 
 class Variant(NamedTuple):
@@ -155,26 +157,20 @@ STUDIES = {
         {"max_steps": 2000, "warmup_steps": 250, "eval_steps": 250},
         {
             "Transformer, convolution of 5": Variant(FULL | FIVE, _MANY_RATES),
-            "linear, convolution of 5, 17 neighbours": Variant(
-                SHIFTED | TENTH | FIVE | {"sliding_window": 17}, _MANY_RATES, (0,)
-            ),
-            "dynamic, convolution of 5, 17 neighbours": Variant(
-                DYNAMIC | FIVE | {"sliding_window": 17}, _MANY_RATES, (0,)
-            ),
-            "dynamic, convolution of 5, 33 neighbours": Variant(
-                DYNAMIC | FIVE | {"sliding_window": 33}, (6e-3, 8e-3, 1.2e-2)
-            ),
+            "linear, convolution of 5, 17 neighbours": Variant(SHIFTED | TENTH | FIVE | NEAR_17, _MANY_RATES, (0,)),
+            "dynamic, convolution of 5, 17 neighbours": Variant(DYNAMIC | FIVE | NEAR_17, _MANY_RATES, (0,)),
+            "dynamic, convolution of 5, 33 neighbours": Variant(DYNAMIC | FIVE | NEAR_33, (6e-3, 8e-3, 1.2e-2)),
             "dynamic, convolution of 5": Variant(DYNAMIC | FIVE, (6e-3,), (0,)),
-            "dynamic, 17 neighbours": Variant(DYNAMIC | {"sliding_window": 17}, (6e-3,), (0,)),
+            "dynamic, 17 neighbours": Variant(DYNAMIC | NEAR_17, (6e-3,), (0,)),
             "dynamic, k 64, convolution of 5, 17 neighbours": Variant(
-                DYNAMIC | FIVE | {"sliding_window": 17, "projected_dim": 64}, (6e-3,), (0,)
+                DYNAMIC | FIVE | NEAR_17 | {"projected_dim": 64}, (6e-3,), (0,)
             ),
             "dynamic, convolution of 5, 17 neighbours, 1 global token": Variant(
-                DYNAMIC | FIVE | {"sliding_window": 17, "global_tokens": 1}, (6e-3,), (0,)
+                DYNAMIC | FIVE | NEAR_17 | {"global_tokens": 1}, (6e-3,), (0,)
             ),
-            "linear, 17 neighbours": Variant(SHIFTED | TENTH | {"sliding_window": 17}, (6e-3,), (0,)),
+            "linear, 17 neighbours": Variant(SHIFTED | TENTH | NEAR_17, (6e-3,), (0,)),
             "mean_pool, convolution of 5, 17 neighbours": Variant(
-                FIVE | {"projection": "mean_pool", "sliding_window": 17}, (6e-3,), (0,)
+                FIVE | NEAR_17 | {"projection": "mean_pool"}, (6e-3,), (0,)
             ),
         },
     ),
@@ -189,10 +185,8 @@ STUDIES = {
         },
         {
             "Transformer": Variant(FULL, (3e-3, 4e-3, 6e-3)),
-            "dynamic, k 32": Variant(DYNAMIC | {"projected_dim": 32}, (4e-3, 6e-3, 8e-3)),
-            "dynamic, k 32, 33 neighbours": Variant(
-                DYNAMIC | {"projected_dim": 32, "sliding_window": 33}, (6e-3,), (0,)
-            ),
+            "dynamic, k 32": Variant(DYNAMIC_32, (4e-3, 6e-3, 8e-3)),
+            "dynamic, k 32, 33 neighbours": Variant(DYNAMIC_32 | NEAR_33, (6e-3,), (0,)),
             "dynamic, k 128": Variant(DYNAMIC, (6e-3,), (0,)),
             "linear, k 128": Variant(SHIFTED | TENTH, (4e-3,), (0,)),
         },
@@ -209,13 +203,11 @@ STUDIES = {
         },
         {
             "Transformer": Variant(FULL, (1e-3, 2e-3, 4e-3)),
-            "dynamic, k 32": Variant(DYNAMIC | {"projected_dim": 32}, (2e-3, 4e-3)),
+            "dynamic, k 32": Variant(DYNAMIC_32, (2e-3, 4e-3)),
             "headwise, k 128": Variant({}, (2e-3,)),
             "layerwise, k 128": Variant({"sharing": "layerwise"}, (2e-3,), (0,)),
             "linear, k 128": Variant(SHIFTED | TENTH, (2e-3,), (0,)),
-            "dynamic, k 32, 33 neighbours": Variant(
-                DYNAMIC | {"projected_dim": 32, "sliding_window": 33}, (4e-3,), (0,)
-            ),
+            "dynamic, k 32, 33 neighbours": Variant(DYNAMIC_32 | NEAR_33, (4e-3,), (0,)),
         },
         minutes=3,
     ),
@@ -245,22 +237,16 @@ class Settings:
 
     Attributes:
         studies: Names of the studies.
-        variants: Only the variants whose names have one of these words; the first is always trained. Default: all.
         seeds: Only these seeds; default: those of each variant.
         train_file: Files of text; default: the source of the Python standard library.
-        max_steps: Updates of each training, for a trial; default: those of the study.
-        minutes: Minutes of each training of a study in equal time, for a trial; default: those of the study.
         hidden_size: Width of the encoders.
         cache_dir: Folder of the cache of tokenised text; default: that of `linformer pretrain`.
         output_dir: Folder of the results and trainings, continued if it has some; default: a new folder below runs/.
     """
 
     studies: list[str]
-    variants: list[str] | None = None
     seeds: list[int] | None = None
     train_file: list[str] | None = None
-    max_steps: int | None = None
-    minutes: float | None = None
     hidden_size: int = 128
     cache_dir: str | None = None
     output_dir: str | None = None
@@ -273,10 +259,7 @@ def measure(settings: Settings, results: Results) -> None:
             raise InputError(f"studies: expected some of {', '.join(STUDIES)}, got {name}")
     results.save()  # so that an interrupted first training can be resumed
     for name in settings.studies:
-        study = STUDIES[name]
-        for number, (label, variant) in enumerate(study.variants.items()):
-            if number and settings.variants and not any(word in label for word in settings.variants):
-                continue
+        for label, variant in STUDIES[name].variants.items():
             rate = _best_rate(settings, results, name, label)
             for seed in variant.seeds if settings.seeds is None else settings.seeds:
                 _train(settings, results, name, label, rate, seed)
@@ -301,15 +284,12 @@ def _train(settings: Settings, results: Results, name: str, label: str, rate: fl
     study = STUDIES[name]
     values = BASE | study.base | study.variants[label].changes | {"learning_rate": rate, "seed": seed}
     values |= {"hidden_size": settings.hidden_size, "train_file": settings.train_file, "cache_dir": settings.cache_dir}
-    if settings.max_steps is not None:
-        values |= with_updates(values, settings.max_steps)
     more = {}
     if study.minutes is not None:
-        minutes = study.minutes if settings.minutes is None else settings.minutes
         earlier = results.find(study=name, variant=label)
         seconds = seconds_of_update(values) if earlier is None else earlier["seconds_per_update"]
-        values |= with_updates(values, max(1, round(60 * minutes / seconds)))
-        more = {"minutes": minutes, "seconds_per_update": seconds}
+        values |= with_updates(values, max(1, round(60 * study.minutes / seconds)))
+        more = {"minutes": study.minutes, "seconds_per_update": seconds}
     folder = results.folder / "trainings" / name / f"{label}, {rate:g}, seed {seed}".replace(" ", "_")
     return results.add(**key, **more, **trained(values, folder))
 

@@ -33,7 +33,7 @@ from tqdm import tqdm
 from linformer_kit.analysis.encoders import check_numbers, device_of, dtype_of
 from linformer_kit.analysis.measure import interleaved, summary
 from linformer_kit.errors import InputError
-from reproduce.common import CostSettings, Record, Results, length_axis, markdown, run
+from reproduce.common import CostSettings, Record, Results, length_axis, markdown, new_panels, run
 from reproduce.systems import SYSTEMS
 
 OURS = "linformer"
@@ -244,9 +244,8 @@ def draw(content: Record) -> Figure:
     frame = timed(content)
     frame = frame[frame["k"].isna() | (frame["k"] == frame["k"].min())]
     titles = [title for title, names in PANELS.items() if frame["system"].isin(names).any()] or [""]
-    figure = Figure(figsize=(5 * min(2, len(titles)), 4.2 * math.ceil(len(titles) / 2)), layout="constrained")
-    grid = figure.subplots(math.ceil(len(titles) / 2), min(2, len(titles)), squeeze=False, sharey=True)
-    for axes, title in zip(grid.flat, titles, strict=False):
+    figure, panels = new_panels(len(titles), (5, 4.2), sharey=True)
+    for axes, title in zip(panels, titles, strict=True):
         markers = count()
         for name, times in frame[frame["system"].isin([OURS, *PANELS.get(title, ())])].groupby("label", sort=False):
             is_ours = times["system"].iloc[0] == OURS
@@ -263,8 +262,6 @@ def draw(content: Record) -> Figure:
         axes.set_ylabel("time per token (µs)")
         axes.set_title(title)
         axes.legend(title="p: time of a sequence ∝ nᵖ", fontsize=8, title_fontsize=8)
-    for unused in grid.flat[len(titles) :]:
-        unused.remove()
     return figure
 
 
