@@ -13,8 +13,9 @@ import dataclasses
 import importlib
 import json
 import math
+import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -240,6 +241,18 @@ def markdown(frame: pandas.DataFrame, *, index: bool = False) -> str:
     return "\n".join(table_lines(list(map(str, shown.columns)), shown.values.tolist()))
 
 
+def mean_and_deviation(numbers: Sequence[float], decimals: int, *, sign: str = "") -> str:
+    """The mean and, for several numbers, the sample standard deviation.
+
+    Args:
+        numbers: One number or more.
+        decimals: Digits after the decimal point.
+        sign: "+" to show the sign of a positive mean too.
+    """
+    deviation = f" ± {statistics.stdev(numbers):.{decimals}f}" if len(numbers) > 1 else ""
+    return f"{statistics.fmean(numbers):{sign}.{decimals}f}{deviation}"
+
+
 def length_axis(axes: Axes, lengths: list[int]) -> None:
     """Logarithmic axes with a grid, for a drawn figure: n with its measured values, and numbers in full beside."""
     axes.set_xscale("log", base=2)
@@ -253,18 +266,6 @@ def length_axis(axes: Axes, lengths: list[int]) -> None:
     axes.yaxis.set_tick_params(labelleft=True)
     axes.set_xlabel("n, tokens in a sequence")
     axes.grid(alpha=0.3)
-
-
-def main(folders: list[str]) -> None:
-    """Make table and figure of each results file in the folders again."""
-    for folder in folders:
-        for path in sorted(Path(folder).glob("*.json")):
-            show_again(path)
-            print(path)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
 
 
 def new_panels(count: int, size: tuple[float, float], *, sharey: bool = False) -> tuple[Figure, list[Axes]]:
@@ -284,3 +285,15 @@ def new_panels(count: int, size: tuple[float, float], *, sharey: bool = False) -
     for unused in grid.flat[count:]:
         unused.remove()
     return figure, list(grid.flat[:count])
+
+
+def main(folders: list[str]) -> None:
+    """Make table and figure of each results file in the folders again."""
+    for folder in folders:
+        for path in sorted(Path(folder).glob("*.json")):
+            show_again(path)
+            print(path)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -70,7 +70,6 @@ from reproduce.long_texts import (
     split_in_halves,
     with_tokens,
 )
-from reproduce.numbers import mebibytes, milliseconds
 
 Task = Literal["agreement", "late_sentence", "same_document", "passkey", "needle", "cost"]
 TASKS: dict[str, str] = {
@@ -396,7 +395,7 @@ CELLS = {
     "same_document": lambda record: f"{_recalls(record)}, {record['mrr']:.3f}",
     "passkey": _accuracy,
     "needle": _accuracy,
-    "cost": lambda record: f"{milliseconds(record['median_s'])} ms, {mebibytes(record['peak_bytes'])} MiB",
+    "cost": lambda record: f"{1e3 * record['median_s']:,.0f} ms, {record['peak_bytes'] / 2**20:,.0f} MiB",
 }
 
 

@@ -40,7 +40,6 @@ from linformer_kit.linearized.positions import check_positions, longest_input, s
 from linformer_kit.models.modeling import LinformerPreTrainedModel
 from linformer_kit.settings import ResizeMode
 from reproduce.common import Record, Results, by_name, markdown, run
-from reproduce.numbers import mebibytes, milliseconds
 
 CHARACTERS = 6  # of a token, more than the mean of a text
 MOST_CHARACTERS = 100_000  # of a text; the rest is beyond every length
@@ -244,7 +243,7 @@ def pivot(records: list[Record], title: str, column: Callable[[Record], str], ce
 
 def _cost(record: Record, first: Mapping[int, float]) -> str:
     speed = f"{first[record['n']] / record['median_s']:.2f}×"
-    return f"{milliseconds(record['median_s'])} ms ({speed}), {mebibytes(record['peak_bytes'])} MiB"
+    return f"{1e3 * record['median_s']:,.0f} ms ({speed}), {record['peak_bytes'] / 2**20:,.0f} MiB"
 
 
 def shown_cosine(record: Record) -> str:

@@ -30,9 +30,8 @@ from linformer_kit.errors import InputError
 from linformer_kit.files.writing import whole_folder
 from linformer_kit.interop.convert import convert_full_attention
 from linformer_kit.report.figures import log_ticks, number_ticks, show_grid
-from reproduce.common import Record, Results, markdown, new_panels, run
+from reproduce.common import Record, Results, markdown, mean_and_deviation, new_panels, run
 from reproduce.learning import BASE, DYNAMIC, FULL, SHIFTED, TENTH, draw_line, trained
-from reproduce.numbers import mean_and_deviation
 
 _START_LENGTH = 128
 _TOKENS = 8192  # in an update

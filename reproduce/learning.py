@@ -36,8 +36,7 @@ from linformer_kit.report.figures import new_figure, show_grid
 from linformer_kit.settings import ModelSettings, PretrainSettings
 from linformer_kit.training.memory import keep_freed_memory
 from linformer_kit.training.pretrain import pretrain
-from reproduce.common import Record, Results, markdown, run
-from reproduce.numbers import listed, mean_and_deviation
+from reproduce.common import Record, Results, markdown, mean_and_deviation, run
 
 BASE: dict[str, Any] = {
     "vocab_size": 2048,
@@ -374,7 +373,7 @@ def _study_table(study: Study, records: list[Record]) -> list[str]:
             "variant": label,
             "parameters": f"{of[0]['parameters']:,}",
             "learning rate": f"{of[0]['learning_rate']:g}",
-            "updates": listed(sorted({record["updates"] for record in of})),
+            "updates": ", ".join(map(str, sorted({record["updates"] for record in of}))),
             "loss": "diverged" if None in losses else mean_and_deviation(losses, 3),
             "by seed": ", ".join(f"{record['seed']}: {_loss(record)}" for record in of),
             f"minus {baseline}": mean_and_deviation(differences, 3, sign="+") if label != baseline else "",

@@ -41,8 +41,7 @@ from linformer_kit.settings import FinetuneSettings, TaskName
 from linformer_kit.training.finetune import finetune, load_encoder
 from linformer_kit.training.memory import keep_freed_memory
 from linformer_kit.training.optimizer import projection_parameters
-from reproduce.common import Record, Results, by_name, markdown, run
-from reproduce.numbers import mean_and_deviation
+from reproduce.common import Record, Results, by_name, markdown, mean_and_deviation, run
 
 WORDS = {False: "words alone", True: "words, shared ones marked"}  # logistic regressions
 STRENGTHS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)  # inverse strengths of their regularisation

@@ -43,6 +43,7 @@ from linformer_kit.analysis.encoders import (
 )
 from linformer_kit.analysis.measure import can_measure_memory
 from linformer_kit.errors import InputError, out_of_memory
+from linformer_kit.report.figures import new_figure
 from reproduce.common import CostSettings, Record, Results, length_axis, markdown, run
 
 # The paper's Table 3, by n and k: time of the Transformer's forward pass over the Linformer's, and largest batch of the
@@ -323,8 +324,8 @@ def draw(content: Record) -> Figure:
     """A row for each mode: time per token (Figure 2), then time and memory saved against the first Transformer."""
     settings = content["settings"]
     columns = 3 if settings["memory"] else 2
-    figure = Figure(figsize=(4.6 * columns, 4.2 * len(settings["modes"])), layout="constrained")
-    panels = figure.subplots(len(settings["modes"]), columns, squeeze=False)
+    rows = len(settings["modes"])
+    figure, panels = new_figure((4.6 * columns, 4.2 * rows), rows, columns, squeeze=False)
     first = next(name for name in BASELINES if name in settings["baselines"])
     for row, mode in zip(panels, settings["modes"], strict=True):
         frame = times(content, mode)

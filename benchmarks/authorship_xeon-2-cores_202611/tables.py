@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pandas
 
-from reproduce.common import markdown
-from reproduce.numbers import mean_and_deviation
+from reproduce.common import markdown, mean_and_deviation
 
 HERE = Path(__file__).parent
 

@@ -85,7 +85,6 @@ def test_auto_is_bfloat16_where_the_processor_has_it(has_bf16, monkeypatch):
     ("arguments", "message"),
     [
         (["--lengths", "128"], "lengths: expected more than the smallest of projected_dims, 128, got 128"),
-        (["--projected_dims", "-1"], "projected_dims: expected a positive number, got -1"),
         (["--num_attention_heads", "7"], "num_attention_heads: expected a divisor of hidden_size 768, got 7"),
         (["--device", "toaster"], "device: expected cpu"),
         (["--output_dir", "full"], "output_dir: expected a new or empty folder, got full, which exists"),

@@ -10,7 +10,6 @@ import transformers
 from torch import nn
 
 from linformer_kit import InputError, LinformerModel
-from linformer_kit.analysis import capture
 from linformer_kit.analysis.capture import LayerAttention, visit_attention
 from tests.conftest import KINDS, fields, randomise, tokens
 
@@ -22,7 +21,7 @@ SIZES = {
     "intermediate_size": 29,
     "max_position_embeddings": 41,
 }
-INTERFACE = ("bert", "roberta", "electra", "albert", "xlm-roberta", "camembert", "distilbert", "modernbert", "ernie")
+INTERFACE = ("bert", "roberta", "albert", "distilbert", "modernbert")
 
 
 def encoder(kind: str) -> transformers.PreTrainedModel:
@@ -31,7 +30,6 @@ def encoder(kind: str) -> transformers.PreTrainedModel:
         changes = {"vocab_size": 101, "dim": 33, "n_layers": 2, "n_heads": 3, "hidden_dim": 29}
     if kind == "modernbert":  # rotations need pairs of dimensions
         changes |= {"hidden_size": 36, "pad_token_id": 0}
-    if kind == "modernbert":
         changes |= {"bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2, "local_attention": 8}
     config = transformers.AutoConfig.for_model(kind, **changes)
     return randomise(transformers.AutoModel.from_config(config)).eval()
@@ -128,32 +126,6 @@ def test_a_single_token_does_not_make_a_decoder():
     mask = torch.tensor([[1, 0, 0]])
     found = visited(encoder("bert"), {"input_ids": tokens(1, 3), "attention_mask": mask})
     assert found[0].mapping[0, 0].tolist() == [[1, 0, 0], [0, 0, 0], [0, 0, 0]]
-
-
-def test_numbers_that_are_none_are_refused():
-    model = encoder("bert")
-    model.encoder.layer[1].attention.self.query.weight.data[0] = torch.nan
-    with pytest.raises(InputError, match="expected finite numbers, got a NaN or infinity in the attention of layer 1"):
-        visited(model, {"input_ids": tokens(1, 5)})
-    assert model.config._attn_implementation != capture._NAME
-
-
-def shown(**arguments: object) -> tuple[LayerAttention, torch.Tensor]:
-    """The attention that `_attend` passes on, and its output."""
-    seen: list[LayerAttention] = []
-    reset = capture._visit.set(seen.append), capture._real.set(None)
-    output, _ = capture._attend(nn.Identity(), attention_mask=None, **arguments)
-    capture._visit.reset(reset[0])
-    capture._real.reset(reset[1])
-    return seen[0], output
-
-
-def test_scores_are_scaled_as_the_model_says():
-    query, key = torch.randn(1, 3, 5, 7), torch.randn(1, 3, 5, 7)
-    attention, output = shown(query=query, key=key, value=key, scaling=0.3)
-    expected = (0.3 * query @ key.mT).softmax(dim=-1)
-    torch.testing.assert_close(attention.mapping, expected)
-    torch.testing.assert_close(output, (expected @ key).transpose(1, 2))
 
 
 def test_a_model_in_training_is_refused():

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from linformer_kit import LinformerForMaskedLM, LinformerModel
-from linformer_kit.analysis.inspection import draw_context_mappings, effective_slots, projection_matrices
+from linformer_kit.analysis.inspection import draw_context_mappings, effective_slots
 from linformer_kit.commands.cli import main
-from tests.conftest import KINDS, fail, fields, randomise, save_tokenizer, slow_but, write_model
+from tests.conftest import KINDS, fail, fields, randomise, save_tokenizer, slow_but
 
 IDS = [5, 6, 7, 8, 9, 10, 11]
 TEXT = " ".join(f"w{number}" for number in IDS)
@@ -110,26 +110,18 @@ def test_effective_slots_by_hand():
     torch.testing.assert_close(effective_slots(mappings), torch.tensor([[1.0, 4, 2]]))
 
 
-def test_max_tokens_leaves_room_for_text(tmp_path, capsys):
-    model = write_model(tmp_path / "model", "a b c")
-    error = fail(capsys, "inspect", model, tmp_path / "out", "--text", "a b c", "--max_tokens", "2")
-    assert "max_tokens: expected 3 to 23 (the longest sequence), got 2" in error
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["MODEL", "OUT", "--layers", "2"], "layers: expected 0 to 1, got 2"),
-        (["MODEL", "OUT", "--heads", "-1"], "heads: expected 0 to 2, got -1"),
         (["MODEL", "OUT", "--text", " "], "text: expected some words, got none"),
         (["MODEL", "OUT", "--text", "w5", "--text_file", "FILE"], "text, text_file: expected at most one of them, got"),
         (["MODEL", "OUT", "--text_file", "FILE"], "FILE: not UTF-8 at byte 3 (0xff); expected UTF-8 text"),
-        (["MODEL", "OUT", "--text_file", "NONE"], "NONE: No such file or directory"),
         (["MODEL", "MODEL"], "output_dir: expected a new or empty folder, got"),
     ],
 )
 def test_bad_input_is_one_line(saved, arguments, message, tmp_path, capsys):
-    places = {"MODEL": saved(), **{name: str(tmp_path / name) for name in ("OUT", "FILE", "NONE")}}
+    places = {"MODEL": saved(), **{name: str(tmp_path / name) for name in ("OUT", "FILE")}}
     (tmp_path / "FILE").write_bytes(b"abc\xff")
     error = fail(capsys, "inspect", *(places.get(argument, argument) for argument in arguments))
     assert message in error
@@ -152,7 +144,3 @@ def test_long_and_strange_tokens_stay_labels():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         axes.figure.draw_without_rendering()
-
-
-def test_other_projections_have_no_matrices_to_show(config):
-    assert projection_matrices(LinformerModel(config(projection="conv")), [0, 1], 0) == {}

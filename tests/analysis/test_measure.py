@@ -48,10 +48,6 @@ def test_long_cases_run_less(clock):
     assert timings == {"three": [3.0] * 3, "four": [4.0] * 2, "age": [50.0]}
 
 
-def test_summary():
-    assert measure.summary([3.0, 1.0, 7.0]) == {"median_s": 3.0, "min_s": 1.0, "max_s": 7.0, "runs": 3}
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="the resident set is read from /proc")
 @pytest.mark.e2e
 def test_what_was_freed_before_counts_again():

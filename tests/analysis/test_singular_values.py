@@ -7,8 +7,6 @@ import pytest
 import torch
 
 from linformer_kit import InputError, LinformerModel, attention_spectrum
-from linformer_kit.analysis import singular_values as module
-from linformer_kit.analysis.capture import LayerAttention
 from linformer_kit.analysis.singular_values import SpectrumMeter, cumulative_curves, singular_values
 from tests.analysis.test_capture import encoder
 from tests.conftest import randomise, tokens
@@ -45,13 +43,6 @@ def test_threads_change_nothing_and_are_given_back():
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)
-
-
-def test_two_blocks_by_hand():
-    """Uniform attention within blocks of 4 and 9 tokens: two singular values of 1."""
-    matrix = torch.block_diag(torch.full((4, 4), 1 / 4), torch.full((9, 9), 1 / 9))
-    curves = cumulative_curves(matrix[None], limits(1, 13))[0]
-    torch.testing.assert_close(curves[:3], torch.tensor([0.5, 1, 1], dtype=torch.float64), atol=1e-6, rtol=0)
 
 
 def test_a_zero_matrix_is_no_division_by_zero():
@@ -123,13 +114,3 @@ def test_a_batch_that_fails_does_not_count():
         meter.add({"input_ids": tokens(1, 7)})
     assert meter.samples == 1
     np.testing.assert_array_equal(meter.result().cumulative, before.cumulative)
-
-
-def test_layers_that_differ_in_their_heads_are_refused(monkeypatch):
-    def visit_both(model, inputs, visit):
-        for layer, heads in enumerate((3, 2)):
-            visit(layer, LayerAttention(torch.eye(5).expand(1, heads, 5, 5), torch.ones(1, 5, dtype=torch.bool)))
-
-    monkeypatch.setattr(module, "visit_attention", visit_both)
-    with pytest.raises(InputError, match=r"model: expected one number of heads, got \[2, 3\]"):
-        attention_spectrum(encoder("bert"), [{"input_ids": tokens(1, 5)}])

@@ -27,20 +27,7 @@ _SIZES = {"hidden_size": 24, "num_attention_heads": 12, "num_hidden_layers": 2, 
 _SENTENCE = "the film was good bad fine poor and so a long story of two men who met in an old town by the sea"
 _WORDS = _SENTENCE.split()
 # Modules of Python that stand for its whole library.
-_MODULES = (
-    "argparse",
-    "ast",
-    "bisect",
-    "calendar",
-    "colorsys",
-    "copy",
-    "csv",
-    "dis",
-    "enum",
-    "fnmatch",
-    "glob",
-    "heapq",
-)
+_MODULES = "argparse ast bisect calendar colorsys copy csv dis enum fnmatch glob heapq".split()  # noqa: SIM905
 
 
 def texts(count: int, words: int, seed: int = 0) -> list[str]:

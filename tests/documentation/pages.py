@@ -16,10 +16,10 @@ _PROGRAMS = ("linformer", "pip", "pytest", "python", "torchrun")
 
 @dataclass(frozen=True)
 class Step:
-    """A command, a Python block, or another block.
+    """A command or a Python block.
 
     Attributes:
-        kind: `command`, `python`, or `other`: output, a formula, a listing.
+        kind: `command` or `python`.
         text: A command on one line without its comment, or a block whole.
         line: Where it stands in the page.
     """
@@ -35,7 +35,7 @@ class Step:
 
 
 def steps(page: str) -> list[Step]:
-    """All of a page, in order. A block of no language, or of a shell, holds commands if it begins with a program."""
+    """All of a page, in order. A block of no language, or of a shell, holds commands; of others, only Python is run."""
     content = PAGES[page].read_text(encoding="utf-8")
     found, fences = [], len(re.findall(r"^ *```", content, re.MULTILINE))
     for match in _FENCED.finditer(content):
@@ -50,8 +50,9 @@ def steps(page: str) -> list[Step]:
 def _steps_of(language: str, text: str, line: int) -> list[Step]:
     if language == "python":
         return [Step("python", text, line)]
-    if language not in ("", "bash", "sh") or text.split()[0] not in _PROGRAMS:
-        return [Step("other", text, line)]
+    if language not in ("", "bash", "sh"):
+        return []
+    assert text.split()[0] in _PROGRAMS, f"line {line}: expected a command, or a block marked as `text`"
     commands = []
     for number, row in enumerate(_joined(text.splitlines())):
         for command in row.split(" && "):

@@ -109,31 +109,6 @@ def test_weights_in_bfloat16(folder, tmp_path, capsys):
     assert message in fail(capsys, *command(folder, output, "--resume"))
 
 
-def test_files_are_read_as_for_training(folder, tmp_path):
-    """A .txt file is one text, or as --document says; blank lines are none, but a row of a table always is one."""
-    texts = tmp_path / "texts"
-    texts.mkdir()
-    (texts / "b.txt").write_text("the film\n\nwas good\n")
-    (texts / "a.txt").write_text("a long story\n")
-    (texts / "c.csv").write_text('text\nbad\n""\n')
-    whole = ["a long story\n", "the film\n\nwas good\n", "bad", ""]
-    lines = ["a long story", "the film", "was good", "bad", ""]
-    cases = [
-        (texts, [], whole),
-        (texts, ["--document", "line"], lines),
-        (texts / "b.txt", [], whole[1:2]),
-        (texts / "*.txt", ["--document", "blank_line"], lines[:3]),
-    ]
-    output = tmp_path / "vectors.npy"
-    for file, options, expected in cases:
-        main(["embed", *map(str, (folder / "model", file, "--output", output, "--overwrite")), *options])
-        np.testing.assert_allclose(np.load(output), encoded(folder / "model", expected), rtol=0, atol=1e-6)
-    assert [name for name, *_ in json.loads((tmp_path / "vectors.npy.run.json").read_text())["files"]] == [
-        "a.txt",
-        "b.txt",
-    ]
-
-
 def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(embed, "_BATCHES", 4)  # 8 texts between two records
     main(command(folder, tmp_path / "whole.npy"))
@@ -171,7 +146,6 @@ def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch, capsys):
     ("options", "message"),
     [
         (["--output", "OUT/vectors.bin"], "output: expected a file whose name ends in .npy, got "),
-        (["--chunk_tokens", "5", "--pieces"], "pieces, chunk_tokens: expected at most one of them, got both"),
         (["--max_length", "100"], f"max_length: expected at most {LONGEST} (the model's limit), got 100"),
         (["--dtype", "bfloat16", "--bf16", "true"], "bf16: expected auto or false with dtype bfloat16, got true"),
     ],

@@ -41,7 +41,6 @@ def test_fill_mask_prints_guesses_with_probabilities(model, capsys):
         (["no mask"], "text: expected one or more <mask>, got 'no mask'"),
         (["<mask>" + " word" * 50], "text: expected at most 23 tokens, got"),
         (["\udcff<mask>"], "text: expected UTF-8, got '\\udcff' at character 0"),
-        (["<mask>", "--top_k", "0"], "top_k: expected 1 or more, got 0"),
     ],
 )
 def test_bad_text_for_fill_mask(model, options, message, capsys):
@@ -84,10 +83,8 @@ def test_half_written_and_foreign_model_folders(model, capsys, tmp_path):
     config = json.loads((model / "config.json").read_text())
     cases = {
         "no_config": (lambda f: (f / "config.json").unlink(), "expected config.json in"),
-        "bad_config": (lambda f: (f / "config.json").write_text("{"), "config.json: expected JSON"),
         "foreign": (lambda f: (f / "config.json").write_text('{"model_type": "vit"}'), "expected a masked language model"),
         "no_tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "expected a tokenizer (tokenizer.json) in"),
-        "no_weights": (lambda f: (f / "model.safetensors").unlink(), "expected model.safetensors in"),
         "half": (
             lambda f: (f / "model.safetensors").write_bytes((model / "model.safetensors").read_bytes()[:5000]),
             "model.safetensors: expected whole safetensors, got a broken file",

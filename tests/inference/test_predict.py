@@ -173,20 +173,15 @@ def test_long_texts_are_cut_or_read_in_windows(model, tmp_path, capsys):
             ["{encoder}", "{texts}"],
             "model: expected a classifier (`linformer finetune` makes one), got LinformerForMaskedLM",
         ),
-        (["{model}", "{texts}", "--resume"], "resume: expected an output to resume, got none"),
-        (["{model}", "{texts}", "--threshold", "2"], "threshold: expected 0 to 1, got 2.0"),
         (
             ["{model}", "{texts}", "--output", "{texts}", "--overwrite"],
             "output: expected another file than that of the texts",
         ),
-        (["{model}", "{lines}", "--text_column", "body"], "text_column: expected none for lines of text, got 'body'"),
-        (["{model}", "{texts}", "--stride", "21"], "stride: expected 0 to 20, got 21"),
     ],
 )
 def test_bad_input_is_one_line_and_the_texts_stay(model, texts, tmp_path, arguments, message, capsys):
-    (tmp_path / "lines.txt").write_text("good\nbad\n")
     encoder = linformer("LinformerForMaskedLM", tmp_path / "encoder")
-    named = {"model": model, "texts": texts, "encoder": encoder, "lines": tmp_path / "lines.txt"}
+    named = {"model": model, "texts": texts, "encoder": encoder}
     before = texts.read_text()
     with pytest.raises(SystemExit) as exit_:
         main(["predict", *(argument.format(**named) for argument in arguments)])

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from linformer_kit.report.classification import best_run, class_table, draw_confusion, draw_curves, shown_mistakes
+from linformer_kit.report.classification import best_run, class_table, draw_confusion, shown_mistakes
 
 
 @pytest.mark.parametrize("names", [["$^$", "a" * 500], ["好", "_"], [f"class {n}" for n in range(31)]])
@@ -16,14 +16,6 @@ def test_any_names_can_be_drawn(names, tmp_path):
         warnings.simplefilter("error")
         draw_confusion(matrix, names, tmp_path / "confusion.png")
     assert (tmp_path / "confusion.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_curve_without_points_is_drawn_without_warnings(tmp_path):
-    curve = {"training loss": [], "validation loss": [], "accuracy": []}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        draw_curves({"metrics": ["accuracy"], "runs": [{"seed": 0, "curve": curve}]}, tmp_path / "curve.png")
-    assert (tmp_path / "curve.png").exists()
 
 
 def test_the_best_run_has_the_least_loss_or_the_largest_metric():

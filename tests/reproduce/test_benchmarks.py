@@ -5,12 +5,10 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
-import re
 from pathlib import Path
 
 import pytest
 
-from linformer_kit.linearized.adapter import CARD, shipped_adapters
 from linformer_kit.report.base import environment_line
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
@@ -34,21 +32,6 @@ def test_tables_are_made_from_the_numbers(path):
     machines = "\n".join(map(environment_line, content["environments"]))
     expected = f"{script.table(content).rstrip()}\n\n{machines}\n"
     assert path.with_suffix(".md").read_text("utf-8") == expected
-
-
-def test_rows_of_tables_are_those_of_the_results():
-    """Between `<!-- rows of <folder> -->` and `<!-- end -->` stand some rows of the tables of that folder."""
-    cards = [folder / CARD for folder in shipped_adapters().values()]
-    assert all("<!-- rows of " in card.read_text(encoding="utf-8") for card in cards)
-    found = [
-        (folder, rows)
-        for path in (DOCS.parent / "README.md", *DOCS.glob("*.md"), *cards)
-        for folder, rows in re.findall(r"<!-- rows of (\S+) -->\n(.*?)<!-- end -->", path.read_text("utf-8"), re.DOTALL)
-    ]
-    assert found
-    for folder, rows in found:
-        there = {line for path in (FOLDER / folder).glob("*.md") for line in path.read_text("utf-8").splitlines()}
-        assert {line for line in rows.splitlines() if line} <= there, folder
 
 
 def test_texts_are_compared_with_their_record(tmp_path, monkeypatch, capsys):

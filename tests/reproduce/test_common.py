@@ -95,8 +95,3 @@ def test_other_folders_are_left_alone(tmp_path, capsys):
         start("--output_dir", tmp_path)
     assert "expected a new folder" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
-
-
-def test_missing_values_are_dashes():
-    frame = pandas.DataFrame([{"n": 2, "time": 1.5}, {"n": 3, "time": None}])
-    assert common.markdown(frame).splitlines()[-1].replace(" ", "") == "|3|–|"

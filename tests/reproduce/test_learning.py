@@ -10,7 +10,7 @@ import pytest
 from linformer_kit.training import pretrain
 from reproduce import figure3, learning
 from reproduce.common import run
-from reproduce.learning import BASE, STUDIES, Study, Variant, chosen, pretrain_settings
+from reproduce.learning import BASE, STUDIES, Study, Variant, pretrain_settings
 from tests.conftest import write_corpus
 
 
@@ -32,18 +32,6 @@ def test_settings_of_all_variants_are_valid(name):
         values = BASE | STUDIES[name].base | variant.changes | {"learning_rate": variant.rates[0]}
         pretrain.check(pretrain_settings(values))
     assert set(STUDIES[name].drawn) <= set(STUDIES[name].variants)
-
-
-def test_the_rate_with_the_lowest_loss_of_the_first_seed_is_chosen():
-    study = Study(
-        "", {}, {"a": Variant({}, (1e-3, 2e-3)), "b": Variant({}, (3e-3,)), "untrained": Variant({}, (1e-3,))}
-    )
-    of_a = [(1e-3, 0, 4.0), (2e-3, 0, 3.0), (2e-3, 1, 9.0), (1e-3, 1, 1.0)]
-    records = [{"variant": "a", "learning_rate": rate, "seed": seed, "loss": loss} for rate, seed, loss in of_a]
-    records += [{"variant": "b", "learning_rate": 3e-3, "seed": 0, "loss": None}]
-    found = chosen(study, records)
-    assert [(record["seed"], record["loss"]) for record in found["a"]] == [(0, 3.0), (1, 9.0)]
-    assert found.keys() == {"a", "b"}
 
 
 @pytest.mark.e2e

@@ -83,16 +83,6 @@ def test_strided_block_mask_is_the_pattern(n, stride):
     assert torch.equal(mask.full_kv_num_blocks[0], (pairs == 128**2).sum(-1, dtype=torch.int32))
 
 
-@pytest.mark.parametrize("power", [1, 2])
-def test_fitted_exponent_of_powers_is_exact(power):
-    lengths = [16, 32, 64, 128, 256]
-    seconds = [3e-9 * n**power for n in lengths]
-    seconds[1] = 1.0  # a short length, which does not count
-    assert table1.fitted_exponent(lengths, seconds) == (pytest.approx(power, abs=1e-12), [64, 128, 256])
-    assert table1.fitted_exponent([16], [1.0]) is None
-    assert table1.fitted_exponent([16, 32], [1.0, 4.0]) == (pytest.approx(2), [16, 32])
-
-
 def start(folder, *arguments: object) -> tuple[list[dict], str]:
     """The records and the table of a small run."""
     small = ["--hidden_size", WIDTH, "--num_attention_heads", HEADS, "--intermediate_size", 4 * WIDTH]
@@ -145,9 +135,3 @@ def test_a_failure_is_reported_and_the_rest_goes_on(tmp_path, monkeypatch):
         None,
     ]
     assert "s at n 16, more than 1e-09 s" in records[7]["skipped"]
-
-
-def test_an_unknown_system_is_one_line(tmp_path, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        start(tmp_path / "out", "--systems", "full", "mamba")
-    assert "systems: expected some of recurrent, transformer" in capsys.readouterr().err

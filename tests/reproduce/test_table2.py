@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 
 from linformer_kit.data.labelled import load_labelled
@@ -94,14 +93,6 @@ def test_the_best_rates():
     assert table2.best_rates([*records, record(2.0, None, seed=1)], several, first=0) == (1.0, 1.0)
     assert table2.best_rates([record(1.0, None)], several[:1], first=0) is None
     assert table2.best_rates([], several[:1], first=0) == (1.0, 1.0)
-
-
-def test_mcnemar_by_hand():
-    """Five texts are right only by the first, one only by the second: p = 2 · (1 + 6) / 2⁶."""
-    bits = [[0, 1, 1, 1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0, 0, 0, 0, 0]]
-    answers = [np.packbits(each).tobytes().hex() for each in bits]
-    assert table2.mcnemar(*answers) == (5, 1, pytest.approx(0.21875))
-    assert table2.mcnemar(answers[0], answers[0]) == (0, 0, 1.0)
 
 
 def test_words_alone_know_no_order_and_shared_words_only_if_marked(tmp_path):

@@ -64,35 +64,6 @@ def test_what_does_not_fit_is_not_run(tmp_path, tiny, monkeypatch):
     assert "Transformer, eager" not in text and "| Linformer, k 7 " in text
 
 
-def content(mode: str, *records: dict) -> dict:
-    """Results with these records, of two layers and one sequence in a batch."""
-    common = {"mode": mode, "k": None, "n": 512, "layers": 2, "batch": 1}
-    return {"records": [common | record for record in records]}
-
-
-def test_time_saved_is_per_token_and_layer():
-    results = content(
-        "forward",
-        {"measured": "time", "encoder": "full", "median_s": 6.0},
-        {"measured": "time", "encoder": "linformer", "k": 128, "median_s": 4.0, "batch": 2},
-        {"measured": "time", "encoder": "eager", "skipped": True},
-    )
-    frame = script.times(results, "forward")
-    assert list(frame["cost"]) == pytest.approx([6 / 512 / 2, 4 / 512 / 4])
-    assert script.saved(frame, "full").values.tolist() == [[512, 128, 3.0]]
-    assert script.saved(frame, "eager").empty
-    text = script.grid(script.saved(frame, "full"), script.PAPER_TIME)
-    assert "3.00 (1.5)" in text and "geometric mean of 1 cells 2.00; lowest at n 512, k 128: 2.00" in text
-
-
-@pytest.mark.parametrize("mode, batch", [("forward", (16 - 4) * 2), ("train", (16 - 8) * 2 / 6)])
-def test_largest_batch_is_what_fits_beside_the_weights(mode, batch):
-    """Half a GiB for a sequence in 2 layers; in training of 12 layers, six times that, and gradients of the weights."""
-    sizes = {"peak_bytes": 2**30, "batch": 2, "weight_bytes": 4 * 2**30}
-    frame = script.memories(content(mode, {"measured": "memory", "encoder": "full", **sizes}), mode)
-    assert frame["rate"].tolist() == pytest.approx([batch])
-
-
 def test_weights_are_those_of_twelve_layers():
     encoder = Encoder(
         kind="linformer", seq_len=37, projected_dim=7, hidden_size=30, num_attention_heads=5, intermediate_size=44

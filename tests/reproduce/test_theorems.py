@@ -15,16 +15,12 @@ from reproduce.theorems import (
     FIRST,
     Meter,
     gaussian_projection,
-    needed,
     random_heads,
     theorem1_dim,
     theorem1_errors,
     theorem1_variance_dim,
-    theorem2_dim,
     theorem2_errors,
-    theorem2_failure,
     theorem2_matrices,
-    union_bound,
 )
 from tests.conftest import write_corpus, write_model
 
@@ -32,19 +28,6 @@ from tests.conftest import write_corpus, write_model
 @pytest.fixture
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
-
-
-def test_dimensions_by_hand():
-    assert theorem1_dim(512, 0.5) == math.ceil(5 * math.log(512) / (0.25 - 0.125)) == 250
-    assert theorem2_dim(512, 64, 0.5) == 250  # 5 ln 512 = 31.2 is less than 9 ln 64 = 37.4
-    assert theorem2_dim(65536, 64, 0.5) == math.ceil(9 * math.log(64) / 0.125) == 300
-
-
-def test_the_union_bound_of_theorem_1_falls_slowly():
-    """2n·exp(-5/4·ln n) = 2·n^(-1/4), were k no integer."""
-    for n in (512, 65536):
-        assert union_bound(2 * n, theorem1_dim(n, 0.5), 0.5) == pytest.approx(2 * n**-0.25, rel=0.05)
-    assert union_bound(4 * 64**2, theorem2_dim(65536, 64, 0.5), 0.5) > 1  # says nothing
 
 
 def test_errors_by_hand():
@@ -130,25 +113,9 @@ def test_what_is_counted_by_hand():
     assert entry["vector"]["factor"] == pytest.approx(math.exp(logs.std()), rel=1e-3)
 
 
-def test_promises_by_hand():
-    def failure(events: float, k: int) -> float:
-        return events * math.exp(-0.125 * k / 4)
-
-    assert union_bound(2 * 512, 250, 0.5) == pytest.approx(failure(2 * 512, 250))
-    assert theorem2_failure(512, 64, 0.5) == pytest.approx(failure(2 * 64, 250))  # k is that of Theorem 1
-    assert theorem2_failure(65536, 64, 0.5) == pytest.approx(failure(4 * 64**2, 300))
-
-
 def test_the_k_by_variance_by_hand():
     """Uniform attention: 2 for values that are all alike; for others 1 + ‖w‖²/(n·mean²)."""
     mapping = torch.full((1, 4, 4), 1 / 4, dtype=torch.float64)
     value = torch.tensor([[[3.0, 1.0], [3.0, 2.0], [3.0, 3.0], [3.0, 6.0]]], dtype=torch.float64)
     found = theorem1_variance_dim(mapping, value, mapping @ value)
     torch.testing.assert_close(found, torch.tensor([[2.0, 1 + 50 / (4 * 9)]], dtype=torch.float64))
-
-
-def test_the_smallest_k_from_which_on_the_bound_holds():
-    shares = ([0.95, 0.0], [0.5, 0.0], [0.9, 0.2], [1.0, 0.95])
-    records = [{"k": 2**power, "vector": {"held": held}} for power, held in enumerate(shares)]
-    assert needed(records, "vector", 0) == 4 and needed(records, "vector", 1) == 8
-    assert needed(records[:3], "vector", 1) is None
