@@ -142,7 +142,7 @@ def run(
     settings_type: type,
     measure: Callable[[Any, Results], None],
     table: Table,
-    draw: Draw,
+    draw: Draw | None = None,
     arguments: list[str] | None = None,
 ) -> None:
     """Run a script: parse the command line, measure, write and print the table, draw the figure.
@@ -154,7 +154,7 @@ def run(
         settings_type: The settings of the script; the docstring of its module is the help text.
         measure: Adds the records that are missing.
         table: Makes the Markdown of the results.
-        draw: Draws the figure of the results; None for no figure.
+        draw: Draws the figure of the results; None, also as its result, for no figure.
         arguments: The command line, for tests; default: that of the process.
     """
     name, settings = parse(sys.modules[measure.__module__], settings_type, arguments)
@@ -191,12 +191,12 @@ def parse(script: ModuleType, settings_type: type, arguments: list[str] | None =
     return name, settings
 
 
-def show(content: Record, folder: Path, table: Table, draw: Draw) -> str:
+def show(content: Record, folder: Path, table: Table, draw: Draw | None) -> str:
     """Write `<script>.md` and `<script>.png`, made from results, and return the Markdown."""
     machines = "\n".join(map(environment_line, content["environments"]))
     text = f"{table(content).rstrip()}\n\n{machines}\n"
     write_whole(folder / f"{content['script']}.md", text)
-    figure = draw(content)
+    figure = draw(content) if draw else None
     if figure is not None:
         save_figure(figure, folder / f"{content['script']}.png")
     return text
@@ -206,7 +206,7 @@ def show_again(path: Path) -> str:
     """Make table and figure of a results file of any script again; returns the Markdown."""
     content = read_results(path)
     script = importlib.import_module(f"reproduce.{content['script']}")
-    return show(content, path.parent, script.table, script.draw)
+    return show(content, path.parent, script.table, getattr(script, "draw", None))
 
 
 def read_results(path: Path) -> Record:

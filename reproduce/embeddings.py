@@ -251,9 +251,5 @@ def shown_cosine(record: Record) -> str:
     return f"{record['cosine']:.4f} ({record['lowest']:.4f})"
 
 
-def draw(content: Record) -> None:
-    """No figure."""
-
-
 if __name__ == "__main__":
-    run(Settings, measure, table, draw)
+    run(Settings, measure, table)

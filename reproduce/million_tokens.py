@@ -111,9 +111,5 @@ random weights and tokens; a model for each length.
 """
 
 
-def draw(content: Record) -> None:
-    """No figure: the table has two rows."""
-
-
 if __name__ == "__main__":
-    run(Settings, measure, table, draw)
+    run(Settings, measure, table)

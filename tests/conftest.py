@@ -145,7 +145,7 @@ def write_teacher(folder: Path, text: str, class_name: str = "RobertaForMaskedLM
 
 def write_bert(folder: Path, text: str, *, longest: int) -> Path:
     """An untrained BERT without a head, and a tokenizer of the words of a text."""
-    tokenizer = train_tokenizer([text] * 5, vocab_size=401, max_length=longest)
+    tokenizer = train_tokenizer([text] * 5, vocab_size=701, max_length=longest)
     torch.manual_seed(0)
     sizes = {
         name: SIZES[name] for name in ("hidden_size", "num_attention_heads", "num_hidden_layers", "intermediate_size")

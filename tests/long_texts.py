@@ -6,11 +6,9 @@ import json
 from pathlib import Path
 
 import numpy as np
-import torch
-import transformers
 
-from linformer_kit.data.tokenizer import train_tokenizer
 from reproduce.long_texts import NOISE, draw_facts
+from tests.conftest import write_bert
 
 LONGEST = 61  # input of the encoder in tokens
 WORDS = "river stone cloud tree lamp glass paper wheel bread salt coat ring horse boat hill door".split()  # noqa: SIM905
@@ -29,22 +27,7 @@ def write_articles(path: Path, count: int = 13) -> Path:
     return path
 
 
-def write_bert(folder: Path, *, longest: int = LONGEST, hidden_size: int = 33) -> Path:
-    """An untrained BERT and a tokenizer that has a token for each word of the articles."""
+def write_encoder(folder: Path) -> Path:
+    """An untrained BERT and a tokenizer of the words of the articles and of hidden facts."""
     facts = " ".join(fact.sentence + fact.question for task in ("passkey", "needle") for fact in draw_facts(task, 400))
-    text = " ".join([NOISE, *WORDS, *(f"{word}." for word in WORDS), facts])
-    tokenizer = train_tokenizer([text] * 5, vocab_size=701, max_length=longest)
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=len(tokenizer),
-        max_position_embeddings=longest,
-        hidden_size=hidden_size,
-        num_attention_heads=3,
-        num_hidden_layers=2,
-        intermediate_size=29,
-        initializer_range=0.2,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    transformers.BertModel(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return write_bert(folder, " ".join([NOISE, *WORDS, *(f"{word}." for word in WORDS), facts]), longest=LONGEST)

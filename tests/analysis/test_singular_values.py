@@ -34,17 +34,6 @@ def test_they_are_those_of_numpy(shape):
     np.testing.assert_allclose(curves.numpy(), by_numpy(matrices), atol=1e-6)
 
 
-def test_threads_change_nothing_and_are_given_back():
-    matrices = mappings(5, 23, 23)
-    alone = singular_values(matrices)
-    torch.set_num_threads(2)
-    try:
-        torch.testing.assert_close(singular_values(matrices), alone, rtol=0, atol=1e-9)
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(1)
-
-
 def test_a_zero_matrix_is_no_division_by_zero():
     assert cumulative_curves(torch.zeros(1, 5, 5), limits(1, 0)).tolist() == [[1.0] * 5]
 

@@ -14,7 +14,7 @@ from linformer_kit import linearize
 from linformer_kit.linearized.positions import set_positions
 from reproduce import documents, embeddings
 from reproduce.common import run
-from tests.long_texts import LONGEST, article, write_articles, write_bert
+from tests.long_texts import LONGEST, article, write_articles, write_encoder
 
 LENGTH = 127
 TEXTS = [article(number, sentences=3 + 11 * number) for number in range(3)]
@@ -24,7 +24,7 @@ TOLERANCE = {"rtol": 0, "atol": 2e-6}
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """An encoder, and beside it a linear one."""
-    folder = write_bert(tmp_path_factory.mktemp("models") / "teacher")
+    folder = write_encoder(tmp_path_factory.mktemp("models") / "teacher")
     student = linearize(teacher(folder), 7, max_position_embeddings=251, sliding_window=5)
     student.save_pretrained(folder.parent / "student")
     transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder.parent / "student")

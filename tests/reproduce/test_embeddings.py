@@ -33,8 +33,7 @@ def start(models, tmp_path, monkeypatch):
 
     def start(*options: object) -> list[dict]:
         common = ["--models", *models, "--output_dir", tmp_path / "out", "--precision", "float32", *options]
-        script = (embeddings.Settings, embeddings.measure, embeddings.table, embeddings.draw)
-        run(*script, list(map(str, common)))
+        run(embeddings.Settings, embeddings.measure, embeddings.table, arguments=list(map(str, common)))
         return json.loads((tmp_path / "out" / "embeddings.json").read_text())["records"]
 
     return start

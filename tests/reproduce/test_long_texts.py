@@ -16,7 +16,7 @@ from reproduce.long_texts import (
     sentence_spans,
     with_tokens,
 )
-from tests.long_texts import article, write_bert
+from tests.long_texts import article, write_encoder
 
 RANGES = [(0, 61), (61, 127), (127, 251)]
 
@@ -75,7 +75,7 @@ def test_a_fact_is_between_two_sentences_at_its_depth(tokens):
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
-    return AutoTokenizer.from_pretrained(write_bert(tmp_path_factory.mktemp("model")))
+    return AutoTokenizer.from_pretrained(write_encoder(tmp_path_factory.mktemp("model")))
 
 
 def ids(tokenizer, text: str) -> list[int]:

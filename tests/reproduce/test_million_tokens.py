@@ -14,7 +14,7 @@ def start(folder, *arguments: object) -> dict:
     small = ["--hidden_size", 30, "--num_attention_heads", 5, "--intermediate_size", 44, "--vocab_size", 101]
     small += ["--layers", 2, "--projected_dim", 13, "--dtype", "float32", "--output_dir", folder]
     arguments = [str(argument) for argument in (*small, *arguments)]
-    run(script.Settings, script.measure, script.table, script.draw, arguments)
+    run(script.Settings, script.measure, script.table, arguments=arguments)
     return json.loads((folder / "million_tokens.json").read_text())
 
 
