@@ -180,10 +180,6 @@ def test_blank_corpus(tmp_path, settings):
             {"dataset_name": "x", "train_file": ["y"]},
             "train_file and dataset_name are both given; expected one of them",
         ),
-        (
-            {"dataset_config_name": "x"},
-            "dataset_config_name is given without dataset_name; expected both or neither",
-        ),
     ],
 )
 def test_settings_that_cannot_be_meant(fields, message):
@@ -197,7 +193,6 @@ def test_settings_that_cannot_be_meant(fields, message):
     [
         ("train", {"text_column": "body"}, r"no column 'body' \(text_column\); it has 'text', 'id'$"),
         ("train", {"text_column": "id"}, r"column 'id' is Value\('int64'\); expected strings$"),
-        ("test", {}, r"expected a split 'train', got 'test'$"),
     ],
 )
 def test_bad_hub_data(tmp_path, settings, file, fields, message):

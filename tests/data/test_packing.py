@@ -79,15 +79,6 @@ def test_too_few_tokens_for_a_block(tokenizer, tmp_path, cached):
     assert len(pack(documents, tokenizer, seq_len=6, cache=None, key="k", description="notes.txt")) == 1
 
 
-def test_stream_has_new_masks_in_each_epoch_and_the_same_ones_again(tokenizer):
-    blocks = StreamedBlocks(stream_of([TEXTS]), tokenizer, seq_len=SEQ_LEN, seed=3, probability=0.15)
-    labels = []
-    for epoch in (0, 1, 0):
-        blocks.set_epoch(epoch)
-        labels.append([item["labels"].tolist() for item in blocks])
-    assert labels[0] == labels[2] != labels[1]
-
-
 @pytest.mark.e2e
 def test_workers_share_out_the_stream(tokenizer):
     parts = [TEXTS[part::3] for part in range(3)]
@@ -97,13 +88,3 @@ def test_workers_share_out_the_stream(tokenizer):
     by_worker = [[text for part in parts[worker::2] for text in part] for worker in range(2)]
     expected = [block for texts in by_worker for block in reference(texts, tokenizer)]
     assert sorted(got) == sorted(expected)
-
-
-@pytest.mark.e2e
-def test_epoch_reaches_workers_that_live_on(tokenizer):
-    blocks = StreamedBlocks(stream_of([TEXTS]), tokenizer, seq_len=SEQ_LEN, seed=3, probability=0.15)
-    loader = DataLoader(blocks, batch_size=None, num_workers=1, persistent_workers=True)
-    first = [item["labels"].tolist() for item in loader]
-    blocks.set_epoch(1)
-    second = [item["labels"].tolist() for item in loader]
-    assert first != second and [item["labels"].tolist() for item in blocks] == second

@@ -79,10 +79,6 @@ def test_tables(tmp_path):
     assert read(tmp_path / "a.parquet", column="body") == ["a", "d"]
 
 
-def test_csv_field_longer_than_the_csv_module_allows_by_default(tmp_path):
-    assert read(write(tmp_path / "a.csv", f"text\n{'x' * 200_003}\n")) == ["x" * 200_003]
-
-
 @pytest.mark.parametrize(("name", "content"), [("a.txt", "é"), ("a.csv", "text\né"), ("a.json", '{"text": "é"}')])
 def test_byte_order_mark_is_not_text(tmp_path, name, content):
     (tmp_path / name).write_text(content, encoding="utf-8-sig")
@@ -123,7 +119,6 @@ def test_source_is_decoded_as_it_declares_and_else_skipped(tmp_path):
     [
         (b"abc\xffdef", 3),
         ("abcdé".encode()[:-1], 4),  # cut inside a character at the end
-        ("€".encode()[:-1] + b"x", 0),
     ],
 )
 def test_bytes_that_are_not_utf8_are_reported_by_offset(tmp_path, name, content, offset):
@@ -162,7 +157,6 @@ def test_a_column_of_which_there_are_two(tmp_path):
         ("no.txt", "no such file or folder: {}"),
         ("book.epub", "{} has suffix '.epub'; expected one of .txt .py .md .jsonl .json .csv .tsv .parquet"),
         ("empty.txt", "{} is empty; expected text"),
-        ("*.png.txt", "{} matches no file; expected files that end in .txt .py .md .jsonl .json .csv .tsv .parquet"),
     ],
 )
 def test_no_file_to_read(tmp_path, given, message):
@@ -188,9 +182,7 @@ def test_a_parquet_file_with_a_damaged_page(tmp_path):
     [
         ('{"text": "x"', "not JSON (Expecting ',' delimiter); expected one object per line"),
         ("[" * 100_000, "not JSON (maximum recursion depth exceeded"),
-        ('["x"]', "JSON list; expected one object per line"),
         ('{"text": 7}', "'text' is int; expected a string"),
-        ('{"text": "x", "text": "y"}', "expected 'text' once, got it twice"),
         (
             r'{"text": "ab\ud800"}',
             "'text' has half a surrogate pair, U+D800, at character 2; expected whole Unicode characters",

@@ -85,20 +85,6 @@ def test_stopped_at_the_very_end_it_makes_no_more_updates(encoder, texts, tmp_pa
     assert [run["updates"] for run in runs] == [UPDATES, UPDATES]
 
 
-def test_the_best_one_stays_the_best_when_a_finished_run_is_resumed(corpus, tmp_path):
-    options = {"load_best_model_at_end": "true", "learning_rate": 0.3, "eval_steps": 1}
-    command = pretrain_command(corpus, tmp_path / "out", **options)
-    run_all([command])
-    model, results = tmp_path / "out" / "model.safetensors", tmp_path / "out" / "metrics.json"
-    before, found = model.read_bytes(), json.loads(results.read_text())["models"]["linformer"]
-    assert before != (tmp_path / "out" / f"checkpoint-{UPDATES}" / "model.safetensors").read_bytes()
-    run_all([[*command, "--resume"]])
-    assert model.read_bytes() == before
-    again = json.loads(results.read_text())["models"]["linformer"]
-    for name in ("validation_loss", "curve", "updates", "skipped_updates", "seconds"):
-        assert again[name] == found[name], name
-
-
 def test_a_second_ctrl_c_ends_at_once_and_what_a_launcher_passes_on_does_not(monkeypatch):
     now = 10.0
     monkeypatch.setattr(process.time, "monotonic", lambda: now)

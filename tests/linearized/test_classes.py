@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import pickle
 import subprocess
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -27,9 +24,7 @@ from transformers import (
 from transformers.utils import output_capturing
 
 from linformer_kit import InputError
-from linformer_kit.linearized import classes
 from linformer_kit.linearized.classes import LinearizedConfig
-from linformer_kit.models.configuration import warn_of_unknown
 from tests.conftest import as_in_the_paper
 from tests.families import FAMILIES, build, example
 
@@ -93,13 +88,6 @@ def test_generators_are_not_made_of_it(model, tmp_path):
     model.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="Unrecognized configuration class"):
         AutoModelForCausalLM.from_pretrained(tmp_path)
-
-
-def test_pickled(model):
-    inputs = example(model, 31)
-    again = pickle.loads(pickle.dumps(model))
-    with torch.no_grad():
-        assert torch.equal(again(**inputs).logits, model(**inputs).logits)
 
 
 def test_a_model_whose_layers_were_removed_is_not_saved(model, tmp_path):
@@ -166,11 +154,7 @@ WRITTEN = "expected what `linearize` writes in config.json, got"
     [
         ("base_model_type", "nothing", "expected a model type of transformers, got"),
         ("layers", ["encoder.layer.7.attention.self"], "expected names of modules of LinearBertModel, got 'enc"),
-        ("layers", ["a", "a"], WRITTEN),
-        ("num_heads", 0, WRITTEN),
         ("seq_len", 10**12, WRITTEN),
-        ("sliding_window", "5", WRITTEN),
-        ("projected_dim", "7", WRITTEN),
         ("projection", None, WRITTEN),
     ],
 )
@@ -236,48 +220,17 @@ def test_no_model_of_a_bare_configuration(model):
         type(model)(type(model.config)(**SIZES))
 
 
-def test_fields_of_a_later_version_are_kept(model, tmp_path, caplog):
-    model.config.my_note = 1
-    model.config.linformer["slope"] = 0.5
-    model.save_pretrained(tmp_path / "model")
-    warn_of_unknown.cache_clear()
-    loaded = AutoModel.from_pretrained(tmp_path / "model")
-    assert loaded.config.my_note == 1
-    loaded.save_pretrained(tmp_path / "again")
-    assert json.loads((tmp_path / "again" / "config.json").read_text())["linformer"]["slope"] == 0.5
-    said = [record.message for record in caplog.records if record.name == "linformer_kit.models.configuration"]
-    assert said == ["config.json: kept fields that this version does not know and does not use: linformer.slope"]
-
-
-def test_threads_get_one_class(monkeypatch):
-    class OwnConfig(BertConfig):
-        pass
-
-    monkeypatch.setattr(classes.inspect, "getmembers", lambda *_: time.sleep(0.05) or [])
-    with ThreadPoolExecutor(3) as pool:
-        made = list(pool.map(classes.linear_config_class, [OwnConfig] * 3))
-    assert len({*made}) == 1
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"projected_dim": 62}, r"projected_dim: expected 1 to 61 \(the longest sequence\), got 62"),
-        ({"projected_dim": [7, 7]}, r"projected_dim: expected one for each of 3 layers, got \[7, 7\]"),
         (
             {"projected_dim": [[7, 7, 7], [5, 5, 5], [3, 4]]},
             "projected_dim: expected one number for each of 3 heads, got 2",
         ),
-        ({"sliding_window": -1}, "sliding_window: expected an integer from 0 to 16,777,216, got -1"),
-        ({"projection": "circles"}, "projection: expected one of 'linear', .*, got circles"),
         ({"sharing": "all"}, "sharing: expected one of 'none', .*, got all"),
-        ({"projection_initializer": "none", "projection": "mean_pool"}, "projection_initializer: expected one of .*"),
-        ({"max_position_embeddings": "many"}, "max_position_embeddings: expected an integer, got many"),
         ({"max_position_embeddings": 50}, "max_position_embeddings: expected at least 61 for mode extend, got 50"),
-        (
-            {"max_position_embeddings": 99, "resize_mode": "repeat"},
-            "resize_mode: expected one of 'extend' or 'interpolate', got repeat",
-        ),
+        ({"max_position_embeddings": 99, "resize_mode": "repeat"}, "resize_mode: expected one of 'extend' or 'interp"),
     ],
 )
 def test_refused_settings_change_nothing(options, message):
@@ -330,16 +283,6 @@ def test_longer_later(name, tmp_path):
         loaded = AutoModel.from_pretrained(tmp_path / shorter_input).eval()
         long = example(model, 122)
         assert torch.equal(loaded(**long)[0], model(**long)[0])
-
-
-@torch.no_grad()
-def test_windows_become_more_in_a_longer_model(tmp_path):
-    model = as_in_the_paper(build(FAMILIES["bert"]), 61, projection="mean_pool", shorter_input="prefix")
-    model.resize_sequence_length(122)
-    assert model.config.linformer["projected_dim"] == 122
-    model.save_pretrained(tmp_path)
-    long = example(model, 122)
-    assert torch.equal(AutoModel.from_pretrained(tmp_path).eval()(**long)[0], model(**long)[0])
 
 
 def test_images_have_one_size():

@@ -8,7 +8,7 @@ import inspect
 import pytest
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, BertConfig, BertForMaskedLM
+from transformers import BertConfig, BertForMaskedLM
 
 from linformer_kit import InputError
 from tests.conftest import as_in_the_paper
@@ -99,40 +99,6 @@ def test_compiled_once_for_every_length():
             torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.e2e
-@pytest.mark.unchecked
-def test_exported_with_attentions_for_every_length(model):
-    length = torch.export.Dim("length", min=2, max=LENGTH)
-    inputs = example(model, 31, padded=True)
-    model.config.output_attentions = True
-    sizes = {name: {1: length} for name in inputs}
-    program = torch.export.export(model, (), inputs, dynamic_shapes=sizes).module()
-    for tokens in (17, LENGTH):
-        inputs = example(model, tokens, padded=True)
-        ours, plain = program(**inputs), model(**inputs)
-        assert len(ours.attentions) == 3
-        torch.testing.assert_close(ours.attentions[-1], plain.attentions[-1], rtol=1e-4, atol=1e-4)
-
-
-@torch.no_grad()
-def test_the_configuration_may_ask_for_attentions(model, tmp_path):
-    inputs = example(model, 31)
-    model.save_pretrained(tmp_path / "plain")
-    asked = AutoModelForMaskedLM.from_pretrained(tmp_path / "plain", output_attentions=True).eval()
-    for call in (asked, asked.forward, asked.bert, asked.bert.forward):
-        assert len(call(**inputs).attentions) == len(call(**inputs, output_attentions=None).attentions) == 3
-        assert not call(**inputs, output_attentions=False).attentions
-    asked.save_pretrained(tmp_path / "asked")
-    again = AutoModel.from_pretrained(tmp_path / "asked")
-    assert again.config.output_attentions is True and len(again(**inputs).attentions) == 3
-    made = AutoModel.from_config(AutoConfig.from_pretrained(tmp_path / "plain", output_attentions=True))
-    assert len(made(**inputs).attentions) == 3
-    made.config.output_attentions = False
-    assert not made(**inputs).attentions
-    model.config.output_attentions = True
-    assert len(model.forward(**inputs).attentions) == 3
-
-
 @pytest.mark.parametrize("name", ["bert", "siglip_vision_model"])  # the second does not tell its layers
 @pytest.mark.parametrize("by", ["call", "configuration"])
 def test_activation_checkpointing_repeats_what_was_recorded(name, by):
@@ -200,19 +166,3 @@ def test_what_stands_for_the_projection_is_called(sharing):
     assert [owner.linformer.calls for owner in owners] == ([3] if sharing == "layerwise" else [1, 1, 1])
     owners[0].linformer.inner.key_projection.mul_(3)
     assert not torch.equal(model(**inputs)[0], before)
-
-
-@pytest.mark.parametrize("by", ["call", "configuration"])
-@torch.no_grad()
-@pytest.mark.e2e
-@pytest.mark.unchecked
-def test_layers_that_are_compiled_alone(model, by):
-    inputs = example(model, 31)
-    expected = model(**inputs, output_attentions=True).attentions
-    torch.compiler.reset()
-    for layer in model.bert.encoder.layer:
-        layer.compile(backend="eager")
-    model.config.output_attentions = by == "configuration"
-    found = model(**inputs, **({"output_attentions": True} if by == "call" else {})).attentions
-    assert len(found) == 3
-    torch.testing.assert_close(found, expected)

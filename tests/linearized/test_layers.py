@@ -33,14 +33,6 @@ def test_layers_before_the_first_linear_one_are_those_of_the_teacher(name):
     assert not torch.allclose(ours[possible[-1] + 1][real], theirs[possible[-1] + 1][real], atol=1e-3)
 
 
-@torch.no_grad()
-def test_attentions_of_both_kinds():
-    model = of("bert", [0], sliding_window=4)
-    shown = model(**example(model, 31), output_attentions=True)
-    assert [mapping.shape[3] for mapping in shown.attentions] == [7 + 4, *[31] * (len(shown.attentions) - 1)]
-    assert model.projection_matrix_count() == 2
-
-
 @pytest.mark.parametrize("shape", [(2, 30), (3, 31), (2, 1, 31, 31)])
 def test_masks_are_checked_in_full_layers_too(shape):
     model, mask = of("bert", [1]), torch.ones(shape, dtype=torch.long)

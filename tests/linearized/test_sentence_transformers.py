@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -98,16 +97,3 @@ def test_a_bare_encoder_says_once_what_it_leaves_behind(folder, tmp_path, caplog
 
 def warnings(caplog) -> list[str]:
     return [record.message for record in caplog.records if record.name.startswith("linformer_kit")]
-
-
-def test_by_command(folder, tmp_path):
-    """The same, with files of earlier versions of sentence-transformers."""
-    modules = json.loads((folder / "modules.json").read_text())
-    for module in modules:
-        module["type"] = f"sentence_transformers.models.{module['type'].rpartition('.')[2]}"
-    (folder / "modules.json").write_text(json.dumps(modules))
-    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 19, "do_lower_case": false}')
-    main(["convert", str(folder), str(tmp_path / "linear"), "--in_place", "--max_position_embeddings", "74"])
-    linear = load(tmp_path / "linear")
-    assert linear.max_seq_length == 74
-    np.testing.assert_allclose(linear.encode(TEXTS), load(folder).encode(TEXTS), rtol=1e-4, atol=1e-5)

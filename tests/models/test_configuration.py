@@ -7,7 +7,7 @@ import json
 import re
 
 import pytest
-from transformers import AutoConfig, AutoModel
+from transformers import AutoConfig
 
 from linformer_kit import InputError, LinformerConfig, LinformerModel
 from linformer_kit.models.configuration import warn_of_unknown
@@ -32,31 +32,20 @@ def test_saving_and_loading_keep_every_field(config, tmp_path):
     ("fields", "message"),
     [
         ({"projected_dim": 600}, "projected_dim: expected 1 to 512 (max_position_embeddings), got 600"),
-        ({"projected_dim": 0.25}, "projected_dim: expected 1 to 512 (max_position_embeddings), got 0.25"),
-        ({"projected_dim": [8, 4]}, "projected_dim: expected one for each of 12 layers, got [8, 4]"),
         ({"projected_dim": [[8, 4]] * 12}, "projected_dim: expected one for each of 12 heads, got [8, 4]"),
         (
             {"projected_dim": [[8] * 11 + [4]] * 12, "projection": "conv"},
             "projected_dim: expected the same k in all layers and heads that share a kernel of conv, since its size depends on k, got [[8",
         ),
-        ({"tie_word_embeddings": "no"}, "tie_word_embeddings: expected True or False, got 'no'"),
-        ({"initializer_range": float("inf")}, "initializer_range: expected a positive number, got inf"),
         ({"hidden_size": True}, "hidden_size: expected a positive integer, got True"),
         ({"num_attention_heads": 5}, "num_attention_heads: expected a divisor of hidden_size 768, got 5"),
         ({"sharing": "all"}, "sharing: expected one of none, headwise, key_value, layerwise, got 'all'"),
         (
-            {"problem_type": "multilabel"},
-            "problem_type: expected one of regression, single_label_classification, multi_label_classification, got "
-            "'multilabel'",
-        ),
-        (
             {"max_position_embeddings": 10**12},
             "max_position_embeddings: expected at most 16,777,216, got 1000000000000",
         ),
-        ({"hidden_dropout_prob": 1}, "hidden_dropout_prob: expected a number from 0 up to but not 1, got 1"),
         ({"hidden_act": "gleu"}, "hidden_act: expected an activation that transformers knows, got 'gleu'"),
         ({"pad_token_id": 50265}, "pad_token_id: expected a token id under vocab_size 50265, got 50265"),
-        ({"type_vocab_size": -1}, "type_vocab_size: expected an integer of 0 or more, got -1"),
         (
             {"projected_dims": 64},
             "projected_dims: expected a field of LinformerConfig, got an unknown one (did you mean",
@@ -112,12 +101,6 @@ def test_a_file_may_have_fields_of_others(read, noted, tmp_path, caplog):
         "config.json: kept fields that this version does not know and does not use: my_note, "
         "projected_dims (did you mean projected_dim?)"
     ]
-
-
-def test_a_model_of_such_a_file_loads(noted, config):
-    LinformerModel(config()).save_pretrained(noted / "model")
-    (noted / "model" / "config.json").write_bytes((noted / "config.json").read_bytes())
-    assert AutoModel.from_pretrained(noted / "model").config.projected_dims == 3
 
 
 def test_a_file_replaces_no_method(config):

@@ -8,7 +8,6 @@ import pytest
 import torch
 from transformers import (
     AutoModelForMaskedLM,
-    RobertaConfig,
     RobertaModel,
     RobertaPreLayerNormConfig,
     RobertaPreLayerNormModel,
@@ -99,28 +98,6 @@ def roberta_state(roberta: RobertaModel) -> dict[str, torch.Tensor]:
             name = re.sub(old, new, name)
         state[name] = tensor
     return state
-
-
-def test_full_attention_is_roberta():
-    """The error against float64 is at most twice that of transformers' own float32 model."""
-    sizes = {"vocab_size": 101, "hidden_size": 60, "num_attention_heads": 5, "num_hidden_layers": 7}
-    sizes |= {"intermediate_size": 131, "layer_norm_eps": 1e-5}
-    roberta_config = RobertaConfig(max_position_embeddings=39, type_vocab_size=1, **sizes)
-    roberta = randomise(RobertaModel(roberta_config, add_pooling_layer=False), scale=0.15).eval()
-    ours = LinformerModel(
-        LinformerConfig(max_position_embeddings=37, type_vocab_size=1, position_offset=2, attention="full", **sizes)
-    ).eval()
-    ours.load_state_dict(roberta_state(roberta))
-    ids = tokens(3, 37)
-    mask = torch.ones(3, 37, dtype=torch.long)
-    mask[0, 29:] = mask[1, 11:] = 0
-    ids = ids.masked_fill(mask == 0, roberta_config.pad_token_id)
-    real = mask == 1
-    with torch.no_grad():
-        theirs = roberta(ids, attention_mask=mask).last_hidden_state[real]
-        mine = ours(ids, attention_mask=mask).last_hidden_state[real]
-        exact = roberta.double()(ids, attention_mask=mask).last_hidden_state[real]
-    assert (mine - exact).abs().max() <= 2 * (theirs - exact).abs().max()
 
 
 def test_norm_first_is_roberta_prelayernorm():
@@ -295,24 +272,6 @@ def test_compiles_as_one_graph(config, kind):
     assert out.logits.shape == (2, 31, 101)
 
 
-@pytest.mark.parametrize(("kind", "shorter_input"), [("layerwise", "prefix"), ("window_mean_pool", "stretch")])
-@pytest.mark.e2e
-@pytest.mark.unchecked
-def test_exported_once_for_every_size(config, kind, shorter_input):
-    model = randomise(LinformerModel(config(shorter_input=shorter_input, **fields(kind)))).eval()
-    ids = tokens(2, 23)
-    batch = torch.export.Dim("batch", min=1, max=5)
-    length = torch.export.Dim("length", min=2, max=SIZES["max_position_embeddings"])
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    sizes = {name: {0: batch, 1: length} for name in inputs}
-    program = torch.export.export(model, (), inputs, dynamic_shapes=sizes).module()
-    for rows, seq_len in ((1, 2), (3, SIZES["projected_dim"]), (2, 29), (5, SIZES["max_position_embeddings"])):
-        ids, mask = tokens(rows, seq_len), torch.ones(rows, seq_len, dtype=torch.long)
-        mask[0, 1:] = 0
-        ours, theirs = (f(input_ids=ids, attention_mask=mask).last_hidden_state for f in (program, model))
-        torch.testing.assert_close(ours[mask == 1], theirs[mask == 1], rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_hidden_states_and_attentions(config, kind):
     model = LinformerModel(config(**fields(kind))).eval()
@@ -359,7 +318,6 @@ IDS = torch.full((2, 31), 5)
     [
         ({"input_ids": torch.full((2, 38), 5)}, "sequence length: expected at most max_position_embeddings 37, got 38"),
         ({"input_ids": torch.full((2, 31), 101)}, "input_ids: expected ids from 0 to 100, got 101"),
-        ({"input_ids": IDS[0]}, "input_ids, inputs_embeds: expected [batch, sequence] as first dimensions, got [31]"),
         (
             {"attention_mask": torch.ones(2, 30, dtype=torch.long)},
             "attention_mask: expected [2, 31], 1 on real tokens and 0 on padding, got [2, 30]",
@@ -368,11 +326,7 @@ IDS = torch.full((2, 31), 5)
         ({"token_type_ids": torch.ones_like(IDS)}, "token_type_ids: expected None or only 0 because type_vocab_size is 0"),
         ({"position_ids": torch.full((2, 31), 37)}, "position_ids: expected ids from 0 to 36, got 37"),
         ({"inputs_embeds": torch.zeros(2, 31, 33)}, "input_ids, inputs_embeds: expected exactly one of them, got both"),
-        ({"input_ids": None}, "input_ids, inputs_embeds: expected exactly one of them, got neither"),
         ({"input_ids": None, "inputs_embeds": torch.zeros(2, 31, 32)}, "inputs_embeds: expected [2, 31, 33] of floating"),
-        ({"input_ids": IDS.float()}, "input_ids: expected [2, 31] of torch.int64 or torch.int32, got [2, 31] of torch.float32"),
-        ({"position_ids": IDS[:, :5]}, "position_ids: expected [2, 31] of torch.int64 or torch.int32, got [2, 5]"),
-        ({"labels": IDS[:, :5]}, "labels: expected [2, 31] of torch.int64 or torch.int32, got [2, 5]"),
         ({"labels": IDS - 6}, "labels: expected ids from 0 to 100, got -1"),
     ],
 )  # fmt: skip

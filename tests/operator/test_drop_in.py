@@ -99,23 +99,6 @@ def test_compiled_masks_are_checked_when_they_come():
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
-@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
-def test_layers_of_torch_never_mix_samples(batch_first):
-    """The default layout of torch's layers is the length first."""
-    layer = nn.TransformerEncoderLayer(12, 3, 29, dropout=0.0, batch_first=batch_first)
-    layer.self_attn = LinformerAttention(12, 3, 23, 5, batch_first=batch_first)
-    for holder in (layer.eval(), nn.TransformerEncoder(layer, num_layers=2).eval()):
-        x = torch.randn(2, 17, 12)
-        changed = x.clone()
-        changed[1] += 1
-        before, after = (
-            holder(content) if batch_first else holder(content.transpose(0, 1)).transpose(0, 1)
-            for content in (x, changed)
-        )
-        assert torch.equal(before[0], after[0]) and not torch.allclose(before[1], after[1])
-
-
-@pytest.mark.parametrize("batch_first", [True, False])
 def test_another_layout_than_that_of_the_replaced_one_is_refused(batch_first):
     ours = LinformerAttention(12, 3, 23, 5, batch_first=not batch_first)
     message = f"expected batch_first={batch_first}, as the attention that it replaces in "

@@ -7,8 +7,7 @@ import re
 import pytest
 import torch
 
-from linformer_kit import InputError, LinearProjection, LinformerAttention
-from linformer_kit.operator import kernels
+from linformer_kit import InputError, LinformerAttention
 from linformer_kit.operator.reference import neighbours_reference
 from tests.conftest import randomise
 
@@ -29,21 +28,6 @@ def test_the_reference_counts_real_tokens():
     real = torch.tensor([False, True, True, False, True, True, True])
     assert neighbours_reference(real, 4) == [[], [0, 1], [0, 1, 2], [], [0, 1, 2, 3], [1, 2, 3, 4], [2, 3, 4]]
     assert neighbours_reference(real, 1) == [[], [0], [1], [], [2], [3], [4]]
-
-
-@pytest.mark.parametrize("plain", [False, True])
-@pytest.mark.parametrize("window", WINDOWS)
-def test_without_slots_the_output_depends_on_the_neighbours_only(window, plain):
-    attention = layer(window)
-    for matrix in attention.projection.parameters():
-        torch.nn.init.zeros_(matrix)
-    x = inputs(1).requires_grad_()
-    with kernels.plain() if plain else torch.enable_grad():
-        out = attention(x, x, x)[0]
-        for position in range(N):
-            seen = torch.autograd.grad(out[0, position].sum(), x, retain_graph=True)[0][0].abs().sum(dim=-1) > 0
-            first, last = position - window // 2, position + (window - 1) // 2
-            assert seen.tolist() == [first <= other <= last for other in range(N)]
 
 
 @pytest.mark.parametrize("projected_dim", [K, [5, 3]])
@@ -76,28 +60,6 @@ def test_weights_are_of_slots_and_then_of_neighbours(window, projected_dim):
             )
 
 
-@pytest.mark.parametrize("padding", ["none", "right", "left"])
-def test_full_attention_sees_them_anyway(padding):
-    torch.manual_seed(3)
-    attention = layer(0, projection=None)
-    other = LinformerAttention(WIDTH, HEADS, projection=None, sliding_window=3).double()
-    other.load_state_dict(attention.state_dict())
-    x, mask = inputs(), torch.zeros(2, N, dtype=torch.bool)
-    mask[0, slice(None, 4) if padding == "left" else slice(N - 4, None)] = padding != "none"
-    assert torch.equal(attention(x, x, x, mask)[0], other(x, x, x, mask)[0])
-    given = LinearProjection(N, K, num_heads=HEADS).double()
-    assert other(x, x, x, projection=given, need_weights=True)[1].shape[-1] == K + 3
-
-
-def test_maps_that_are_called_see_every_token_once():
-    """A hook on W_K runs once, on all tokens, whatever the order of E and W_K is."""
-    for sharing in ("none", "headwise"):
-        attention, seen = layer(3, sharing=sharing), []
-        attention.k_proj.register_forward_hook(lambda module, given, output, seen=seen: seen.append(given[0].shape))
-        attention(inputs(), inputs(), inputs())
-        assert seen == [(2, N, WIDTH)]
-
-
 @pytest.mark.parametrize("refused", [-1, 1.5, True])
 def test_windows_that_are_no_number_of_tokens_are_refused(refused):
     message = f"sliding_window: expected an integer from 0 to 16,777,216, got {refused!r}"
@@ -126,33 +88,3 @@ def test_queries_of_another_text_are_refused(projection, lengths):
     if lengths[1] == N:
         with pytest.raises(InputError, match=f"^{message}$"):
             attention.attend(queries, attention.project(keys, keys))
-
-
-@pytest.mark.parametrize(("projection", "masked"), [("linear", True), ("mean_pool", False), ("dynamic", True)])
-@pytest.mark.e2e
-@pytest.mark.unchecked
-def test_one_program_for_every_length(projection, masked):
-    """Texts of fewer tokens than the global ones, and of several blocks."""
-    longest = 37
-    layer = LinformerAttention(WIDTH, HEADS, longest, K, projection=projection, sliding_window=5, global_tokens=3)
-    attention = randomise(layer).double().eval()
-    length = torch.export.Dim("length", min=1, max=longest)
-
-    class Alone(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.attention = attention
-
-        def forward(self, hidden, mask=None):
-            return self.attention(hidden, hidden, hidden, mask)[0]
-
-    def example(tokens):
-        mask = torch.arange(tokens)[None] >= torch.tensor([[tokens], [max(1, tokens // 2)]])
-        return (inputs(2, tokens), mask) if masked else (inputs(2, tokens),)
-
-    given = example(23)
-    program = torch.export.export(Alone(), given, dynamic_shapes=({1: length},) * len(given)).module()
-    for tokens in (1, 2, 3, 4, 32, 33, longest):
-        hidden, *mask = example(tokens)
-        real = ~mask[0] if masked else torch.ones(2, tokens, dtype=torch.bool)
-        torch.testing.assert_close(program(hidden, *mask)[real], Alone()(hidden, *mask)[real], rtol=1e-4, atol=1e-4)

@@ -7,34 +7,7 @@ import torch
 
 from linformer_kit import LinformerModel
 from linformer_kit.operator import padding as paddings
-from linformer_kit.operator.padding import Padding
 from tests.conftest import fields, randomise, tokens
-
-RIGHT = torch.tensor([[0, 0, 0, 1, 1], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1]]).bool()
-HOLES = torch.tensor([[1, 0, 0, 1, 0], [0, 0, 0, 0, 1], [0, 1, 1, 0, 1]]).bool()
-
-
-def test_right_padding_needs_no_order():
-    padding = Padding.of(RIGHT)
-    assert padding.order is None and padding.lengths.tolist() == [3, 5, 0]
-    hidden = torch.randn(3, 5, 7)
-    assert padding.real_first(hidden) is padding.put_back(hidden) is hidden
-    assert padding.reordered() is padding
-    after = Padding.after(padding.lengths, 5)
-    assert torch.equal(after.mask, RIGHT) and after.order is None
-
-
-def test_real_tokens_come_first_and_go_back():
-    padding = Padding.of(HOLES)
-    assert padding.order.tolist() == [[1, 2, 4, 0, 3], [0, 1, 2, 3, 4], [0, 3, 1, 2, 4]]
-    assert padding.lengths.tolist() == [3, 4, 2]
-    hidden = torch.randn(3, 5, 7)
-    first = padding.real_first(hidden)
-    assert torch.equal(first[0], hidden[0, [1, 2, 4, 0, 3]])
-    assert torch.equal(padding.put_back(first), hidden)
-    ordered = padding.reordered()
-    assert ordered.order is None and torch.equal(ordered.lengths, padding.lengths)
-    assert torch.equal(ordered.mask, torch.arange(5) >= padding.lengths[:, None])
 
 
 @pytest.mark.parametrize("where", ["right", "holes"])

@@ -8,15 +8,13 @@ import pytest
 import torch
 import transformers
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.func import functional_call, grad, vmap
+from torch.func import vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from linformer_kit import (
     InputError,
-    LinformerForMaskedLM,
     LinformerForQuestionAnswering,
     LinformerForSequenceClassification,
-    LinformerForTokenClassification,
     LinformerModel,
     linearize,
 )
@@ -72,43 +70,6 @@ def test_vmap_over_a_model_is_a_batch(config, kind, shorter_input):
     one_by_one = vmap(lambda row, real: model(row[None], real[None]).last_hidden_state[0])(ids, mask)
     expected = model(ids, mask).last_hidden_state
     torch.testing.assert_close(one_by_one[mask == 1], expected[mask == 1], **CLOSE)
-
-
-def labels_of(kind: type, ids: torch.Tensor) -> dict[str, torch.Tensor]:
-    if kind is LinformerForQuestionAnswering:
-        return {"start_positions": torch.tensor([3, 5, 7]), "end_positions": torch.tensor([11, 13, 17])}
-    if kind is LinformerForSequenceClassification:
-        return {"labels": torch.tensor([0, 1, 0])}
-    labels = ids if kind is LinformerForMaskedLM else ids % 2
-    return {"labels": labels.masked_fill(torch.rand(ids.shape) < 0.5, -100)}
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        LinformerForMaskedLM,
-        LinformerForSequenceClassification,
-        LinformerForTokenClassification,
-        LinformerForQuestionAnswering,
-    ],
-)
-def test_gradients_of_each_sample(config, kind):
-    """While training, where the head of the masked language model else selects the labelled tokens."""
-    model = randomise(kind(config(problem_type=None))).train()
-    ids, mask = masked_batch()
-    given = {"input_ids": ids, "attention_mask": mask, **labels_of(kind, ids)}
-
-    def loss(parameters, batch):
-        return functional_call(model, parameters, kwargs={name: row[None] for name, row in batch.items()}).loss
-
-    parameters = dict(model.named_parameters())
-    together = vmap(grad(loss), in_dims=(None, 0))(parameters, given)
-    for sample in range(3):
-        model.zero_grad()
-        model(**{name: rows[sample : sample + 1] for name, rows in given.items()}).loss.backward()
-        for name, parameter in parameters.items():
-            expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            torch.testing.assert_close(together[name][sample], expected, rtol=1e-3, atol=1e-5, msg=name)
 
 
 @pytest.fixture

@@ -65,15 +65,6 @@ def test_a_checkpoint_is_a_model_and_where_training_stands(checkpoint, trained):
     assert read_state(checkpoint).update == 3
 
 
-def test_moments_stand_under_the_names_of_the_parameters(checkpoint, trained):
-    model, optimizer = trained
-    found = load_file(checkpoint / OPTIMIZER)
-    for name, parameter in model.named_parameters():
-        for moment, tensor in optimizer.state[parameter].items():
-            assert torch.equal(found.pop(f"{name}.{moment}"), tensor)
-    assert not found
-
-
 def test_training_goes_on_as_it_would_have(checkpoint, trained, config):
     """Bit for bit, with another order of the groups and learning rates that are the optimizer's own."""
     model, optimizer = trained

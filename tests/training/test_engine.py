@@ -94,33 +94,6 @@ def test_the_gradient_norm_is_clipped_and_told():
         torch.testing.assert_close(ours, theirs / 2, rtol=1e-4, atol=1e-8)
 
 
-@pytest.mark.parametrize(
-    ("losses", "norm", "got"),
-    [
-        ([1.0, 0.5], 3.0, ""),
-        ([1.0, math.nan], 3.0, "a loss of nan in batch 2 of 2 of process 0"),
-        ([-math.inf, math.nan], 3.0, "a loss of -inf in batch 1 of 2 of process 0"),
-        ([1.0, 0.5], math.inf, "a gradient norm of inf"),
-    ],
-)
-def test_what_is_not_finite_is_named(losses, norm, got):
-    loss, wrong = Engine(task(), small_settings()).checked_loss([torch.tensor(each) for each in losses], norm)
-    assert wrong == got
-    assert wrong or loss == 1.5
-
-
-def test_a_step_has_a_share_of_the_learning_rate():
-    """The first one of AdamW is as long as the learning rate, whatever the gradient."""
-    engine = Engine(task(), small_settings(weight_decay=0.0, adam_epsilon=1e-12))
-    bias = engine._task.model.lm_head.dense.bias
-    for share in (0.5, 0.0):
-        engine.optimizer.state.clear()
-        update(engine, batches(1))
-        before = bias.detach().clone()
-        engine.step(share)
-        torch.testing.assert_close((bias - before).abs(), torch.full_like(bias, 1e-2 * share), rtol=1e-3, atol=1e-9)
-
-
 # Precision -----------------------------------------------------------------------------------------------------------
 
 

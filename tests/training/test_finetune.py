@@ -135,22 +135,6 @@ def test_several_classes_of_a_text(encoder, tmp_path, capsys):
     )
 
 
-def test_pairs_of_texts_and_columns_are_remembered(encoder, tmp_path, capsys):
-    path = tmp_path / "t.csv"
-    path.write_text(
-        "first,second,same\n" + "".join(f"good {n},{'bad' if n % 2 else 'good'} {n},{n % 2}\n" for n in range(30))
-    )
-    columns = ["--text_column", "first", "--text_pair_column", "second", "--label_column", "same"]
-    finetune(encoder, tmp_path / "out", "--train_file", path, *columns)
-    capsys.readouterr()
-    main(["predict", str(tmp_path / "out"), str(path)])
-    assert len(capsys.readouterr().out.splitlines()) == 30
-    main(["evaluate", str(tmp_path / "out"), "--validation_file", str(path)])
-    assert "on 30 texts" in capsys.readouterr().out
-    (tmp_path / "one.csv").write_text("first\ngood\n")
-    assert "no column 'second' (text_pair_column)" in fail(capsys, "predict", tmp_path / "out", tmp_path / "one.csv")
-
-
 def test_columns_stay_with_a_classifier_that_is_converted_or_distilled(encoder, tmp_path, capsys):
     tokenizer = AutoTokenizer.from_pretrained(encoder)
     sizes = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 13}
@@ -201,29 +185,11 @@ def test_an_interrupted_run_goes_on_within_a_pass(encoder, texts, tmp_path, caps
     assert (cut / "confusion.png").exists() and yaml.safe_load((cut / "settings.yaml").read_text())["seeds"] == [1, 2]
 
 
-def test_the_length_of_the_fine_tuning_is_that_of_the_answers(encoder, tmp_path, capsys):
-    long = tmp_path / "long.csv"
-    long.write_text("text,label\n" + "".join(f"{'good ' * 2}{n},{'ab'[n % 2]}\n" for n in range(20)))
-    finetune(encoder, tmp_path / "out", "--train_file", long, "--validation_file", long, "--max_length=8")
-    main(
-        ["evaluate", str(tmp_path / "out"), "--validation_file", str(long), "--output_dir", str(tmp_path / "measured")]
-    )
-    trained = json.loads((tmp_path / "out" / "metrics.json").read_text())
-    measured = json.loads((tmp_path / "measured" / "metrics.json").read_text())
-    assert measured["texts"]["lost_tokens"] == trained["texts"]["cut"]["validation"]["tokens"] > 0
-    assert measured["metrics"] == pytest.approx(best_run(trained)["metrics"], rel=1e-2)
-    capsys.readouterr()
-    main(["evaluate", str(tmp_path / "out"), "--validation_file", str(long), f"--max_length={LENGTH}"])
-    assert "lost" not in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--seeds", "1", "1"], "seeds: expected one or more, each once, got [1, 1]"),
-        (["--metric_for_best_model", "bleu"], "metric_for_best_model: expected one of accuracy, macro_f1 and loss, got 'bleu'"),
         (["--max_length", "24"], f"max_length: expected at most {LENGTH} (the model's limit), got 24"),
-        (["--seed", "3"], "unrecognized arguments: --seed 3"),
         (["--label_column", "class"], "no column 'class' (label_column); it has 'text', 'label'"),
         (["--model", "/none/there"], "model: expected a folder, got /none/there, which does not exist"),
     ],

@@ -8,9 +8,8 @@ from types import SimpleNamespace
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from linformer_kit import InputError
 from linformer_kit.training import log as training_log
-from linformer_kit.training.log import TrainingLog, check_report_to
+from linformer_kit.training.log import TrainingLog
 from linformer_kit.training.state import TrainingState
 
 
@@ -32,21 +31,6 @@ def updated(log: TrainingLog, state: TrainingState, clock: SimpleNamespace, seco
     state.update += 1
     state.losses.append(1.5)
     log.updated(items)
-
-
-def test_data_and_updates_count_and_evaluation_and_saving_do_not(clock, capsys):
-    state = TrainingState()
-    log = make(state)
-    clock.now += 2  # an evaluation before the first update
-    log.add({"eval_loss": 2.0}, "loss 2.0")
-    for waiting in (1, 5):
-        updated(log, state, clock, 1, 60)
-        clock.now += waiting  # a checkpoint
-    log.add_losses(learning_rate=1e-2, grad_norm=0.5)
-    log.close()
-    assert log.seconds == 2 and log.rate == 60
-    shown = capsys.readouterr().err
-    assert "update 0: loss 2.0" in shown and "2/2" in shown and "loss 1.500, 60 tokens/s" in shown
 
 
 def test_a_line_says_how_fast_how_long_and_how_large(clock, monkeypatch):
@@ -94,8 +78,3 @@ def test_trackers_get_the_lines(run, tmp_path):
     assert {"train/loss", "train/learning_rate", "eval/loss"} <= set(found.Tags()["scalars"])
     assert {event.step: pytest.approx(event.value) for event in found.Scalars("train/loss")} == training.state.logged("loss")  # fmt: skip
     assert [event.step for event in found.Scalars("eval/loss")] == [3]
-
-
-def test_unknown_trackers_are_refused():
-    with pytest.raises(InputError, match=r"^report_to: expected .*tensorboard.* or none, got 'nope'$"):
-        check_report_to("tensorboard,nope")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from pathlib import Path
@@ -87,25 +86,12 @@ def checkpoints(folder: Path) -> list[int]:
     return sorted(int(path.name.partition("-")[2]) for path in folder.glob("checkpoint-*"))
 
 
-def test_evaluations_and_checkpoints_are_made_when_the_plan_says_so(run, tmp_path):
-    training = run(evaluate_every=3, save_every=2, evaluate_first=True)
-    assert list(training.state.logged("eval_loss")) == [0, 3, 6, 7]
-    assert checkpoints(tmp_path / "run") == [2, 4, 6, 7]
-    assert training.state.epoch == training.state.update / 5
-
-
 def test_what_is_finished_is_trained_no_further(run, tmp_path):
     whole = run()
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
     again = run(checkpoint=tmp_path / "run" / "checkpoint-7")
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
     assert same_parameters(again.task.model, whole.task.model) and again.state.log == whole.state.log
-
-
-def test_the_schedule_is_that_of_the_update(run):
-    training = run(schedule=lambda update: [0.5, 0.25, 1.0, 0.0, 0.125, 1.0, 0.75][update])
-    rates = training.state.logged("learning_rate")
-    assert rates == {1: 5e-3, 2: 2.5e-3, 3: 1e-2, 4: 0.0, 5: 1.25e-3, 6: 1e-2, 7: 7.5e-3}
 
 
 def test_moments_are_reset_before_one_update(build, tmp_path):
@@ -231,13 +217,3 @@ def test_no_gradient_and_the_precision_of_the_training():
         engine = Engine(task.train(), settings)
         measure(task, settings, engine)
     assert seen == [(False, False, True)] * 2 + [(False, False, False)] * 2
-
-
-def test_a_wish_to_stop_ends_it():
-    """Before each batch."""
-    task, settings = Numbers(7), small_settings(per_device_eval_batch_size=3)
-    engine = Engine(task, settings)
-    for calls in range(3):
-        answers = itertools.chain([0] * calls, [15])
-        assert measure(task, settings, engine, lambda answers=answers: next(answers)) is None
-    assert measure(task, settings, engine, lambda: 0) is not None

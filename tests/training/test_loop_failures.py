@@ -48,16 +48,6 @@ def test_so_many_updates_may_be_skipped(masked, run, build, tmp_path):
         training.run()
 
 
-def test_an_update_follows_a_skipped_one_in_float16(masked, build):
-    """With the scale as it was: a loss of NaN does not mean that float16 has overflowed."""
-    training = build(task=spoilt(masked(), (1, 0)), max_skipped_updates=1, fp16=True, logging_steps=2)
-    training.run()
-    assert training.skipped_updates == 1 and training.state.update == 7
-    assert training.engine.scaler_state()["scale"] == 65536.0
-    assert list(training.state.logged("loss")) == [2, 4, 6]
-    assert list(training.state.logged("grad_norm")) == [4, 6]  # update 2 has none
-
-
 def test_checkpoints_that_cannot_be_removed_do_not_end_a_training(run, monkeypatch, caplog):
     def fail(path):
         raise PermissionError(f"{path}: not yours")
@@ -72,27 +62,6 @@ def test_a_gradient_that_is_not_finite_counts_too(masked, build):
     task.model.lm_head.dense.weight.register_hook(lambda gradient: gradient * math.inf)
     with pytest.raises(DivergedError, match=r"update 1 .* got a gradient norm of (nan|inf); the update was not made"):
         build(task=task).run()
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_after_the_update_and_nothing_is_lost(build, run, tmp_path, number):
-    def stop() -> None:
-        if training.state.update == 2:
-            signal.raise_signal(number)
-
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        training = after_updates(build("cut"), stop)
-        message = f"stopped after update 2; --resume goes on from {tmp_path / 'cut' / 'checkpoint-2'}"
-        with pytest.raises(Stopped, match=f"^{re.escape(message)}$") as raised:
-            training.run()
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert raised.value.exit_code == 128 + number
-    resumed = run("cut", checkpoint=tmp_path / "cut" / "checkpoint-2")
-    whole = run("whole")
-    assert same_parameters(resumed.task.model, whole.task.model)
-    assert resumed.state.logged("eval_loss") == whole.state.logged("eval_loss")
 
 
 def test_a_signal_before_the_first_update_leaves_nothing(masked, build, tmp_path):

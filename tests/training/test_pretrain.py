@@ -117,9 +117,7 @@ def test_going_on_from_a_model_is_resumed_exactly(run, corpus, tmp_path, capsys)
     [
         (["--elastic_projected_dims", "0", "3"], "each 1 to 7 (projected_dim), got [0, 3]"),
         (["--elastic_projected_dims", "3", "--model.attention=full"], "expected none with full attention, got [3]"),
-        (["--elastic_projected_dims", "3", "--model.projection=conv"], "expected none with projection conv, got [3]"),
         (["--resize_to=46"], "resize_to: expected none without from_model, got 46"),
-        (["--from_model=RUN", "--resize_to=5"], "resize_to: expected"),
         (["--from_model=nowhere/at/all"], "from_model: expected a folder, got nowhere/at/all, which does not exist"),
         (["--train_file=nowhere"], "train_file: no such file or folder: nowhere"),
     ],

@@ -12,8 +12,8 @@ import pytest
 from linformer_kit import InputError
 from linformer_kit.errors import MachineError
 from linformer_kit.training import run as training_run
-from linformer_kit.training.run import Run, measurements
-from tests.training.conftest import losses, same_parameters, small_plan, small_settings, spoilt
+from linformer_kit.training.run import Run
+from tests.training.conftest import small_plan, small_settings
 
 FINGERPRINTS = {"text_fingerprint": "abc"}
 
@@ -117,39 +117,6 @@ def test_settings_that_make_it_another_run_are_refused(tmp_path):
         match=r"global batch size \(per_device_train_batch_size times processes\), 4 in 1 processes, got 2 in 1",
     ):
         Run("pretrain", small_settings(output_dir=str(tmp_path / "out"), resume=True, per_device_train_batch_size=2))
-
-
-def test_a_training_is_measured(masked, tmp_path):
-    training = opened(tmp_path / "out").train(masked(), small_plan(3, evaluate_every=2))
-    found = measurements(training)
-    assert (found["updates"], found["diverged"], found["skipped_updates"], found["bf16"]) == (3, None, 0, False)
-    assert found["seconds"] == training.log.seconds > 0 and found["tokens_per_second"] == training.log.rate > 0
-    assert len(losses(training)) == 3 and (tmp_path / "out" / "checkpoint-3").is_dir()
-
-
-@pytest.mark.e2e
-def test_a_resumed_run_goes_on_from_the_newest_whole_checkpoint(masked, tmp_path, caplog):
-    whole = opened(tmp_path / "whole").train(masked(), small_plan(4, save_every=1))
-    opened(tmp_path / "out").train(masked(), small_plan(4, save_every=1))
-    (tmp_path / "out" / "checkpoint-4" / "model.safetensors").unlink()
-    with caplog.at_level("INFO", logger="linformer_kit"):
-        again = opened(tmp_path / "out", resume=True).train(masked(), small_plan(4, save_every=1), said="again")
-    assert same_parameters(again.task.model, whole.task.model)
-    assert (
-        "skipped a damaged checkpoint" in caplog.text
-        and f"resuming from {tmp_path / 'out' / 'checkpoint-3'}" in caplog.text
-    )
-    assert re.search(r"again: [\d,]+ parameters, float32, on cpu", caplog.text)
-
-
-@pytest.mark.parametrize("said", ["", "full attention"])
-def test_where_a_training_diverged_is_said_and_recorded(masked, tmp_path, said):
-    run = opened(tmp_path / "out")
-    training = run.train(spoilt(masked(), (1, 0)), small_plan(3), said=said)
-    assert training.diverged.startswith("update 2 (epoch 0.2): expected a finite loss and gradient, got a")
-    assert measurements(training)["diverged"] == training.diverged
-    (start,) = json.loads((tmp_path / "out" / "run.json").read_text())["starts"]
-    assert start["diverged"] == (f"{said}: {training.diverged}" if said else training.diverged)
 
 
 def test_a_last_evaluation_that_is_not_finite_diverged_too(masked, tmp_path):

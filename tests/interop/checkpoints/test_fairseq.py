@@ -119,24 +119,13 @@ class Harmful:
     [
         (lambda c: {"model": Harmful()}, "got something else: its pickle is broken or holds disallowed objects"),
         (lambda c: {"weights": c["model"]}, "expected a fairseq checkpoint with a model in it, got something else"),
-        (lambda c: {"model": {"a": 3}}, "expected tensors by name in the model, got other things"),
         (lambda c: drop(c, "layers.1.self_attn.compress_v"), "layers.1.self_attn.projection.value_projection for"),
         (lambda c: add(c, f"{official.PREFIX}embed_tokens.weight"), "embed_tokens.weight of 2 dimensions, got [3]"),
-        (
-            lambda c: add(c, f"{official.PREFIX}layers.0.self_attn.compress_k.weight"),
-            "compress_k.weight of 2 or 3 dimensions, got [3]",
-        ),
-        (
-            lambda c: add(c, f"{official.PREFIX}layers.0.self_attn.in_proj_bias", torch.ones(2)),
-            "expected a multiple of 3 rows in encoder.sentence_encoder.layers.0.self_attn.in_proj_bias, got 2",
-        ),
-        (lambda c: argue(c, activation_fn=["gelu"]), "hidden_act: expected an activation that transformers knows"),
         (
             lambda c: add(c, f"{official.PREFIX}layers.0.fc2.bias", torch.full((official.WIDTH,), torch.inf)),
             "expected finite floating-point numbers in linformer.encoder.layers.0.fc2.bias, got others",
         ),
         (lambda c: add(c, "encoder.extra.weight"), "got encoder.extra.weight as well"),
-        (lambda c: add(c, "encoder.sentence_encoder.layers.0.fc2.bias"), "fc2.bias of [14], got [3]"),
     ],
 )
 def test_files_refused(change, message, tmp_path, capsys):

@@ -48,20 +48,6 @@ def test_forward_differentiation_takes_the_plain_way(monkeypatch):
         torch.testing.assert_close(forward_ad.unpack_dual(output).tangent, F.linear(tangent, weight))
 
 
-def test_many_gradients_at_once(monkeypatch):
-    prefer_onednn(monkeypatch)
-    inputs, weight = torch.randn(64, 512, requires_grad=True), torch.randn(64, 512, requires_grad=True)
-    output = kernels.linear(inputs, weight)
-    assert type(output.grad_fn).__name__ == "_LinearBackward"
-    upstream = torch.randn(3, 64, 64)
-    batched = torch.autograd.grad(output, (inputs, weight), upstream, retain_graph=True, is_grads_batched=True)
-    for index, grad in enumerate(upstream):
-        for ours, one in zip(
-            batched, torch.autograd.grad(output, (inputs, weight), grad, retain_graph=True), strict=True
-        ):
-            torch.testing.assert_close(ours[index], one, rtol=1e-3, atol=1e-3)
-
-
 @pytest.mark.parametrize(
     "options",
     [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from linformer_kit.operator.kernels import processor
 from linformer_kit.operator.kernels.processor import Processor
 
 EVERY_FORMAT = frozenset({torch.float32, torch.bfloat16, torch.float16})
@@ -66,17 +65,3 @@ def test_attention_in_blocks(name, inference, training, longer, dropout):
     assert attends(768, 256, dropout=0.0, gradient=True) == longer
     assert attends(512, 257, dropout=0.0, gradient=True) == longer
     assert attends(4096, 4096, dropout=0.1, gradient=True) == dropout
-
-
-@pytest.mark.parametrize(
-    ("text", "intel"), [("vendor_id\t: GenuineIntel\n", True), ("vendor_id\t: AuthenticAMD\n", False), (None, False)]
-)
-def test_whose_processor(monkeypatch, text, intel):
-    def read(_):
-        if text is None:
-            raise PermissionError("/proc/cpuinfo")
-        return text
-
-    monkeypatch.setattr(processor.Path, "read_text", read)
-    monkeypatch.setattr(processor.platform, "processor", lambda: "AMD64 Family 25")
-    assert processor._is_intel() == intel

@@ -90,16 +90,6 @@ def test_dropout_in_blocks():
         assert (almost_all == 0).double().mean() > 0.9999
 
 
-@TRAINS_IN_BLOCKS
-def test_dropout_follows_the_global_seed():
-    tensors, _ = attention_inputs((2, 3, 31, 7, 4), torch.bfloat16, "none")
-    first, second, again = (
-        (torch.manual_seed(seed), kernels.attention(*tensors, dropout=0.5))[1] for seed in (3, 4, 3)
-    )
-    assert torch.equal(first, again)
-    assert not torch.equal(first, second)
-
-
 def test_attention_weights_are_not_kept_for_the_backward_pass():
     tensors, _ = attention_inputs((2, 3, 101, 97, 2), torch.float64, "none")
     kept = []

@@ -8,16 +8,11 @@ import pytest
 import torch
 import transformers
 
-from linformer_kit.training.tasks.answers import agreement, divergence, kind_of, mean_embedding, output_loss
+from linformer_kit.training.tasks.answers import agreement, divergence, kind_of, output_loss
 
 REAL = torch.tensor([[True, True, True, False], [True, True, True, True]])
 HIDDEN = torch.tensor([[False, True, False, False], [False, False, False, False]])
 YES = 0.75 * math.log(0.75 / 0.5) + 0.25 * math.log(0.25 / 0.5)  # of a half, where three quarters are right
-
-
-def test_mean_embedding_is_of_real_tokens():
-    hidden = torch.tensor([[[1.0, 2.0], [3.0, 4.0], [99.0, 99.0]]])
-    assert mean_embedding(hidden, torch.tensor([[True, True, False]])).tolist() == [[2.0, 3.0]]
 
 
 def test_divergence_by_hand():

@@ -9,27 +9,7 @@ from torch.utils.data import default_collate
 from linformer_kit.settings import IGNORED_LABEL
 from linformer_kit.training.tasks import masked_language_model
 from linformer_kit.training.tasks.masked_language_model import drawn_projected_dim
-from tests.training.conftest import SEQ_LEN, TRAIN
-
-
-def test_the_head_runs_on_masked_tokens_and_few_others(build, monkeypatch):
-    monkeypatch.setattr(masked_language_model, "_PREDICTED", 5)
-    training, seen = build(updates=2, evaluate_every=99), []
-    training.task.model.lm_head.register_forward_pre_hook(
-        lambda head, given: seen.append(given[0].shape) if head.training else None
-    )
-    training.run()
-    masked = [int((training.task.train_items[index]["labels"] != -100).sum()) for index in range(TRAIN)]
-    assert len(seen) == 2 and all(len(shape) == 2 and shape[0] % 5 == 0 for shape in seen)
-    assert max(shape[0] for shape in seen) < 4 * max(masked) + 5 < 4 * SEQ_LEN
-
-
-def test_the_loss_is_a_sum_over_masked_tokens_by_all_of_the_update(masked):
-    task = masked({"hidden_dropout_prob": 0.0})
-    batch = default_collate([task.train_items[index] for index in range(5)])
-    sums, counts = task.measure(batch)
-    assert int(task.labels(batch)) == int(counts.sum()) == int((batch["labels"] != -100).sum())
-    assert task(batch, torch.tensor(1000)).item() == pytest.approx(sums.sum().item() / 1000, rel=1e-5)
+from tests.training.conftest import TRAIN
 
 
 def test_every_epoch_has_its_own_order_and_masks(build):

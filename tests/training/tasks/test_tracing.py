@@ -7,7 +7,7 @@ import torch
 
 from linformer_kit import linearize
 from linformer_kit.linearized.layers import attention_layers
-from linformer_kit.training.tasks.tracing import layer_names, traced
+from linformer_kit.training.tasks.tracing import traced
 from tests.families import FAMILIES, build, example
 
 
@@ -53,10 +53,3 @@ def test_layers_that_learn_alone_have_no_gradient_in_common():
         if tensor.grad is not None
     }
     assert learned == {"1"} and student.embeddings.word_embeddings.weight.grad is None
-
-
-def test_names():
-    names = ["encoder.layer.0.attention.self", "encoder.layer.10.attention.self"]
-    assert layer_names(names) == ["encoder.layer.0", "encoder.layer.10"]
-    albert = "encoder.albert_layer_groups.0.albert_layers.0.attention"
-    assert layer_names([albert]) == ["encoder.albert_layer_groups.0.albert_layers.0"]
