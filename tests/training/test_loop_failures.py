@@ -48,6 +48,16 @@ def test_so_many_updates_may_be_skipped(masked, run, build, tmp_path):
         training.run()
 
 
+def test_an_update_follows_a_skipped_one_in_float16(masked, build):
+    """With the scale as it was: a loss of NaN does not mean that float16 has overflowed."""
+    training = build(task=spoilt(masked(), (1, 0)), max_skipped_updates=1, fp16=True, logging_steps=2)
+    training.run()
+    assert training.skipped_updates == 1 and training.state.update == 7
+    assert training.engine.scaler_state()["scale"] == 65536.0
+    assert list(training.state.logged("loss")) == [2, 4, 6]
+    assert list(training.state.logged("grad_norm")) == [4, 6]  # update 2 has none
+
+
 def test_checkpoints_that_cannot_be_removed_do_not_end_a_training(run, monkeypatch, caplog):
     def fail(path):
         raise PermissionError(f"{path}: not yours")

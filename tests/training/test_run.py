@@ -12,8 +12,8 @@ import pytest
 from linformer_kit import InputError
 from linformer_kit.errors import MachineError
 from linformer_kit.training import run as training_run
-from linformer_kit.training.run import Run
-from tests.training.conftest import small_plan, small_settings
+from linformer_kit.training.run import Run, measurements
+from tests.training.conftest import small_plan, small_settings, spoilt
 
 FINGERPRINTS = {"text_fingerprint": "abc"}
 
@@ -117,6 +117,16 @@ def test_settings_that_make_it_another_run_are_refused(tmp_path):
         match=r"global batch size \(per_device_train_batch_size times processes\), 4 in 1 processes, got 2 in 1",
     ):
         Run("pretrain", small_settings(output_dir=str(tmp_path / "out"), resume=True, per_device_train_batch_size=2))
+
+
+@pytest.mark.parametrize("said", ["", "full attention"])
+def test_where_a_training_diverged_is_said_and_recorded(masked, tmp_path, said):
+    run = opened(tmp_path / "out")
+    training = run.train(spoilt(masked(), (1, 0)), small_plan(3), said=said)
+    assert training.diverged.startswith("update 2 (epoch 0.2): expected a finite loss and gradient, got a")
+    assert measurements(training)["diverged"] == training.diverged
+    (start,) = json.loads((tmp_path / "out" / "run.json").read_text())["starts"]
+    assert start["diverged"] == (f"{said}: {training.diverged}" if said else training.diverged)
 
 
 def test_a_last_evaluation_that_is_not_finite_diverged_too(masked, tmp_path):
