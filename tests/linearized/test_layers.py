@@ -52,7 +52,7 @@ def test_a_saved_model_keeps_its_full_layers(tmp_path):
     assert "encoder.layer.0" in str(loaded.config.linformer["full_layers"])
 
 
-@pytest.mark.parametrize("layers", [[], [9], [-1], [1, 1]])
+@pytest.mark.parametrize("layers", [[], [9], [-1], [1, 1], [True, 1]])
 def test_other_layers_are_refused(layers):
     with pytest.raises(InputError, match=r"^layers: expected one or more of \[0, 1.*\], each once, got "):
         of("bert", layers)
