@@ -68,7 +68,7 @@ def test_by_command(tmp_path, capsys):
     (tmp_path / "corpus").mkdir()
     corpus = write_corpus(tmp_path / "corpus")
     teacher = str(write_teacher(tmp_path / "teacher", "def function return a"))
-    main(["convert", "--in_place", teacher, str(tmp_path / "linear"), "--projected_dim", "5", "--layers", "1"])
+    main(["convert", teacher, str(tmp_path / "linear"), "--in_place", "--projected_dim", "5", "--layers", "1"])
     fields = AutoModelForMaskedLM.from_pretrained(tmp_path / "linear").config.linformer
     assert len(fields["layers"]) == 1 and fields["full_layers"][0].startswith("encoder.layer.0")
     error = fail_last_line(capsys, "convert", str(tmp_path / "linear"), str(tmp_path / "own"))
