@@ -10,12 +10,12 @@ import re
 import shlex
 
 import pytest
-import tyro
 from torch.distributed.run import parse_args
 
 import reproduce
 from linformer_kit.commands.parser import parse
 from linformer_kit.commands.table import COMMANDS
+from reproduce import common
 from tests.documentation.pages import PAGES, steps
 from tests.documentation.tables import NOT_RUN, SCRIPT
 
@@ -39,7 +39,8 @@ def test_commands_are_whole_without_what_is_added():
             parse(shlex.split(step.text)[1:])
         elif step.text.startswith(SCRIPT):
             _, _, module, *arguments = shlex.split(step.text)
-            tyro.cli(importlib.import_module(module).Settings, args=arguments, use_underscores=True)
+            script = importlib.import_module(module)
+            common.parse(script, script.Settings, arguments)
 
 
 def test_what_needs_several_machines_is_known_to_torchrun_and_to_the_command():

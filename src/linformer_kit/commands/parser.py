@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import difflib
 import itertools
 import shutil
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin
 
@@ -18,7 +17,7 @@ import yaml
 from linformer_kit._version import __version__
 from linformer_kit.commands.table import COMMANDS, RECIPES, Command
 from linformer_kit.errors import InputError
-from linformer_kit.settings.declare import GROUPS, Setting, settings_of
+from linformer_kit.settings.declare import GROUPS, Setting, meant, settings_of
 from linformer_kit.settings.files import read_yaml, spelled
 
 _WIDTH = max(map(len, COMMANDS)) + 1
@@ -39,7 +38,7 @@ def parse(arguments: Sequence[str]) -> tuple[str, Any]:
     name = next(iter(arguments), "--help")
     if name not in COMMANDS:
         _overview().parse_known_args([name])  # ends after --help and --version
-        raise InputError(f"expected a command, got {name}{_meant(name, COMMANDS)}; `linformer --help` lists them")
+        raise InputError(f"expected a command, got {name}{meant(name, COMMANDS)}; `linformer --help` lists them")
     command = COMMANDS[name]
     first = _Parser(add_help=False, allow_abbrev=False)
     _add_files(first, command)
@@ -54,7 +53,7 @@ def parse(arguments: Sequence[str]) -> tuple[str, Any]:
     parsed, unknown = parser.parse_known_args(_with_truth_values(arguments[1:], settings))
     if unknown:
         option = unknown[0].partition("=")[0].removeprefix("--")
-        raise InputError(f"unrecognized arguments: {' '.join(unknown)}{_meant(option, settings, '--')}")
+        raise InputError(f"unrecognized arguments: {' '.join(unknown)}{meant(option, settings, '--')}")
     given = {each: value for each, value in vars(parsed).items() if each in settings}
     layers.append({each: _value(value, settings[each]) for each, value in given.items()})
     made = command.settings(**_merged(layers))
@@ -188,12 +187,6 @@ def _merged(layers: list[dict[str, Any]]) -> dict[str, Any]:
             is_nested = isinstance(value, dict) and isinstance(place.get(last), dict)
             place[last] = place[last] | value if is_nested else value
     return merged
-
-
-def _meant(name: str, known: Iterable[str], dashes: str = "") -> str:
-    """The known name that is most like an unknown one, as an advice."""
-    close = difflib.get_close_matches(name.replace("-", "_"), known, 1, 0.7)
-    return f" (did you mean {dashes}{close[0]}?)" if close else ""
 
 
 def _recipe_file(name: str) -> Path:

@@ -72,7 +72,7 @@ def check_exists(path: Path, *, field: str) -> None:
 
 
 def check_file(path: Path, *, field: str, suffixes: tuple[str, ...] = SUFFIXES) -> None:
-    """Reject what is no file, has another suffix, or is empty; `field` is its setting."""
+    """Reject a path that is not a file, has another suffix, or is empty; `field` is its setting."""
     check_exists(path, field=field)
     if not path.is_file():
         raise InputError(f"{field}: expected a file, got the folder {path}")

@@ -20,6 +20,7 @@ import difflib
 import functools
 import itertools
 import os
+from collections.abc import Iterable
 from types import NoneType, UnionType
 from typing import (
     Annotated,
@@ -88,6 +89,7 @@ ModelName = Annotated[str, AfterValidator(os.path.expanduser), "MODEL"]
 AdapterName = Annotated[str, AfterValidator(os.path.expanduser), "ADAPTER"]
 Column = Annotated[str, "COLUMN"]
 Metric = Annotated[str, "METRIC"]
+Document = Literal["auto", "file", "line", "blank_line", "wikitext"]  # how text files are split into documents
 
 
 @dataclass_transform(kw_only_default=True)
@@ -212,12 +214,16 @@ def _first(error: ValidationError, kind: type) -> str:
     if first["type"] == "missing":
         return f"{name}: expected a value, got none"
     if first["type"] == "unexpected_keyword_argument":
-        close = difflib.get_close_matches(name, [each.name for each in settings_of(kind)], 1, 0.7)
-        advice = f" (did you mean {close[0]}?)" if close else ""
-        return f"{name}: expected a setting, got an unknown one{advice}"
+        return f"{name}: expected a setting, got an unknown one{meant(name, [each.name for each in settings_of(kind)])}"
     same = [each for each in (first, *others) if _name(each) == name]  # of a union, one for each of its types
     expected = dict.fromkeys(_EXPECTED.get(each["type"], each["msg"]).format(**each.get("ctx", {})) for each in same)
     return f"{name}: expected {' or '.join(expected)}, got {'none' if first['input'] == '' else first['input']}"
+
+
+def meant(name: str, known: Iterable[str], dashes: str = "") -> str:
+    """The known name that is most like an unknown one, as advice at the end of a message."""
+    close = difflib.get_close_matches(name.replace("-", "_"), list(known), 1, 0.7)
+    return f" (did you mean {dashes}{close[0]}?)" if close else ""
 
 
 def _name(problem: Any) -> str:

@@ -1,7 +1,5 @@
 """Settings of linearisation and of the distillation of a full-attention teacher into a linear student."""
 
-from typing import Literal
-
 from linformer_kit.settings.declare import (
     Adapter,
     Amount,
@@ -9,6 +7,7 @@ from linformer_kit.settings.declare import (
     Count,
     CountOrZero,
     Distillation,
+    Document,
     Evaluation,
     File,
     Folder,
@@ -107,7 +106,7 @@ class DistillSettings(LinearizeSettings, TrainingSettings):
     validation_file: Texts[list[File] | None] = None
     text_column: Texts[Column] = "text"
     text_pair_column: Texts[Column | None] = None
-    document: Texts[Literal["auto", "file", "line", "blank_line", "wikitext"]] = "auto"
+    document: Texts[Document] = "auto"
     packing: Texts[bool | None] = None
     validation_fraction: Texts[Share] = 0.05
     max_eval_samples: Texts[Count] = 64

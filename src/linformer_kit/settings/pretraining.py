@@ -1,11 +1,10 @@
 """Settings of the training text and of masked-language-model pretraining."""
 
-from typing import Literal
-
 from linformer_kit.settings.declare import (
     Column,
     Count,
     CountOrZero,
+    Document,
     Evaluation,
     File,
     Folder,
@@ -46,7 +45,7 @@ class CorpusSettings:
     dataset_name: Texts[str | None] = None
     dataset_config_name: Texts[str | None] = None
     text_column: Texts[Column] = "text"
-    document: Texts[Literal["auto", "file", "line", "blank_line", "wikitext"]] = "auto"
+    document: Texts[Document] = "auto"
     validation_fraction: Texts[Share] = 0.05
     split_seed: Texts[Seed | None] = None
     streaming: Texts[bool | None] = None

@@ -10,6 +10,7 @@ from linformer_kit.settings.declare import (
     ChoiceOfK,
     Column,
     Count,
+    Document,
     Encoder,
     Export,
     File,
@@ -73,7 +74,7 @@ class EmbedSettings:
     file: Texts[File]
     output: Output[File]
     text_column: Texts[Column | None] = None
-    document: Texts[Literal["auto", "file", "line", "blank_line", "wikitext"]] = "auto"
+    document: Texts[Document] = "auto"
     max_length: Texts[Count | None] = None
     chunk_tokens: Texts[Count | None] = None
     pieces: Texts[bool] = False
@@ -258,7 +259,7 @@ class SpectrumSettings:
     model: Model[ModelName]
     text_file: Texts[list[File] | None] = None
     text_column: Texts[Column] = "text"
-    document: Texts[Literal["auto", "file", "line", "blank_line", "wikitext"]] = "auto"
+    document: Texts[Document] = "auto"
     seq_len: Texts[int | None] = None
     samples: Texts[Count] = 100
     packing: Texts[bool] = True

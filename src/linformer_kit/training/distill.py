@@ -120,19 +120,11 @@ def check(settings: DistillSettings) -> None:
     """
     for model in (settings.teacher, settings.student):
         check_model_is_kept(model, settings.output_dir)
-    if not settings.temperature > 0:
-        raise InputError(f"temperature: expected more than 0, got {settings.temperature}")
-    if not 0 < settings.mlm_probability < 1:
-        raise InputError(f"mlm_probability: expected more than 0 and less than 1, got {settings.mlm_probability}")
-    if settings.max_eval_samples < 1:
-        raise InputError(f"max_eval_samples: expected 1 or more, got {settings.max_eval_samples}")
     layerwise = _layerwise_steps(settings)
     if not 0 <= layerwise <= settings.max_steps:
         raise InputError(f"layerwise_steps: expected 0 to {settings.max_steps}, got {settings.layerwise_steps}")
     if settings.packing and settings.text_pair_column is not None:
         raise InputError("packing: expected false for pairs of texts, got true")
-    if settings.adapter_rank < 1:
-        raise InputError(f"adapter_rank: expected 1 or more, got {settings.adapter_rank}")
     if settings.adapter and settings.student is not None:
         raise InputError(
             f"student: expected none with adapter, which changes the teacher itself, got {settings.student}"
