@@ -32,8 +32,7 @@ from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import LogisticRegression
 
 from linformer_kit.data.examples import Example
-from linformer_kit.data.labelled import LabelledTexts, load_labelled
-from linformer_kit.data.tasks import TASKS
+from linformer_kit.data.labelled import TASKS, LabelledTexts, load_labelled
 from linformer_kit.errors import DivergedError
 from linformer_kit.report.base import shortened
 from linformer_kit.report.figures import new_figure, show_grid

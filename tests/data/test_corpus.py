@@ -162,7 +162,7 @@ def test_hub_data_is_streamed_by_default_and_keeps_its_own_split(tmp_path, setti
 
 def test_one_document_cannot_be_split(tmp_path, settings):
     write_lines(tmp_path / "a.txt", ["one", "document"])
-    message = r"a\.txt: expected at least 2 different documents.*, got 1; give --validation_file, or .* --document"
+    message = r"a\.txt: expected at least 2 different texts .*, got 1; give --validation_file, or .* --document"
     with pytest.raises(InputError, match=message):
         load_corpus(settings("a.txt"), seed=0)
 

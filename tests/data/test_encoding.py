@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from linformer_kit import InputError
-from linformer_kit.data.encoding import Encoder
+from linformer_kit.data.tokenizer import Encoder
 from tests.conftest import save_tokenizer
 
 LONG = "the quick brown fox jumps over the lazy dog " * 5

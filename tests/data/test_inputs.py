@@ -11,9 +11,9 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from linformer_kit.data import inputs
-from linformer_kit.data.encoding import Encoder
 from linformer_kit.data.examples import Columns, Example, Labels
 from linformer_kit.data.inputs import labelled_inputs
+from linformer_kit.data.tokenizer import Encoder
 
 NAMES = Labels(("a", "b", "c"))
 LONGEST = 13

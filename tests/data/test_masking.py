@@ -89,7 +89,9 @@ def test_equal_keys_give_equal_masks_and_others_do_not():
 @pytest.fixture
 def blocks(tokenizer):
     rows = np.random.default_rng(0).integers(5, 281, size=(23, 47)).astype(np.int32)
-    return MaskedBlocks(datasets.Dataset.from_dict({"input_ids": rows}), tokenizer, seed=3, probability=0.3)
+    return MaskedBlocks(
+        datasets.Dataset.from_dict({"input_ids": rows}), BlockMasker(tokenizer, seed=3, probability=0.3)
+    )
 
 
 def test_masked_blocks_are_indexed_by_epoch_and_index(blocks):

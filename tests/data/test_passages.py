@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from datasets import Dataset
 
-from linformer_kit.data.encoding import Encoder
 from linformer_kit.data.masking import BlockMasker
 from linformer_kit.data.passages import Passages, Texts, passage_keys, split_sentences
-from linformer_kit.data.tokenizer import train_tokenizer
+from linformer_kit.data.tokenizer import Encoder, train_tokenizer
 
 SENTENCES = [f"number {number} was good." for number in range(97)]
 LONGEST = 23

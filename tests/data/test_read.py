@@ -105,14 +105,6 @@ def test_what_is_not_the_library_is_left_out(tmp_path, monkeypatch, folder):
     assert standard_library().paths == ((path,) if folder == "a" else ())
 
 
-def test_source_is_decoded_as_it_declares_and_else_skipped(tmp_path):
-    (tmp_path / "a.py").write_bytes("# coding: latin-1\nx = 'é'\n".encode("latin-1"))
-    (tmp_path / "b.py").write_bytes(b"x = '\xe9'\n")
-    (tmp_path / "c.py").write_bytes(b"# coding: no-such-coding\n")
-    paths = sorted(tmp_path.iterdir())
-    assert list(read_documents(paths, document="python_source", column="text")) == ["# coding: latin-1\nx = 'é'\n"]
-
-
 @pytest.mark.parametrize("name", ["notes.txt", "rows.jsonl", "rows.csv"])
 @pytest.mark.parametrize(
     ("content", "offset"),

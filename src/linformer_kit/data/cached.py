@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 from datasets import Dataset
@@ -13,12 +16,19 @@ from linformer_kit.errors import InputError, error_text, machine_failure
 from linformer_kit.files.writing import whole_file
 
 
+def content_hash(parts: Iterable[Any]) -> str:
+    """Hexadecimal SHA-256 of values that JSON can hold, in their order."""
+    content = hashlib.sha256()
+    for part in parts:
+        content.update(json.dumps(part).encode() + b"\n")
+    return content.hexdigest()
+
+
 def cache_folder(cache_dir: str | None) -> Path:
     """The folder of the cache: `cache_dir`, or linformer_kit in the user's cache folder."""
     if cache_dir:
         return Path(cache_dir).expanduser()
-    user_cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(user_cache) / "linformer_kit"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "linformer_kit"
 
 
 def make_cache_folder(folder: Path) -> None:
@@ -60,18 +70,14 @@ def cached_dataset(
     """
     if path.exists():
         try:
-            found = Dataset.from_file(str(path))
+            dataset = Dataset.from_file(str(path))
         except (pyarrow.ArrowException, OSError):
-            found = None
-        if found is not None and rows in (None, len(found)):
-            return found
+            dataset = None
+        if dataset is not None and rows in (None, len(dataset)):
+            return dataset
         # Truncated or damaged: write it again. Do not remove it: another process may just have replaced it.
     make_cache_folder(path.parent)
-    _write(batches(), schema, path)
-    return Dataset.from_file(str(path))
-
-
-def _write(batches: Iterable[pyarrow.RecordBatch], schema: pyarrow.Schema, path: Path) -> None:
     with whole_file(path) as staged, pyarrow.ipc.new_stream(str(staged), schema) as writer:
-        for batch in batches:
+        for batch in batches():
             writer.write_batch(batch)
+    return Dataset.from_file(str(path))

@@ -5,11 +5,10 @@ A token takes 4 bytes on disk, in one file for all processes of a machine.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,10 @@ from jaxtyping import Int, Num
 from torch.utils.data import Dataset as TorchDataset
 from tqdm import tqdm
 
-from linformer_kit.data.cached import cached_dataset
-from linformer_kit.data.encoding import Encoder
+from linformer_kit.data.cached import cached_dataset, content_hash
 from linformer_kit.data.examples import Columns, Example, Labels
 from linformer_kit.data.masking import FILLER
-from linformer_kit.data.tokenizer import tokenizer_fingerprint
+from linformer_kit.data.tokenizer import Encoder, tokenizer_fingerprint
 from linformer_kit.settings import IGNORED_LABEL
 
 logger = logging.getLogger(__name__)
@@ -139,7 +137,11 @@ def labelled_inputs(
     """
     first = encoder([(examples[0].text, examples[0].text_pair)])[0].windows[0]
     schema = pyarrow.schema({**dict.fromkeys(first, pyarrow.list_(pyarrow.int32())), _TOKENS: pyarrow.int32()})
-    path = cache / f"{_identity(examples, encoder)}.arrow"
+    tokenizer = encoder.tokenizer
+    how = [encoder.max_length, tokenizer.truncation_side, tokenizer.split_special_tokens, tokenizer.model_input_names]
+    texts = ([example.text, example.text_pair] for example in examples)
+    identity = chain([_FORMAT_VERSION, tokenizer_fingerprint(tokenizer), how], texts)
+    path = cache / f"{content_hash(identity)}.arrow"
     stored = cached_dataset(path, schema, lambda: _batches(examples, encoder, schema, name), rows=len(examples))
     targets = [labels.target(example, column=columns.label) for example in examples]
     items = LabelledItems.of(stored.select_columns(list(first)), targets)  # type: ignore[arg-type]
@@ -167,16 +169,5 @@ def _batches(
             together = examples[start : start + _TOGETHER]
             encoded = encoder([(example.text, example.text_pair) for example in together])
             rows = [{**text.windows[0], _TOKENS: text.tokens} for text in encoded]
-            columns = [pyarrow.array([row[field.name] for row in rows], field.type) for field in schema]
-            yield pyarrow.record_batch(columns, schema)
+            yield pyarrow.RecordBatch.from_pylist(rows, schema)
             bar.update(len(together))
-
-
-def _identity(examples: Sequence[Example], encoder: Encoder) -> str:
-    """Hexadecimal hash of everything that the tokens depend on."""
-    tokenizer = encoder.tokenizer
-    how = [encoder.max_length, tokenizer.truncation_side, tokenizer.split_special_tokens, tokenizer.model_input_names]
-    content = hashlib.sha256(json.dumps([_FORMAT_VERSION, tokenizer_fingerprint(tokenizer), *how]).encode())
-    for example in examples:
-        content.update(json.dumps([example.text, example.text_pair]).encode())
-    return content.hexdigest()

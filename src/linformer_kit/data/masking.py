@@ -79,15 +79,14 @@ class BlockMasker:
         if tokenizer.mask_token_id is None:
             raise InputError("tokenizer: expected one with a mask token, got none")
         special_ids = np.array(tokenizer.all_special_ids)
+        # Added tokens may have no embedding in the model.
+        excluded = [*special_ids, *tokenizer.get_added_vocab().values()]
         self._arguments = {
             "seed": seed,
             "probability": probability,
             "mask_token_id": tokenizer.mask_token_id,
             "special_ids": special_ids,
-            # Added tokens may have no embedding in the model.
-            "replacement_ids": np.setdiff1d(
-                list(tokenizer.get_vocab().values()), [*special_ids, *tokenizer.get_added_vocab().values()]
-            ),
+            "replacement_ids": np.setdiff1d(list(tokenizer.get_vocab().values()), excluded),
         }
 
     def __call__(self, block: np.ndarray, *, epoch: int, index: int) -> dict[str, torch.Tensor]:
@@ -104,14 +103,12 @@ class MaskedBlocks(torch.utils.data.Dataset):
 
     Args:
         blocks: Result of `packing.pack`.
-        tokenizer: The one that made the blocks.
-        seed: Seed of all masks.
-        probability: Share of the tokens to select.
+        masks: Masks the blocks.
     """
 
-    def __init__(self, blocks: Dataset, tokenizer: PreTrainedTokenizerFast, *, seed: int, probability: float) -> None:
+    def __init__(self, blocks: Dataset, masks: BlockMasker) -> None:
         self._blocks = blocks.with_format("numpy")
-        self._mask = BlockMasker(tokenizer, seed=seed, probability=probability)
+        self._masks = masks
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -123,7 +120,7 @@ class MaskedBlocks(torch.utils.data.Dataset):
             return {**block, "labels": torch.full_like(block["labels"], IGNORED_LABEL)}
         if not 0 <= index < len(self):  # a negative index would give the same block with other masks
             raise IndexError(f"block {index}: expected 0 to {len(self) - 1}")
-        return self._mask(self._blocks[index]["input_ids"], epoch=epoch, index=index)
+        return self._masks(self._blocks[index]["input_ids"], epoch=epoch, index=index)
 
 
 def shuffled_blocks(length: int, *, seed: int, epoch: int, multiple: int = 1) -> list[tuple[int, int | None]]:

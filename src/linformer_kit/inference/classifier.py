@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedConfig
 
-from linformer_kit.data.encoding import Encoder, Window
 from linformer_kit.data.examples import Columns, Labels, listed_classes
+from linformer_kit.data.tokenizer import Encoder, Window
 from linformer_kit.environment import best_device, use_bf16
 from linformer_kit.errors import InputError
 from linformer_kit.inference.batches import batches, check_finite, reads_padding, text_errors
