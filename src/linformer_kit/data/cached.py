@@ -12,7 +12,6 @@ from typing import Any
 import pyarrow
 from datasets import Dataset
 
-from linformer_kit.errors import InputError, error_text, machine_failure
 from linformer_kit.files.writing import whole_file
 
 
@@ -31,25 +30,6 @@ def cache_folder(cache_dir: str | None) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "linformer_kit"
 
 
-def make_cache_folder(folder: Path) -> None:
-    """Create a folder of the cache.
-
-    Raises:
-        InputError: if it is not writable; the message names the setting `cache_dir`.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        reason = "" if os.access(folder, os.W_OK | os.X_OK) else "it may not be written to"
-    except OSError as error:
-        if machine_failure(error) is not None:
-            raise
-        reason = error.strerror or error_text(error)
-    if reason:
-        raise InputError(
-            f"cache_dir: expected a folder to write to, got {folder} ({reason}); give another one with --cache_dir"
-        )
-
-
 def cached_dataset(
     path: Path, schema: pyarrow.Schema, batches: Callable[[], Iterable[pyarrow.RecordBatch]], *, rows: int | None = None
 ) -> Dataset:
@@ -65,8 +45,7 @@ def cached_dataset(
         The memory-mapped data set.
 
     Raises:
-        InputError: The folder is not writable.
-        OSError: The file cannot be written; the error has the file's name.
+        OSError: The file cannot be written; the error has the name of the file or its folder.
     """
     if path.exists():
         try:
@@ -76,7 +55,7 @@ def cached_dataset(
         if dataset is not None and rows in (None, len(dataset)):
             return dataset
         # Truncated or damaged: write it again. Do not remove it: another process may just have replaced it.
-    make_cache_folder(path.parent)
+    path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as staged, pyarrow.ipc.new_stream(str(staged), schema) as writer:
         for batch in batches():
             writer.write_batch(batch)

@@ -31,21 +31,13 @@ _TOGETHER = 64  # documents in a batch
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents for training and validation.
+    """Documents for training and validation."""
 
-    Attributes:
-        train: Training documents; one column, `text`, and one row per document.
-        validation: Validation documents, with the same column.
-        description: Source and numbers of documents in one line, for logs and reports.
-        fingerprint: Hexadecimal hash of the contents of the files, the document rule and the validation split.
-        streaming: Whether the documents are read during training.
-    """
-
-    train: Documents
+    train: Documents  # one column, `text`, and one row per document
     validation: Documents
-    description: str
-    fingerprint: str
-    streaming: bool
+    description: str  # source and numbers of documents in one line, for logs and reports
+    fingerprint: str  # hash of the texts, the document rule and the validation split
+    streaming: bool  # whether the documents are read during training
 
 
 def load_corpus(settings: CorpusSettings, *, seed: int) -> Corpus:

@@ -20,17 +20,10 @@ _PRINTED_LIST = re.compile(r"\[\s*((-?[\d.]|['\"]|True|False).*)?\]", re.DOTALL)
 
 @dataclass(frozen=True)
 class Columns(TextColumns):
-    """Which columns of a table hold texts and classes.
+    """Which columns of a table hold texts and classes."""
 
-    Attributes:
-        label: The class, or a list of classes.
-        label_separator: Separator of several classes in one string; None: the string is one class.
-        numbered: Names of the classes, by the number that a file may use instead.
-    """
-
-    label: str = "label"
-    label_separator: str | None = None
-    numbered: tuple[str, ...] = ()
+    label: str = "label"  # the class, or a list of classes
+    numbered: tuple[str, ...] = ()  # names of the classes, by the number that a file may use instead
 
     def names(self) -> dict[str, str]:
         return super().names() | {"label_column": self.label}
@@ -38,36 +31,22 @@ class Columns(TextColumns):
 
 @dataclass(frozen=True)
 class Example:
-    """One labelled text.
+    """One labelled text."""
 
-    Attributes:
-        source: File and line or row.
-        text: The text.
-        text_pair: The second text of a pair.
-        values: Its classes as in the file; exactly one unless `multi_label`.
-        multi_label: Whether it may have any number of classes.
-    """
-
-    source: str
+    source: str  # file and line or row
     text: str
     text_pair: str | None
-    values: tuple[str, ...]
-    multi_label: bool
+    values: tuple[str, ...]  # its classes as in the file; exactly one unless `multi_label`
+    multi_label: bool  # whether it may have any number of classes
 
 
 @dataclass(frozen=True)
 class Labels:
-    """The classes of a task.
+    """The classes of a task."""
 
-    Attributes:
-        names: Names, by number.
-        multi_label: Whether a text may have any number of them instead of one.
-        numbered: Names by the number that a file may use instead, as in the paper's tasks.
-    """
-
-    names: tuple[str, ...]
-    multi_label: bool = False
-    numbered: tuple[str, ...] = ()
+    names: tuple[str, ...]  # by number
+    multi_label: bool = False  # whether a text may have any number of them instead of one
+    numbered: tuple[str, ...] = ()  # names by the number that a file may use instead, as in the paper's tasks
 
     def number(self, value: str, *, source: str, column: str) -> int:
         """The index of a class that is given as in a file, by name or number; an `InputError` if it is unknown."""
@@ -138,11 +117,9 @@ def _example(source: str, row: dict[str, Any], columns: Columns) -> Example:
     value = row[columns.label]
     if isinstance(value, str) and _PRINTED_LIST.fullmatch(value.strip()):
         raise InputError(
-            f"{source}: {columns.label!r} is {value.strip()[:40]!r}, a list as text; expected one class, classes with "
-            "a label_separator, or a list in JSON Lines or Parquet"
+            f"{source}: {columns.label!r} is {value.strip()[:40]!r}, a list as text; expected one class, or a list in "
+            "JSON Lines or Parquet"
         )
-    if columns.label_separator and isinstance(value, str):
-        value = [part for part in value.split(columns.label_separator) if part.strip()]
     multi_label = isinstance(value, list)
     values = [_class(each, source, columns.label) for each in (value if multi_label else [value])]
     if len(set(values)) < len(values) and _FLAGS.issuperset(values):

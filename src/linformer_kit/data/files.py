@@ -28,43 +28,28 @@ _RULES_VERSION = 1
 
 @dataclass(frozen=True)
 class TextFiles:
-    """Files and how to read them.
+    """Files and how to read them."""
 
-    Attributes:
-        name: Name for messages.
-        paths: The files, sorted, each once.
-        document: Rule for text files, a key of `read.RULES`.
-        column: Text column of the other files.
-    """
-
-    name: str
-    paths: tuple[Path, ...]
-    document: str
-    column: str
+    name: str  # for messages
+    paths: tuple[Path, ...]  # sorted, each once
+    document: str  # rule for text files, a key of `read.RULES`
+    column: str  # text column of tables
 
     def fingerprint(self) -> str:
-        """Hash of what the documents depend on: contents, suffixes and order of the files, and how they are read.
-
-        Names and times of the files have no influence, so a second copy of the same text has the same hash.
-
-        Raises:
-            InputError: A file cannot be read.
-        """
-        parts: list[object] = [_RULES_VERSION, self.document, self.column]
-        for path in tqdm(self.paths, desc="Hashing text", unit=" files", delay=2):
-            try:
-                parts.append([path.suffix.lower(), file_fingerprint(path)])
-            except OSError as error:
-                raise InputError(f"{path}: expected a file that can be read, got {error.strerror}") from None
-        return content_hash(parts)
+        """Hash of contents and order of the files, and how they are read; a copy of the same text has the same hash."""
+        paths = tqdm(self.paths, desc="Hashing text", unit=" files", delay=2)
+        contents = [(path.suffix.lower(), file_fingerprint(path)) for path in paths]
+        return content_hash([_RULES_VERSION, self.document, self.column, contents])
 
 
 def check_file(path: Path, *, field: str, suffixes: tuple[str, ...] = SUFFIXES) -> None:
     """Reject a path that is not a file, has another suffix, or is empty; `field` is its setting."""
-    if not path.exists():
-        raise InputError(f"{field}: no such file or folder: {path}")
     if not path.is_file():
-        raise InputError(f"{field}: expected a file, got the folder {path}")
+        raise InputError(
+            f"{field}: expected a file, got the folder {path}"
+            if path.is_dir()
+            else f"{field}: no such file or folder: {path}"
+        )
     if path.suffix.lower() not in suffixes:
         raise InputError(f"{field}: {path} has suffix {path.suffix!r}; expected one of {' '.join(suffixes)}")
     if path.stat().st_size == 0:

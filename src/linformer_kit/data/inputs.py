@@ -39,17 +39,11 @@ _BATCHES_TOGETHER = 50  # whose texts are sorted by length
 
 @dataclass(frozen=True)
 class LabelledItems(TorchDataset[Item]):
-    """Windows of texts, read on access, and their labels.
+    """Windows of texts, read on access, and their labels."""
 
-    Attributes:
-        windows: Data set of lists of int32: `input_ids`, and `token_type_ids` where the tokenizer has them.
-        lengths: Tokens of each window.
-        labels: Indices of the classes, or 0 and 1 for each class if multi-label.
-    """
-
-    windows: Dataset
-    lengths: Int[np.ndarray, " texts"]
-    labels: Num[np.ndarray, " texts"] | Num[np.ndarray, "texts classes"]
+    windows: Dataset  # lists of int32: `input_ids`, and `token_type_ids` where the tokenizer has them
+    lengths: Int[np.ndarray, " texts"]  # tokens of each window
+    labels: Num[np.ndarray, " texts"] | Num[np.ndarray, "texts classes"]  # classes, or 0 and 1 for each class
 
     @classmethod
     def of(cls, windows: Dataset, labels: Sequence[int] | Sequence[list[float]]) -> LabelledItems:
@@ -111,15 +105,10 @@ def grouped_by_length(
 
 @dataclass(frozen=True)
 class LabelledInputs:
-    """Inputs with their labels.
+    """Inputs with their labels."""
 
-    Attributes:
-        items: Inputs and labels in the order of the texts.
-        cut: Counts of truncated `texts`, of their removed `tokens`, and of all tokens before truncation (`of_tokens`).
-    """
-
-    items: LabelledItems
-    cut: dict[str, int]
+    items: LabelledItems  # in the order of the texts
+    cut: dict[str, int]  # truncated `texts`, their removed `tokens`, and all tokens before truncation (`of_tokens`)
 
 
 def labelled_inputs(
@@ -135,6 +124,7 @@ def labelled_inputs(
         cache: Folder of the cached tokens, shared by all processes and later runs.
         name: What the texts are, for the log.
     """
+    targets = [labels.target(example, column=columns.label) for example in examples]  # before tokenisation: may raise
     first = encoder([(examples[0].text, examples[0].text_pair)])[0].windows[0]
     schema = pyarrow.schema({**dict.fromkeys(first, pyarrow.list_(pyarrow.int32())), _TOKENS: pyarrow.int32()})
     tokenizer = encoder.tokenizer
@@ -143,7 +133,6 @@ def labelled_inputs(
     identity = chain([_FORMAT_VERSION, tokenizer_fingerprint(tokenizer), how], texts)
     path = cache / f"{content_hash(identity)}.arrow"
     stored = cached_dataset(path, schema, lambda: _batches(examples, encoder, schema, name), rows=len(examples))
-    targets = [labels.target(example, column=columns.label) for example in examples]
     items = LabelledItems.of(stored.select_columns(list(first)), targets)  # type: ignore[arg-type]
     tokens = stored.data.column(_TOKENS).to_numpy()
     lost = tokens - items.lengths

@@ -36,33 +36,19 @@ ACCURACY, F1, MACRO_F1, MICRO_F1 = "accuracy", "f1", "macro_f1", "micro_f1"
 
 @dataclass(frozen=True)
 class Task:
-    """A task of the paper.
+    """A task of the paper."""
 
-    Attributes:
-        title: Name for reports.
-        text_column: Column of the text.
-        labels: Names of the classes, by number.
-        hub: Data set and configuration on the Hugging Face hub.
-        text_pair_column: Column of the second text of a pair; None: single texts.
-        metrics: Names of the metrics; the first one selects the best model.
-        hub_validation: Split on the hub to evaluate on; it has labels.
-        train_file: Training file of a local copy.
-        validation_file: Validation file of a local copy.
-        file_label_column: Column of the class in these files; on the hub it is `label`.
-        ragged: Whether to skip records with more or fewer fields than the header, which the files are known to have.
-    """
-
-    title: str
+    title: str  # for reports
     text_column: str
-    labels: tuple[str, ...]
-    hub: tuple[str, str | None]
+    labels: tuple[str, ...]  # names of the classes, by number
+    hub: tuple[str, str | None]  # data set and configuration
     text_pair_column: str | None = None
-    metrics: tuple[str, ...] = (ACCURACY,)
-    hub_validation: str = "validation"
-    train_file: str = "train.tsv"
+    metrics: tuple[str, ...] = (ACCURACY,)  # the first one selects the best model
+    hub_validation: str = "validation"  # split on the hub to evaluate on; it has labels
+    train_file: str = "train.tsv"  # of a local copy, like the following
     validation_file: str = "dev.tsv"
-    file_label_column: str = "label"
-    ragged: bool = False
+    file_label_column: str = "label"  # on the hub it is `label`
+    ragged: bool = False  # whether records are known to have more or fewer fields than the header
 
 
 TASKS = {
@@ -92,23 +78,14 @@ TASKS = {
 
 @dataclass(frozen=True)
 class LabelledTexts:
-    """Labelled texts for training and validation.
-
-    Attributes:
-        train: Training texts.
-        validation: Validation texts.
-        labels: Their classes.
-        columns: Columns of texts and classes.
-        metrics: Names of the metrics; the first one selects the best model.
-        description: Source and numbers of texts in one line, for logs and reports.
-    """
+    """Labelled texts for training and validation."""
 
     train: list[Example]
     validation: list[Example]
     labels: Labels
     columns: Columns
-    metrics: tuple[str, ...]
-    description: str
+    metrics: tuple[str, ...]  # the first one selects the best model
+    description: str  # source and numbers of texts in one line, for logs and reports
 
     def fingerprint(self) -> str:
         """Hexadecimal hash of all texts and classes."""
@@ -128,22 +105,15 @@ def load_labelled(settings: FinetuneSettings) -> LabelledTexts:
     task, columns = task_of(settings), columns_of(settings)
     train = _read(settings, columns, "train")
     labels = Labels(task.labels, numbered=task.labels) if task else labels_of(train, columns.label)
-    if task or settings.validation_file or settings.dataset_name:
-        validation = _read(settings, columns, "validation")
-    else:
-        validation = []
+    only_training = settings.train_file and not settings.validation_file
+    validation = [] if only_training else _read(settings, columns, "validation")
     if not validation:
         texts = ("\0".join(_texts_of(example)) for example in train)
         held = held_out(texts, fraction=settings.validation_fraction, seed=settings.split_seed, name="train_file")
         train, validation = ([train[index] for index in np.flatnonzero(side)] for side in (~held, held))
-    for example in (*train, *validation):
-        labels.target(example, column=columns.label)  # raises an error now, not after tokenisation
     train = sample(train, settings.max_train_samples, seed=settings.split_seed)
     validation = sample(validation, settings.max_eval_samples, seed=settings.split_seed)
-    if len({str(labels.target(example, column=columns.label)) for example in train}) < 2:
-        only = " and ".join(map(repr, train[0].values)) or "none"
-        raise InputError(f"label_column {columns.label!r}: expected two or more classes to learn, got only {only}")
-    _warn(train, validation, labels, columns)
+    _check(train, validation, labels, columns)
     name = settings.task or settings.dataset_name or " ".join(names_only(settings.train_file or []))
     many = ", any number of them for a text" if labels.multi_label else ""
     description = (
@@ -174,10 +144,8 @@ def load_measured(
     elif task:
         labels = replace(labels, numbered=labels.names)  # LABEL_0 and so on
     examples = _read(settings, columns, "validation")
-    for example in examples:
-        labels.target(example, column=columns.label)
     examples = sample(examples, settings.max_eval_samples, seed=0)
-    _warn([], examples, labels, columns)
+    _check([], examples, labels, columns)
     return examples, labels, columns
 
 
@@ -192,7 +160,7 @@ def columns_of(settings: LabelledSettings, defaults: Columns | None = None) -> C
     Raises:
         InputError: for a column that is named together with a task, or twice.
     """
-    names = ("text_column", "text_pair_column", "label_column", "label_separator")
+    names = ("text_column", "text_pair_column", "label_column")
     given = {name: value for name in names if (value := getattr(settings, name)) is not None}
     if task := task_of(settings):
         for name, value in given.items():
@@ -229,38 +197,40 @@ def sample(examples: list[Example], count: int | None, *, seed: int) -> list[Exa
 
 
 def _read(settings: LabelledSettings, columns: Columns, side: str) -> list[Example]:
-    """The training or validation texts, at least one unless fine-tuning may hold out some of the others."""
-    rows = _rows_of_hub(settings, columns, side) if _on_hub(settings) else _rows_of_files(settings, columns, side)
+    """The texts of one side; none if a data set for fine-tuning has none for validation."""
+    field, task = f"{side}_file", task_of(settings)
+    rows: Iterator[Row]
+    if _on_hub(settings):
+        rows = _rows_of_hub(settings, columns, side)
+    elif task:
+        path = _file_of_task(Path(str(settings.data_dir)), str(settings.task), getattr(task, field))
+        rows = read_table(path, columns.names(), skip_ragged=task.ragged)
+    else:
+        paths = find_files(getattr(settings, field) or [], field=field, suffixes=TABLE_SUFFIXES)
+        rows = (row for path in paths for row in read_table(path, columns.names()))
     examples = as_examples(rows, columns)
-    if not examples and not (side == "validation" and isinstance(settings, FinetuneSettings) and settings.dataset_name):
-        files = getattr(settings, f"{side}_file", None) or []
-        place = " ".join([f"{side}_file", *files]) if files else settings.task or settings.dataset_name
+    if not examples and not _may_hold_out(settings, side):
+        place = settings.task or settings.dataset_name or " ".join([field, *getattr(settings, field)])
         raise InputError(f"{place}: expected texts, got none")
     return examples
 
 
 def _rows_of_hub(settings: LabelledSettings, columns: Columns, side: str) -> Iterator[Row]:
-    """Rows of a split; none if a data set for fine-tuning has no split for validation."""
-    task = task_of(settings)
+    task, split = task_of(settings), side
     name, config = task.hub if task else (str(settings.dataset_name), settings.dataset_config_name)
-    split = side
     if side == "validation":
         split = getattr(settings, "split", None) or (task.hub_validation if task else side)
     splits = load_hub(name, config)
     if split in splits:
         return hub_rows(name, split, splits[split], columns.names(), numbered=task is not None)
-    if side == "validation" and task is None and isinstance(settings, FinetuneSettings):
+    if _may_hold_out(settings, side):
         return iter(())
     raise InputError(f"dataset_name {name}: expected a split {split!r}, got {', '.join(map(repr, splits))}")
 
 
-def _rows_of_files(settings: LabelledSettings, columns: Columns, side: str) -> Iterator[Row]:
-    field, task = f"{side}_file", task_of(settings)
-    if task:
-        path = _file_of_task(Path(str(settings.data_dir)), str(settings.task), getattr(task, field))
-        return read_table(path, columns.names(), skip_ragged=task.ragged)
-    paths = find_files(getattr(settings, field) or [], field=field, suffixes=TABLE_SUFFIXES)
-    return (row for path in paths for row in read_table(path, columns.names()))
+def _may_hold_out(settings: LabelledSettings, side: str) -> bool:
+    """Whether a part of the training texts takes the place of those that are missing."""
+    return side == "validation" and isinstance(settings, FinetuneSettings) and settings.dataset_name is not None
 
 
 def _file_of_task(folder: Path, task: str, name: str) -> Path:
@@ -296,8 +266,8 @@ def _texts_of(example: Example) -> tuple[str, ...]:
     return (example.text,) if example.text_pair is None else (example.text, example.text_pair)
 
 
-def _warn(train: Sequence[Example], validation: Sequence[Example], labels: Labels, columns: Columns) -> None:
-    """Warn of empty texts, of validation texts that are also training texts, and of classes without texts."""
+def _check(train: Sequence[Example], validation: Sequence[Example], labels: Labels, columns: Columns) -> None:
+    """Raise an error for unknown classes; warn of empty texts, of texts in both parts, and of classes without texts."""
     empty = [example.source for example in (*train, *validation) if not all(map(str.strip, _texts_of(example)))]
     if empty:
         logger.warning("empty texts: %s, the first %s", f"{len(empty):,}", empty[0])
@@ -312,8 +282,11 @@ def _warn(train: Sequence[Example], validation: Sequence[Example], labels: Label
             both[0],
         )
     for side, examples in (("training", train), ("validation", validation)):
-        values = {(value, example.source) for example in examples for value in example.values}
-        present = {labels.number(value, source=source, column=columns.label) for value, source in values}
+        present = {
+            labels.number(value, source=example.source, column=columns.label)
+            for example in examples
+            for value in example.values
+        }
         absent = [name for number, name in enumerate(labels.names) if number not in present]
         if examples and absent:
             logger.warning("%s: no text has class %s", side, listed_classes(absent))

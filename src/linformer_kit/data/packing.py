@@ -22,7 +22,7 @@ from datasets import Dataset, IterableDataset
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
-from linformer_kit.data.cached import cache_folder, cached_dataset, content_hash, make_cache_folder
+from linformer_kit.data.cached import cache_folder, cached_dataset, content_hash
 from linformer_kit.data.corpus import Corpus, load_corpus, texts_of
 from linformer_kit.data.masking import BlockMasker, MaskedBlocks
 from linformer_kit.data.tokenizer import (
@@ -48,21 +48,13 @@ _TOKENISED_CHARACTERS = 1 << 22
 
 @dataclass(frozen=True)
 class MaskedText:
-    """Data of masked-language-model pretraining, the same for all models of a run.
-
-    Attributes:
-        corpus: The documents.
-        tokenizer: The tokenizer.
-        train: Masked training sequences.
-        validation: Masked validation sequences, the same at each evaluation.
-        validation_blocks: The validation sequences before masking.
-    """
+    """Data of masked-language-model pretraining, the same for all models of a run."""
 
     corpus: Corpus
     tokenizer: PreTrainedTokenizerFast
     train: MaskedBlocks | StreamedBlocks
-    validation: MaskedBlocks
-    validation_blocks: Dataset
+    validation: MaskedBlocks  # the same at each evaluation
+    validation_blocks: Dataset  # before masking
 
 
 def load_masked_text(settings: PretrainSettings) -> MaskedText:
@@ -112,7 +104,6 @@ def _trained_tokenizer(settings: PretrainSettings, corpus: Corpus) -> PreTrained
         except InputError:
             shutil.rmtree(folder)  # damaged: make it again
     tokenizer = train_tokenizer(texts_of(corpus.train), vocab_size=vocab_size, max_length=max_length)
-    make_cache_folder(folder.parent)
     with suppress(InputError), whole_folder(folder) as part:  # another process may write the same tokenizer first
         tokenizer.save_pretrained(part)
     return load_tokenizer(str(folder), max_length=max_length)

@@ -36,19 +36,12 @@ Key = tuple[int, int, int]  # epoch, index of the passage, length in tokens
 
 @dataclass(frozen=True)
 class Inputs:
-    """Inputs of a distillation.
+    """Inputs of a distillation."""
 
-    Attributes:
-        train: Training inputs, indexed by the keys of `passage_keys`.
-        validation: Validation inputs, the longest first.
-        description: Source and numbers of texts in one line, for logs and reports.
-        fingerprint: Hexadecimal hash of the texts and of how they are split.
-    """
-
-    train: Passages | Texts
-    validation: list[Window]
-    description: str
-    fingerprint: str
+    train: Passages | Texts  # indexed by the keys of `passage_keys`
+    validation: list[Window]  # the longest first
+    description: str  # source and numbers of texts in one line, for logs and reports
+    fingerprint: str  # hash of the texts and of how they are split
 
 
 def load_inputs(settings: DistillSettings, encoder: Encoder, *, packing: bool, masked: bool) -> Inputs:

@@ -1,21 +1,19 @@
 """Reading of texts: rows of tables and documents, of files and of the hub, with errors that name file and line.
 
-| file            | one row of a table                                                    |
+| file            | one row, whose text column is a document                              |
 |-----------------|-----------------------------------------------------------------------|
 | .jsonl .json    | a line that holds one JSON object                                     |
 | .csv            | a record, fields quoted with " where needed                           |
 | .tsv            | a line; quotes have no special meaning, as in GLUE                    |
 | .parquet        | a row                                                                 |
 
-| file            | one document                                                          |
-|-----------------|-----------------------------------------------------------------------|
-| .txt .py .md    | by the rule `document`:                                               |
-| ... `file`      | the whole file                                                        |
-| ... `line`      | a non-blank line                                                      |
-| ... `blank_line`| a block of lines between blank lines                                  |
-| ... `wikitext`  | from a heading ` = Title = ` between blank lines to the next heading  |
-| ... `auto`      | `wikitext` if the first non-blank line is a heading, else `file`      |
-| a table         | the text column of one row                                            |
+| .txt .py .md by the rule | one document                                                         |
+|--------------|----------------------------------------------------------------------------------|
+| `file`       | the whole file                                                                   |
+| `line`       | a non-blank line                                                                 |
+| `blank_line` | a block of lines between blank lines                                             |
+| `wikitext`   | an article: from a heading ` = Title = ` between blank lines to the next heading |
+| `auto`       | `wikitext` if the first non-blank line is such a heading, else `file`            |
 
 All text is UTF-8, with or without a byte order mark. Blank lines of tables are skipped, and blank documents dropped.
 
@@ -61,15 +59,10 @@ _HEADING = re.compile(r"\s*= [^=\s](?:.*[^=\s])? =\s*")
 
 @dataclass(frozen=True)
 class TextColumns:
-    """Which columns of a table hold texts.
-
-    Attributes:
-        text: The text.
-        text_pair: The second text of a pair; None: single texts.
-    """
+    """Which columns of a table hold texts."""
 
     text: str
-    text_pair: str | None = None
+    text_pair: str | None = None  # the second text of a pair
 
     def names(self) -> dict[str, str]:
         """Names of the columns by the names of their settings."""
@@ -120,10 +113,8 @@ def read_documents(paths: Iterable[Path], *, document: str, column: str) -> Iter
     Raises:
         InputError: At the first part that cannot be read, with file and line.
     """
-    for path in paths:
-        tabular = (text for text, _ in read_texts(path, TextColumns(column)))
-        documents = tabular if is_table(path) else RULES[document](path)
-        yield from (text for text in documents if text.strip())
+    texts = read_inputs(paths, TextColumns(column), document=document)
+    return (text for text, _ in texts if text.strip())
 
 
 def read_texts(path: Path, columns: TextColumns) -> Iterator[Text]:
@@ -145,7 +136,7 @@ def read_inputs(paths: Iterable[Path], columns: TextColumns, *, document: str) -
         elif columns.text_pair is not None:
             raise InputError(f"text_pair_column: expected none for {path}, which has no columns")
         else:
-            yield from ((text, None) for text in read_documents([path], document=document, column=""))
+            yield from ((text, None) for text in RULES[document](path) if text.strip())
 
 
 def load_hub(name: str, config: str | None, *, streaming: bool = False) -> dict[str, Documents]:
@@ -155,18 +146,7 @@ def load_hub(name: str, config: str | None, *, streaming: bool = False) -> dict[
 
 
 def hub_rows(name: str, split: str, rows: Dataset, columns: Mapping[str, str], *, numbered: bool) -> Iterator[Row]:
-    """Rows of a split of the hub.
-
-    Args:
-        name: The data set.
-        split: Name of the split.
-        rows: Its rows.
-        columns: Names of the columns to read, by the names of their settings.
-        numbered: Whether to give classes by number, even if the data set has names for them.
-
-    Raises:
-        InputError: for a missing column, and a row without a class.
-    """
+    """Rows of a split of the hub, as `read_table`; classes by number if `numbered`, else by name if they have names."""
     check_columns(f"dataset_name {name} {split}", columns, rows.column_names)
     rows = rows.select_columns(list(columns.values()))
     # Columns of classes, or of lists of classes, for which the data set has names.
@@ -184,25 +164,12 @@ def hub_rows(name: str, split: str, rows: Dataset, columns: Mapping[str, str], *
 
 @contextmanager
 def open_text(path: Path, newline: str | None = None) -> Iterator[TextIO]:
-    """Open a UTF-8 text file; other bytes raise an `InputError` with their offset."""
+    """Open a UTF-8 text file; other bytes raise an `InputError`."""
     try:
         with path.open(encoding="utf-8-sig", newline=newline) as file:
             yield file
     except UnicodeDecodeError as error:
-        raise _not_utf8(path) from error  # which only knows the offset in a buffer
-
-
-def _not_utf8(path: Path) -> InputError:
-    offset = 0
-    with path.open("rb") as file:
-        for line in file:
-            try:
-                line.decode()
-            except UnicodeDecodeError as error:
-                place = f"byte {offset + error.start} (0x{line[error.start]:02x})"
-                return InputError(f"{path}: not UTF-8 at {place}; expected UTF-8 text")
-            offset += len(line)
-    return InputError(f"{path}: not UTF-8; expected UTF-8 text")  # it changes while it is read
+        raise InputError(f"{path}: expected UTF-8 text, got the byte 0x{error.object[error.start]:02x}") from error
 
 
 def check_columns(source: Path | str, wanted: Mapping[str, str], columns: Sequence[str]) -> None:
@@ -214,11 +181,10 @@ def check_columns(source: Path | str, wanted: Mapping[str, str], columns: Sequen
         columns: Names of the existing columns.
     """
     for setting, column in wanted.items():
-        count = columns.count(column)
-        if count == 0:
+        if column not in columns:
             existing = ", ".join(map(repr, columns)) or "none"
             raise InputError(f"{source}: no column {column!r} ({setting}); it has {existing}")
-        if count > 1:
+        if (count := columns.count(column)) > 1:
             raise InputError(f"{source}: expected one column {column!r} ({setting}), got {count} of that name")
 
 
@@ -229,33 +195,26 @@ def check_text(value: Any, *, source: str, column: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise InputError(
-            f"{source}: {column!r} has half a surrogate pair, U+{ord(value[error.start]):04X}, "
-            f"at character {error.start}; expected whole Unicode characters"
-        ) from None
+        raise InputError(f"{source}: {column!r} has half a surrogate pair at character {error.start}") from None
     return value
 
 
 def _json_rows(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
     with open_text(path) as file:
         for number, line in enumerate(file, start=1):
-            if line.strip():
-                source = f"{path} line {number}"
-                row = _json_row(line, source)
-                check_columns(source, columns, list(row))
-                yield source, {column: row[column] for column in columns.values()}
-
-
-def _json_row(line: str, source: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line, object_pairs_hook=_without_repetition)
-    except (ValueError, RecursionError) as error:
-        # The rest of the parser's message has a line number within this line, which would be misleading.
-        problem = str(error).split(": line ")[0]
-        raise InputError(f"{source}: not JSON ({problem}); expected one object per line") from None
-    if not isinstance(row, dict):
-        raise InputError(f"{source}: JSON {type(row).__name__}; expected one object per line")
-    return row
+            if not line.strip():
+                continue
+            source = f"{path} line {number}"
+            try:
+                row = json.loads(line, object_pairs_hook=_without_repetition)
+            except (ValueError, RecursionError) as error:
+                # The rest of the parser's message has a line number within this line, which would be misleading.
+                problem = str(error).split(": line ")[0]
+                raise InputError(f"{source}: not JSON ({problem}); expected one object per line") from None
+            if not isinstance(row, dict):
+                raise InputError(f"{source}: JSON {type(row).__name__}; expected one object per line")
+            check_columns(source, columns, list(row))
+            yield source, {column: row[column] for column in columns.values()}
 
 
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

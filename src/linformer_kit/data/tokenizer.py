@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from tqdm import tqdm
@@ -16,7 +15,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from linformer_kit.data.cached import content_hash
 from linformer_kit.data.read import Text
-from linformer_kit.errors import InputError, machine_failure
+from linformer_kit.errors import InputError, input_errors
 
 Window = dict[str, list[int]]  # arguments of a model: input_ids, and token_type_ids if the tokenizer has them
 
@@ -86,30 +85,19 @@ def load_tokenizer(name_or_path: str, *, max_length: int) -> PreTrainedTokenizer
         The tokenizer, without token types among its outputs.
 
     Raises:
-        InputError: It does not exist, is not a fast one, or has no mask, padding, start or end token.
+        InputError: It cannot be loaded, or has no mask, padding, start or end token.
     """
-    try:
+    with input_errors(f"tokenizer {name_or_path}: expected a folder with tokenizer.json, or an id on the hub"):
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False)
-    except Exception as error:  # for damaged files the libraries raise errors of any type
-        if machine_failure(error) is not None:
-            raise
-        if Path(name_or_path).exists():
-            expected = "a folder with tokenizer.json, as save_pretrained writes it"
-        else:
-            expected = "a folder or an id on the Hugging Face hub, and neither was found"
-        raise InputError(f"tokenizer {name_or_path}: expected {expected}") from error
-    if not tokenizer.is_fast:
-        kind = type(tokenizer).__name__
-        raise InputError(f"tokenizer {name_or_path}: expected a fast one (tokenizer.json), got {kind}")
-    needed = {
-        "mask": tokenizer.mask_token,
-        "padding": tokenizer.pad_token,
-        "start (bos or cls)": tokenizer.bos_token or tokenizer.cls_token,
-        "end (eos or sep)": tokenizer.eos_token or tokenizer.sep_token,
+    ids = {
+        "mask": tokenizer.mask_token_id,
+        "padding": tokenizer.pad_token_id,
+        "start (bos or cls)": start_token_id(tokenizer),
+        "end (eos or sep)": end_token_id(tokenizer),
     }
-    missing = " and no ".join(role for role, token in needed.items() if token is None)
-    if missing:
-        raise InputError(f"tokenizer {name_or_path}: expected tokens for {', '.join(needed)}; got no {missing}")
+    if missing := [role for role, token in ids.items() if token is None]:
+        expected, got = ", ".join(ids), " and no ".join(missing)
+        raise InputError(f"tokenizer {name_or_path}: expected tokens for {expected}; got no {got}")
     if "token_type_ids" in tokenizer.model_input_names:
         names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
         # As an argument, since `save_pretrained` keeps those.
@@ -146,17 +134,11 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 
 @dataclass(frozen=True)
 class EncodedText:
-    """One tokenised text.
+    """One tokenised text."""
 
-    Attributes:
-        windows: Its inputs, with special tokens; more than one only with a stride.
-        tokens: Tokens of the whole text, special ones included.
-        lost: Tokens of the text that are in no window.
-    """
-
-    windows: list[Window]
-    tokens: int
-    lost: int
+    windows: list[Window]  # its inputs, with special tokens; more than one only with a stride
+    tokens: int  # of the whole text, special ones included
+    lost: int  # tokens of the text that are in no window
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,7 @@ def trained_columns(name: str) -> Columns:
         columns = Columns(**recorded | {"numbered": tuple(recorded["numbered"])})
     except (TypeError, KeyError):
         columns = Columns("", label="")
-    known = columns.text, columns.label, columns.text_pair or "text", columns.label_separator or ","
+    known = columns.text, columns.label, columns.text_pair or "text"
     if not all(isinstance(value, str) and value for value in known):
         raise InputError(f"model: expected trained_columns as finetune writes them in {name}, got {recorded}")
     return columns
