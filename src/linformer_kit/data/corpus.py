@@ -51,9 +51,6 @@ def load_corpus(settings: CorpusSettings, *, seed: int) -> Corpus:
         settings: Source of the text and document rule.
         seed: Seed of the validation split and of the order of a stream.
 
-    Returns:
-        The corpus, with at least one training and one validation document.
-
     Raises:
         InputError: The settings contradict each other, or the text is missing or not readable.
     """

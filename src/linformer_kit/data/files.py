@@ -44,12 +44,10 @@ class TextFiles:
 
 def check_file(path: Path, *, field: str, suffixes: tuple[str, ...] = SUFFIXES) -> None:
     """Reject a path that is not a file, has another suffix, or is empty; `field` is its setting."""
+    if not path.exists():
+        raise InputError(f"{field}: no such file or folder: {path}")
     if not path.is_file():
-        raise InputError(
-            f"{field}: expected a file, got the folder {path}"
-            if path.is_dir()
-            else f"{field}: no such file or folder: {path}"
-        )
+        raise InputError(f"{field}: expected a file, got the folder {path}")
     if path.suffix.lower() not in suffixes:
         raise InputError(f"{field}: {path} has suffix {path.suffix!r}; expected one of {' '.join(suffixes)}")
     if path.stat().st_size == 0:
@@ -76,11 +74,8 @@ def as_file(path: Path) -> Path:
 def find_files(patterns: list[str], *, field: str, suffixes: tuple[str, ...] = SUFFIXES) -> tuple[Path, ...]:
     """Find the files that patterns match, sorted, each once.
 
-    Args:
-        patterns: Files, folders (searched recursively) and globs (`**` is any depth). Hidden files are only used if
-            they are named explicitly.
-        field: Name of the setting of the patterns, for errors.
-        suffixes: Supported suffixes.
+    Patterns are files, folders (searched recursively) and globs (`**` is any depth). Hidden files are only used if they
+    are named explicitly. `field` is the setting of the patterns, for errors.
 
     Raises:
         InputError: A pattern matches no file, or names a file that is empty or has another suffix.

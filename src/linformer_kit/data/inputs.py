@@ -89,9 +89,7 @@ def grouped_by_length(
     Args:
         lengths: Lengths of the texts in tokens.
         batch_size: Texts per update.
-        seed: Seed of the order.
-        epoch: Number of the epoch, from 0.
-        multiple: As for `shuffled_blocks`.
+        seed, epoch, multiple: As for `shuffled_blocks`.
     """
     lengths = np.asarray(lengths)
     order = np.random.default_rng([seed, epoch]).permutation(len(lengths))
@@ -114,15 +112,9 @@ class LabelledInputs:
 def labelled_inputs(
     examples: Sequence[Example], labels: Labels, columns: Columns, encoder: Encoder, *, cache: Path, name: str
 ) -> LabelledInputs:
-    """Tokenise labelled texts, and log how many are truncated.
+    """Tokenise labelled texts, each into one window, and log how many are truncated.
 
-    Args:
-        examples: The texts.
-        labels: Their classes.
-        columns: Names of the columns, for errors.
-        encoder: Tokenises each text into one window.
-        cache: Folder of the cached tokens, shared by all processes and later runs.
-        name: What the texts are, for the log.
+    The tokens are in the folder `cache`, shared by all processes and later runs; `columns` and `name` are for messages.
     """
     targets = [labels.target(example, column=columns.label) for example in examples]  # before tokenisation: may raise
     first = encoder([(examples[0].text, examples[0].text_pair)])[0].windows[0]

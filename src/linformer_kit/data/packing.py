@@ -126,7 +126,7 @@ def pack(
         seq_len: Length of a block in tokens, start token included.
         cache: Folder for the blocks, which are then memory-mapped; None keeps them in memory.
         key: Identifies the documents: equal keys mean equal documents.
-        description: Name of the documents, for the progress bar and errors.
+        description: For the progress bar and errors.
 
     Returns:
         Data set with the single column `input_ids`, int32 `[seq_len]`.
@@ -160,13 +160,7 @@ class StreamedBlocks(torch.utils.data.IterableDataset):
     """The blocks of a stream of documents, packed and masked while they are read.
 
     The files of the stream are split among the data loader workers, each of which packs its own. Workers beyond the
-    number of files get none.
-
-    Args:
-        documents: Stream with a column `text`.
-        tokenizer: Has a start and an end token.
-        masks: Masks the blocks.
-        seq_len: Length of a block in tokens, start token included.
+    number of files get none. The arguments are those of `pack`, and what masks the blocks.
     """
 
     def __init__(

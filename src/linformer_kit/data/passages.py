@@ -45,13 +45,7 @@ class Inputs:
 
 
 def load_inputs(settings: DistillSettings, encoder: Encoder, *, packing: bool, masked: bool) -> Inputs:
-    """Read the texts, and hold some of them out.
-
-    Args:
-        settings: Source of the texts.
-        encoder: Tokenises them.
-        packing: Whether to cut documents into passages.
-        masked: Whether to mask some tokens.
+    """Read the texts, and hold some of them out; `packing` cuts documents into passages, `masked` masks some tokens.
 
     Raises:
         InputError: for text that is missing or cannot be read.
@@ -116,7 +110,7 @@ class Passages(TorchDataset):
         documents: Data set with a column `text`.
         encoder: Tokenises texts into inputs of at most n tokens.
         seed: Seed of the choice of sentences.
-        mask: Masks tokens; None: no masking.
+        mask: Masks tokens.
     """
 
     def __init__(self, documents: Dataset, encoder: Encoder, *, seed: int, mask: BlockMasker | None = None) -> None:
@@ -197,8 +191,7 @@ def passage_keys(inputs: int, *, longest: int, together: int, seed: int, epoch: 
         inputs: Number of inputs.
         longest: n, the maximum length in tokens.
         together: Inputs of one forward pass over all processes.
-        seed: Seed of the order.
-        epoch: Number of the epoch, from 0.
+        seed, epoch: As for `shuffled_blocks`.
     """
     random = np.random.default_rng([seed, epoch])
     whole = inputs // together * together

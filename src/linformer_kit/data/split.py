@@ -29,15 +29,8 @@ def held_out(
 ) -> Bool[np.ndarray, " texts"]:
     """Which texts to hold out: those of lowest rank, at least one and never all, and equal texts alike.
 
-    Args:
-        texts: The texts.
-        fraction: Share of the texts to hold out.
-        seed: Seed of the split.
-        name: Name of the texts, for errors.
-        advice: What else to do where all texts are equal.
-
     Raises:
-        InputError: All texts are equal.
+        InputError: All texts are equal; the message has `name` and ends with `advice`.
     """
     ranks = np.fromiter((text_rank(text, seed=seed) for text in texts), np.uint64)
     different = np.unique(ranks)
