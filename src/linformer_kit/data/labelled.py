@@ -9,7 +9,7 @@ The tasks of section 5.2 of the paper:
 | qnli | a question, a sentence | entailment, not_entailment | accuracy      |
 | qqp  | two questions          | not_duplicate, duplicate   | accuracy, F1  |
 
-A local copy is a folder with the original files: GLUE's TSV with a header, or aclImdb as JSON Lines.
+A local copy is a folder for each task with the original files: GLUE's TSV with a header, or aclImdb as JSON Lines.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ def _read(settings: LabelledSettings, columns: Columns, side: str) -> list[Examp
     if _on_hub(settings):
         rows = _rows_of_hub(settings, columns, side)
     elif task:
-        path = _file_of_task(Path(str(settings.data_dir)), str(settings.task), getattr(task, field))
+        path = Path(str(settings.data_dir)) / str(settings.task) / getattr(task, field)
         rows = read_table(path, columns.names(), skip_ragged=task.ragged)
     else:
         paths = find_files(getattr(settings, field) or [], field=field, suffixes=TABLE_SUFFIXES)
@@ -231,14 +231,6 @@ def _rows_of_hub(settings: LabelledSettings, columns: Columns, side: str) -> Ite
 def _may_hold_out(settings: LabelledSettings, side: str) -> bool:
     """Whether a part of the training texts takes the place of those that are missing."""
     return side == "validation" and isinstance(settings, FinetuneSettings) and settings.dataset_name is not None
-
-
-def _file_of_task(folder: Path, task: str, name: str) -> Path:
-    """A file of the local copy of a task, in data_dir or in its subfolder named after the task."""
-    for path in (folder / name, folder / task / name):
-        if path.is_file():
-            return path
-    raise InputError(f"data_dir: expected {folder / task / name} or {folder / name}, got neither")
 
 
 def _check_source(settings: LabelledSettings, field: str) -> None:

@@ -35,7 +35,7 @@ class LabelledSettings:
 
     Attributes:
         task: A task of section 5.2 of the paper, from the hub or from data_dir; it sets columns and classes.
-        data_dir: Folder with the task's original files, in it or in a subfolder named after the task.
+        data_dir: Folder that has, in a subfolder named after the task, the task's original files.
         dataset_name: Data set on the Hugging Face hub, instead of files.
         dataset_config_name: Configuration of that data set.
         text_column: Column of the text; default: the task's, else `text`.
