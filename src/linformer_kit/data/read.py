@@ -103,12 +103,7 @@ def read_table(path: Path, columns: Mapping[str, str], *, skip_ragged: bool = Fa
 
 
 def read_documents(paths: Iterable[Path], *, document: str, column: str) -> Iterator[str]:
-    """Read all non-blank documents of some files, in the order of the files.
-
-    Args:
-        paths: Files with supported suffixes.
-        document: Rule for text files, a key of `RULES`.
-        column: Text column of tables.
+    """Read all non-blank documents of files: by a rule of `RULES`, or the text column of tables.
 
     Raises:
         InputError: At the first part that cannot be read, with file and line.
@@ -125,7 +120,7 @@ def read_texts(path: Path, columns: TextColumns) -> Iterator[Text]:
 
 
 def read_inputs(paths: Iterable[Path], columns: TextColumns, *, document: str) -> Iterator[Text]:
-    """Read the texts of files: each row of a table, and each non-blank document of other files.
+    """Read the texts of files: each row of a table, also blank ones, and each non-blank document of other files.
 
     Raises:
         InputError: at the first text that cannot be read, and for pairs in a file that is no table.
@@ -153,13 +148,12 @@ def hub_rows(name: str, split: str, rows: Dataset, columns: Mapping[str, str], *
     features = {column: getattr(feature, "feature", feature) for column, feature in rows.features.items()}
     classes = {column: feature for column, feature in features.items() if isinstance(feature, ClassLabel)}
     for number, row in enumerate(rows, start=1):
-        source = f"{name} {split} row {number}"
         for column, feature in classes.items():
             value = row[column]
-            if value is None or (isinstance(value, int) and value < 0):  # a test split without published classes
-                raise InputError(f"{source}: no class in {column!r}; expected one")
-            row[column] = value if numbered else feature.int2str(value)
-        yield source, row
+            if isinstance(value, int) and value < 0:  # a test split without published classes
+                value = None
+            row[column] = value if numbered or value is None else feature.int2str(value)
+        yield f"{name} {split} row {number}", row
 
 
 @contextmanager
@@ -173,13 +167,7 @@ def open_text(path: Path, newline: str | None = None) -> Iterator[TextIO]:
 
 
 def check_columns(source: Path | str, wanted: Mapping[str, str], columns: Sequence[str]) -> None:
-    """Raise an error unless every wanted column exists once.
-
-    Args:
-        source: File (and line, if there is one) or data set.
-        wanted: Names of the expected columns, by the names of their settings.
-        columns: Names of the existing columns.
-    """
+    """Raise an error unless every wanted column, by the name of its setting, exists once."""
     for setting, column in wanted.items():
         if column not in columns:
             existing = ", ".join(map(repr, columns)) or "none"
