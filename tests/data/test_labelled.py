@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+from datasets import ClassLabel, Dataset, Features, Value
 
 from linformer_kit import InputError
 from linformer_kit.data.examples import Columns, Example, Labels, as_examples, labels_of
@@ -98,6 +99,17 @@ def test_a_data_set_as_on_the_hub(tmp_path):
     assert len(load_measured(asked, Labels(("a", "b")), Columns("text"))[0]) == 5
     with pytest.raises(InputError, match=r"no column 'body' \(text_column\); it has 'text', 'label'$"):
         load_labelled(settings(dataset_name=folder, text_column="body"))
+
+
+def test_classes_of_the_hub_have_the_names_of_the_data_set(tmp_path):
+    features = Features({"text": Value("string"), "label": ClassLabel(names=["neg", "pos"])})
+    for split, classes in (("train", [0, 1]), ("test", [-1])):  # of which no classes are published
+        rows = {"text": [f"{split} {number}" for number in classes], "label": classes}
+        Dataset.from_dict(rows, features).to_parquet(tmp_path / "hub" / f"{split}.parquet")
+    assert load_labelled(settings(dataset_name=str(tmp_path / "hub"))).labels.names == ("neg", "pos")
+    asked = EvaluateSettings(model="none", dataset_name=str(tmp_path / "hub"), split="test")
+    with pytest.raises(InputError, match=r"hub test row 1: no class in 'label'; expected one$"):
+        load_measured(asked, Labels(("neg", "pos")), Columns("text"))
 
 
 @pytest.mark.parametrize(
