@@ -7,7 +7,7 @@ E and F (or W_P) also try the learning rates of these.
 
     python -m reproduce.table2 --models transformer linformer --data_dir DIR --seeds 1 2 3 --learning_rates 3e-4 1e-3
 
-DIR has a folder for each task (linformer_kit/data/tasks.py names the files); without it they come from the hub.
+DIR has a folder for each task (linformer_kit/data/labelled.py names the files); without it they come from the hub.
 With all texts an encoder of 4 layers, 128 wide, takes minutes for each training on two cores, MiniLM an hour; a GPU is
 used if there is one. `--max_train_samples 64 --max_eval_samples 64` shows in minutes what comes out.
 
@@ -32,8 +32,7 @@ from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import LogisticRegression
 
 from linformer_kit.data.examples import Example
-from linformer_kit.data.labelled import LabelledTexts, load_labelled
-from linformer_kit.data.tasks import TASKS
+from linformer_kit.data.labelled import TASKS, LabelledTexts, load_labelled
 from linformer_kit.errors import DivergedError
 from linformer_kit.report.base import shortened
 from linformer_kit.report.figures import new_figure, show_grid

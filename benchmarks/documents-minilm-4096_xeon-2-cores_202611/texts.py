@@ -11,9 +11,8 @@ from pathlib import Path
 import yaml
 from transformers import AutoTokenizer
 
-from linformer_kit.data.encoding import Encoder
-from linformer_kit.data.passages import passage_keys
-from linformer_kit.data.unlabelled import load_inputs
+from linformer_kit.data.passages import load_inputs, passage_keys
+from linformer_kit.data.tokenizer import Encoder
 from linformer_kit.settings import DistillSettings
 
 

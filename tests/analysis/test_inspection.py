@@ -116,7 +116,7 @@ def test_effective_slots_by_hand():
         (["MODEL", "OUT", "--layers", "2"], "layers: expected 0 to 1, got 2"),
         (["MODEL", "OUT", "--text", " "], "text: expected some words, got none"),
         (["MODEL", "OUT", "--text", "w5", "--text_file", "FILE"], "text, text_file: expected at most one of them, got"),
-        (["MODEL", "OUT", "--text_file", "FILE"], "FILE: not UTF-8 at byte 3 (0xff); expected UTF-8 text"),
+        (["MODEL", "OUT", "--text_file", "FILE"], "FILE: expected UTF-8 text, got the byte 0xff"),
         (["MODEL", "MODEL"], "output_dir: expected a new or empty folder, got"),
     ],
 )

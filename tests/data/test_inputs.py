@@ -1,35 +1,42 @@
-"""Tokens of labelled texts in a memory-mapped file: equal to the tokenizer's output, made once."""
+"""Tokens of labelled texts in a memory-mapped file: equal to the tokenizer's output, made once; damage, full disks."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import pickle
+import resource
+import time
 
 import numpy as np
+import pyarrow
 import pytest
 from transformers import PreTrainedTokenizerFast
 
 from linformer_kit.data import inputs
-from linformer_kit.data.encoding import Encoder
+from linformer_kit.data.cached import cached_dataset
 from linformer_kit.data.examples import Columns, Example, Labels
 from linformer_kit.data.inputs import labelled_inputs
+from linformer_kit.data.tokenizer import Encoder
 
 NAMES = Labels(("a", "b", "c"))
 LONGEST = 13
+SCHEMA = pyarrow.schema({"input_ids": pyarrow.list_(pyarrow.int32())})
+ROWS = [[number] * (number % 7) for number in range(31)]
 
 
 def examples(*, pairs: bool = False, multi_label: bool = False, count: int = 11) -> list[Example]:
-    texts = ["the quick brown fox jumps " * (number * 5 % 7) for number in range(count)]
+    pair = "over the lazy dog" if pairs else None
     return [
         Example(
-            f"t.csv line {number}",
-            text.strip(),
-            "over the lazy dog" if pairs else None,
-            ("abc"[number % 3], "c") if multi_label else ("abc"[number % 3],),
-            multi_label,
+            source=f"t.csv line {number}",
+            text=("the quick brown fox jumps " * (number * 5 % 7)).strip(),
+            text_pair=pair,
+            values=("abc"[number % 3], "c") if multi_label else ("abc"[number % 3],),
+            multi_label=multi_label,
         )
-        for number, text in enumerate(texts)
+        for number in range(count)
     ]
 
 
@@ -42,7 +49,7 @@ def with_types(tokenizer) -> PreTrainedTokenizerFast:
     )
 
 
-def made(texts, tokenizer, cache, *, labels=NAMES, longest=LONGEST):
+def tokenised(texts, tokenizer, cache, *, labels=NAMES, longest=LONGEST):
     return labelled_inputs(texts, labels, Columns("text"), Encoder(tokenizer, longest), cache=cache, name="training")
 
 
@@ -51,16 +58,16 @@ def test_items_are_what_the_tokenizer_gives(with_types, tmp_path, monkeypatch, p
     monkeypatch.setattr(inputs, "_TOGETHER", 3)
     texts = examples(pairs=pairs, multi_label=multi_label)
     labels = dataclasses.replace(NAMES, multi_label=multi_label)
-    found = made(texts, with_types, tmp_path, labels=labels).items
-    assert len(found) == len(texts)
+    items = tokenised(texts, with_types, tmp_path, labels=labels).items
+    assert len(items) == len(texts)
     for index, example in enumerate(texts):
         encoded = with_types(
             example.text, example.text_pair, truncation=True, max_length=LONGEST, return_attention_mask=False
         )
         target = labels.target(example, column="label")
-        assert found[index] == {**encoded, "labels": target} and list(found[index]) == [*encoded, "labels"]
-        assert found.lengths[index] == len(encoded["input_ids"])
-        kinds = {type(number) for number in (*found[index]["input_ids"], *np.atleast_1d(target).tolist())}
+        assert items[index] == {**encoded, "labels": target} and list(items[index]) == [*encoded, "labels"]
+        assert items.lengths[index] == len(encoded["input_ids"])
+        kinds = {type(number) for number in (*items[index]["input_ids"], *np.atleast_1d(target).tolist())}
         assert kinds == ({int, float} if multi_label else {int})
 
 
@@ -68,14 +75,11 @@ def test_what_texts_lose_is_counted(tokenizer, tmp_path, caplog):
     texts = examples()
     whole = [len(tokenizer(example.text, verbose=False)["input_ids"]) for example in texts]
     lost = [length - LONGEST for length in whole if length > LONGEST]
+    cut = {"texts": len(lost), "tokens": sum(lost), "of_tokens": sum(whole)}
     assert len(lost) > 2
     with caplog.at_level(logging.INFO):
         for _ in range(2):  # made, and read
-            assert made(texts, tokenizer, tmp_path).cut == {
-                "texts": len(lost),
-                "tokens": sum(lost),
-                "of_tokens": sum(whole),
-            }
+            assert tokenised(texts, tokenizer, tmp_path).cut == cut
     said = (
         f"training: {len(lost)} of 11 texts are longer than 13 tokens and lose {sum(lost)} of all {sum(whole)} tokens"
     )
@@ -84,22 +88,65 @@ def test_what_texts_lose_is_counted(tokenizer, tmp_path, caplog):
 
 def test_tokens_are_made_once_for_what_they_depend_on(tokenizer, with_types, tmp_path, monkeypatch):
     texts = examples()
-    first = made(texts, tokenizer, tmp_path).items
+    first = tokenised(texts, tokenizer, tmp_path).items
     relabelled = [dataclasses.replace(example, values=("b",), source="elsewhere") for example in texts]
     monkeypatch.setattr(inputs, "_batches", lambda *_: pytest.fail("tokenised again"))
-    again = made(relabelled, tokenizer, tmp_path).items
+    again = tokenised(relabelled, tokenizer, tmp_path).items
     assert [item["input_ids"] for item in again] == [item["input_ids"] for item in first]
     assert again.labels.tolist() == [1] * 11
     cut_left = pickle.loads(pickle.dumps(tokenizer))
     cut_left.truncation_side = "left"
-    others = {
-        "text": (made, [texts[:-1], tokenizer, tmp_path], {}),
-        "pair": (made, [examples(pairs=True), tokenizer, tmp_path], {}),
-        "length": (made, [texts, tokenizer, tmp_path], {"longest": 11}),
-        "types": (made, [texts, with_types, tmp_path], {}),
-        "side": (made, [texts, cut_left, tmp_path], {}),
-    }
-    for name, (function, arguments, named) in others.items():
+    others = [(texts[:-1], tokenizer), (examples(pairs=True), tokenizer), (texts, with_types), (texts, cut_left)]
+    for changed, other in others:
         with pytest.raises(pytest.fail.Exception, match="tokenised again"):
-            function(*arguments, **named)
-            pytest.fail(f"{name}: taken for another's tokens")
+            tokenised(changed, other, tmp_path)
+    with pytest.raises(pytest.fail.Exception, match="tokenised again"):
+        tokenised(texts, tokenizer, tmp_path, longest=11)
+
+
+def batches():
+    for start in range(0, len(ROWS), 5):
+        yield pyarrow.record_batch([pyarrow.array(ROWS[start : start + 5], SCHEMA.field(0).type)], SCHEMA)
+
+
+def not_again():
+    pytest.fail("made a second time")
+
+
+def test_a_file_is_made_once_and_mapped_and_again_if_damaged(tmp_path):
+    """Also if it is truncated between two batches, which could be read as a shorter file."""
+    path = tmp_path / "new" / "a.arrow"
+    for make in (batches, not_again):
+        stored = cached_dataset(path, SCHEMA, make, rows=len(ROWS))
+        assert stored["input_ids"][:] == ROWS and stored.cache_files == [{"filename": str(path)}]
+    assert os.listdir(path.parent) == [path.name]
+    whole = path.read_bytes()
+    with pyarrow.OSFile(str(path), "wb") as file, pyarrow.ipc.new_stream(file, SCHEMA) as writer:
+        writer.write_batch(next(batches()))
+    for damaged in (b"", whole[: len(whole) // 2], b"x" * len(whole), path.read_bytes()):
+        path.write_bytes(damaged)
+        assert cached_dataset(path, SCHEMA, batches, rows=len(ROWS))["input_ids"][:] == ROWS
+
+
+def test_what_a_killed_process_left_is_removed_once_it_has_not_grown_for_a_day(tmp_path):
+    for name, age in (("writing-killed", 25), ("writing-alive", 23), ("other", 99)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "b.arrow").write_bytes(b"half")
+        then = time.time() - age * 3600
+        for path in (tmp_path / name / "b.arrow", tmp_path / name):
+            os.utime(path, (then, then))
+    cached_dataset(tmp_path / "a.arrow", SCHEMA, batches)
+    assert sorted(os.listdir(tmp_path)) == ["a.arrow", "other", "writing-alive"]
+
+
+def test_a_full_disk_is_an_error_that_names_the_file_and_leaves_nothing(tmp_path):
+    """Simulated by a limit on the size of files: the same call fails."""
+    path, before = tmp_path / "a.arrow", resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (700, before[1]))
+    try:
+        with pytest.raises(OSError) as raised:
+            cached_dataset(path, SCHEMA, batches)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert raised.value.filename == str(path) and raised.value.strerror == "File too large"
+    assert os.listdir(tmp_path) == []

@@ -1,4 +1,4 @@
-"""Labelled texts from tasks, files and a data set laid out as on the hub; what is refused and what is said."""
+"""Labelled texts from tasks, files and a data set laid out as on the hub; their classes; errors and warnings."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import re
 from pathlib import Path
 
 import pytest
+from datasets import ClassLabel, Dataset, Features, Value
 
 from linformer_kit import InputError
-from linformer_kit.data.examples import Columns, Labels
-from linformer_kit.data.labelled import columns_of_task, load_labelled, load_measured
-from linformer_kit.data.tasks import TASKS
+from linformer_kit.data.examples import Columns, Example, Labels, as_examples, labels_of
+from linformer_kit.data.labelled import TASKS, columns_of_task, load_labelled, load_measured
 from linformer_kit.settings import EvaluateSettings, FinetuneSettings
 from tests.conftest import write_tasks
 
@@ -22,12 +22,18 @@ def settings(**fields: object) -> FinetuneSettings:
 
 
 def write(path: Path, text: str) -> str:
+    path.parent.mkdir(exist_ok=True)
     path.write_text(text, encoding="utf-8")
     return str(path)
 
 
 def table(count: int, first: int = 0) -> str:
     return "text,label\n" + "".join(f"text {n},{'ab'[n % 2]}\n" for n in range(first, first + count))
+
+
+def examples(*labels: object) -> list[Example]:
+    rows = [(f"t line {number}", {"text": f"text {number}", "label": label}) for number, label in enumerate(labels, 2)]
+    return as_examples(rows, Columns("text"))
 
 
 @pytest.fixture
@@ -37,16 +43,16 @@ def local(tmp_path) -> Path:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_tasks_are_read_as_they_are_distributed(local, task):
-    found = load_labelled(settings(task=task, data_dir=str(local / task if task == "sst2" else local)))
-    assert len(found.train) == len(found.validation) == 4
-    assert found.labels.names == TASKS[task].labels
-    assert [found.labels.target(text, column="") for text in found.train] == [0, 1, 0, 1]
-    assert (found.train[0].text_pair is None) == (task in ("sst2", "imdb"))
-    assert found.metrics == (("accuracy", "f1") if task == "qqp" else ("accuracy",))
-    assert found.train[1].text in ("it 's \"train.tsv 1", "train.jsonl 1", "what ?")
+    texts = load_labelled(settings(task=task, data_dir=str(local)))
+    assert len(texts.train) == len(texts.validation) == 4
+    assert texts.labels.names == TASKS[task].labels
+    assert [texts.labels.target(text, column="") for text in texts.train] == [0, 1, 0, 1]
+    assert (texts.train[0].text_pair is None) == (task in ("sst2", "imdb"))
+    assert texts.metrics == (("accuracy", "f1") if task == "qqp" else ("accuracy",))
+    assert texts.train[1].text in ("it 's \"train.tsv 1", "train.jsonl 1", "what ?")
 
 
-def test_only_a_task_known_for_ragged_rows_leaves_them_out(local, caplog):
+def test_only_a_task_known_for_ragged_rows_skips_them(local, caplog):
     load_labelled(settings(task="qqp", data_dir=str(local)))
     told = "skipped rows with another number of fields than the header: 1; the first: "
     assert f"{told}{local / 'qqp' / 'train.tsv'} line 6" in caplog.text
@@ -56,45 +62,54 @@ def test_only_a_task_known_for_ragged_rows_leaves_them_out(local, caplog):
         load_labelled(settings(task="qnli", data_dir=str(local)))
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_a_classifier_of_a_task_takes_its_own_files_without_a_flag(local, task, tmp_path):
-    """With numeric labels, in the columns of these files, without ragged rows, as in fine-tuning from data_dir."""
+@pytest.mark.parametrize("task", ["imdb", "qnli"])
+def test_a_classifier_of_a_task_takes_its_own_files_without_a_flag(local, task):
+    """In the columns of these files, as in fine-tuning from data_dir."""
     known = TASKS[task]
     columns = columns_of_task(known, in_files=True)
     of_task = load_measured(EvaluateSettings(model="", task=task, data_dir=str(local)), Labels(known.labels), columns)
     own_file = EvaluateSettings(model="", validation_file=[str(local / task / known.validation_file)])
-    examples, labels, found = load_measured(own_file, Labels(known.labels), columns)
-    assert examples == of_task[0] and found == of_task[2]
-    assert [labels.target(example, column=found.label) for example in examples] == [0, 1, 0, 1]
-    named = tmp_path / "named.tsv"
-    texts = [known.text_column, *filter(None, [known.text_pair_column]), columns.label]
-    named.write_text("\n".join("\t".join(row) for row in (texts, [*texts[:-1], known.labels[1]])) + "\n")
-    examples, labels, _ = load_measured(EvaluateSettings(model="", validation_file=[str(named)]), labels, columns)
-    assert labels.target(examples[0], column="") == 1
+    texts, labels, used = load_measured(own_file, Labels(known.labels), columns)
+    assert texts == of_task[0] and used == of_task[2]
+    assert [labels.target(example, column=used.label) for example in texts] == [0, 1, 0, 1]
 
 
 def test_a_part_of_the_texts_is_held_out_and_equal_texts_stay_together(tmp_path):
     path = write(tmp_path / "t.csv", table(40) + table(40).split("\n", 1)[1])
-    found = load_labelled(settings(train_file=[path], validation_fraction=0.2))
-    assert len(found.train) + len(found.validation) == 80
-    assert 8 <= len(found.validation) <= 24
-    assert not {text.text for text in found.train} & {text.text for text in found.validation}
+    texts = load_labelled(settings(train_file=[path], validation_fraction=0.2))
+    assert len(texts.train) + len(texts.validation) == 80
+    assert 8 <= len(texts.validation) <= 24
+    assert not {text.text for text in texts.train} & {text.text for text in texts.validation}
     again = load_labelled(settings(train_file=[path], validation_fraction=0.2))
     other = load_labelled(settings(train_file=[path], validation_fraction=0.2, split_seed=1))
-    assert again == found and other != found
+    assert again == texts and other != texts
 
 
 def test_a_data_set_as_on_the_hub(tmp_path):
-    write(tmp_path / "train.csv", table(20))
-    found = load_labelled(settings(dataset_name=str(tmp_path)))
-    assert found.labels.names == ("a", "b")
-    assert 0 < len(found.validation) < 20 == len(found.train) + len(found.validation)
-    write(tmp_path / "test.csv", table(5, 20))
-    write(tmp_path / "validation.csv", table(6, 30))
-    found = load_labelled(settings(dataset_name=str(tmp_path)))
-    assert (len(found.train), len(found.validation)) == (20, 6)
+    folder = str(tmp_path / "hub")
+    write(tmp_path / "hub" / "train.csv", table(20))
+    texts = load_labelled(settings(dataset_name=folder))
+    assert texts.labels.names == ("a", "b")
+    assert 0 < len(texts.validation) < 20 == len(texts.train) + len(texts.validation)
+    write(tmp_path / "hub" / "test.csv", table(5, 20))
+    write(tmp_path / "hub" / "validation.csv", table(6, 30))
+    texts = load_labelled(settings(dataset_name=folder))
+    assert (len(texts.train), len(texts.validation)) == (20, 6)
+    asked = EvaluateSettings(model="none", dataset_name=folder, split="test")
+    assert len(load_measured(asked, Labels(("a", "b")), Columns("text"))[0]) == 5
     with pytest.raises(InputError, match=r"no column 'body' \(text_column\); it has 'text', 'label'$"):
-        load_labelled(settings(dataset_name=str(tmp_path), text_column="body"))
+        load_labelled(settings(dataset_name=folder, text_column="body"))
+
+
+def test_classes_of_the_hub_have_the_names_of_the_data_set(tmp_path):
+    features = Features({"text": Value("string"), "label": ClassLabel(names=["neg", "pos"])})
+    for split, classes in (("train", [0, 1]), ("test", [-1])):  # of which no classes are published
+        rows = {"text": [f"{split} {number}" for number in classes], "label": classes}
+        Dataset.from_dict(rows, features).to_parquet(tmp_path / "hub" / f"{split}.parquet")
+    assert load_labelled(settings(dataset_name=str(tmp_path / "hub"))).labels.names == ("neg", "pos")
+    asked = EvaluateSettings(model="none", dataset_name=str(tmp_path / "hub"), split="test")
+    with pytest.raises(InputError, match=r"hub test row 1: no class in 'label'; expected one$"):
+        load_measured(asked, Labels(("neg", "pos")), Columns("text"))
 
 
 @pytest.mark.parametrize(
@@ -102,62 +117,114 @@ def test_a_data_set_as_on_the_hub(tmp_path):
     [
         ({}, "expected one of task, train_file and dataset_name, got none"),
         ({"task": "sst2", "text_column": "a"}, "text_column: expected none with --task, which knows its own, got 'a'"),
-        ({"task": "sst2", "data_dir": "/none/there"}, "data_dir: no such file or folder: /none/there"),
+        ({"task": "sst2", "validation_file": ["x"]}, "validation_file: expected none with task, got ['x']"),
     ],
-)  # fmt: skip
+)
 def test_settings_that_contradict_each_other(fields, message):
     with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
         load_labelled(settings(**fields))
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "fields", "message"),
+    ("content", "fields", "message"),
     [
-        ("t.csv", "text,label\n", {}, "train_file {}: expected texts, got none"),
-        ("t.csv", "text,label,label\na,b,c\n", {}, "{}: expected one column 'label' (label_column), got 2 of that name"),
-        ("t.csv", "text,label\na,b\na,c\n", {}, "validation_fraction: expected two or more different texts to hold some out, got one"),
-        ("t.jsonl", '{"text": "a"}\n', {}, "{} line 1: no column 'label' (label_column); it has 'text'"),
-        ("t.csv", "text,label\na,b\n", {"text_column": "label"}, "text_column, text_pair_column, label_column: expected different columns, got ['label', 'label']"),
+        ("text,label\n", {}, "train_file {}: expected texts, got none"),
+        ("text\na\n", {}, "{}: no column 'label' (label_column); it has 'text'"),
+        ("text,label\na,b\na,c\n", {}, "train_file: expected at least 2 different texts to hold some out, got 1; give --validation_file"),
+        ("text,label\na,b\n", {"text_column": "label"}, "text_column, text_pair_column, label_column: expected different columns, got ['label', 'label']"),
     ],
 )  # fmt: skip
-def test_files_that_cannot_be_used(tmp_path, name, content, fields, message):
-    path = write(tmp_path / name, content)
+def test_files_that_cannot_be_used(tmp_path, content, fields, message):
+    path = write(tmp_path / "t.csv", content)
     with pytest.raises(InputError, match=f"^{re.escape(message.replace('{}', path))}$"):
         load_labelled(settings(train_file=[path], **fields))
 
 
-def test_what_is_odd_is_said(tmp_path, caplog):
+def test_unusual_texts_give_warnings(tmp_path, caplog):
     path = write(tmp_path / "t.csv", table(4) + ' ,a\n"",b\n')
     held_out = write(tmp_path / "v.csv", "text,label\ntext 0,a\ntext 1,a\nnew,a\n")
     with caplog.at_level(logging.WARNING):
-        found = load_labelled(settings(train_file=[path], validation_file=[held_out]))
-    assert len(found.train) == 6 and len(found.validation) == 3
+        texts = load_labelled(settings(train_file=[path], validation_file=[held_out]))
+    assert len(texts.train) == 6 and len(texts.validation) == 3
     assert f"empty texts: 2, the first {path} line 6" in caplog.text
     told = "validation: 2 of 3 texts are also in the training texts, which makes the metrics too high; the first: "
     assert f"{told}{held_out} line 2" in caplog.text
-    assert "validation: all 3 texts are a" in caplog.text
+    assert "validation: no text has class 'b'" in caplog.text
 
 
 def test_a_classifier_is_measured_with_its_own_classes(tmp_path):
     path = write(tmp_path / "v.csv", "body,class\nx,yes\ny,no\n")
     asked = EvaluateSettings(model="none", validation_file=[path], text_column="body", label_column="class")
-    columns = Columns("text")
-    examples, labels, where = load_measured(asked, Labels(("no", "yes")), columns)
-    assert [labels.target(example, column="class") for example in examples] == [1, 0]
-    assert (where.text, where.label) == ("body", "class")
+    texts, labels, columns = load_measured(asked, Labels(("no", "yes")), Columns("text"))
+    assert [labels.target(example, column="class") for example in texts] == [1, 0]
+    assert (columns.text, columns.label) == ("body", "class")
     with pytest.raises(InputError, match=r"line 2: 'class' is 'yes'; expected one of 'a', 'b'$"):
-        load_measured(asked, Labels(("a", "b")), columns)
+        load_measured(asked, Labels(("a", "b")), Columns("text"))
     numbers = dataclasses.replace(asked, validation_file=[write(tmp_path / "n.csv", "body,class\nx,1\ny,0\n")])
     with pytest.raises(InputError, match=r"line 2: 'class' is '1'; expected one of 'no', 'yes'$"):
-        load_measured(numbers, Labels(("no", "yes")), columns)
+        load_measured(numbers, Labels(("no", "yes")), Columns("text"))
 
 
-def test_another_split_of_the_hub(tmp_path):
-    (tmp_path / "hub").mkdir()
-    write(tmp_path / "hub" / "train.csv", table(6))
-    write(tmp_path / "hub" / "test.csv", table(4))
-    asked = EvaluateSettings(model="none", dataset_name=str(tmp_path / "hub"), split="test")
-    assert len(load_measured(asked, Labels(("a", "b")), Columns("text"))[0]) == 4
-    with pytest.raises(InputError, match=r"^split: expected none without a data set of the hub, got test$"):
-        files = EvaluateSettings(model="none", validation_file=["x"], split="test")
-        load_measured(files, Labels(("a", "b")), Columns("text"))
+@pytest.mark.parametrize(
+    ("values", "names", "targets"),
+    [
+        (["10", "9", "9"], ("9", "10"), [1, 0, 0]),
+        (["-1", 1, "0"], ("-1", "0", "1"), [0, 2, 1]),
+        (["1.0", "0", 1.0, "0.0"], ("0", "1"), [1, 0, 1, 0]),
+        (["1.0", "1.1", "1.0"], ("1.0", "1.1"), [0, 1, 0]),
+        (["9" * 5000, "1"], ("1", "9" * 5000), [1, 0]),
+        (["01", "1", " [UNK]"], ("01", "1", "[UNK]"), [0, 1, 2]),
+        ([["a", "b"], [], ["b", "b"]], ("a", "b"), [[1.0, 1.0], [0.0, 0.0], [0.0, 1.0]]),
+    ],
+)
+def test_classes_are_numbered_in_their_order(values, names, targets):
+    texts = examples(*values)
+    labels = labels_of(texts, "label")
+    assert labels.names == names and labels.multi_label == isinstance(values[0], list)
+    assert [labels.target(text, column="label") for text in texts] == targets
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (["a", float("nan")], "t line 3: no class in 'label'; expected one"),
+        (["a", 1.5], "t line 3: 'label' is float; expected a class, as text or a whole number"),
+        (["a", ["b"]], "t line 3: 'label' is a list; expected one class as in t line 2"),
+        (
+            [[0, 1], [1, 0, 1]],
+            "t line 3: 'label' is [1, 0, 1], as if a 0 or 1 stood for each class; expected the names",
+        ),
+        (["a", "[1 0\n 1]"], "t line 3: 'label' is '[1 0\\n 1]', a list as text; expected one class"),
+        (["['a', 'b']"], "t line 2: 'label' is \"['a', 'b']\", a list as text; expected one class"),
+    ],
+)
+def test_a_row_that_cannot_be_used_is_named(values, message):
+    with pytest.raises(InputError, match=f"^{re.escape(message)}"):
+        examples(*values)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (["a", "a"], "expected two or more classes, got only 'a' in 2 rows"),
+        (map(str, range(11)), "expected classes, got another value in each of 11 rows"),
+    ],
+)
+def test_there_must_be_something_to_tell_apart(values, message):
+    with pytest.raises(InputError, match=f"^label_column 'label': {re.escape(message)}$"):
+        labels_of(examples(*values), "label")
+
+
+def test_a_pair_has_two_texts():
+    with pytest.raises(InputError, match=r"^t line 2: 'other' is NoneType; expected a string$"):
+        as_examples([("t line 2", {"text": "a", "other": None, "label": "a"})], Columns("text", "other"))
+
+
+def test_an_unknown_class_names_those_that_are_known():
+    labels = Labels(("no", "yes"), numbered=("no", "yes"))
+    assert [labels.number(value, source="", column="") for value in ("yes", "0", "1")] == [1, 0, 1]
+    with pytest.raises(InputError, match=r"^t line 9: 'label' is '2'; expected one of 'no', 'yes', or 0 to 1$"):
+        labels.number("2", source="t line 9", column="label")
+    many = Labels(tuple(f"c{number}" for number in range(11)))
+    with pytest.raises(InputError, match=r"'c9', …$"):
+        many.number("0", source="t line 9", column="label")

@@ -10,6 +10,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from linformer_kit.data import packing
+from linformer_kit.data.masking import BlockMasker
 from linformer_kit.data.packing import StreamedBlocks, pack
 from linformer_kit.data.tokenizer import train_tokenizer
 from linformer_kit.errors import InputError
@@ -68,13 +69,11 @@ def test_second_call_reads_the_cache(documents, tokenizer, tmp_path, monkeypatch
             pack(documents, tokenizer, cache=tmp_path, description="d", **arguments)
 
 
-@pytest.mark.parametrize("cached", [True, False])
-def test_too_few_tokens_for_a_block(tokenizer, tmp_path, cached):
+def test_too_few_tokens_for_a_block(tokenizer, tmp_path):
     documents = datasets.Dataset.from_dict({"text": ["ab", "c"]})
     message = "notes.txt: 5 tokens; expected at least 6 for one sequence of max_position_embeddings 7"
     with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
-        cache = tmp_path if cached else None
-        pack(documents, tokenizer, seq_len=7, cache=cache, key="k", description="notes.txt")
+        pack(documents, tokenizer, seq_len=7, cache=tmp_path, key="k", description="notes.txt")
     assert list(tmp_path.iterdir()) == []
     assert len(pack(documents, tokenizer, seq_len=6, cache=None, key="k", description="notes.txt")) == 1
 
@@ -82,7 +81,9 @@ def test_too_few_tokens_for_a_block(tokenizer, tmp_path, cached):
 @pytest.mark.e2e
 def test_workers_share_out_the_stream(tokenizer):
     parts = [TEXTS[part::3] for part in range(3)]
-    blocks = StreamedBlocks(stream_of(parts), tokenizer, seq_len=SEQ_LEN, seed=3, probability=0.15)
+    blocks = StreamedBlocks(
+        stream_of(parts), tokenizer, BlockMasker(tokenizer, seed=3, probability=0.15), seq_len=SEQ_LEN
+    )
     loader = DataLoader(blocks, batch_size=None, num_workers=2)
     got = [originals(item) for item in loader]
     by_worker = [[text for part in parts[worker::2] for text in part] for worker in range(2)]

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from datasets import Dataset
 
-from linformer_kit.data.encoding import Encoder
 from linformer_kit.data.masking import BlockMasker
 from linformer_kit.data.passages import Passages, Texts, passage_keys, split_sentences
-from linformer_kit.data.tokenizer import train_tokenizer
+from linformer_kit.data.tokenizer import Encoder, train_tokenizer
 
 SENTENCES = [f"number {number} was good." for number in range(97)]
 LONGEST = 23
@@ -43,10 +42,10 @@ def test_full_length_passages_cover_the_documents(documents, encoder):
 
 def test_short_passages_are_whole_sentences(documents, encoder):
     passages = Passages(documents, encoder, seed=3)
-    found = {text_of(passages[0, index, 14], encoder) for index in range(len(passages))}
-    assert len(found) > 5
+    texts = {text_of(passages[0, index, 14], encoder) for index in range(len(passages))}
+    assert len(texts) > 5
     whole = {*SENTENCES, "short."}
-    assert sum(text in whole or text.split(". ")[0] + "." in whole for text in found) >= len(found) / 2
+    assert sum(text in whole or text.split(". ")[0] + "." in whole for text in texts) >= len(texts) / 2
     assert all(len(passages[0, index, 14]["input_ids"]) <= 14 for index in range(len(passages)))
 
 
@@ -85,6 +84,6 @@ def test_each_pass_has_one_length():
 
 def test_sentences_keep_their_white_space():
     text = "  One two.  Is it 3.5? Yes!\n\nA heading\n\n\nThe end"
-    found = split_sentences(text)
-    assert [sentence.strip() for sentence in found] == ["One two.", "Is it 3.5?", "Yes!", "A heading", "The end"]
-    assert "".join(found).replace("\n", "") == text.replace("\n", "") and split_sentences(" \n\n ") == []
+    sentences = split_sentences(text)
+    assert [sentence.strip() for sentence in sentences] == ["One two.", "Is it 3.5?", "Yes!", "A heading", "The end"]
+    assert "".join(sentences).replace("\n", "") == text.replace("\n", "") and split_sentences(" \n\n ") == []

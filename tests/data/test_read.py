@@ -1,4 +1,4 @@
-"""What one document is, for each kind of file and rule; an error of one line for what cannot be read."""
+"""What one row and one document is, for each kind of file and rule; an error of one line for what cannot be read."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from linformer_kit.data.files import find_files, standard_library
 from linformer_kit.data.read import read_documents
 from linformer_kit.errors import InputError
 
+NOTES = "\n one\n two\n\n \n\nthree\n"
 WIKITEXT = """
  = First =
 
@@ -39,27 +40,22 @@ def read(path, document="auto", column="text"):
     return list(read_documents([path], document=document, column=column))
 
 
-def write(path, text):
-    path.write_text(text, encoding="utf-8")
+def write(path, content):
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return path
-
-
-def fails(message: str):
-    return pytest.raises(InputError, match=f"^{re.escape(message)}$")
 
 
 @pytest.mark.parametrize(
     ("document", "expected"),
     [
-        ("file", ["\n one\n two\n\n \n\nthree\n"]),
-        ("auto", ["\n one\n two\n\n \n\nthree\n"]),
+        ("auto", [NOTES]),
         ("line", [" one", " two", "three"]),
         ("blank_line", [" one\n two", "three"]),
         ("wikitext", [" one\n two\n\n \n\nthree"]),
     ],
 )
 def test_rules_for_text(tmp_path, document, expected):
-    assert read(write(tmp_path / "notes.txt", "\n one\n two\n\n \n\nthree\n"), document) == expected
+    assert read(write(tmp_path / "notes.txt", NOTES), document) == expected
 
 
 def test_articles_start_at_headings_of_level_one_between_blank_lines(tmp_path):
@@ -68,32 +64,90 @@ def test_articles_start_at_headings_of_level_one_between_blank_lines(tmp_path):
     assert second == " = Second =\n\n x"
 
 
-def test_tables(tmp_path):
-    write(tmp_path / "a.csv", 'id,body\n1,"a, ""b""\nc"\n\n2,\n3,d\n')
-    write(tmp_path / "a.tsv", 'id\tbody\n1\t"a" b\n2\td "\n')
-    write(tmp_path / "a.jsonl", '{"body": "a\\nb"}\n\n{"body": " "}\n{"body": "d", "id": 3}\n')
-    pyarrow.parquet.write_table(pyarrow.table({"id": [1, 2, 3], "body": ["a", "", "d"]}), tmp_path / "a.parquet")
-    assert read(tmp_path / "a.csv", column="body") == ['a, "b"\nc', "d"]
-    assert read(tmp_path / "a.tsv", column="body") == ['"a" b', 'd "']
-    assert read(tmp_path / "a.jsonl", column="body") == ["a\nb", "d"]
-    assert read(tmp_path / "a.parquet", column="body") == ["a", "d"]
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("a.csv", 'id,text\n1,"a, ""b""\nc"\n\n2,\n3,NA\n', ['a, "b"\nc', "NA"]),
+        ("a.csv", b'text,label\r"a\r\nb",1\rc\x00d,2\r', ["a\r\nb", "c\x00d"]),
+        ("a.csv", "text\n" + "x" * 200_000, ["x" * 200_000]),
+        ("a.tsv", 'id\ttext\n1\t"a" b\n2\td "\n', ['"a" b', 'd "']),
+        ("a.jsonl", '{"text": "a\\nb"}\n\n{"text": " "}\n{"text": "2020-01-01", "id": 3}\n', ["a\nb", "2020-01-01"]),
+        ("a.json", b'\xef\xbb\xbf{"text": "e"}', ["e"]),
+        ("a.csv", b"\xef\xbb\xbftext\ne", ["e"]),
+        ("a.txt", b"\xef\xbb\xbfe", ["e"]),
+    ],
+)  # fmt: skip
+def test_tables_and_odd_bytes(tmp_path, name, content, expected):
+    assert read(write(tmp_path / name, content)) == expected
 
 
-@pytest.mark.parametrize(("name", "content"), [("a.txt", "é"), ("a.csv", "text\né"), ("a.json", '{"text": "é"}')])
-def test_byte_order_mark_is_not_text(tmp_path, name, content):
-    (tmp_path / name).write_text(content, encoding="utf-8-sig")
-    assert read(tmp_path / name) == ["é"]
+def test_parquet_whole_or_an_error(tmp_path):
+    path = tmp_path / "a.parquet"
+    texts = ["a", "", *["some text"] * 1000]
+    pyarrow.parquet.write_table(pyarrow.table({"id": range(1002), "text": texts}), path)
+    content = bytearray(path.read_bytes())
+    assert read(path) == ["a", *texts[2:]]
+    damaged = bytearray(content)
+    damaged[4:-400] = b"\xff" * (len(content) - 404)
+    for other in (damaged, content[:-9], b"text"):
+        with pytest.raises(InputError, match=f"^{re.escape(str(path))}: expected a whole Parquet file, got .+$"):
+            read(write(path, bytes(other)))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", b"abc\xffdef", "{}: expected UTF-8 text, got the byte 0xff"),
+        ("a.csv", b"text\nabc\xffdef", "{}: expected UTF-8 text, got the byte 0xff"),
+        ("a.csv", "", "{}: no column 'text' (text_column); it has none"),
+        ("a.csv", "id,body\n1,x\n", "{}: no column 'text' (text_column); it has 'id', 'body'"),
+        ("a.csv", "text,id,text\nx,1,y\n", "{}: expected one column 'text' (text_column), got 2 of that name"),
+        ("a.csv", "text,id\nx,1,y\n", "{} line 2: expected 2 fields as in the header, got 3"),
+        ("a.csv", 'text,a,b\n"two\nlines",1,2\n\nx,1\n', "{} line 5: expected 3 fields as in the header, got 2"),
+        ("a.csv", 'text\ngood\n"open\n', "{} line 3: bad quoting (unexpected end of data); expected CSV"),
+        ("a.jsonl", '{"text": "x"}\n\n{"id": 1}\n', "{} line 3: no column 'text' (text_column); it has 'id'"),
+        ("a.jsonl", '{"text": "x"', "{} line 1: not JSON (Expecting ',' delimiter); expected one object per line"),
+        ("a.jsonl", "[1]", "{} line 1: JSON list; expected one object per line"),
+        ("a.jsonl", '{"text": 7}', "{} line 1: 'text' is int; expected a string"),
+        ("a.jsonl", r'{"text": "ab\ud800"}', "{} line 1: 'text' has half a surrogate pair at character 2"),
+        ("a.jsonl", '{"text": "x", "text": "y"}', "{} line 1: not JSON (a name occurs twice among ['text', 'text']); expected one object per line"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_named(tmp_path, name, content, message):
+    path = write(tmp_path / name, content)
+    with pytest.raises(InputError, match=f"^{re.escape(message.format(path))}$"):
+        read(path)
+
+
+def test_nesting_too_deep_for_python(tmp_path):
+    with pytest.raises(InputError, match=r"line 1: not JSON \(maximum recursion depth exceeded"):
+        read(write(tmp_path / "a.jsonl", "[" * 100_000))
 
 
 def test_files_folders_and_globs_together_give_each_file_once(tmp_path):
     for name in ["b.txt", "deep/er/a.MD", "deep/c.jsonl", "deep/picture.png", ".hidden/d.txt", "[e].txt", "[f]/f.py"]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         write(tmp_path / name, "x")
-    patterns = [
-        str(tmp_path / pattern) for pattern in ("deep", "**/*.jsonl", "b.txt", "[e].txt", "deep/../b.txt", "[f]")
-    ]
-    found = find_files(patterns, field="train_file")
-    assert [path.name for path in found] == ["[e].txt", "f.py", "b.txt", "c.jsonl", "a.MD"]
+    names = ("deep", "**/*.jsonl", "b.txt", "[e].txt", "deep/../b.txt", "[f]")
+    paths = find_files([str(tmp_path / name) for name in names], field="train_file")
+    assert [path.name for path in paths] == ["[e].txt", "f.py", "b.txt", "c.jsonl", "a.MD"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("no.txt", "no such file or folder: {}"),
+        ("*.csv", "{} matches no file; expected files that end in .txt .py .md .jsonl .json .csv .tsv .parquet"),
+        ("book.epub", "{} has suffix '.epub'; expected one of .txt .py .md .jsonl .json .csv .tsv .parquet"),
+        ("empty.txt", "{} is empty; expected text"),
+    ],
+)
+def test_no_file_to_read(tmp_path, given, message):
+    write(tmp_path / "book.epub", "text")
+    (tmp_path / "empty.txt").touch()
+    path = str(tmp_path / given)
+    with pytest.raises(InputError, match=f"^train_file: {re.escape(message.format(path))}$"):
+        find_files([path], field="train_file")
 
 
 @pytest.mark.parametrize("folder", ["a/tests", "a"])
@@ -103,107 +157,3 @@ def test_what_is_not_the_library_is_left_out(tmp_path, monkeypatch, folder):
     path.parent.mkdir(parents=True)
     write(path, "x")
     assert standard_library().paths == ((path,) if folder == "a" else ())
-
-
-def test_source_is_decoded_as_it_declares_and_else_skipped(tmp_path):
-    (tmp_path / "a.py").write_bytes("# coding: latin-1\nx = 'é'\n".encode("latin-1"))
-    (tmp_path / "b.py").write_bytes(b"x = '\xe9'\n")
-    (tmp_path / "c.py").write_bytes(b"# coding: no-such-coding\n")
-    paths = sorted(tmp_path.iterdir())
-    assert list(read_documents(paths, document="python_source", column="text")) == ["# coding: latin-1\nx = 'é'\n"]
-
-
-@pytest.mark.parametrize("name", ["notes.txt", "rows.jsonl", "rows.csv"])
-@pytest.mark.parametrize(
-    ("content", "offset"),
-    [
-        (b"abc\xffdef", 3),
-        ("abcdé".encode()[:-1], 4),  # cut inside a character at the end
-    ],
-)
-def test_bytes_that_are_not_utf8_are_reported_by_offset(tmp_path, name, content, offset):
-    path = tmp_path / name
-    before = (b'{"text": "x"}\n' if name == "rows.jsonl" else b"text\n") * 5000
-    path.write_bytes(before + content)
-    with fails(f"{path}: not UTF-8 at byte {len(before) + offset} (0x{content[offset]:02x}); expected UTF-8 text"):
-        read(path)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "place"),
-    [
-        ("rows.csv", "id,body\n1,x\n", ""),
-        ("rows.jsonl", '{"text": "x"}\n\n{"id": 1, "body": "x"}\n', " line 3"),
-    ],
-)
-def test_missing_column_names_those_that_exist(tmp_path, name, content, place):
-    path = tmp_path / name
-    path.write_text(content)
-    with fails(f"{path}{place}: no column 'text' (text_column); it has 'id', 'body'"):
-        read(path)
-
-
-def test_a_column_of_which_there_are_two(tmp_path):
-    path = tmp_path / "rows.csv"
-    path.write_text("text,id,text\nx,1,y\n")
-    with fails(f"{path}: expected one column 'text' (text_column), got 2 of that name"):
-        read(path)
-    assert read(path, column="id") == ["1"]
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ("no.txt", "no such file or folder: {}"),
-        ("book.epub", "{} has suffix '.epub'; expected one of .txt .py .md .jsonl .json .csv .tsv .parquet"),
-        ("empty.txt", "{} is empty; expected text"),
-    ],
-)
-def test_no_file_to_read(tmp_path, given, message):
-    (tmp_path / "book.epub").write_text("text")
-    (tmp_path / "empty.txt").touch()
-    path = str(tmp_path / given)
-    with fails(f"train_file: {message.format(path)}"):
-        find_files([path], field="train_file")
-
-
-def test_a_parquet_file_with_a_damaged_page(tmp_path):
-    path = tmp_path / "rows.parquet"
-    pyarrow.parquet.write_table(pyarrow.table({"text": ["some text"] * 1000}), path)
-    content = bytearray(path.read_bytes())
-    content[4:60] = b"\xff" * 56
-    path.write_bytes(content)
-    with pytest.raises(InputError, match=f"^{re.escape(str(path))}: expected a whole Parquet file, got .+$"):
-        read(path)
-
-
-@pytest.mark.parametrize(
-    ("line", "problem"),
-    [
-        ('{"text": "x"', "not JSON (Expecting ',' delimiter); expected one object per line"),
-        ("[" * 100_000, "not JSON (maximum recursion depth exceeded"),
-        ('{"text": 7}', "'text' is int; expected a string"),
-        (
-            r'{"text": "ab\ud800"}',
-            "'text' has half a surrogate pair, U+D800, at character 2; expected whole Unicode characters",
-        ),
-    ],
-)
-def test_bad_json_line_is_named(tmp_path, line, problem):
-    path = tmp_path / "rows.jsonl"
-    path.write_text(f'{{"text": "good"}}\n{line}\n')
-    with pytest.raises(InputError, match=f"^{re.escape(f'{path} line 2: {problem}')}"):
-        read(path)
-
-
-def test_ragged_csv_row_is_named_by_the_line_where_it_starts(tmp_path):
-    path = write(tmp_path / "rows.csv", 'text,a,b\n"two\nlines",1,2\n\nx,1\n')
-    with fails(f"{path} line 5: expected 3 fields as in the header, got 2"):
-        read(path)
-
-
-def test_open_quote_in_csv(tmp_path):
-    path = tmp_path / "rows.csv"
-    path.write_text('text\ngood\n"open\n')
-    with fails(f"{path} line 3: bad quoting (unexpected end of data); expected CSV"):
-        read(path)

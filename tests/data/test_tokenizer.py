@@ -1,4 +1,4 @@
-"""Trained and loaded tokenizers."""
+"""Trained and loaded tokenizers; texts as inputs: truncation, and windows that cover the whole text."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import json
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from linformer_kit.data.tokenizer import (
+    Encoder,
     end_token_id,
     load_tokenizer,
     start_token_id,
@@ -21,10 +22,11 @@ from linformer_kit.data.tokenizer import (
     vocabulary_size,
 )
 from linformer_kit.errors import InputError
-from tests.conftest import save_bert_tokenizer
+from tests.conftest import save_bert_tokenizer, save_tokenizer
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 SAMPLES = ["the quick <mask> fox", "  spaces\n and \ttabs ", "日本語 🎉 naïve", "", "<s>x</s>"]
+LONG = "the quick brown fox jumps over the lazy dog " * 5
 
 
 @pytest.fixture
@@ -35,12 +37,17 @@ def saved(tokenizer, tmp_path):
     return tmp_path
 
 
+def content(tokenizer, window: dict) -> list[int]:
+    return [token for token in window["input_ids"] if token not in tokenizer.all_special_ids]
+
+
 def test_special_tokens_have_the_ids_of_roberta(tokenizer):
     assert tokenizer.convert_tokens_to_ids(SPECIAL) == [0, 1, 2, 3, 4]
     assert tokenizer.all_special_ids == [0, 2, 3, 1, 4]
     assert (start_token_id(tokenizer), end_token_id(tokenizer), tokenizer.pad_token_id) == (0, 2, 1)
 
 
+@settings(max_examples=30)
 @given(st.text().filter(lambda text: not any(token in text for token in SPECIAL)))
 def test_any_text_comes_back_exactly(tokenizer, text):
     ids = tokenizer(text, add_special_tokens=False).input_ids
@@ -62,10 +69,9 @@ def test_vocabulary_without_room_for_bytes():
 @pytest.mark.parametrize("load", [AutoTokenizer.from_pretrained, lambda path: load_tokenizer(str(path), max_length=67)])
 def test_saved_tokenizer_loads_by_itself_and_gives_equal_ids(tokenizer, saved, load):
     loaded = load(saved)
-    assert loaded(SAMPLES).input_ids == tokenizer(SAMPLES).input_ids
-    assert [loaded.decode(ids) for ids in loaded(SAMPLES).input_ids] == tokenizer.batch_decode(
-        tokenizer(SAMPLES).input_ids
-    )
+    ids = tokenizer(SAMPLES).input_ids
+    assert loaded(SAMPLES).input_ids == ids
+    assert [loaded.decode(each) for each in ids] == tokenizer.batch_decode(ids)
     assert loaded.model_max_length == 67 and loaded.mask_token_id == 4
     assert loaded.model_input_names == ["input_ids", "attention_mask"]
     assert tokenizer_fingerprint(loaded) == tokenizer_fingerprint(tokenizer)
@@ -89,18 +95,13 @@ def test_missing_tokens_are_named(tokenizer, tmp_path):
         load_tokenizer(str(tmp_path), max_length=67)
 
 
-@pytest.mark.parametrize("content", ["{}", "{"])
-def test_damaged_tokenizer(saved, tmp_path, content):
-    (tmp_path / "tokenizer.json").write_text(content)
-    message = f"tokenizer {tmp_path}: expected a folder with tokenizer.json, as save_pretrained writes it"
-    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
-        load_tokenizer(str(tmp_path), max_length=67)
-
-
-@pytest.mark.parametrize("name", ["nobody/nothing", "./no/such/folder"])
-def test_no_tokenizer_of_that_name(name):
-    message = f"tokenizer {name}: expected a folder or an id on the Hugging Face hub, and neither was found"
-    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+@pytest.mark.parametrize("damaged", ["{}", "{", None])
+def test_no_tokenizer(saved, damaged):
+    name = "nobody/nothing" if damaged is None else str(saved)
+    if damaged is not None:
+        (saved / "tokenizer.json").write_text(damaged)
+    message = f"tokenizer {name}: expected a folder with tokenizer.json, or an id on the hub: "
+    with pytest.raises(InputError, match=f"^{re.escape(message)}[^\n]+$"):
         load_tokenizer(name, max_length=67)
 
 
@@ -110,3 +111,60 @@ def test_fingerprint_is_of_the_rules_and_not_of_the_latest_call(tokenizer):
     assert tokenizer_fingerprint(tokenizer) == before
     other = train_tokenizer(["other text"] * 7, vocab_size=281, max_length=67)
     assert tokenizer_fingerprint(other) != before
+
+
+def test_short_texts_are_whole_and_in_order(tokenizer):
+    texts = [("the dog", None), ("", None), ("fox", None)] * 100
+    encoded = Encoder(tokenizer, 30)(texts)
+    assert [tokenizer.decode(text.windows[0]["input_ids"], skip_special_tokens=True) for text in encoded] == [
+        text for text, _ in texts
+    ]
+    assert all(len(text.windows) == 1 and text.lost == 0 for text in encoded)
+    assert [text.tokens for text in encoded] == [len(text.windows[0]["input_ids"]) for text in encoded]
+    assert set(encoded[0].windows[0]) == {"input_ids"}
+
+
+def test_a_text_without_tokens_is_one_padding_token(tmp_path):
+    save_tokenizer(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path, model_input_names=["input_ids", "token_type_ids"])
+    empty, other = Encoder(tokenizer, 7)([("", None), ("w1 w2", None)])
+    assert empty.windows == [{"input_ids": [tokenizer.pad_token_id], "token_type_ids": [0]}]
+    assert other.windows[0]["token_type_ids"] == [0, 0]
+
+
+def test_longer_texts_are_cut_and_the_loss_is_counted(tokenizer):
+    (text,) = Encoder(tokenizer, 11)([(LONG, None)])
+    whole = tokenizer(LONG)["input_ids"]
+    assert [window["input_ids"] for window in text.windows] == [[*whole[:10], tokenizer.eos_token_id]]
+    assert (text.tokens, text.lost) == (len(whole), len(whole) - 11)
+
+
+@pytest.mark.parametrize("stride", [0, 3])
+def test_windows_cover_the_whole_text_and_overlap_by_the_stride(tokenizer, stride):
+    (text,) = Encoder(tokenizer, 11, stride)([(LONG, None)])
+    joined: list[int] = []
+    for window in text.windows:
+        assert len(window["input_ids"]) <= 11
+        tokens = content(tokenizer, window)
+        assert not joined or joined[len(joined) - stride :] == tokens[:stride]
+        joined += tokens[stride if joined else 0 :]
+    assert joined == content(tokenizer, tokenizer(LONG)) and text.lost == 0 and len(text.windows) > 2
+
+
+def test_of_two_texts_the_longer_one_is_cut_first_and_both_need_room(tokenizer):
+    (text,) = Encoder(tokenizer, 20)([("the fox", LONG)])
+    kept = tokenizer.decode(text.windows[0]["input_ids"], skip_special_tokens=True)
+    assert kept.startswith("the fox") and len(text.windows[0]["input_ids"]) == 20 and text.lost > 0
+    special = tokenizer.num_special_tokens_to_add(pair=True)
+    message = rf"^max_length: expected at least {special + 1} for pairs of texts, got {special}$"
+    with pytest.raises(InputError, match=message):
+        Encoder(tokenizer, special)([("fox", LONG)])
+
+
+@pytest.mark.parametrize(
+    ("max_length", "stride", "message"),
+    [(2, None, "max_length: expected at least 3, got 2"), (11, 9, "stride: expected 0 to 8, got 9")],
+)
+def test_lengths_that_do_not_fit(tokenizer, max_length, stride, message):
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        Encoder(tokenizer, max_length, stride)

@@ -18,8 +18,7 @@ from transformers import pipeline
 
 from linformer_kit import LinformerConfig, LinformerForSequenceClassification
 from linformer_kit.commands.cli import main
-from linformer_kit.data.labelled import columns_of_task
-from linformer_kit.data.tasks import TASKS
+from linformer_kit.data.labelled import TASKS, columns_of_task
 from linformer_kit.errors import InputError
 from linformer_kit.files.writing import write_new
 from linformer_kit.inference import classifier
@@ -27,15 +26,6 @@ from linformer_kit.inference.predict import predict
 from linformer_kit.settings import PredictSettings
 from tests.conftest import fail, randomise, write_model
 from tests.export.conftest import linformer
-
-RAGGED = [
-    "question1\tquestion2\tid",
-    "what ?\twhy ?\t0",
-    "ragged\trow",
-    "ragged",
-    "who ?\thow ?\t3",
-    "where ?\twhen ?\t4",
-]
 
 
 @pytest.fixture(scope="module")
@@ -195,19 +185,9 @@ def asked(tmp_path):
     columns = dataclasses.asdict(columns_of_task(TASKS["qqp"], in_files=True))
     fields = {"num_labels": 2, "trained_columns": columns}
     model = linformer("LinformerForSequenceClassification", tmp_path / "model", **fields)
-    (tmp_path / "dev.tsv").write_text("\n".join(RAGGED) + "\n")
+    rows = ["question1\tquestion2\tid", "what ?\twhy ?\t0", "who ?\thow ?\t3", "where ?\twhen ?\t4"]
+    (tmp_path / "dev.tsv").write_text("\n".join(rows) + "\n")
     return {"model": str(model), "file": str(tmp_path / "dev.tsv"), "output": str(tmp_path / "out.jsonl")}
-
-
-def test_ragged_rows_of_a_task_known_for_them_are_left_out_and_counted(asked, tmp_path, caplog):
-    assert predict(PredictSettings(**asked))[None] == 3
-    lines = (tmp_path / "out.jsonl").read_text().splitlines(keepends=True)
-    assert [json.loads(line)["row"] for line in lines] == [1, 4, 5]
-    told = "skipped rows with another number of fields than the header: 2; the first: "
-    assert f"{told}{tmp_path / 'dev.tsv'} line 3" in caplog.text
-    (tmp_path / "out.jsonl").write_text(lines[0])
-    predict(PredictSettings(**asked, resume=True))
-    assert (tmp_path / "out.jsonl").read_text() == "".join(lines)
 
 
 def test_an_output_that_another_process_creates_first_is_kept(asked, tmp_path, monkeypatch):

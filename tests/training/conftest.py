@@ -12,7 +12,7 @@ import torch
 from datasets import Dataset
 
 from linformer_kit import LinformerForMaskedLM
-from linformer_kit.data.masking import MaskedBlocks
+from linformer_kit.data.masking import BlockMasker, MaskedBlocks
 from linformer_kit.data.tokenizer import train_tokenizer
 from linformer_kit.settings.training import OneModelTrainingSettings
 from linformer_kit.training.loop import Training
@@ -41,7 +41,7 @@ def small_plan(updates: int = 7, **fields: object) -> Plan:
 def blocks(tokenizer, count: int, seed: int) -> MaskedBlocks:
     """Masked blocks of random tokens."""
     ids = np.random.default_rng(seed).integers(5, len(tokenizer), size=(count, SEQ_LEN), dtype=np.int32)
-    return MaskedBlocks(Dataset.from_dict({"input_ids": list(ids)}), tokenizer, seed=3, probability=0.3)
+    return MaskedBlocks(Dataset.from_dict({"input_ids": list(ids)}), BlockMasker(tokenizer, seed=3, probability=0.3))
 
 
 def losses(training: Training) -> list[float]:

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import Dataset
 
 from linformer_kit import InputError
-from linformer_kit.data.masking import shuffled_blocks
+from linformer_kit.data.masking import BlockMasker, shuffled_blocks
 from linformer_kit.data.packing import StreamedBlocks
 from linformer_kit.training import batches as training_batches
 from linformer_kit.training.batches import Batches
@@ -114,7 +114,7 @@ def stream(words, folder, files: int = 3) -> Task:
         (folder / f"{number}.txt").write_text("\n".join(lines))
     paths = sorted(str(path) for path in folder.glob("*.txt"))
     documents = datasets.load_dataset("text", data_files=paths, split="train", streaming=True)
-    read = StreamedBlocks(documents, words, seq_len=SEQ_LEN, seed=3, probability=0.3)
+    read = StreamedBlocks(documents, words, BlockMasker(words, seed=3, probability=0.3), seq_len=SEQ_LEN)
     return EchoTask(None, None, train=read, validation=[], collate=torch.utils.data.default_collate)
 
 

@@ -2,42 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 from datasets import Dataset
 
-from linformer_kit.errors import InputError, error_text, machine_failure
 from linformer_kit.files.writing import whole_file
+
+
+def content_hash(parts: Iterable[Any]) -> str:
+    """Hexadecimal SHA-256 of values that JSON can hold, in their order."""
+    content = hashlib.sha256()
+    for part in parts:
+        content.update(json.dumps(part).encode() + b"\n")
+    return content.hexdigest()
 
 
 def cache_folder(cache_dir: str | None) -> Path:
     """The folder of the cache: `cache_dir`, or linformer_kit in the user's cache folder."""
     if cache_dir:
         return Path(cache_dir).expanduser()
-    user_cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(user_cache) / "linformer_kit"
-
-
-def make_cache_folder(folder: Path) -> None:
-    """Create a folder of the cache.
-
-    Raises:
-        InputError: if it is not writable; the message names the setting `cache_dir`.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        reason = "" if os.access(folder, os.W_OK | os.X_OK) else "it may not be written to"
-    except OSError as error:
-        if machine_failure(error) is not None:
-            raise
-        reason = error.strerror or error_text(error)
-    if reason:
-        raise InputError(
-            f"cache_dir: expected a folder to write to, got {folder} ({reason}); give another one with --cache_dir"
-        )
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "linformer_kit"
 
 
 def cached_dataset(
@@ -55,23 +45,18 @@ def cached_dataset(
         The memory-mapped data set.
 
     Raises:
-        InputError: The folder is not writable.
-        OSError: The file cannot be written; the error has the file's name.
+        OSError: The file cannot be written; the error has the name of the file or its folder.
     """
     if path.exists():
         try:
-            found = Dataset.from_file(str(path))
+            dataset = Dataset.from_file(str(path))
         except (pyarrow.ArrowException, OSError):
-            found = None
-        if found is not None and rows in (None, len(found)):
-            return found
+            dataset = None
+        if dataset is not None and rows in (None, len(dataset)):
+            return dataset
         # Truncated or damaged: write it again. Do not remove it: another process may just have replaced it.
-    make_cache_folder(path.parent)
-    _write(batches(), schema, path)
-    return Dataset.from_file(str(path))
-
-
-def _write(batches: Iterable[pyarrow.RecordBatch], schema: pyarrow.Schema, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as staged, pyarrow.ipc.new_stream(str(staged), schema) as writer:
-        for batch in batches:
+        for batch in batches():
             writer.write_batch(batch)
+    return Dataset.from_file(str(path))

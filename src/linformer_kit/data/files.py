@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import hashlib
-import json
 import platform
 import shutil
 import sysconfig
@@ -12,10 +10,10 @@ import tempfile
 from dataclasses import dataclass
 from glob import escape, glob
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
+from linformer_kit.data.cached import content_hash
 from linformer_kit.data.read import TABLE_SUFFIXES, TEXT_SUFFIXES
 from linformer_kit.errors import InputError
 from linformer_kit.files.manifest import file_fingerprint
@@ -30,50 +28,24 @@ _RULES_VERSION = 1
 
 @dataclass(frozen=True)
 class TextFiles:
-    """Files and how to read them.
+    """Files and how to read them."""
 
-    Attributes:
-        name: Name for messages.
-        paths: The files, sorted, each once.
-        document: Rule for text files, a key of `read.RULES`.
-        column: Text column of the other files.
-    """
-
-    name: str
-    paths: tuple[Path, ...]
-    document: str
-    column: str
+    name: str  # for messages
+    paths: tuple[Path, ...]  # sorted, each once
+    document: str  # rule for text files, a key of `read.RULES`
+    column: str  # text column of tables
 
     def fingerprint(self) -> str:
-        """Return a hash of what the documents depend on: contents and order of the files, and how they are read.
-
-        Paths and times of the files have no influence, so a second copy of the same text has the same hash.
-
-        Raises:
-            InputError: A file cannot be read.
-        """
-        hashes = []
-        for path in tqdm(self.paths, desc="Hashing text", unit=" files", delay=2):
-            try:
-                hashes.append((path.suffix.lower(), file_fingerprint(path)))
-            except OSError as error:
-                raise InputError(f"{path}: expected a file that can be read, got {error.strerror}") from None
-        return _hash_of([_RULES_VERSION, self.document, self.column, _hash_of(hashes)])
-
-
-def _hash_of(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content).encode(errors="surrogateescape")).hexdigest()
-
-
-def check_exists(path: Path, *, field: str) -> None:
-    """Reject a file or folder that does not exist; `field` is its setting."""
-    if not path.exists():
-        raise InputError(f"{field}: no such file or folder: {path}")
+        """Hash of contents and order of the files, and how they are read; a copy of the same text has the same hash."""
+        paths = tqdm(self.paths, desc="Hashing text", unit=" files", delay=2)
+        contents = [(path.suffix.lower(), file_fingerprint(path)) for path in paths]
+        return content_hash([_RULES_VERSION, self.document, self.column, contents])
 
 
 def check_file(path: Path, *, field: str, suffixes: tuple[str, ...] = SUFFIXES) -> None:
     """Reject a path that is not a file, has another suffix, or is empty; `field` is its setting."""
-    check_exists(path, field=field)
+    if not path.exists():
+        raise InputError(f"{field}: no such file or folder: {path}")
     if not path.is_file():
         raise InputError(f"{field}: expected a file, got the folder {path}")
     if path.suffix.lower() not in suffixes:
@@ -100,22 +72,16 @@ def as_file(path: Path) -> Path:
 
 
 def find_files(patterns: list[str], *, field: str, suffixes: tuple[str, ...] = SUFFIXES) -> tuple[Path, ...]:
-    """Find the files that patterns match.
+    """Find the files that patterns match, sorted, each once.
 
-    Args:
-        patterns: Files, folders (searched recursively) and globs (`**` is any depth). Hidden files are only used if
-            they are named explicitly.
-        field: Name of the setting of the patterns, for errors.
-        suffixes: Supported suffixes.
-
-    Returns:
-        The files, sorted, each once.
+    Patterns are files, folders (searched recursively) and globs (`**` is any depth). Hidden files are only used if they
+    are named explicitly. `field` is the setting of the patterns, for errors.
 
     Raises:
         InputError: A pattern matches no file, or names a file that is empty or has another suffix.
     """
-    found = [path for pattern in patterns for path in _match(pattern, field, suffixes)]
-    return tuple(sorted({path.resolve(): path for path in found}.values()))
+    matches = [path for pattern in patterns for path in _match(pattern, field, suffixes)]
+    return tuple(sorted({path.resolve(): path for path in matches}.values()))
 
 
 def _match(pattern: str, field: str, suffixes: tuple[str, ...]) -> list[Path]:
@@ -125,21 +91,16 @@ def _match(pattern: str, field: str, suffixes: tuple[str, ...]) -> list[Path]:
     if path.is_file() or not (path.is_dir() or any(character in pattern for character in "*?[")):
         check_file(path, field=field, suffixes=suffixes)
         return [path]
-    glob_pattern = f"{escape(str(path))}/**/*" if path.is_dir() else str(path)
-    paths = [Path(name) for name in glob(glob_pattern, recursive=True)]
-    texts = [path for path in paths if path.suffix.lower() in suffixes and path.is_file()]
+    names = glob(f"{escape(str(path))}/**/*" if path.is_dir() else str(path), recursive=True)
+    texts = [path for path in map(Path, names) if path.suffix.lower() in suffixes and path.is_file()]
     if not texts:
         raise InputError(f"{field}: {pattern} matches no file; expected files that end in {' '.join(suffixes)}")
     return texts
 
 
 def standard_library() -> TextFiles:
-    """Return the built-in corpus: the source of the Python standard library, one document per file."""
+    """The built-in corpus: the source of the Python standard library, one document per file."""
     root = Path(sysconfig.get_path("stdlib"))
     paths = (path for path in root.rglob("*.py") if _NOT_LIBRARY.isdisjoint(path.relative_to(root).parts))
-    return TextFiles(
-        name=f"standard library of Python {platform.python_version()}",
-        paths=tuple(sorted(paths)),
-        document="python_source",
-        column="text",
-    )
+    name = f"standard library of Python {platform.python_version()}"
+    return TextFiles(name, tuple(sorted(paths)), document="file", column="text")

@@ -5,11 +5,10 @@ A token takes 4 bytes on disk, in one file for all processes of a machine.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,10 @@ from jaxtyping import Int, Num
 from torch.utils.data import Dataset as TorchDataset
 from tqdm import tqdm
 
-from linformer_kit.data.cached import cached_dataset
-from linformer_kit.data.encoding import Encoder
+from linformer_kit.data.cached import cached_dataset, content_hash
 from linformer_kit.data.examples import Columns, Example, Labels
 from linformer_kit.data.masking import FILLER
-from linformer_kit.data.tokenizer import tokenizer_fingerprint
+from linformer_kit.data.tokenizer import Encoder, tokenizer_fingerprint
 from linformer_kit.settings import IGNORED_LABEL
 
 logger = logging.getLogger(__name__)
@@ -41,17 +39,11 @@ _BATCHES_TOGETHER = 50  # whose texts are sorted by length
 
 @dataclass(frozen=True)
 class LabelledItems(TorchDataset[Item]):
-    """Windows of texts, read on access, and their labels.
+    """Windows of texts, read on access, and their labels."""
 
-    Attributes:
-        windows: Data set of lists of int32: `input_ids`, and `token_type_ids` where the tokenizer has them.
-        lengths: Tokens of each window.
-        labels: Indices of the classes, or 0 and 1 for each class if multi-label.
-    """
-
-    windows: Dataset
-    lengths: Int[np.ndarray, " texts"]
-    labels: Num[np.ndarray, " texts"] | Num[np.ndarray, "texts classes"]
+    windows: Dataset  # lists of int32: `input_ids`, and `token_type_ids` where the tokenizer has them
+    lengths: Int[np.ndarray, " texts"]  # tokens of each window
+    labels: Num[np.ndarray, " texts"] | Num[np.ndarray, "texts classes"]  # classes, or 0 and 1 for each class
 
     @classmethod
     def of(cls, windows: Dataset, labels: Sequence[int] | Sequence[list[float]]) -> LabelledItems:
@@ -97,9 +89,7 @@ def grouped_by_length(
     Args:
         lengths: Lengths of the texts in tokens.
         batch_size: Texts per update.
-        seed: Seed of the order.
-        epoch: Number of the epoch, from 0.
-        multiple: As for `shuffled_blocks`.
+        seed, epoch, multiple: As for `shuffled_blocks`.
     """
     lengths = np.asarray(lengths)
     order = np.random.default_rng([seed, epoch]).permutation(len(lengths))
@@ -113,35 +103,28 @@ def grouped_by_length(
 
 @dataclass(frozen=True)
 class LabelledInputs:
-    """Inputs with their labels.
+    """Inputs with their labels."""
 
-    Attributes:
-        items: Inputs and labels in the order of the texts.
-        cut: Counts of truncated `texts`, of their removed `tokens`, and of all tokens before truncation (`of_tokens`).
-    """
-
-    items: LabelledItems
-    cut: dict[str, int]
+    items: LabelledItems  # in the order of the texts
+    cut: dict[str, int]  # truncated `texts`, their removed `tokens`, and all tokens before truncation (`of_tokens`)
 
 
 def labelled_inputs(
     examples: Sequence[Example], labels: Labels, columns: Columns, encoder: Encoder, *, cache: Path, name: str
 ) -> LabelledInputs:
-    """Tokenise labelled texts, and log how many are truncated.
+    """Tokenise labelled texts, each into one window, and log how many are truncated.
 
-    Args:
-        examples: The texts.
-        labels: Their classes.
-        columns: Names of the columns, for errors.
-        encoder: Tokenises each text into one window.
-        cache: Folder of the cached tokens, shared by all processes and later runs.
-        name: What the texts are, for the log.
+    The tokens are in the folder `cache`, shared by all processes and later runs; `columns` and `name` are for messages.
     """
+    targets = [labels.target(example, column=columns.label) for example in examples]  # before tokenisation: may raise
     first = encoder([(examples[0].text, examples[0].text_pair)])[0].windows[0]
     schema = pyarrow.schema({**dict.fromkeys(first, pyarrow.list_(pyarrow.int32())), _TOKENS: pyarrow.int32()})
-    path = cache / f"{_identity(examples, encoder)}.arrow"
+    tokenizer = encoder.tokenizer
+    how = [encoder.max_length, tokenizer.truncation_side, tokenizer.split_special_tokens, tokenizer.model_input_names]
+    texts = ([example.text, example.text_pair] for example in examples)
+    identity = chain([_FORMAT_VERSION, tokenizer_fingerprint(tokenizer), how], texts)
+    path = cache / f"{content_hash(identity)}.arrow"
     stored = cached_dataset(path, schema, lambda: _batches(examples, encoder, schema, name), rows=len(examples))
-    targets = [labels.target(example, column=columns.label) for example in examples]
     items = LabelledItems.of(stored.select_columns(list(first)), targets)  # type: ignore[arg-type]
     tokens = stored.data.column(_TOKENS).to_numpy()
     lost = tokens - items.lengths
@@ -167,16 +150,5 @@ def _batches(
             together = examples[start : start + _TOGETHER]
             encoded = encoder([(example.text, example.text_pair) for example in together])
             rows = [{**text.windows[0], _TOKENS: text.tokens} for text in encoded]
-            columns = [pyarrow.array([row[field.name] for row in rows], field.type) for field in schema]
-            yield pyarrow.record_batch(columns, schema)
+            yield pyarrow.RecordBatch.from_pylist(rows, schema)
             bar.update(len(together))
-
-
-def _identity(examples: Sequence[Example], encoder: Encoder) -> str:
-    """Hexadecimal hash of everything that the tokens depend on."""
-    tokenizer = encoder.tokenizer
-    how = [encoder.max_length, tokenizer.truncation_side, tokenizer.split_special_tokens, tokenizer.model_input_names]
-    content = hashlib.sha256(json.dumps([_FORMAT_VERSION, tokenizer_fingerprint(tokenizer), *how]).encode())
-    for example in examples:
-        content.update(json.dumps([example.text, example.text_pair]).encode())
-    return content.hexdigest()

@@ -1,56 +1,97 @@
-"""Labelled texts for training and evaluation: from a task, files or the hub, with all checks."""
+"""Labelled texts for training and evaluation: of a task of the paper, of files or of the hub, with all checks.
+
+The tasks of section 5.2 of the paper:
+
+| task | one or two texts       | classes                    | measured      |
+|------|------------------------|----------------------------|---------------|
+| sst2 | a phrase of a review   | negative, positive         | accuracy      |
+| imdb | a review               | negative, positive         | accuracy      |
+| qnli | a question, a sentence | entailment, not_entailment | accuracy      |
+| qqp  | two questions          | not_duplicate, duplicate   | accuracy, F1  |
+
+A local copy is a folder for each task with the original files: GLUE's TSV with a header, or aclImdb as JSON Lines.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from linformer_kit.data.cached import content_hash
 from linformer_kit.data.examples import Columns, Example, Labels, as_examples, labels_of, listed_classes
-from linformer_kit.data.files import check_exists, find_files
-from linformer_kit.data.hub import labelled_rows
-from linformer_kit.data.read import TABLE_SUFFIXES, read_table, warn_of_ragged
-from linformer_kit.data.split import hold_out_texts
-from linformer_kit.data.tasks import ACCURACY, MACRO_F1, MICRO_F1, TASKS, Task
+from linformer_kit.data.files import find_files
+from linformer_kit.data.read import TABLE_SUFFIXES, Row, hub_rows, load_hub, read_table
+from linformer_kit.data.split import held_out
 from linformer_kit.errors import InputError
 from linformer_kit.settings import EvaluateSettings, FinetuneSettings, LabelledSettings, names_only
 
 logger = logging.getLogger(__name__)
 
+ACCURACY, F1, MACRO_F1, MICRO_F1 = "accuracy", "f1", "macro_f1", "micro_f1"
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task of the paper."""
+
+    title: str  # for reports
+    text_column: str
+    labels: tuple[str, ...]  # names of the classes, by number
+    hub: tuple[str, str | None]  # data set and configuration
+    text_pair_column: str | None = None
+    metrics: tuple[str, ...] = (ACCURACY,)  # the first one selects the best model
+    hub_validation: str = "validation"  # split on the hub to evaluate on; it has labels
+    train_file: str = "train.tsv"  # of a local copy, like the following
+    validation_file: str = "dev.tsv"
+    file_label_column: str = "label"  # on the hub it is `label`
+    ragged: bool = False  # whether records are known to have more or fewer fields than the header
+
+
+TASKS = {
+    "sst2": Task("SST-2", "sentence", ("negative", "positive"), ("nyu-mll/glue", "sst2")),
+    "imdb": Task(
+        title="IMDB",
+        text_column="text",
+        labels=("negative", "positive"),
+        hub=("stanfordnlp/imdb", None),
+        hub_validation="test",
+        train_file="train.jsonl",
+        validation_file="test.jsonl",
+    ),
+    "qnli": Task("QNLI", "question", ("entailment", "not_entailment"), ("nyu-mll/glue", "qnli"), "sentence"),
+    "qqp": Task(
+        title="QQP",
+        text_column="question1",
+        text_pair_column="question2",
+        labels=("not_duplicate", "duplicate"),
+        metrics=(ACCURACY, F1),
+        hub=("nyu-mll/glue", "qqp"),
+        file_label_column="is_duplicate",
+        ragged=True,
+    ),
+}
+
 
 @dataclass(frozen=True)
 class LabelledTexts:
-    """Labelled texts for training and validation.
-
-    Attributes:
-        train: Training texts.
-        validation: Validation texts.
-        labels: Their classes.
-        columns: Columns of texts and classes.
-        metrics: Names of the metrics; the first one selects the best model.
-        description: Source and numbers of texts in one line, for logs and reports.
-    """
+    """Labelled texts for training and validation."""
 
     train: list[Example]
     validation: list[Example]
     labels: Labels
     columns: Columns
-    metrics: tuple[str, ...]
-    description: str
+    metrics: tuple[str, ...]  # the first one selects the best model
+    description: str  # source and numbers of texts in one line, for logs and reports
 
     def fingerprint(self) -> str:
         """Hexadecimal hash of all texts and classes."""
-        content = hashlib.sha256()
-        for examples in (self.train, self.validation):
-            for example in examples:
-                content.update(json.dumps([example.text, example.text_pair, example.values]).encode())
-        return content.hexdigest()
+        every = (*self.train, *self.validation)
+        sizes = [len(self.train), len(self.validation)]
+        return content_hash([sizes, *([example.text, example.text_pair, example.values] for example in every)])
 
 
 def load_labelled(settings: FinetuneSettings) -> LabelledTexts:
@@ -60,27 +101,25 @@ def load_labelled(settings: FinetuneSettings) -> LabelledTexts:
         InputError: The settings contradict each other, texts are missing, a row is invalid (with file and line), or
             there is only one class.
     """
-    _check_source(settings, settings.train_file, "train_file")
+    _check_source(settings, "train_file")
     task, columns = task_of(settings), columns_of(settings)
-    train = _read(settings, columns, task, "train")
-    _check_some(train, settings, "train")
+    train = _read(settings, columns, "train")
     labels = Labels(task.labels, numbered=task.labels) if task else labels_of(train, columns.label)
-    validation = _read(settings, columns, task, "validation")
-    if not (validation or task or settings.validation_file):
-        train, validation = hold_out_texts(train, _key, fraction=settings.validation_fraction, seed=settings.split_seed)
-    _check_some(validation, settings, "validation")
-    for examples in (train, validation):
-        for example in examples:
-            labels.target(example, column=columns.label)  # raises an error now, not after tokenisation
+    only_training = settings.train_file and not settings.validation_file
+    validation = [] if only_training else _read(settings, columns, "validation")
+    if not validation:
+        texts = ("\0".join(_texts_of(example)) for example in train)
+        held = held_out(texts, fraction=settings.validation_fraction, seed=settings.split_seed, name="train_file")
+        train, validation = ([train[index] for index in np.flatnonzero(side)] for side in (~held, held))
     train = sample(train, settings.max_train_samples, seed=settings.split_seed)
     validation = sample(validation, settings.max_eval_samples, seed=settings.split_seed)
-    if len({str(labels.target(example, column=columns.label)) for example in train}) < 2:
-        only = " and ".join(map(repr, train[0].values)) or "none"
-        raise InputError(f"label_column {columns.label!r}: expected two or more classes to learn, got only {only}")
-    warn_of_oddities(train, validation)
-    warn_of_classes(train, validation, labels, columns)
+    _check(train, validation, labels, columns)
     name = settings.task or settings.dataset_name or " ".join(names_only(settings.train_file or []))
-    description = f"{name}: {len(train):,} texts to learn from, {len(validation):,} for validation, {_named(labels)}"
+    many = ", any number of them for a text" if labels.multi_label else ""
+    description = (
+        f"{name}: {len(train):,} texts to learn from, {len(validation):,} for validation, "
+        f"{len(labels.names)} classes{many}"
+    )
     return LabelledTexts(train, validation, labels, columns, metrics_of(labels, task), description)
 
 
@@ -97,19 +136,16 @@ def load_measured(
     Raises:
         InputError: as for `load_labelled`, and for a class that the model does not have.
     """
-    _check_source(settings, settings.validation_file, "validation_file")
+    _check_source(settings, "validation_file")
     task, columns = task_of(settings), columns_of(settings, defaults)
     # Class names alone do not define numbers: in other files 1 may mean negative.
     if set(columns.numbered) <= set(labels.names):
         labels = replace(labels, numbered=columns.numbered)
     elif task:
         labels = replace(labels, numbered=labels.names)  # LABEL_0 and so on
-    examples = _read(settings, columns, task, "validation")
-    _check_some(examples, settings, "validation")
-    for example in examples:
-        labels.target(example, column=columns.label)
+    examples = _read(settings, columns, "validation")
     examples = sample(examples, settings.max_eval_samples, seed=0)
-    warn_of_oddities([], examples)
+    _check([], examples, labels, columns)
     return examples, labels, columns
 
 
@@ -122,42 +158,27 @@ def columns_of(settings: LabelledSettings, defaults: Columns | None = None) -> C
     """Columns of texts and classes: those of the task, else of the settings, else of the defaults.
 
     Raises:
-        InputError: for a column that is named together with a task.
+        InputError: for a column that is named together with a task, or twice.
     """
-    task = task_of(settings)
-    named = {
-        "text_column": settings.text_column,
-        "text_pair_column": settings.text_pair_column,
-        "label_column": settings.label_column,
-        "label_separator": settings.label_separator,
-    }
-    if task:
-        for name, value in named.items():
-            if value is not None:
-                raise InputError(f"{name}: expected none with --task, which knows its own, got {value!r}")
+    names = ("text_column", "text_pair_column", "label_column")
+    given = {name: value for name in names if (value := getattr(settings, name)) is not None}
+    if task := task_of(settings):
+        for name, value in given.items():
+            raise InputError(f"{name}: expected none with --task, which knows its own, got {value!r}")
         return columns_of_task(task, in_files=settings.data_dir is not None)
-    for name, value in named.items():
-        if value == "":
-            raise InputError(f"{name}: expected one or more characters, got none")
-    usual = defaults or Columns("text")
-    columns = Columns(
-        settings.text_column or usual.text,
-        settings.text_pair_column or usual.text_pair,
-        settings.label_column or usual.label,
-        settings.label_separator or usual.label_separator,
-        usual.numbered,
+    columns = replace(
+        defaults or Columns("text"), **{name.removesuffix("_column"): value for name, value in given.items()}
     )
-    columns = replace(columns, ragged=usual.ragged and columns == replace(usual, ragged=False))
-    names = list(columns.names().values())
-    if len(set(names)) < len(names):
-        raise InputError(f"text_column, text_pair_column, label_column: expected different columns, got {names}")
+    used = list(columns.names().values())
+    if len(set(used)) < len(used):
+        raise InputError(f"text_column, text_pair_column, label_column: expected different columns, got {used}")
     return columns
 
 
 def columns_of_task(task: Task, *, in_files: bool) -> Columns:
     """Columns of texts and classes of a task, in its original files or on the hub."""
-    label, ragged = (task.file_label_column, task.ragged) if in_files else (task.label_column, False)
-    return Columns(task.text_column, task.text_pair_column, label, ragged=ragged, numbered=task.labels)
+    label = task.file_label_column if in_files else "label"
+    return Columns(task.text_column, task.text_pair_column, label, numbered=task.labels)
 
 
 def metrics_of(labels: Labels, task: Task | None = None) -> tuple[str, ...]:
@@ -175,107 +196,89 @@ def sample(examples: list[Example], count: int | None, *, seed: int) -> list[Exa
     return [examples[index] for index in np.sort(drawn)]
 
 
-def warn_of_oddities(train: Sequence[Example], validation: Sequence[Example]) -> None:
-    """Warn of empty texts, of validation texts that are also training texts, and of a single validation class."""
-    for examples in (train, validation):
-        empty = [example.source for example in examples if not all(part.strip() for part in _key(example))]
-        if empty:
-            logger.warning("empty texts: %s, the first %s", f"{len(empty):,}", empty[0])
-    learnt = {_key(example) for example in train}
-    both = [example for example in validation if _key(example) in learnt]
-    if both:
-        logger.warning(
-            "validation: %s of %s texts are also in the training texts, which makes the metrics too high; "
-            "the first: %s",
-            f"{len(both):,}",
-            f"{len(validation):,}",
-            both[0].source,
-        )
-    counts = Counter(example.values for example in validation)
-    if len(counts) == 1:
-        logger.warning("validation: all %s texts are %s", f"{len(validation):,}", ", ".join(*counts) or "of no class")
-
-
-def warn_of_classes(train: Sequence[Example], validation: Sequence[Example], labels: Labels, columns: Columns) -> None:
-    """Warn of classes without training or validation texts."""
-    for side, examples in (("training", train), ("validation", validation)):
-        there = {
-            labels.number(value, source=example.source, column=columns.label)
-            for example in examples
-            for value in example.values
-        }
-        absent = [name for number, name in enumerate(labels.names) if number not in there]
-        if absent:
-            logger.warning("%s: no text has class %s", side, listed_classes(absent))
-
-
-def _read(settings: LabelledSettings, columns: Columns, task: Task | None, side: str) -> list[Example]:
-    """The training or validation texts; empty if there are no validation files or split."""
+def _read(settings: LabelledSettings, columns: Columns, side: str) -> list[Example]:
+    """The texts of one side; none if a data set for fine-tuning has none for validation."""
+    field, task = f"{side}_file", task_of(settings)
+    rows: Iterator[Row]
     if _on_hub(settings):
-        name, config = (settings.dataset_name, settings.dataset_config_name) if task is None else task.hub
-        split = _split(settings, task) if side == "validation" else side
-        optional = task is None and side == "validation" and isinstance(settings, FinetuneSettings)
-        rows = labelled_rows(str(name), config, split, columns.names(), numbered=task is not None, optional=optional)
-        return as_examples(rows, columns)
-    ragged: list[str] | None = [] if columns.ragged else None
-    if task:
-        paths: Iterable[Path] = [_task_file(settings, task.train_file if side == "train" else task.validation_file)]
+        rows = _rows_of_hub(settings, columns, side)
+    elif task:
+        path = Path(str(settings.data_dir)) / str(settings.task) / getattr(task, field)
+        rows = read_table(path, columns.names(), skip_ragged=task.ragged)
     else:
-        field = f"{side}_file"
         paths = find_files(getattr(settings, field) or [], field=field, suffixes=TABLE_SUFFIXES)
-    rows = (row for path in paths for row in read_table(path, columns.names(), ragged=ragged))
+        rows = (row for path in paths for row in read_table(path, columns.names()))
     examples = as_examples(rows, columns)
-    warn_of_ragged(ragged or [])
+    if not examples and not _may_hold_out(settings, side):
+        place = settings.task or settings.dataset_name or " ".join([field, *getattr(settings, field)])
+        raise InputError(f"{place}: expected texts, got none")
     return examples
 
 
-def _split(settings: LabelledSettings, task: Task | None) -> str:
-    """The split to evaluate on."""
-    named = settings.split if isinstance(settings, EvaluateSettings) else None
-    return named or (task.hub_validation if task else "validation")
+def _rows_of_hub(settings: LabelledSettings, columns: Columns, side: str) -> Iterator[Row]:
+    task, split = task_of(settings), side
+    name, config = task.hub if task else (str(settings.dataset_name), settings.dataset_config_name)
+    if side == "validation":
+        split = getattr(settings, "split", None) or (task.hub_validation if task else side)
+    splits = load_hub(name, config)
+    if split in splits:
+        return hub_rows(name, split, splits[split], columns.names(), numbered=task is not None)
+    if _may_hold_out(settings, side):
+        return iter(())
+    raise InputError(f"dataset_name {name}: expected a split {split!r}, got {', '.join(map(repr, splits))}")
 
 
-def _task_file(settings: LabelledSettings, name: str) -> Path:
-    """A file of the local copy of a task, in data_dir or in its subfolder named after the task."""
-    folder = Path(settings.data_dir or "").expanduser()
-    check_exists(folder, field="data_dir")
-    places = (folder / name, folder / str(settings.task) / name)
-    for place in places:
-        if place.is_file():
-            return place
-    raise InputError(f"data_dir: expected {places[1]} or {places[0]}, got neither")
+def _may_hold_out(settings: LabelledSettings, side: str) -> bool:
+    """Whether a part of the training texts takes the place of those that are missing."""
+    return side == "validation" and isinstance(settings, FinetuneSettings) and settings.dataset_name is not None
 
 
-def _check_source(settings: LabelledSettings, files: list[str] | None, field: str) -> None:
-    """Raise an error unless the settings name exactly one source of texts."""
-    given = {"task": settings.task, field: files, "dataset_name": settings.dataset_name}
-    named = [name for name, value in given.items() if value]
+def _check_source(settings: LabelledSettings, field: str) -> None:
+    """Raise an error unless the settings name exactly one source of texts, and nothing that another source has."""
+    files = getattr(settings, field)
+    named = [name for name in ("task", field, "dataset_name") if getattr(settings, name)]
     if len(named) != 1:
         raise InputError(f"expected one of task, {field} and dataset_name, got {' and '.join(named) or 'none'}")
-    if settings.data_dir and not settings.task:
-        raise InputError(f"data_dir: expected none without task, got {settings.data_dir}")
-    if isinstance(settings, EvaluateSettings) and settings.split and not _on_hub(settings):
-        raise InputError(f"split: expected none without a data set of the hub, got {settings.split}")
-    if settings.dataset_config_name and not settings.dataset_name:
-        raise InputError(f"dataset_config_name: expected none without dataset_name, got {settings.dataset_config_name}")
-    if getattr(settings, "validation_file", None) and (settings.task or settings.dataset_name):
-        raise InputError(f"validation_file: expected none with {named[0]}, which has its own")
+    unused = {
+        "data_dir": not settings.task,
+        "split": not _on_hub(settings),
+        "dataset_config_name": not settings.dataset_name,
+        "validation_file": not files,
+    }
+    for name, is_unused in unused.items():
+        if is_unused and (value := getattr(settings, name, None)):
+            raise InputError(f"{name}: expected none with {named[0]}, got {value}")
 
 
 def _on_hub(settings: LabelledSettings) -> bool:
     return bool(settings.dataset_name or (settings.task and not settings.data_dir))
 
 
-def _check_some(examples: Sequence[Example], settings: LabelledSettings, side: str) -> None:
-    if not examples:
-        files = getattr(settings, f"{side}_file") or []
-        place = " ".join([f"{side}_file", *files]) if files else settings.task or settings.dataset_name
-        raise InputError(f"{place}: expected texts, got none")
-
-
-def _key(example: Example) -> tuple[str, ...]:
+def _texts_of(example: Example) -> tuple[str, ...]:
     return (example.text,) if example.text_pair is None else (example.text, example.text_pair)
 
 
-def _named(labels: Labels) -> str:
-    return f"{len(labels.names)} classes" + (", any number of them for a text" if labels.multi_label else "")
+def _check(train: Sequence[Example], validation: Sequence[Example], labels: Labels, columns: Columns) -> None:
+    """Raise an error for unknown classes; warn of empty texts, of texts in both parts, and of classes without texts."""
+    empty = [example.source for example in (*train, *validation) if not all(map(str.strip, _texts_of(example)))]
+    if empty:
+        logger.warning("empty texts: %s, the first %s", f"{len(empty):,}", empty[0])
+    learnt = {_texts_of(example) for example in train}
+    both = [example.source for example in validation if _texts_of(example) in learnt]
+    if both:
+        logger.warning(
+            "validation: %s of %s texts are also in the training texts, which makes the metrics too high; "
+            "the first: %s",
+            f"{len(both):,}",
+            f"{len(validation):,}",
+            both[0],
+        )
+    for side, examples in (("training", train), ("validation", validation)):
+        present = {
+            labels.number(value, source=example.source, column=columns.label)
+            for example in examples
+            for value in example.values
+        }
+        absent = [name for number, name in enumerate(labels.names) if number not in present]
+        if examples and absent:
+            logger.warning("%s: no text has class %s", side, listed_classes(absent))

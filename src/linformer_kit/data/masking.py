@@ -5,11 +5,10 @@ So a resumed run sees the same masks as an uninterrupted one, with any number of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from datasets import Dataset
+from jaxtyping import Int
 from transformers import PreTrainedTokenizerFast
 
 from linformer_kit.errors import InputError
@@ -19,81 +18,55 @@ FILLER = None  # index of a block without labels, which fills up batches
 _MASKED, _REPLACED = 0.8, 0.1  # shares of the selected tokens, as in BERT and RoBERTa; the others are unchanged
 
 
-def mask_tokens(
-    input_ids: np.ndarray,
-    *,
-    seed: int,
-    epoch: int,
-    index: int,
-    probability: float,
-    mask_token_id: int,
-    special_ids: Sequence[int] | np.ndarray,
-    replacement_ids: Sequence[int] | np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Mask some tokens of one block, as BERT and RoBERTa do.
-
-    A pure function: equal arguments give equal results.
-
-    Args:
-        input_ids: Token ids, `[seq]`; not changed.
-        seed: Seed; not negative, like epoch and index.
-        epoch: Number of the epoch, from 0.
-        index: Index of the block.
-        probability: Probability of each non-special token to be selected.
-        mask_token_id: Replaces 80 % of the selected tokens.
-        special_ids: Tokens that are never selected.
-        replacement_ids: Tokens, of which random ones replace 10 % of the selected tokens.
-
-    Returns:
-        `(masked_ids, labels)`, int64 `[seq]`: labels are the original ids where selected, `IGNORED_LABEL` elsewhere.
-
-    Source:
-        Devlin et al. 2019, section 3.1; Liu et al. 2019 (RoBERTa), section 4.1, for new masks in each epoch.
-    """
-    # Counter-based generator: (seed, epoch) is the key, and each index has its own range of 2^192 draws.
-    generator = np.random.Generator(np.random.Philox(key=[seed, epoch], counter=[0, 0, 0, index]))
-    select, act = generator.random((2, len(input_ids)))
-    replacements = np.asarray(replacement_ids)[generator.integers(len(replacement_ids), size=len(input_ids))]
-    original = input_ids.astype(np.int64)
-    selected = (select < probability) & ~np.isin(original, special_ids)
-    masked_ids = original.copy()
-    masked_ids[selected & (act < _MASKED)] = mask_token_id
-    replaced = selected & (act >= _MASKED) & (act < _MASKED + _REPLACED)
-    masked_ids[replaced] = replacements[replaced]
-    return masked_ids, np.where(selected, original, IGNORED_LABEL)
-
-
 class BlockMasker:
-    """`mask_tokens` for one tokenizer and run.
+    """Masks blocks of tokens, as BERT and RoBERTa do.
+
+    Of the selected tokens 80 % become the mask token and 10 % random tokens, neither special nor added ones.
 
     Args:
         tokenizer: Gives the mask token, and which tokens are special.
-        seed: Seed of all masks.
-        probability: Share of the tokens to select.
+        seed: Seed of all masks, not negative.
+        probability: Probability of each non-special token to be selected.
 
     Raises:
         InputError: for a tokenizer without a mask token.
+
+    Source:
+        Devlin et al. 2019, section 3.1; Liu et al. 2019 (RoBERTa), section 4.1, for new masks in each epoch.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, *, seed: int, probability: float) -> None:
         if tokenizer.mask_token_id is None:
             raise InputError("tokenizer: expected one with a mask token, got none")
-        special_ids = np.array(tokenizer.all_special_ids)
-        self._arguments = {
-            "seed": seed,
-            "probability": probability,
-            "mask_token_id": tokenizer.mask_token_id,
-            "special_ids": special_ids,
-            # Added tokens may have no embedding in the model.
-            "replacement_ids": np.setdiff1d(
-                list(tokenizer.get_vocab().values()), [*special_ids, *tokenizer.get_added_vocab().values()]
-            ),
-        }
+        self._seed, self._probability, self._mask_id = seed, probability, tokenizer.mask_token_id
+        self._special_ids = np.array(tokenizer.all_special_ids)
+        # Added tokens may have no embedding in the model.
+        excluded = [*self._special_ids, *tokenizer.get_added_vocab().values()]
+        self._replacement_ids = np.setdiff1d(list(tokenizer.get_vocab().values()), excluded)
 
-    def __call__(self, block: np.ndarray, *, epoch: int, index: int) -> dict[str, torch.Tensor]:
-        """Return `input_ids` and `labels`, each `[seq]`, of a block of ids `[seq]`."""
-        masked_ids, labels = mask_tokens(block, epoch=epoch, index=index, **self._arguments)
-        return {"input_ids": torch.from_numpy(masked_ids), "labels": torch.from_numpy(labels)}
+    def __call__(self, block: Int[np.ndarray, " seq"], *, epoch: int, index: int) -> dict[str, torch.Tensor]:
+        """Mask one block, which is not changed: equal arguments give equal masks.
+
+        Args:
+            block: Token ids.
+            epoch: Number of the epoch, from 0.
+            index: Index of the block.
+
+        Returns:
+            `input_ids` and `labels`, int64 `[seq]`: labels are the original ids where selected, else `IGNORED_LABEL`.
+        """
+        # Counter-based generator: (seed, epoch) is the key, and each index has its own range of 2^192 draws.
+        generator = np.random.Generator(np.random.Philox(key=[self._seed, epoch], counter=[0, 0, 0, index]))
+        select, act = generator.random((2, len(block)))
+        replacements = self._replacement_ids[generator.integers(len(self._replacement_ids), size=len(block))]
+        original = block.astype(np.int64)
+        selected = (select < self._probability) & ~np.isin(original, self._special_ids)
+        masked = original.copy()
+        masked[selected & (act < _MASKED)] = self._mask_id
+        replaced = selected & (act >= _MASKED) & (act < _MASKED + _REPLACED)
+        masked[replaced] = replacements[replaced]
+        labels = np.where(selected, original, IGNORED_LABEL)
+        return {"input_ids": torch.from_numpy(masked), "labels": torch.from_numpy(labels)}
 
 
 class MaskedBlocks(torch.utils.data.Dataset):
@@ -104,14 +77,12 @@ class MaskedBlocks(torch.utils.data.Dataset):
 
     Args:
         blocks: Result of `packing.pack`.
-        tokenizer: The one that made the blocks.
-        seed: Seed of all masks.
-        probability: Share of the tokens to select.
+        masks: Masks the blocks.
     """
 
-    def __init__(self, blocks: Dataset, tokenizer: PreTrainedTokenizerFast, *, seed: int, probability: float) -> None:
+    def __init__(self, blocks: Dataset, masks: BlockMasker) -> None:
         self._blocks = blocks.with_format("numpy")
-        self._mask = BlockMasker(tokenizer, seed=seed, probability=probability)
+        self._masks = masks
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -123,17 +94,13 @@ class MaskedBlocks(torch.utils.data.Dataset):
             return {**block, "labels": torch.full_like(block["labels"], IGNORED_LABEL)}
         if not 0 <= index < len(self):  # a negative index would give the same block with other masks
             raise IndexError(f"block {index}: expected 0 to {len(self) - 1}")
-        return self._mask(self._blocks[index]["input_ids"], epoch=epoch, index=index)
+        return self._masks(self._blocks[index]["input_ids"], epoch=epoch, index=index)
 
 
 def shuffled_blocks(length: int, *, seed: int, epoch: int, multiple: int = 1) -> list[tuple[int, int | None]]:
     """Random order of the keys `(epoch, index)` of `MaskedBlocks`: a pure function of seed and epoch.
 
-    Args:
-        length: Number of blocks.
-        seed: Seed of the order.
-        epoch: Number of the epoch, from 0.
-        multiple: Keys with `FILLER` are appended up to a multiple of this, so that all processes have the same number.
+    Keys with `FILLER` are appended up to a multiple of `multiple`, so that all processes have the same number.
     """
     order = np.random.default_rng([seed, epoch]).permutation(length)
     return [(epoch, index) for index in (*map(int, order), *[FILLER] * (-length % multiple))]

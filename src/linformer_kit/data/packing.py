@@ -1,4 +1,4 @@
-"""Packing of documents into blocks of equal length, without padding.
+"""Pretraining text: documents and a tokenizer → blocks of equal length, without padding → masked blocks.
 
 The documents are concatenated to `tokens of a document, end token, tokens of the next, end token, ...` and cut into
 chunks of seq_len - 1 tokens, each preceded by a start token. A shorter last chunk is dropped.
@@ -6,10 +6,13 @@ chunks of seq_len - 1 tokens, each preceded by a start token. A shorter last chu
 
 from __future__ import annotations
 
-import hashlib
-import json
+import itertools
+import logging
 import os
+import shutil
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,16 +22,91 @@ from datasets import Dataset, IterableDataset
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
-from linformer_kit.data.cached import cached_dataset
-from linformer_kit.data.masking import BlockMasker
-from linformer_kit.data.tokenizer import end_token_id, start_token_id, tokenizer_fingerprint
+from linformer_kit.data.cached import cache_folder, cached_dataset, content_hash
+from linformer_kit.data.corpus import Corpus, load_corpus, texts_of
+from linformer_kit.data.masking import BlockMasker, MaskedBlocks
+from linformer_kit.data.tokenizer import (
+    end_token_id,
+    load_tokenizer,
+    start_token_id,
+    tokenizer_fingerprint,
+    train_tokenizer,
+)
 from linformer_kit.errors import InputError
+from linformer_kit.files.writing import whole_folder
+from linformer_kit.settings import IGNORED_LABEL, PretrainSettings
 
+logger = logging.getLogger(__name__)
+
+# Documents of a stream that a tokenizer is trained on.
+STREAM_TOKENIZER_DOCUMENTS = 10_000
 # Part of the name of each cached file: increase it when the same documents give other blocks.
 _FORMAT_VERSION = 1
-_ITERATION_DOCUMENTS = 64
 # Characters per call of the tokenizer: enough to use all cores, with bounded memory.
 _TOKENISED_CHARACTERS = 1 << 22
+
+
+@dataclass(frozen=True)
+class MaskedText:
+    """Data of masked-language-model pretraining, the same for all models of a run."""
+
+    corpus: Corpus
+    tokenizer: PreTrainedTokenizerFast
+    train: MaskedBlocks | StreamedBlocks
+    validation: MaskedBlocks  # the same at each evaluation
+    validation_blocks: Dataset  # before masking
+
+
+def load_masked_text(settings: PretrainSettings) -> MaskedText:
+    """Load documents and tokenizer and make masked sequences; tokenised text is cached."""
+    seq_len = settings.model.max_position_embeddings
+    existing = settings.from_model or settings.tokenizer
+    # Loaded first, so that its errors come before the text is read.
+    tokenizer = load_tokenizer(existing, max_length=seq_len) if existing else None
+    corpus = load_corpus(settings, seed=settings.seed if settings.split_seed is None else settings.split_seed)
+    logger.info("%s", corpus.description)
+    if tokenizer is None:
+        tokenizer = _trained_tokenizer(settings, corpus)
+    masks = BlockMasker(tokenizer, seed=settings.seed, probability=settings.mlm_probability)
+    cache = None if corpus.streaming else cache_folder(settings.cache_dir) / "blocks"
+
+    def packed(documents: Dataset, side: str) -> Dataset:
+        key = f"{side} {corpus.fingerprint}"
+        return pack(documents, tokenizer, seq_len=seq_len, cache=cache, key=key, description=f"{side} text")
+
+    train: MaskedBlocks | StreamedBlocks
+    if corpus.streaming:
+        held_out = Dataset.from_list(list(corpus.validation))
+        train = StreamedBlocks(corpus.train, tokenizer, masks, seq_len=seq_len)
+    else:
+        held_out = corpus.validation
+        train = MaskedBlocks(packed(corpus.train, "training"), masks)
+    validation_blocks = packed(held_out, "validation")
+    validation = MaskedBlocks(validation_blocks, masks)
+    if not any((validation[index]["labels"] != IGNORED_LABEL).any() for index in range(len(validation))):
+        raise InputError(
+            f"mlm_probability: expected enough to mask any of {len(validation)} validation sequences, "
+            f"got {settings.mlm_probability}"
+        )
+    return MaskedText(corpus, tokenizer, train, validation, validation_blocks)
+
+
+def _trained_tokenizer(settings: PretrainSettings, corpus: Corpus) -> PreTrainedTokenizerFast:
+    """A tokenizer trained on the corpus, from the cache if it is there; of a stream on its first documents."""
+    vocab_size, max_length = settings.model.vocab_size, settings.model.max_position_embeddings
+    if corpus.streaming:
+        texts = (row["text"] for row in itertools.islice(corpus.train, STREAM_TOKENIZER_DOCUMENTS))
+        return train_tokenizer(texts, vocab_size=vocab_size, max_length=max_length)
+    folder = cache_folder(settings.cache_dir) / "tokenizers" / content_hash([corpus.fingerprint, vocab_size])
+    if folder.exists():
+        try:
+            return load_tokenizer(str(folder), max_length=max_length)
+        except InputError:
+            shutil.rmtree(folder)  # damaged: make it again
+    tokenizer = train_tokenizer(texts_of(corpus.train), vocab_size=vocab_size, max_length=max_length)
+    with suppress(InputError), whole_folder(folder) as part:  # another process may write the same tokenizer first
+        tokenizer.save_pretrained(part)
+    return load_tokenizer(str(folder), max_length=max_length)
 
 
 def pack(
@@ -48,7 +126,7 @@ def pack(
         seq_len: Length of a block in tokens, start token included.
         cache: Folder for the blocks, which are then memory-mapped; None keeps them in memory.
         key: Identifies the documents: equal keys mean equal documents.
-        description: Name of the documents, for the progress bar and errors.
+        description: For the progress bar and errors.
 
     Returns:
         Data set with the single column `input_ids`, int32 `[seq_len]`.
@@ -56,40 +134,39 @@ def pack(
     Raises:
         InputError: The documents have too few tokens for one block.
     """
+    schema = pyarrow.schema({"input_ids": pyarrow.list_(pyarrow.int32(), seq_len)})
+
+    def batches() -> Iterator[pyarrow.RecordBatch]:
+        bar = tqdm(texts_of(documents), total=len(documents), desc=f"Tokenising {description}", delay=2)
+        count = 0
+        for group in blocks(bar, tokenizer, seq_len):
+            count += len(group)
+            ids = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(group.reshape(-1)), seq_len)
+            yield pyarrow.record_batch([ids], schema)
+        if count == 0:  # then counting the tokens again is fast
+            tokens = sum(map(len, _token_stream(texts_of(documents), tokenizer)))
+            raise InputError(
+                f"{description}: {tokens} tokens; expected at least {seq_len - 1} for one sequence of "
+                f"max_position_embeddings {seq_len}"
+            )
+
     if cache is None:
-        return Dataset(pyarrow.Table.from_batches(_batches(documents, tokenizer, seq_len, description)))
-    identity = json.dumps([key, tokenizer_fingerprint(tokenizer), seq_len, _FORMAT_VERSION])
-    path = cache / f"{hashlib.sha256(identity.encode()).hexdigest()}.arrow"
-    return cached_dataset(path, _schema(seq_len), lambda: _batches(documents, tokenizer, seq_len, description))
+        return Dataset(pyarrow.Table.from_batches(batches()))
+    name = content_hash([key, tokenizer_fingerprint(tokenizer), seq_len, _FORMAT_VERSION])
+    return cached_dataset(cache / f"{name}.arrow", schema, batches)
 
 
 class StreamedBlocks(torch.utils.data.IterableDataset):
     """The blocks of a stream of documents, packed and masked while they are read.
 
     The files of the stream are split among the data loader workers, each of which packs its own. Workers beyond the
-    number of files get none.
-
-    Args:
-        documents: Stream with a column `text`.
-        tokenizer: Has a mask, a start and an end token.
-        seq_len: Length of a block in tokens, start token included.
-        seed: Seed of all masks.
-        probability: Share of the tokens to select.
+    number of files get none. The arguments are those of `pack`, and what masks the blocks.
     """
 
     def __init__(
-        self,
-        documents: IterableDataset,
-        tokenizer: PreTrainedTokenizerFast,
-        *,
-        seq_len: int,
-        seed: int,
-        probability: float,
+        self, documents: IterableDataset, tokenizer: PreTrainedTokenizerFast, masks: BlockMasker, *, seq_len: int
     ) -> None:
-        self._documents = documents
-        self._tokenizer = tokenizer
-        self._seq_len = seq_len
-        self._mask = BlockMasker(tokenizer, seed=seed, probability=probability)
+        self._documents, self._tokenizer, self._masks, self._seq_len = documents, tokenizer, masks, seq_len
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, which decides masks and shuffling, also in workers that are already running."""
@@ -106,7 +183,7 @@ class StreamedBlocks(torch.utils.data.IterableDataset):
         texts = (row["text"] for row in self._documents)
         packed = (block for group in blocks(texts, self._tokenizer, self._seq_len) for block in group)
         for count, block in enumerate(packed):
-            yield self._mask(block, epoch=epoch, index=first + count * step)
+            yield self._masks(block, epoch=epoch, index=first + count * step)
 
 
 def blocks(texts: Iterable[str], tokenizer: PreTrainedTokenizerFast, seq_len: int) -> Iterator[np.ndarray]:
@@ -140,30 +217,3 @@ def _batched_by_size(texts: Iterable[str]) -> Iterator[list[str]]:
             batch, characters = [], 0
     if batch:
         yield batch
-
-
-def _batches(
-    documents: Dataset, tokenizer: PreTrainedTokenizerFast, seq_len: int, description: str
-) -> Iterator[pyarrow.RecordBatch]:
-    bar = tqdm(_texts(documents), total=len(documents), desc=f"Tokenising {description}", unit=" documents", delay=2)
-    count = 0
-    for group in blocks(bar, tokenizer, seq_len):
-        count += len(group)
-        yield pyarrow.record_batch(
-            [pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(group.reshape(-1)), seq_len)], _schema(seq_len)
-        )
-    if count == 0:
-        # There are so few that counting them again is fast.
-        tokens = sum(len(piece) for piece in _token_stream(_texts(documents), tokenizer))
-        raise InputError(
-            f"{description}: {tokens} tokens; expected at least {seq_len - 1} for one sequence of "
-            f"max_position_embeddings {seq_len}"
-        )
-
-
-def _texts(documents: Dataset) -> Iterator[str]:
-    return (text for batch in documents.iter(batch_size=_ITERATION_DOCUMENTS) for text in batch["text"])
-
-
-def _schema(seq_len: int) -> pyarrow.Schema:
-    return pyarrow.schema({"input_ids": pyarrow.list_(pyarrow.int32(), seq_len)})

@@ -1,4 +1,4 @@
-"""Inputs of different lengths: passages of whole sentences of documents, or each text as one input.
+"""Texts of a distillation as inputs: passages of whole sentences of documents, of all lengths, or each text as one.
 
 Passages are pure functions of seed, epoch and index, so a resumed run sees the same inputs as an uninterrupted one.
 """
@@ -8,21 +8,97 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from datasets import Dataset
 from torch.utils.data import Dataset as TorchDataset
 
-from linformer_kit.data.encoding import Encoder, Window
+from linformer_kit.data.cached import content_hash
+from linformer_kit.data.corpus import load_corpus, texts_of
+from linformer_kit.data.files import find_files
 from linformer_kit.data.masking import BlockMasker
+from linformer_kit.data.read import Text, TextColumns, read_inputs
+from linformer_kit.data.split import held_out
+from linformer_kit.data.tokenizer import Encoder, Window
+from linformer_kit.errors import InputError
+from linformer_kit.settings import CorpusSettings, DistillSettings, names_only
 
-SHORTEST = 8  # tokens of the shortest passages
+_SHORTEST = 8  # tokens of the shortest passages
 _FULL_LENGTH = 0.5  # share of the forward passes with passages of the maximum length
 _CHARACTERS = 5  # mean number of characters per token, about
-_BETWEEN_SENTENCES = re.compile(r"(?<=[.!?])(?=\s)|(?<=\n)(?=\n)")
 _MOST_CHARACTERS = 10  # upper estimate of the characters per token
+_BETWEEN_SENTENCES = re.compile(r"(?<=[.!?])(?=\s)|(?<=\n)(?=\n)")
 
 Key = tuple[int, int, int]  # epoch, index of the passage, length in tokens
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Inputs of a distillation."""
+
+    train: Passages | Texts  # indexed by the keys of `passage_keys`
+    validation: list[Window]  # the longest first
+    description: str  # source and numbers of texts in one line, for logs and reports
+    fingerprint: str  # hash of the texts and of how they are split
+
+
+def load_inputs(settings: DistillSettings, encoder: Encoder, *, packing: bool, masked: bool) -> Inputs:
+    """Read the texts, and hold some of them out; `packing` cuts documents into passages, `masked` masks some tokens.
+
+    Raises:
+        InputError: for text that is missing or cannot be read.
+    """
+    mask = None
+    if masked:
+        mask = BlockMasker(encoder.tokenizer, seed=settings.seed, probability=settings.mlm_probability)
+    sides: tuple[Any, Any]
+    train: Passages | Texts
+    validation: Passages | Texts
+    if packing:
+        names = ("train_file", "validation_file", "text_column", "document", "validation_fraction", "cache_dir")
+        source = CorpusSettings(**{name: getattr(settings, name) for name in names}, streaming=False)
+        corpus = load_corpus(source, seed=settings.seed)
+        sides, kind, fingerprint = (corpus.train, corpus.validation), "documents", corpus.fingerprint
+        name = corpus.description.rpartition(": ")[0]
+        train, validation = (Passages(side, encoder, seed=settings.seed, mask=mask) for side in sides)
+    else:
+        sides = _texts(settings)
+        kind, fingerprint, name = "texts", content_hash(sides), " ".join(names_only(settings.train_file or []))
+        train, validation = (Texts(side, encoder, mask=mask) for side in sides)
+    description = f"{name}: {len(sides[0]):,} {kind} to learn from, {len(sides[1]):,} for validation"
+    return Inputs(train, _validation_inputs(validation, settings, encoder.max_length), description, fingerprint)
+
+
+def _texts(settings: DistillSettings) -> tuple[list[Text], list[Text]]:
+    """Training and validation texts; equal texts are in the same part."""
+    if settings.train_file is None:
+        raise InputError("train_file: expected files of texts that are inputs of their own, got none")
+    columns = TextColumns(settings.text_column, settings.text_pair_column)
+
+    def read(field: str) -> list[Text]:
+        paths = find_files(getattr(settings, field), field=field)
+        if texts := list(read_inputs(paths, columns, document=settings.document)):
+            return texts
+        raise InputError(f"{field}: expected texts, got none")
+
+    texts = read("train_file")
+    if settings.validation_file is not None:
+        return texts, read("validation_file")
+    joined = ("\0".join(filter(None, text)) for text in texts)
+    held = held_out(joined, fraction=settings.validation_fraction, seed=settings.seed, name="train_file")
+    train, validation = ([texts[index] for index in np.flatnonzero(side)] for side in (~held, held))
+    return train, validation
+
+
+def _validation_inputs(texts: Passages | Texts, settings: DistillSettings, longest: int) -> list[Window]:
+    """Validation inputs at even intervals over the held-out texts, with lengths as in training."""
+    count = min(settings.max_eval_samples, len(texts))
+    lengths = _drawn_lengths(count, longest, np.random.default_rng(settings.seed))
+    places = np.linspace(0, len(texts) - 1, count).astype(int)
+    items = [texts[0, int(place), int(length)] for place, length in zip(places, lengths, strict=True)]
+    return sorted(items, key=lambda item: -len(item["input_ids"]))
 
 
 class Passages(TorchDataset):
@@ -34,18 +110,15 @@ class Passages(TorchDataset):
         documents: Data set with a column `text`.
         encoder: Tokenises texts into inputs of at most n tokens.
         seed: Seed of the choice of sentences.
-        mask: Masks tokens; None: no masking.
+        mask: Masks tokens.
     """
 
     def __init__(self, documents: Dataset, encoder: Encoder, *, seed: int, mask: BlockMasker | None = None) -> None:
-        self._documents = documents
-        self._encoder = encoder
-        self._mask = mask
-        self._seed = seed
+        self._documents, self._encoder, self._mask, self._seed = documents, encoder, mask, seed
         step = encoder.max_length * _CHARACTERS
         self._starts = [
             (number, start)
-            for number, text in enumerate(text for batch in documents.iter(64) for text in batch["text"])
+            for number, text in enumerate(texts_of(documents))
             for start in range(0, max(1, len(text) - step // 2), step)
         ]
 
@@ -68,6 +141,23 @@ class Passages(TorchDataset):
         return _masked(window, self._mask, epoch, index)
 
 
+class Texts(TorchDataset):
+    """Each text, or pair of texts, as one input, truncated to the maximum length.
+
+    Indexed by `(epoch, index, tokens)`, where `tokens` is ignored and `epoch` only decides masks.
+    """
+
+    def __init__(self, texts: Sequence[Text], encoder: Encoder, *, mask: BlockMasker | None = None) -> None:
+        self._texts, self._encoder, self._mask = texts, encoder, mask
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def __getitem__(self, key: Key) -> Window:
+        epoch, index, _ = key
+        return _masked(self._encoder([self._texts[index]])[0].windows[0], self._mask, epoch, index)
+
+
 def split_sentences(text: str) -> list[str]:
     """The sentences of a text, white space included, blank ones left out."""
     return [sentence for sentence in _BETWEEN_SENTENCES.split(text) if sentence.strip()]
@@ -85,32 +175,10 @@ def _sentences(text: str, tokens: int, random: np.random.Generator) -> str:
     return taken.strip()
 
 
-class Texts(TorchDataset):
-    """Each text, or pair of texts, as one input, truncated to the maximum length.
-
-    Indexed by `(epoch, index, tokens)`, where `tokens` is ignored and `epoch` only decides masks.
-    """
-
-    def __init__(
-        self, texts: Sequence[tuple[str, str | None]], encoder: Encoder, *, mask: BlockMasker | None = None
-    ) -> None:
-        self._texts = texts
-        self._encoder = encoder
-        self._mask = mask
-
-    def __len__(self) -> int:
-        return len(self._texts)
-
-    def __getitem__(self, key: Key) -> Window:
-        epoch, index, _ = key
-        return _masked(self._encoder([self._texts[index]])[0].windows[0], self._mask, epoch, index)
-
-
 def _masked(window: Window, mask: BlockMasker | None, epoch: int, index: int) -> Window:
     if mask is None:
         return window
-    hidden = mask(np.array(window["input_ids"]), epoch=epoch, index=index)
-    return {**window, "input_ids": hidden["input_ids"].tolist()}
+    return {**window, "input_ids": mask(np.array(window["input_ids"]), epoch=epoch, index=index)["input_ids"].tolist()}
 
 
 def passage_keys(inputs: int, *, longest: int, together: int, seed: int, epoch: int) -> list[Key]:
@@ -123,18 +191,17 @@ def passage_keys(inputs: int, *, longest: int, together: int, seed: int, epoch: 
         inputs: Number of inputs.
         longest: n, the maximum length in tokens.
         together: Inputs of one forward pass over all processes.
-        seed: Seed of the order.
-        epoch: Number of the epoch, from 0.
+        seed, epoch: As for `shuffled_blocks`.
     """
     random = np.random.default_rng([seed, epoch])
     whole = inputs // together * together
     order = random.permutation(inputs)[:whole]
-    lengths = drawn_lengths(whole // together, longest, random)
+    lengths = _drawn_lengths(whole // together, longest, random)
     return [(epoch, int(index), int(lengths[number // together])) for number, index in enumerate(order)]
 
 
-def drawn_lengths(count: int, longest: int, random: np.random.Generator) -> np.ndarray:
+def _drawn_lengths(count: int, longest: int, random: np.random.Generator) -> np.ndarray:
     """Random lengths in tokens, int `[count]`: half of them `longest`, the others log-uniform."""
-    low, high = math.log(min(SHORTEST, longest)), math.log(longest)
+    low, high = math.log(min(_SHORTEST, longest)), math.log(longest)
     lengths = np.exp(random.uniform(low, high, count)).round().astype(int)
     return np.where(random.random(count) < _FULL_LENGTH, longest, lengths)

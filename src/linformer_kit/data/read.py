@@ -1,23 +1,25 @@
-"""Readers of files: rows of tables and documents, one after the other, with errors that name file and line.
+"""Reading of texts: rows of tables and documents, of files and of the hub, with errors that name file and line.
 
-| file                | one row of a table                                                                   |
-|---------------------|--------------------------------------------------------------------------------------|
-| .jsonl .json        | a line that holds one JSON object                                                    |
-| .csv                | a record, fields quoted with " where needed                                          |
-| .tsv                | a line; quotes have no special meaning, as in GLUE                                   |
-| .parquet            | a row                                                                                |
+| file            | one row, whose text column is a document                              |
+|-----------------|-----------------------------------------------------------------------|
+| .jsonl .json    | a line that holds one JSON object                                     |
+| .csv            | a record, fields quoted with " where needed                           |
+| .tsv            | a line; quotes have no special meaning, as in GLUE                    |
+| .parquet        | a row                                                                 |
 
-| file                | one document                                                                         |
-|---------------------|--------------------------------------------------------------------------------------|
-| .txt .py .md        | by the rule `document`:                                                              |
-| ... `file`          | the whole file                                                                       |
-| ... `line`          | a non-blank line                                                                     |
-| ... `blank_line`    | a block of lines between blank lines                                                 |
-| ... `wikitext`      | an article: from a heading ` = Title = ` between blank lines to the next heading     |
-| ... `auto`          | `wikitext` if the first non-blank line is such a heading, else `file`                |
-| a table             | the text column of one row                                                           |
+| .txt .py .md by the rule | one document                                                         |
+|--------------|----------------------------------------------------------------------------------|
+| `file`       | the whole file                                                                   |
+| `line`       | a non-blank line                                                                 |
+| `blank_line` | a block of lines between blank lines                                             |
+| `wikitext`   | an article: from a heading ` = Title = ` between blank lines to the next heading |
+| `auto`       | `wikitext` if the first non-blank line is such a heading, else `file`            |
 
 All text is UTF-8, with or without a byte order mark. Blank lines of tables are skipped, and blank documents dropped.
+
+Data sets of the hub are read by `datasets`; files are not. Its CSV reader shifts the columns of records with too many
+fields and fills short ones; its JSON reader turns dates into timestamps and fails where a column that is not asked for
+changes its type; its names of files are patterns, so that `[a].txt` reads `a.txt`.
 """
 
 from __future__ import annotations
@@ -26,23 +28,25 @@ import csv
 import json
 import logging
 import re
-import tokenize
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import chain, tee
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeAlias
 
 import pyarrow
 import pyarrow.parquet
+from datasets import ClassLabel, Dataset, IterableDataset, load_dataset
 
-from linformer_kit.errors import InputError
+from linformer_kit.errors import InputError, input_errors
 
 TEXT_SUFFIXES = (".txt", ".py", ".md")
 TABLE_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 
 Row = tuple[str, dict[str, Any]]  # source (file with line or row), and values by column
+Text = tuple[str, str | None]  # a text, and the second text of a pair
+Documents: TypeAlias = Dataset | IterableDataset
 
 logger = logging.getLogger(__name__)
 
@@ -53,19 +57,38 @@ _LONGEST_FIELD = 2**31 - 1
 _HEADING = re.compile(r"\s*= [^=\s](?:.*[^=\s])? =\s*")
 
 
+@dataclass(frozen=True)
+class TextColumns:
+    """Which columns of a table hold texts."""
+
+    text: str
+    text_pair: str | None = None  # the second text of a pair
+
+    def names(self) -> dict[str, str]:
+        """Names of the columns by the names of their settings."""
+        pair = {} if self.text_pair is None else {"text_pair_column": self.text_pair}
+        return {"text_column": self.text, **pair}
+
+    def texts(self, source: str, row: dict[str, Any]) -> Text:
+        """The texts of a row; an `InputError` if one is not a valid string."""
+        text = check_text(row[self.text], source=source, column=self.text)
+        if self.text_pair is None:
+            return text, None
+        return text, check_text(row[self.text_pair], source=source, column=self.text_pair)
+
+
 def is_table(path: Path) -> bool:
     """Whether a file is a table by its suffix."""
     return path.suffix.lower() in TABLE_SUFFIXES
 
 
-def read_table(path: Path, columns: Mapping[str, str], *, ragged: list[str] | None = None) -> Iterator[Row]:
+def read_table(path: Path, columns: Mapping[str, str], *, skip_ragged: bool = False) -> Iterator[Row]:
     """Read a table.
 
     Args:
         path: A table.
         columns: Names of the columns to read, by the names of their settings.
-        ragged: If given, records of .csv and .tsv with more or fewer fields than the header are skipped, and their
-            sources are added here.
+        skip_ragged: Whether to skip records of .csv and .tsv with more or fewer fields than the header, with a warning.
 
     Yields:
         Source of a row, and the values of its columns: strings from .csv and .tsv, else any value.
@@ -76,70 +99,80 @@ def read_table(path: Path, columns: Mapping[str, str], *, ragged: list[str] | No
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         return _parquet_rows(path, columns)
-    return _delimited_rows(path, columns, ragged) if suffix in (".csv", ".tsv") else _json_rows(path, columns)
+    return _delimited_rows(path, columns, skip_ragged) if suffix in (".csv", ".tsv") else _json_rows(path, columns)
 
 
 def read_documents(paths: Iterable[Path], *, document: str, column: str) -> Iterator[str]:
-    """Read all non-blank documents of some files, in the order of the files.
-
-    Args:
-        paths: Files with supported suffixes.
-        document: Rule for text files, a key of `RULES`.
-        column: Text column of tables.
+    """Read all non-blank documents of files: by a rule of `RULES`, or the text column of tables.
 
     Raises:
         InputError: At the first part that cannot be read, with file and line.
     """
+    texts = read_inputs(paths, TextColumns(column), document=document)
+    return (text for text, _ in texts if text.strip())
+
+
+def read_texts(path: Path, columns: TextColumns) -> Iterator[Text]:
+    """Read the texts of a file: each row of a table, or each line of other files, including blank ones."""
+    if is_table(path):
+        return (columns.texts(source, row) for source, row in read_table(path, columns.names()))
+    return ((line, None) for line in _lines(path))
+
+
+def read_inputs(paths: Iterable[Path], columns: TextColumns, *, document: str) -> Iterator[Text]:
+    """Read the texts of files: each row of a table, also blank ones, and each non-blank document of other files.
+
+    Raises:
+        InputError: at the first text that cannot be read, and for pairs in a file that is no table.
+    """
     for path in paths:
-        documents = _texts(path, column) if is_table(path) else RULES[document](path)
-        yield from (text for text in documents if text.strip())
+        if is_table(path):
+            yield from read_texts(path, columns)
+        elif columns.text_pair is not None:
+            raise InputError(f"text_pair_column: expected none for {path}, which has no columns")
+        else:
+            yield from ((text, None) for text in RULES[document](path) if text.strip())
 
 
-def warn_of_ragged(ragged: Sequence[str]) -> None:
-    """Warn of skipped rows, if any."""
-    if ragged:
-        logger.warning(
-            "skipped rows with another number of fields than the header: %s; the first: %s", len(ragged), ragged[0]
-        )
+def load_hub(name: str, config: str | None, *, streaming: bool = False) -> dict[str, Documents]:
+    """Splits of a data set on the Hugging Face hub, or of a local folder with the same layout; runs no code of it."""
+    with input_errors(f"dataset_name {name}"):
+        return load_dataset(name, config, streaming=streaming)
+
+
+def hub_rows(name: str, split: str, rows: Dataset, columns: Mapping[str, str], *, numbered: bool) -> Iterator[Row]:
+    """Rows of a split of the hub, as `read_table`; classes by number if `numbered`, else by name if they have names."""
+    check_columns(f"dataset_name {name} {split}", columns, rows.column_names)
+    rows = rows.select_columns(list(columns.values()))
+    # Columns of classes, or of lists of classes, for which the data set has names.
+    features = {column: getattr(feature, "feature", feature) for column, feature in rows.features.items()}
+    classes = {column: feature for column, feature in features.items() if isinstance(feature, ClassLabel)}
+    for number, row in enumerate(rows, start=1):
+        for column, feature in classes.items():
+            value = row[column]
+            if isinstance(value, int) and value < 0:  # a test split without published classes
+                value = None
+            row[column] = value if numbered or value is None else feature.int2str(value)
+        yield f"{name} {split} row {number}", row
 
 
 @contextmanager
 def open_text(path: Path, newline: str | None = None) -> Iterator[TextIO]:
-    """Open a UTF-8 text file; other bytes raise an `InputError` with their offset."""
+    """Open a UTF-8 text file; other bytes raise an `InputError`."""
     try:
         with path.open(encoding="utf-8-sig", newline=newline) as file:
             yield file
     except UnicodeDecodeError as error:
-        raise _not_utf8(path) from error  # which only knows the offset in a buffer
-
-
-def _not_utf8(path: Path) -> InputError:
-    offset = 0
-    with path.open("rb") as file:
-        for line in file:
-            try:
-                line.decode()
-            except UnicodeDecodeError as error:
-                place = f"byte {offset + error.start} (0x{line[error.start]:02x})"
-                return InputError(f"{path}: not UTF-8 at {place}; expected UTF-8 text")
-            offset += len(line)
-    return InputError(f"{path}: not UTF-8; expected UTF-8 text")  # it changes while it is read
+        raise InputError(f"{path}: expected UTF-8 text, got the byte 0x{error.object[error.start]:02x}") from error
 
 
 def check_columns(source: Path | str, wanted: Mapping[str, str], columns: Sequence[str]) -> None:
-    """Raise an error unless every wanted column exists once.
-
-    Args:
-        source: File (and line, if there is one) or data set.
-        wanted: Names of the expected columns, by the names of their settings.
-        columns: Names of the existing columns.
-    """
+    """Raise an error unless every wanted column, by the name of its setting, exists once."""
     for setting, column in wanted.items():
-        count = columns.count(column)
-        if count == 0:
+        if column not in columns:
             existing = ", ".join(map(repr, columns)) or "none"
             raise InputError(f"{source}: no column {column!r} ({setting}); it has {existing}")
-        if count > 1:
+        if (count := columns.count(column)) > 1:
             raise InputError(f"{source}: expected one column {column!r} ({setting}), got {count} of that name")
 
 
@@ -150,47 +183,39 @@ def check_text(value: Any, *, source: str, column: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        code = ord(value[error.start])
-        raise InputError(
-            f"{source}: {column!r} has half a surrogate pair, U+{code:04X}, at character {error.start}; "
-            "expected whole Unicode characters"
-        ) from None
+        raise InputError(f"{source}: {column!r} has half a surrogate pair at character {error.start}") from None
     return value
 
 
 def _json_rows(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
     with open_text(path) as file:
         for number, line in enumerate(file, start=1):
-            if line.strip():
-                source = f"{path} line {number}"
-                row = _json_row(line, source)
-                check_columns(source, columns, list(row))
-                yield source, {column: row[column] for column in columns.values()}
+            if not line.strip():
+                continue
+            source = f"{path} line {number}"
+            try:
+                row = json.loads(line, object_pairs_hook=_without_repetition)
+            except (ValueError, RecursionError) as error:
+                # The rest of the parser's message has a line number within this line, which would be misleading.
+                problem = str(error).split(": line ")[0]
+                raise InputError(f"{source}: not JSON ({problem}); expected one object per line") from None
+            if not isinstance(row, dict):
+                raise InputError(f"{source}: JSON {type(row).__name__}; expected one object per line")
+            check_columns(source, columns, list(row))
+            yield source, {column: row[column] for column in columns.values()}
 
 
-def _json_row(line: str, source: str) -> dict[str, Any]:
-    def without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        for key, count in Counter(key for key, _ in pairs).items():
-            if count > 1:
-                raise InputError(f"{source}: expected {key!r} once, got it twice")
-        return dict(pairs)
-
-    try:
-        row = json.loads(line, object_pairs_hook=without_repetition)
-    except InputError:
-        raise
-    except (ValueError, RecursionError) as error:
-        # The rest of the parser's message has a line number within this line, which would be misleading.
-        problem = str(error).split(": line ")[0]
-        raise InputError(f"{source}: not JSON ({problem}); expected one object per line") from None
-    if not isinstance(row, dict):
-        raise InputError(f"{source}: JSON {type(row).__name__}; expected one object per line")
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        raise ValueError(f"a name occurs twice among {[name for name, _ in pairs]}")
     return row
 
 
-def _delimited_rows(path: Path, columns: Mapping[str, str], ragged: list[str] | None) -> Iterator[Row]:
+def _delimited_rows(path: Path, columns: Mapping[str, str], skip_ragged: bool) -> Iterator[Row]:
     dialect: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix.lower() == ".tsv" else {}
     csv.field_size_limit(_LONGEST_FIELD)
+    ragged: list[str] = []
     with open_text(path, newline="") as file:
         rows = csv.reader(file, strict=True, **dialect)
         try:
@@ -203,32 +228,26 @@ def _delimited_rows(path: Path, columns: Mapping[str, str], ragged: list[str] | 
                 source, last_line = f"{path} line {last_line + 1}", rows.line_num
                 if len(row) == len(header):
                     yield source, {column: row[place] for column, place in places.items()}
-                elif row and ragged is not None:
+                elif row and skip_ragged:
                     ragged.append(source)
                 elif row:
                     raise InputError(f"{source}: expected {len(header)} fields as in the header, got {len(row)}")
         except csv.Error as error:
             raise InputError(f"{path} line {rows.line_num}: bad quoting ({error}); expected CSV") from None
+    if ragged:
+        told = "skipped rows with another number of fields than the header: %s; the first: %s"
+        logger.warning(told, len(ragged), ragged[0])
 
 
 def _parquet_rows(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
     try:
-        file = pyarrow.parquet.ParquetFile(path)
-    except pyarrow.ArrowInvalid:
-        raise InputError(f"{path}: not a Parquet file, though its suffix says so") from None
-    with file:
-        check_columns(path, columns, file.schema_arrow.names)
-        batches = file.iter_batches(batch_size=_PARQUET_ROWS, columns=list(columns.values()))
-        rows = (row for batch in batches for row in batch.to_pylist())
-        try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            check_columns(path, columns, file.schema_arrow.names)
+            batches = file.iter_batches(batch_size=_PARQUET_ROWS, columns=list(columns.values()))
+            rows = (row for batch in batches for row in batch.to_pylist())
             yield from ((f"{path} row {number}", row) for number, row in enumerate(rows, start=1))
-        except (pyarrow.ArrowException, OSError) as error:
-            raise InputError(f"{path}: expected a whole Parquet file, got {str(error).splitlines()[0]}") from None
-
-
-def _texts(path: Path, column: str) -> Iterator[str]:
-    for source, row in read_table(path, {"text_column": column}):
-        yield check_text(row[column], source=source, column=column)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise InputError(f"{path}: expected a whole Parquet file, got {str(error).splitlines()[0]}") from None
 
 
 def _whole_file(path: Path) -> Iterator[str]:
@@ -270,20 +289,10 @@ def _articles_or_whole_file(path: Path) -> Iterator[str]:
     return _articles(path) if _HEADING.fullmatch(first) else _whole_file(path)
 
 
-def _python_source(path: Path) -> Iterator[str]:
-    try:
-        with tokenize.open(path) as file:
-            yield file.read()
-    except (SyntaxError, UnicodeDecodeError):  # SyntaxError: an encoding that Python does not know
-        return
-
-
 RULES: dict[str, Callable[[Path], Iterator[str]]] = {
     "auto": _articles_or_whole_file,
     "file": _whole_file,
     "line": _lines,
     "blank_line": _blocks,
     "wikitext": _articles,
-    # Only for the built-in corpus: reads the encoding that the file declares; skips the file if that fails.
-    "python_source": _python_source,
 }

@@ -1,28 +1,30 @@
-"""Tokenizers: a byte-level BPE trained on the corpus, or any existing fast tokenizer with a mask token."""
+"""Tokenizers, and tokenisation of texts into one input each, or into several windows where a text is too long.
+
+A tokenizer is a byte-level BPE trained on the corpus, or any existing one.
+"""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import tempfile
-from collections.abc import Iterable
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from linformer_kit.errors import InputError, machine_failure
+from linformer_kit.data.cached import content_hash
+from linformer_kit.data.read import Text
+from linformer_kit.errors import InputError, input_errors
+
+Window = dict[str, list[int]]  # arguments of a model: input_ids, and token_type_ids if the tokenizer has them
 
 # `lstrip` (the mask includes the space before it) only works if the trainer gets this `AddedToken`.
 _MASK = AddedToken("<mask>", lstrip=True, special=True)
 # In the order of RoBERTa's ids.
 _SPECIAL_TOKENS = ["<s>", "<pad>", "</s>", "<unk>", _MASK]
-_CONFIGURATION = "tokenizer_config.json"
-# Entries about where a tokenizer was loaded from, and about lengths; they do not change its ids.
-_NO_RULES = ("is_local", "local_files_only", "name_or_path", "model_max_length")
 _SMALLEST_VOCABULARY = len(_SPECIAL_TOKENS) + 256  # every byte is a token, so no text is unknown
+_TOGETHER = 256  # texts in one call of a tokenizer
 
 
 def train_tokenizer(documents: Iterable[str], *, vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:
@@ -73,7 +75,7 @@ def train_tokenizer(documents: Iterable[str], *, vocab_size: int, max_length: in
 
 
 def load_tokenizer(name_or_path: str, *, max_length: int) -> PreTrainedTokenizerFast:
-    """Load an existing tokenizer.
+    """Load an existing tokenizer for pretraining.
 
     Args:
         name_or_path: Folder, or id on the Hugging Face hub.
@@ -83,30 +85,19 @@ def load_tokenizer(name_or_path: str, *, max_length: int) -> PreTrainedTokenizer
         The tokenizer, without token types among its outputs.
 
     Raises:
-        InputError: It does not exist, is not a fast one, or has no mask, padding, start or end token.
+        InputError: It cannot be loaded, or has no mask, padding, start or end token.
     """
-    try:
+    with input_errors(f"tokenizer {name_or_path}: expected a folder with tokenizer.json, or an id on the hub"):
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False)
-    except Exception as error:  # for damaged files the libraries raise errors of any type
-        if machine_failure(error) is not None:
-            raise
-        if Path(name_or_path).exists():
-            expected = "a folder with tokenizer.json, as save_pretrained writes it"
-        else:
-            expected = "a folder or an id on the Hugging Face hub, and neither was found"
-        raise InputError(f"tokenizer {name_or_path}: expected {expected}") from error
-    if not tokenizer.is_fast:
-        kind = type(tokenizer).__name__
-        raise InputError(f"tokenizer {name_or_path}: expected a fast one (tokenizer.json), got {kind}")
-    needed = {
-        "mask": tokenizer.mask_token,
-        "padding": tokenizer.pad_token,
-        "start (bos or cls)": tokenizer.bos_token or tokenizer.cls_token,
-        "end (eos or sep)": tokenizer.eos_token or tokenizer.sep_token,
+    ids = {
+        "mask": tokenizer.mask_token_id,
+        "padding": tokenizer.pad_token_id,
+        "start (bos or cls)": start_token_id(tokenizer),
+        "end (eos or sep)": end_token_id(tokenizer),
     }
-    missing = " and no ".join(role for role, token in needed.items() if token is None)
-    if missing:
-        raise InputError(f"tokenizer {name_or_path}: expected tokens for {', '.join(needed)}; got no {missing}")
+    if missing := [role for role, token in ids.items() if token is None]:
+        expected, got = ", ".join(ids), " and no ".join(missing)
+        raise InputError(f"tokenizer {name_or_path}: expected tokens for {expected}; got no {got}")
     if "token_type_ids" in tokenizer.model_input_names:
         names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
         # As an argument, since `save_pretrained` keeps those.
@@ -116,38 +107,114 @@ def load_tokenizer(name_or_path: str, *, max_length: int) -> PreTrainedTokenizer
 
 
 def start_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the id that starts a sequence."""
+    """The id that starts a sequence."""
     return tokenizer.cls_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
 
 
 def end_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the id that ends a document."""
+    """The id that ends a document."""
     return tokenizer.sep_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
 
 
 def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the number of token ids from 0 to the largest, which may have gaps."""
+    """The number of token ids from 0 to the largest, which may have gaps."""
     return max(tokenizer.get_vocab().values()) + 1
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return a hash of everything that the ids of a tokenizer depend on; equal tokenizers have equal hashes."""
+    """A hash of everything that the ids of a tokenizer depend on; equal tokenizers have equal hashes."""
     if tokenizer.is_fast:
         rules = json.loads(tokenizer.backend_tokenizer.to_str())
         # Arguments of the latest call, not properties of the tokenizer.
         del rules["truncation"], rules["padding"]
     else:
-        rules = _saved(tokenizer)
-    identity = [rules, start_token_id(tokenizer), end_token_id(tokenizer)]
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+        rules = [repr(tokenizer), tokenizer.get_vocab()]
+    return content_hash([rules, start_token_id(tokenizer), end_token_id(tokenizer)])
 
 
-def _saved(tokenizer: PreTrainedTokenizerBase) -> list[Any]:
-    """Identity of a tokenizer without tokenizer.json: its class, settings and a hash of each file."""
-    with tempfile.TemporaryDirectory() as folder:
-        tokenizer.save_pretrained(folder)
-        files = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
-    settings = json.loads(files.pop(_CONFIGURATION))
-    settings = {name: value for name, value in settings.items() if name not in _NO_RULES}
-    hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-    return [type(tokenizer).__name__, settings, hashes]
+@dataclass(frozen=True)
+class EncodedText:
+    """One tokenised text."""
+
+    windows: list[Window]  # its inputs, with special tokens; more than one only with a stride
+    tokens: int  # of the whole text, special ones included
+    lost: int  # tokens of the text that are in no window
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Tokenises texts into inputs of a model.
+
+    A text without tokens, which a tokenizer without special tokens makes of an empty one, becomes one padding token,
+    which the attention mask does not exclude.
+
+    Args:
+        tokenizer: Any with a padding token.
+        max_length: Maximum input length in tokens.
+        stride: Overlap of successive windows in tokens; None: longer texts are truncated, of a pair the longer one
+            first.
+
+    Raises:
+        InputError: if `max_length` leaves no room for text, or for a stride that does not fit it or the tokenizer.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    max_length: int
+    stride: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.tokenizer.pad_token is None:
+            raise InputError("model: expected a tokenizer with a padding token, got none")
+        special = self._check_room(pair=False)
+        if self.stride is not None:
+            if not self.tokenizer.is_fast:
+                raise InputError("stride: expected a model with a fast tokenizer (tokenizer.json), got a slow one")
+            if not 0 <= self.stride < self.max_length - special:
+                raise InputError(f"stride: expected 0 to {self.max_length - special - 1}, got {self.stride}")
+
+    def __call__(self, texts: Sequence[Text]) -> list[EncodedText]:
+        """Encode texts, either all single or all pairs.
+
+        Raises:
+            InputError: if `max_length` leaves no room for text in pairs, and for a stride with pairs that are too long.
+        """
+        if texts and texts[0][1] is not None:
+            self._check_room(pair=True)
+        groups = (texts[start : start + _TOGETHER] for start in range(0, len(texts), _TOGETHER))
+        return [
+            self._encoded(text, whole)
+            for group in groups
+            for text, whole in zip(group, self._windows(group), strict=True)
+        ]
+
+    def _check_room(self, *, pair: bool) -> int:
+        """The number of special tokens around a text or a pair; raises an error if there is room for nothing else."""
+        special = self.tokenizer.num_special_tokens_to_add(pair=pair)
+        if self.max_length <= special:
+            of_what = " for pairs of texts" if pair else ""
+            raise InputError(f"max_length: expected at least {special + 1}{of_what}, got {self.max_length}")
+        return special
+
+    def _encoded(self, text: Text, whole: Window) -> EncodedText:
+        """A text, truncated or cut into windows if the whole is too long."""
+        tokens = len(whole["input_ids"])
+        if tokens <= self.max_length:
+            return EncodedText([whole], tokens, 0)
+        if self.stride is None:
+            windows = self._windows([text], truncation=True, max_length=self.max_length)
+            return EncodedText(windows, tokens, tokens - len(windows[0]["input_ids"]))
+        if text[1] is not None:
+            raise InputError("stride: expected none for pairs of texts, which are cut")
+        windows = self._windows(
+            [text], truncation=True, max_length=self.max_length, stride=self.stride, return_overflowing_tokens=True
+        )
+        return EncodedText(windows, tokens, 0)
+
+    def _windows(self, texts: Sequence[Text], **how: object) -> list[Window]:
+        first, second = zip(*texts, strict=True)
+        pairs = None if second[0] is None else list(second)
+        inputs = self.tokenizer(list(first), pairs, return_attention_mask=False, verbose=False, **how)
+        names = [name for name in inputs if name in self.tokenizer.model_input_names]
+        windows = [dict(zip(names, values, strict=True)) for values in zip(*map(inputs.get, names), strict=True)]
+        empty = {name: [self.tokenizer.pad_token_id if name == "input_ids" else 0] for name in names}
+        return [window if window["input_ids"] else empty for window in windows]

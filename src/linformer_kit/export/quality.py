@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from linformer_kit.data.encoding import Encoder, Window
-from linformer_kit.data.examples import TextColumns, read_texts
 from linformer_kit.data.files import check_file
 from linformer_kit.data.labelled import load_measured, metrics_of
+from linformer_kit.data.read import TextColumns, read_texts
+from linformer_kit.data.tokenizer import Encoder, Window
 from linformer_kit.errors import InputError
 from linformer_kit.export.exportable import CLASSIFIER, ENCODER, Arrays, Run, Source
 from linformer_kit.inference.batches import batches

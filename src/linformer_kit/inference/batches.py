@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from linformer_kit.data.encoding import Encoder, Window
+from linformer_kit.data.tokenizer import Encoder, Window
 from linformer_kit.errors import InputError, error_text
 
 # Differences beyond rounding, as a share of the largest output, by whether weights have half precision.

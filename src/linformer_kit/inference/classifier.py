@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedConfig
 
-from linformer_kit.data.encoding import Encoder, Window
 from linformer_kit.data.examples import Columns, Labels, listed_classes
+from linformer_kit.data.tokenizer import Encoder, Window
 from linformer_kit.environment import best_device, use_bf16
 from linformer_kit.errors import InputError
 from linformer_kit.inference.batches import batches, check_finite, reads_padding, text_errors
@@ -153,7 +153,7 @@ def trained_columns(name: str) -> Columns:
         columns = Columns(**recorded | {"numbered": tuple(recorded["numbered"])})
     except (TypeError, KeyError):
         columns = Columns("", label="")
-    known = columns.text, columns.label, columns.text_pair or "text", columns.label_separator or ","
+    known = columns.text, columns.label, columns.text_pair or "text"
     if not all(isinstance(value, str) and value for value in known):
         raise InputError(f"model: expected trained_columns as finetune writes them in {name}, got {recorded}")
     return columns

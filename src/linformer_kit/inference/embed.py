@@ -14,8 +14,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from tqdm import tqdm
 
-from linformer_kit.data.examples import TextColumns, read_inputs
 from linformer_kit.data.files import find_files
+from linformer_kit.data.read import TextColumns, read_inputs
 from linformer_kit.data.tokenizer import tokenizer_fingerprint
 from linformer_kit.errors import InputError, errors_named
 from linformer_kit.files.manifest import file_fingerprint

@@ -14,7 +14,7 @@ from torch import nn
 from tqdm import tqdm
 from transformers import AutoModel
 
-from linformer_kit.data.encoding import Encoder, Window
+from linformer_kit.data.tokenizer import Encoder, Window
 from linformer_kit.environment import best_device, use_bf16
 from linformer_kit.errors import InputError, input_errors, renamed
 from linformer_kit.inference.batches import batches, check_finite, reads_padding, text_errors

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from linformer_kit.data.examples import Labels, TextColumns, read_texts
-from linformer_kit.data.read import is_table, warn_of_ragged
+from linformer_kit.data.examples import Labels
+from linformer_kit.data.read import TextColumns, is_table, read_texts
 from linformer_kit.errors import InputError, errors_named
 from linformer_kit.files.manifest import file_fingerprint
 from linformer_kit.files.runs import check_how_to_start
@@ -39,8 +37,7 @@ def predict(settings: PredictSettings) -> dict[str | None, int]:
 
     A line has `row` (from 1, counted over all rows of the file), `label` (a list of labels if the model is
     multi-label), `probabilities` by class and, if the text was truncated, `lost_tokens`. Lines are written as they are
-    computed: after an interruption `resume` continues after the last complete line. Rows whose number of fields differs
-    from the header's are skipped if the files of the model's task are known to have such rows.
+    computed: after an interruption `resume` continues after the last complete line.
 
     Returns:
         The number of texts of each class, and of all under None, for this call only.
@@ -56,7 +53,7 @@ def predict(settings: PredictSettings) -> dict[str | None, int]:
         raise InputError(f"output: expected a file, got {settings.output!r}")
     path = file_of_texts(settings.file, () if output is None else (output, mark_of(output)))
     columns = _columns(settings, path)
-    total, left_out = _rows(path, columns)  # rejected before the model is loaded
+    total = sum(1 for _ in read_texts(path, columns))  # rejected before the model is loaded
     classifier = Classifier(settings)
     identity = {
         "model_fingerprint": classifier.fingerprint(),
@@ -73,9 +70,7 @@ def predict(settings: PredictSettings) -> dict[str | None, int]:
     with _opened(settings, output, identity) as (done, write):
         bar = tqdm(total=total, initial=done, unit=" texts", dynamic_ncols=True, delay=2)
         with bar:
-            rows = itertools.islice((row for row in itertools.count(1) if row not in left_out), done, None)
-            predictions = classifier(read_texts(path, columns), skip=done)
-            for prediction, row in zip(predictions, rows, strict=False):  # `rows` is infinite
+            for row, prediction in enumerate(classifier(read_texts(path, columns), skip=done), start=done + 1):
                 line = _line(row, prediction, classifier.labels, settings.threshold)
                 write(json.dumps(line, ensure_ascii=False) + "\n")
                 names = line["label"] if classifier.labels.multi_label else [line["label"]]
@@ -89,22 +84,10 @@ def _columns(settings: PredictSettings, path: Path) -> TextColumns:
     """Columns of the text and, if the model was trained on pairs, of the second text."""
     trained = trained_columns(settings.model)
     columns = TextColumns(settings.text_column or trained.text, settings.text_pair_column or trained.text_pair)
-    columns = replace(columns, ragged=trained.ragged and columns == TextColumns(trained.text, trained.text_pair))
     if not is_table(path) and columns.text_pair is not None:
         raise InputError(f"file: expected a table with a column {columns.text_pair!r} for pairs, got {path}")
     check_text_column(settings.text_column, path)
     return columns
-
-
-def _rows(path: Path, columns: TextColumns) -> tuple[int, set[int]]:
-    """The number of texts, and the numbers of the skipped rows before the last text."""
-    ragged: list[str] = []
-    left_out: list[int] = []
-    total = 0
-    for total, _ in enumerate(read_texts(path, columns, ragged=ragged), start=1):
-        left_out.extend(total + earlier for earlier in range(len(left_out), len(ragged)))
-    warn_of_ragged(ragged)
-    return total, set(left_out)
 
 
 def _line(row: int, prediction: Prediction, labels: Labels, threshold: float) -> dict[str, Any]:

@@ -35,13 +35,12 @@ class LabelledSettings:
 
     Attributes:
         task: A task of section 5.2 of the paper, from the hub or from data_dir; it sets columns and classes.
-        data_dir: Folder with the task's original files, in it or in a subfolder named after the task.
+        data_dir: Folder that has, in a subfolder named after the task, the task's original files.
         dataset_name: Data set on the Hugging Face hub, instead of files.
         dataset_config_name: Configuration of that data set.
         text_column: Column of the text; default: the task's, else `text`.
         text_pair_column: Column of the second text, where inputs are pairs; default: the task's.
         label_column: Column of the class, or of a list of classes (multi-label); default: the task's, else `label`.
-        label_separator: Separator of several classes in one string (multi-label); default: the string is one class.
     """
 
     task: Texts[TaskName | None] = None
@@ -51,7 +50,6 @@ class LabelledSettings:
     text_column: Texts[Column | None] = None
     text_pair_column: Texts[Column | None] = None
     label_column: Texts[Column | None] = None
-    label_separator: Texts[str | None] = None
 
 
 @settings

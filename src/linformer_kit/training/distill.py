@@ -11,9 +11,8 @@ from typing import Any
 from accelerate import PartialState
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
-from linformer_kit.data.encoding import Encoder
-from linformer_kit.data.tokenizer import tokenizer_fingerprint
-from linformer_kit.data.unlabelled import Inputs, load_inputs
+from linformer_kit.data.passages import Inputs, load_inputs
+from linformer_kit.data.tokenizer import Encoder, tokenizer_fingerprint
 from linformer_kit.environment import environment, versions
 from linformer_kit.errors import DivergedError, InputError, renamed
 from linformer_kit.interop.checkpoints.sentences import Files, sentence_files, write_files

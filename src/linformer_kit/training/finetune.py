@@ -20,10 +20,10 @@ from transformers import (
 )
 
 from linformer_kit.data.cached import cache_folder
-from linformer_kit.data.encoding import Encoder
 from linformer_kit.data.examples import Labels
 from linformer_kit.data.inputs import LabelledInputs, LabelledItems, labelled_inputs
 from linformer_kit.data.labelled import LabelledTexts, load_labelled
+from linformer_kit.data.tokenizer import Encoder
 from linformer_kit.environment import versions
 from linformer_kit.errors import DivergedError, InputError, input_errors
 from linformer_kit.files.manifest import read_json

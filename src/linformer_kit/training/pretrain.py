@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerFast, set_seed
 
-from linformer_kit.data.masked_text import MaskedText, load_masked_text
 from linformer_kit.data.masking import MaskedBlocks
+from linformer_kit.data.packing import MaskedText, load_masked_text
 from linformer_kit.data.tokenizer import (
     end_token_id,
     start_token_id,

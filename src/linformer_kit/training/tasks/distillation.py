@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
 
-from linformer_kit.data.encoding import Window
 from linformer_kit.data.passages import passage_keys
+from linformer_kit.data.tokenizer import Window
 from linformer_kit.training.tasks.answers import agreement, kind_of, mean_embedding, output_loss
 from linformer_kit.training.tasks.base import Batch, Task
 from linformer_kit.training.tasks.pieces import cut, special_tokens
