@@ -1,7 +1,9 @@
 """Settings of the commands that use, convert, export or analyse a model."""
 
 from dataclasses import field
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from linformer_kit.settings.declare import (
     Adapter,
@@ -245,10 +247,8 @@ class SpectrumSettings:
             heading, else `file`.
         seq_len: n, tokens per sequence; default: 512, or the model's maximum.
         samples: Number of sequences, taken from all files in turn.
-        packing: Join texts and cut them into sequences of n tokens; false: each text is one sequence.
-        at: Number of singular values whose cumulative share the heat map shows; default: a quarter of n, 128 of 512 as
-            in the paper.
-        choose: Choose k for each layer, and write it to `projected_dims.yaml` for `linformer pretrain --config`.
+        choose: Choose k for each layer, and write it to `projected_dims.yaml` for `linformer pretrain --config`; so do
+            energy and budget.
         energy: Choose the smallest k that keeps this share of the sum of the singular values in each layer; default:
             0.9, without a budget.
         budget: Total number of slots of all heads and layers, instead of energy, for the most energy in the layer that
@@ -260,10 +260,8 @@ class SpectrumSettings:
     text_file: Texts[list[File] | None] = None
     text_column: Texts[Column] = "text"
     document: Texts[Document] = "auto"
-    seq_len: Texts[int | None] = None
+    seq_len: Texts[Annotated[int, Field(ge=4)] | None] = None
     samples: Texts[Count] = 100
-    packing: Texts[bool] = True
-    at: Measurement[int | None] = None
     choose: ChoiceOfK[bool] = False
     energy: ChoiceOfK[float | None] = None
     budget: ChoiceOfK[int | None] = None
