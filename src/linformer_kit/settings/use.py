@@ -218,9 +218,7 @@ class InspectSettings:
     Attributes:
         model: Folder or hub id of a Linformer.
         output_dir: New folder for figures and numbers.
-        text: Text to run the model on; default: the source of Python's argparse.
-        text_file: File with the text, UTF-8.
-        max_tokens: Maximum number of tokens of the text to use; default: the model's maximum.
+        text: Text to run the model on, truncated to the model's maximum; default: the source of Python's argparse.
         layers: Layers to plot, counted from 0; default: up to four, evenly spaced.
         heads: Heads to plot, counted from 0; default: up to four, evenly spaced.
     """
@@ -228,8 +226,6 @@ class InspectSettings:
     model: Model[ModelName]
     output_dir: Output[Folder]
     text: Texts[str | None] = None
-    text_file: Texts[File | None] = None
-    max_tokens: Texts[Count | None] = None
     layers: Measurement[list[int] | None] = None
     heads: Measurement[list[int] | None] = None
 
