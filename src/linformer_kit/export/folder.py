@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import statistics
+import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from typing import Any
@@ -25,7 +27,7 @@ from linformer_kit.settings import ExportSettings, portable
 _PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 _OF_VALIDATION = ("text_column", "text_pair_column", "label_column", "max_eval_samples")
 _PYTORCH = "PyTorch"
-_PAUSE = 0.1  # seconds before each timed run
+_PAUSE = 0.1  # seconds before the runs of each are timed
 _SHORT = 512  # tokens of the shorter of the two timed inputs
 
 
@@ -107,15 +109,14 @@ def _differences(source: Source, run: Run) -> Iterator[float]:
 
 
 def _seconds(source: Source, runs: dict[str, Run]) -> list[dict[str, Any]]:
-    """Median seconds of each run for one text; the runs alternate.
-
-    The threads of ONNX Runtime wait for more work without sleeping after a run, so the next one starts when they sleep:
-    on two cores PyTorch would take up to three times as long beside them.
-    """
+    """Median seconds of each run for one text."""
     rows = []
     for length in sorted({min(_SHORT, source.limit), source.limit}):
         inputs = random_inputs(source, Case(1, length, "none"))
-        timed = {name: lambda run=run: run(inputs) for name, run in runs.items()}  # noqa: B023 (called in this round)
-        taken = interleaved(timed, device=torch.device("cpu"), repetitions=15, pause=_PAUSE)
-        rows.append({"length": length, **{name: statistics.median(each) for name, each in taken.items()}})
+        row: dict[str, Any] = {"length": length}
+        for name, run in runs.items():
+            time.sleep(_PAUSE)  # threads of ONNX Runtime wait for more work without sleeping after a run
+            timed = interleaved({name: functools.partial(run, inputs)}, device=torch.device("cpu"), repetitions=15)
+            row[name] = statistics.median(timed[name])
+        rows.append(row)
     return rows

@@ -29,6 +29,8 @@ from linformer_kit.settings.declare import (
 )
 from linformer_kit.settings.model import Attention, Projection, ResizeMode, Sharing, ShorterInput
 
+Counts = Annotated[list[Count], Field(min_length=1)]
+
 
 @settings
 class FillMaskSettings:
@@ -198,14 +200,14 @@ class BenchSettings:
         output_dir: New or empty folder for the results; default: a new folder below runs/.
     """
 
-    lengths: Measurement[list[int]] = field(default_factory=lambda: [512, 1024, 2048, 4096])
-    projected_dims: Measurement[list[int]] = field(default_factory=lambda: [128, 256])
+    lengths: Measurement[Counts] = field(default_factory=lambda: [512, 1024, 2048, 4096])
+    projected_dims: Measurement[Counts] = field(default_factory=lambda: [128, 256])
     tokens: Measurement[Count | None] = None
     repetitions: Measurement[Count] = 5
-    num_hidden_layers: Encoder[int] = 2
-    hidden_size: Encoder[int] = 768
-    num_attention_heads: Encoder[int] = 12
-    intermediate_size: Encoder[int] = 3072
+    num_hidden_layers: Encoder[Count] = 2
+    hidden_size: Encoder[Count] = 768
+    num_attention_heads: Encoder[Count] = 12
+    intermediate_size: Encoder[Count] = 3072
     device: Machine[str] = "cpu"
     dtype: Machine[Literal["auto", "float32", "bfloat16", "float16"]] = "auto"
     output_dir: Output[Folder | None] = None
