@@ -132,19 +132,15 @@ class Labels:
         return [float(number in numbers) for number in range(len(self.names))] if self.multi_label else numbers[0]
 
 
-def read_texts(
-    path: Path, columns: TextColumns, *, ragged: list[str] | None = None
-) -> Iterator[tuple[str, str | None]]:
+def read_texts(path: Path, columns: TextColumns) -> Iterator[tuple[str, str | None]]:
     """Read the texts of a file: each row of a table, or each line of other files, including blank ones.
 
     Args:
         path: The file.
         columns: Text columns of a table.
-        ragged: Gets the sources of the rows that are skipped, if `columns.ragged`.
     """
     if is_table(path):
-        left_out = ([] if ragged is None else ragged) if columns.ragged else None
-        for source, row in read_table(path, columns.names(), ragged=left_out):
+        for source, row in read_table(path, columns.names()):
             yield columns.texts(source, row)
         return
     with open_text(path) as file:

@@ -15,7 +15,7 @@ from linformer_kit.data.files import check_file
 from linformer_kit.data.labelled import load_measured, metrics_of
 from linformer_kit.errors import InputError
 from linformer_kit.export.exportable import CLASSIFIER, ENCODER, Arrays, Run, Source
-from linformer_kit.inference.batches import batches
+from linformer_kit.inference.batches import by_length
 from linformer_kit.inference.classifier import read_labels, trained_columns
 from linformer_kit.inference.files import check_text_column
 from linformer_kit.inference.scores import answers_of, scores
@@ -103,7 +103,6 @@ def _encoded(source: Source, texts: list[tuple[str, str | None]]) -> list[Window
 def _batches(source: Source, windows: list[Window]) -> Iterator[tuple[list[int], Arrays]]:
     """Batches of texts of similar length: their indices and their padded inputs."""
     exportable, tokenizer, _ = source
-    every = list(batches(windows, _ROWS, equal_lengths=False))
-    for places in tqdm(every, desc="measure", unit=" batches", dynamic_ncols=True, delay=2):
+    for places in tqdm(by_length(windows, _ROWS), desc="measure", unit=" batches", dynamic_ncols=True, delay=2):
         padded = tokenizer.pad([windows[place] for place in places], return_tensors="np")
         yield places, {name: padded[name].astype(np.int64) for name in exportable.input_names}

@@ -20,6 +20,7 @@ from sentence_transformers.sentence_transformer.modules import Normalize
 from linformer_kit.data.encoding import Window
 from linformer_kit.errors import InputError
 from linformer_kit.files.writing import whole_file
+from linformer_kit.inference.batches import Text
 from linformer_kit.inference.embedder import Embedder
 
 
@@ -137,13 +138,13 @@ def embed_chunks(embedder: Embedder, texts: Sequence[str], size: int) -> np.ndar
     return embedder.by_length(windows, run)
 
 
-def write_pieces(path: Path, embedder: Embedder, texts: Iterable[list[str]], size: int) -> int:
+def write_pieces(path: Path, embedder: Embedder, groups: Iterable[list[Text]], size: int) -> int:
     """Write the pieces of late chunking as JSON Lines: row of the text, first character, character after the last.
 
     Args:
         path: The file.
         embedder: The embedder.
-        texts: All texts, some at a time.
+        groups: All texts, some at a time.
         size: As for `embed_chunks`.
 
     Returns:
@@ -151,11 +152,11 @@ def write_pieces(path: Path, embedder: Embedder, texts: Iterable[list[str]], siz
     """
     row = pieces = 0
     with whole_file(path) as staged, staged.open("w", encoding="utf-8") as file:
-        for tokens in itertools.chain.from_iterable(tokenise(embedder, some) for some in texts):
+        for tokens in (each for group in groups for each in tokenise(embedder, [text for text, _ in group])):
             row += 1
             for start, stop in pieces_of(tokens, embedder.limit, size):
-                own = tokens.spans[start:stop] or [(0, 0)]
-                file.write(json.dumps({"row": row, "start": own[0][0], "end": own[-1][1]}) + "\n")
+                spans = tokens.spans[start:stop] or [(0, 0)]
+                file.write(json.dumps({"row": row, "start": spans[0][0], "end": spans[-1][1]}) + "\n")
                 pieces += 1
     return pieces
 

@@ -72,9 +72,9 @@ def scores(answers: Targets, targets: Targets, metrics: Sequence[str], classes: 
 
 def by_class(answers: Targets, targets: Targets, classes: int) -> list[dict[str, float]]:
     """Precision, recall, F1 and the number of texts of each class; arguments as in `scores`."""
-    found = precision_recall_fscore_support(targets, answers, labels=range(classes), average=None, zero_division=0.0)
+    columns = precision_recall_fscore_support(targets, answers, labels=range(classes), average=None, zero_division=0.0)
     names = ("precision", "recall", "f1", "texts")
-    return [dict(zip(names, map(float, values), strict=True)) for values in zip(*found, strict=True)]
+    return [dict(zip(names, map(float, values), strict=True)) for values in zip(*columns, strict=True)]
 
 
 def confusion(answers: Num[np.ndarray, " texts"], targets: Num[np.ndarray, " texts"], classes: int) -> list[list[int]]:
@@ -100,22 +100,22 @@ def mistakes(
     """
     probabilities, loss = class_probabilities(logits, multi_label=labels.multi_label), losses(logits, targets)
     wrong = np.flatnonzero((answers != targets).any(axis=1) if labels.multi_label else answers != targets)
-    found = []
+    listed = []
     for index in wrong[np.argsort(-loss[wrong], kind="stable")][:_MISTAKES]:
         example = examples[index]
         pair = {} if example.text_pair is None else {"text_pair": example.text_pair}
-        found.append(
+        listed.append(
             {
                 "source": example.source,
                 "text": example.text,
                 **pair,
-                "label": _names(targets[index], labels),
-                "predicted": _names(answers[index], labels),
+                "label": names_of(targets[index], labels),
+                "predicted": names_of(answers[index], labels),
                 "probability": _probability(probabilities[index], answers[index], labels),
                 "loss": float(loss[index]),
             }
         )
-    return found
+    return listed
 
 
 def losses(logits: Logits, targets: Targets) -> Float[np.ndarray, " texts"]:
@@ -128,13 +128,13 @@ def losses(logits: Logits, targets: Targets) -> Float[np.ndarray, " texts"]:
 
 def summary(runs: Sequence[dict[str, Any]], metrics: Sequence[str]) -> dict[str, dict[str, float | None]]:
     """Mean of each metric over the runs and, if there are several, the sample standard deviation."""
-    found = {name: [run["metrics"][name] for run in runs] for name in metrics}
+    of_runs = {name: [run["metrics"][name] for run in runs] for name in metrics}
     return {
         name: {
             "mean": statistics.fmean(values),
             "standard_deviation": statistics.stdev(values) if len(values) > 1 else None,
         }
-        for name, values in found.items()
+        for name, values in of_runs.items()
     }
 
 
@@ -142,12 +142,6 @@ def check_metric(name: str | None, metrics: Sequence[str]) -> None:
     """Reject a metric that is not measured."""
     if name is not None and name not in metrics and name != "loss":
         raise InputError(f"metric_for_best_model: expected one of {', '.join(metrics)} and loss, got {name!r}")
-
-
-def check_threshold(threshold: float) -> None:
-    """Reject a threshold outside 0 to 1."""
-    if not 0 <= threshold <= 1:
-        raise InputError(f"threshold: expected 0 to 1, got {threshold}")
 
 
 def _score(name: str, targets: Targets, answers: Any, classes: int) -> float:
@@ -158,7 +152,8 @@ def _score(name: str, targets: Targets, answers: Any, classes: int) -> float:
     return float(f1_score(targets, answers, labels=range(classes), average=_AVERAGES[name], zero_division=0.0))
 
 
-def _names(target: Any, labels: Labels) -> str | list[str]:
+def names_of(target: Any, labels: Labels) -> str | list[str]:
+    """The class of one target or prediction, or its list of classes for multi-label texts."""
     if labels.multi_label:
         return [name for name, yes in zip(labels.names, target, strict=True) if yes]
     return labels.names[int(target)]
