@@ -17,6 +17,7 @@ from linformer_kit.errors import InputError
 from linformer_kit.inference.batches import Batches, by_length
 from linformer_kit.inference.classifier import Classifier
 from linformer_kit.inference.embedder import load_embedder
+from linformer_kit.inference.scores import class_probabilities
 from linformer_kit.interop.loading import auto_class_of, load_pretrained, tokenizer_for
 from linformer_kit.settings import EmbedSettings, PredictSettings
 from tests.conftest import SIZES, randomise, save_bert_tokenizer, save_tokenizer
@@ -51,7 +52,7 @@ def classified(
 ) -> np.ndarray:
     """Probabilities `[texts, classes]`."""
     classify = Classifier(PredictSettings(model=model, file="", batch_size=batch_size, bf16=bf16))
-    return classify.probabilities(classify(texts))
+    return class_probabilities(classify(texts).logits, multi_label=classify.labels.multi_label)
 
 
 def embedded(model: str, *, batch_size: int) -> np.ndarray:
@@ -150,9 +151,9 @@ def test_an_added_token_that_no_text_needs(tmp_path):
         ),
         (
             {"id2label": {1: "a", 2: "b", 3: "c"}},
-            r"model: expected classes numbered from 0 in id2label, got 1, 2, 3 in .*",
+            r"model: expected different classes, numbered from 0, in id2label, got 'a', 'b', 'c' in .*",
         ),
-        ({"num_labels": 1}, r"model: expected a classifier, got one with the single output 'LABEL_0' in .*"),
+        ({"num_labels": 1}, r"model: expected a classifier, got a model with 1 outputs in .*"),
     ],
 )
 def test_refused_classifiers(tmp_path, fields, message):

@@ -15,7 +15,7 @@ from linformer_kit.data.examples import Columns, Labels, listed_classes
 from linformer_kit.environment import best_device
 from linformer_kit.errors import InputError, input_errors
 from linformer_kit.inference.batches import Batches, Text
-from linformer_kit.inference.scores import class_probabilities, mean_logits
+from linformer_kit.inference.scores import mean_logits
 from linformer_kit.interop.checkpoints.pretrained import read_config
 from linformer_kit.interop.loading import check_model_folder, fingerprint, input_length, load_classifier
 from linformer_kit.settings import ClassifierSettings, is_local_path
@@ -79,10 +79,6 @@ class Classifier:
         counts = np.array([(len(text.windows), text.lost) for text in encoded])
         return Predictions(np.stack(logits), counts[:, 0], counts[:, 1])
 
-    def probabilities(self, predictions: Predictions) -> Float[np.ndarray, "texts classes"]:
-        """The probability of each class."""
-        return class_probabilities(predictions.logits, multi_label=self.labels.multi_label)
-
     def fingerprint(self) -> str:
         """Hexadecimal hash of all weights."""
         return fingerprint(self._model)
@@ -120,15 +116,11 @@ def trained_columns(name: str) -> Columns:
 def _labels(config: PreTrainedConfig, name: str) -> Labels:
     multi_label = config.problem_type == "multi_label_classification"
     numbers = sorted(config.id2label)
-    if numbers != list(range(len(numbers))):
-        raise InputError(
-            f"model: expected classes numbered from 0 in id2label, got {listed_classes(numbers)} in {name}"
-        )
+    if config.problem_type == "regression" or len(numbers) < (1 if multi_label else 2):
+        what = "a regression" if config.problem_type == "regression" else f"a model with {len(numbers)} outputs"
+        raise InputError(f"model: expected a classifier, got {what} in {name}")
     names = tuple(str(config.id2label[number]) for number in numbers)
-    if len(names) < (1 if multi_label else 2) or config.problem_type == "regression":
-        kind = "regression" if config.problem_type == "regression" else "model"
-        got = f"one with the single output {names[0]!r}" if len(names) == 1 else f"a {kind} with {len(names)} outputs"
-        raise InputError(f"model: expected a classifier, got {got} in {name}")
-    if len(set(names)) < len(names):
-        raise InputError(f"model: expected a name for each class in id2label, got {listed_classes(names)} in {name}")
+    if numbers != list(range(len(numbers))) or len(set(names)) < len(names):
+        expected = "different classes, numbered from 0, in id2label"
+        raise InputError(f"model: expected {expected}, got {listed_classes(names)} in {name}")
     return Labels(names, multi_label=multi_label)

@@ -14,11 +14,11 @@ from linformer_kit.files.writing import whole_folder
 from linformer_kit.inference.batches import together
 from linformer_kit.inference.classifier import Classifier, Predictions, read_labels, trained_columns
 from linformer_kit.inference.scores import (
+    answers_of,
     by_class,
     confusion,
     losses,
     mistakes,
-    predicted,
     scores,
 )
 from linformer_kit.report.classification import write_evaluation_report
@@ -47,10 +47,8 @@ def evaluate(settings: EvaluateSettings) -> dict[str, Any]:
             parts.append(classifier(group))
             bar.update(len(group))
     predictions = Predictions(*map(np.concatenate, zip(*parts, strict=True)))
-    answers = predicted(
-        classifier.probabilities(predictions), multi_label=labels.multi_label, threshold=settings.threshold
-    )
     logits, lost = predictions.logits, predictions.lost
+    answers = answers_of(logits, multi_label=labels.multi_label, threshold=settings.threshold)
     results: dict[str, Any] = {
         "command": "evaluate",
         "model": recorded_name(settings.model),

@@ -19,7 +19,7 @@ from linformer_kit.files.runs import check_how_to_start
 from linformer_kit.inference.batches import Text, together
 from linformer_kit.inference.classifier import Classifier, trained_columns
 from linformer_kit.inference.files import GrowingFile, check_not_read, check_text_column, file_of_texts
-from linformer_kit.inference.scores import names_of, predicted
+from linformer_kit.inference.scores import answers_of, class_probabilities, names_of
 from linformer_kit.settings import PredictSettings
 
 _DIGITS = 6
@@ -97,10 +97,10 @@ def _lines(
     with tqdm(total=total, initial=done, unit=" texts", dynamic_ncols=True, delay=2) as bar:
         for group in together(texts):
             predictions = classifier(group)
-            probabilities = classifier.probabilities(predictions)
-            answers = predicted(probabilities, multi_label=labels.multi_label, threshold=settings.threshold)
+            answers = answers_of(predictions.logits, multi_label=labels.multi_label, threshold=settings.threshold)
+            probabilities = class_probabilities(predictions.logits, multi_label=labels.multi_label).tolist()
             lines = []
-            for answer, chances, lost in zip(answers, probabilities.tolist(), predictions.lost.tolist(), strict=True):
+            for answer, chances, lost in zip(answers, probabilities, predictions.lost.tolist(), strict=True):
                 done += 1
                 label = names_of(answer, labels)
                 rounded = (round(chance, _DIGITS) for chance in chances)

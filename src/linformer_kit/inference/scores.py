@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Num
-from scipy.special import expit, log_expit, log_softmax, logsumexp, softmax
+from scipy.special import expit, log_expit, log_softmax, logit, logsumexp, softmax
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, precision_recall_fscore_support
 
 from linformer_kit.data.examples import Example, Labels
@@ -44,21 +44,16 @@ def mean_logits(
     return logsumexp(log_softmax(logits, axis=1), axis=0, b=shares)
 
 
-def predicted(probabilities: Probabilities, *, multi_label: bool, threshold: float = 0.5) -> Targets:
-    """The likeliest class of each text, or for multi-label texts 0 or 1 for each class."""
-    return (probabilities >= threshold).astype(np.int64) if multi_label else probabilities.argmax(axis=1)
-
-
-def answers_of(logits: Logits, *, multi_label: bool) -> Targets:
-    """The predicted classes, as `predicted`, of logits."""
-    return predicted(class_probabilities(logits, multi_label=multi_label), multi_label=multi_label)
+def answers_of(logits: Logits, *, multi_label: bool, threshold: float = 0.5) -> Targets:
+    """The likeliest class of each text, or for multi-label texts 0 or 1 for each class, by its probability."""
+    return (logits >= logit(threshold)).astype(np.int64) if multi_label else logits.argmax(axis=1)
 
 
 def scores(answers: Targets, targets: Targets, metrics: Sequence[str], classes: int) -> dict[str, float]:
     """Metrics by name.
 
     Args:
-        answers: The predicted classes, as returned by `predicted`.
+        answers: The predicted classes, as `answers_of` returns them.
         targets: The indices of the true classes `[texts]`, or 0 or 1 for each class `[texts, classes]`.
         metrics: `accuracy` (exact match for multi-label), `f1` (of class 1 of two), `macro_f1` (mean over the classes),
             `micro_f1` (over all answers together).
