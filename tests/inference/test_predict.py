@@ -127,24 +127,17 @@ def test_it_survives_a_kill(model, tmp_path):
     assert [json.loads(line)["row"] for line in output.open()] == list(range(1, 20_001))
 
 
-def test_long_texts_are_cut_or_read_in_windows(model, tmp_path, capsys):
-    path = tmp_path / "t.jsonl"
+def test_long_texts_are_truncated(model, tmp_path, capsys):
+    path = tmp_path / "labelled.jsonl"
     texts = ["number 1 was good " * 30, "bad"]
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    answers = {}
-    for more in ([], ["--stride", "3"]):
-        main(["predict", str(model), str(path), *more])
-        answers[bool(more)] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert answers[False][0]["lost_tokens"] > 50 and "lost_tokens" not in answers[True][0]
-    assert answers[False][0]["probabilities"] != answers[True][0]["probabilities"]
-    assert answers[False][1] == answers[True][1]
-    labelled = tmp_path / "labelled.jsonl"
-    labelled.write_text("".join(json.dumps({"text": text, "label": "happy"}) + "\n" for text in texts))
-    command = ["evaluate", str(model), "--validation_file", str(labelled), "--stride", "3"]
-    main([*command, "--output_dir", str(tmp_path / "out")])
+    path.write_text("".join(json.dumps({"text": text, "label": "happy"}) + "\n" for text in texts))
+    main(["predict", str(model), str(path)])
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert rows[0]["lost_tokens"] > 50 and "lost_tokens" not in rows[1]
+    main(["evaluate", str(model), "--validation_file", str(path), "--output_dir", str(tmp_path / "out")])
     results = json.loads((tmp_path / "out" / "metrics.json").read_text())
-    assert results["windows"] > 5 and results["texts"]["lost_tokens"] == 0
-    expected = -sum(math.log(answer["probabilities"]["happy"]) for answer in answers[True]) / 2
+    assert results["texts"]["cut"] == 1 and results["texts"]["lost_tokens"] == rows[0]["lost_tokens"]
+    expected = -sum(math.log(row["probabilities"]["happy"]) for row in rows) / 2
     assert results["metrics"]["loss"] == pytest.approx(expected, rel=1e-4)
 
 

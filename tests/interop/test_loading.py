@@ -52,7 +52,7 @@ def classified(
 ) -> np.ndarray:
     """Probabilities `[texts, classes]`."""
     classify = Classifier(PredictSettings(model=model, file="", batch_size=batch_size, bf16=bf16))
-    return class_probabilities(classify(texts).logits, multi_label=classify.labels.multi_label)
+    return class_probabilities(classify(texts)[0], multi_label=classify.labels.multi_label)
 
 
 def embedded(model: str, *, batch_size: int) -> np.ndarray:

@@ -47,7 +47,10 @@ COMMANDS = {
         PredictSettings,
         "linformer_kit.commands.predict:main",
         "Use a model",
-        ("my-classifier new-reviews.csv --output answers.jsonl", "my-classifier books.jsonl --stride 64 --resume"),
+        (
+            "my-classifier new-reviews.csv --output answers.jsonl",
+            "my-classifier books.jsonl --output answers.jsonl --resume",
+        ),
         positionals=("model", "file"),
         memory=("batch_size", "max_length"),
     ),

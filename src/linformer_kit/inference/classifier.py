@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -15,30 +14,13 @@ from linformer_kit.data.examples import Columns, Labels, listed_classes
 from linformer_kit.environment import best_device
 from linformer_kit.errors import InputError, input_errors
 from linformer_kit.inference.batches import Batches, Text
-from linformer_kit.inference.scores import mean_logits
 from linformer_kit.interop.checkpoints.pretrained import read_config
 from linformer_kit.interop.loading import check_model_folder, fingerprint, input_length, load_classifier
 from linformer_kit.settings import ClassifierSettings, is_local_path
 
 
-class Predictions(NamedTuple):
-    """Predictions of a classifier for some texts.
-
-    Attributes:
-        logits: Logits of the probabilities.
-        windows: Number of windows that each text was split into.
-        lost: Number of truncated tokens of each, which are in no window.
-    """
-
-    logits: Float[np.ndarray, "texts classes"]
-    windows: Int[np.ndarray, " texts"]
-    lost: Int[np.ndarray, " texts"]
-
-
 class Classifier:
     """A loaded classifier with its tokenizer, device and batch size.
-
-    The probabilities of a text of several windows are the means over the windows, weighted by their tokens.
 
     Args:
         settings: The model and the options; the threshold is not used here.
@@ -54,30 +36,24 @@ class Classifier:
     def __init__(self, settings: ClassifierSettings) -> None:
         model, tokenizer = load_classifier(settings.model)
         self.labels = _labels(model.config, settings.model)
-        self._encode = Encoder(tokenizer, input_length(model, tokenizer, settings.max_length), settings.stride)
+        self._encode = Encoder(tokenizer, input_length(model, tokenizer, settings.max_length))
         self._model = model.to(best_device())
         self._batches = Batches(self._model, tokenizer, settings, self._logits)
         self.bf16 = self._batches.bf16
 
-    def __call__(self, texts: Sequence[Text]) -> Predictions:
+    def __call__(self, texts: Sequence[Text]) -> tuple[Float[np.ndarray, "texts classes"], Int[np.ndarray, " texts"]]:
         """Classify texts.
 
         Args:
             texts: Pairs of a text and a second text; the second is None in all pairs or in none.
 
-        Raises:
-            InputError: for pairs that are too long, if there is a stride.
+        Returns:
+            Logits, and the number of truncated tokens of each text.
         """
         encoded = self._encode(texts)
-        windows = [window for text in encoded for window in text.windows]
-        of_windows = self._batches(windows, lambda batch: self._logits([windows[index] for index in batch]))
-        logits, start = [], 0
-        for text in encoded:
-            own = slice(start, start := start + len(text.windows))
-            sizes = np.array([len(window["input_ids"]) for window in windows[own]])
-            logits.append(mean_logits(np.stack(of_windows[own]), sizes, multi_label=self.labels.multi_label))
-        counts = np.array([(len(text.windows), text.lost) for text in encoded])
-        return Predictions(np.stack(logits), counts[:, 0], counts[:, 1])
+        windows = [text.windows[0] for text in encoded]
+        logits = self._batches(windows, lambda batch: self._logits([windows[index] for index in batch]))
+        return np.stack(logits), np.array([text.lost for text in encoded])
 
     def fingerprint(self) -> str:
         """Hexadecimal hash of all weights."""

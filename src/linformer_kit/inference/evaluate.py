@@ -12,7 +12,7 @@ from linformer_kit.environment import versions
 from linformer_kit.files.folders import check_new_folder
 from linformer_kit.files.writing import whole_folder
 from linformer_kit.inference.batches import together
-from linformer_kit.inference.classifier import Classifier, Predictions, read_labels, trained_columns
+from linformer_kit.inference.classifier import Classifier, read_labels, trained_columns
 from linformer_kit.inference.scores import (
     answers_of,
     by_class,
@@ -46,8 +46,7 @@ def evaluate(settings: EvaluateSettings) -> dict[str, Any]:
         for group in together((example.text, example.text_pair) for example in examples):
             parts.append(classifier(group))
             bar.update(len(group))
-    predictions = Predictions(*map(np.concatenate, zip(*parts, strict=True)))
-    logits, lost = predictions.logits, predictions.lost
+    logits, lost = map(np.concatenate, zip(*parts, strict=True))
     answers = answers_of(logits, multi_label=labels.multi_label, threshold=settings.threshold)
     results: dict[str, Any] = {
         "command": "evaluate",
@@ -58,7 +57,6 @@ def evaluate(settings: EvaluateSettings) -> dict[str, Any]:
             "cut": int((lost > 0).sum()),
             "lost_tokens": int(lost.sum()),
         },
-        "windows": int(predictions.windows.sum()),
         "metrics": {
             **scores(answers, right, metrics_of(labels, task_of(settings)), len(labels.names)),
             "loss": float(losses(logits, right).mean()),

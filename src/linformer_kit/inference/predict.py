@@ -62,7 +62,6 @@ def predict(settings: PredictSettings) -> dict[str | None, int]:
         "text_column": columns.text,
         "text_pair_column": columns.text_pair,
         "max_length": settings.max_length,
-        "stride": settings.stride,
         "threshold": settings.threshold,
         "labels": list(classifier.labels.names),
         "bf16": classifier.bf16,
@@ -96,11 +95,11 @@ def _lines(
     labels = classifier.labels
     with tqdm(total=total, initial=done, unit=" texts", dynamic_ncols=True, delay=2) as bar:
         for group in together(texts):
-            predictions = classifier(group)
-            answers = answers_of(predictions.logits, multi_label=labels.multi_label, threshold=settings.threshold)
-            probabilities = class_probabilities(predictions.logits, multi_label=labels.multi_label).tolist()
+            logits, truncated = classifier(group)
+            answers = answers_of(logits, multi_label=labels.multi_label, threshold=settings.threshold)
+            probabilities = class_probabilities(logits, multi_label=labels.multi_label).tolist()
             lines = []
-            for answer, chances, lost in zip(answers, probabilities, predictions.lost.tolist(), strict=True):
+            for answer, chances, lost in zip(answers, probabilities, truncated.tolist(), strict=True):
                 done += 1
                 label = names_of(answer, labels)
                 rounded = (round(chance, _DIGITS) for chance in chances)

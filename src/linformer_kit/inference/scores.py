@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Num
-from scipy.special import expit, log_expit, log_softmax, logit, logsumexp, softmax
+from scipy.special import expit, log_expit, log_softmax, logit, softmax
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, precision_recall_fscore_support
 
 from linformer_kit.data.examples import Example, Labels
@@ -28,20 +28,6 @@ def class_probabilities(logits: Logits, *, multi_label: bool) -> Probabilities:
     """Probabilities of the classes: softmax, or for multi-label texts the logistic function of each logit."""
     logits = logits.astype(np.float64)
     return expit(logits) if multi_label else softmax(logits, axis=1)
-
-
-def mean_logits(
-    logits: Float[np.ndarray, "windows classes"], weights: Num[np.ndarray, " windows"], *, multi_label: bool
-) -> Float[np.ndarray, " classes"]:
-    """Logits of a text of several windows, whose probabilities are the weighted means of those of the windows."""
-    logits = logits.astype(np.float64)
-    if len(logits) == 1:
-        return logits[0]
-    shares = (weights / weights.sum())[:, None]
-    if multi_label:
-        yes, no = (logsumexp(log_expit(sign * logits), axis=0, b=shares) for sign in (1, -1))
-        return yes - no
-    return logsumexp(log_softmax(logits, axis=1), axis=0, b=shares)
 
 
 def answers_of(logits: Logits, *, multi_label: bool, threshold: float = 0.5) -> Targets:

@@ -113,17 +113,14 @@ class ClassifierSettings:
 
     Attributes:
         model: Folder or hub id of a classifier.
-        max_length: Maximum input length in tokens; default: that of the fine-tuning.
-        stride: Split longer texts into windows that overlap by this number of tokens, and average their probabilities;
-            default: longer texts are truncated.
+        max_length: Maximum input length in tokens, longer texts are truncated; default: that of the fine-tuning.
         threshold: Minimum probability to predict a class (multi-label only).
-        batch_size: Texts, or windows of longer texts, per forward pass.
+        batch_size: Texts per forward pass.
         bf16: Mixed precision; `auto` where the processor has bf16 instructions.
     """
 
     model: Model[ModelName]
     max_length: Texts[int | None] = None
-    stride: Texts[int | None] = None
     threshold: Prediction[Annotated[float, Field(ge=0, le=1)]] = 0.5
     batch_size: Machine[Count] = 32
     bf16: Machine[Auto] = "auto"
