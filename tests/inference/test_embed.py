@@ -64,21 +64,19 @@ def encoded(model, texts) -> np.ndarray:
 @pytest.mark.parametrize(
     ("modules", "config"),
     [
-        ([Pooling(33, "cls"), Normalize()], {}),
-        ([Pooling(33, ("mean", "max")), Dense(66, 17)], {"truncate_dim": 13}),
+        ([Pooling(33, "cls"), Normalize()], {"do_lower_case": True}),
+        ([Pooling(33, ("mean", "max")), Dense(66, 17)], {"truncate_dim": 13, "max_seq_length": 11}),
         (
             [Pooling(33, "mean", include_prompt=False)],
             {"prompts": {"query": "the story: "}, "default_prompt_name": "query"},
         ),
-        ([Pooling(33, "lasttoken")], {"max_seq_length": 11}),
-        ([Pooling(33, "mean")], {"do_lower_case": True}),
     ],
 )
 def test_the_folder_says_how_a_text_is_embedded(folder, tmp_path, modules, config, caplog):
     model = described(folder, tmp_path / "model", modules, config)
     texts = [text.title() if number % 2 else text for number, text in enumerate(TEXTS)]
     (tmp_path / "texts.csv").write_text("text\n" + "".join(f"{text}\n" for text in texts))
-    options = ["--output", tmp_path / "vectors.npy", "--batch_size", 3]
+    options = ["--output", tmp_path / "vectors.npy", "--batch_size", 32]
     main(["embed", *map(str, (model, tmp_path / "texts.csv", *options))])
     expected = encoded(model, texts)
     np.testing.assert_allclose(np.load(tmp_path / "vectors.npy"), expected, rtol=0, atol=1e-6)

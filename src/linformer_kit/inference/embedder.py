@@ -9,7 +9,6 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
-from torch import nn
 from transformers import AutoModel
 
 from linformer_kit.data.encoding import Encoder, Window
@@ -20,7 +19,6 @@ from linformer_kit.interop.checkpoints.sentences import check_no_pickle
 from linformer_kit.interop.loading import input_length, load_model
 from linformer_kit.linearized.positions import longest_input
 from linformer_kit.linearized.sentences import text_encoder
-from linformer_kit.operator.projections import SequenceProjection
 from linformer_kit.settings import is_local_path
 
 _KIND = "an encoder of texts"
@@ -135,14 +133,4 @@ def load_embedder(name: str, settings: ForwardSettings, *, field: str = "models"
     if not described:
         pooling = getattr(sentences[-1], "pooling_mode", "no")
         logger.warning("%s: a plain encoder (no modules.json): embedded with %s pooling", name, pooling)
-    if any(map(_is_untrained, embedder.model.modules())):
-        logger.warning("%s: E and F are untrained, so its embeddings mean little: distil it or train it further", name)
     return embedder
-
-
-def _is_untrained(module: nn.Module) -> bool:
-    """Whether it is a learned E and F with the values that a new one starts with, unless they are random."""
-    if not isinstance(module, SequenceProjection) or not module.matrix_count():
-        return False
-    pairs = ((getattr(module, name), new) for name, new in module.initial_values().items())
-    return all(torch.equal(value, new.to(value)) for value, new in pairs)
