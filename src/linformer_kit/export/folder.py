@@ -28,6 +28,7 @@ from linformer_kit.export.exportable import (
     Case,
     Run,
     Source,
+    cases,
     differences,
     load,
     random_inputs,
@@ -82,7 +83,7 @@ def export(settings: ExportSettings) -> dict[str, Any]:
             "agreement": agreement,
         }
         if settings.int8:
-            results["int8_difference"] = max(differences(source, written).values())
+            results["int8_difference"] = max(differences(source, written, cases(source.limit)).values())
         if quality is not None:
             name, measure = quality
             results["quality"] = {"measure": name, "float32": measure(runs[_PYTORCH]), "int8": measure(written)}

@@ -136,23 +136,21 @@ def runner(path: Path) -> Run:
 
 
 def check_limit(source: Source, run: Run) -> None:
-    """Check that the file rejects one token more than the limit, real or padding, and that the error names the limit.
+    """Check that the file rejects one token more than the limit, even of padding, and that the error names the limit.
 
     Raises:
         InputError: if it does not.
     """
-    longer = source._replace(limit=source.limit + 1)
-    for padding in ("none", "right", "left"):
-        case = Case(2, longer.limit, padding)
-        try:
-            run(random_inputs(longer, case))
-        except Exception as error:
-            if _guard(source.limit) in str(error):
-                continue
-            if machine_failure(error) is not None:
-                raise
-            raise InputError(f"model: expected ONNX Runtime to name the limit for {case}, got {error}") from error
-        raise InputError(f"model: expected ONNX Runtime to refuse {case}, got an answer")
+    case = Case(2, source.limit + 1, "right")
+    answer = "an answer"
+    try:
+        run(random_inputs(source, case))
+    except Exception as error:
+        if machine_failure(error) is not None:
+            raise
+        answer = str(error)
+    if _guard(source.limit) not in answer:
+        raise InputError(f"model: expected ONNX Runtime to refuse {case} and to name the limit, got {answer}")
 
 
 def _guard(limit: int) -> str:
