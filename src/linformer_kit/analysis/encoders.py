@@ -52,11 +52,6 @@ class Encoder:
     intermediate_size: int = 3072
     vocab_size: int = 1000
 
-    @property
-    def name(self) -> str:
-        """Name, unique among the encoders of one length."""
-        return self.kind if self.projected_dim is None else f"k {self.projected_dim:,}"
-
 
 def build(encoder: Encoder, device: torch.device, dtype: torch.dtype, mode: Mode = "forward") -> nn.Module:
     """Build the model with random weights, initialised in the data type."""
@@ -115,11 +110,11 @@ def time_encoders(
 ) -> dict[Encoder, dict[str, Any]]:
     """Time a batch of random tokens in encoders of one length: `summary` of each, with arguments as `interleaved`."""
     runs = {
-        encoder.name: runner(build(encoder, device, dtype, mode), random_ids(encoder, batch, device), mode)
+        encoder: runner(build(encoder, device, dtype, mode), random_ids(encoder, batch, device), mode)
         for encoder in encoders
     }
     timings = interleaved(runs, device=device, repetitions=repetitions, seconds=seconds)
-    return {encoder: summary(timings[encoder.name]) for encoder in encoders}
+    return {encoder: summary(taken) for encoder, taken in timings.items()}
 
 
 def memory_of(encoder: Encoder, batch: int, mode: Mode, device: torch.device, dtype: torch.dtype) -> int:

@@ -9,11 +9,11 @@ import os
 import signal
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -21,16 +21,18 @@ from linformer_kit.environment import status_bytes
 from linformer_kit.errors import PROCESS_KILLED, InputError, OutOfMemoryError
 from linformer_kit.training.memory import most_bytes
 
+Name = TypeVar("Name", bound=Hashable)
+
 _CLEAR_REFS = Path("/proc/self/clear_refs")  # proc(5)
 
 
 def interleaved(
-    cases: Mapping[str, Callable[[], object]],
+    cases: Mapping[Name, Callable[[], object]],
     *,
     device: torch.device,
     repetitions: int = 5,
     seconds: float = 10.0,
-) -> dict[str, list[float]]:
+) -> dict[Name, list[float]]:
     """Time cases alternately, so that other load of the machine affects all of them equally.
 
     Every round runs each case once, and the first one is a warm-up: it counts only for a case with no time for another.
@@ -44,7 +46,7 @@ def interleaved(
     Returns:
         The seconds of each run of each case, at least one.
     """
-    timings: dict[str, list[float]] = {name: [] for name in cases}
+    timings: dict[Name, list[float]] = {name: [] for name in cases}
     for _ in range(1 + repetitions):
         for name, run in cases.items():
             if sum(timings[name]) + min(timings[name], default=0) <= seconds:

@@ -39,7 +39,6 @@ _DEFAULT_ENERGY = 0.9
 _DEFAULT_LENGTH = 512  # of Figure 1
 _FILES_IN_TURN = 64  # open at the same time
 _DIGITS = 6
-_NUMBERED_CELLS = 16  # layers or heads up to which the cells of the heat map show numbers
 _log = logging.getLogger(__name__)
 
 
@@ -268,11 +267,5 @@ def draw_shares(axes: Axes, curves: np.ndarray, at: int) -> None:
     axes.set_title(f"Share of the {at} largest of {curves.shape[-1]}", fontsize=10)
     for numbered in (axes.xaxis, axes.yaxis):
         numbered.set_major_locator(MaxNLocator(integer=True))
-    if max(shares.shape) <= _NUMBERED_CELLS:
-        middle = (shares.min() + shares.max()) / 2
-        for (layer, head), share in np.ndenumerate(shares):
-            color = "white" if share < middle else "black"
-            text = f"{share:.2f}".removeprefix("0")
-            axes.text(head, layer, text, ha="center", va="center", fontsize=7, color=color)
     assert axes.figure is not None
     axes.figure.colorbar(image, ax=axes)
