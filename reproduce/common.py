@@ -71,6 +71,24 @@ class CostSettings:
         return Encoder(kind=kind, seq_len=seq_len, projected_dim=projected_dim, **widths, **fields)
 
 
+def check_numbers(settings: CostSettings) -> None:
+    """Check that all numbers of the settings are positive, lists are not empty, and heads divide the width.
+
+    Raises:
+        InputError: for the first that is not so.
+    """
+    for name, value in dataclasses.asdict(settings).items():
+        numbers = value if isinstance(value, list) else [value]
+        if not numbers:
+            raise InputError(f"{name}: expected at least one, got none")
+        for number in numbers:
+            if isinstance(number, (int, float)) and not isinstance(number, bool) and number <= 0:
+                raise InputError(f"{name}: expected a positive number, got {number}")
+    if settings.hidden_size % settings.num_attention_heads:
+        expected = f"a divisor of hidden_size {settings.hidden_size}"
+        raise InputError(f"num_attention_heads: expected {expected}, got {settings.num_attention_heads}")
+
+
 class Results:
     """The records of a script, written to `<output_dir>/<script>.json` after each, and continued where that exists.
 

@@ -22,8 +22,16 @@ from matplotlib.figure import Figure
 from transformers import AutoModel, set_seed
 
 from linformer_kit.analysis.singular_values import attention_spectrum
-from linformer_kit.analysis.spectrum import batches_of, draw_curves, draw_shares, share_table, spectrum_fields
-from linformer_kit.analysis.texts import find_texts, sequence_length, sequences
+from linformer_kit.analysis.spectrum import (
+    batches_of,
+    draw_curves,
+    draw_shares,
+    find_texts,
+    sequence_length,
+    sequences,
+    share_table,
+    spectrum_fields,
+)
 from linformer_kit.environment import best_device
 from linformer_kit.errors import InputError
 from linformer_kit.interop.loading import load_model
@@ -69,7 +77,7 @@ def measure(settings: Settings, results: Results) -> None:
                 model = AutoModel.from_config(model.config).eval()
             model.to(best_device())
             seq_len = sequence_length(model, tokenizer, settings.seq_len)
-            ids = islice(sequences(files, tokenizer, seq_len=seq_len, packing=True), settings.samples)
+            ids = islice(sequences(files, tokenizer, seq_len=seq_len), settings.samples)
             started = time.perf_counter()
             found = attention_spectrum(model, batches_of(ids, settings.samples, model.device))
             if found.samples < settings.samples:

@@ -19,10 +19,10 @@ from typing import Any
 import pandas
 import torch
 
-from linformer_kit.analysis.encoders import build, check_numbers, device_of, dtype_of, random_ids, runner
+from linformer_kit.analysis.encoders import build, device_of, dtype_of, random_ids, runner
 from linformer_kit.analysis.measure import in_fresh_process, interleaved, peak_bytes, summary
 from linformer_kit.errors import InputError
-from reproduce.common import CostSettings, Record, Results, markdown, run
+from reproduce.common import CostSettings, Record, Results, check_numbers, markdown, run
 
 SECONDS = 60.0  # for all runs over the short sequence
 
@@ -71,9 +71,7 @@ def measure_both(settings: Settings, device: torch.device, dtype: str) -> list[d
     model = build(long, device, getattr(torch, dtype))
     run_long = runner(model, random_ids(long, 1, device), "forward")
     taken: list[float] = []
-    peak = peak_bytes(
-        lambda: taken.extend(interleaved({"": run_long}, device=device, repetitions=1, warmup=0)[""]), device
-    )
+    peak = peak_bytes(lambda: taken.extend(interleaved({"": run_long}, device=device, repetitions=0)[""]), device)
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     return [
         {"n": short.seq_len, "dtype": dtype, **summary(runs)},

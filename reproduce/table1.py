@@ -30,10 +30,10 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from tqdm import tqdm
 
-from linformer_kit.analysis.encoders import check_numbers, device_of, dtype_of
+from linformer_kit.analysis.encoders import device_of, dtype_of
 from linformer_kit.analysis.measure import interleaved, summary
 from linformer_kit.errors import InputError
-from reproduce.common import CostSettings, Record, Results, length_axis, markdown, new_panels, run
+from reproduce.common import CostSettings, Record, Results, check_numbers, length_axis, markdown, new_panels, run
 from reproduce.systems import SYSTEMS
 
 OURS = "linformer"
@@ -97,8 +97,7 @@ def measure_length(settings: Settings, n: int, keys: list[Key], results: Results
             cases[str(key)] = ready(settings, key, hidden)
         except Exception as error:  # any error of a library is its result
             reasons[key] = reason_of(error, key[0])
-    # Each layer has run once already.
-    timings = interleaved(cases, device=device, repetitions=settings.repetitions, warmup=0, seconds=SECONDS)
+    timings = interleaved(cases, device=device, repetitions=settings.repetitions, seconds=SECONDS)
     for key in keys:
         record: dict[str, Any] = {"system": key[0], "k": key[1], "n": n, "dtype": dtype, "package": version(key[0])}
         if key in reasons:

@@ -35,7 +35,6 @@ from linformer_kit.analysis.encoders import (
     Kind,
     Mode,
     build,
-    check_numbers,
     device_of,
     dtype_of,
     memory_of,
@@ -44,7 +43,7 @@ from linformer_kit.analysis.encoders import (
 from linformer_kit.analysis.measure import can_measure_memory
 from linformer_kit.errors import InputError, out_of_memory
 from linformer_kit.report.figures import new_figure
-from reproduce.common import CostSettings, Record, Results, length_axis, markdown, run
+from reproduce.common import CostSettings, Record, Results, check_numbers, length_axis, markdown, run
 
 # The paper's Table 3, by n and k: time of the Transformer's forward pass over the Linformer's, and largest batch of the
 # Linformer in 16 GB over the Transformer's.

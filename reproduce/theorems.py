@@ -25,11 +25,12 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
-from torch import Tensor
-from transformers import AutoModel
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, AutoModel, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
-from linformer_kit.analysis.capture import LayerAttention, visit_attention
-from linformer_kit.analysis.texts import find_texts, sequence_length, sequences
+from linformer_kit.analysis.spectrum import find_texts, sequence_length, sequences
 from linformer_kit.errors import InputError
 from linformer_kit.interop.loading import load_model
 from linformer_kit.operator.projections.starts import pooling_matrix
@@ -42,6 +43,7 @@ FIRST, SECOND = "R, as in the proof", "proof, δ = 1/2ⁿ"  # the methods of the
 _RANDOM_MATRICES = 3
 _DRAWS_RATIO = 4  # R is drawn this many times more often for random matrices, which are few, and for k up to n
 _TEXTS_TOGETHER, _HELD_OUT, _STEPS_BETWEEN = 2, 8, 25  # of the fit of E and F
+_RECORDING = "recording"  # name of an attention function of transformers
 _FIT_RATE = 1e-3  # higher rates overshoot: row sums of E multiply the large mean of the keys
 
 
@@ -308,19 +310,14 @@ def _model_case(settings: Settings, results: Results) -> Case:
     model, tokenizer = load_model(settings.model or "", AutoModel, "an encoder")
     n = sequence_length(model, tokenizer, None)
     needed = settings.samples + (settings.fit_samples if settings.fit_steps else 0)
-    ids = list(islice(sequences(files, tokenizer, seq_len=n, packing=True), needed))
+    ids = list(islice(sequences(files, tokenizer, seq_len=n), needed))
     if len(ids) < needed:
         raise InputError(f"text_file: expected {needed} sequences of {n} tokens, got {len(ids)} in {files.name}")
-    states: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {}
-
-    def visit(layer: int, attention: LayerAttention) -> None:
-        if attention.query is None or attention.key is None or attention.value is None:
-            raise InputError(f"model: expected full attention with accessible queries, got a {model.config.model_type}")
-        if settings.layers is None or layer in settings.layers:
-            states.setdefault(layer, []).append((attention.query[0], attention.key[0], attention.value[0]))
-
+    states: dict[int, list[Heads]] = {}
     for sequence in ids:
-        visit_attention(model, {"input_ids": torch.tensor([sequence])}, visit)
+        for layer, heads in enumerate(_heads_of_layers(model, torch.tensor([sequence]))):
+            if settings.layers is None or layer in settings.layers:
+                states.setdefault(layer, []).append(heads)
     layers = settings.layers or sorted({round(share * max(states)) for share in (0, 0.5, 1)})
     for layer in layers:
         if layer not in states:
@@ -329,6 +326,26 @@ def _model_case(settings: Settings, results: Results) -> Case:
     tried = [Heads(*(each[text].double() for each in heads)) for heads in by_layer for text in range(settings.samples)]
     others = [Heads(*(each[settings.samples :] for each in heads)) for heads in by_layer] if settings.fit_steps else []
     return Case("model", tried, max(1, settings.draws // _DRAWS_RATIO), others)
+
+
+@torch.no_grad()
+def _heads_of_layers(model: PreTrainedModel, input_ids: Tensor) -> list[Heads]:
+    """Q, K and V of each layer on one sequence."""
+    layers: list[Heads] = []
+
+    def attend(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, **more: Any
+    ) -> Any:
+        layers.append(Heads(query[0] * scaling, key[0], value[0]))
+        return sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, **more)
+
+    AttentionInterface.register(_RECORDING, attend)
+    AttentionMaskInterface.register(_RECORDING, sdpa_mask)
+    model.set_attn_implementation(_RECORDING)
+    model(input_ids)
+    if not layers:
+        raise InputError(f"model: expected full attention by transformers' interface, got a {model.config.model_type}")
+    return layers
 
 
 def _dims(n: int) -> list[int]:

@@ -14,8 +14,7 @@ from linformer_kit.errors import InputError
 from linformer_kit.interop import registration
 
 if TYPE_CHECKING:
-    from linformer_kit.analysis.choose import choose_projected_dims
-    from linformer_kit.analysis.singular_values import Spectrum, attention_spectrum
+    from linformer_kit.analysis.singular_values import Spectrum, attention_spectrum, choose_projected_dims
     from linformer_kit.interop.checkpoints.encoders import load_bert_checkpoint, load_roberta_checkpoint
     from linformer_kit.interop.checkpoints.fairseq import load_fairseq_checkpoint
     from linformer_kit.linearized.linearize import linearize
@@ -57,7 +56,7 @@ _HOMES = {
     "SequenceParallel": "parallel.sequence",
     "Spectrum": "analysis.singular_values",
     "attention_spectrum": "analysis.singular_values",
-    "choose_projected_dims": "analysis.choose",
+    "choose_projected_dims": "analysis.singular_values",
     "linearize": "linearized.linearize",
     "load_bert_checkpoint": "interop.checkpoints.encoders",
     "load_fairseq_checkpoint": "interop.checkpoints.fairseq",

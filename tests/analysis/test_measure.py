@@ -1,57 +1,50 @@
-"""Measurements: cases alternate, stay within their time budget, and reused freed memory counts."""
+"""Measurements: cases alternate and stay within their seconds, reused freed memory counts, encoders of equal size."""
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
 
 import pytest
 import torch
 
-from linformer_kit.analysis import measure
+from linformer_kit.analysis import encoders, measure
+from linformer_kit.analysis.encoders import Encoder, build, dtype_of, random_ids, runner
 from linformer_kit.errors import InputError, OutOfMemoryError
-from linformer_kit.training.memory import keep_freed_memory
 
 CPU = torch.device("cpu")
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    """A clock that the cases advance."""
-    now = [0.0]
+def small(kind: encoders.Kind, **fields: object) -> Encoder:
+    sizes = {"num_hidden_layers": 1, "hidden_size": 30, "num_attention_heads": 5, "intermediate_size": 44}
+    return Encoder(kind=kind, seq_len=37, **sizes | fields)
+
+
+def test_cases_take_turns_and_stay_within_their_seconds(monkeypatch):
+    """Ten seconds are three runs of 3 s, of which the first is a warm-up; a single run counts."""
+    now, log = [0.0], []
     monkeypatch.setattr(measure.time, "perf_counter", lambda: now[0])
-    return now
 
+    def case(name, seconds):
+        def run():
+            now[0] += seconds
+            log.append(name)
 
-def case(clock, name, seconds, log):
-    def run():
-        clock[0] += seconds
-        log.append(name)
+        return run
 
-    return run
-
-
-def test_cases_take_turns_after_a_warm_up(clock):
-    log = []
-    cases = {name: case(clock, name, seconds, log) for name, seconds in (("a", 1.0), ("b", 2.0))}
-    timings = measure.interleaved(cases, device=CPU, repetitions=3)
-    assert log == ["a", "b"] + ["a", "b"] * 3
-    assert timings == {"a": [1.0] * 3, "b": [2.0] * 3}
-
-
-def test_long_cases_run_less(clock):
-    """Ten seconds are three runs of 3 s, and a first run of 4 s counts."""
-    log = []
-    cases = {name: case(clock, name, seconds, log) for name, seconds in (("three", 3.0), ("four", 4.0), ("age", 50.0))}
-    timings = measure.interleaved(cases, device=CPU, repetitions=5, seconds=10.0)
-    assert timings == {"three": [3.0] * 3, "four": [4.0] * 2, "age": [50.0]}
+    cases = {name: case(name, seconds) for name, seconds in (("one", 1.0), ("three", 3.0), ("age", 50.0))}
+    timings = measure.interleaved(cases, device=CPU, repetitions=4)
+    assert timings == {"one": [1.0] * 4, "three": [3.0] * 2, "age": [50.0]}
+    assert log == ["one", "three", "age", "one", "three", "one", "three", "one", "one"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the resident set is read from /proc")
-@pytest.mark.e2e
 def test_what_was_freed_before_counts_again():
-    assert 75_000_000 < measure.in_fresh_process(_taken_again) < 160_000_000
+    pieces = [torch.ones(25_000) for _ in range(800)]
+    last = pieces[-1]  # above the others on the heap, which therefore keeps their memory
+    del pieces
+    assert 60_000_000 < measure.peak_bytes(lambda: [torch.ones(25_000) for _ in range(800)], CPU) < 100_000_000
+    assert last.sum() == 25_000
 
 
 def test_memory_of_a_system_that_does_not_report_it(monkeypatch, tmp_path):
@@ -64,19 +57,39 @@ def test_memory_of_a_system_that_does_not_report_it(monkeypatch, tmp_path):
 @pytest.mark.e2e
 def test_a_process_that_is_killed_is_memory_that_ran_out():
     with pytest.raises(OutOfMemoryError, match="a process was killed, most likely because memory ran out"):
-        measure.in_fresh_process(_killed)
+        measure.in_fresh_process(os._exit, 9)
 
 
-def _killed() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+@pytest.mark.parametrize("kind, k", [("linformer", 13), ("full", None), ("roberta", None), ("eager", None)])
+def test_encoders_are_of_equal_size(kind, k):
+    encoder = small(kind, projected_dim=k)
+    model = build(encoder, CPU, torch.float32)
+    embeddings = (1000 + 37 + (3 if k is None and kind != "full" else 0)) * 30 + 60
+    layer = 4 * (30 * 30 + 30) + 2 * 30 * 44 + 44 + 30 + 4 * 30
+    assert abs(sum(p.numel() for p in model.parameters()) - embeddings - layer - (k or 0) * 37) <= 60
+    output = runner(model, random_ids(encoder, 3, CPU), "forward")()
+    assert output.shape == (3, 37, 30) and not model.training
 
 
-def _taken_again() -> int:
-    """In a process that keeps what is freed, as trainings do, and where nothing else was freed before."""
-    keep_freed_memory()
-    pieces = [torch.ones(2_000_000 // 4) for _ in range(40)]
-    keep = torch.ones(1000)  # above them on the heap
-    del pieces
-    taken = measure.peak_bytes(lambda: [torch.ones(2_000_000 // 4) for _ in range(40)], CPU)
-    assert keep.sum() == 1000
-    return taken
+def test_training_keeps_no_gradients():
+    encoder = small("linformer", projected_dim=13)
+    model = build(encoder, CPU, torch.float32, "train")
+    seen = []
+    linear = next(module for module in model.modules() if isinstance(module, torch.nn.Linear))
+    linear.register_full_backward_hook(lambda *_: seen.append(model.training))
+    runner(model, random_ids(encoder, 2, CPU), "train")()
+    assert seen == [True] and all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the resident set is read from /proc")
+def test_memory_of_training_holds_activations(monkeypatch):
+    monkeypatch.setattr(encoders, "in_fresh_process", lambda function, *arguments: function(*arguments))
+    peaks = {mode: encoders.memory_of(small("full"), 1024, mode, CPU, torch.float32) for mode in ("forward", "train")}
+    assert peaks["train"] > 1024 * 37 * 30 * 4 * 5 > 0 and peaks["train"] > peaks["forward"]
+
+
+@pytest.mark.parametrize("has_bf16", [True, False])
+def test_auto_is_bfloat16_where_the_processor_has_it(has_bf16, monkeypatch):
+    monkeypatch.setattr(encoders, "use_bf16", lambda *_, **__: has_bf16)
+    assert dtype_of("auto", CPU) == ("bfloat16" if has_bf16 else "float32")
+    assert dtype_of("float16", CPU) == "float16"

@@ -1,105 +1,141 @@
-"""Singular values against numpy's and by hand; the spectrum of a model: means and spread over samples, padding."""
+"""Singular values against numpy's; the spectrum of a model: means and spread over samples, padding; k by it."""
 
 from __future__ import annotations
+
+import itertools
 
 import numpy as np
 import pytest
 import torch
+import transformers
 
-from linformer_kit import InputError, LinformerModel, attention_spectrum
-from linformer_kit.analysis.singular_values import SpectrumMeter, cumulative_curves, singular_values
-from tests.analysis.test_capture import encoder
+import linformer_kit as lk
+from linformer_kit import InputError, LinformerModel, Spectrum, attention_spectrum, choose_projected_dims
+from linformer_kit.analysis.singular_values import singular_values
 from tests.conftest import randomise, tokens
 
-
-def mappings(many: int, rows: int, columns: int, scale: float = 2.0) -> torch.Tensor:
-    return (scale * torch.randn(many, rows, columns)).softmax(dim=-1)
-
-
-def by_numpy(matrices: torch.Tensor) -> np.ndarray:
-    sums = np.linalg.svd(matrices.double().numpy(), compute_uv=False).cumsum(axis=-1)
-    return sums / sums[..., -1:]
-
-
-def limits(many: int, rank: int) -> torch.Tensor:
-    return torch.full((many,), rank)
+SIZES = {
+    "vocab_size": 101,
+    "hidden_size": 33,
+    "num_attention_heads": 3,
+    "num_hidden_layers": 2,
+    "intermediate_size": 29,
+    "max_position_embeddings": 41,
+}
 
 
-@pytest.mark.parametrize("shape", [(5, 23, 23), (3, 29, 7), (3, 7, 29)])
+def encoder(kind: str = "bert", **changes: object) -> transformers.PreTrainedModel:
+    config = transformers.AutoConfig.for_model(kind, **SIZES | changes)
+    return randomise(transformers.AutoModel.from_config(config)).eval()
+
+
+@pytest.mark.parametrize("shape", [(1, 5, 23, 23), (3, 1, 7, 29)])
 def test_they_are_those_of_numpy(shape):
-    matrices = mappings(*shape)
+    matrices = (2.0 * torch.randn(shape)).softmax(dim=-1)
     expected = np.linalg.svd(matrices.double().numpy(), compute_uv=False)
     np.testing.assert_allclose(singular_values(matrices).numpy(), expected, atol=1e-7)
-    curves = cumulative_curves(matrices, limits(shape[0], min(shape[1:])))
-    np.testing.assert_allclose(curves.numpy(), by_numpy(matrices), atol=1e-6)
-
-
-def test_a_zero_matrix_is_no_division_by_zero():
-    assert cumulative_curves(torch.zeros(1, 5, 5), limits(1, 0)).tolist() == [[1.0] * 5]
 
 
 def curves(model, ids: torch.Tensor) -> np.ndarray:
     """By numpy, of each sequence: `[sequences, layers, heads, rank]`."""
-    model.set_attn_implementation("eager") if model.config.model_type != "linformer" else None
+    if model.config.model_type == "bert":
+        model.set_attn_implementation("eager")
     weights = np.stack([each.detach().double().numpy() for each in model(ids, output_attentions=True).attentions], 1)
     sums = np.linalg.svd(weights, compute_uv=False).cumsum(-1)
     return sums / sums[..., -1:]
 
 
-@pytest.mark.parametrize("kind", ["bert", "ours", "full"])
+@pytest.mark.parametrize("kind", ["bert", "linearised", "ours", "full"])
 def test_means_and_spread_are_those_of_numpy(config, kind):
-    ours = LinformerModel(config(attention="full" if kind == "full" else "linformer"))
-    model = encoder("bert") if kind == "bert" else randomise(ours).eval()
-    ids = tokens(5, 23)
-    found = attention_spectrum(model, [{"input_ids": ids[:2]}, {"input_ids": ids[2:]}])
+    if kind in ("bert", "linearised"):
+        model = encoder() if kind == "bert" else lk.linearize(encoder(), 7, sliding_window=0, global_tokens=0)
+    else:
+        model = randomise(LinformerModel(config(attention="full" if kind == "full" else "linformer"))).eval()
+    ids, before = tokens(5, 23), model.config._attn_implementation
+    spectrum = attention_spectrum(model, [{"input_ids": ids[:2]}, {"input_ids": ids[2:]}])
+    assert model.config._attn_implementation == before
     expected = curves(model, ids)
-    assert found.cumulative.shape == (2, 3, 7 if kind == "ours" else 23)
-    np.testing.assert_allclose(found.cumulative, expected.mean(0), atol=1e-5)
-    np.testing.assert_allclose(found.spread, expected.std(0), atol=1e-5)
-    assert (found.samples, found.tokens) == (5, 5 * 23)
+    assert spectrum.cumulative.shape == (2, 3, 7 if kind in ("ours", "linearised") else 23)
+    np.testing.assert_allclose(spectrum.cumulative, expected.mean(0), atol=1e-5)
+    np.testing.assert_allclose(spectrum.spread, expected.std(0), atol=1e-5)
+    assert (spectrum.samples, spectrum.tokens) == (5, 5 * 23)
 
 
-def test_padding_does_not_count():
-    model = encoder("bert")
-    ids, mask = tokens(2, 23), torch.ones(2, 23, dtype=torch.long)
+@pytest.mark.parametrize("ours", [True, False])
+def test_padding_does_not_count(config, ours):
+    """On either side, nor does a sequence of nothing else; the order of batches of other lengths is no matter."""
+    model = randomise(LinformerModel(config(attention="full"))).eval() if ours else encoder()
+    ids, mask = tokens(3, 23), torch.ones(3, 23, dtype=torch.long)
     mask[1, 13:] = 0
+    mask[2] = 0
     padded = attention_spectrum(model, [{"input_ids": ids, "attention_mask": mask}])
-    alone = attention_spectrum(model, [{"input_ids": ids[:1]}, {"input_ids": ids[1:, :13]}])
-    np.testing.assert_allclose(padded.cumulative, alone.cumulative, atol=1e-5)
-    assert padded.tokens == alone.tokens == 36
-    shorter = attention_spectrum(model, [{"input_ids": ids[1:], "attention_mask": mask[1:]}])
-    assert (shorter.cumulative[..., 12:] == 1).all() and (shorter.cumulative[..., 11] < 1).all()
-
-
-def test_a_sequence_of_padding_is_none():
-    model, ids = encoder("bert"), tokens(2, 11)
-    mask = torch.tensor([[1] * 11, [0] * 11])
-    found = attention_spectrum(model, [{"input_ids": ids, "attention_mask": mask}])
-    assert found.samples == 1
-    np.testing.assert_allclose(found.cumulative, curves(model, ids[:1])[0], atol=1e-5)
+    alone = [{"input_ids": ids[:1]}, {"input_ids": ids[1:2, :13]}]
+    for batches in (alone, alone[::-1]):
+        spectrum = attention_spectrum(model, batches)
+        np.testing.assert_allclose(padded.cumulative, spectrum.cumulative, atol=1e-5)
+        np.testing.assert_allclose(padded.spread, spectrum.spread, atol=1e-5)
+        assert (padded.samples, padded.tokens) == (spectrum.samples, spectrum.tokens) == (2, 36)
+    left = {"input_ids": ids[1:2, :13].roll(4, 1), "attention_mask": torch.tensor([[0] * 4 + [1] * 9])}
+    shorter = attention_spectrum(model, [left])
+    assert (shorter.cumulative[..., 8:] == 1).all() and (shorter.cumulative[..., 7] < 1).all()
     with pytest.raises(InputError, match="batches: expected at least one with a real token, got none"):
-        attention_spectrum(model, [{"input_ids": ids[1:], "attention_mask": mask[1:]}])
+        attention_spectrum(model, [{"input_ids": ids[2:], "attention_mask": mask[2:]}])
 
 
-def test_lengths_may_rise_and_fall():
-    model, ids = encoder("bert"), tokens(1, 19)
-    rising, falling = ([{"input_ids": ids[:, :n]} for n in order] for order in ((7, 19), (19, 7)))
-    found, other = attention_spectrum(model, rising), attention_spectrum(model, falling)
-    np.testing.assert_allclose(found.cumulative, other.cumulative)
-    np.testing.assert_allclose(found.spread, other.spread)
-    expected = (
-        np.pad(curves(model, ids[:, :7])[0], [(0, 0), (0, 0), (0, 12)], constant_values=1) + curves(model, ids)[0]
-    ) / 2
-    np.testing.assert_allclose(found.cumulative, expected, atol=1e-5)
-
-
-def test_a_batch_that_fails_does_not_count():
-    model = encoder("bert")
-    meter = SpectrumMeter(model)
-    meter.add({"input_ids": tokens(1, 7)})
-    before = meter.result()
+def test_what_has_no_such_weights_is_refused():
+    batch = [{"input_ids": tokens(1, 7)}]
+    t5 = encoder("t5", d_model=33, d_kv=11, num_heads=3, num_layers=1, d_ff=29)
+    with pytest.raises(InputError, match="model: expected an encoder that returns attention weights, got a t5"):
+        attention_spectrum(t5, [{**batch[0], "decoder_input_ids": tokens(1, 7)}])
+    with pytest.raises(InputError, match="expected one in evaluation mode"):
+        attention_spectrum(encoder().train(), batch)
+    model = encoder()
     model.encoder.layer[1].attention.self.query.weight.data[0] = torch.nan
-    with pytest.raises(InputError, match="layer 1"):
-        meter.add({"input_ids": tokens(1, 7)})
-    assert meter.samples == 1
-    np.testing.assert_array_equal(meter.result().cumulative, before.cumulative)
+    with pytest.raises(InputError, match="got a NaN or infinity in the attention of layer 1"):
+        attention_spectrum(model, batch)
+
+
+def spectrum_of(*shares: list[float], heads: int) -> Spectrum:
+    """A spectrum by the shares of its singular values."""
+    values = np.array(shares, dtype=float).reshape(-1, heads, len(shares[0]))
+    cumulative = values.cumsum(-1) / values.sum(-1, keepdims=True)
+    return Spectrum(cumulative, np.zeros_like(cumulative), samples=1, tokens=1)
+
+
+STEEP, FLAT, BETWEEN = [8, 1, 1, 0, 0], [2, 2, 2, 2, 2], [4, 3, 2, 1, 0]
+SPECTRUM = spectrum_of(STEEP, FLAT, BETWEEN, [5, 4, 1, 0, 0], [6, 2, 1, 1, 0], [6, 4, 0, 0, 0], heads=3)
+
+
+def test_the_least_k_with_the_energy():
+    """Means of the heads: 0.467, 0.7, 0.867, 0.933, 1 and 0.567, 0.9, 0.967, 1."""
+    assert choose_projected_dims(SPECTRUM, energy=0.5) == [2, 1]
+    assert choose_projected_dims(SPECTRUM, energy=0.9) == [4, 2]
+    assert choose_projected_dims(SPECTRUM, energy=1.0) == [5, 4]
+
+
+@pytest.mark.parametrize("budget", [12, 17, 29, 60])
+def test_a_budget_leaves_no_layer_lower_than_it_must(budget):
+    rng = np.random.default_rng(budget)
+    spectrum = spectrum_of(*np.sort(rng.random((12, 5)) ** 3, axis=1)[:, ::-1].tolist(), heads=3)
+    dims = choose_projected_dims(spectrum, budget=budget)
+    assert budget - 3 < 3 * sum(dims) <= budget and all(1 <= k <= 5 for k in dims)
+
+    def least(ks: object) -> float:
+        return min(spectrum.cumulative[layer, :, k - 1].mean() for layer, k in enumerate(ks))
+
+    best = max(least(ks) for ks in itertools.product(range(1, 6), repeat=4) if 3 * sum(ks) <= budget)
+    assert least(dims) == pytest.approx(best, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"energy": 0.5, "budget": 9}, "energy, budget: expected one of them, got both"),
+        ({"energy": 0.0}, "energy: expected more than 0 and at most 1, got 0.0"),
+        ({"budget": True}, "budget: expected 6 to 30 slots for 6 heads of 1 to 5, got True"),
+        ({"budget": 31}, "budget: expected 6 to 30 slots for 6 heads of 1 to 5, got 31"),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments, message):
+    with pytest.raises(InputError, match=message):
+        choose_projected_dims(SPECTRUM, **arguments)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 
 import numpy as np
 import pytest
@@ -13,10 +11,8 @@ import yaml
 from transformers import AutoModel, AutoTokenizer
 
 from linformer_kit import LinformerConfig, attention_spectrum
-from linformer_kit.analysis import spectrum
-from linformer_kit.analysis.singular_values import SpectrumMeter
 from linformer_kit.commands.cli import main
-from tests.conftest import fail, fail_last_line, write_corpus, write_model
+from tests.conftest import fail, write_corpus, write_model
 
 
 @pytest.fixture
@@ -57,14 +53,13 @@ def test_the_figure_and_its_numbers(model, corpus, drawn, tmp_path, capsys):
 @pytest.mark.e2e
 def test_fewer_sequences_than_asked_for_are_said(model, corpus, tmp_path, caplog):
     results = run(model, corpus, tmp_path / "out", "--document", "file", "--samples", "100000")
-    assert results["samples"] < 100000
     assert f"{results['samples']:,} of the 100,000 sequences asked for" in caplog.text
 
 
-@pytest.mark.parametrize("options", [["--energy", "0.5"], ["--budget", "31"]])
+@pytest.mark.parametrize("options", [["--choose"], ["--budget", "31"]])
 @pytest.mark.e2e
 def test_what_is_chosen_trains(model, corpus, tmp_path, options, capsys):
-    results = run(model, corpus, tmp_path / "out", "--choose", *options)
+    results = run(model, corpus, tmp_path / "out", *options)
     chosen = results["chosen"]
     written = yaml.safe_load((tmp_path / "out" / "projected_dims.yaml").read_text())["model"]
     assert written["projected_dim"] == chosen["projected_dim"] and np.shape(chosen["projected_dim"]) == (2,)
@@ -82,71 +77,17 @@ def test_what_is_chosen_trains(model, corpus, tmp_path, options, capsys):
     assert AutoModel.from_pretrained(tmp_path / "trained").config.projected_dim == chosen["projected_dim"]
 
 
-def test_ctrl_c_keeps_what_is_done(model, corpus, tmp_path, monkeypatch, capsys):
-    add = SpectrumMeter.add
-
-    def interrupted(self, inputs):
-        if self.samples == 3:
-            raise KeyboardInterrupt
-        add(self, inputs)
-
-    monkeypatch.setattr(SpectrumMeter, "add", interrupted)
-    with pytest.raises(SystemExit) as exit_:
-        run(model, corpus, tmp_path / "out")
-    assert exit_.value.code == 130
-    results = json.loads((tmp_path / "out" / "spectrum.json").read_text())
-    assert results["samples"] == 3 and results["complete"] is False
-    assert (
-        "Interrupted" in (tmp_path / "out" / "spectrum.md").read_text() and (tmp_path / "out" / "spectrum.png").exists()
-    )
-
-
-def test_ctrl_c_while_results_are_written_loses_nothing(model, corpus, tmp_path, monkeypatch):
-    write = spectrum.write_json
-
-    def disturbed(results, path):
-        os.kill(os.getpid(), signal.SIGINT)
-        write(results, path)
-
-    monkeypatch.setattr(spectrum, "write_json", disturbed)
-    assert run(model, corpus, tmp_path / "out")["samples"] == 7
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--seq_len", "99"], "seq_len: expected at most 23 (the model's limit), got 99"),
-        (["--at", "24"], "at: expected 1 to 23, the number of singular values, got 24"),
-        (["--choose", "--energy", "0.5", "--budget", "9"], "energy, budget: expected at most one of them, got both"),
+        (["--choose", "--energy", "0.5", "--budget", "9"], "energy, budget: expected one of them, got both"),
         (["--choose", "--budget", "5"], "budget: expected 6 to 138 slots for 6 heads of 1 to 23, got 5"),
-        (["--text_file", "nowhere"], "text_file: no such file or folder: nowhere"),
+        (["--document", "file", "--samples", "99"], "9.txt: not UTF-8 at byte 0 (0xff)"),
     ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(model, corpus, tmp_path, capsys, options, message):
+    (corpus / "9.txt").write_bytes(b"\xff\xfe" * 100)
     error = fail(capsys, "spectrum", model, "--text_file", corpus, "--output_dir", tmp_path / "out", *options)
     assert message in error
     assert not (tmp_path / "out").exists()
-
-
-def test_a_bad_file_among_good_ones_loses_nothing(model, corpus, tmp_path, capsys):
-    (corpus / "5.txt").write_bytes(b"\xff\xfe" * 100)
-    error = fail_last_line(capsys, "spectrum", model, "--text_file", corpus, "--output_dir", tmp_path / "out")
-    assert "5.txt" in error
-    results = json.loads((tmp_path / "out" / "spectrum.json").read_text())
-    assert 1 < results["samples"] < 13 and results["complete"] is False
-
-
-def test_shares_of_texts_for_themselves_go_by_the_longest(model, corpus, tmp_path):
-    (corpus / "-first.txt").write_text("def function")
-    results = run(model, corpus, tmp_path / "out", "--packing", "false", "--at", "20", "--choose", "--budget", "100")
-    assert results["at"] == 20 and 3 * sum(results["chosen"]["projected_dim"]) == 99
-
-
-def test_a_place_beyond_loses_nothing(model, tmp_path, capsys):
-    (tmp_path / "short.txt").write_text("def function\ndef function")
-    error = fail_last_line(
-        capsys, "spectrum", model, "--text_file", tmp_path / "short.txt", "--document", "line", "--packing", "false",
-        "--at", "20", "--output_dir", tmp_path / "out",
-    )  # fmt: skip
-    assert "at: expected 1 to" in error
-    assert json.loads((tmp_path / "out" / "spectrum.json").read_text())["samples"] == 2

@@ -189,7 +189,7 @@ def test_only_an_embedder_keeps_how_texts_are_embedded(options, limit, embeds, t
     assert damage(tmp_path / "ours") is None and (tmp_path / "ours" / "modules.json").exists() == embeds
     (tmp_path / "texts.txt").write_text("w7 w9\n")
     main(["embed", *map(str, (tmp_path / "ours", tmp_path / "texts.txt", "--output", tmp_path / "vectors.npy"))])
-    assert ("E and F are untrained" in caplog.text) == ("a plain encoder" in caplog.text) != embeds
+    assert ("a plain encoder" in caplog.text) != embeds
     loaded = SentenceTransformer(str(tmp_path / "ours"), device="cpu", local_files_only=True)
     assert loaded.max_seq_length == limit
 

@@ -11,6 +11,8 @@ pytest.importorskip("onnxscript")
 from transformers import AutoTokenizer, PreTrainedModel
 
 import linformer_kit as lk
+from linformer_kit.export import onnx_file
+from linformer_kit.export.exportable import load
 from tests.conftest import SIZES, randomise, save_tokenizer
 
 LENGTH = SIZES["max_position_embeddings"]
@@ -30,3 +32,13 @@ def save(model: PreTrainedModel, folder: Path) -> Path:
 def linformer(class_name: str, folder: Path, **fields: object) -> Path:
     config = lk.LinformerConfig(**{**SIZES, "vocab_size": 53, "num_labels": 3, **fields})
     return save(getattr(lk, class_name)(config), folder)
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory):
+    """A model, a function that runs its ONNX file, and the file; nothing but positions limits its length."""
+    folder = tmp_path_factory.mktemp("exported")
+    sizes = {"attention": "full", "num_hidden_layers": 1, "hidden_size": 129, "intermediate_size": 257}
+    source = load(str(linformer("LinformerModel", folder / "model", **sizes)))
+    onnx_file.write_onnx(source, folder / "model.onnx")
+    return source, onnx_file.runner(folder / "model.onnx"), folder / "model.onnx"

@@ -12,8 +12,7 @@ import transformers
 import linformer_kit as lk
 from linformer_kit.errors import InputError
 from linformer_kit.export import onnx_file
-from linformer_kit.export.agreement import Case, check_agreement, random_inputs
-from linformer_kit.export.exportable import load
+from linformer_kit.export.exportable import check_agreement, load
 from tests.conftest import KINDS, SIZES, fields, slow_but
 from tests.export.conftest import LENGTH, linformer, save
 
@@ -72,19 +71,11 @@ def test_the_configuration_of_a_linear_model_is_the_stock_one(tmp_path):
     assert not hasattr(config, "linformer")
 
 
-@pytest.mark.parametrize("class_name", slow_but(["LinformerForMaskedLM"], HEADS))
-@pytest.mark.e2e
+@pytest.mark.slow
+@pytest.mark.parametrize("class_name", HEADS)
 def test_every_head(class_name, tmp_path):
-    source, run = written(linformer(class_name, tmp_path / "model", **HEADS[class_name]), tmp_path)
+    source, _ = written(linformer(class_name, tmp_path / "model", **HEADS[class_name]), tmp_path)
     assert source.limit == LENGTH
-    holes = random_inputs(source, Case(3, 29, "none"))
-    holes["attention_mask"][:, 5::3] = 0
-    real = holes["attention_mask"] == 1
-    for ours, theirs in zip(run(holes), source.exportable.run(holes), strict=True):
-        by_token = source.exportable.head.by_token
-        np.testing.assert_allclose(
-            ours[real] if by_token else ours, theirs[real] if by_token else theirs, rtol=1e-4, atol=1e-4
-        )
 
 
 def stock(class_name, folder):
@@ -92,8 +83,8 @@ def stock(class_name, folder):
     return save(kind(kind.config_class(**STOCK[class_name])), folder)
 
 
-@pytest.mark.parametrize("class_name", slow_but(["RobertaModel"], STOCK))
-@pytest.mark.e2e
+@pytest.mark.slow
+@pytest.mark.parametrize("class_name", STOCK)
 def test_encoders_of_transformers(class_name, tmp_path):
     source, _ = written(stock(class_name, tmp_path / "model"), tmp_path)
     assert source.limit == LENGTH
@@ -110,7 +101,7 @@ LINEARIZED = {
 }
 
 
-@pytest.mark.parametrize("how", slow_but(["several blocks"], LINEARIZED))
+@pytest.mark.parametrize("how", slow_but(["prefix"], LINEARIZED))
 @pytest.mark.e2e
 def test_linearised_encoders(how, tmp_path):
     model = transformers.BertForSequenceClassification(transformers.BertConfig(**BERT_SIZES))
@@ -126,19 +117,12 @@ def test_every_sharing_and_projection(kind, shorter_input, tmp_path):
     written(linformer("LinformerModel", tmp_path / "model", shorter_input=shorter_input, **more), tmp_path)
 
 
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory):
-    """Without E and F nothing but the positions limits the length, and those of padding do not grow."""
-    folder = tmp_path_factory.mktemp("exported")
-    sizes = {"attention": "full", "num_hidden_layers": 1, "hidden_size": 129, "intermediate_size": 257}
-    source, run = written(linformer("LinformerModel", folder / "model", **sizes), folder)
-    return source, run, folder / "model.onnx"
-
-
 @pytest.mark.e2e
 def test_one_file_that_says_its_longest_input_and_nothing_of_this_machine(exported):
     path = exported[2]
     assert sorted(each.name for each in path.parent.iterdir()) == ["model", "model.onnx"]
+    check_agreement(*exported[:2])
+    onnx_file.check_limit(*exported[:2])
     model = onnx.load(path)
     onnx.checker.check_model(model)
     assert {entry.key: entry.value for entry in model.metadata_props} == {"max_length": str(LENGTH)}
@@ -160,28 +144,15 @@ def test_a_longer_input_names_the_limit_even_where_the_rest_is_padding(exported,
 @pytest.mark.e2e
 def test_files_that_take_longer_inputs_or_do_not_say_why_not_are_refused(exported):
     source = exported[0]
-    with pytest.raises(InputError, match=r"^model: expected ONNX Runtime to refuse 2 x 38 tokens, got an answer$"):
+    expected = "model: expected ONNX Runtime to refuse 2 x 38 tokens, padded on the right and to name the limit, got "
+    with pytest.raises(InputError, match=f"^{expected}an answer$"):
         onnx_file.check_limit(source, lambda inputs: [])
 
     def fail(inputs):
         raise RuntimeError("index out of range")
 
-    message = "model: expected ONNX Runtime to name the limit for 2 x 38 tokens, got index out of range"
-    with pytest.raises(InputError, match=f"^{message}$"):
+    with pytest.raises(InputError, match=f"^{expected}index out of range$"):
         onnx_file.check_limit(source, fail)
-
-
-@pytest.mark.e2e
-def test_int8_is_smaller_and_near_and_refuses_longer_inputs_too(exported, tmp_path):
-    source, run, path = exported
-    onnx_file.quantise(path, tmp_path / "int8.onnx")
-    assert [each.name for each in tmp_path.iterdir()] == ["int8.onnx"]
-    assert (tmp_path / "int8.onnx").stat().st_size < 0.4 * path.stat().st_size
-    small = onnx_file.runner(tmp_path / "int8.onnx")
-    onnx_file.check_limit(source, small)
-    inputs = random_inputs(source, Case(2, 23, "none"))
-    whole, rounded = run(inputs)[0], small(inputs)[0]
-    assert 0 < np.abs(whole - rounded).mean() < 0.2 * whole.std()
 
 
 @pytest.mark.e2e

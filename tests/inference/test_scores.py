@@ -14,7 +14,7 @@ TARGETS = np.array([0, 0, 0, 0, 1, 1, 1])
 CHANCES = np.eye(3)[[0, 0, 0, 1, 1, 1, 2]] * 0.7 + 0.1
 
 
-ANSWERS = s.predicted(CHANCES, multi_label=False)
+ANSWERS = s.answers_of(np.log(CHANCES), multi_label=False)
 
 
 def test_metrics_of_one_class():
@@ -35,11 +35,11 @@ def test_each_class_and_each_pair():
 def test_several_classes():
     targets = np.array([[1.0, 0.0], [1.0, 1.0], [0.0, 0.0]])
     probabilities = np.array([[0.9, 0.1], [0.8, 0.3], [0.2, 0.6]])
-    answers = s.predicted(probabilities, multi_label=True)
+    answers = s.answers_of(logit(probabilities), multi_label=True)
     found = s.scores(answers, targets, ("micro_f1", "macro_f1", "accuracy"), 2)
     assert found == pytest.approx({"micro_f1": 2 * 2 / (3 + 3), "macro_f1": (1 + 0) / 2, "accuracy": 1 / 3})
     assert s.losses(logit(probabilities), targets)[0] == pytest.approx(-np.log(0.9))
-    assert s.predicted(probabilities, multi_label=True, threshold=0.7).tolist() == [[1, 0], [1, 0], [0, 0]]
+    assert s.answers_of(logit(probabilities), multi_label=True, threshold=0.7).tolist() == [[1, 0], [1, 0], [0, 0]]
 
 
 def test_the_worst_mistakes_stand_first():

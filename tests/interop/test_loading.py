@@ -14,9 +14,10 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceCl
 
 from linformer_kit import LinformerConfig, LinformerModel, environment, linearize
 from linformer_kit.errors import InputError
-from linformer_kit.inference.batches import batches
+from linformer_kit.inference.batches import Batches, by_length
 from linformer_kit.inference.classifier import Classifier
 from linformer_kit.inference.embedder import load_embedder
+from linformer_kit.inference.scores import class_probabilities
 from linformer_kit.interop.loading import auto_class_of, load_pretrained, tokenizer_for
 from linformer_kit.settings import EmbedSettings, PredictSettings
 from tests.conftest import SIZES, randomise, save_bert_tokenizer, save_tokenizer
@@ -51,7 +52,7 @@ def classified(
 ) -> np.ndarray:
     """Probabilities `[texts, classes]`."""
     classify = Classifier(PredictSettings(model=model, file="", batch_size=batch_size, bf16=bf16))
-    return np.stack([prediction.probabilities for prediction in classify(texts)])
+    return class_probabilities(classify(texts)[0], multi_label=classify.labels.multi_label)
 
 
 def embedded(model: str, *, batch_size: int) -> np.ndarray:
@@ -75,7 +76,7 @@ PADDING_READERS = {
 
 @pytest.mark.parametrize("name", PADDING_READERS)
 def test_a_text_is_as_alone_where_the_model_reads_padding(tmp_path, name):
-    """Which is found by running it: such a model gets batches of equally long texts."""
+    """Which is found by running it: such a model gets one text at a time."""
     fields, tokenizer = PADDING_READERS[name]
     kind = name.split()[0]
     usual = {"vocab_size": 53, "max_position_embeddings": 17, "pad_token_id": 1, "num_labels": 3}
@@ -85,14 +86,13 @@ def test_a_text_is_as_alone_where_the_model_reads_padding(tmp_path, name):
     alone = classified(model, texts, batch_size=1)
     assert np.allclose(classified(model, texts, batch_size=6), alone, atol=1e-5)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("linformer_kit.inference.classifier.reads_padding", lambda *_, **__: False)
+        patched.setattr(Batches, "_reads_padding", False)
         assert not np.allclose(classified(model, texts, batch_size=6), alone, atol=1e-3), "else this tests nothing"
 
 
 def test_batches_hold_each_window_once():
     windows = [{"input_ids": [5] * length} for length in (3, 9, 3, 4, 9, 9, 3)]
-    assert list(batches(windows, 2, equal_lengths=False)) == [[1, 4], [5, 3], [0, 2], [6]]
-    assert list(batches(windows, 2, equal_lengths=True)) == [[1, 4], [5], [3], [0, 2], [6]]
+    assert by_length(windows, 2) == [[1, 4], [5, 3], [0, 2], [6]]
 
 
 def test_pairs_of_a_model_with_one_token_type(tmp_path):
@@ -151,9 +151,9 @@ def test_an_added_token_that_no_text_needs(tmp_path):
         ),
         (
             {"id2label": {1: "a", 2: "b", 3: "c"}},
-            r"model: expected classes numbered from 0 in id2label, got 1, 2, 3 in .*",
+            r"model: expected different classes, numbered from 0, in id2label, got 'a', 'b', 'c' in .*",
         ),
-        ({"num_labels": 1}, r"model: expected a classifier, got one with the single output 'LABEL_0' in .*"),
+        ({"num_labels": 1}, r"model: expected a classifier, got a model with 1 outputs in .*"),
     ],
 )
 def test_refused_classifiers(tmp_path, fields, message):

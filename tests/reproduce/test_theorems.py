@@ -22,7 +22,7 @@ from reproduce.theorems import (
     theorem2_errors,
     theorem2_matrices,
 )
-from tests.conftest import write_corpus, write_model
+from tests.conftest import write_bert, write_corpus
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def start(folder, *options: object) -> dict:
 def test_a_small_run(tmp_path, capsys):
     (tmp_path / "texts").mkdir()
     corpus = write_corpus(tmp_path / "texts")
-    model = write_model(tmp_path / "model", (corpus / "0.txt").read_text(), attention="full")
+    model = write_bert(tmp_path / "model", (corpus / "0.txt").read_text(), longest=23)
     fit = ("--samples", 2, "--fit_samples", 3, "--fit_steps", 3, "--layers", 1)
     content = start(tmp_path / "out", "--model", model, "--text_file", corpus, *fit)
     assert "## Theorem 2" in capsys.readouterr().out and (tmp_path / "out" / "theorems.png").exists()

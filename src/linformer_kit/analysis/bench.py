@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
-from linformer_kit.analysis.encoders import Encoder, Mode, check_numbers, device_of, dtype_of, memory_of, time_encoders
+from linformer_kit.analysis.encoders import Encoder, Mode, device_of, dtype_of, memory_of, time_encoders
 from linformer_kit.analysis.measure import can_measure_memory
 from linformer_kit.environment import environment
 from linformer_kit.errors import InputError
@@ -22,16 +21,20 @@ from linformer_kit.report.figures import new_figure, number_ticks, save_figure, 
 from linformer_kit.settings import BenchSettings, portable
 
 MODES: dict[Mode, str] = {"forward": "Forward pass", "train": "Forward and backward"}
-_MOST_DRAWN = 5  # values of k in the figure
 
-Results = dict[str, Any]
+Record = dict[str, Any]
 
 
 def main(settings: BenchSettings) -> None:
-    """Measure, write `bench.json`, `bench.md` and `bench.png` after each length, and print the table."""
-    device = check(settings)
+    """Measure, write `bench.json`, `bench.md` and `bench.png` after each length, and print the table.
+
+    Raises:
+        InputError: for a length without a smaller k, heads that do not divide the width, an unavailable device, or an
+            output_dir that is not empty.
+    """
+    device = _check(settings)
     folder = open_output_dir(settings.output_dir, command="bench", overwrite=False)
-    results: Results = {
+    results: Record = {
         "command": "bench",
         "environment": environment(device),
         "settings": portable(settings) | {"dtype": dtype_of(settings.dtype, device)},
@@ -39,29 +42,26 @@ def main(settings: BenchSettings) -> None:
         "records": [],
     }
     lengths = sorted(set(settings.lengths))
-    with tqdm(total=len(lengths) * len(MODES), unit="measurement", dynamic_ncols=True) as bar:
-        for n in lengths:
-            bar.set_description(f"n {n:,}")
-            for mode in MODES:
-                results["records"] += measure_length(settings, n, mode, device)
-                bar.update()
-            results["complete"] = n == lengths[-1]
-            text = _write(results, folder)
+    for n in (bar := tqdm(lengths, unit="length", dynamic_ncols=True)):
+        bar.set_description(f"n {n:,}")
+        for mode in MODES:
+            results["records"] += measure_length(settings, n, mode, device)
+        results["complete"] = n == lengths[-1]
+        text = markdown(results)
+        write_json(results, folder / "bench.json")
+        write_whole(folder / "bench.md", text)
+        save_figure(draw(results), folder / "bench.png")
     print(text)
     print(f"Saved in {folder}")
 
 
-def check(settings: BenchSettings) -> torch.device:
-    """Check the settings before any work, and return the device.
-
-    Raises:
-        InputError: for a number that is not positive, a length without a smaller k, heads that do not divide the width,
-            an unavailable device, or an output_dir that is not empty.
-    """
-    check_numbers(settings)
-    least = min(settings.projected_dims)
-    if min(settings.lengths) <= least:
-        expected = f"more than the smallest of projected_dims, {least}"
+def _check(settings: BenchSettings) -> torch.device:
+    """Check the settings before any work, and return the device."""
+    if settings.hidden_size % settings.num_attention_heads:
+        expected = f"a divisor of hidden_size {settings.hidden_size}"
+        raise InputError(f"num_attention_heads: expected {expected}, got {settings.num_attention_heads}")
+    if min(settings.lengths) <= min(settings.projected_dims):
+        expected = f"more than the smallest of projected_dims, {min(settings.projected_dims)}"
         raise InputError(f"lengths: expected {expected}, got {min(settings.lengths)}")
     if settings.output_dir is None:
         check_writable(Path("runs"))
@@ -70,11 +70,10 @@ def check(settings: BenchSettings) -> torch.device:
     return device_of(settings.device)
 
 
-def measure_length(settings: BenchSettings, seq_len: int, mode: Mode, device: torch.device) -> list[dict[str, Any]]:
+def measure_length(settings: BenchSettings, seq_len: int, mode: Mode, device: torch.device) -> list[Record]:
     """Measure all encoders of one length; a record for each, the Transformer first."""
     dtype = getattr(torch, dtype_of(settings.dtype, device))
     batch = max(1, (settings.tokens or (4096 if device.type == "cpu" else 65536)) // seq_len)
-    dims = [None, *(k for k in sorted(set(settings.projected_dims)) if k < seq_len)]
     encoders = [
         Encoder(
             kind="roberta" if k is None else "linformer",
@@ -85,7 +84,7 @@ def measure_length(settings: BenchSettings, seq_len: int, mode: Mode, device: to
             num_attention_heads=settings.num_attention_heads,
             intermediate_size=settings.intermediate_size,
         )
-        for k in dims
+        for k in (None, *(k for k in sorted(set(settings.projected_dims)) if k < seq_len))
     ]
     times = time_encoders(encoders, batch, mode, device, dtype, repetitions=settings.repetitions)
     memory = can_measure_memory(device)
@@ -102,7 +101,15 @@ def measure_length(settings: BenchSettings, seq_len: int, mode: Mode, device: to
     ]
 
 
-def markdown(results: Results) -> str:
+def saved(record: Record, records: list[Record], field: str) -> float | None:
+    """The Transformer's value of a field over this record's, at the same n; None for the Transformer or no value."""
+    if record["projected_dim"] is None or not record[field]:
+        return None
+    (full,) = (each for each in records if each["seq_len"] == record["seq_len"] and each["projected_dim"] is None)
+    return full[field] / record[field]
+
+
+def markdown(results: Record) -> str:
     """A table for the forward pass and one for training."""
     settings = results["settings"]
     lines = [
@@ -124,45 +131,34 @@ def markdown(results: Results) -> str:
     return "\n".join(lines) + "\n"
 
 
-def saved(record: dict[str, Any], records: list[dict[str, Any]], field: str) -> float | None:
-    """The Transformer's value of a field over this record's, at the same n; None for the Transformer or no value."""
-    if record["projected_dim"] is None or not record[field]:
-        return None
-    (full,) = (each for each in records if each["seq_len"] == record["seq_len"] and each["projected_dim"] is None)
-    return full[field] / record[field]
-
-
-def _row(record: dict[str, Any], records: list[dict[str, Any]]) -> list[str]:
+def _row(record: Record, records: list[Record]) -> list[str]:
     k, peak = record["projected_dim"], record["peak_bytes"]
-    times = [f"{record[name] * 1e3:,.1f}" for name in ("median_s", "min_s", "max_s")]
+    median, shortest, longest = (f"{record[name] * 1e3:,.1f}" for name in ("median_s", "min_s", "max_s"))
     ratios = [saved(record, records, field) for field in ("median_s", "peak_bytes")]
     time_saved, memory_saved = ("–" if ratio is None else f"{ratio:.2f} ×" for ratio in ratios)
     return [
         f"{record['seq_len']:,}",
         f"{record['batch']:,}",
         "Transformer" if k is None else f"Linformer, k {k:,}",
-        f"{times[0]} ({times[1]} – {times[2]})",
+        f"{median} ({shortest} – {longest})",
         time_saved,
         "–" if peak is None else f"{peak / 2**20:,.1f}",
         memory_saved,
     ]
 
 
-def draw(results: Results) -> Figure:
-    """Time saved against n, a panel for each mode and a line for some k."""
-    dims = sorted({record["projected_dim"] for record in results["records"]} - {None})
-    step = math.ceil(len(dims) / _MOST_DRAWN)
-    lengths = sorted({record["seq_len"] for record in results["records"]})
+def draw(results: Record) -> Figure:
+    """Time saved against n, a panel for each mode and a line for each k."""
     figure, panels = new_figure((9, 4), columns=len(MODES), sharey=True)
     for axes, (mode, title) in zip(panels, MODES.items(), strict=True):
         records = [record for record in results["records"] if record["mode"] == mode]
-        for k in dims[::step]:
+        for k in sorted({record["projected_dim"] for record in records} - {None}):
             line = [record for record in records if record["projected_dim"] == k]
             ratios = [saved(record, records, "median_s") for record in line]
             axes.plot([record["seq_len"] for record in line], ratios, marker="o", label=f"k {k:,}")
         axes.axhline(1, color="gray", linewidth=1)
         axes.set_xscale("log", base=2)
-        axes.set_xticks(lengths)
+        axes.set_xticks(sorted({record["seq_len"] for record in records}))
         number_ticks(axes.xaxis, ",.0f")
         axes.set_xlabel("n, tokens in a sequence")
         axes.set_title(title)
@@ -171,11 +167,3 @@ def draw(results: Results) -> Figure:
     panels[0].set_ylabel("time of a Transformer over a Linformer's")
     panels[0].legend()
     return figure
-
-
-def _write(results: Results, folder: Path) -> str:
-    text = markdown(results)
-    write_json(results, folder / "bench.json")
-    write_whole(folder / "bench.md", text)
-    save_figure(draw(results), folder / "bench.png")
-    return text

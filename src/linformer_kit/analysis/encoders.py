@@ -5,7 +5,6 @@ Weights and tokens are random: neither changes the cost of a pass.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,7 +16,7 @@ from transformers import RobertaConfig, RobertaModel
 
 from linformer_kit.analysis.measure import in_fresh_process, interleaved, peak_bytes, summary
 from linformer_kit.environment import use_bf16
-from linformer_kit.errors import InputError
+from linformer_kit.errors import input_errors
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.modeling import LinformerModel
 
@@ -53,11 +52,6 @@ class Encoder:
     intermediate_size: int = 3072
     vocab_size: int = 1000
 
-    @property
-    def name(self) -> str:
-        """Name, unique among the encoders of one length."""
-        return self.kind if self.projected_dim is None else f"k {self.projected_dim:,}"
-
 
 def build(encoder: Encoder, device: torch.device, dtype: torch.dtype, mode: Mode = "forward") -> nn.Module:
     """Build the model with random weights, initialised in the data type."""
@@ -89,21 +83,19 @@ def random_ids(encoder: Encoder, batch: int, device: torch.device) -> Int[Tensor
     return torch.randint(_FIRST_ORDINARY, encoder.vocab_size, shape, generator=generator).to(device)
 
 
-def runner(model: nn.Module, ids: Int[Tensor, "batch seq_len"], mode: Mode) -> Callable[[], object]:
-    """A function for one run: a forward pass, or forward and backward, after which gradients are dropped."""
-    if mode == "forward":
-        return torch.inference_mode()(lambda: model(input_ids=ids).last_hidden_state)
+def runner(
+    model: nn.Module, ids: Int[Tensor, "batch seq_len"], mode: Mode, *, keep_gradients: bool = False
+) -> Callable[[], object]:
+    """A function for one run: a forward pass, or forward and backward of the mean square of the output."""
 
     def step() -> None:
-        backward(model, ids)
-        model.zero_grad(set_to_none=True)
+        model(input_ids=ids).last_hidden_state.float().square().mean().backward()
+        if not keep_gradients:
+            model.zero_grad(set_to_none=True)
 
-    return step
-
-
-def backward(model: nn.Module, ids: Int[Tensor, "batch seq_len"]) -> None:
-    """Run forward and backward with the mean square of the output as loss; gradients accumulate."""
-    model(input_ids=ids).last_hidden_state.float().square().mean().backward()
+    if mode == "train":
+        return step
+    return torch.inference_mode()(lambda: model(input_ids=ids).last_hidden_state)
 
 
 def time_encoders(
@@ -116,51 +108,35 @@ def time_encoders(
     repetitions: int,
     seconds: float = 10.0,
 ) -> dict[Encoder, dict[str, Any]]:
-    """Time encoders of one length alternately; `summary` of the seconds of a batch for each.
-
-    Args:
-        encoders: The encoders.
-        batch: Sequences in a batch.
-        mode: A forward pass, or forward and backward.
-        device: Device to measure.
-        dtype: Data type of weights and activations.
-        repetitions: Runs of each; fewer if they exceed `seconds`.
-        seconds: Time limit for all runs of one encoder.
-    """
+    """Time a batch of random tokens in encoders of one length: `summary` of each, with arguments as `interleaved`."""
     runs = {
-        encoder.name: runner(build(encoder, device, dtype, mode), random_ids(encoder, batch, device), mode)
+        encoder: runner(build(encoder, device, dtype, mode), random_ids(encoder, batch, device), mode)
         for encoder in encoders
     }
     timings = interleaved(runs, device=device, repetitions=repetitions, seconds=seconds)
-    return {encoder: summary(timings[encoder.name]) for encoder in encoders}
+    return {encoder: summary(taken) for encoder, taken in timings.items()}
 
 
 def memory_of(encoder: Encoder, batch: int, mode: Mode, device: torch.device, dtype: torch.dtype) -> int:
-    """Peak bytes of one run in a fresh process, minus the memory in use before it; training keeps gradients."""
+    """Peak bytes of one run in a fresh process, minus those of weights and gradients, in use before it."""
     return in_fresh_process(_memory_of, encoder, batch, mode, device, dtype)
 
 
 def _memory_of(encoder: Encoder, batch: int, mode: Mode, device: torch.device, dtype: torch.dtype) -> int:
-    model = build(encoder, device, dtype, mode)
-    ids = random_ids(encoder, batch, device)
-    run = (
-        (lambda tokens: backward(model, tokens)) if mode == "train" else (lambda tokens: runner(model, tokens, mode)())
-    )
-    run(ids[:1, :_WARM_UP_TOKENS])  # initialises libraries and allocates gradients
-    return peak_bytes(lambda: run(ids), device)
+    model, ids = build(encoder, device, dtype, mode), random_ids(encoder, batch, device)
+    short, whole = (runner(model, part, mode, keep_gradients=True) for part in (ids[:1, :_WARM_UP_TOKENS], ids))
+    short()  # initialises libraries and allocates gradients
+    return peak_bytes(whole, device)
 
 
 def device_of(name: str) -> torch.device:
     """The device of that name, with its index.
 
     Raises:
-        InputError: if it is not there.
+        InputError: if it is not available.
     """
-    known = ["cpu", "cuda", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
-    if name not in known or (name == "cuda" and not torch.cuda.is_available()):
-        there = [each for each in known if each != "cuda"]
-        raise InputError(f"device: expected {' or '.join(there)}, got {name}")
-    return torch.device(f"cuda:{torch.cuda.current_device()}" if name == "cuda" else name)
+    with input_errors(f"device: expected cpu or an available accelerator, got {name}"):
+        return torch.empty(0, device=name).device
 
 
 def dtype_of(name: str, device: torch.device) -> str:
@@ -168,21 +144,3 @@ def dtype_of(name: str, device: torch.device) -> str:
     if name != "auto":
         return name
     return "bfloat16" if device.type != "cpu" or use_bf16("auto", on_cpu=True) else "float32"
-
-
-def check_numbers(settings: Any) -> None:
-    """Check that all numbers of the settings are positive, lists are not empty, and heads divide the width.
-
-    Raises:
-        InputError: for the first that is not so.
-    """
-    for name, value in dataclasses.asdict(settings).items():
-        numbers = value if isinstance(value, list) else [value]
-        if not numbers:
-            raise InputError(f"{name}: expected at least one, got none")
-        for number in numbers:
-            if isinstance(number, (int, float)) and not isinstance(number, bool) and number <= 0:
-                raise InputError(f"{name}: expected a positive number, got {number}")
-    if settings.hidden_size % settings.num_attention_heads:
-        expected = f"a divisor of hidden_size {settings.hidden_size}"
-        raise InputError(f"num_attention_heads: expected {expected}, got {settings.num_attention_heads}")

@@ -8,13 +8,12 @@ import multiprocessing
 import os
 import signal
 import statistics
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -22,61 +21,48 @@ from linformer_kit.environment import status_bytes
 from linformer_kit.errors import PROCESS_KILLED, InputError, OutOfMemoryError
 from linformer_kit.training.memory import most_bytes
 
-Timings = dict[str, list[float]]  # seconds of each run, by name
+Name = TypeVar("Name", bound=Hashable)
 
 _CLEAR_REFS = Path("/proc/self/clear_refs")  # proc(5)
 
 
 def interleaved(
-    cases: Mapping[str, Callable[[], object]],
+    cases: Mapping[Name, Callable[[], object]],
     *,
     device: torch.device,
     repetitions: int = 5,
-    warmup: int = 1,
     seconds: float = 10.0,
-    pause: float = 0.0,
-) -> Timings:
+) -> dict[Name, list[float]]:
     """Time cases alternately, so that other load of the machine affects all of them equally.
 
-    Every round runs each case once. A case that has used up its seconds is skipped in later rounds. If the first run of
-    a case takes more than a third of its seconds, that run counts and is not a warm-up.
+    Every round runs each case once, and the first one is a warm-up: it counts only for a case with no time for another.
 
     Args:
         cases: Functions to run, by name.
         device: Device of the functions; accelerators are synchronised.
-        repetitions: Number of rounds.
-        warmup: Runs of each case before the first round.
-        seconds: Time limit for one case in all rounds.
-        pause: Seconds to sleep before each run.
+        repetitions: Number of rounds after the warm-up.
+        seconds: Time limit for one case in all rounds; a run that would exceed it is skipped.
 
     Returns:
         The seconds of each run of each case, at least one.
     """
-    timings: Timings = {name: [] for name in cases}
-    for name, run in cases.items():
-        for _ in range(warmup):
-            taken = _timed(run, device, pause)
-            if taken > seconds / 3:
-                timings[name].append(taken)
-                break
-    for _ in range(repetitions):
+    timings: dict[Name, list[float]] = {name: [] for name in cases}
+    for _ in range(1 + repetitions):
         for name, run in cases.items():
-            if not timings[name] or sum(timings[name]) + min(timings[name]) <= seconds:
-                timings[name].append(_timed(run, device, pause))
-    return timings
+            if sum(timings[name]) + min(timings[name], default=0) <= seconds:
+                timings[name].append(_timed(run, device))
+    return {name: runs[1:] or runs for name, runs in timings.items()}
 
 
-def _timed(run: Callable[[], object], device: torch.device, pause: float) -> float:
-    time.sleep(pause)
-    synchronize(device)
+def _timed(run: Callable[[], object], device: torch.device) -> float:
+    _synchronize(device)
     start = time.perf_counter()
     run()
-    synchronize(device)
+    _synchronize(device)
     return time.perf_counter() - start
 
 
-def synchronize(device: torch.device) -> None:
-    """Wait for an accelerator; does nothing for a CPU."""
+def _synchronize(device: torch.device) -> None:
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
@@ -93,25 +79,18 @@ def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
         OutOfMemoryError: if the process was killed, as when memory runs out.
     """
     context = multiprocessing.get_context("spawn")
-    start = (os.getpid(), torch.get_num_threads())
-    with ProcessPoolExecutor(max_workers=1, mp_context=context, initializer=_start_worker, initargs=start) as pool:
+    threads = (torch.get_num_threads(),)
+    # With one task the process ends after it, also if this one was killed.
+    with ProcessPoolExecutor(1, context, _start_worker, threads, max_tasks_per_child=1) as pool:
         try:
             return pool.submit(function, *arguments).result()
         except BrokenProcessPool:
             raise OutOfMemoryError(PROCESS_KILLED) from None
 
 
-def _start_worker(parent: int, threads: int) -> None:
-    """Make a worker exit silently on Ctrl-C, which the parent reports, and after the parent was killed."""
+def _start_worker(threads: int) -> None:
     torch.set_num_threads(threads)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C is reported by the parent
 
 
 def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
@@ -123,17 +102,15 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
     Raises:
         InputError: for a CPU on a system that does not report resident memory.
     """
-    synchronize(device)
+    _synchronize(device)
     if device.type == "cpu":
         before = _reset_resident_peak()
     else:
         torch.accelerator.reset_peak_memory_stats(device)
         before = torch.accelerator.memory_allocated(device)
     run()
-    synchronize(device)
-    peak = most_bytes(device)
-    assert peak is not None
-    return max(0, peak - before)
+    _synchronize(device)
+    return max(0, (most_bytes(device) or 0) - before)
 
 
 def can_measure_memory(device: torch.device) -> bool:
@@ -142,19 +119,15 @@ def can_measure_memory(device: torch.device) -> bool:
 
 
 def _reset_resident_peak() -> int:
-    """Return free memory to the system, reset the peak to the resident bytes, and return them."""
+    """Return free memory to the system, reset the peak to the resident bytes, and return them.
+
+    Freed memory that is still resident would be used again and not be counted.
+    """
     if not can_measure_memory(torch.device("cpu")):
         raise InputError("memory: expected Linux (for the resident set in /proc) or an accelerator, got neither")
-    _give_back_free_memory()
-    before = status_bytes("VmRSS")
-    assert before is not None
-    _CLEAR_REFS.write_text("5")  # resets the peak to the current value
-    return before
-
-
-def _give_back_free_memory() -> None:
-    """Return free memory to the system; freed but still resident memory would be reused and not counted."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of the GNU C library
     if trim is not None:
         trim(0)
+    _CLEAR_REFS.write_text("5")
+    return status_bytes("VmRSS") or 0

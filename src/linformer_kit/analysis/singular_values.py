@@ -1,25 +1,28 @@
-"""How fast the singular values of the context mapping P decay, for each layer and head.
+"""How fast the singular values of the context mapping P decay, and the choice of k by them.
 
 Section 3 and Figure 1 of Wang et al. 2020: on real text most of P is in its largest singular values.
 
-Axes: many (matrices), rows (n), columns (n, or k slots), layers, heads, rank (the i-th largest singular value).
+Axes: batch, layers, heads, rows (n), columns (n, or k slots), rank (the i-th largest singular value).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import heapq
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from linformer_kit.analysis.capture import LayerAttention, visit_attention
 from linformer_kit.errors import InputError
+from linformer_kit.linearized.attention import IMPLEMENTATION
+from linformer_kit.models.configuration import LinformerConfig
+from linformer_kit.operator.projections import is_integer
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class Spectrum:
 def attention_spectrum(model: PreTrainedModel, batches: Iterable[Mapping[str, Tensor]]) -> Spectrum:
     """Measure how fast the singular values of each layer's and head's context mapping decay, on real text.
 
+    The weights of all layers are held for a batch, and the sums of the curves for all batches.
+
     Args:
         model: Encoder of transformers or of this package in evaluation mode; if it is linear, P̄ is measured.
         batches: Arguments of the model, on its device; with an `attention_mask`, only real tokens count.
@@ -51,129 +56,135 @@ def attention_spectrum(model: PreTrainedModel, batches: Iterable[Mapping[str, Te
         The curves, `cumulative[layer, head, rank]`, and their spread over samples.
 
     Raises:
-        InputError: for a model that is no encoder or returns no attention weights, weights with a NaN, or no batches.
+        InputError: for a model in training mode or without attention weights, weights with a NaN, or no batches.
 
     Source: Wang et al. 2020, section 3, Figure 1.
     """
-    meter = SpectrumMeter(model)
-    for batch in batches:
-        meter.add(batch)
-    return meter.result()
+    if model.training:
+        raise InputError("model: expected one in evaluation mode (model.eval()), got one in training")
+    samples = tokens = 0
+    sums = squares = np.zeros((1, 1, 0))
+    for inputs in batches:
+        real = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
+        curves = _curves(model, inputs, real)[real.any(dim=1).cpu()].numpy()
+        rank = max(sums.shape[2], curves.shape[3])
+        curves = _filled(curves, rank)
+        sums = _filled(sums, rank, samples) + curves.sum(axis=0)
+        squares = _filled(squares, rank, samples) + (curves**2).sum(axis=0)
+        samples, tokens = samples + len(curves), tokens + int(real.sum())
+    if not samples:
+        raise InputError("batches: expected at least one with a real token, got none")
+    mean = sums / samples
+    return Spectrum(mean, np.sqrt(np.maximum(squares / samples - mean**2, 0)), samples, tokens)
 
 
-class SpectrumMeter:
-    """Compute the spectrum of a model batch by batch; memory is independent of the number of batches.
-
-    Args:
-        model: Encoder in evaluation mode.
-    """
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
-        self._sums = _Sums(0, 0, np.zeros((1, 1, 0)), np.zeros((1, 1, 0)))
-
-    @property
-    def samples(self) -> int:
-        """Number of sequences added."""
-        return self._sums.samples
-
-    def add(self, inputs: Mapping[str, Tensor]) -> None:
-        """Run the model on a batch and add it; after an exception, nothing of it is added.
-
-        Raises:
-            InputError: as `visit_attention`, and for layers with different numbers of heads.
-        """
-        layers: list[np.ndarray] = []
-        counts: list[int] = []
-
-        def visit(layer: int, attention: LayerAttention) -> None:
-            counts[:] = attention.real.sum(dim=1).tolist()
-            mappings, heads = attention.mapping, attention.mapping.shape[1]
-            limits = attention.real.sum(dim=1).cpu().repeat_interleave(heads)
-            layers.append(cumulative_curves(mappings.flatten(0, 1), limits).unflatten(0, mappings.shape[:2]).numpy())
-
-        visit_attention(self._model, inputs, visit)
-        heads = {curves.shape[1] for curves in layers}
-        if len(heads) > 1:
-            raise InputError(f"model: expected one number of heads, got {sorted(heads)}")
-        rank = max(self._sums.curves.shape[2], *(curves.shape[2] for curves in layers))
-        present = np.array(counts) > 0
-        curves = np.stack([_filled(curves, rank) for curves in layers], axis=1)[present]
-        self._sums = _Sums(  # one assignment, so that an interrupt leaves the sums consistent
-            self.samples + len(curves),
-            self._sums.tokens + sum(counts),
-            _filled(self._sums.curves, rank, self.samples) + curves.sum(0),
-            _filled(self._sums.squares, rank, self.samples) + (curves**2).sum(0),
-        )
-
-    def result(self) -> Spectrum:
-        """The spectrum of all batches.
-
-        Raises:
-            InputError: if there were no batches.
-        """
-        samples, tokens, curves, squares = self._sums
-        if not samples:
-            raise InputError("batches: expected at least one with a real token, got none")
-        mean = curves / samples
-        return Spectrum(mean, np.sqrt(np.maximum(squares / samples - mean**2, 0)), samples, tokens)
+@torch.no_grad()
+def _curves(
+    model: PreTrainedModel, inputs: Mapping[str, Tensor], real: Bool[Tensor, "batch rows"]
+) -> Float[Tensor, "batch layers heads rank"]:
+    """Normalised cumulative singular values of one batch; 1 beyond the number of real tokens."""
+    with _returns_weights(model):
+        mappings = getattr(model(**inputs, output_attentions=True), "attentions", None)
+    if not mappings:
+        raise InputError(f"model: expected an encoder that returns attention weights, got a {model.config.model_type}")
+    curves = []
+    for layer, mapping in enumerate(mappings):
+        if not mapping.isfinite().all():
+            raise InputError(f"model: expected finite numbers, got a NaN or infinity in the attention of layer {layer}")
+        sums = singular_values(mapping.masked_fill(~real[:, None, :, None], 0.0)).cumsum(dim=-1)
+        shares = (sums / sums[..., -1:].clamp(min=torch.finfo(sums.dtype).tiny)).clamp(max=1)
+        beyond = torch.arange(sums.shape[-1]) >= real.sum(dim=1).cpu()[:, None]
+        curves.append(shares.masked_fill(beyond[:, None], 1.0))
+    return torch.stack(curves, dim=1)
 
 
-class _Sums(NamedTuple):
-    """Sums over samples of the curves and of their squares."""
-
-    samples: int
-    tokens: int
-    curves: Float[np.ndarray, "layers heads rank"]
-    squares: Float[np.ndarray, "layers heads rank"]
-
-
-def cumulative_curves(
-    matrices: Float[Tensor, "many rows columns"], limits: Int[Tensor, " many"]
-) -> Float[Tensor, "many rank"]:
-    """Normalised cumulative singular values.
-
-    Args:
-        matrices: Context mappings, zero at padding.
-        limits: The largest possible rank of each matrix; beyond it, its curve is 1.
-    """
-    sums = singular_values(matrices).cumsum(dim=-1)
-    curves = sums / sums[:, -1:].clamp(min=torch.finfo(sums.dtype).tiny)
-    return curves.clamp(max=1).masked_fill(torch.arange(curves.shape[1]) >= limits[:, None], 1.0)
+@contextmanager
+def _returns_weights(model: PreTrainedModel) -> Iterator[None]:
+    """Make attention return its weights: that of this package does if asked, others with the eager implementation."""
+    before = model.config._attn_implementation
+    if isinstance(model.config, LinformerConfig) or before == IMPLEMENTATION:
+        yield
+        return
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
 
 
-def singular_values(matrices: Float[Tensor, "many rows columns"]) -> Float[Tensor, "many rank"]:
-    """All singular values, the largest first, in float64.
+def singular_values(matrices: Float[Tensor, "batch heads rows columns"]) -> Float[Tensor, "batch heads rank"]:
+    """All singular values, the largest first, in float64 on the CPU.
 
     They are square roots of the eigenvalues of the smaller Gram matrix, which is faster than a decomposition in float32
-    and more exact: the error is about 1e-8 of the largest value.
+    and more exact: the error is about 1e-8 of the largest value. Each matrix has a thread: small decompositions do not
+    profit from more.
     """
     if matrices.shape[-2] < matrices.shape[-1]:
         matrices = matrices.mT
-    if matrices.device.type not in ("cpu", "mps"):
-        return _singular_values(matrices).cpu()
-    return torch.stack(_side_by_side(_singular_values, list(matrices)))
-
-
-def _singular_values(matrices: Float[Tensor, "*many rows columns"]) -> Float[Tensor, "*many columns"]:
-    exact = (matrices.cpu() if matrices.device.type == "mps" else matrices).double()  # Apple's GPUs lack float64
-    return torch.linalg.eigvalsh(exact.mT @ exact).clamp(min=0).sqrt().flip(-1)
-
-
-def _side_by_side(function: Callable[[Tensor], Tensor], tensors: list[Tensor]) -> list[Tensor]:
-    """Apply a function to tensors in parallel, one thread each: small decompositions do not profit from more."""
     threads = torch.get_num_threads()
-    if threads == 1:
-        return list(map(function, tensors))
     try:
         torch.set_num_threads(1)
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            return list(pool.map(function, tensors))
+            values = list(pool.map(_singular_values, matrices.cpu().flatten(0, 1)))
     finally:
         torch.set_num_threads(threads)
+    return torch.stack(values).unflatten(0, matrices.shape[:2])
+
+
+def _singular_values(matrix: Float[Tensor, "rows columns"]) -> Float[Tensor, " columns"]:
+    exact = matrix.double()
+    return torch.linalg.eigvalsh(exact.mT @ exact).clamp(min=0).sqrt().flip(-1)
 
 
 def _filled(curves: np.ndarray, rank: int, value: float = 1.0) -> np.ndarray:
     """Curves padded to a larger rank with a constant."""
     missing = [(0, 0)] * (curves.ndim - 1) + [(0, rank - curves.shape[-1])]
     return np.pad(curves, missing, constant_values=value)
+
+
+def choose_projected_dims(spectrum: Spectrum, *, energy: float | None = None, budget: int | None = None) -> list[int]:
+    """Choose k for each layer, for `LinformerConfig(projected_dim=...)`.
+
+    "Energy" is the paper's measure, the share of the k largest singular values in the sum of all (Figure 1), not of
+    their squares; here the mean over the heads of a layer. Exactly one of `energy` and `budget` must be given.
+
+    Args:
+        spectrum: Result of `attention_spectrum`, at the text length that the model is for.
+        energy: Choose the smallest k with this share in each layer; above 0, at most 1.
+        budget: Total slots of all heads of all layers, spent so that the layer with the least energy has the most.
+            Less than one slot for each head of a layer may be left over.
+
+    Returns:
+        k of each layer.
+
+    Raises:
+        InputError: unless exactly one of energy and budget is given and in range.
+
+    Source: the allocation is ours; the paper suggests smaller k in higher layers (section 4). k for each head instead
+    was worse than the same k everywhere, when measured (docs/theory.md).
+    """
+    if (energy is None) == (budget is None):
+        raise InputError(f"energy, budget: expected one of them, got {'neither' if energy is None else 'both'}")
+    curves, heads = spectrum.cumulative.mean(axis=1), spectrum.cumulative.shape[1]
+    if energy is None:
+        return _spend(curves, heads, budget)
+    if not 0 < energy <= 1:
+        raise InputError(f"energy: expected more than 0 and at most 1, got {energy!r}")
+    return [int(np.argmax(curve >= energy - 1e-12)) + 1 for curve in curves]
+
+
+def _spend(curves: np.ndarray, heads: int, budget: int | None) -> list[int]:
+    """Spend a budget greedily: the next slot of all heads goes to the layer with the least energy."""
+    layers, rank = curves.shape
+    least, most = layers * heads, layers * heads * rank
+    if budget is None or not (is_integer(budget) and least <= budget <= most):
+        raise InputError(f"budget: expected {least} to {most} slots for {least} heads of 1 to {rank}, got {budget}")
+    dims = [1] * layers
+    queue = [(curve[0], layer) for layer, curve in enumerate(curves) if rank > 1]
+    heapq.heapify(queue)
+    for _ in range((budget - least) // heads):
+        _, layer = heapq.heappop(queue)
+        dims[layer] += 1
+        if dims[layer] < rank:
+            heapq.heappush(queue, (curves[layer, dims[layer] - 1], layer))
+    return dims

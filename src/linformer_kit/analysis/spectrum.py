@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,149 +18,144 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from tqdm import tqdm
-from transformers import AutoModel
+from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
-from linformer_kit.analysis.choose import choose_projected_dims, kept_energy
-from linformer_kit.analysis.singular_values import Spectrum, SpectrumMeter
-from linformer_kit.analysis.texts import find_texts, sequence_length, sequences
+from linformer_kit.analysis.singular_values import Spectrum, attention_spectrum, choose_projected_dims
+from linformer_kit.data.files import TextFiles, find_files, standard_library
+from linformer_kit.data.packing import blocks
+from linformer_kit.data.read import read_documents
+from linformer_kit.data.tokenizer import end_token_id, start_token_id
 from linformer_kit.environment import best_device, environment
-from linformer_kit.errors import InputError
+from linformer_kit.errors import InputError, renamed
 from linformer_kit.files.folders import check_new_folder
 from linformer_kit.files.runs import check_output_dir, open_output_dir
-from linformer_kit.files.writing import uninterrupted, whole_folder, write_whole
-from linformer_kit.interop.loading import load_model
+from linformer_kit.files.writing import whole_folder, write_whole
+from linformer_kit.interop.loading import input_length, load_model
 from linformer_kit.report.base import code, environment_line, table, write_json
 from linformer_kit.report.figures import new_figure, save_figure, show_grid
 from linformer_kit.settings import SpectrumSettings, recorded_name
 
 _DEFAULT_ENERGY = 0.9
+_DEFAULT_LENGTH = 512  # of Figure 1
+_FILES_IN_TURN = 64  # open at the same time
 _DIGITS = 6
-_NUMBERED_CELLS = 16  # layers or heads up to which the cells of the heat map show numbers
 _log = logging.getLogger(__name__)
 
 
 def main(settings: SpectrumSettings) -> None:
-    """Measure, write, print."""
-    spectrum(settings)
+    """Compute the spectrum of a model on texts; write `spectrum.json`, `.md` and `.png`, and print the Markdown.
 
-
-def spectrum(settings: SpectrumSettings) -> dict[str, Any]:
-    """Compute the spectrum of a model on texts, and write numbers and figure.
-
-    Files: `spectrum.json`, `spectrum.md`, `spectrum.png` and, with `choose`, `projected_dims.yaml`. Partial results are
-    written also if Ctrl-C or a bad file ends the measurement, or if `at` or `budget` proves to be out of range.
-
-    Returns:
-        The content of `spectrum.json`.
+    With `choose`, also `projected_dims.yaml`.
 
     Raises:
-        InputError: for settings, texts or a model that cannot be used; nothing is written before the first sequence.
+        InputError: for settings, texts or a model that cannot be used; nothing is written then.
     """
     if settings.output_dir is not None:
         check_new_folder("output_dir", settings.output_dir)
     check_output_dir(settings.output_dir, resume=False, overwrite=False)
-    _check(settings)
-    results, found, ended = _measure(settings)
-    results["at"] = _at(None, found)
-    try:
-        results["at"] = _at(settings.at, found)
-        if settings.choose:
-            results["chosen"] = _choose(settings, found)
-    except InputError as error:  # of texts that prove too short, raised after writing
-        ended = ended or error
+    results = _measure(settings)
+    text = spectrum_markdown(results)
     folder = open_output_dir(settings.output_dir, command="spectrum", overwrite=False)
-    with uninterrupted(), whole_folder(folder) as part:
-        if "chosen" in results:
-            write_whole(part / "projected_dims.yaml", _as_config(results))
-        text = spectrum_markdown(results)
+    with whole_folder(folder) as part:
         write_json(results, part / "spectrum.json")
         write_whole(part / "spectrum.md", text)
         save_figure(draw_spectrum(results), part / "spectrum.png")
+        if "chosen" in results:
+            write_whole(part / "projected_dims.yaml", _as_config(results))
     print(text)
     print(f"Saved in {folder}")
-    if ended is not None:
-        raise ended
-    return results
 
 
-def _check(settings: SpectrumSettings) -> None:
-    if settings.energy is not None and settings.budget is not None:
-        raise InputError("energy, budget: expected at most one of them, got both")
-    for name in ("energy", "budget"):
-        value = getattr(settings, name)
-        if value is not None and not settings.choose:
-            raise InputError(f"{name}: expected none without --choose, got {value}")
-
-
-def _measure(settings: SpectrumSettings) -> tuple[dict[str, Any], Spectrum, BaseException | None]:
-    """The results, and the exception that ended the measurement early, if any."""
+def _measure(settings: SpectrumSettings) -> dict[str, Any]:
+    """The content of `spectrum.json`."""
     files = find_texts(settings.text_file, document=settings.document, column=settings.text_column)
     model, tokenizer = load_model(settings.model, AutoModel, "an encoder")
     model.to(best_device())
     seq_len = sequence_length(model, tokenizer, settings.seq_len)
-    meter = SpectrumMeter(model)
     started = time.perf_counter()
-    ended: BaseException | None = None
-    ids = islice(sequences(files, tokenizer, seq_len=seq_len, packing=settings.packing), settings.samples)
-    try:
-        for batch in batches_of(ids, settings.samples, model.device):
-            meter.add(batch)
-            if meter.samples == 1 and settings.packing:  # raise errors of these settings now, not at the end
-                _at(settings.at, meter.result())
-                if settings.choose:
-                    _choose(settings, meter.result())
-    except (KeyboardInterrupt, InputError, OSError) as error:
-        if meter.samples < (1 if isinstance(error, KeyboardInterrupt) else 2):
-            raise
-        ended = error
-    if not meter.samples:
+    ids = islice(sequences(files, tokenizer, seq_len=seq_len), settings.samples)
+    first = list(islice(ids, 1))
+    if not first:
         raise InputError(f"text_file: expected enough for a sequence of {seq_len} tokens, got less in {files.name}")
-    if meter.samples < settings.samples and ended is None:
-        _log.warning("%s of the %s sequences asked for", f"{meter.samples:,}", f"{settings.samples:,}")
-    found = meter.result()
-    results = {
+    choose = settings.choose or settings.energy is not None or settings.budget is not None
+    if choose:  # raises errors of these settings before the long measurement
+        _choose(settings, attention_spectrum(model, batches_of(iter(first), 1, model.device)))
+    spectrum = attention_spectrum(model, batches_of(chain(first, ids), settings.samples, model.device))
+    if spectrum.samples < settings.samples:
+        _log.warning("%s of the %s sequences asked for", f"{spectrum.samples:,}", f"{settings.samples:,}")
+    return {
         "command": "spectrum",
         "environment": environment(model.device),
         "model": recorded_name(settings.model),
         "model_type": model.config.model_type,
         "text": files.name,
         "seq_len": seq_len,
-        "packing": settings.packing,
-        "complete": ended is None,
         "seconds": round(time.perf_counter() - started, 1),
-        **spectrum_fields(found),
+        **spectrum_fields(spectrum),
+        "at": max(1, spectrum.cumulative.shape[-1] // 4),
+        **({"chosen": _choose(settings, spectrum)} if choose else {}),
     }
-    return results, found, ended
 
 
-def spectrum_fields(found: Spectrum) -> dict[str, Any]:
-    """A spectrum as fields of JSON results."""
-    curves = {name: np.round(getattr(found, name), _DIGITS).tolist() for name in ("cumulative", "spread")}
-    return {"samples": found.samples, "tokens": found.tokens, **curves}
+def sequence_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seq_len: int | None) -> int:
+    """Tokens in a sequence: `seq_len`, or by default 512 as in Figure 1, or the model's maximum if that is less."""
+    with renamed("max_length", "seq_len"):
+        length = input_length(model, tokenizer, seq_len)
+    return min(_DEFAULT_LENGTH, length) if seq_len is None else length
+
+
+def find_texts(text_file: list[str] | None, *, document: str = "auto", column: str = "text") -> TextFiles:
+    """The files, folders or globs to read, as `TextFiles`; None: the source of the Python standard library."""
+    if text_file is None:
+        return standard_library()
+    paths = find_files(text_file, field="text_file")
+    return TextFiles(", ".join(Path(pattern).name for pattern in text_file), paths, document=document, column=column)
+
+
+def sequences(files: TextFiles, tokenizer: PreTrainedTokenizerBase, *, seq_len: int) -> Iterator[list[int]]:
+    """Token ids of one sequence after the other, read on demand, from up to 64 files in turn.
+
+    The texts of a file are joined and cut into sequences of `seq_len` tokens, start and end included.
+
+    Raises:
+        InputError: for text that cannot be read, and a tokenizer without start and end tokens.
+    """
+    if start_token_id(tokenizer) is None or end_token_id(tokenizer) is None:
+        raise InputError("model: expected a tokenizer with start and end tokens, got one without")
+
+    def of_file(path: Path) -> Iterator[list[int]]:
+        texts = read_documents([path], document=files.document, column=files.column)
+        for block in chain.from_iterable(blocks(texts, tokenizer, seq_len - 1)):
+            yield [*block.tolist(), end_token_id(tokenizer)]
+
+    waiting = map(of_file, files.paths)
+    opened = deque(islice(waiting, _FILES_IN_TURN))
+    while opened:
+        stream = opened.popleft()
+        if (ids := next(stream, None)) is not None:
+            yield ids
+            opened.append(stream)
+        else:
+            opened.extend(islice(waiting, 1))
 
 
 def batches_of(ids: Iterator[list[int]], total: int, device: torch.device) -> Iterator[dict[str, torch.Tensor]]:
     """Each sequence of token ids as arguments of a model, with a progress bar."""
-    with tqdm(total=total, desc="Spectrum", unit=" sequences", dynamic_ncols=True, delay=2) as bar:
-        for sequence in ids:
-            yield {"input_ids": torch.tensor([sequence], device=device)}
-            bar.update()
+    for sequence in tqdm(ids, total=total, desc="Spectrum", unit=" sequences", dynamic_ncols=True, delay=2):
+        yield {"input_ids": torch.tensor([sequence], device=device)}
 
 
-def _at(asked: int | None, found: Spectrum) -> int:
-    """The number of singular values whose share is shown: as asked for, or a quarter of all."""
-    rank = found.cumulative.shape[-1]
-    if asked is None:
-        return max(1, rank // 4)
-    if not 1 <= asked <= rank:
-        raise InputError(f"at: expected 1 to {rank}, the number of singular values, got {asked}")
-    return asked
+def spectrum_fields(spectrum: Spectrum) -> dict[str, Any]:
+    """A spectrum as fields of JSON results."""
+    curves = {name: np.round(getattr(spectrum, name), _DIGITS).tolist() for name in ("cumulative", "spread")}
+    return {"samples": spectrum.samples, "tokens": spectrum.tokens, **curves}
 
 
-def _choose(settings: SpectrumSettings, found: Spectrum) -> dict[str, Any]:
+def _choose(settings: SpectrumSettings, spectrum: Spectrum) -> dict[str, Any]:
     energy = _DEFAULT_ENERGY if settings.energy is None and settings.budget is None else settings.energy
-    dims = choose_projected_dims(found, energy=energy, budget=settings.budget)
-    kept = round(kept_energy(found, dims), _DIGITS)
+    dims = choose_projected_dims(spectrum, energy=energy, budget=settings.budget)
+    shares = [curves[:, k - 1] for curves, k in zip(spectrum.cumulative, dims, strict=True)]
+    kept = round(float(np.mean(shares)), _DIGITS)
     return {"energy": energy, "budget": settings.budget, "projected_dim": dims, "kept": kept}
 
 
@@ -178,12 +175,11 @@ def spectrum_markdown(results: dict[str, Any]) -> str:
     """The shares of each layer, and the chosen k, as Markdown."""
     curves, at = np.array(results["cumulative"]), results["at"]
     shares = curves[..., at - 1]
-    length = f"{results['seq_len']} tokens each" if results["packing"] else f"up to {results['seq_len']} tokens each"
     lines = [
         "# Spectrum of attention",
         "",
         f"Model: {code(results['model'])} ({results['model_type']}). Text: {results['text']}, {results['samples']:,} "
-        f"sequences of {length}, {results['tokens']:,} tokens; {results['seconds']:,.0f} s. "
+        f"sequences of {results['seq_len']} tokens each, {results['tokens']:,} tokens; {results['seconds']:,.0f} s. "
         f"{environment_line(results['environment'])}",
         "",
         *share_table(curves, np.array(results["spread"]), at),
@@ -192,8 +188,6 @@ def spectrum_markdown(results: dict[str, Any]) -> str:
         f"and texts. All heads of all layers: {shares.min():.3f} to {shares.max():.3f}, mean {shares.mean():.3f}. Rank "
         f"for {_DEFAULT_ENERGY}: the number of singular values with that share, by the mean of the heads.",
     ]
-    if not results["complete"]:
-        lines += ["", "Interrupted: fewer texts than requested."]
     if "chosen" in results:
         lines += ["", *_chosen(results["chosen"], curves.shape[1])]
     return "\n".join(lines) + "\n"
@@ -273,11 +267,5 @@ def draw_shares(axes: Axes, curves: np.ndarray, at: int) -> None:
     axes.set_title(f"Share of the {at} largest of {curves.shape[-1]}", fontsize=10)
     for numbered in (axes.xaxis, axes.yaxis):
         numbered.set_major_locator(MaxNLocator(integer=True))
-    if max(shares.shape) <= _NUMBERED_CELLS:
-        middle = (shares.min() + shares.max()) / 2
-        for (layer, head), share in np.ndenumerate(shares):
-            color = "white" if share < middle else "black"
-            text = f"{share:.2f}".removeprefix("0")
-            axes.text(head, layer, text, ha="center", va="center", fontsize=7, color=color)
     assert axes.figure is not None
     axes.figure.colorbar(image, ax=axes)

@@ -1,16 +1,19 @@
-"""A model in the form for export: named inputs, and the outputs of its head.
+"""A model in the form for export (named inputs, the outputs of its head), and how an exported one is compared with it.
 
 Axes: batch, seq_len, and the outputs of the head for each token or each text.
 """
 
 from __future__ import annotations
 
+import copy
+import itertools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 from transformers import (
     AutoModel,
     AutoModelForMaskedLM,
@@ -26,9 +29,14 @@ from linformer_kit.interop.checkpoints.pretrained import read_config
 from linformer_kit.interop.loading import auto_class_of, input_length, load_model
 
 _NO_LIMIT = 1 << 31  # tokenizers without a limit have about 10^30
+# Largest difference allowed between ONNX Runtime and PyTorch, as a multiple of PyTorch's float32 error (from float64).
+_TOLERANCE = 8
+_LONGEST_IN_FLOAT64 = 512  # tokens; of longer inputs only the longest runs in float64
+_MOST_ROWS_BELOW = 1024  # tokens; inputs of this length or longer have one row
 
 Arrays = dict[str, np.ndarray]
 Run = Callable[[Arrays], list[np.ndarray]]  # inputs by name to outputs in their order
+Padding = Literal["none", "right", "left"]
 
 
 class Head(NamedTuple):
@@ -40,15 +48,16 @@ class Head(NamedTuple):
     by_token: bool = True
 
 
-MASKED_LM = Head(AutoModelForMaskedLM, "a masked language model", ("logits",))
 CLASSIFIER = Head(AutoModelForSequenceClassification, "a classifier", ("logits",), by_token=False)
-TOKEN_CLASSIFIER = Head(AutoModelForTokenClassification, "a classifier of tokens", ("logits",))
-QUESTION_ANSWERING = Head(
-    AutoModelForQuestionAnswering, "a model that answers questions", ("start_logits", "end_logits")
-)
 # The pooler's output is not exported: if the weights have no pooler, transformers initialises it at random.
 ENCODER = Head(AutoModel, "an encoder", ("last_hidden_state",))
-HEADS = {head.auto_class: head for head in (MASKED_LM, CLASSIFIER, TOKEN_CLASSIFIER, QUESTION_ANSWERING, ENCODER)}
+HEADS = (
+    Head(AutoModelForMaskedLM, "a masked language model", ("logits",)),
+    CLASSIFIER,
+    Head(AutoModelForTokenClassification, "a classifier of tokens", ("logits",)),
+    Head(AutoModelForQuestionAnswering, "a model that answers questions", ("start_logits", "end_logits")),
+    ENCODER,
+)
 
 
 class Exportable(nn.Module):
@@ -91,14 +100,6 @@ class Source(NamedTuple):
     limit: int
 
 
-class Made(NamedTuple):
-    """Result of an export: functions that run it and sizes in bytes, by name, the written form last; its agreement."""
-
-    runs: dict[str, Run]
-    size: dict[str, int]
-    agreement: dict[str, Any]
-
-
 def load(name: str) -> Source:
     """Load the model of a folder or hub id in float32, with the head that its configuration names.
 
@@ -108,8 +109,9 @@ def load(name: str) -> Source:
     config = read_config(name, f"model: expected an encoder, got {name}")
     if getattr(config, "quantization_config", None) is not None:
         raise InputError(f"model: expected weights in floating point, got quantised ones in {name}")
-    kinds = ", ".join(head.kind for head in HEADS.values())
-    head = HEADS.get(auto_class_of(name, kinds))
+    kinds = ", ".join(head.kind for head in HEADS)
+    auto_class = auto_class_of(name, kinds)
+    head = next((head for head in HEADS if head.auto_class is auto_class), None)
     if head is None:
         raise InputError(f"model: expected {kinds}, got {config.architectures[0]} in {name}")
     model, tokenizer = load_model(name, head.auto_class, head.kind)
@@ -123,3 +125,92 @@ def load(name: str) -> Source:
     if "token_type_ids" in tokenizer.model_input_names and getattr(config, "type_vocab_size", None):
         names.append("token_type_ids")
     return Source(Exportable(model.float(), head, tuple(names)), tokenizer, limit)
+
+
+class Case(NamedTuple):
+    """The shape of one input."""
+
+    rows: int
+    length: int
+    padding: Padding = "none"
+
+    def __str__(self) -> str:
+        padding = "" if self.padding == "none" else f", padded on the {self.padding}"
+        return f"{self.rows} x {self.length} tokens{padding}"
+
+
+def cases(limit: int) -> list[Case]:
+    """Twenty shapes from one token to `limit`; fewer if `limit` is small."""
+    lengths = sorted({max(2, length) for length in (2, limit // 8, limit // 4, limit // 2, limit - 1, limit)})
+    paddings: tuple[Padding, ...] = ("none", "right", "left")
+    shapes = zip(itertools.cycle((1, 2, 3, 2, 3)), itertools.product(lengths, paddings))
+    several = [
+        Case(rows if length < _MOST_ROWS_BELOW else 1, length, padding)
+        for rows, (length, padding) in shapes
+        if length <= limit
+    ]
+    return [Case(1, 1), Case(3, 1), *several]
+
+
+def random_inputs(source: Source, case: Case) -> Arrays:
+    """Random tokens with padding of at most half of each row."""
+    exportable, tokenizer, _ = source
+    generator = np.random.default_rng([0, case.rows, case.length])
+    shape = (case.rows, case.length)
+    padded = generator.integers(1, case.length // 2 + 1, size=(case.rows, 1)) if case.length > 1 else np.zeros((1, 1))
+    place = np.arange(case.length)[None] if case.padding == "left" else np.arange(case.length)[None, ::-1]
+    real = np.ones(shape, dtype=bool) if case.padding == "none" else np.broadcast_to(place, shape) >= padded
+    pad = tokenizer.pad_token_id or 0
+    vocabulary = np.setdiff1d(np.arange(exportable.model.config.vocab_size), [pad])
+    inputs = {"input_ids": np.where(real, generator.choice(vocabulary, size=shape), pad), "attention_mask": real}
+    if "token_type_ids" in exportable.input_names:
+        inputs["token_type_ids"] = generator.integers(exportable.model.config.type_vocab_size, size=shape)
+    return {name: inputs[name].astype(np.int64) for name in exportable.input_names}
+
+
+def difference(exportable: Exportable, inputs: Arrays, ours: list[np.ndarray], theirs: list[np.ndarray]) -> float:
+    """Largest difference between two lists of outputs, without those at padded positions; NaN if an output is NaN."""
+    real = inputs["attention_mask"] == 1
+    pairs = [(a[real], b[real]) if exportable.head.by_token else (a, b) for a, b in zip(ours, theirs, strict=True)]
+    return max(float(np.abs(a.astype(np.float64) - b).max()) for a, b in pairs)
+
+
+def differences(source: Source, run: Run, shapes: list[Case]) -> dict[Case, float]:
+    """The difference of an exported model from PyTorch for inputs of some shapes."""
+    found = {}
+    for case in tqdm(shapes, desc="compare with PyTorch", unit=" shapes", dynamic_ncols=True, delay=2):
+        inputs = random_inputs(source, case)
+        found[case] = difference(source.exportable, inputs, run(inputs), source.exportable.run(inputs))
+    return found
+
+
+def check_agreement(source: Source, run: Run) -> dict[str, Any]:
+    """Compare an exported model with PyTorch at all `cases`.
+
+    Args:
+        source: The model in PyTorch.
+        run: The exported model.
+
+    Returns:
+        The `shapes` compared, `largest_difference`, `float32_error` (of PyTorch, from float64) and `tolerance`.
+
+    Raises:
+        InputError: if a difference is above the tolerance.
+    """
+    shapes, longest = cases(source.limit), Case(1, source.limit)
+    exact = copy.deepcopy(source.exportable).double()
+    short = [case for case in shapes if case.length <= _LONGEST_IN_FLOAT64]
+    float32_error = max(differences(source, exact.run, [*short, longest]).values())
+    found = differences(source, run, shapes)
+    worst = max(found, key=lambda case: np.nan_to_num(found[case], nan=np.inf))
+    if not found[worst] <= _TOLERANCE * float32_error:
+        raise InputError(
+            f"model: expected the exported model within {_TOLERANCE * float32_error:.1e} of PyTorch, "
+            f"got {found[worst]:.1e} for {worst}"
+        )
+    return {
+        "shapes": [str(case) for case in found],
+        "largest_difference": found[worst],
+        "float32_error": float32_error,
+        "tolerance": _TOLERANCE * float32_error,
+    }

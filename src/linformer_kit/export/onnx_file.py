@@ -19,8 +19,7 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from transformers import PreTrainedModel
 
 from linformer_kit.errors import InputError, input_errors, machine_failure
-from linformer_kit.export.agreement import Case, check_agreement, random_inputs
-from linformer_kit.export.exportable import Arrays, Made, Run, Source
+from linformer_kit.export.exportable import Arrays, Case, Run, Source, check_agreement, random_inputs
 from linformer_kit.linearized.classes import stock_name
 from linformer_kit.models.card import write_card
 from linformer_kit.models.configuration import LinformerConfig
@@ -41,8 +40,13 @@ session = onnxruntime.InferenceSession("FOLDER/model.onnx")
 ```"""
 
 
-def make(settings: ExportSettings, source: Source, folder: Path) -> Made:
+def make(
+    settings: ExportSettings, source: Source, folder: Path
+) -> tuple[dict[str, Run], dict[str, int], dict[str, Any]]:
     """Write `model.onnx` and the configuration; the float32 file is checked before it is quantised.
+
+    Returns:
+        Functions that run the exported forms, and their bytes, by name, the written form last; `check_agreement`.
 
     Raises:
         InputError: if it does not agree with PyTorch, or accepts inputs that are too long.
@@ -60,7 +64,7 @@ def make(settings: ExportSettings, source: Source, folder: Path) -> Made:
     model = source.exportable.model
     write_configuration(model, folder)
     write_card(model, folder, source.limit, use=_USE)
-    return Made(runs, size, agreement)
+    return runs, size, agreement
 
 
 def write_configuration(model: PreTrainedModel, folder: Path) -> None:
@@ -132,23 +136,21 @@ def runner(path: Path) -> Run:
 
 
 def check_limit(source: Source, run: Run) -> None:
-    """Check that the file rejects one token more than the limit, real or padding, and that the error names the limit.
+    """Check that the file rejects one token more than the limit, even of padding, and that the error names the limit.
 
     Raises:
         InputError: if it does not.
     """
-    longer = source._replace(limit=source.limit + 1)
-    for padding in ("none", "right", "left"):
-        case = Case(2, longer.limit, padding)
-        try:
-            run(random_inputs(longer, case))
-        except Exception as error:
-            if _guard(source.limit) in str(error):
-                continue
-            if machine_failure(error) is not None:
-                raise
-            raise InputError(f"model: expected ONNX Runtime to name the limit for {case}, got {error}") from error
-        raise InputError(f"model: expected ONNX Runtime to refuse {case}, got an answer")
+    case = Case(2, source.limit + 1, "right")
+    answer = "an answer"
+    try:
+        run(random_inputs(source, case))
+    except Exception as error:
+        if machine_failure(error) is not None:
+            raise
+        answer = str(error)
+    if _guard(source.limit) not in answer:
+        raise InputError(f"model: expected ONNX Runtime to refuse {case} and to name the limit, got {answer}")
 
 
 def _guard(limit: int) -> str:

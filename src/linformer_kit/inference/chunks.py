@@ -20,6 +20,7 @@ from sentence_transformers.sentence_transformer.modules import Normalize
 from linformer_kit.data.tokenizer import Window
 from linformer_kit.errors import InputError
 from linformer_kit.files.writing import whole_file
+from linformer_kit.inference.batches import Text
 from linformer_kit.inference.embedder import Embedder
 
 
@@ -27,26 +28,32 @@ class Tokens(NamedTuple):
     """A tokenised text, not truncated.
 
     Attributes:
-        ids: Its token ids, with special tokens and prompt.
-        first: Index of the first token of the text itself.
+        before: Special tokens and the prompt.
+        text: Tokens of the text itself.
+        after: Special tokens.
         spans: First character of each token of the text itself, and the character after its last.
     """
 
-    ids: list[int]
-    first: int
+    before: list[int]
+    text: list[int]
+    after: list[int]
     spans: list[tuple[int, int]]
 
     def window(self, start: int, stop: int) -> Window:
         """A part of the text itself as an input, with all other tokens."""
-        own = self.ids[self.first : self.first + len(self.spans)][start:stop]
-        return {"input_ids": [*self.ids[: self.first], *own, *self.ids[self.first + len(self.spans) :]]}
+        return {"input_ids": [*self.before, *self.text[start:stop], *self.after]}
 
     def room(self, limit: int) -> int:
         """Tokens of the text itself in an input of `limit` tokens; raises an error if there is no room."""
-        around = len(self.ids) - len(self.spans)
+        around = len(self.before) + len(self.after)
         if limit <= around:
             raise InputError(f"max_length: expected at least {around + 1} for prompt and text, got {limit}")
         return limit - around
+
+    def pieces(self, limit: int, size: int) -> list[tuple[int, int]]:
+        """First token of each piece of the truncated text, and the token after its last, among those of the text."""
+        read = min(len(self.text), self.room(limit))
+        return [(start, min(start + size, read)) for start in range(0, max(1, read), size)]
 
 
 def tokenise(embedder: Embedder, texts: Sequence[str]) -> Iterator[Tokens]:
@@ -60,11 +67,13 @@ def tokenise(embedder: Embedder, texts: Sequence[str]) -> Iterator[Tokens]:
         raise InputError("model: expected a fast tokenizer (tokenizer.json) for pieces of texts, got a slow one")
     encoded = tokenizer([prompt + text for text in texts], return_offsets_mapping=True, verbose=False)
     for number, (ids, offsets) in enumerate(zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)):
-        places = [place for place, text in enumerate(encoded.sequence_ids(number)) if text is not None]  # not special
-        own = [place for place in places if not prompt or offsets[place][1] > len(prompt)]
-        first = own[0] if own else max(places, default=-1) + 1
-        spans = [tuple(max(0, end - len(prompt)) for end in offsets[place]) for place in own]
-        yield Tokens(ids or [tokenizer.pad_token_id], first, spans)
+        ordinary = [place for place, text in enumerate(encoded.sequence_ids(number)) if text is not None]  # not special
+        of_text = [place for place in ordinary if not prompt or offsets[place][1] > len(prompt)]
+        first = of_text[0] if of_text else max(ordinary, default=-1) + 1
+        stop = first + len(of_text)
+        spans = [(max(0, start - len(prompt)), end - len(prompt)) for start, end in offsets[first:stop]]
+        # A text without tokens is one padding token.
+        yield Tokens(ids[:first], ids[first:stop], ids[stop:] or ([] if ids else [tokenizer.pad_token_id]), spans)
 
 
 def embed_pieces(embedder: Embedder, texts: Sequence[str], what: str | None = None, overlap: float = 0) -> np.ndarray:
@@ -84,7 +93,7 @@ def embed_pieces(embedder: Embedder, texts: Sequence[str], what: str | None = No
     windows: list[Window] = []
     weights, starts = [], []
     for tokens in tokenise(embedder, texts):
-        room, length = tokens.room(embedder.limit), len(tokens.spans)
+        room, length = tokens.room(embedder.limit), len(tokens.text)
         repeated = int(room * overlap)
         starts.append(len(windows))
         for start in range(0, max(1, length - repeated), room - repeated):
@@ -115,35 +124,35 @@ def embed_chunks(embedder: Embedder, texts: Sequence[str], size: int) -> np.ndar
         texts: The texts, one or more; truncated to `embedder.limit`.
         size: Number of tokens of each piece; the last one of a text may have fewer.
     """
-    encoder, pooling, *others = embedder.sentences
+    encoder, *others = embedder.sentences
     tokens = list(tokenise(embedder, texts))
     windows = [each.window(0, each.room(embedder.limit)) for each in tokens]
-    embedder.cut += sum(len(each.ids) > embedder.limit for each in tokens)
+    embedder.cut += sum(len(each.text) > each.room(embedder.limit) for each in tokens)
 
     def vector(states: torch.Tensor) -> np.ndarray:
         outputs = {"token_embeddings": states[None], "attention_mask": states.new_ones(1, len(states))}
-        for module in (pooling, *others):
+        for module in others:
             outputs = module(outputs)
         return embedder.vectors(outputs)
 
     def run(batch: list[int]) -> Iterator[np.ndarray]:
         outputs = encoder(embedder.features([windows[index] for index in batch]))
         for index, hidden, real in zip(batch, outputs["token_embeddings"], outputs["attention_mask"], strict=True):
-            states, first = hidden[real.bool()], tokens[index].first
-            edges = [first + start for start, _ in pieces_of(tokens[index], embedder.limit, size)] + [len(states)]
+            states, text = hidden[real.bool()], tokens[index]
+            edges = [len(text.before) + start for start, _ in text.pieces(embedder.limit, size)] + [len(states)]
             edges[0] = min(embedder.unpooled, edges[1] - 1)
             yield np.concatenate([vector(states[start:stop]) for start, stop in itertools.pairwise(edges)])
 
     return embedder.by_length(windows, run)
 
 
-def write_pieces(path: Path, embedder: Embedder, texts: Iterable[list[str]], size: int) -> int:
+def write_pieces(path: Path, embedder: Embedder, groups: Iterable[list[Text]], size: int) -> int:
     """Write the pieces of late chunking as JSON Lines: row of the text, first character, character after the last.
 
     Args:
         path: The file.
         embedder: The embedder.
-        texts: All texts, some at a time.
+        groups: All texts, some at a time.
         size: As for `embed_chunks`.
 
     Returns:
@@ -151,16 +160,10 @@ def write_pieces(path: Path, embedder: Embedder, texts: Iterable[list[str]], siz
     """
     row = pieces = 0
     with whole_file(path) as staged, staged.open("w", encoding="utf-8") as file:
-        for tokens in itertools.chain.from_iterable(tokenise(embedder, some) for some in texts):
+        for tokens in (each for group in groups for each in tokenise(embedder, [text for text, _ in group])):
             row += 1
-            for start, stop in pieces_of(tokens, embedder.limit, size):
-                own = tokens.spans[start:stop] or [(0, 0)]
-                file.write(json.dumps({"row": row, "start": own[0][0], "end": own[-1][1]}) + "\n")
+            for start, stop in tokens.pieces(embedder.limit, size):
+                spans = tokens.spans[start:stop] or [(0, 0)]
+                file.write(json.dumps({"row": row, "start": spans[0][0], "end": spans[-1][1]}) + "\n")
                 pieces += 1
     return pieces
-
-
-def pieces_of(tokens: Tokens, limit: int, size: int) -> list[tuple[int, int]]:
-    """First token of each piece of a truncated text, and the token after its last, among those of the text itself."""
-    read = min(len(tokens.spans), tokens.room(limit))
-    return [(start, min(start + size, read)) for start in range(0, max(1, read), size)]

@@ -2,43 +2,35 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
-from torch import nn
-from tqdm import tqdm
 from transformers import AutoModel
 
 from linformer_kit.data.tokenizer import Encoder, Window
-from linformer_kit.environment import best_device, use_bf16
+from linformer_kit.environment import best_device
 from linformer_kit.errors import InputError, input_errors, renamed
-from linformer_kit.inference.batches import batches, check_finite, reads_padding, text_errors
+from linformer_kit.inference.batches import Batches, BatchSettings, Run
 from linformer_kit.interop.checkpoints.sentences import check_no_pickle
 from linformer_kit.interop.loading import input_length, load_model
 from linformer_kit.linearized.positions import longest_input
 from linformer_kit.linearized.sentences import text_encoder
-from linformer_kit.operator.projections import SequenceProjection
 from linformer_kit.settings import is_local_path
 
 _KIND = "an encoder of texts"
 _DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
-Run = Callable[[list[int]], Iterable[np.ndarray]]  # a forward pass: numbers of texts -> the rows of each
-
 logger = logging.getLogger(__name__)
 
 
-class BatchSettings(Protocol):
-    """The settings of a forward pass."""
+class ForwardSettings(BatchSettings, Protocol):
+    """The settings of forward passes, and the data type of the weights."""
 
-    batch_size: int
     dtype: Literal["auto", "float32", "bfloat16"]
-    bf16: Literal["auto", "true", "false"]
 
 
 class Embedder:
@@ -60,7 +52,7 @@ class Embedder:
         InputError: for bf16 mixed precision with weights in float16.
     """
 
-    def __init__(self, sentences: SentenceTransformer, settings: BatchSettings) -> None:
+    def __init__(self, sentences: SentenceTransformer, settings: ForwardSettings) -> None:
         self.device = best_device()
         self.sentences = sentences.to(self.device, _DTYPES[settings.dtype]).eval()
         self.model, self.tokenizer = text_encoder(sentences), sentences.tokenizer
@@ -69,18 +61,15 @@ class Embedder:
         features = {} if pooled or not self.prompt else sentences.preprocess(["a"], prompt=self.prompt)
         self.unpooled = int(features.get("prompt_length", 0))
         self.width = int(sentences.get_embedding_dimension() or 0)
-        self.batch_size = settings.batch_size
         self.cut = 0
+        self._batches = Batches(self.model, self.tokenizer, settings, self._pass)
+        self.bf16 = self._batches.bf16
         self.truncate(None)
         self.longest = longest_input(self.model) or self.limit
-        dtype = self.model.dtype
-        bf16 = use_bf16(settings.bf16, on_cpu=self.device.type == "cpu", fp16=dtype == torch.float16)
-        self.bf16 = bf16 and dtype == torch.float32
 
     def truncate(self, max_length: int | None) -> None:
         """Set the number of tokens to which texts are truncated; None: the folder's limit, at most the encoder's."""
         self.limit = input_length(self.model, self.tokenizer, max_length)
-        self.sentences.max_seq_length = self.limit
         self._encoder = Encoder(self.tokenizer, self.limit)
 
     def embed(self, texts: Sequence[str], what: str | None = None) -> np.ndarray:
@@ -93,22 +82,14 @@ class Embedder:
         """As `embed`, for tokenised texts with special tokens and prompt."""
         return self.by_length(windows, lambda batch: self._pass([windows[n] for n in batch], self.unpooled), what)
 
-    @torch.inference_mode()
     def by_length(self, windows: Sequence[Window], run: Run, what: str | None = None) -> np.ndarray:
         """Rows of `run`, float32 `[rows, width]`, of batches of similar length, in the order of the windows."""
-        found: list[Any] = [None] * len(windows)
-        chosen = batches(windows, self.batch_size, equal_lengths=bool(windows) and self._equal_lengths)
-        for batch in tqdm(list(chosen), desc=what, unit="batch", dynamic_ncols=True, delay=2, disable=what is None):
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16), text_errors():
-                outputs = run(batch)
-            for index, output in zip(batch, outputs, strict=True):
-                check_finite(output, "embeddings")
-                found[index] = np.atleast_2d(output)
-        return np.concatenate([np.empty((0, self.width)), *found], dtype=np.float32)
+        rows = map(np.atleast_2d, self._batches(windows, run, what))
+        return np.concatenate([np.empty((0, self.width)), *rows], dtype=np.float32)
 
     def features(self, windows: Sequence[Window]) -> dict[str, Any]:
         """Inputs of the modules for one batch of tokenised texts."""
-        return dict(self.tokenizer.pad(list(windows), return_tensors="pt").to(self.device))
+        return dict(self._batches.pad(windows))
 
     def vectors(self, outputs: dict[str, Any]) -> np.ndarray:
         """The embeddings, float32 `[texts, width]`, among the outputs of the modules."""
@@ -117,13 +98,8 @@ class Embedder:
     def _pass(self, windows: Sequence[Window], unpooled: int = 0) -> np.ndarray:
         return self.vectors(self.sentences(self.features(windows) | {"prompt_length": unpooled}))
 
-    @functools.cached_property
-    def _equal_lengths(self) -> bool:
-        """Whether batches must hold texts of equal length; found by running the model."""
-        return reads_padding(self._pass, self._encoder, half=self.model.dtype != torch.float32)
 
-
-def load_embedder(name: str, settings: BatchSettings, *, field: str = "models") -> Embedder:
+def load_embedder(name: str, settings: ForwardSettings, *, field: str = "models") -> Embedder:
     """The embedder of a folder or hub id.
 
     Args:
@@ -157,14 +133,4 @@ def load_embedder(name: str, settings: BatchSettings, *, field: str = "models") 
     if not described:
         pooling = getattr(sentences[-1], "pooling_mode", "no")
         logger.warning("%s: a plain encoder (no modules.json): embedded with %s pooling", name, pooling)
-    if any(map(_is_untrained, embedder.model.modules())):
-        logger.warning("%s: E and F are untrained, so its embeddings mean little: distil it or train it further", name)
     return embedder
-
-
-def _is_untrained(module: nn.Module) -> bool:
-    """Whether it is a learned E and F with the values that a new one starts with, unless they are random."""
-    if not isinstance(module, SequenceProjection) or not module.matrix_count():
-        return False
-    pairs = ((getattr(module, name), new) for name, new in module.initial_values().items())
-    return all(torch.equal(value, new.to(value)) for value, new in pairs)

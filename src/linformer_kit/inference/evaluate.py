@@ -11,14 +11,14 @@ from linformer_kit.data.labelled import load_measured, metrics_of, task_of
 from linformer_kit.environment import versions
 from linformer_kit.files.folders import check_new_folder
 from linformer_kit.files.writing import whole_folder
+from linformer_kit.inference.batches import together
 from linformer_kit.inference.classifier import Classifier, read_labels, trained_columns
 from linformer_kit.inference.scores import (
+    answers_of,
     by_class,
-    check_threshold,
     confusion,
     losses,
     mistakes,
-    predicted,
     scores,
 )
 from linformer_kit.report.classification import write_evaluation_report
@@ -38,25 +38,25 @@ def evaluate(settings: EvaluateSettings) -> dict[str, Any]:
         InputError: for texts, classes, a model or a folder that cannot be used.
     """
     folder = None if settings.output_dir is None else check_new_folder("output_dir", settings.output_dir)
-    check_threshold(settings.threshold)
     examples, labels, columns = load_measured(settings, read_labels(settings.model), trained_columns(settings.model))
     right = np.array([labels.target(example, column=columns.label) for example in examples])
     classifier = Classifier(settings)
-    predictions = []
-    bar = tqdm(total=len(examples), unit=" texts", dynamic_ncols=True, delay=2)
-    with bar:
-        for prediction in classifier((example.text, example.text_pair) for example in examples):
-            predictions.append(prediction)
-            bar.update()
-    logits = np.stack([prediction.logits for prediction in predictions])
-    probabilities = np.stack([prediction.probabilities for prediction in predictions])
-    answers = predicted(probabilities, multi_label=labels.multi_label, threshold=settings.threshold)
-    cut = [prediction.lost for prediction in predictions if prediction.lost]
+    parts = []
+    with tqdm(total=len(examples), unit=" texts", dynamic_ncols=True, delay=2) as bar:
+        for group in together((example.text, example.text_pair) for example in examples):
+            parts.append(classifier(group))
+            bar.update(len(group))
+    logits, lost = map(np.concatenate, zip(*parts, strict=True))
+    answers = answers_of(logits, multi_label=labels.multi_label, threshold=settings.threshold)
     results: dict[str, Any] = {
         "command": "evaluate",
         "model": recorded_name(settings.model),
-        "texts": {"count": len(examples), "labels": list(labels.names), "cut": len(cut), "lost_tokens": sum(cut)},
-        "windows": sum(prediction.windows for prediction in predictions),
+        "texts": {
+            "count": len(examples),
+            "labels": list(labels.names),
+            "cut": int((lost > 0).sum()),
+            "lost_tokens": int(lost.sum()),
+        },
         "metrics": {
             **scores(answers, right, metrics_of(labels, task_of(settings)), len(labels.names)),
             "loss": float(losses(logits, right).mean()),

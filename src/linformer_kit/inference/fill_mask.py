@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase, pipeline
 
-from linformer_kit.errors import InputError
-from linformer_kit.inference.batches import check_finite, text_errors
+from linformer_kit.errors import InputError, input_errors
+from linformer_kit.inference.batches import check_finite
 from linformer_kit.interop.loading import load_model
 from linformer_kit.linearized.positions import longest_input
 
@@ -29,30 +29,24 @@ def fill_mask(model: str, text: str, *, top_k: int = 5) -> list[list[dict[str, A
         likeliest first.
 
     Raises:
-        InputError: for an incomplete model folder, a text that is too long or has no mask, or a top_k out of range.
+        InputError: for an incomplete model folder, a text that is too long or has no mask, or too large a top_k.
     """
     network, tokenizer = load_masked_language_model(model)
     mask = tokenizer.mask_token
     if mask is None or mask not in text:
         raise InputError(f"text: expected one or more {mask}, got {text!r}")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InputError(f"text: expected UTF-8, got {text[error.start]!r} at character {error.start}") from None
-    if not 1 <= top_k <= network.config.vocab_size:
-        raise InputError(f"top_k: expected 1 to {network.config.vocab_size} (the vocabulary), got {top_k}")
-    length = len(tokenizer(text)["input_ids"])
     limit = longest_input(network)
+    with input_errors(f"text, top_k: expected what {network.config.model_type} reads"):
+        length = len(tokenizer(text)["input_ids"])
+        if limit is None or length <= limit:
+            answers = pipeline("fill-mask", model=network, tokenizer=tokenizer)(text, top_k=top_k)
     if limit is not None and length > limit:
         raise InputError(f"text: expected at most {limit} tokens, got {length}")
-    with text_errors():
-        answers = pipeline("fill-mask", model=network, tokenizer=tokenizer)(text, top_k=top_k)
-    if isinstance(answers[0], dict):
-        answers = [answers]
-    check_finite(np.array([answer["score"] for candidates in answers for answer in candidates]), "logits")
+    by_mask = [answers] if isinstance(answers[0], dict) else answers
+    check_finite(np.array([answer["score"] for candidates in by_mask for answer in candidates]))
     return [
         [{"token": answer["token_str"], "probability": answer["score"]} for answer in candidates]
-        for candidates in answers
+        for candidates in by_mask
     ]
 
 

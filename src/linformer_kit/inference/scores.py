@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Num
-from scipy.special import expit, log_expit, log_softmax, logsumexp, softmax
+from scipy.special import expit, log_expit, log_softmax, logit, softmax
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, precision_recall_fscore_support
 
 from linformer_kit.data.examples import Example, Labels
@@ -30,35 +30,16 @@ def class_probabilities(logits: Logits, *, multi_label: bool) -> Probabilities:
     return expit(logits) if multi_label else softmax(logits, axis=1)
 
 
-def mean_logits(
-    logits: Float[np.ndarray, "windows classes"], weights: Num[np.ndarray, " windows"], *, multi_label: bool
-) -> Float[np.ndarray, " classes"]:
-    """Logits of a text of several windows, whose probabilities are the weighted means of those of the windows."""
-    logits = logits.astype(np.float64)
-    if len(logits) == 1:
-        return logits[0]
-    shares = (weights / weights.sum())[:, None]
-    if multi_label:
-        yes, no = (logsumexp(log_expit(sign * logits), axis=0, b=shares) for sign in (1, -1))
-        return yes - no
-    return logsumexp(log_softmax(logits, axis=1), axis=0, b=shares)
-
-
-def predicted(probabilities: Probabilities, *, multi_label: bool, threshold: float = 0.5) -> Targets:
-    """The likeliest class of each text, or for multi-label texts 0 or 1 for each class."""
-    return (probabilities >= threshold).astype(np.int64) if multi_label else probabilities.argmax(axis=1)
-
-
-def answers_of(logits: Logits, *, multi_label: bool) -> Targets:
-    """The predicted classes, as `predicted`, of logits."""
-    return predicted(class_probabilities(logits, multi_label=multi_label), multi_label=multi_label)
+def answers_of(logits: Logits, *, multi_label: bool, threshold: float = 0.5) -> Targets:
+    """The likeliest class of each text, or for multi-label texts 0 or 1 for each class, by its probability."""
+    return (logits >= logit(threshold)).astype(np.int64) if multi_label else logits.argmax(axis=1)
 
 
 def scores(answers: Targets, targets: Targets, metrics: Sequence[str], classes: int) -> dict[str, float]:
     """Metrics by name.
 
     Args:
-        answers: The predicted classes, as returned by `predicted`.
+        answers: The predicted classes, as `answers_of` returns them.
         targets: The indices of the true classes `[texts]`, or 0 or 1 for each class `[texts, classes]`.
         metrics: `accuracy` (exact match for multi-label), `f1` (of class 1 of two), `macro_f1` (mean over the classes),
             `micro_f1` (over all answers together).
@@ -72,9 +53,9 @@ def scores(answers: Targets, targets: Targets, metrics: Sequence[str], classes: 
 
 def by_class(answers: Targets, targets: Targets, classes: int) -> list[dict[str, float]]:
     """Precision, recall, F1 and the number of texts of each class; arguments as in `scores`."""
-    found = precision_recall_fscore_support(targets, answers, labels=range(classes), average=None, zero_division=0.0)
+    columns = precision_recall_fscore_support(targets, answers, labels=range(classes), average=None, zero_division=0.0)
     names = ("precision", "recall", "f1", "texts")
-    return [dict(zip(names, map(float, values), strict=True)) for values in zip(*found, strict=True)]
+    return [dict(zip(names, map(float, values), strict=True)) for values in zip(*columns, strict=True)]
 
 
 def confusion(answers: Num[np.ndarray, " texts"], targets: Num[np.ndarray, " texts"], classes: int) -> list[list[int]]:
@@ -100,22 +81,22 @@ def mistakes(
     """
     probabilities, loss = class_probabilities(logits, multi_label=labels.multi_label), losses(logits, targets)
     wrong = np.flatnonzero((answers != targets).any(axis=1) if labels.multi_label else answers != targets)
-    found = []
+    listed = []
     for index in wrong[np.argsort(-loss[wrong], kind="stable")][:_MISTAKES]:
         example = examples[index]
         pair = {} if example.text_pair is None else {"text_pair": example.text_pair}
-        found.append(
+        listed.append(
             {
                 "source": example.source,
                 "text": example.text,
                 **pair,
-                "label": _names(targets[index], labels),
-                "predicted": _names(answers[index], labels),
+                "label": names_of(targets[index], labels),
+                "predicted": names_of(answers[index], labels),
                 "probability": _probability(probabilities[index], answers[index], labels),
                 "loss": float(loss[index]),
             }
         )
-    return found
+    return listed
 
 
 def losses(logits: Logits, targets: Targets) -> Float[np.ndarray, " texts"]:
@@ -128,13 +109,13 @@ def losses(logits: Logits, targets: Targets) -> Float[np.ndarray, " texts"]:
 
 def summary(runs: Sequence[dict[str, Any]], metrics: Sequence[str]) -> dict[str, dict[str, float | None]]:
     """Mean of each metric over the runs and, if there are several, the sample standard deviation."""
-    found = {name: [run["metrics"][name] for run in runs] for name in metrics}
+    of_runs = {name: [run["metrics"][name] for run in runs] for name in metrics}
     return {
         name: {
             "mean": statistics.fmean(values),
             "standard_deviation": statistics.stdev(values) if len(values) > 1 else None,
         }
-        for name, values in found.items()
+        for name, values in of_runs.items()
     }
 
 
@@ -142,12 +123,6 @@ def check_metric(name: str | None, metrics: Sequence[str]) -> None:
     """Reject a metric that is not measured."""
     if name is not None and name not in metrics and name != "loss":
         raise InputError(f"metric_for_best_model: expected one of {', '.join(metrics)} and loss, got {name!r}")
-
-
-def check_threshold(threshold: float) -> None:
-    """Reject a threshold outside 0 to 1."""
-    if not 0 <= threshold <= 1:
-        raise InputError(f"threshold: expected 0 to 1, got {threshold}")
 
 
 def _score(name: str, targets: Targets, answers: Any, classes: int) -> float:
@@ -158,7 +133,8 @@ def _score(name: str, targets: Targets, answers: Any, classes: int) -> float:
     return float(f1_score(targets, answers, labels=range(classes), average=_AVERAGES[name], zero_division=0.0))
 
 
-def _names(target: Any, labels: Labels) -> str | list[str]:
+def names_of(target: Any, labels: Labels) -> str | list[str]:
+    """The class of one target or prediction, or its list of classes for multi-label texts."""
     if labels.multi_label:
         return [name for name, yes in zip(labels.names, target, strict=True) if yes]
     return labels.names[int(target)]

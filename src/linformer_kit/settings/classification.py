@@ -1,7 +1,9 @@
 """Settings of text classification: fine-tuning, evaluation and prediction."""
 
 from dataclasses import field
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from linformer_kit.settings.declare import (
     Amount,
@@ -109,18 +111,15 @@ class ClassifierSettings:
 
     Attributes:
         model: Folder or hub id of a classifier.
-        max_length: Maximum input length in tokens; default: that of the fine-tuning.
-        stride: Split longer texts into windows that overlap by this number of tokens, and average their probabilities;
-            default: longer texts are truncated.
+        max_length: Maximum input length in tokens, longer texts are truncated; default: that of the fine-tuning.
         threshold: Minimum probability to predict a class (multi-label only).
-        batch_size: Texts, or windows of longer texts, per forward pass.
+        batch_size: Texts per forward pass.
         bf16: Mixed precision; `auto` where the processor has bf16 instructions.
     """
 
     model: Model[ModelName]
     max_length: Texts[int | None] = None
-    stride: Texts[int | None] = None
-    threshold: Prediction[float] = 0.5
+    threshold: Prediction[Annotated[float, Field(ge=0, le=1)]] = 0.5
     batch_size: Machine[Count] = 32
     bf16: Machine[Auto] = "auto"
 
@@ -151,7 +150,7 @@ class PredictSettings(ClassifierSettings):
         output: File for the predictions, JSON Lines; default: standard output.
         text_column: Column of the text; default: that of the fine-tuning, else `text`.
         text_pair_column: Column of the second text; default: that of the fine-tuning.
-        resume: Resume after the last complete line of output.
+        resume: Resume after the last texts that were recorded.
         overwrite: Overwrite an existing output.
     """
 

@@ -1,7 +1,9 @@
 """Settings of the commands that use, convert, export or analyse a model."""
 
 from dataclasses import field
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from linformer_kit.settings.declare import (
     Adapter,
@@ -26,6 +28,8 @@ from linformer_kit.settings.declare import (
     settings,
 )
 from linformer_kit.settings.model import Attention, Projection, ResizeMode, Sharing, ShorterInput
+
+Counts = Annotated[list[Count], Field(min_length=1)]
 
 
 @settings
@@ -196,14 +200,14 @@ class BenchSettings:
         output_dir: New or empty folder for the results; default: a new folder below runs/.
     """
 
-    lengths: Measurement[list[int]] = field(default_factory=lambda: [512, 1024, 2048, 4096])
-    projected_dims: Measurement[list[int]] = field(default_factory=lambda: [128, 256])
+    lengths: Measurement[Counts] = field(default_factory=lambda: [512, 1024, 2048, 4096])
+    projected_dims: Measurement[Counts] = field(default_factory=lambda: [128, 256])
     tokens: Measurement[Count | None] = None
     repetitions: Measurement[Count] = 5
-    num_hidden_layers: Encoder[int] = 2
-    hidden_size: Encoder[int] = 768
-    num_attention_heads: Encoder[int] = 12
-    intermediate_size: Encoder[int] = 3072
+    num_hidden_layers: Encoder[Count] = 2
+    hidden_size: Encoder[Count] = 768
+    num_attention_heads: Encoder[Count] = 12
+    intermediate_size: Encoder[Count] = 3072
     device: Machine[str] = "cpu"
     dtype: Machine[Literal["auto", "float32", "bfloat16", "float16"]] = "auto"
     output_dir: Output[Folder | None] = None
@@ -216,9 +220,7 @@ class InspectSettings:
     Attributes:
         model: Folder or hub id of a Linformer.
         output_dir: New folder for figures and numbers.
-        text: Text to run the model on; default: the source of Python's argparse.
-        text_file: File with the text, UTF-8.
-        max_tokens: Maximum number of tokens of the text to use; default: the model's maximum.
+        text: Text to run the model on, truncated to the model's maximum; default: the source of Python's argparse.
         layers: Layers to plot, counted from 0; default: up to four, evenly spaced.
         heads: Heads to plot, counted from 0; default: up to four, evenly spaced.
     """
@@ -226,8 +228,6 @@ class InspectSettings:
     model: Model[ModelName]
     output_dir: Output[Folder]
     text: Texts[str | None] = None
-    text_file: Texts[File | None] = None
-    max_tokens: Texts[Count | None] = None
     layers: Measurement[list[int] | None] = None
     heads: Measurement[list[int] | None] = None
 
@@ -245,10 +245,8 @@ class SpectrumSettings:
             heading, else `file`.
         seq_len: n, tokens per sequence; default: 512, or the model's maximum.
         samples: Number of sequences, taken from all files in turn.
-        packing: Join texts and cut them into sequences of n tokens; false: each text is one sequence.
-        at: Number of singular values whose cumulative share the heat map shows; default: a quarter of n, 128 of 512 as
-            in the paper.
-        choose: Choose k for each layer, and write it to `projected_dims.yaml` for `linformer pretrain --config`.
+        choose: Choose k for each layer, and write it to `projected_dims.yaml` for `linformer pretrain --config`; so do
+            energy and budget.
         energy: Choose the smallest k that keeps this share of the sum of the singular values in each layer; default:
             0.9, without a budget.
         budget: Total number of slots of all heads and layers, instead of energy, for the most energy in the layer that
@@ -260,10 +258,8 @@ class SpectrumSettings:
     text_file: Texts[list[File] | None] = None
     text_column: Texts[Column] = "text"
     document: Texts[Document] = "auto"
-    seq_len: Texts[int | None] = None
+    seq_len: Texts[Annotated[int, Field(ge=4)] | None] = None
     samples: Texts[Count] = 100
-    packing: Texts[bool] = True
-    at: Measurement[int | None] = None
     choose: ChoiceOfK[bool] = False
     energy: ChoiceOfK[float | None] = None
     budget: ChoiceOfK[int | None] = None

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from linformer_kit.errors import InputError
-from linformer_kit.export.agreement import Case, cases, check_agreement, difference, random_inputs
-from linformer_kit.export.exportable import load
+from linformer_kit.export.exportable import Case, cases, check_agreement, difference, load, random_inputs
 from tests.export.conftest import LENGTH, linformer
 
 
