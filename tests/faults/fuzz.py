@@ -229,7 +229,7 @@ def _run_in_child(command: list[str], said: Path, trained: bool) -> NoReturn:
             os.dup2(1, 0)
             sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode) for number, mode in enumerate("rww"))
             if not trained:
-                pretrain.train_model = finetune._train = _train_nothing
+                pretrain._train = finetune._train = _train_nothing
             try:
                 main(command)
                 code = 0

@@ -8,7 +8,8 @@ import transformers
 from transformers import Trainer, TrainingArguments
 
 from linformer_kit import LinformerForMaskedLM, LinformerForSequenceClassification
-from linformer_kit.training.optimizer import adamw, learning_rate_schedule, set_learning_rate
+from linformer_kit.training.engine import adamw
+from linformer_kit.training.state import learning_rate_schedule
 from tests.families import FAMILIES
 from tests.families import build as build_family
 from tests.training.conftest import small_settings
@@ -59,14 +60,6 @@ def test_e_and_f_are_apart_only_with_a_rate_of_their_own(config, factor, expecte
     if expected:
         assert {id(parameter) for parameter in groups[2]["params"]} == matrices and len(matrices) == 4
     assert [(group["lr"], group["weight_decay"]) for group in groups[:2]] == [(1e-2, 0.01), (1e-2, 0.0)]
-
-
-def test_each_group_has_a_share_of_its_own_rate(config):
-    model = LinformerForMaskedLM(config())
-    optimizer = adamw(model, small_settings(projection_learning_rate_factor=0.5))
-    for share in (0.5, 0.25, 1.0):
-        set_learning_rate(optimizer, share)
-        assert [group["lr"] for group in optimizer.param_groups] == [1e-2 * share, 1e-2 * share, 0.5e-2 * share]
 
 
 @pytest.mark.parametrize(("updates", "warmup"), [(17, 5), (23, 0.3), (1, 0)])

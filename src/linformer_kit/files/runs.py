@@ -6,6 +6,7 @@ import datetime
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 from linformer_kit.errors import InputError
 from linformer_kit.files.folders import check_writable, new_folder
@@ -52,6 +53,23 @@ def check_how_to_start(*, resume: bool, overwrite: bool) -> None:
     """Reject `resume` and `overwrite` together."""
     if resume and overwrite:
         raise InputError("resume, overwrite: expected at most one of them, got both")
+
+
+def check_made_from(path: Path, before: dict[str, Any], now: dict[str, Any], advice: str = "") -> None:
+    """Raise an error unless what is resumed was made from the same as now.
+
+    Args:
+        path: File of the record, for the message.
+        before: The record; other entries than those of `now` are not compared.
+        now: Settings and fingerprints of inputs, by name.
+        advice: End of the message.
+
+    Raises:
+        InputError: with the first name whose values differ.
+    """
+    for name, value in now.items():
+        if before.get(name) != value:
+            raise InputError(f"resume: expected {name} as in {path}, {before.get(name)!r}, got {value!r}{advice}")
 
 
 def check_output_dir(output_dir: str | None, *, resume: bool, overwrite: bool) -> None:

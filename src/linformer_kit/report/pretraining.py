@@ -1,13 +1,12 @@
-"""Report of pretraining: losses, the curve, predictions in held-out text."""
+"""Report of pretraining: losses and the curve."""
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
-from linformer_kit.report.base import code, table, write_report
+from linformer_kit.report.base import table, write_report
 from linformer_kit.report.figures import log_ticks, new_figure, number_ticks, save_figure, show_grid
 
 _HIGHEST_DRAWN = 100.0  # nats; larger losses (diverged models) are drawn here
@@ -21,7 +20,7 @@ def write_pretrain_report(results: dict[str, Any], folder: Path) -> str:
 
 
 def pretrain_markdown(results: dict[str, Any]) -> str:
-    """The results of pretraining as Markdown: losses, then predictions."""
+    """The results of pretraining as Markdown: the losses."""
     corpus, models = results["corpus"], results["models"]
     unigram = results["unigram_entropy"]
     rows = [["unigram (token frequencies alone)", "", "", f"{unigram:.3f}", _perplexity(unigram), ""]]
@@ -50,21 +49,6 @@ def pretrain_markdown(results: dict[str, Any]) -> str:
         "Loss and perplexity are over the masked tokens of the validation text; the unigram row is the entropy of that "
         "text's own token frequencies.",
     ]
-    for name, model in models.items():
-        if not model["guesses"]:
-            continue
-        lines += ["", f"## Predictions in held-out text: {LABELS[name]}", ""]
-        lines += table(
-            ["text", "answer", "predictions"],
-            [
-                [
-                    code(guess["text"]),
-                    _token(guess["answer"]),
-                    ", ".join(f"{_token(token)} {probability:.0%}" for token, probability in guess["guesses"]),
-                ]
-                for guess in model["guesses"]
-            ],
-        )
     return "\n".join(lines) + "\n"
 
 
@@ -98,8 +82,3 @@ def _perplexity(loss: float) -> str:
 
 def _count(number: int | None) -> str:
     return "a stream" if number is None else f"{number:,}"
-
-
-def _token(token: str) -> str:
-    """A token in quotes, which make leading spaces and tokens of line breaks visible."""
-    return code(json.dumps(token, ensure_ascii=False))

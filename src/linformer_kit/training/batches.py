@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from linformer_kit.errors import InputError
 from linformer_kit.settings import TrainingSettings
+from linformer_kit.training.process import ignore_signals
 from linformer_kit.training.state import Position
 from linformer_kit.training.tasks.base import Batch, Task
 
@@ -145,6 +146,7 @@ def _loading(task: Task, settings: TrainingSettings) -> dict[str, Any]:
         "num_workers": settings.dataloader_num_workers,
         "collate_fn": task.collate,
         "pin_memory": PartialState().device.type == "cuda",
+        "worker_init_fn": ignore_signals,
     }
 
 
