@@ -8,9 +8,8 @@ from pathlib import Path
 
 import torch
 
-from linformer_kit.report.base import write_report
+from linformer_kit.report.base import html_of, write_report
 from linformer_kit.report.figures import new_figure, save_figure
-from linformer_kit.report.page import html_of
 
 _VOID = {"meta", "img", "br", "hr"}
 HOSTILE = "<script>alert(1)</script>"
@@ -58,7 +57,7 @@ def markdown(results) -> str:
 
 
 def test_one_result(tmp_path):
-    write_report(results_of("bench long"), tmp_path, "long", markdown, draw)
+    write_report(results_of("bench long"), tmp_path, markdown, draw)
     text = (tmp_path / "report.html").read_text()
     page = Page(text)
     assert "<title>A report</title>" in text and "linformer bench long --config settings.yaml" in page.text

@@ -18,6 +18,8 @@ MODEL = {
     "tokens_per_second": 1234.5,
 }
 RESULTS = {
+    "command": "pretrain",
+    "settings": {},
     "unigram_entropy": 6.0,
     "corpus": {
         "description": "13 files",
@@ -44,4 +46,4 @@ def test_files(tmp_path, loss):
     results["models"]["linformer"]["curve"][0] = (0, loss)
     text = write_pretrain_report(results, tmp_path)
     assert (tmp_path / "metrics.md").read_text() == text
-    assert Image.open(tmp_path / "perplexity.png").size == (1050, 675)
+    assert Image.open(tmp_path / "perplexity.png").size == (900, 675)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from linformer_kit.errors import errors_named
 
 _DOTS_PER_INCH = 150
+Curves = Mapping[str, Sequence[Sequence[float]]]  # pairs of update and value by the name of the curve
 
 
 def new_figure(
@@ -40,6 +42,31 @@ def save_figure(figure: Figure, path: Path) -> None:
     with errors_named(path), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # no font has all scripts
         figure.savefig(path, dpi=_DOTS_PER_INCH)
+
+
+def draw_curves(panels: Mapping[str, Curves], path: Path, *, logarithmic: bool = False) -> None:
+    """Draw values against updates, as PNG.
+
+    Args:
+        panels: For each panel, by the name of its y axis, its curves; names of curves are shown if there are several.
+        path: The file.
+        logarithmic: Whether the y axis of the first panel is logarithmic.
+    """
+    figure, axes = new_figure((1 + 5 * len(panels), 4.5), 1, len(panels), squeeze=False)
+    for panel, (name, curves) in zip(axes[0], panels.items(), strict=True):
+        for label, points in curves.items():
+            if points:
+                marker = "o" if len(points) < 20 else None
+                panel.plot(*zip(*points, strict=True), label=label, marker=marker, markersize=3)
+        panel.set(xlabel="updates", ylabel=name)
+        show_grid(panel)
+        if len(panel.lines) > 1:
+            panel.legend(fontsize="small")
+    if logarithmic:
+        axes[0, 0].set_yscale("log")
+        log_ticks(axes[0, 0].yaxis)
+        number_ticks(axes[0, 0].yaxis, ",g")
+    save_figure(figure, path)
 
 
 def show_grid(axes: Axes, which: Literal["major", "both"] = "major") -> None:
