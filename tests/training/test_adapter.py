@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
+from transformers import AutoModel, AutoTokenizer
 
 import linformer_kit as lk
 from linformer_kit.commands.cli import main
@@ -141,14 +141,3 @@ def test_what_does_not_fit_is_refused(run, tmp_path, kind):
     assert type(model).__name__ == "RobertaModel"
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, before[name])
-
-
-def test_a_masked_language_model_continues_after_an_interruption(texts, tmp_path):
-    teacher = write_teacher(tmp_path / "teacher", WORDS)
-    distill(teacher, tmp_path / "whole", train_file=texts, **TRAINED)
-    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
-    shutil.rmtree(tmp_path / "cut" / "checkpoint-6")
-    distill(teacher, tmp_path / "cut", train_file=texts, **TRAINED, resume="true")
-    whole, resumed = (AutoModelForMaskedLM.from_pretrained(tmp_path / name) for name in ("whole", "cut"))
-    for name, parameter in whole.named_parameters():
-        assert torch.equal(parameter, resumed.get_parameter(name)), name

@@ -127,21 +127,6 @@ def test_settings_refused_before_anything_is_written(run, corpus, capsys, tmp_pa
     assert not (tmp_path / "out").exists()
 
 
-def test_the_split_can_stay_the_same_for_other_seeds(corpus, tmp_path):
-    """Losses of several seeds are to compare models, not held-out documents."""
-    marks = {}
-    for name, options in (("a", ["--seed=1"]), ("b", ["--seed=2"]), ("c", ["--seed=2", "--split_seed=1"])):
-        main([*arguments(corpus, tmp_path / name), *options, "--max_steps=1"])
-        marks[name] = json.loads((tmp_path / name / "run.json").read_text())["corpus_fingerprint"]
-    assert marks["a"] == marks["c"] != marks["b"]
-
-
-def test_an_output_folder_with_a_run_is_kept(run, corpus, capsys):
-    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-    assert f"but {run} holds one; continue it with --resume" in fail(capsys, *arguments(corpus, run))
-    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
-
-
 def test_a_run_is_not_resumed_as_another_one(run, corpus, capsys):
     error = fail(capsys, *arguments(corpus, run, "--resume", "--model.projected_dim=5"))
     assert "resume: expected model.projected_dim as in" in error and "7, got 5; --config" in error
@@ -190,11 +175,6 @@ def test_saved_settings_repeat_the_run_elsewhere(run, tmp_path, monkeypatch):
     (again,) = (tmp_path / "runs").iterdir()
     ours, theirs = (AutoModelForMaskedLM.from_pretrained(folder) for folder in (again, run))
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
-
-
-def test_a_model_is_not_written_over(run, corpus, capsys):
-    error = fail(capsys, *arguments(corpus, run, f"--from_model={run}", "--overwrite"))
-    assert "output_dir: expected another folder than that of the model" in error and (run / "config.json").exists()
 
 
 def test_unigram_entropy_by_hand(words):

@@ -61,9 +61,8 @@ def test_what_a_run_is_made_of_is_written_down_and_compared(tmp_path):
 
 
 @pytest.mark.parametrize("how", [{}, {"resume": True}, {"overwrite": True}])
-@pytest.mark.parametrize("before", [False, True])
-def test_of_runs_that_start_at_once_in_one_folder_one_goes_on(tmp_path, how, before):
-    if before and how:
+def test_of_runs_that_start_at_once_in_one_folder_one_goes_on(tmp_path, how):
+    if how:
         opened(tmp_path / "out")
     first, second = (Run("pretrain", small_settings(output_dir=str(tmp_path / "out"), **how)) for _ in range(2))
     first.open({"text": "first"}, FINGERPRINTS)

@@ -55,14 +55,14 @@ def damage(folder: Path, *, only: str = "*") -> str | None:
 
 
 def listed(folder: Path) -> list[str]:
-    """Names of the files that the manifest of a folder lists."""
-    return list(read_json(folder / MANIFEST)["files"])
+    """Names of the files that the manifest of a folder lists; none without a valid one."""
+    files = _listed_or_wrong(folder / MANIFEST)
+    return [] if isinstance(files, str) else list(files)
 
 
 def listed_files(folder: Path) -> list[Path]:
-    """Existing files that the manifest of a folder lists, except below symbolic links; none without a valid one."""
-    files = _listed_or_wrong(folder / MANIFEST)
-    paths = [] if isinstance(files, str) else [folder / name for name in files]
+    """Existing files that the manifest of a folder lists, except below symbolic links."""
+    paths = [folder / name for name in listed(folder)]
     return [path for path in paths if path.is_file() and not any(map(Path.is_symlink, _between(path, folder)))]
 
 
@@ -86,7 +86,7 @@ def checked_folder(folder: Path) -> Iterator[Path]:
 
     After an error the temporary folder is removed and `folder` is unchanged. After a kill, `recover` cleans up.
     """
-    part, old = _beside(folder, PART), _beside(folder, OLD)
+    part, old = (folder.with_name(f".{folder.name}{end}") for end in (PART, OLD))
     with _temporary(part):
         yield part
     if os.path.lexists(folder):
@@ -161,10 +161,6 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _beside(folder: Path, end: str) -> Path:
-    return folder.with_name(f".{folder.name}{end}")
-
-
 def _digest(files: dict[str, Any]) -> str:
     """Hash of the list itself, to tell a damaged manifest from a damaged file."""
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
@@ -195,9 +191,8 @@ def _difference(path: Path, known: dict[str, Any]) -> str | None:
             return "expected a file, got none"
         if (size := path.stat().st_size) != known["bytes"]:
             return f"expected {known['bytes']} bytes, got {size}"
-        found = file_fingerprint(path)
+        if (digest := file_fingerprint(path)) != known["sha256"]:
+            return f"expected SHA-256 {known['sha256'][:12]}…, got {digest[:12]}…"
     except OSError as error:
         return f"expected a file that can be read, got {error.strerror}"
-    if found != known["sha256"]:
-        return f"expected SHA-256 {known['sha256'][:12]}…, got {found[:12]}…"
     return None

@@ -96,10 +96,8 @@ def check_output_dir(output_dir: str | None, *, resume: bool, overwrite: bool) -
     if not holds_run(folder):
         return
     if not (folder / RUN_MARK).exists():
-        raise InputError(
-            f"output_dir: expected a folder without a model from outside linformer-kit, got {folder}, "
-            f"which has a model but no {RUN_MARK}"
-        )
+        expected = "a folder without a model from outside linformer-kit"
+        raise InputError(f"output_dir: expected {expected}, got {folder}, which has a model but no {RUN_MARK}")
     if not (resume or overwrite):
         raise InputError(
             f"output_dir: expected a folder without a run, but {folder} holds one; "
@@ -133,10 +131,9 @@ def find_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
     """The newest intact checkpoint, or None, and a description of the damage of each newer one."""
     wrong: list[str] = []
     for path in checkpoints(folder):
-        found = damage(path)
-        if found is None:
+        if (what := damage(path)) is None:
             return path, wrong
-        wrong.append(found)
+        wrong.append(what)
     return None, wrong
 
 
@@ -148,16 +145,13 @@ def rotate_checkpoints(folder: Path, limit: int | None, *, keep: int | None) -> 
         limit: Number of checkpoints to keep; None: all.
         keep: Updates of a checkpoint to keep regardless of age; it counts towards `limit`.
     """
-    found = checkpoints(folder)
-    if limit is None or len(found) <= limit or damage(found[0]) is not None:
+    paths = checkpoints(folder)
+    if limit is None or len(paths) <= limit or damage(paths[0]) is not None:
         return
-    staying = {found[0], *(path for path in found if keep is not None and path == checkpoint_path(folder, keep))}
-    for path in found:
-        if len(staying) < limit:
-            staying.add(path)
-    for path in found:
-        if path not in staying:
-            remove_folder(path)
+    best = [path for path in paths[1:] if keep is not None and path == checkpoint_path(folder, keep)]
+    others = [path for path in paths[1:] if path not in best]
+    for path in others[max(0, limit - 1 - len(best)) :]:
+        remove_folder(path)
 
 
 def remove_folder(folder: Path) -> None:
@@ -169,10 +163,9 @@ def remove_folder(folder: Path) -> None:
 
 def checkpoints(folder: Path) -> list[Path]:
     """Checkpoints, the newest first."""
-    if not folder.is_dir():
-        return []
-    found = [(int(match[1]), path) for path in folder.iterdir() if (match := CHECKPOINT.fullmatch(path.name))]
-    return [path for _, path in sorted(found, reverse=True)]
+    paths = folder.iterdir() if folder.is_dir() else ()
+    named = [path for path in paths if CHECKPOINT.fullmatch(path.name)]
+    return sorted(named, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)
 
 
 def _seeds(folder: Path) -> list[Path]:
@@ -185,17 +178,20 @@ def _check_nothing_beside(folder: Path) -> None:
     ours = listed_files(folder)
     for path in (folder / name for name in _LOADED_BESIDE):
         if os.path.lexists(path) and path not in ours:
-            raise InputError(
-                f"output_dir: expected no files of another model, which would be loaded with the new one, got {path}: "
-                "move or delete it"
-            )
+            expected = "no files of another model, which would be loaded with the new one"
+            raise InputError(f"output_dir: expected {expected}, got {path}: move or delete it")
 
 
 def _remove_run(folder: Path) -> None:
-    """Remove the files of a run and folders that become empty; symbolic links are not followed."""
+    """Remove the files of a run and folders that become empty; of symbolic links only the links."""
     recover(folder, CHECKPOINT)
     for seed in _seeds(folder):
-        _remove_part(seed)
+        if seed.is_symlink():
+            seed.unlink()
+            continue
+        _remove_run(seed)
+        if not any(seed.iterdir()):
+            seed.rmdir()
     for path in checkpoints(folder):
         remove_folder(path)
     remove_listed(folder)
@@ -208,13 +204,3 @@ def _remove_run(folder: Path) -> None:
                 events.unlink()
             if not any(path.iterdir()):
                 path.rmdir()
-
-
-def _remove_part(folder: Path) -> None:
-    """Remove a run in a subfolder, and the subfolder if it is then empty; of a link only the link."""
-    if folder.is_symlink():
-        folder.unlink()
-        return
-    _remove_run(folder)
-    if not any(folder.iterdir()):
-        folder.rmdir()
