@@ -167,8 +167,8 @@ class Distillation(Task):
         real = answers[3]
         distance, spread = relative_error(ours, theirs, real)
         cosine = torch.cosine_similarity(mean_embedding(ours, real), mean_embedding(theirs, real))
-        shares = [count / len(cosine) for count in agreement(*answers)]
-        losses, agreed, asked = (torch.ones_like(cosine) * each for each in (loss, *shares))
+        of_batch: list[Any] = [loss, *(count / len(cosine) for count in agreement(*answers))]
+        losses, agreed, asked = (torch.ones_like(cosine) * value for value in of_batch)
         return losses, distance, spread, cosine, agreed, asked
 
     def metrics(self, *measured: np.ndarray) -> dict[str, float]:
