@@ -59,7 +59,6 @@ def stopped(monkeypatch, capsys):
     [
         (signal.SIGINT, "_update", 5, 5),  # within an update
         (signal.SIGTERM, "_evaluate", 3, 6),  # before an evaluation, which is made when the run goes on
-        (signal.SIGTERM, "_update", UPDATES, UPDATES),  # within the very last one
     ],
 )
 def test_pretraining_stops_and_goes_on_exactly(corpus, tmp_path, stopped, number, method, call, update):

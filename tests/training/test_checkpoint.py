@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from linformer_kit import InputError, LinformerForMaskedLM
-from linformer_kit.errors import MachineError, OutOfMemoryError
+from linformer_kit.errors import MachineError
 from linformer_kit.files.manifest import damage, write_manifest
 from linformer_kit.training.checkpoint import (
     OPTIMIZER,
@@ -97,7 +97,6 @@ DENSE = "lm_head.dense.weight"
     ("change", "message"),
     [
         (lambda t: t.pop(f"{DENSE}.exp_avg"), f"expected [33, 33] as {DENSE}.exp_avg, got none"),
-        (lambda t: t.update({f"{DENSE}.exp_avg_sq": torch.ones(3, 33)}), f"expected [33, 33] as {DENSE}.exp_avg_sq, got [3, 33] of torch.float32"),
         (lambda t: t.update({f"{DENSE}.exp_avg": torch.ones(33, 33, dtype=torch.int64)}), f"expected [33, 33] as {DENSE}.exp_avg, got [33, 33] of torch.int64"),
         (lambda t: t.update({"other.exp_avg": torch.ones(3)}), "expected moments of this model's parameters, got other.exp_avg"),
     ],
@@ -161,8 +160,6 @@ def test_sharded_tensors_without_values_are_not_taken_for_one(mesh):
 
 FAILURES = [
     (OSError(errno.ENOSPC, "No space left on device"), MachineError, "No space left on device"),
-    (RuntimeError("I/O error: full (os error 28)"), MachineError, "I/O error: full (os error 28)"),
-    (MemoryError(), OutOfMemoryError, "memory ran out"),
     (ValueError("odd"), InputError, "odd"),
 ]
 

@@ -136,23 +136,6 @@ def test_what_sentence_transformers_needs_goes_along(texts, tmp_path):
     assert (tmp_path / "student" / "1_Pooling" / "config.json").read_text() == "{}"
     settings = json.loads((tmp_path / "student" / "sentence_bert_config.json").read_text())
     assert settings == {"max_seq_length": 2 * LENGTH, "do_lower_case": False}
-    plain = write_teacher(tmp_path / "plain", WORDS, "RobertaModel")
-    distill(plain, tmp_path / "student", overwrite=True, train_file=texts, max_steps=2)
-    assert (tmp_path / "student" / "config.json").exists()
-    assert not {path.name for path in (tmp_path / "student").iterdir()} & {
-        "modules.json",
-        "1_Pooling",
-        "sentence_bert_config.json",
-    }
-
-
-@pytest.mark.parametrize("content", ["{", '[{"path": ".."}]'])
-def test_broken_modules_are_found_at_once(content, texts, tmp_path, capsys):
-    teacher = write_teacher(tmp_path / "teacher", WORDS, "RobertaModel")
-    (teacher / "modules.json").write_text(content)
-    error = fail(capsys, *command(teacher, tmp_path / "student", train_file=texts))
-    assert f"{teacher / 'modules.json'}: expected" in error
-    assert not (tmp_path / "student").exists()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 import transformers
 from transformers import Trainer, TrainingArguments
 
-from linformer_kit import LinformerForMaskedLM, LinformerForSequenceClassification
+from linformer_kit import LinformerForMaskedLM
 from linformer_kit.training.engine import adamw
 from linformer_kit.training.state import learning_rate_schedule
 from tests.families import FAMILIES
@@ -16,7 +16,6 @@ from tests.training.conftest import small_settings
 
 OURS = {
     "masked": lambda config: LinformerForMaskedLM(config()),
-    "classifier": lambda config: LinformerForSequenceClassification(config(num_labels=3)),
     "local": lambda config: LinformerForMaskedLM(config(local_convolution=5)),
 }
 
@@ -31,7 +30,7 @@ def groups_by_name(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> 
     }
 
 
-@pytest.mark.parametrize("kind", [*OURS, "bert", "modernbert"])
+@pytest.mark.parametrize("kind", ["masked", "local", "modernbert"])
 def test_groups_are_those_of_transformers(kind, config, tmp_path):
     """Rate and decay of each parameter; what is frozen has none."""
     model = OURS[kind](config) if kind in OURS else build_family(FAMILIES[kind])
@@ -62,7 +61,7 @@ def test_e_and_f_are_apart_only_with_a_rate_of_their_own(config, factor, expecte
     assert [(group["lr"], group["weight_decay"]) for group in groups[:2]] == [(1e-2, 0.01), (1e-2, 0.0)]
 
 
-@pytest.mark.parametrize(("updates", "warmup"), [(17, 5), (23, 0.3), (1, 0)])
+@pytest.mark.parametrize(("updates", "warmup"), [(17, 5), (23, 0.3)])
 @pytest.mark.parametrize(
     ("kind", "theirs"),
     [
