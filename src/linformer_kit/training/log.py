@@ -16,8 +16,6 @@ from linformer_kit.errors import InputError, input_errors
 from linformer_kit.training.memory import most_bytes
 from linformer_kit.training.state import TrainingState
 
-# Totals in each line, besides its measurements: time, number and items of all updates so far, continued after a resume.
-_SECONDS, _UPDATES, _ITEMS = "training_seconds", "timed_updates", "timed_items"
 NO_TRACKER = "none"
 
 
@@ -30,18 +28,12 @@ class TrainingLog:
         unit: Unit of speed: tokens or texts.
         folder: Output folder of trackers.
         report_to: Names of trackers, separated by commas.
-
-    Attributes:
-        seconds: Time of data loading and updates so far; evaluation and saving do not count.
     """
 
     def __init__(self, state: TrainingState, *, updates: int, unit: str, folder: Path, report_to: str) -> None:
         process = PartialState()
         self._state, self._updates, self._unit, self._device = state, updates, unit, process.device
-        last: dict[str, Any] = next((line for line in reversed(state.log) if _SECONDS in line), {})
-        self.seconds = last.get(_SECONDS, 0.0)
-        self._timed, self._items = last.get(_UPDATES, 0), last.get(_ITEMS, 0)
-        self._logged = self.seconds, self._items
+        self._logged = state.seconds, state.items
         self._started = time.perf_counter()
         self._trackers = _trackers(report_to, folder) if process.is_main_process else []
         self._bar = tqdm(
@@ -56,7 +48,7 @@ class TrainingLog:
     @property
     def rate(self) -> float:
         """Mean tokens or texts per second."""
-        return self._items / self.seconds if self.seconds else 0.0
+        return self._state.items / self._state.seconds if self._state.seconds else 0.0
 
     def start_clock(self) -> None:
         """Start to count time."""
@@ -64,9 +56,8 @@ class TrainingLog:
 
     def updated(self, items: int) -> None:
         """Count an update, with its number of tokens or texts."""
-        now = time.perf_counter()
-        self.seconds, self._started = self.seconds + now - self._started, now
-        self._timed, self._items = self._timed + 1, self._items + items
+        self._state.seconds += time.perf_counter() - self._started
+        self._state.items += items
         self._bar.update()
 
     def add_losses(self, *, learning_rate: float, grad_norm: float | None) -> None:
@@ -78,13 +69,13 @@ class TrainingLog:
         """
         state = self._state
         loss = sum(state.losses) / len(state.losses)
-        seconds, items = self.seconds - self._logged[0], self._items - self._logged[1]
-        self._logged = self.seconds, self._items
+        seconds, items = state.seconds - self._logged[0], state.items - self._logged[1]
+        self._logged = state.seconds, state.items
         values = {"loss": loss, "learning_rate": learning_rate}
         if grad_norm is not None:
             values["grad_norm"] = grad_norm
         values[f"{self._unit}_per_second"] = items / seconds if seconds else 0.0
-        values["seconds_left"] = (self._updates - state.update) * self.seconds / max(1, self._timed)
+        values["seconds_left"] = (self._updates - state.update) * state.seconds / state.update
         if (memory := most_bytes(self._device)) is not None:
             values["memory_mib"] = memory / 2**20
         state.losses.clear()
@@ -94,7 +85,7 @@ class TrainingLog:
 
     def add(self, values: dict[str, float], said: str = "") -> None:
         """Add a line of values, and print `said` above the progress bar."""
-        line = self._state.add(**values, **{_SECONDS: self.seconds, _UPDATES: self._timed, _ITEMS: self._items})
+        line = self._state.add(**values)
         for tracker in self._trackers:
             tracker.log({_grouped(name): value for name, value in line.items()}, step=self._state.update)
         if said and not self._bar.disable:

@@ -223,7 +223,7 @@ def measurements(training: Training) -> dict[str, Any]:
         "updates": training.state.update,
         "diverged": training.diverged,
         "skipped_updates": training.skipped_updates,
-        "seconds": training.log.seconds,
+        "seconds": training.state.seconds,
         f"{training.task.unit}_per_second": training.log.rate,
         "bf16": training.engine.bf16,
     }

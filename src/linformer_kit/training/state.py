@@ -48,6 +48,8 @@ class TrainingState:
         losses: Losses of the updates since the last line of losses in the log.
         log: Lines of the log: each a dict of names and numbers, with its `step`.
         scaler: State of float16's loss scaling: the scale, and the updates since it changed.
+        seconds: Time of data loading and updates so far; evaluation and saving do not count.
+        items: Tokens or texts so far.
     """
 
     update: Annotated[_Count, Field(alias="global_step")] = 0
@@ -56,6 +58,8 @@ class TrainingState:
     losses: list[StrictFloat] = field(default_factory=list)
     log: Annotated[list[_Line], Field(alias="log_history")] = field(default_factory=list)
     scaler: _Numbers = field(default_factory=dict)
+    seconds: float = 0.0
+    items: int = 0
 
     def add(self, **values: float) -> dict[str, Any]:
         """Add a line to the log."""
