@@ -8,9 +8,11 @@ import math
 import re
 
 import pytest
+import torch
+import transformers
 
 from linformer_kit import InputError
-from linformer_kit.training.state import Position, TrainingState, read_state
+from linformer_kit.training.state import Position, TrainingState, learning_rate_schedule, read_state
 from tests.training.conftest import small_plan
 
 LOG = [{"step": 2, "epoch": 0.4, "loss": 5.25}, {"step": 3, "epoch": 0.6, "eval_loss": math.nan}]
@@ -116,3 +118,24 @@ def test_the_result_is_the_best_or_the_last():
     assert small_plan(9, metric="loss").result_update(state) == 6, "of the start there is no checkpoint"
     assert small_plan(9).result_update(state) == 9
     assert small_plan(9, metric="accuracy").result_update(state) == 9
+
+
+@pytest.mark.parametrize(("updates", "warmup"), [(17, 5), (23, 0.3)])
+@pytest.mark.parametrize(
+    ("kind", "theirs"),
+    [
+        ("linear", transformers.get_linear_schedule_with_warmup),
+        ("cosine", transformers.get_cosine_schedule_with_warmup),
+        ("constant", lambda optimizer, warmup, _: transformers.get_constant_schedule_with_warmup(optimizer, warmup)),
+    ],
+)
+def test_schedules_are_those_of_transformers(kind, theirs, updates, warmup, tmp_path):
+    """The learning rate of every update, a share of all for a warm-up below 1 included."""
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))], lr=3e-3)
+    arguments = transformers.TrainingArguments(str(tmp_path), warmup_steps=warmup, report_to="none", use_cpu=True)
+    schedule = theirs(optimizer, arguments.get_warmup_steps(updates), updates)
+    ours = learning_rate_schedule(kind, updates=updates, warmup_steps=warmup)
+    for update in range(updates):
+        assert 3e-3 * ours(update) == pytest.approx(schedule.get_last_lr()[0], rel=1e-12, abs=1e-18), update
+        optimizer.step()
+        schedule.step()

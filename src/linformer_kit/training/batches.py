@@ -22,17 +22,11 @@ from linformer_kit.training.tasks.base import Batch, Task
 
 @dataclass(frozen=True)
 class UpdateBatches:
-    """The data of one update.
+    """The data of one update."""
 
-    Attributes:
-        batches: One for each forward pass of this process.
-        sequences: Number of sequences in the update, over all processes.
-        position: Position in the data after the update.
-    """
-
-    batches: list[Batch]
-    sequences: int
-    position: Position
+    batches: list[Batch]  # one for each forward pass of this process
+    sequences: int  # in the update, over all processes
+    position: Position  # in the data after the update
 
 
 class Batches:

@@ -98,23 +98,14 @@ def _check(settings: DistillSettings) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """Teacher and student.
-
-    Attributes:
-        teacher: The model with full attention.
-        student: The model with linear attention.
-        tokenizer: The tokenizer of both; its `model_max_length` is the student's if that reads longer texts.
-        longest: Length of the longest input, in tokens.
-        piece_length: As for `Distillation`.
-        base: The model that an adapter changes: the teacher as it was loaded. None: all weights are trained.
-    """
+    """Teacher, with full attention, and student, with linear attention."""
 
     teacher: PreTrainedModel
     student: LinearizedModel
-    tokenizer: PreTrainedTokenizerBase
-    longest: int
-    piece_length: int | None
-    base: PreTrainedModel | None
+    tokenizer: PreTrainedTokenizerBase  # its `model_max_length` is the student's if that reads longer texts
+    longest: int  # longest input, in tokens
+    piece_length: int | None  # as for `Distillation`
+    base: PreTrainedModel | None  # what an adapter changes: the teacher as it was loaded; None: all weights are trained
 
 
 def _load_pair(settings: DistillSettings) -> Pair:

@@ -82,12 +82,6 @@ class Engine:
     def backward(self, batch: Batch, total: Tensor | None, number: int, count: int) -> Tensor:
         """Accumulate the gradient of one batch of an update; processes synchronise gradients in the last one.
 
-        Args:
-            batch: The batch.
-            total: `total_labels` of the update.
-            number: Number of the batch in the update, from 0.
-            count: Batches of the update in this process.
-
         Returns:
             The batch's contribution to the update's loss over all processes.
         """
@@ -112,9 +106,7 @@ class Engine:
     def checked_loss(self, parts: list[Tensor], norm: float) -> tuple[float, str]:
         """The loss of an update over all processes, and the first non-finite loss or gradient; empty if there is none.
 
-        Args:
-            parts: Return values of `backward`.
-            norm: Return value of `clip`.
+        `parts` are the return values of `backward`, `norm` is that of `clip`.
         """
         losses, wrong = torch.stack(parts).double(), ""
         if not torch.isfinite(losses).all():
@@ -160,12 +152,7 @@ class Engine:
 
 
 def adamw(model: nn.Module, settings: TrainingSettings) -> torch.optim.AdamW:
-    """AdamW for a model: weight decay for all but biases and norms; E and F may have their own rate.
-
-    Args:
-        model: The model; shard it first, if it is to be sharded.
-        settings: Learning rates, decays, betas and epsilon.
-    """
+    """AdamW for a model, sharded or not: weight decay for all but biases and norms; E and F may have their own rate."""
     rate, decay = settings.learning_rate, settings.weight_decay
     own_rate = rate * settings.projection_learning_rate_factor
     apart = {id(matrix) for matrix in projection_parameters(model)} if own_rate != rate else set()

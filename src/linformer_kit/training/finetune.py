@@ -45,20 +45,11 @@ from linformer_kit.training.tasks.classification import Classification, balanced
 
 @dataclasses.dataclass(frozen=True)
 class _Task:
-    """What all seeds have in common.
-
-    Attributes:
-        settings: Settings of the run.
-        texts: The labelled texts, without the training texts, to save memory.
-        metric: The metric that selects the best checkpoint.
-        tokenizer: The model's tokenizer.
-        train: Training inputs.
-        validation: Validation inputs.
-    """
+    """What all seeds have in common."""
 
     settings: FinetuneSettings
-    texts: LabelledTexts
-    metric: str
+    texts: LabelledTexts  # without the training texts, to save memory
+    metric: str  # selects the best checkpoint
     tokenizer: PreTrainedTokenizerBase
     train: LabelledInputs
     validation: LabelledInputs

@@ -63,9 +63,7 @@ class TrainingLog:
     def add_losses(self, *, learning_rate: float, grad_norm: float | None) -> None:
         """Add a line with the mean loss of the updates since the last such line, speed, time left and memory.
 
-        Args:
-            learning_rate: The learning rate of the last update.
-            grad_norm: Its gradient norm before clipping; None if it was skipped.
+        Learning rate and gradient norm before clipping are of the last update; without a norm, it was skipped.
         """
         state = self._state
         loss = sum(state.losses) / len(state.losses)

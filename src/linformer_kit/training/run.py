@@ -207,12 +207,7 @@ class Run:
         return {"command": self.command, **results, "settings": portable(self.settings), **made}
 
     def write(self, write: Callable[..., object], *arguments: Any) -> None:
-        """Let the main process write results into the folder of the run; all processes raise if that fails.
-
-        Args:
-            write: Gets the arguments, then the folder.
-            arguments: Arguments.
-        """
+        """Let the main process call `write` with the arguments and the folder of the run; all raise if that fails."""
         what = f"{self.folder}: the results could not be written"
         write_by_one(functools.partial(write, *arguments, self.folder), what, "the checkpoints are")
 
