@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
@@ -18,23 +18,20 @@ _DOTS_PER_INCH = 150
 Curves = Mapping[str, Sequence[Sequence[float]]]  # pairs of update and value by the name of the curve
 
 
-def new_figure(
-    figsize: tuple[float, float], rows: int = 1, columns: int = 1, *, squeeze: bool = True, sharey: bool = False
-) -> tuple[Figure, Any]:
+def new_figure(figsize: tuple[float, float], rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, Any]:
     """Make a figure without pyplot, so that the caller's backend, current figure and settings stay unchanged.
 
     Args:
         figsize: Width and height in inches.
         rows: Rows of axes.
         columns: Columns of axes.
-        squeeze: As for `Figure.subplots`.
-        sharey: As for `Figure.subplots`.
+        options: As for `Figure.subplots`.
 
     Returns:
         The figure and its axes, a single one or an array.
     """
     figure = Figure(figsize=figsize, layout="constrained")
-    return figure, figure.subplots(rows, columns, squeeze=squeeze, sharey=sharey)
+    return figure, figure.subplots(rows, columns, **options)
 
 
 def save_figure(figure: Figure, path: Path) -> None:
@@ -69,23 +66,15 @@ def draw_curves(panels: Mapping[str, Curves], path: Path, *, logarithmic: bool =
     save_figure(figure, path)
 
 
-def show_grid(axes: Axes, which: Literal["major", "both"] = "major") -> None:
-    """Draw grid lines at the major ticks or at all ticks."""
-    axes.grid(alpha=0.3, which=which)
+def show_grid(axes: Axes) -> None:
+    """Draw grid lines at the major ticks."""
+    axes.grid(alpha=0.3)
 
 
-def number_ticks(axis: Axis, form: str, *, unit: str = "", minor: bool = False) -> None:
-    """Write the numbers at the ticks of an axis in full.
-
-    Args:
-        axis: The x or y axis.
-        form: Format specification, as for `format`.
-        unit: Text after each number.
-        minor: Whether minor ticks have numbers too.
-    """
-    shown = FuncFormatter(lambda value, _: f"{value:{form}}{unit}")
-    axis.set_major_formatter(shown)
-    axis.set_minor_formatter(shown if minor else NullFormatter())
+def number_ticks(axis: Axis, form: str, *, unit: str = "") -> None:
+    """Write the numbers at the major ticks of an axis in full, by a specification for `format` and with a unit."""
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:{form}}{unit}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def log_ticks(axis: Axis, steps: tuple[float, ...] = (1, 2, 5)) -> None:

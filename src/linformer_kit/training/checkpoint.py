@@ -42,9 +42,7 @@ def save_checkpoint(
     """Write a checkpoint, replacing an existing one; all processes call this, and one writes.
 
     Raises:
-        InputError: if it cannot be written; no part of it is left then, and older checkpoints are unchanged.
-        MachineError: likewise, if the machine failed, for example because the disk is full.
-        OutOfMemoryError: likewise, if memory ran out.
+        As `write_by_one`, if it cannot be written; no part of it is left then, and older checkpoints are unchanged.
     """
     weights = _weights_if_sharded(model)
     moments = {
@@ -74,14 +72,7 @@ def save_model(
 ) -> None:
     """Save a model and its tokenizer to a folder, with a manifest; all processes call this, and one writes.
 
-    Args:
-        model: The model.
-        tokenizer: The tokenizer.
-        folder: The output folder.
-        beside: Writes additional files of the model into the folder it is given.
-
-    Raises:
-        As `save_checkpoint`; checkpoints are unchanged.
+    `beside` writes additional files of the model into the folder it is given. Raises as `save_checkpoint`.
     """
     weights = _weights_if_sharded(model)
 
@@ -169,7 +160,9 @@ def write_by_one(write: Callable[[], object], what: str, kept: str) -> None:
         kept: End of the message, before "as they were": what is left and what is unchanged.
 
     Raises:
-        InputError, MachineError or OutOfMemoryError: depending on the cause.
+        InputError: if the cause is neither of the following.
+        MachineError: if the machine failed, for example because the disk is full.
+        OutOfMemoryError: if memory ran out.
     """
     error: BaseException | None = None
     told: list[Any] = [None]
