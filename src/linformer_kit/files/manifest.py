@@ -39,11 +39,7 @@ def write_manifest(folder: Path) -> None:
 def damage(folder: Path, *, only: str = "*") -> str | None:
     """Describe the first difference between a folder and its manifest, with the name of the file; None if intact.
 
-    Files that the manifest does not list are ignored.
-
-    Args:
-        folder: The folder.
-        only: Pattern of the names of the files to check.
+    Files that the manifest does not list are ignored, and those that the pattern `only` does not match.
     """
     files = _listed_or_wrong(folder / MANIFEST)
     if isinstance(files, str):
@@ -132,9 +128,7 @@ def _temporary(part: Path) -> Iterator[None]:
 def recover(parent: Path, names: re.Pattern[str]) -> None:
     """Clean up after processes that were killed in `checked_folder`, and restore folders that they had moved.
 
-    Args:
-        parent: Folder that contains them.
-        names: Pattern of the names of the folders.
+    `parent` contains the folders, whose names match the pattern.
     """
     for path in parent.glob(".*"):
         name, end = path.stem.removeprefix("."), path.suffix

@@ -21,19 +21,9 @@ SEED_FOLDER = re.compile(r"seed-(\d+)")  # the checkpoints of one seed
 RUN_MARK = "run.json"
 # Files of a run at the top of its folder; `overwrite` removes them and those that the manifest lists, the mark last.
 RUN_FILES = (
-    MANIFEST,
-    "config.json",
-    "model.safetensors",
-    "metrics.json",
-    "metrics.md",
-    "perplexity.png",
-    "curve.png",
-    "confusion.png",
-    "mistakes.jsonl",
-    "settings.yaml",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    RUN_MARK,
+    *(MANIFEST, "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
+    *("metrics.json", "metrics.md", "perplexity.png", "curve.png", "confusion.png", "mistakes.jsonl"),
+    *("settings.yaml", RUN_MARK),
 )
 PAGE = "report.html"  # beside all results, of runs and of measurements
 # If any of these exists beside an encoder, sentence-transformers reads its configuration there.
@@ -41,11 +31,8 @@ SENTENCE_FILES = ("modules.json", "sentence_bert_config.json", "config_sentence_
 # Files that libraries load together with a model in the same folder: those of another model must not be there.
 _LOADED_BESIDE = (
     *SENTENCE_FILES,
-    "adapter_config.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "generation_config.json",
-    "special_tokens_map.json",
+    *("adapter_config.json", "generation_config.json"),
+    *("added_tokens.json", "chat_template.jinja", "special_tokens_map.json"),
 )
 
 
@@ -74,11 +61,6 @@ def check_made_from(path: Path, before: dict[str, Any], now: dict[str, Any], adv
 
 def check_output_dir(output_dir: str | None, *, resume: bool, overwrite: bool) -> None:
     """Raise an error for an output folder in which files of another run or model would be overwritten.
-
-    Args:
-        output_dir: The folder, or None for a new one.
-        resume: Whether to resume an existing run.
-        overwrite: Whether to remove an existing run.
 
     Raises:
         InputError: if both `resume` and `overwrite` are given, if the folder contains a run and neither is given, if
@@ -138,12 +120,9 @@ def find_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
 
 
 def rotate_checkpoints(folder: Path, limit: int | None, *, keep: int | None) -> None:
-    """Remove the oldest checkpoints, if the newest one is intact.
+    """Remove all but `limit` checkpoints, the oldest first, if the newest one is intact; None: remove none.
 
-    Args:
-        folder: Folder of the checkpoints.
-        limit: Number of checkpoints to keep; None: all.
-        keep: Updates of a checkpoint to keep regardless of age; it counts towards `limit`.
+    `keep` is the update of a checkpoint to keep regardless of age; it counts towards `limit`.
     """
     paths = checkpoints(folder)
     if limit is None or len(paths) <= limit or damage(paths[0]) is not None:
