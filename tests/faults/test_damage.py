@@ -10,10 +10,7 @@ from typing import Any
 
 import pytest
 
-from linformer_kit import InputError
-from linformer_kit.files import manifest
 from linformer_kit.files.runs import find_checkpoint
-from linformer_kit.interop.loading import check_model_folder
 from linformer_kit.training import loop
 from tests.conftest import fail_last_line
 from tests.faults.runs import pretrain_command, run_all
@@ -55,23 +52,6 @@ def test_a_save_that_fails_loses_nothing(corpus, run, tmp_path, capsys, monkeypa
     assert find_checkpoint(folder)[0] == folder / "checkpoint-6"
 
 
-def test_a_file_that_cannot_be_read_is_named(run, tmp_path, monkeypatch):
-    folder = tmp_path / "out"
-    shutil.copytree(run / "checkpoint-2", folder / "checkpoint-2")
-    real = manifest.file_fingerprint
-
-    def broken_disk(path: Path) -> str:
-        if path.name == "optimizer.safetensors":
-            raise OSError(5, "Input/output error", str(path))
-        return real(path)
-
-    monkeypatch.setattr(manifest, "file_fingerprint", broken_disk)
-    expected = (
-        f"{folder / 'checkpoint-2' / 'optimizer.safetensors'}: expected a file that can be read, got Input/output error"
-    )
-    assert find_checkpoint(folder) == (None, [expected])
-
-
 def damaged(path: Path, change: str, amount: int) -> bytes:
     """The bytes of a file, truncated at a position or with one bit flipped."""
     content = bytearray(path.read_bytes())
@@ -81,23 +61,23 @@ def damaged(path: Path, change: str, amount: int) -> bytes:
     return bytes(content)
 
 
-def damages(path: Path, every: int, bits: int) -> list[tuple[str, int]]:
-    """Truncation at regular percentages, and some random bit flips."""
+def damages(path: Path) -> list[tuple[str, int]]:
+    """Truncation at every percentage, and random bit flips."""
     size = path.stat().st_size
-    cuts = sorted({size * percent // 100 for percent in range(0, 100, every)} | {size - 1})
+    cuts = sorted({size * percent // 100 for percent in range(100)} | {size - 1})
     draw = random.Random(path.name)
-    return [("cut", cut) for cut in cuts] + [("flip", draw.randrange(8 * size)) for _ in range(bits)]
+    return [("cut", cut) for cut in cuts] + [("flip", draw.randrange(8 * size)) for _ in range(200)]
 
 
-@pytest.mark.parametrize(("every", "bits"), [(20, 5), pytest.param(1, 200, marks=pytest.mark.slow)])
-def test_damage_anywhere_is_refused_and_named(run, tmp_path, every, bits):
+@pytest.mark.slow
+def test_damage_anywhere_is_refused_and_named(run, tmp_path):
     folder = tmp_path / "out"
     shutil.copytree(run / "checkpoint-2", folder / "checkpoint-2")
     files = sorted(path for path in (folder / "checkpoint-2").iterdir())
     assert len(files) >= 7
     for path in files:
         whole = path.read_bytes()
-        for change, amount in damages(path, every, bits):
+        for change, amount in damages(path):
             path.write_bytes(damaged(path, change, amount))
             found, wrong = find_checkpoint(folder)
             assert found is None and len(wrong) == 1 and wrong[0].startswith(f"{path}: expected "), (change, amount)
@@ -118,22 +98,3 @@ def test_resume_says_what_it_skips(corpus, run, tmp_path, caplog):
     assert f"resume: skipped a damaged checkpoint: {path}: expected SHA-256" in caplog.text
     assert f"resuming from {folder / 'checkpoint-1'}" in caplog.text
     assert not half.exists(), "what a killed process left is cleared up"
-
-
-def test_of_a_model_the_weights_are_verified_and_its_config_may_be_edited(run, tmp_path, capsys):
-    model = tmp_path / "model"
-    shutil.copytree(run, model, ignore=shutil.ignore_patterns("checkpoint-*"))
-    config = (model / "config.json").read_text()
-    (model / "config.json").write_text(config.replace('"hidden_dropout_prob": 0.1', '"hidden_dropout_prob": 0.2'))
-    assert (model / "config.json").read_text() != config
-    check_model_folder(model)
-    path = model / "model.safetensors"
-    path.write_bytes(damaged(path, "flip", 8 * (path.stat().st_size - 100)))
-    error = fail_last_line(capsys, "fill-mask", model, "def <mask>(")
-    advice = f"if the weights were changed on purpose, remove {model / 'manifest.json'}"
-    assert f"{path}: expected SHA-256" in error and advice in error
-    (model / "manifest.json").unlink()
-    check_model_folder(model)
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(InputError, match="expected whole safetensors"):
-        check_model_folder(model)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,6 @@ from linformer_kit.data.tokenizer import load_tokenizer
 from linformer_kit.files.runs import find_checkpoint
 from tests.faults.runs import (
     cut_off,
-    distill_command,
     environment,
     finetune_command,
     pretrain_command,
@@ -33,61 +33,49 @@ pytestmark = pytest.mark.e2e
 # as any other update. With this epsilon, far above rounding, an update is a smooth function of the gradient.
 SMOOTH = {"adam_epsilon": 1e-4}
 # Batches of four, one by one or two by two.
-CASES = {
-    "layerwise": {"model.sharing": "layerwise", "activation_checkpointing": "true"},
-    "accumulated": {"gradient_accumulation_steps": 2, "model.local_convolution": 3, "elastic_projected_dims": "[7, 3]"},
-}
+OPTIONS: dict[str, Any] = {**SMOOTH, "per_device_eval_batch_size": 3, "logging_steps": 1}
+PRETRAIN = {"model.sharing": "layerwise", "activation_checkpointing": "true", "model.hidden_dropout_prob": 0.0}
+DRAWN = {"gradient_accumulation_steps": 2, "model.local_convolution": 3, "elastic_projected_dims": "[7, 3]"}
 SHARDED = {"fully_shard": "true"}
 
 
 @pytest.fixture(scope="module")
-def folders(corpus, encoder, texts, teacher, tmp_path_factory) -> dict[int, Path]:
-    """The same trainings in one process and in two, and, in two, with models in pieces."""
-    made = {}
+def folders(corpus, encoder, texts, tmp_path_factory) -> dict[int, Path]:
+    """The same trainings in one process and in two, and, in two, with a model in pieces."""
+    still = encoder.parent / "still"  # the encoder without dropout
+    quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    LinformerForMaskedLM.from_pretrained(encoder, **quiet).save_pretrained(still)
+    load_tokenizer(str(encoder), max_length=23).save_pretrained(still)
+    # At its default, a tenth, E would hardly learn in so few updates.
+    rate = {"learning_rate": 1e-2, "projection_learning_rate_factor": 1}
+    folders = {}
     for processes in (1, 2):
-        folder = tmp_path_factory.mktemp(f"processes-{processes}")
-        batch = {"per_device_train_batch_size": 4 // processes, "per_device_eval_batch_size": 3, "logging_steps": 1}
-        batch |= SMOOTH
+        folder = folders[processes] = tmp_path_factory.mktemp(f"processes-{processes}")
+        batch = OPTIONS | {"per_device_train_batch_size": 4 // processes}
         commands = [
-            pretrain_command(corpus, folder / name, **batch, **{"model.hidden_dropout_prob": 0.0}, **options)
-            for name, options in CASES.items()
+            pretrain_command(corpus, folder / "whole", **batch, **PRETRAIN),
+            pretrain_command(corpus, folder / "drawn", **batch, **PRETRAIN, **DRAWN),
+            finetune_command(still, texts, folder / "finetune", **batch, **rate),
         ]
-        still = encoder.parent / "still"  # the encoder without dropout
-        if not still.exists():
-            model = LinformerForMaskedLM.from_pretrained(
-                encoder, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
-            )
-            model.save_pretrained(still)
-            load_tokenizer(str(encoder), max_length=23).save_pretrained(still)
-        # At its default, a tenth, E would hardly learn in so few updates.
-        rate = {"learning_rate": 1e-2, "projection_learning_rate_factor": 1}
-        commands.append(finetune_command(still, texts, folder / "finetune", **batch, **rate))
         if processes == 2:
-            # Without neighbours, which leave a student little to learn.
-            slots = {"projection": "linear", "sliding_window": 0, "global_tokens": 0}
-            for name, options in {"distill": {}, "distill-sharded": SHARDED}.items():
-                commands.append(distill_command(teacher, corpus, folder / name, **batch, **slots, **options))
-            quiet = {"model.hidden_dropout_prob": 0.0, **CASES["layerwise"]}
-            commands.append(pretrain_command(corpus, folder / "layerwise-sharded", **batch, **quiet, **SHARDED))
+            commands.append(pretrain_command(corpus, folder / "pieces", **batch, **PRETRAIN, **SHARDED))
         run_all(commands, processes)
-        made[processes] = folder
-    return made
+    return folders
 
 
 def last(folder: Path) -> Path:
-    (found,) = folder.rglob("checkpoint-12")
-    return found
+    (checkpoint,) = folder.rglob("checkpoint-12")
+    return checkpoint
 
 
-@pytest.mark.parametrize("name", [*CASES, "finetune"])
+@pytest.mark.parametrize("name", ["whole", "drawn", "finetune"])
 def test_two_processes_learn_what_one_learns(folders, name):
     """Parameters and losses to rounding, which the order of the sums changes; as many checkpoints, by one writer."""
     check_equal(*(last(folders[processes] / name) for processes in (1, 2)))
 
 
-@pytest.mark.parametrize("name", ["layerwise", "distill"])
-def test_models_in_pieces_learn_what_whole_ones_learn(folders, name):
-    check_equal(*(last(folders[2] / f"{name}{pieces}") for pieces in ("", "-sharded")))
+def test_a_model_in_pieces_learns_what_a_whole_one_learns(folders):
+    check_equal(*(last(folders[2] / name) for name in ("whole", "pieces")))
 
 
 def check_equal(one: Path, two: Path) -> None:
@@ -109,15 +97,13 @@ def check_equal(one: Path, two: Path) -> None:
     assert [name for name in names[0] if "checkpoint" in name] == [name for name in names[1] if "checkpoint" in name]
 
 
-@pytest.mark.parametrize(("before", "pieces", "after"), [(2, "-sharded", 1), (1, "", 2)])
-def test_a_run_may_go_on_in_another_number_of_processes(folders, corpus, tmp_path, before, pieces, after):
+@pytest.mark.parametrize(("before", "name", "after"), [(2, "pieces", 1), (1, "whole", 2)])
+def test_a_run_may_go_on_in_another_number_of_processes(folders, corpus, tmp_path, before, name, after):
     """Whole or in pieces. What is drawn differs from then on, so here nothing is."""
-    copy = cut_off(folders[before] / f"layerwise{pieces}", tmp_path / "copy", 6)
-    assert not (copy / "checkpoint-7").exists()
-    options = {"per_device_train_batch_size": 4 // after, "per_device_eval_batch_size": 3, "logging_steps": 1}
-    options |= {**SMOOTH, **CASES["layerwise"], "model.hidden_dropout_prob": 0.0, **(SHARDED if after > 1 else {})}
+    copy = cut_off(folders[before] / name, tmp_path / "copy", 6)
+    options = OPTIONS | PRETRAIN | {"per_device_train_batch_size": 4 // after} | (SHARDED if after > 1 else {})
     run_all([[*pretrain_command(corpus, copy, **options), "--resume"]], after)
-    ours, theirs = (load_file(last(folder) / "model.safetensors") for folder in (copy, folders[2] / "layerwise"))
+    ours, theirs = (load_file(last(folder) / "model.safetensors") for folder in (copy, folders[2] / "whole"))
     for key, tensor in theirs.items():
         torch.testing.assert_close(ours[key], tensor, rtol=1e-4, atol=2e-5)
 

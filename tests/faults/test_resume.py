@@ -68,24 +68,19 @@ def check(command, cases, tmp_path: Path, processes: int, cuts: tuple[bool, ...]
 STREAMED, SHARDED = {"streaming": "true", "validation_fraction": 0.3}, {"fully_shard": "true"}
 
 
-@pytest.mark.parametrize(
-    ("case", "options"),
-    [
+def test_resumed_equals_uninterrupted(command, tmp_path):
+    """Other tests resume fine-tuning and texts without workers."""
+    cases = [
         (("pretrain", "true", 4, 2), {}),
-        (("finetune", "true", 1, 0), {}),
         (("distill", "false", 1, 0), {}),
         (("pretrain", "false", 1, 2), STREAMED),
-    ],
-    ids=str,
-)
-def test_resumed_equals_uninterrupted(command, case, options, tmp_path):
-    check(command, [(case, options)], tmp_path, processes=1)
+    ]
+    check(command, cases, tmp_path, processes=1, cuts=(False,))
 
 
 def test_in_two_processes_too(command, tmp_path):
-    """Whole models and models in pieces, texts and streams."""
-    cases = [(("distill", "false", 1, 0), {}), (("finetune", "false", 4, 0), {})]
-    cases += [(("pretrain", "true", 4, 2), SHARDED), (("pretrain", "false", 1, 0), STREAMED)]
+    """A model in pieces, and a stream."""
+    cases = [(("pretrain", "true", 2, 0), SHARDED), (("pretrain", "false", 1, 0), STREAMED)]
     check(command, cases, tmp_path, processes=2, cuts=(False,))
 
 

@@ -27,22 +27,9 @@ pytestmark = pytest.mark.e2e
 
 # Names under which some library keeps, or has kept, a pickle.
 PICKLES = (
-    "training_args.bin",
-    "optimizer.pt",
-    "optimizer.bin",
-    "scheduler.pt",
-    "rng_state.pth",
-    "random_states_0.pkl",
-    "pytorch_model.bin",
-    "pytorch_model_fsdp_0/.metadata",
-    "adapter_model.bin",
-    "model.ckpt",
-    "tokenizer.pkl",
-    "tokenizer.model",
-    "vocab.bpe",
-    "key_projection.npy",
-    "arrays.npz",
-    "dataset.arrow",
+    *("training_args.bin", "optimizer.pt", "optimizer.bin", "scheduler.pt", "rng_state.pth", "random_states_0.pkl"),
+    *("pytorch_model.bin", "pytorch_model_fsdp_0/.metadata", "adapter_model.bin", "model.ckpt", "tokenizer.pkl"),
+    *("tokenizer.model", "vocab.bpe", "arrays.npz", "dataset.arrow"),
 )
 MODULES = ("modeling_evil.py", "configuration_evil.py", "tokenization_evil.py", "custom_generate/generate.py")
 STARTED_BY_PYTHON = ("conftest.py", "sitecustomize.py", "__init__.py", "transformers.py", "json.py", "handler.py")
@@ -70,9 +57,7 @@ def plant(folder: Path, witness: Path) -> None:
     for name in PICKLES:
         path = folder / name
         path.parent.mkdir(exist_ok=True)
-        if path.suffix == ".npy":
-            np.save(path, np.array([Evil(witness)], dtype=object), allow_pickle=True)
-        elif path.suffix == ".npz":
+        if path.suffix == ".npz":
             np.savez(path, evil=np.array([Evil(witness)], dtype=object))
         elif path.suffix in (".pt", ".pth", ".ckpt") or path.name.startswith("pytorch_model"):
             torch.save({"state": Evil(witness), "weight": torch.ones(2)}, path)
@@ -82,7 +67,6 @@ def plant(folder: Path, witness: Path) -> None:
         path = folder / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(f"open({str(witness)!r}, 'w').close()\nclass Evil: pass\n")
-    (folder / ".env").write_text("PYTHONSTARTUP=conftest.py\n")
     index = {"metadata": {}, "weight_map": {"linformer.embeddings.word_embeddings.weight": "pytorch_model.bin"}}
     (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
     template = "{% for c in ().__class__.__base__.__subclasses__() %}{{ c.__init__.__globals__ }}{% endfor %}"
@@ -199,32 +183,20 @@ def test_a_checkpoint_of_pickles_is_none(corpus, pretrained, tmp_path, witness, 
 
 
 def uses(model: Path, texts: Path, corpus: Path, place: Path) -> dict[str, list[Any]]:
-    """Every command that is given a model."""
+    """Commands that are given a model, by what they do with it."""
     lines = place.parent / "lines.txt"
     lines.write_text("number 3 was good\n")
     return {
         "fill-mask": ["fill-mask", model, "def <mask>("],
-        "inspect": ["inspect", model, place / "inspect", "--text", "number 1 was good"],
-        "spectrum": [
-            "spectrum",
-            model,
-            "--samples=1",
-            f"--text_file={texts.parent}",
-            f"--output_dir={place / 'spectrum'}",
-        ],
         "convert": ["convert", model, place / "convert"],
         "predict": ["predict", model, lines],
-        "evaluate": ["evaluate", model, "--validation_file", texts],
         "finetune": finetune_command(model, texts, place / "finetune", max_steps=1),
         "from_model": [*pretrain_command(corpus, place / "pretrain", max_steps=1), f"--from_model={model}"],
         "tokenizer": [*pretrain_command(corpus, place / "tokenizer", max_steps=1), f"--tokenizer={model}"],
     }
 
 
-WORK = {
-    "encoder": {"fill-mask", "inspect", "finetune", "from_model", "tokenizer"},
-    "classifier": {"predict", "evaluate"},
-}
+WORK = {"encoder": {"fill-mask", "finetune", "from_model", "tokenizer"}, "classifier": {"predict"}}
 
 
 @pytest.mark.parametrize("kind", WORK)
@@ -238,25 +210,19 @@ def test_models_are_used_beside_pickles_and_code(encoder, finetuned, texts, corp
         assert error is None or name not in WORK[kind], (name, error)
 
 
-@pytest.mark.parametrize("change", ["pickled weights", "adapter", "index", "unknown", "kernel"])
+@pytest.mark.parametrize("change", ["pickled weights", "index", "unknown"])
 def test_models_that_would_need_a_pickle_or_code_are_refused(encoder, texts, corpus, tmp_path, witness, capsys, change):
     model = copied(encoder, tmp_path / "model")
     plant(model, witness)
     remote_code(model)
-    config = model / "config.json"
     if change == "pickled weights":
         (model / "model.safetensors").unlink()
-    elif change == "adapter":
-        adapter = {"base_model_name_or_path": str(tmp_path / "elsewhere"), "peft_type": "LORA"}
-        (model / "adapter_config.json").write_text(json.dumps(adapter))
     elif change == "index":
         (model / "model.safetensors").rename(model / "more.safetensors")
         index = {"weight_map": {"lm_head.decoder.bias": "pytorch_model.bin"}}
         (model / "model.safetensors.index.json").write_text(json.dumps(index))
-    elif change == "unknown":
-        remote_code(model, model_type="evil")
     else:
-        config.write_text(json.dumps(json.loads(config.read_text()) | {"attn_implementation": "evil/kernel"}))
+        remote_code(model, model_type="evil")
     commands = uses(model, texts, corpus, tmp_path / "out")
     commands.pop("tokenizer")  # which looks at no weights
     for name, command in commands.items():
@@ -295,14 +261,12 @@ def intact(folder: Path) -> bool:
     return len(names) == 5 and all(name == text for name, text in names.items())
 
 
-@pytest.mark.parametrize("name", ["../../precious/thesis.txt", "/etc/passwd", "a/../../b"])
-def test_a_manifest_names_no_file_elsewhere(tmp_path, name):
-    (tmp_path / "model").mkdir()
-    write_manifest(tmp_path / "model")
-    path = tmp_path / "model" / MANIFEST
-    content = {name: {"bytes": 1, "sha256": ""}}
-    path.write_text(json.dumps({"files": content, "sha256": manifest._digest(content)}))
-    assert f"expected names of files in its folder, got '{name}'" in damage(tmp_path / "model")
+def test_a_manifest_names_no_file_elsewhere(tmp_path):
+    write_manifest(tmp_path)
+    for name in ("../thesis.txt", "/etc/passwd", "a/../../b"):
+        content = {name: {"bytes": 1, "sha256": ""}}
+        (tmp_path / MANIFEST).write_text(json.dumps({"files": content, "sha256": manifest._digest(content)}))
+        assert f"expected names of files in its folder, got '{name}'" in damage(tmp_path)
 
 
 def test_nothing_behind_a_link_is_removed(tmp_path, precious):
@@ -339,30 +303,6 @@ def test_nothing_is_written_through_a_link(tmp_path, precious, encoder):
     with checked_folder(run / "checkpoint-1") as part:
         (part / "file").write_text("new")
     assert find_checkpoint(run) == (run / "checkpoint-1", []) and intact(precious)
-
-
-def test_the_bait_is_live(tmp_path):
-    """Without it nothing above would show anything."""
-    witness = tmp_path / "witness"
-    (tmp_path / "bait").mkdir()
-    plant(tmp_path / "bait", witness)
-    live = 0
-    for path in sorted((tmp_path / "bait").rglob("*")):
-        if path.suffix == ".py" and path.name != "transformers.py":
-            exec(path.read_text())
-        elif path.name in PICKLES and path.suffix in (".pt", ".pth", ".bin", ".pkl", ".npy"):
-            if path.suffix == ".npy":
-                np.load(path, allow_pickle=True)
-            elif path.read_bytes()[:2] == b"PK":
-                torch.load(path, weights_only=False)
-            else:
-                pickle.loads(path.read_bytes())
-        else:
-            continue
-        assert witness.exists(), path
-        witness.unlink()
-        live += 1
-    assert live > 12
 
 
 # What the code itself may call ------------------------------------------------------------------------------------------

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from unittest.mock import Mock
 
 import pytest
 
 from linformer_kit import InputError
+from linformer_kit.files import manifest
 from linformer_kit.files.manifest import checked_folder, damage, read_json, recover, write_manifest
 from linformer_kit.files.runs import CHECKPOINT
 
@@ -45,6 +47,12 @@ def test_damage_names_the_file(name, content, message, tmp_path):
     (folder / name).unlink() if content is None else (folder / name).write_text(content)
     assert re.match(re.escape(f"{folder}/{message}"), damage(folder))
     assert (damage(folder, only="c.*") is None) == (name != "manifest.json")
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    folder = write(tmp_path / "checkpoint-1")
+    monkeypatch.setattr(manifest, "file_fingerprint", Mock(side_effect=OSError(5, "Input/output error")))
+    assert damage(folder) == f"{folder / 'a.txt'}: expected a file that can be read, got Input/output error"
 
 
 def test_what_is_not_listed_is_not_looked_at(tmp_path):

@@ -28,7 +28,7 @@ AMOUNTS = ["learning_rate", "warmup_steps", "weight_decay", "projection_learning
         *(("pretrain", name, -1, "0 or more") for name in AMOUNTS),
         ("pretrain", "learning_rate", float("nan"), "0 or more"),
         ("finetune", "early_stopping_patience", 0, "1 or more"),
-        ("finetune", "num_train_epochs", -1.0, "0 or more"),
+        ("finetune", "num_train_epochs", 0.0, "more than 0"),
         ("distill", "max_steps", 0, "1 or more"),
         ("pretrain", "seed", 2**32, "4294967295 or less"),
         ("pretrain", "seed", -1, "0 or more"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
+from transformers import AutoModel, AutoTokenizer
 
 import linformer_kit as lk
 from linformer_kit.commands.cli import main
@@ -115,40 +115,19 @@ def test_the_recorded_embedding(run):
     torch.testing.assert_close(embedding / embedding.norm(), torch.tensor(example["embedding"]), rtol=0, atol=2e-6)
 
 
-@pytest.mark.parametrize("kind", ["weights", "argument", "damage", "foreign", "nowhere"])
-def test_what_does_not_fit_is_refused(run, tmp_path, kind):
+def test_what_does_not_fit_is_refused(run, tmp_path):
+    """And changes nothing. Other tests have another base model."""
     teacher, student = run
-    folder = shutil.copytree(student / "adapter", tmp_path / "adapter")
-    model, arguments = AutoModel.from_pretrained(teacher), {}
-    if kind == "weights":
-        model.encoder.layer[1].output.dense.weight.data[0, 0] += 1
-        message = "model: expected teacher for adapter .*, got a RobertaModel with other weights"
-    elif kind == "argument":
-        arguments, message = {"projected_dim": 7}, "projected_dim: expected 5, as adapter .* has, got 7"
-    elif kind == "damage":
-        weights = bytearray((folder / "adapter_model.safetensors").read_bytes())
-        weights[-1] ^= 1
-        (folder / "adapter_model.safetensors").write_bytes(weights)
-        message = "adapter: .*adapter_model.safetensors"
-    elif kind == "foreign":
-        (folder / "linformer.json").unlink()
-        message = "adapter: expected one of `linformer distill --adapter`"
-    else:
-        folder, message = tmp_path / "nowhere", "adapter: expected a folder, got .*nowhere, which is none"
+    model = AutoModel.from_pretrained(teacher)
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
-    with pytest.raises(lk.InputError, match=message):
-        lk.linearize(model, adapter=folder, **arguments)
+    folder = shutil.copytree(student / "adapter", tmp_path / "adapter")
+    with pytest.raises(lk.InputError, match=r"projected_dim: expected 5, as adapter .* has, got 7"):
+        lk.linearize(model, adapter=folder, projected_dim=7)
+    (folder / "adapter_model.safetensors").write_bytes(b"other")
+    with pytest.raises(lk.InputError, match=r"adapter: .*adapter_model.safetensors"):
+        lk.linearize(model, adapter=folder)
+    (folder / "linformer.json").unlink()
+    with pytest.raises(lk.InputError, match="adapter: expected one of `linformer distill --adapter`"):
+        lk.linearize(model, adapter=folder)
     assert type(model).__name__ == "RobertaModel"
-    for name, parameter in model.named_parameters():
-        assert torch.equal(parameter, before[name])
-
-
-def test_a_masked_language_model_continues_after_an_interruption(texts, tmp_path):
-    teacher = write_teacher(tmp_path / "teacher", WORDS)
-    distill(teacher, tmp_path / "whole", train_file=texts, **TRAINED)
-    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
-    shutil.rmtree(tmp_path / "cut" / "checkpoint-6")
-    distill(teacher, tmp_path / "cut", train_file=texts, **TRAINED, resume="true")
-    whole, resumed = (AutoModelForMaskedLM.from_pretrained(tmp_path / name) for name in ("whole", "cut"))
-    for name, parameter in whole.named_parameters():
-        assert torch.equal(parameter, resumed.get_parameter(name)), name
+    assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())

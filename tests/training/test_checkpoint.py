@@ -10,11 +10,9 @@ from unittest.mock import Mock
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from linformer_kit import InputError, LinformerForMaskedLM
-from linformer_kit.errors import MachineError, OutOfMemoryError
+from linformer_kit.errors import MachineError
 from linformer_kit.files.manifest import damage, write_manifest
 from linformer_kit.training.checkpoint import (
     OPTIMIZER,
@@ -22,9 +20,8 @@ from linformer_kit.training.checkpoint import (
     load_weights,
     save_checkpoint,
     save_model,
-    whole_weights,
 )
-from linformer_kit.training.optimizer import adamw
+from linformer_kit.training.engine import adamw
 from linformer_kit.training.state import Position, TrainingState, read_state
 from tests.conftest import randomise, tokens
 from tests.training.conftest import same_parameters, small_settings
@@ -97,7 +94,6 @@ DENSE = "lm_head.dense.weight"
     ("change", "message"),
     [
         (lambda t: t.pop(f"{DENSE}.exp_avg"), f"expected [33, 33] as {DENSE}.exp_avg, got none"),
-        (lambda t: t.update({f"{DENSE}.exp_avg_sq": torch.ones(3, 33)}), f"expected [33, 33] as {DENSE}.exp_avg_sq, got [3, 33] of torch.float32"),
         (lambda t: t.update({f"{DENSE}.exp_avg": torch.ones(33, 33, dtype=torch.int64)}), f"expected [33, 33] as {DENSE}.exp_avg, got [33, 33] of torch.int64"),
         (lambda t: t.update({"other.exp_avg": torch.ones(3)}), "expected moments of this model's parameters, got other.exp_avg"),
     ],
@@ -129,40 +125,10 @@ def test_files_beside_those_of_the_manifest_are_not_read(checkpoint, trained, co
     assert same_parameters(again, trained[0])
 
 
-@pytest.fixture
-def mesh():
-    """Of one process, whose group ends with the test."""
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    torch.distributed.destroy_process_group()
-
-
-def test_sharded_tensors_without_values_are_not_taken_for_one(mesh):
-    """They all have the same address; tied ones stay one tensor."""
-    model = torch.nn.ParameterDict(
-        {
-            "one": torch.nn.Parameter(distribute_tensor(torch.empty(0, 3), mesh, [Shard(0)])),
-            "other": torch.nn.Parameter(distribute_tensor(torch.empty(0, 5), mesh, [Shard(0)])),
-            "tied": torch.nn.Parameter(distribute_tensor(torch.ones(2, 7), mesh, [Shard(0)])),
-        }
-    )
-    model["again"] = model["tied"]
-    found = whole_weights(model)
-    assert {name: tuple(tensor.shape) for name, tensor in found.items()} == {
-        "one": (0, 3),
-        "other": (0, 5),
-        "tied": (2, 7),
-        "again": (2, 7),
-    }
-    assert found["again"] is found["tied"] and not isinstance(found["tied"], DTensor)
-
-
 # Failures ------------------------------------------------------------------------------------------------------------
 
 FAILURES = [
     (OSError(errno.ENOSPC, "No space left on device"), MachineError, "No space left on device"),
-    (RuntimeError("I/O error: full (os error 28)"), MachineError, "I/O error: full (os error 28)"),
-    (MemoryError(), OutOfMemoryError, "memory ran out"),
     (ValueError("odd"), InputError, "odd"),
 ]
 

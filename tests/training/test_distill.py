@@ -101,16 +101,6 @@ def test_the_student_comes_nearer(teacher, texts, tmp_path):
     assert curve["cosine"][-1][1] > curve["cosine"][0][1]
 
 
-def test_going_on_with_a_student(run, teacher, texts, tmp_path):
-    student = {name: value for name, value in OPTIONS.items() if name != "projected_dim"}
-    flags = [f"--{name}={value}" for name, value in student.items()]
-    main(["distill", str(teacher), str(tmp_path / "more"), *flags, "--student", str(run), "--train_file", str(texts)])
-    before, after = (
-        json.loads((folder / "metrics.json").read_text())["curve"]["error"] for folder in (run, tmp_path / "more")
-    )
-    assert after[0][1] == pytest.approx(before[-1][1], rel=1e-3)  # in other batches
-
-
 def test_a_classifier_learns_from_its_own_pairs(pairs, tmp_path):
     teacher = write_teacher(tmp_path / "teacher", WORDS, "RobertaForSequenceClassification", num_labels=3)
     distill(teacher, tmp_path / "student", train_file=pairs, text_pair_column="other")
@@ -146,39 +136,6 @@ def test_what_sentence_transformers_needs_goes_along(texts, tmp_path):
     assert (tmp_path / "student" / "1_Pooling" / "config.json").read_text() == "{}"
     settings = json.loads((tmp_path / "student" / "sentence_bert_config.json").read_text())
     assert settings == {"max_seq_length": 2 * LENGTH, "do_lower_case": False}
-    plain = write_teacher(tmp_path / "plain", WORDS, "RobertaModel")
-    distill(plain, tmp_path / "student", overwrite=True, train_file=texts, max_steps=2)
-    assert (tmp_path / "student" / "config.json").exists()
-    assert not {path.name for path in (tmp_path / "student").iterdir()} & {
-        "modules.json",
-        "1_Pooling",
-        "sentence_bert_config.json",
-    }
-
-
-@pytest.mark.parametrize("content", ["{", '[{"path": ".."}]'])
-def test_broken_modules_are_found_at_once(content, texts, tmp_path, capsys):
-    teacher = write_teacher(tmp_path / "teacher", WORDS, "RobertaModel")
-    (teacher / "modules.json").write_text(content)
-    error = fail(capsys, *command(teacher, tmp_path / "student", train_file=texts))
-    assert f"{teacher / 'modules.json'}: expected" in error
-    assert not (tmp_path / "student").exists()
-
-
-def test_a_student_of_another_vocabulary_is_refused(run, teacher, texts, tmp_path, capsys):
-    """Its tokens would mean something else."""
-    path = shutil.copytree(teacher, tmp_path / "teacher") / "tokenizer.json"
-    rules = json.loads(path.read_text())
-    ids = rules["model"]["vocab"]
-    first, second = sorted(ids, key=ids.get)[-2:]
-    ids[first], ids[second] = ids[second], ids[first]
-    path.write_text(json.dumps(rules))
-    options = {name: value for name, value in OPTIONS.items() if name != "projected_dim"}
-    flags = [f"--{name}={value}" for name, value in options.items()]
-    where = ["--student", str(run), "--train_file", str(texts)]
-    error = fail_last_line(capsys, "distill", str(tmp_path / "teacher"), str(tmp_path / "more"), *flags, *where)
-    message = f"student: expected the tokenizer of the teacher, got another one in {run}"
-    assert message in error.splitlines()[-1] and not (tmp_path / "more").exists()
 
 
 @pytest.mark.parametrize(
@@ -186,7 +143,6 @@ def test_a_student_of_another_vocabulary_is_refused(run, teacher, texts, tmp_pat
     [
         ({"projected_dim": 99}, f"projected_dim: expected 1 to {LENGTH} (the longest sequence), got 99"),
         ({"adapter": "true", "fully_shard": "true"}, "fully_shard: expected false with adapter, got true"),
-        ({"student": "nowhere/at/all"}, "student: expected a folder, got nowhere/at/all, which does not exist"),
         ({"per_device_train_batch_size": 1000}, "per_device_train_batch_size: expected at most the"),
         ({"max_position_embeddings": 9}, f"max_position_embeddings: expected at least {LENGTH} for mode extend, got 9"),
     ],
@@ -204,14 +160,3 @@ def test_teachers_refused(texts, tmp_path, capsys):
     assert "teacher: expected one with full attention, got LinformerForMaskedLM, which is a Linformer" in error
     error = fail(capsys, *command(tmp_path / "nowhere", tmp_path / "student", train_file=texts))
     assert "teacher: expected a folder, got" in error and "which does not exist" in error
-
-
-def test_students_refused(run, teacher, texts, tmp_path, capsys):
-    other = write_teacher(tmp_path / "other", WORDS, "RobertaModel")
-    options = ["--train_file", str(texts), "--max_steps", "6"]
-    error = fail(capsys, "distill", teacher, tmp_path / "student", "--student", other, *options)
-    assert (
-        "student: expected a RobertaForMaskedLM made linear (`linformer convert --in_place`), got RobertaModel" in error
-    )
-    error = fail(capsys, *command(teacher, tmp_path / "student", train_file=texts), "--student", run)
-    assert "projected_dim: expected none with student, which has its own, got 5" in error

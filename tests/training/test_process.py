@@ -30,26 +30,23 @@ def test_equal_numbers_give_equal_streams_and_others_give_others():
 
 
 def test_kernels_that_sum_in_a_fixed_order_only_where_they_are_wanted(monkeypatch):
-    """And as before afterwards, whatever is raised."""
+    """And as before afterwards, whatever is raised; also the setting of torch.compile."""
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
     with deterministic_kernels(False):
         assert not torch.are_deterministic_algorithms_enabled() and torch.backends.cudnn.benchmark
-    with pytest.raises(ZeroDivisionError), deterministic_kernels(True):
-        assert torch.are_deterministic_algorithms_enabled() and not torch.backends.cudnn.benchmark
-        raise ZeroDivisionError
-    assert not torch.are_deterministic_algorithms_enabled() and torch.backends.cudnn.benchmark
     try:
-        torch.set_deterministic_debug_mode("warn")
-        with deterministic_kernels(True):
-            assert torch.get_deterministic_debug_mode() == 2
-        assert torch.get_deterministic_debug_mode() == 1
-        torch.use_deterministic_algorithms(False)
-        with deterministic_kernels(True):
-            assert torch._inductor.config.deterministic
-        assert not torch._inductor.config.deterministic, "of torch.compile"
+        for mode in ("default", "warn"):
+            torch.set_deterministic_debug_mode(mode)
+            before = torch.get_deterministic_debug_mode()
+            with pytest.raises(ZeroDivisionError), deterministic_kernels(True):
+                assert torch.get_deterministic_debug_mode() == 2 and not torch.backends.cudnn.benchmark
+                assert torch._inductor.config.deterministic
+                raise ZeroDivisionError
+            assert torch.get_deterministic_debug_mode() == before and torch.backends.cudnn.benchmark
     finally:
         torch.set_deterministic_debug_mode("default")
+    assert not torch._inductor.config.deterministic
 
 
 def test_a_later_training_has_the_device_of_its_own_settings(monkeypatch):

@@ -9,11 +9,7 @@ from linformer_kit.errors import InputError
 
 
 def check_new_folder(name: str, folder: str) -> Path:
-    """Check that an output folder is new or empty, and return its path.
-
-    Args:
-        name: Name of the setting, for errors.
-        folder: The folder.
+    """Check that an output folder, of a setting of this name, is new or empty, and return its path.
 
     Raises:
         InputError: if it is not empty, is a file or is not writable.

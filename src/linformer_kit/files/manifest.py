@@ -39,11 +39,7 @@ def write_manifest(folder: Path) -> None:
 def damage(folder: Path, *, only: str = "*") -> str | None:
     """Describe the first difference between a folder and its manifest, with the name of the file; None if intact.
 
-    Files that the manifest does not list are ignored.
-
-    Args:
-        folder: The folder.
-        only: Pattern of the names of the files to check.
+    Files that the manifest does not list are ignored, and those that the pattern `only` does not match.
     """
     files = _listed_or_wrong(folder / MANIFEST)
     if isinstance(files, str):
@@ -55,14 +51,14 @@ def damage(folder: Path, *, only: str = "*") -> str | None:
 
 
 def listed(folder: Path) -> list[str]:
-    """Names of the files that the manifest of a folder lists."""
-    return list(read_json(folder / MANIFEST)["files"])
+    """Names of the files that the manifest of a folder lists; none without a valid one."""
+    files = _listed_or_wrong(folder / MANIFEST)
+    return [] if isinstance(files, str) else list(files)
 
 
 def listed_files(folder: Path) -> list[Path]:
-    """Existing files that the manifest of a folder lists, except below symbolic links; none without a valid one."""
-    files = _listed_or_wrong(folder / MANIFEST)
-    paths = [] if isinstance(files, str) else [folder / name for name in files]
+    """Existing files that the manifest of a folder lists, except below symbolic links."""
+    paths = [folder / name for name in listed(folder)]
     return [path for path in paths if path.is_file() and not any(map(Path.is_symlink, _between(path, folder)))]
 
 
@@ -86,7 +82,7 @@ def checked_folder(folder: Path) -> Iterator[Path]:
 
     After an error the temporary folder is removed and `folder` is unchanged. After a kill, `recover` cleans up.
     """
-    part, old = _beside(folder, PART), _beside(folder, OLD)
+    part, old = (folder.with_name(f".{folder.name}{end}") for end in (PART, OLD))
     with _temporary(part):
         yield part
     if os.path.lexists(folder):
@@ -132,9 +128,7 @@ def _temporary(part: Path) -> Iterator[None]:
 def recover(parent: Path, names: re.Pattern[str]) -> None:
     """Clean up after processes that were killed in `checked_folder`, and restore folders that they had moved.
 
-    Args:
-        parent: Folder that contains them.
-        names: Pattern of the names of the folders.
+    `parent` contains the folders, whose names match the pattern.
     """
     for path in parent.glob(".*"):
         name, end = path.stem.removeprefix("."), path.suffix
@@ -159,10 +153,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise InputError(f"{path}: expected JSON of names and values, got {type(content).__name__}")
     return content
-
-
-def _beside(folder: Path, end: str) -> Path:
-    return folder.with_name(f".{folder.name}{end}")
 
 
 def _digest(files: dict[str, Any]) -> str:
@@ -195,9 +185,8 @@ def _difference(path: Path, known: dict[str, Any]) -> str | None:
             return "expected a file, got none"
         if (size := path.stat().st_size) != known["bytes"]:
             return f"expected {known['bytes']} bytes, got {size}"
-        found = file_fingerprint(path)
+        if (digest := file_fingerprint(path)) != known["sha256"]:
+            return f"expected SHA-256 {known['sha256'][:12]}…, got {digest[:12]}…"
     except OSError as error:
         return f"expected a file that can be read, got {error.strerror}"
-    if found != known["sha256"]:
-        return f"expected SHA-256 {known['sha256'][:12]}…, got {found[:12]}…"
     return None

@@ -6,6 +6,7 @@ import datetime
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 from linformer_kit.errors import InputError
 from linformer_kit.files.folders import check_writable, new_folder
@@ -20,19 +21,9 @@ SEED_FOLDER = re.compile(r"seed-(\d+)")  # the checkpoints of one seed
 RUN_MARK = "run.json"
 # Files of a run at the top of its folder; `overwrite` removes them and those that the manifest lists, the mark last.
 RUN_FILES = (
-    MANIFEST,
-    "config.json",
-    "model.safetensors",
-    "metrics.json",
-    "metrics.md",
-    "perplexity.png",
-    "curve.png",
-    "confusion.png",
-    "mistakes.jsonl",
-    "settings.yaml",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    RUN_MARK,
+    *(MANIFEST, "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
+    *("metrics.json", "metrics.md", "perplexity.png", "curve.png", "confusion.png", "mistakes.jsonl"),
+    *("settings.yaml", RUN_MARK),
 )
 PAGE = "report.html"  # beside all results, of runs and of measurements
 # If any of these exists beside an encoder, sentence-transformers reads its configuration there.
@@ -40,11 +31,8 @@ SENTENCE_FILES = ("modules.json", "sentence_bert_config.json", "config_sentence_
 # Files that libraries load together with a model in the same folder: those of another model must not be there.
 _LOADED_BESIDE = (
     *SENTENCE_FILES,
-    "adapter_config.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "generation_config.json",
-    "special_tokens_map.json",
+    *("adapter_config.json", "generation_config.json"),
+    *("added_tokens.json", "chat_template.jinja", "special_tokens_map.json"),
 )
 
 
@@ -54,13 +42,25 @@ def check_how_to_start(*, resume: bool, overwrite: bool) -> None:
         raise InputError("resume, overwrite: expected at most one of them, got both")
 
 
-def check_output_dir(output_dir: str | None, *, resume: bool, overwrite: bool) -> None:
-    """Raise an error for an output folder in which files of another run or model would be overwritten.
+def check_made_from(path: Path, before: dict[str, Any], now: dict[str, Any], advice: str = "") -> None:
+    """Raise an error unless what is resumed was made from the same as now.
 
     Args:
-        output_dir: The folder, or None for a new one.
-        resume: Whether to resume an existing run.
-        overwrite: Whether to remove an existing run.
+        path: File of the record, for the message.
+        before: The record; other entries than those of `now` are not compared.
+        now: Settings and fingerprints of inputs, by name.
+        advice: End of the message.
+
+    Raises:
+        InputError: with the first name whose values differ.
+    """
+    for name, value in now.items():
+        if before.get(name) != value:
+            raise InputError(f"resume: expected {name} as in {path}, {before.get(name)!r}, got {value!r}{advice}")
+
+
+def check_output_dir(output_dir: str | None, *, resume: bool, overwrite: bool) -> None:
+    """Raise an error for an output folder in which files of another run or model would be overwritten.
 
     Raises:
         InputError: if both `resume` and `overwrite` are given, if the folder contains a run and neither is given, if
@@ -78,10 +78,8 @@ def check_output_dir(output_dir: str | None, *, resume: bool, overwrite: bool) -
     if not holds_run(folder):
         return
     if not (folder / RUN_MARK).exists():
-        raise InputError(
-            f"output_dir: expected a folder without a model from outside linformer-kit, got {folder}, "
-            f"which has a model but no {RUN_MARK}"
-        )
+        expected = "a folder without a model from outside linformer-kit"
+        raise InputError(f"output_dir: expected {expected}, got {folder}, which has a model but no {RUN_MARK}")
     if not (resume or overwrite):
         raise InputError(
             f"output_dir: expected a folder without a run, but {folder} holds one; "
@@ -115,31 +113,24 @@ def find_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
     """The newest intact checkpoint, or None, and a description of the damage of each newer one."""
     wrong: list[str] = []
     for path in checkpoints(folder):
-        found = damage(path)
-        if found is None:
+        if (what := damage(path)) is None:
             return path, wrong
-        wrong.append(found)
+        wrong.append(what)
     return None, wrong
 
 
 def rotate_checkpoints(folder: Path, limit: int | None, *, keep: int | None) -> None:
-    """Remove the oldest checkpoints, if the newest one is intact.
+    """Remove all but `limit` checkpoints, the oldest first, if the newest one is intact; None: remove none.
 
-    Args:
-        folder: Folder of the checkpoints.
-        limit: Number of checkpoints to keep; None: all.
-        keep: Updates of a checkpoint to keep regardless of age; it counts towards `limit`.
+    `keep` is the update of a checkpoint to keep regardless of age; it counts towards `limit`.
     """
-    found = checkpoints(folder)
-    if limit is None or len(found) <= limit or damage(found[0]) is not None:
+    paths = checkpoints(folder)
+    if limit is None or len(paths) <= limit or damage(paths[0]) is not None:
         return
-    staying = {found[0], *(path for path in found if keep is not None and path == checkpoint_path(folder, keep))}
-    for path in found:
-        if len(staying) < limit:
-            staying.add(path)
-    for path in found:
-        if path not in staying:
-            remove_folder(path)
+    best = [path for path in paths[1:] if keep is not None and path == checkpoint_path(folder, keep)]
+    others = [path for path in paths[1:] if path not in best]
+    for path in others[max(0, limit - 1 - len(best)) :]:
+        remove_folder(path)
 
 
 def remove_folder(folder: Path) -> None:
@@ -151,10 +142,9 @@ def remove_folder(folder: Path) -> None:
 
 def checkpoints(folder: Path) -> list[Path]:
     """Checkpoints, the newest first."""
-    if not folder.is_dir():
-        return []
-    found = [(int(match[1]), path) for path in folder.iterdir() if (match := CHECKPOINT.fullmatch(path.name))]
-    return [path for _, path in sorted(found, reverse=True)]
+    paths = folder.iterdir() if folder.is_dir() else ()
+    named = [path for path in paths if CHECKPOINT.fullmatch(path.name)]
+    return sorted(named, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)
 
 
 def _seeds(folder: Path) -> list[Path]:
@@ -167,17 +157,20 @@ def _check_nothing_beside(folder: Path) -> None:
     ours = listed_files(folder)
     for path in (folder / name for name in _LOADED_BESIDE):
         if os.path.lexists(path) and path not in ours:
-            raise InputError(
-                f"output_dir: expected no files of another model, which would be loaded with the new one, got {path}: "
-                "move or delete it"
-            )
+            expected = "no files of another model, which would be loaded with the new one"
+            raise InputError(f"output_dir: expected {expected}, got {path}: move or delete it")
 
 
 def _remove_run(folder: Path) -> None:
-    """Remove the files of a run and folders that become empty; symbolic links are not followed."""
+    """Remove the files of a run and folders that become empty; of symbolic links only the links."""
     recover(folder, CHECKPOINT)
     for seed in _seeds(folder):
-        _remove_part(seed)
+        if seed.is_symlink():
+            seed.unlink()
+            continue
+        _remove_run(seed)
+        if not any(seed.iterdir()):
+            seed.rmdir()
     for path in checkpoints(folder):
         remove_folder(path)
     remove_listed(folder)
@@ -190,13 +183,3 @@ def _remove_run(folder: Path) -> None:
                 events.unlink()
             if not any(path.iterdir()):
                 path.rmdir()
-
-
-def _remove_part(folder: Path) -> None:
-    """Remove a run in a subfolder, and the subfolder if it is then empty; of a link only the link."""
-    if folder.is_symlink():
-        folder.unlink()
-        return
-    _remove_run(folder)
-    if not any(folder.iterdir()):
-        folder.rmdir()

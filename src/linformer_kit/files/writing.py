@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -15,27 +14,38 @@ from pathlib import Path
 from linformer_kit.errors import InputError, errors_named
 
 PART, OLD = ".part", ".old"  # suffixes of hidden temporary names: being written, and about to be replaced
-_STAGING = "writing-"
 # Seconds without a write after which a temporary file is taken for that of a killed process.
 _ABANDONED = 24 * 60 * 60
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a text file atomically: after a crash the file has either the new content or the old one.
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Yield a temporary path, whose file then replaces `path` atomically; safe with concurrent writers.
 
-    After an error the temporary file is removed; an `OSError` names the path.
+    After a crash `path` has either the new content or the old one. After an error the temporary file is removed; an
+    `OSError` names the path. Those of killed processes in the same folder are removed once they are a day old.
     """
-    part = path.with_name(f".{path.name}{PART}")
+    for abandoned in path.parent.glob(f".*.*{PART}"):
+        with suppress(OSError):  # its process has just finished
+            if abandoned.is_file() and time.time() - abandoned.stat().st_mtime > _ABANDONED:
+                abandoned.unlink()
+    part = path.with_name(f".{path.name}.{os.getpid()}{PART}")
     part.unlink(missing_ok=True)  # writing would follow a symbolic link
     try:
         with errors_named(path):
-            part.write_text(text, encoding="utf-8")
+            yield part
             flush(part)
             os.replace(part, path)
     except BaseException:
         with suppress(OSError):
             part.unlink(missing_ok=True)
         raise
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file as `whole_file` does."""
+    with whole_file(path) as part:
+        part.write_text(text, encoding="utf-8")
 
 
 def write_new(path: Path, text: str) -> None:
@@ -61,22 +71,6 @@ def flush(path: Path) -> None:
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path, whose file then replaces `path` atomically; safe with concurrent writers.
-
-    After an error the temporary file is removed; an `OSError` names the path. Temporary files of killed processes in
-    the same folder are removed once they are a day old.
-    """
-    _remove_abandoned(path.parent)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=_STAGING) as staging:
-        staged = Path(staging) / path.name
-        with errors_named(path):
-            yield staged
-            flush(staged)
-        os.replace(staged, path)
-
-
-@contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder, whose content then becomes that of `folder`, new or empty; removed after an error.
 
@@ -87,35 +81,30 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     """
     folder = folder.resolve()
     taken = InputError(f"{folder}: expected a new or empty folder, got one that another process has written to")
-    there = folder.exists()
+    exists = folder.exists()
     # Within an existing folder the same name in all processes, so that only one can create it.
-    part = folder / f".{folder.name}{PART}" if there else folder.with_name(f".{folder.name}.{os.getpid()}")
+    part = folder / f".{folder.name}{PART}" if exists else folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
         part.mkdir(parents=True)
     except FileExistsError:
         raise taken from None
     try:
-        if there and len(list(folder.iterdir())) > 1:
+        if exists and len(list(folder.iterdir())) > 1:
             raise taken
         yield part
-        if there:
+        if exists:
             for path in part.iterdir():
                 os.replace(path, folder / path.name)
             part.rmdir()
-        else:
-            _rename(part, folder, taken)
+            return
+        try:
+            os.replace(part, folder)
+        except OSError:
+            if folder.exists():
+                raise taken from None
+            raise
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
-        raise
-
-
-def _rename(part: Path, folder: Path, taken: InputError) -> None:
-    """Rename a folder to a name that nothing or an empty folder has."""
-    try:
-        os.replace(part, folder)
-    except OSError:
-        if folder.exists():
-            raise taken from None
         raise
 
 
@@ -138,14 +127,3 @@ def uninterrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _remove_abandoned(folder: Path) -> None:
-    """Remove temporary files of killed processes."""
-    for staging in folder.glob(f"{_STAGING}*"):
-        try:
-            written = max(path.stat().st_mtime for path in (staging, *staging.iterdir()))
-        except OSError:  # its process has just finished and removed it
-            continue
-        if time.time() - written > _ABANDONED:
-            shutil.rmtree(staging, ignore_errors=True)

@@ -25,18 +25,14 @@ def adapter_card(about: dict[str, Any]) -> str:
     student, text, settings = made["student"], made["text"], made["settings"]
     fields = {"base_model": base["name"], "library_name": "peft", "license": base["license"], "tags": ["linformer"]}
     exact = "".join(f", {name} {count}" for name, count in student["exact"].items() if count)
-    rows = [
-        [words, *(f"{values[place][1]:.4f}" for place in (0, -1))]
-        for name, words in _FIGURES.items()
-        if (values := made["curve"].get(name))
-    ]
+    rows = [[words, *(f"{made['curve'][name][place][1]:.4f}" for place in (0, -1))] for name, words in _FIGURES.items()]
+    layers = "all layers" if settings["layers"] is None else f"layers {spelled(settings['layers'])}"
     defaults = vars(DistillSettings(teacher=settings["teacher"]))
     options = [
         f"--{name} {spelled(value)}"
         for name, value in settings.items()
         if name not in _NOT_REPEATED and value != defaults.get(name)
     ]
-    full = settings["layers"] is not None
     lines = [
         "---",
         yaml.safe_dump(fields, sort_keys=False).strip(),
@@ -45,7 +41,7 @@ def adapter_card(about: dict[str, Any]) -> str:
         f"# Linear attention for {base['name']}",
         "",
         f"With this adapter {base['name']} reads texts of up to {student['seq_len']:,} tokens, with linear attention "
-        f"in {'layers ' + spelled(settings['layers']) if full else 'all layers'}: k {student['projected_dim']}, "
+        f"in {layers}: k {student['projected_dim']}, "
         f"projection {student['projection']}, sharing {student['sharing']}{exact}.",
         "",
         "```python",

@@ -1,7 +1,8 @@
-"""Helpers of all reports: JSON, tables, text in cells, the line about the machine."""
+"""What all reports are made of: JSON, Markdown tables, the line about the machine, and one HTML file of all."""
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import re
@@ -9,8 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import yaml
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markdown_it import MarkdownIt
+from markupsafe import Markup
+
+from linformer_kit.files.runs import PAGE
 from linformer_kit.files.writing import write_whole
-from linformer_kit.report.page import write_page
 
 
 def write_json(results: dict[str, Any], path: Path) -> None:
@@ -24,28 +30,48 @@ def write_json(results: dict[str, Any], path: Path) -> None:
 def write_report(
     results: dict[str, Any],
     folder: Path,
-    name: str,
     markdown: Callable[[dict[str, Any]], str],
-    draw: Callable[[dict[str, Any], Path], object] = lambda results, folder: None,
+    draw: Callable[[dict[str, Any], Path], object],
 ) -> str:
-    """Write `<name>.json` and, made from the same results, `<name>.md`, the figures and `report.html`.
+    """Write `metrics.json` and, made from the same results, `metrics.md`, the figures and `report.html`.
 
     Args:
-        results: The results.
+        results: The results, with `command`, `settings`, and if they have any `environment` and `versions`.
         folder: Output folder.
-        name: Name of the files.
         markdown: Makes the report.
         draw: Draws the figures into the folder.
 
     Returns:
         The Markdown text.
     """
-    write_json(results, folder / f"{name}.json")
+    write_json(results, folder / "metrics.json")
     text = markdown(results)
-    write_whole(folder / f"{name}.md", text)
+    write_whole(folder / "metrics.md", text)
     draw(results, folder)
-    write_page(results, text, folder)
+    environment = Environment(loader=PackageLoader(__package__), autoescape=True, undefined=StrictUndefined)
+    page = environment.get_template("page.html.j2").render(  # which escapes all but the HTML of `html_of`
+        title=text.partition("\n")[0].removeprefix("# "),
+        body=html_of(text),
+        figures=[
+            {"caption": path.stem, "data": base64.b64encode(path.read_bytes()).decode()}
+            for path in sorted(folder.glob("*.png"))
+        ],
+        command=results["command"],
+        settings=_yaml(results["settings"]),
+        environment=_yaml({name: results[name] for name in ("environment", "versions") if name in results}),
+    )
+    write_whole(folder / PAGE, page)
     return text
+
+
+def html_of(text: str) -> Markup:
+    """Markdown as HTML. HTML and images within the Markdown are shown as text, so that nothing is loaded."""
+    return Markup(MarkdownIt("commonmark", {"html": False}).enable("table").disable("image").render(text))
+
+
+def _yaml(values: dict[str, Any]) -> str:
+    plain = json.loads(json.dumps(values))  # YAML has no tuples, and no subclasses of str such as torch's version
+    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
 
 
 def _finite(value: Any) -> Any:

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib import rcParams
 
 from linformer_kit.files.writing import write_whole
 from linformer_kit.report.base import code, shortened, table, write_report
-from linformer_kit.report.figures import new_figure, save_figure, show_grid
+from linformer_kit.report.figures import draw_curves, new_figure, save_figure
 
 _SHOWN_MISTAKES = 5
 _SHOWN_CHARACTERS = 160
@@ -22,11 +21,15 @@ _NAMED_CLASSES = 30  # with more, the figure has no labels and the table is limi
 
 def write_finetune_report(results: dict[str, Any], folder: Path) -> str:
     """Write `metrics.json`, `metrics.md`, `curve.png` and, unless multi-label, `confusion.png`; return the Markdown."""
-    return write_report(results, folder, "metrics", finetune_markdown, _draw_finetune)
+    return write_report(results, folder, finetune_markdown, _draw_finetune)
 
 
 def _draw_finetune(results: dict[str, Any], folder: Path) -> None:
-    draw_curves(results, folder / "curve.png")
+    """Plot losses and metrics against updates, a line for each seed, and the confusion matrix."""
+    curves = {f"{name}, seed {run['seed']}": points for run in results["runs"] for name, points in run["curve"].items()}
+    losses = {name: points for name, points in curves.items() if " loss," in name}
+    metrics = {name: points for name, points in curves.items() if name not in losses}
+    draw_curves({"loss (nats)": losses, "validation metric": metrics}, folder / "curve.png")
     best = best_run(results)
     if best["confusion"] is not None:
         draw_confusion(best["confusion"], results["texts"]["labels"], folder / "confusion.png")
@@ -34,14 +37,7 @@ def _draw_finetune(results: dict[str, Any], folder: Path) -> None:
 
 def finetune_markdown(results: dict[str, Any]) -> str:
     """The results of fine-tuning as Markdown."""
-    texts, metrics, best = results["texts"], results["metrics"], best_run(results)
-    lines = [
-        "# Fine-tuning",
-        "",
-        f"{results['model']['name']} ({results['model']['type']}, {results['model']['parameters']:,} parameters) on "
-        f"{texts['description']}.",
-        "",
-    ]
+    model, texts, metrics, best = results["model"], results["texts"], results["metrics"], best_run(results)
     rows = [
         [
             str(run["seed"]),
@@ -55,16 +51,30 @@ def finetune_markdown(results: dict[str, Any]) -> str:
         summary = results["summary"]
         spread = [f"{summary[name]['mean']:.4f} ± {summary[name]['standard_deviation']:.4f}" for name in metrics]
         rows.append(["mean ± sd", *spread, "", "", ""])
-    lines += table(["seed", *metrics, "loss (nats)", "best after updates", "training, s"], rows)
-    lines += ["", f"The classifier is that of seed {best['seed']}. {_cut(texts['cut'])}"]
-    lines += ["", *class_table(best, texts["labels"])]
+    cut = [
+        f"{lost['texts']:,} {side} texts lost {lost['tokens'] / lost['of_tokens']:.1%} of all tokens"
+        for side, lost in (("training", texts["cut"]["train"]), ("validation", texts["cut"]["validation"]))
+        if lost["texts"]
+    ]
+    lines = [
+        "# Fine-tuning",
+        "",
+        f"{model['name']} ({model['type']}, {model['parameters']:,} parameters) on {texts['description']}.",
+        "",
+        *table(["seed", *metrics, "loss (nats)", "best after updates", "training, s"], rows),
+        "",
+        f"The classifier is that of seed {best['seed']}. "
+        + (f"Truncated: {'; '.join(cut)}." if cut else "No text was truncated."),
+        "",
+        *class_table(best, texts["labels"]),
+    ]
     return "\n".join(lines) + "\n"
 
 
 def write_evaluation_report(results: dict[str, Any], folder: Path) -> str:
     """Write `metrics.json`, `metrics.md`, `mistakes.jsonl` and, unless multi-label, `confusion.png`."""
     write_mistakes(results["mistakes"], folder)
-    return write_report(results, folder, "metrics", evaluation_markdown, _draw_evaluation)
+    return write_report(results, folder, evaluation_markdown, _draw_evaluation)
 
 
 def _draw_evaluation(results: dict[str, Any], folder: Path) -> None:
@@ -94,46 +104,21 @@ def best_run(results: dict[str, Any]) -> dict[str, Any]:
 
 def class_table(run: dict[str, Any], labels: Sequence[str]) -> list[str]:
     """Precision, recall and F1 of each class, or of the most frequent classes, as lines of a Markdown table."""
-    found = sorted(zip(labels, run["by_class"], strict=True), key=lambda each: -each[1]["texts"])
-    if len(found) <= _NAMED_CLASSES:
-        found = list(zip(labels, run["by_class"], strict=True))
+    classes = list(zip(labels, run["by_class"], strict=True))
+    if many := len(classes) > _NAMED_CLASSES:
+        classes = sorted(classes, key=lambda each: -each[1]["texts"])[:_NAMED_CLASSES]
     rows = [
         [code(label), *(f"{each[name]:.3f}" for name in ("precision", "recall", "f1")), f"{each['texts']:,.0f}"]
-        for label, each in found[:_NAMED_CLASSES]
+        for label, each in classes
     ]
-    lines = table(["class", "precision", "recall", "F1", "texts"], rows)
-    if len(found) > _NAMED_CLASSES:
-        lines += ["", f"The {_NAMED_CLASSES} most frequent of {len(found)} classes; metrics.json has all."]
-    return lines
+    more = ["", f"The {_NAMED_CLASSES} most frequent of {len(labels)} classes; metrics.json has all."] if many else []
+    return table(["class", "precision", "recall", "F1", "texts"], rows) + more
 
 
 def write_mistakes(found: Sequence[dict[str, Any]], folder: Path) -> None:
     """Write `mistakes.jsonl`, one mistake per line."""
     lines = (json.dumps(mistake, ensure_ascii=False) + "\n" for mistake in found)
     write_whole(folder / "mistakes.jsonl", "".join(lines))
-
-
-def draw_curves(results: dict[str, Any], path: Path) -> None:
-    """Plot losses and metrics against updates, a line for each seed."""
-    metrics = results["metrics"]
-    figure, (left, right) = new_figure((11, 4.5), 1, 2)
-    colors = rcParams["axes.prop_cycle"].by_key()["color"]
-    for place, run in enumerate(results["runs"]):
-        suffix = f", seed {run['seed']}" if len(results["runs"]) > 1 else ""
-        color = colors[place % len(colors)]
-        for name, style in (("training loss", ":"), ("validation loss", "-")):
-            _draw(left, run["curve"][name], f"{name.removesuffix(' loss')}{suffix}", color=color, linestyle=style)
-        for name, style in zip(metrics, ("-", "--", "-."), strict=False):
-            shade = color if len(results["runs"]) > 1 else colors[metrics.index(name) % len(colors)]
-            _draw(right, run["curve"][name], f"{name}{suffix}", color=shade, linestyle=style)
-    left.set_ylabel("loss (nats)")
-    right.set_ylabel("validation metric")
-    for axes in (left, right):
-        axes.set_xlabel("updates")
-        show_grid(axes)
-        if axes.has_data():
-            axes.legend(fontsize="small")
-    save_figure(figure, path)
 
 
 def draw_confusion(matrix: list[list[int]], labels: Sequence[str], path: Path) -> None:
@@ -171,19 +156,3 @@ def shown_mistakes(found: Sequence[dict[str, Any]]) -> list[str]:
         for mistake in found[:_SHOWN_MISTAKES]
     ]
     return table(["text", "class", "predicted", "loss (nats)"], rows)
-
-
-def _draw(axes: Any, points: list[list[float]], label: str, **style: Any) -> None:
-    if points:
-        updates, values = zip(*points, strict=True)
-        axes.plot(updates, values, label=label, marker="o" if len(points) < 20 else None, markersize=3, **style)
-
-
-def _cut(cut: dict[str, dict[str, int]]) -> str:
-    sides = {"train": "training", "validation": "validation"}
-    parts = [
-        f"{found['texts']:,} {sides[side]} texts lost {found['tokens'] / found['of_tokens']:.1%} of all tokens"
-        for side, found in cut.items()
-        if found["texts"]
-    ]
-    return f"Truncated: {'; '.join(parts)}." if parts else "No text was truncated."

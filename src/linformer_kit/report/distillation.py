@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from linformer_kit.report.base import table, write_report
-from linformer_kit.report.figures import new_figure, number_ticks, save_figure, show_grid
+from linformer_kit.report.figures import draw_curves
 
 _MEASURES = {
     "cosine": "cosine of mean embeddings",
@@ -17,8 +17,8 @@ _MEASURES = {
 
 
 def write_distill_report(results: dict[str, Any], folder: Path) -> str:
-    """Write `metrics.json`, `metrics.md` and `curve.png`; return the Markdown."""
-    return write_report(results, folder, "metrics", distill_markdown, draw_curve)
+    """Write `metrics.json`, `metrics.md`, `curve.png` and `report.html`; return the Markdown."""
+    return write_report(results, folder, distill_markdown, _draw_curve)
 
 
 def distill_markdown(results: dict[str, Any]) -> str:
@@ -29,9 +29,12 @@ def distill_markdown(results: dict[str, Any]) -> str:
         for name, words in _MEASURES.items()
         if (values := curve.get(name))
     ]
-    exact = "".join(f"{name} {count}, " for name, count in student.get("exact", {}).items() if count)
-    piece = results["text"].get("piece_length")
+    exact = "".join(f"{name} {count}, " for name, count in student["exact"].items() if count)
+    piece, adapter = results["text"]["piece_length"], student["adapter"]
     long = f" The teacher reads texts of more than {piece:,} tokens in pieces." if piece else ""
+    trained = ""  # what was trained, if that was not all parameters
+    if adapter:
+        trained = f", trained by an adapter of rank {adapter['rank']} with {adapter['parameters']:,} parameters"
     lines = [
         "# Distillation",
         "",
@@ -39,44 +42,22 @@ def distill_markdown(results: dict[str, Any]) -> str:
         f"{teacher['layers']} layers.",
         f"Student: {student['layers']} layers, n {student['seq_len']:,}, k {student['projected_dim']}, "
         f"sharing {student['sharing']}, projection {student['projection']}, {exact}"
-        f"{student['parameters']:,} parameters{_adapter(student)}.",
+        f"{student['parameters']:,} parameters{trained}.",
         f"Text: {results['text']['description']}.{long}",
         "",
         *table(["on held-out text", "before", f"after {results['updates']:,} updates"], rows),
         "",
         "The error of the last hidden states is relative: 0 means equal to the teacher's, 1 no better than their mean. "
+        f"All layers are trained together after {results['layerwise_steps']:,} updates. "
         f"Training took {results['seconds'] / 60:.1f} minutes.",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _adapter(student: dict[str, Any]) -> str:
-    """What was trained, if that was not all parameters."""
-    adapter = student.get("adapter")
-    return (
-        f", trained by an adapter of rank {adapter['rank']} with {adapter['parameters']:,} parameters"
-        if adapter
-        else ""
-    )
-
-
-def draw_curve(results: dict[str, Any], folder: Path) -> None:
-    """Plot error and cosine on held-out text against updates, and mark the start of joint training of the layers."""
-    figure, (left, right) = new_figure((10, 4), 1, 2)
-    for axes, name in ((left, "error"), (right, "cosine")):
-        updates, values = zip(*results["curve"][name], strict=True)
-        axes.plot(updates, values, marker="o", markersize=3)
-        if 0 < results["layerwise_steps"] < results["updates"]:
-            axes.axvline(
-                results["layerwise_steps"], color="gray", linestyle="--", label="joint training of the layers from here"
-            )
-            axes.legend()
-        axes.set_xlabel("updates")
-        axes.set_ylabel(f"{_MEASURES[name]} (held-out text)")
-        show_grid(axes)
-    left.set_yscale("log")
-    number_ticks(left.yaxis, "g", minor=True)
-    save_figure(figure, folder / "curve.png")
+def _draw_curve(results: dict[str, Any], folder: Path) -> None:
+    """Plot error and cosine on held-out text against updates."""
+    panels = {f"{_MEASURES[name]} (held-out text)": {name: results["curve"][name]} for name in ("error", "cosine")}
+    draw_curves(panels, folder / "curve.png", logarithmic=True)
 
 
 def _shown(name: str, value: float | None) -> str:

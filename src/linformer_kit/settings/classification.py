@@ -19,6 +19,7 @@ from linformer_kit.settings.declare import (
     Model,
     ModelName,
     Output,
+    Positive,
     Prediction,
     Seed,
     Share,
@@ -95,7 +96,7 @@ class FinetuneSettings(LabelledSettings, OneModelTrainingSettings):
     per_device_eval_batch_size: Evaluation[Count] = 32
     learning_rate: Training[Amount] = 5e-5
     projection_learning_rate_factor: Training[Amount] = 0.1
-    num_train_epochs: Training[Amount] = 3.0
+    num_train_epochs: Training[Positive] = 3.0
     max_steps: Training[Count | None] = None
     warmup_steps: Training[Amount] = 0.06
     eval_steps: Evaluation[Count | None] = None

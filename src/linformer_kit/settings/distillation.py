@@ -66,7 +66,6 @@ class DistillSettings(LinearizeSettings, TrainingSettings):
         teacher: Folder or hub id of an encoder: a masked language model, a text or token classifier, a question
             answering model, or an encoder without a head.
         output_dir: Folder for the model, checkpoints and results.
-        student: Folder of an existing linear student to train further; default: the linearised teacher.
         adapter: Train a LoRA adapter of the layers' linear maps, and E and F, instead of all weights.
             It is saved in `adapter/` in PEFT's format, in addition to the model; needs `pip install
             linformer-kit[adapter]`.
@@ -98,7 +97,6 @@ class DistillSettings(LinearizeSettings, TrainingSettings):
     """
 
     teacher: Model[ModelName]
-    student: Model[Folder | None] = None
     adapter: Adapter[bool] = False
     adapter_rank: Adapter[Count] = 16
     base_model_name: Adapter[str | None] = None
@@ -117,7 +115,7 @@ class DistillSettings(LinearizeSettings, TrainingSettings):
     weight_decay: Training[Amount] = 0.0
     max_steps: Training[Count] = 1200
     layerwise_steps: Distillation[int | None] = None
-    joint_learning_rate_factor: Distillation[Amount] = 0.2
+    joint_learning_rate_factor: Distillation[Positive] = 0.2
     temperature: Distillation[Positive] = 1.0
     mlm_probability: Training[Share] = 0.15
     warmup_steps: Training[CountOrZero] = 50

@@ -17,7 +17,7 @@ from linformer_kit.errors import InputError
 _MOST_VALUES = 100_000
 # Settings that name files and models, and settings of this machine only.
 _FILES = ("train_file", "validation_file", "text_file", "data_dir")
-_MODELS = ("model", "models", "from_model", "tokenizer", "teacher", "student")
+_MODELS = ("model", "models", "from_model", "tokenizer", "teacher")
 _OF_THIS_MACHINE = ("output_dir", "out", "cache_dir", "overwrite")
 
 

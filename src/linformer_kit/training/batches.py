@@ -15,23 +15,18 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from linformer_kit.errors import InputError
 from linformer_kit.settings import TrainingSettings
+from linformer_kit.training.process import ignore_signals
 from linformer_kit.training.state import Position
 from linformer_kit.training.tasks.base import Batch, Task
 
 
 @dataclass(frozen=True)
 class UpdateBatches:
-    """The data of one update.
+    """The data of one update."""
 
-    Attributes:
-        batches: One for each forward pass of this process.
-        sequences: Number of sequences in the update, over all processes.
-        position: Position in the data after the update.
-    """
-
-    batches: list[Batch]
-    sequences: int
-    position: Position
+    batches: list[Batch]  # one for each forward pass of this process
+    sequences: int  # in the update, over all processes
+    position: Position  # in the data after the update
 
 
 class Batches:
@@ -145,6 +140,7 @@ def _loading(task: Task, settings: TrainingSettings) -> dict[str, Any]:
         "num_workers": settings.dataloader_num_workers,
         "collate_fn": task.collate,
         "pin_memory": PartialState().device.type == "cuda",
+        "worker_init_fn": ignore_signals,
     }
 
 

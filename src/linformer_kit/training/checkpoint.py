@@ -10,7 +10,6 @@ Sharded models are gathered before saving, so any number of processes, sharded o
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
@@ -26,7 +25,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from linformer_kit.errors import InputError, error_text, failure_kind, input_errors, machine_failure
 from linformer_kit.files.manifest import checked_folder, listed, listed_files, whole_contents
-from linformer_kit.files.runs import TRAINER_STATE
 from linformer_kit.models.card import CARD
 from linformer_kit.training.state import TrainingState
 
@@ -44,18 +42,22 @@ def save_checkpoint(
     """Write a checkpoint, replacing an existing one; all processes call this, and one writes.
 
     Raises:
-        InputError: if it cannot be written; no part of it is left then, and older checkpoints are unchanged.
-        MachineError: likewise, if the machine failed, for example because the disk is full.
-        OutOfMemoryError: likewise, if memory ran out.
+        As `write_by_one`, if it cannot be written; no part of it is left then, and older checkpoints are unchanged.
     """
-    weights, moments = _weights_if_sharded(model), _moments(model, optimizer)
+    weights = _weights_if_sharded(model)
+    moments = {
+        f"{name}.{moment}": _whole(optimizer.state[parameter][moment]).cpu()
+        for name, parameter in model.named_parameters()
+        if parameter in optimizer.state  # it has had a gradient
+        for moment in _MOMENTS
+    }
 
     def write() -> None:
         with checked_folder(folder) as part:
             model.save_pretrained(part, state_dict=weights)
             tokenizer.save_pretrained(part)
             save_file(moments, part / OPTIMIZER)
-            (part / TRAINER_STATE).write_text(json.dumps(state.to_json(), indent=1), encoding="utf-8")
+            state.write(part)
 
     kept = "nothing is left of it, and older checkpoints are"
     write_by_one(write, f"{folder}: could not be written", kept)
@@ -70,14 +72,7 @@ def save_model(
 ) -> None:
     """Save a model and its tokenizer to a folder, with a manifest; all processes call this, and one writes.
 
-    Args:
-        model: The model.
-        tokenizer: The tokenizer.
-        folder: The output folder.
-        beside: Writes additional files of the model into the folder it is given.
-
-    Raises:
-        As `save_checkpoint`; checkpoints are unchanged.
+    `beside` writes additional files of the model into the folder it is given. Raises as `save_checkpoint`.
     """
     weights = _weights_if_sharded(model)
 
@@ -102,19 +97,17 @@ def load_weights(model: nn.Module, checkpoint: Path) -> None:
     for name in sorted(name for name in listed(checkpoint) if fnmatch(name, "model*.safetensors")):
         with input_errors(str(checkpoint / name)):
             weights |= load_file(checkpoint / name)
-    names = model.state_dict().keys()
-    every = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    own = {name: tensor for name, tensor in every if name in names}
-    there = {id(own[name]) for name in weights.keys() & own.keys()}  # tied weights are saved once
-    missing = [name for name, tensor in own.items() if id(tensor) not in there]
-    unknown = sorted(weights.keys() - own.keys())
+    places = model.state_dict(keep_vars=True)
+    loaded = {id(places[name]) for name in weights.keys() & places.keys()}  # tied weights are saved once
+    missing = [name for name, tensor in places.items() if id(tensor) not in loaded]
+    unknown = sorted(weights.keys() - places.keys())
     if missing or unknown:
-        kind, keys = ("none for", missing) if missing else ("no place for", unknown)
-        raise InputError(f"{checkpoint}: expected the weights of this model, got {kind} {keys[0]}")
+        kind, names = ("none for", missing) if missing else ("no place for", unknown)
+        raise InputError(f"{checkpoint}: expected the weights of this model, got {kind} {names[0]}")
     for name, whole in weights.items():
-        if whole.shape != own[name].shape:
-            raise InputError(f"{checkpoint}: expected {list(own[name].shape)} as {name}, got {list(whole.shape)}")
-        _fill(own[name], whole)
+        if whole.shape != places[name].shape:
+            raise InputError(f"{checkpoint}: expected {list(places[name].shape)} as {name}, got {list(whole.shape)}")
+        _fill(places[name], whole)
 
 
 def load_moments(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Path) -> None:
@@ -129,34 +122,27 @@ def load_moments(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint:
     optimizer.state.clear()
     trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     for name, parameter in model.named_parameters():
-        found = {moment: moments.pop(f"{name}.{moment}", None) for moment in _MOMENTS}
-        if id(parameter) not in trained or all(moment is None for moment in found.values()):
+        if id(parameter) not in trained or not any(f"{name}.{moment}" in moments for moment in _MOMENTS):
             continue
-        for moment, tensor in found.items():
-            shape = torch.Size() if moment == "step" else parameter.shape
-            if tensor is None or tensor.shape != shape or not tensor.is_floating_point():
+        for moment in _MOMENTS:
+            tensor, shape = moments.pop(f"{name}.{moment}", None), [] if moment == "step" else list(parameter.shape)
+            if tensor is None or list(tensor.shape) != shape or not tensor.is_floating_point():
                 got = "none" if tensor is None else f"{list(tensor.shape)} of {tensor.dtype}"
-                raise InputError(f"{path}: expected {list(shape)} as {name}.{moment}, got {got}")
-            place = torch.zeros(()) if moment == "step" else torch.zeros_like(parameter, requires_grad=False)
-            _fill(place, tensor)
-            optimizer.state[parameter][moment] = place.to(parameter.device) if moment == "step" else place
+                raise InputError(f"{path}: expected {shape} as {name}.{moment}, got {got}")
+            if moment == "step":
+                optimizer.state[parameter][moment] = tensor.float().to(parameter.device)
+            else:
+                optimizer.state[parameter][moment] = torch.zeros_like(parameter, requires_grad=False)
+                _fill(optimizer.state[parameter][moment], tensor)
     if moments:
         raise InputError(f"{path}: expected moments of this model's parameters, got {min(moments)}")
 
 
 def whole_weights(model: nn.Module) -> dict[str, Tensor]:
     """The state dict of a model; sharded tensors are gathered to the CPU, so all processes must call this."""
-    wholes: dict[int, Tensor] = {}  # tied weights stay one tensor
-
-    def whole(tensor: Tensor) -> Tensor:
-        if not isinstance(tensor, DTensor):
-            return tensor.detach()
-        if id(tensor) not in wholes:
-            wholes[id(tensor)] = tensor.full_tensor().detach().cpu()
-        return wholes[id(tensor)]
-
-    # With `keep_vars`, tied weights are the same object.
-    return {name: whole(tensor) for name, tensor in model.state_dict(keep_vars=True).items()}
+    tensors = model.state_dict(keep_vars=True)  # tied weights are the same object, and stay it
+    wholes = {id(tensor): _whole(tensor.detach()) for tensor in tensors.values()}
+    return {name: wholes[id(tensor)] for name, tensor in tensors.items()}
 
 
 def _weights_if_sharded(model: nn.Module) -> dict[str, Tensor] | None:
@@ -174,7 +160,9 @@ def write_by_one(write: Callable[[], object], what: str, kept: str) -> None:
         kept: End of the message, before "as they were": what is left and what is unchanged.
 
     Raises:
-        InputError, MachineError or OutOfMemoryError: depending on the cause.
+        InputError: if the cause is neither of the following.
+        MachineError: if the machine failed, for example because the disk is full.
+        OutOfMemoryError: if memory ran out.
     """
     error: BaseException | None = None
     told: list[Any] = [None]
@@ -188,16 +176,6 @@ def write_by_one(write: Callable[[], object], what: str, kept: str) -> None:
     if told[0] is not None:
         kind, got = told[0]
         raise kind(f"{what}: {got}; {kept} as they were") from error
-
-
-def _moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """AdamW's moments by parameter name; a parameter that has had no gradient yet has none."""
-    return {
-        f"{name}.{moment}": _whole(optimizer.state[parameter][moment]).cpu()
-        for name, parameter in model.named_parameters()
-        if parameter in optimizer.state
-        for moment in _MOMENTS
-    }
 
 
 def _whole(tensor: Tensor) -> Tensor:

@@ -1,27 +1,31 @@
-"""Forward, backward and optimizer step on the available devices: mixed precision, data parallel or sharded."""
+"""Forward, backward and AdamW step on the available devices: mixed precision, data parallel or sharded."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import re
 from typing import Any
 
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from linformer_kit.environment import use_bf16
+from linformer_kit.operator.projections import SequenceProjection
 from linformer_kit.parallel.sharded import shard
 from linformer_kit.settings import TrainingSettings
 from linformer_kit.training.batches import to_device
-from linformer_kit.training.optimizer import adamw, set_learning_rate
 from linformer_kit.training.tasks.base import Batch, Task
 
 _SCALER_KEYS = ("scale", "_growth_tracker")
+# Names of parameters without weight decay, as in transformers.
+_WITHOUT_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)", re.IGNORECASE)
+_HIGHEST = "highest_lr"  # key of a group's peak learning rate
 
 
 class Engine:
@@ -30,9 +34,6 @@ class Engine:
     Args:
         task: The task to train; it is moved to the device of this process.
         settings: The training settings.
-
-    Raises:
-        InputError: for sharding in a single process.
     """
 
     def __init__(self, task: Task, settings: TrainingSettings) -> None:
@@ -40,7 +41,8 @@ class Engine:
         self.device, self.rank, self.processes = process.device, process.process_index, process.num_processes
         self.bf16 = use_bf16(settings.bf16, on_cpu=self.device.type == "cpu", fp16=settings.fp16)
         self._dtype = torch.float16 if settings.fp16 else torch.bfloat16 if self.bf16 else None
-        self._scaler = torch.amp.GradScaler(self.device.type) if settings.fp16 else None
+        # Disabled, it changes nothing: `scale` returns the loss, `step` makes the step of the optimizer.
+        self._scaler = torch.amp.GradScaler(self.device.type, enabled=settings.fp16)
         self._task, self._sharded = task.to(self.device), settings.fully_shard
         if getattr(settings, "activation_checkpointing", False):
             task.model.activation_checkpointing_enable({"use_reentrant": False})
@@ -48,13 +50,15 @@ class Engine:
             task.model.compile()
         if settings.fully_shard:
             shard(task.model, init_device_mesh(self.device.type, (self.processes,)))
-        self._parallel = self._data_parallel(task) if self.processes > 1 and not settings.fully_shard else task
+        self._parallel: nn.Module = task
+        if self.processes > 1 and not settings.fully_shard:
+            self._parallel = DistributedDataParallel(
+                task,
+                device_ids=None if self.device.type == "cpu" else [self.device],
+                broadcast_buffers=False,
+                find_unused_parameters=not task.uses_every_parameter,
+            )
         self.optimizer = adamw(task.model, settings)
-
-    def _data_parallel(self, task: Task) -> DistributedDataParallel:
-        devices = None if self.device.type == "cpu" else [self.device]
-        unused = not task.uses_every_parameter
-        return DistributedDataParallel(task, device_ids=devices, broadcast_buffers=False, find_unused_parameters=unused)
 
     @property
     def precision(self) -> str:
@@ -89,30 +93,26 @@ class Engine:
             with self.autocast():
                 loss = self._parallel(to_device(batch, self.device), total)
             # Gradients are averaged over the processes; a loss divided by all labels needs their sum.
-            scaled = loss / count if total is None else loss * self.processes
-            (scaled if self._scaler is None else self._scaler.scale(scaled)).backward()
-        return scaled.detach() / self.processes
+            loss = loss / count if total is None else loss * self.processes
+            self._scaler.scale(loss).backward()
+        return loss.detach() / self.processes
 
     def clip(self, longest: float) -> float:
         """Clip the gradient norm and return the norm before clipping; it may be non-finite with float16."""
-        if self._scaler is not None:
-            self._scaler.unscale_(self.optimizer)
-        limit = longest if longest > 0 else torch.inf
-        norm = torch.nn.utils.clip_grad_norm_(self._task.model.parameters(), limit)
+        self._scaler.unscale_(self.optimizer)
+        norm = torch.nn.utils.clip_grad_norm_(self._task.model.parameters(), longest if longest > 0 else torch.inf)
         return (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
 
     def checked_loss(self, parts: list[Tensor], norm: float) -> tuple[float, str]:
         """The loss of an update over all processes, and the first non-finite loss or gradient; empty if there is none.
 
-        Args:
-            parts: Return values of `backward`.
-            norm: Return value of `clip`.
+        `parts` are the return values of `backward`, `norm` is that of `clip`.
         """
         losses, wrong = torch.stack(parts).double(), ""
         if not torch.isfinite(losses).all():
             first = int((~torch.isfinite(losses)).nonzero()[0])
             wrong = f"a loss of {losses[first].item()} in batch {first + 1} of {len(losses)} of process {self.rank}"
-        elif self._scaler is None and not math.isfinite(norm):
+        elif not self._scaler.is_enabled() and not math.isfinite(norm):
             wrong = f"a gradient norm of {norm}"
         told = torch.stack([losses.sum(), torch.tensor(float(bool(wrong)), device=self.device, dtype=torch.double)])
         if self.processes > 1:
@@ -121,35 +121,59 @@ class Engine:
         return loss, next(filter(None, gather_object([wrong]))) if count else ""
 
     def step(self, share: float) -> None:
-        """Update the parameters, with a fraction of the peak learning rate, and drop the gradients."""
-        set_learning_rate(self.optimizer, share)
-        if self._scaler is None:
-            self.optimizer.step()
-        else:  # skips the update and lowers the scale if float16 has overflowed
-            self._scaler.step(self.optimizer)
-            self._scaler.update()
+        """Update the parameters, with a fraction of the peak learning rates, and drop the gradients."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = group[_HIGHEST] * share
+        self._scaler.step(self.optimizer)  # if float16 has overflowed, it makes no step and lowers the scale
+        self._scaler.update()
         self.optimizer.zero_grad()
 
     def skip(self) -> None:
         """Make no update: drop the gradients, and keep the scale of float16, so that the next update can be made."""
         self.optimizer.zero_grad()
-        if self._scaler is not None:
-            self._scaler.update(self._scaler.get_scale())
+        self._scaler.update(self._scaler.get_scale())
 
     def scaler_state(self) -> dict[str, float]:
-        """State of float16's loss scaling, for checkpoints."""
-        state = {} if self._scaler is None else self._scaler.state_dict()
-        return {name: state[name] for name in _SCALER_KEYS if name in state}
+        """State of float16's loss scaling, for checkpoints; empty without float16."""
+        return {name: value for name, value in self._scaler.state_dict().items() if name in _SCALER_KEYS}
 
     def load_scaler(self, state: dict[str, float]) -> None:
         """Restore the loss scaling of a checkpoint, if it has any."""
-        if self._scaler is not None and state:
+        if state:
             self._scaler.load_state_dict(self._scaler.state_dict() | state)
 
     def largest(self, number: int) -> int:
         """The largest value over all processes."""
         if self.processes == 1:
             return number
-        said = torch.tensor(number, device=self.device)
-        torch.distributed.all_reduce(said, op=torch.distributed.ReduceOp.MAX)
-        return int(said)
+        numbers = torch.tensor(number, device=self.device)
+        torch.distributed.all_reduce(numbers, op=torch.distributed.ReduceOp.MAX)
+        return int(numbers)
+
+
+def adamw(model: nn.Module, settings: TrainingSettings) -> torch.optim.AdamW:
+    """AdamW for a model, sharded or not: weight decay for all but biases and norms; E and F may have their own rate."""
+    rate, decay = settings.learning_rate, settings.weight_decay
+    own_rate = rate * settings.projection_learning_rate_factor
+    apart = {id(matrix) for matrix in projection_parameters(model)} if own_rate != rate else set()
+    norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm)]
+    undecayed = {id(parameter) for norm in norms for parameter in norm.parameters(recurse=False)}
+    groups: list[dict[str, Any]] = [
+        {"params": [], "lr": rate, "weight_decay": decay},
+        {"params": [], "lr": rate, "weight_decay": 0.0},
+        {"params": [], "lr": own_rate, "weight_decay": decay},
+    ]
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            decays = id(parameter) not in undecayed and not _WITHOUT_DECAY.search(name)
+            groups[2 if decays and id(parameter) in apart else 0 if decays else 1]["params"].append(parameter)
+    groups = [group | {_HIGHEST: group["lr"]} for group in groups if group["params"]]
+    sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
+    betas = settings.adam_beta1, settings.adam_beta2
+    return torch.optim.AdamW(groups, betas=betas, eps=settings.adam_epsilon, fused=not sharded, foreach=sharded)
+
+
+def projection_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """E and F, W_P, and kernels of convolutions: the parameters of all projections."""
+    projections = [module for module in model.modules() if isinstance(module, SequenceProjection)]
+    return [matrix for module in projections for matrix in module.parameters()]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import logging
 import math
 import tempfile
 from pathlib import Path
@@ -21,10 +19,9 @@ from transformers import (
 
 from linformer_kit.data.cached import cache_folder
 from linformer_kit.data.examples import Labels
-from linformer_kit.data.inputs import LabelledInputs, LabelledItems, labelled_inputs
+from linformer_kit.data.inputs import LabelledInputs, labelled_inputs
 from linformer_kit.data.labelled import LabelledTexts, load_labelled
 from linformer_kit.data.tokenizer import Encoder
-from linformer_kit.environment import versions
 from linformer_kit.errors import DivergedError, InputError, input_errors
 from linformer_kit.files.manifest import read_json
 from linformer_kit.inference.scores import (
@@ -37,35 +34,22 @@ from linformer_kit.inference.scores import (
 )
 from linformer_kit.interop.loading import fingerprint, input_length, load_model, random_weights, resize
 from linformer_kit.report.classification import best_run, write_finetune_report, write_mistakes
-from linformer_kit.settings import FinetuneSettings, check_model_is_kept, portable, recorded_name
+from linformer_kit.settings import FinetuneSettings, check_model_is_kept, recorded_name
 from linformer_kit.training.batches import Batches
 from linformer_kit.training.checkpoint import save_model
-from linformer_kit.training.loop import Training
-from linformer_kit.training.optimizer import learning_rate_schedule
 from linformer_kit.training.process import callers_random_state
 from linformer_kit.training.run import Run, measurements
-from linformer_kit.training.state import Plan, is_count
+from linformer_kit.training.state import Plan, learning_rate_schedule
 from linformer_kit.training.tasks.classification import Classification, balanced_weights, curves
-
-logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Task:
-    """What all seeds have in common.
-
-    Attributes:
-        settings: Settings of the run.
-        texts: The labelled texts, without the training texts, to save memory.
-        metric: The metric that selects the best checkpoint.
-        tokenizer: The model's tokenizer.
-        train: Training inputs.
-        validation: Validation inputs.
-    """
+    """What all seeds have in common."""
 
     settings: FinetuneSettings
-    texts: LabelledTexts
-    metric: str
+    texts: LabelledTexts  # without the training texts, to save memory
+    metric: str  # selects the best checkpoint
     tokenizer: PreTrainedTokenizerBase
     train: LabelledInputs
     validation: LabelledInputs
@@ -85,12 +69,18 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
         InputError: for invalid settings or unsuitable texts. Existing files are kept.
         DivergedError: if the training of a seed diverged; the results of earlier seeds are kept.
     """
-    check(settings)
+    if not settings.seeds or len(set(settings.seeds)) < len(settings.seeds):
+        raise InputError(f"seeds: expected one or more, each once, got {settings.seeds}")
+    check_model_is_kept(settings.model, settings.output_dir)
     run = Run("finetune", settings, may_change=("seeds",))  # a resumed run may add seeds
     texts = load_labelled(settings)
     check_metric(settings.metric_for_best_model, texts.metrics)
-    model, tokenizer = load_encoder(settings, texts.labels, seed=settings.seeds[0])
-    with run.one_process_first():
+    runs = _earlier_runs(run.folder / "metrics.json") if settings.resume else []
+    done = [earlier["seed"] for earlier in runs]
+    seeds = [seed for seed in settings.seeds if seed not in done]
+    model: PreTrainedModel | None
+    model, tokenizer = load_encoder(settings, texts.labels, seed=(seeds or settings.seeds)[0])
+    with run.process.local_main_process_first():  # the others read its cache
         train, validation = _inputs(settings, texts, tokenizer)
     fingerprints = {
         "texts_fingerprint": texts.fingerprint(),
@@ -99,35 +89,21 @@ def finetune(settings: FinetuneSettings) -> tuple[dict[str, Any], Path]:
     metric = settings.metric_for_best_model or texts.metrics[0]
     texts = dataclasses.replace(texts, train=[])  # free memory: only their tokens are needed from here on
     task = _Task(settings, texts, metric, tokenizer, train, validation)
-    results = _results(task, model, runs=_earlier_runs(settings))
-    _check_earlier_runs(results, settings)
-    del model  # each seed loads its own
-    seeds = dict.fromkeys([*(earlier["seed"] for earlier in results["runs"]), *settings.seeds])
-    run.settings = dataclasses.replace(settings, seeds=list(seeds))
+    run.settings = dataclasses.replace(settings, seeds=[*done, *seeds])
+    results = _results(run, task, model, runs)
     run.open({"texts": texts.description}, fingerprints)
-    done = {earlier["seed"] for earlier in results["runs"]}
-    for seed in (seed for seed in settings.seeds if seed not in done):
-        training, logits, measured = _train(run, task, seed)
+    for seed in seeds:
+        if model is None:
+            model, _ = load_encoder(settings, texts.labels, seed=seed)
+        logits, measured = _train(run, task, model, seed)
         results["runs"].append(measured)
         if best_run(results)["seed"] == seed:
-            save_model(training.task.model, tokenizer, run.folder)
-            run.write(functools.partial(_write_mistakes, task, logits))
-        run.write(functools.partial(_write, results))
-    run.write(functools.partial(_write, results))  # also if all seeds were done before: the figures may be missing
+            save_model(model, tokenizer, run.folder)
+            run.write(_write_mistakes, task, logits)
+        run.write(_write, results)
+        model = None  # each seed loads its own
+    run.write(_write, results)  # also if all seeds were done before: the figures may be missing
     return results, run.folder
-
-
-def check(settings: FinetuneSettings) -> None:
-    """Check the settings before the texts are processed.
-
-    Raises:
-        InputError: with the name of the invalid setting.
-    """
-    if not settings.seeds or len(set(settings.seeds)) < len(settings.seeds):
-        raise InputError(f"seeds: expected one or more, each once, got {settings.seeds}")
-    if settings.max_steps is None and not settings.num_train_epochs > 0:
-        raise InputError(f"num_train_epochs: expected more than 0, got {settings.num_train_epochs}")
-    check_model_is_kept(settings.model, settings.output_dir)
 
 
 def load_encoder(
@@ -169,67 +145,34 @@ def _inputs(
     return train, validation
 
 
-def _train(run: Run, task: _Task, seed: int) -> tuple[Training, np.ndarray, dict[str, Any]]:
-    """Train with one seed, or resume.
+def _train(run: Run, task: _Task, model: PreTrainedModel, seed: int) -> tuple[np.ndarray, dict[str, Any]]:
+    """Train the model with one seed in-place, or resume.
 
     Returns:
-        The training, with the best classifier, its logits for the validation texts in their order, and the results of
-        this seed.
+        Logits of the best classifier for the validation texts in their order, and the results of this seed.
     """
     settings, labels, metrics = task.settings, task.texts.labels, task.texts.metrics
-    # From short to long, so that batches need little padding.
-    order = np.argsort(task.validation.items.lengths, kind="stable")
-    classification = _classification(task, task.validation.items.select(order), seed, run.process.num_processes)
-    batches = Batches(classification, settings)
-    updates = settings.max_steps or math.ceil(settings.num_train_epochs * batches.updates_in_epoch)
-    training = run.train(classification, _plan(task, updates, seed), run.folder / f"seed-{seed}", said=f"seed {seed}")
-    if training.diverged is not None:
-        raise DivergedError(f"seed {seed}: {training.diverged}")
-    of_sorted, sorted_targets = training.measure()
-    found = classification.metrics(of_sorted, sorted_targets)
-    logits, targets = np.empty_like(of_sorted), np.empty_like(sorted_targets)
-    logits[order], targets[order] = of_sorted, sorted_targets
-    answers = answers_of(logits, multi_label=labels.multi_label)
-    state = training.state
-    described = {
-        "seed": seed,
-        "metrics": {name: found[name] for name in (*metrics, "loss")},
-        **measurements(training),
-        "best_updates": training.result_update,
-        "epochs": state.epoch,
-        "curve": curves(state.log, metrics),
-        "by_class": by_class(answers, targets, len(labels.names)),
-        "confusion": None if labels.multi_label else confusion(answers, targets, len(labels.names)),
-        "right": None if labels.multi_label else np.packbits(answers == targets).tobytes().hex(),  # a bit for each text
-    }
-    return training, logits, described
-
-
-def _classification(task: _Task, validation: LabelledItems, seed: int, processes: int) -> Classification:
-    """The training task of one seed."""
-    settings, labels = task.settings, task.texts.labels
     weights = None
     if settings.class_weight == "balanced":
         weights = balanced_weights(torch.tensor(task.train.items.labels.tolist()), len(labels.names))
-    model, _ = load_encoder(settings, labels, seed=seed)
+    # From short to long, so that batches need little padding.
+    order = np.argsort(task.validation.items.lengths, kind="stable")
     model.config.trained_columns = dataclasses.asdict(task.texts.columns)
-    return Classification(
+    texts_in_pass = settings.per_device_train_batch_size * run.process.num_processes
+    classification = Classification(
         model,
         task.tokenizer,
         train=task.train.items,
-        validation=validation,
-        texts_in_update=settings.per_device_train_batch_size * settings.gradient_accumulation_steps * processes,
+        validation=task.validation.items.select(order),
+        texts_in_update=texts_in_pass * settings.gradient_accumulation_steps,
         seed=seed,
-        metrics=task.texts.metrics,
+        metrics=metrics,
         class_weights=weights,
         label_smoothing=settings.label_smoothing_factor,
     )
-
-
-def _plan(task: _Task, updates: int, seed: int) -> Plan:
-    """The training plan of one seed."""
-    settings = task.settings
-    return Plan(
+    in_epoch = Batches(classification, settings).updates_in_epoch
+    updates = settings.max_steps or math.ceil(settings.num_train_epochs * in_epoch)
+    plan = Plan(
         updates=updates,
         schedule=learning_rate_schedule(
             settings.lr_scheduler_type, updates=updates, warmup_steps=settings.warmup_steps
@@ -240,19 +183,41 @@ def _plan(task: _Task, updates: int, seed: int) -> Plan:
         metric=task.metric,
         patience=settings.early_stopping_patience,
     )
+    training = run.train(classification, plan, run.folder / f"seed-{seed}", said=f"seed {seed}")
+    if training.diverged is not None:
+        raise DivergedError(f"seed {seed}: {training.diverged}")
+    measured = training.measure()
+    values = classification.metrics(*measured)
+    back = np.argsort(order)
+    logits, targets = (each[back] for each in measured)
+    answers, multi_label = answers_of(logits, multi_label=labels.multi_label), labels.multi_label
+    return logits, {
+        "seed": seed,
+        "metrics": {name: values[name] for name in (*metrics, "loss")},
+        **measurements(training),
+        "best_updates": training.result_update,
+        "epochs": training.state.epoch,
+        "curve": curves(training.state.log, metrics),
+        "by_class": by_class(answers, targets, len(labels.names)),
+        "confusion": None if multi_label else confusion(answers, targets, len(labels.names)),
+        "right": None if multi_label else np.packbits(answers == targets).tobytes().hex(),  # a bit for each text
+    }
 
 
-def _results(task: _Task, model: PreTrainedModel, *, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """The results before training: model, texts, settings and earlier runs."""
-    texts, settings = task.texts, task.settings
-    return {
-        "command": "finetune",
-        "model": {
-            "name": recorded_name(settings.model),
+def _results(run: Run, task: _Task, model: PreTrainedModel, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """The results before training: model, texts, settings and earlier runs, which can be reported.
+
+    Raises:
+        InputError: for earlier runs that cannot.
+    """
+    texts = task.texts
+    results = run.results(
+        model={
+            "name": recorded_name(task.settings.model),
             "type": model.config.model_type,
             "parameters": model.num_parameters(),
         },
-        "texts": {
+        texts={
             "description": texts.description,
             "labels": list(texts.labels.names),
             "multi_label": texts.labels.multi_label,
@@ -261,13 +226,15 @@ def _results(task: _Task, model: PreTrainedModel, *, runs: list[dict[str, Any]])
             "max_length": task.tokenizer.model_max_length,
             "cut": {"train": task.train.cut, "validation": task.validation.cut},
         },
-        "metrics": list(texts.metrics),
-        "metric_for_best_model": task.metric,
-        "runs": runs,
-        "summary": {},
-        "settings": portable(settings),
-        "versions": versions(),
-    }
+        metrics=list(texts.metrics),
+        metric_for_best_model=task.metric,
+        runs=runs,
+        summary={},
+    )
+    if runs:  # refused before more seeds are trained
+        with input_errors(str(run.folder / "metrics.json")), tempfile.TemporaryDirectory() as folder:
+            _write(results, Path(folder))
+    return results
 
 
 def _write(results: dict[str, Any], folder: Path) -> None:
@@ -281,20 +248,9 @@ def _write_mistakes(task: _Task, logits: np.ndarray, folder: Path) -> None:
     write_mistakes(mistakes(logits, answers, task.validation.items.labels, task.texts.validation, labels), folder)
 
 
-def _earlier_runs(settings: FinetuneSettings) -> list[dict[str, Any]]:
+def _earlier_runs(path: Path) -> list[dict[str, Any]]:
     """Results of the seeds that a resumed run has finished."""
-    path = Path(settings.output_dir or "") / "metrics.json"
-    if not (settings.resume and path.exists()):
-        return []
-    runs = read_json(path).get("runs")
-    if not (isinstance(runs, list) and all(isinstance(run, dict) and is_count(run.get("seed")) for run in runs)):
+    runs = read_json(path).get("runs") if path.exists() else []
+    if not (isinstance(runs, list) and all(isinstance(run, dict) and isinstance(run.get("seed"), int) for run in runs)):
         raise InputError(f"{path}: expected runs, each with its seed, got {str(runs)[:60]}")
     return runs
-
-
-def _check_earlier_runs(results: dict[str, Any], settings: FinetuneSettings) -> None:
-    """Raise an error for earlier results that cannot be reported, before more seeds are trained."""
-    if results["runs"]:
-        path = Path(settings.output_dir or "") / "metrics.json"
-        with input_errors(str(path)), tempfile.TemporaryDirectory() as folder:
-            _write(results, Path(folder))

@@ -16,8 +16,6 @@ from linformer_kit.errors import InputError, input_errors
 from linformer_kit.training.memory import most_bytes
 from linformer_kit.training.state import TrainingState
 
-# Totals in each line, besides its measurements: time, number and items of all updates so far, continued after a resume.
-_SECONDS, _UPDATES, _ITEMS = "training_seconds", "timed_updates", "timed_items"
 NO_TRACKER = "none"
 
 
@@ -30,31 +28,27 @@ class TrainingLog:
         unit: Unit of speed: tokens or texts.
         folder: Output folder of trackers.
         report_to: Names of trackers, separated by commas.
-
-    Attributes:
-        seconds: Time of data loading and updates so far; evaluation and saving do not count.
     """
 
     def __init__(self, state: TrainingState, *, updates: int, unit: str, folder: Path, report_to: str) -> None:
         process = PartialState()
         self._state, self._updates, self._unit, self._device = state, updates, unit, process.device
-        known: dict[str, Any] = next((line for line in reversed(state.log) if _SECONDS in line), {})
-        self.seconds = known.get(_SECONDS, 0.0)
-        self._timed, self._items = known.get(_UPDATES, 0), known.get(_ITEMS, 0)
-        self._logged = self.seconds, self._items
+        self._logged = state.seconds, state.items
         self._started = time.perf_counter()
-        first = process.is_main_process
-        self._trackers = _trackers(report_to, folder) if first else []
-        self._bar = (
-            tqdm(total=updates, initial=state.update, desc="training", unit="update", dynamic_ncols=True)
-            if first
-            else None
+        self._trackers = _trackers(report_to, folder) if process.is_main_process else []
+        self._bar = tqdm(
+            total=updates,
+            initial=state.update,
+            desc="training",
+            unit="update",
+            dynamic_ncols=True,
+            disable=not process.is_main_process,
         )
 
     @property
     def rate(self) -> float:
         """Mean tokens or texts per second."""
-        return self._items / self.seconds if self.seconds else 0.0
+        return self._state.items / self._state.seconds if self._state.seconds else 0.0
 
     def start_clock(self) -> None:
         """Start to count time."""
@@ -62,47 +56,42 @@ class TrainingLog:
 
     def updated(self, items: int) -> None:
         """Count an update, with its number of tokens or texts."""
-        now = time.perf_counter()
-        self.seconds, self._started = self.seconds + now - self._started, now
-        self._timed, self._items = self._timed + 1, self._items + items
-        if self._bar is not None:
-            self._bar.update(self._state.update - self._bar.n)
+        self._state.seconds += time.perf_counter() - self._started
+        self._state.items += items
+        self._bar.update()
 
     def add_losses(self, *, learning_rate: float, grad_norm: float | None) -> None:
         """Add a line with the mean loss of the updates since the last such line, speed, time left and memory.
 
-        Args:
-            learning_rate: The learning rate of the last update.
-            grad_norm: Its gradient norm before clipping; None if it was skipped.
+        Learning rate and gradient norm before clipping are of the last update; without a norm, it was skipped.
         """
         state = self._state
         loss = sum(state.losses) / len(state.losses)
-        seconds, items = self.seconds - self._logged[0], self._items - self._logged[1]
-        self._logged = self.seconds, self._items
-        norm = {} if grad_norm is None else {"grad_norm": grad_norm}
-        values = {"loss": loss, **norm, "learning_rate": learning_rate}
+        seconds, items = state.seconds - self._logged[0], state.items - self._logged[1]
+        self._logged = state.seconds, state.items
+        values = {"loss": loss, "learning_rate": learning_rate}
+        if grad_norm is not None:
+            values["grad_norm"] = grad_norm
         values[f"{self._unit}_per_second"] = items / seconds if seconds else 0.0
-        values["seconds_left"] = (self._updates - state.update) * self.seconds / max(1, self._timed)
+        values["seconds_left"] = (self._updates - state.update) * state.seconds / state.update
         if (memory := most_bytes(self._device)) is not None:
             values["memory_mib"] = memory / 2**20
         state.losses.clear()
         self.add(values)
-        if self._bar is not None:
-            rate = f"{self.rate:,.0f}" if self.rate >= 10 else f"{self.rate:.2g}"
-            self._bar.set_postfix_str(f"loss {loss:.3f}, {rate} {self._unit}/s", refresh=False)
+        rate = f"{self.rate:,.0f}" if self.rate >= 10 else f"{self.rate:.2g}"
+        self._bar.set_postfix_str(f"loss {loss:.3f}, {rate} {self._unit}/s", refresh=False)
 
     def add(self, values: dict[str, float], said: str = "") -> None:
         """Add a line of values, and print `said` above the progress bar."""
-        line = self._state.add(**values, **{_SECONDS: self.seconds, _UPDATES: self._timed, _ITEMS: self._items})
+        line = self._state.add(**values)
         for tracker in self._trackers:
             tracker.log({_grouped(name): value for name, value in line.items()}, step=self._state.update)
-        if said and self._bar is not None:
+        if said and not self._bar.disable:
             self._bar.write(f"update {self._state.update}: {said}", file=self._bar.fp)
 
     def close(self) -> None:
         """Close the progress bar and finish the trackers."""
-        if self._bar is not None:
-            self._bar.close()
+        self._bar.close()
         for tracker in self._trackers:
             tracker.finish()
 
@@ -118,7 +107,7 @@ def check_report_to(report_to: str) -> None:
             if name not in LOGGER_TYPE_TO_CLASS:
                 known = ", ".join(sorted(LOGGER_TYPE_TO_CLASS))
                 raise InputError(f"expected {known} or {NO_TRACKER}, got {name!r}")
-            if name not in [str(getattr(found, "value", found)) for found in get_available_trackers()]:
+            if name not in map(str, get_available_trackers()):
                 raise InputError(f"expected a tracker whose package is installed, got {name}")
 
 

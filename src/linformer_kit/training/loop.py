@@ -88,20 +88,17 @@ class Training:
         try:
             with stop_requests() as self._request:
                 while True:
-                    stop = self._asked_to_stop()
-                    if not stop and plan.evaluation_is_due(state):
-                        stop = self._evaluate()
-                    if stop or plan.checkpoint_is_due(state):
+                    self._stop_if_asked()
+                    if plan.evaluation_is_due(state):
+                        self._evaluate()
+                    if plan.checkpoint_is_due(state):
                         self._save()
-                    if stop:
-                        raise self._stopped(stop)
                     if plan.is_finished(state):
                         break
                     self.log.start_clock()
                     self._update(next(updates))
                 self._load_best()
-                if stop := self._asked_to_stop():
-                    raise self._stopped(stop)
+                self._stop_if_asked()
         finally:
             updates.close()
             self.log.close()
@@ -111,7 +108,6 @@ class Training:
         task, state, engine = self.task, self.state, self.engine
         if state.update == self.plan.restart:
             engine.optimizer.state.clear()
-        share = self.plan.schedule(state.update)
         task.train()
         task.begin(state.update)
         total = engine.total_labels(data.batches)
@@ -121,6 +117,7 @@ class Training:
             losses.append(engine.backward(batch, total, number, len(data.batches)))
         norm = engine.clip(self.settings.max_grad_norm)
         loss, wrong = engine.checked_loss(losses, norm)
+        share = self.plan.schedule(state.update)
         if wrong:
             self._check_may_skip(wrong)
             engine.skip()
@@ -161,21 +158,16 @@ class Training:
         """Measure each validation sequence, in their order.
 
         Raises:
-            Stopped: after a signal that arrived while `run` ended.
+            Stopped: after a signal; the training is saved in a checkpoint.
         """
-        if (measured := measure(self.task, self.settings, self.engine, self._asked_to_stop)) is None:
-            raise self._stopped(self._asked_to_stop())
-        return measured
+        return measure(self.task, self.settings, self.engine, self._stop_if_asked)
 
-    def _evaluate(self) -> int:
-        """Evaluate and return 0, or return the number of a signal to stop."""
-        if (measured := measure(self.task, self.settings, self.engine, self._asked_to_stop)) is None:
-            return self._asked_to_stop()
-        metrics = self.task.metrics(*measured)
+    def _evaluate(self) -> None:
+        metrics = self.task.metrics(*self.measure())
         self.log.add({f"eval_{name}": value for name, value in metrics.items()}, self.task.describe(metrics))
-        return 0
 
     def _save(self) -> None:
+        """Save a checkpoint, unless the newest one has this state, and remove old ones."""
         state, plan = self.state, self.plan
         here = (state.update, len(state.log))
         if state.update == 0 or self._saved == here:
@@ -196,46 +188,46 @@ class Training:
         if (best := self.result_update) == self.state.update:
             return
         checkpoint = checkpoint_path(self.folder, best)
-        if found := damage(checkpoint, only="*.safetensors"):
-            raise InputError(f"{self.folder}: expected its best checkpoint, got {found}")
+        if wrong := damage(checkpoint, only="*.safetensors"):
+            raise InputError(f"{self.folder}: expected its best checkpoint, got {wrong}")
         load_weights(self.task.model, checkpoint)
 
-    def _asked_to_stop(self) -> int:
-        """Number of the signal to stop that any process received, the same in all processes; 0: none."""
-        return self.engine.largest(self._request.signal)
-
-    def _stopped(self, signal: int) -> Stopped:
-        update = self.state.update
-        checkpoint = checkpoint_path(self.folder, update)
+    def _stop_if_asked(self) -> None:
+        """After a signal to stop in any process, save a checkpoint and raise `Stopped` in all of them."""
+        signal = self.engine.largest(self._request.signal)
+        if not signal:
+            return
+        self._save()
+        checkpoint = checkpoint_path(self.folder, self.state.update)
         what = f"--resume goes on from {checkpoint}" if checkpoint.is_dir() else "there was nothing to save"
-        return Stopped(f"stopped after update {update}; {what}", signal=signal)
+        raise Stopped(f"stopped after update {self.state.update}; {what}", signal=signal)
 
 
 def measure(
-    task: Task, settings: TrainingSettings, engine: Engine, stop: Callable[[], int] = lambda: 0
-) -> tuple[np.ndarray, ...] | None:
+    task: Task, settings: TrainingSettings, engine: Engine, before_each: Callable[[], object] = lambda: None
+) -> tuple[np.ndarray, ...]:
     """Measure each validation sequence, in their order, split over all processes.
 
     Args:
         task: The task to evaluate.
         settings: Batch size and data workers.
         engine: Device and precision.
-        stop: Called before each batch, in all processes; a value other than 0 aborts the evaluation.
+        before_each: Called before each batch, in all processes.
 
     Returns:
-        One array of `[sequences, ...]` for each tensor of `Task.measure`; None if aborted.
+        One array of `[sequences, ...]` for each tensor of `Task.measure`.
     """
     task.eval()
     task.begin(None)
-    found: list[tuple[np.ndarray, ...]] = []
+    batches: list[tuple[np.ndarray, ...]] = []
     for batch, rows in validation_batches(task, settings):
-        if stop():
-            return None
+        before_each()
         with torch.no_grad(), engine.autocast():
             measured = task.measure(to_device(batch, engine.device))
-        found.append(tuple(_array(tensor[:rows]) for tensor in measured))
-    together = [batch for batches in zip(*gather_object([found]), strict=True) for batch in batches]
-    return tuple(np.concatenate(parts) for parts in zip(*together, strict=True))
+        batches.append(tuple(_array(tensor[:rows]) for tensor in measured))
+    # Process r has measured batches r, r + processes, …
+    in_order = [batch for group in zip(*gather_object([batches]), strict=True) for batch in group]
+    return tuple(np.concatenate(parts) for parts in zip(*in_order, strict=True))
 
 
 def _array(tensor: Tensor) -> np.ndarray:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -20,23 +18,19 @@ from linformer_kit.data.tokenizer import (
     tokenizer_fingerprint,
     vocabulary_size,
 )
-from linformer_kit.environment import versions
 from linformer_kit.errors import InputError, renamed
-from linformer_kit.inference.fill_mask import guess_held_out, load_masked_language_model
+from linformer_kit.inference.fill_mask import load_masked_language_model
 from linformer_kit.interop.loading import fingerprint, resize
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.heads import LinformerForMaskedLM
 from linformer_kit.operator.projections import PROJECTIONS
 from linformer_kit.report.pretraining import write_pretrain_report
-from linformer_kit.settings import ModelSettings, PretrainSettings, check_model_is_kept, portable
+from linformer_kit.settings import ModelSettings, PretrainSettings, check_model_is_kept
 from linformer_kit.training.checkpoint import save_model
-from linformer_kit.training.optimizer import learning_rate_schedule
 from linformer_kit.training.process import callers_random_state
 from linformer_kit.training.run import Run, measurements
-from linformer_kit.training.state import Plan
+from linformer_kit.training.state import Plan, learning_rate_schedule
 from linformer_kit.training.tasks.masked_language_model import MaskedLanguageModel
-
-logger = logging.getLogger(__name__)
 
 # Settings that may change on resume, besides those that may change in all commands.
 _MAY_CHANGE = ("max_steps", "eval_steps", "save_steps", "activation_checkpointing", "from_model")
@@ -55,42 +49,38 @@ def pretrain(settings: PretrainSettings) -> tuple[dict[str, Any], Path]:
     Raises:
         InputError: for invalid settings or unsuitable data. Existing files are kept.
     """
-    settings, start = starting_from(settings)
-    check(settings)
+    settings, start = _starting_from(settings)
+    _check(settings)
     run = Run("pretrain", settings, may_change=_MAY_CHANGE)
-    with run.one_process_first():
+    with run.process.local_main_process_first():  # the others read its cache
         data = load_masked_text(settings)
+    corpus, tokenizer = data.corpus, data.tokenizer
     fingerprints = {
-        "corpus_fingerprint": data.corpus.fingerprint,
-        "tokenizer_fingerprint": tokenizer_fingerprint(data.tokenizer),
-        **({} if start is None else {"from_model_fingerprint": fingerprint(start)}),
+        "corpus_fingerprint": corpus.fingerprint,
+        "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer),
+        "from_model_fingerprint": "" if start is None else fingerprint(start),
     }
-    run.open({"corpus": data.corpus.description}, fingerprints)
-    results: dict[str, Any] = {
-        "command": "pretrain",
-        "unigram_entropy": _unigram_entropy(data),
-        "corpus": {
-            "description": data.corpus.description,
-            "fingerprint": data.corpus.fingerprint,
-            "vocab_size": vocabulary_size(data.tokenizer),
+    run.open({"corpus": corpus.description}, fingerprints)
+    set_seed(settings.seed)
+    model = start or LinformerForMaskedLM(_model_config(settings, tokenizer))
+    results = run.results(
+        unigram_entropy=_unigram_entropy(data),
+        corpus={
+            "description": corpus.description,
+            "fingerprint": corpus.fingerprint,
+            "vocab_size": vocabulary_size(tokenizer),
             "seq_len": settings.model.max_position_embeddings,
             "train_sequences": len(data.train) if isinstance(data.train, MaskedBlocks) else None,
             "validation_sequences": len(data.validation),
         },
-        "models": {settings.model.attention: train_model(run, settings, data, start=start)},
-        "settings": portable(settings),
-        "versions": versions(),
-    }
-    run.write(functools.partial(write_pretrain_report, results))
+        models={settings.model.attention: _train(run, settings, data, model)},
+    )
+    run.write(write_pretrain_report, results)
     return results, run.folder
 
 
-def check(settings: PretrainSettings) -> None:
-    """Check the settings before the text is processed.
-
-    Raises:
-        InputError: with the name of the invalid setting.
-    """
+def _check(settings: PretrainSettings) -> None:
+    """Raise an error for settings that contradict each other, before the text is processed."""
     if settings.overwrite:  # a study may keep its start in the folder of the run
         check_model_is_kept(settings.from_model, settings.output_dir)
     if settings.load_best_model_at_end and settings.save_steps != settings.eval_steps:
@@ -98,30 +88,48 @@ def check(settings: PretrainSettings) -> None:
         raise InputError(f"save_steps: expected {expected}, got {settings.save_steps}")
     if settings.model.max_position_embeddings == 1:
         raise InputError("max_position_embeddings: expected 2 or more, a start token and text, got 1")
-    _check_elastic(settings, LinformerConfig(**dataclasses.asdict(settings.model)))
+    config = LinformerConfig(**dataclasses.asdict(settings.model))
+    if (dims := settings.elastic_projected_dims) is None:
+        return
+    if config.attention == "full" or not PROJECTIONS[config.projection].nested:
+        kind = "full attention" if config.attention == "full" else f"projection {config.projection}"
+        raise InputError(f"elastic_projected_dims: expected none with {kind}, got {dims}")
+    largest = config.largest_projected_dim
+    if not dims or not all(1 <= dim <= largest for dim in dims):
+        expected = f"one or more, each 1 to {largest} (projected_dim)"
+        raise InputError(f"elastic_projected_dims: expected {expected}, got {dims}")
 
 
-def train_model(
-    run: Run, settings: PretrainSettings, data: MaskedText, *, start: LinformerForMaskedLM | None = None
-) -> dict[str, Any]:
-    """Train, save and measure the model.
-
-    Args:
-        run: The run of the command.
-        settings: As for `pretrain`.
-        data: The training and validation data.
-        start: The pretrained model to continue, which is changed in-place; None: a new model.
+def _train(run: Run, settings: PretrainSettings, data: MaskedText, model: LinformerForMaskedLM) -> dict[str, Any]:
+    """Train, save and measure the model, in-place.
 
     Returns:
-        Validation loss in nats and its curve, time, size and predictions in held-out text. If training diverged,
-        `diverged` says where, the loss is NaN, and no model is saved except in earlier checkpoints.
+        Validation loss in nats and its curve, time and size. If training diverged, `diverged` says where, the loss is
+        NaN, and no model is saved except in earlier checkpoints.
     """
-    set_seed(settings.seed)
-    model = start or LinformerForMaskedLM(model_config(settings, data.tokenizer))
-    said = f"{model.config.attention} attention, {model.projection_matrix_count()} n → k matrices"
-    task = masked_language_model(settings, data, model)
-    size = {"parameters": model.num_parameters(), "projection_matrices": model.projection_matrix_count()}
-    training = run.train(task, plan(settings), said=said)
+    matrices = model.projection_matrix_count()
+    size = {"parameters": model.num_parameters(), "projection_matrices": matrices}
+    task = MaskedLanguageModel(
+        model,
+        data.tokenizer,
+        train=data.train,
+        validation=data.validation,
+        seq_len=settings.model.max_position_embeddings,
+        seed=settings.seed,
+        elastic_projected_dims=settings.elastic_projected_dims,
+    )
+    plan = Plan(
+        updates=settings.max_steps,
+        schedule=learning_rate_schedule(
+            settings.lr_scheduler_type, updates=settings.max_steps, warmup_steps=settings.warmup_steps
+        ),
+        seed=settings.seed,
+        evaluate_every=settings.eval_steps,
+        save_every=settings.save_steps,
+        evaluate_first=True,
+        metric="loss" if settings.load_best_model_at_end else None,
+    )
+    training = run.train(task, plan, said=f"{model.config.attention} attention, {matrices} n → k matrices")
     curve = training.state.logged("eval_loss")
     if training.diverged is None:
         save_model(model, data.tokenizer, run.folder)
@@ -134,54 +142,21 @@ def train_model(
         "validation_loss": loss,
         "perplexity": math.exp(min(loss, 700)),
         "curve": sorted(curve.items()),
-        "guesses": []
-        if training.diverged
-        else guess_held_out(model, data.tokenizer, data.validation_blocks, seed=settings.seed),
     }
 
 
-def masked_language_model(
-    settings: PretrainSettings, data: MaskedText, model: LinformerForMaskedLM
-) -> MaskedLanguageModel:
-    """The training task."""
-    return MaskedLanguageModel(
-        model,
-        data.tokenizer,
-        train=data.train,
-        validation=data.validation,
-        seq_len=settings.model.max_position_embeddings,
-        seed=settings.seed,
-        elastic_projected_dims=None if model.config.attention == "full" else settings.elastic_projected_dims,
-    )
-
-
-def plan(settings: PretrainSettings) -> Plan:
-    """The training plan of the settings."""
-    return Plan(
-        updates=settings.max_steps,
-        schedule=learning_rate_schedule(
-            settings.lr_scheduler_type, updates=settings.max_steps, warmup_steps=settings.warmup_steps
-        ),
-        seed=settings.seed,
-        evaluate_every=settings.eval_steps,
-        save_every=settings.save_steps,
-        evaluate_first=True,
-        metric="loss" if settings.load_best_model_at_end else None,
-    )
-
-
-def model_config(settings: PretrainSettings, tokenizer: PreTrainedTokenizerFast) -> LinformerConfig:
+def _model_config(settings: PretrainSettings, tokenizer: PreTrainedTokenizerFast) -> LinformerConfig:
     """Configuration from the settings' architecture and the tokenizer's vocabulary and special tokens."""
-    fields: dict[str, Any] = dataclasses.asdict(settings.model) | {
+    ids = {
         "vocab_size": vocabulary_size(tokenizer),
         "pad_token_id": tokenizer.pad_token_id,
         "bos_token_id": start_token_id(tokenizer),
         "eos_token_id": end_token_id(tokenizer),
     }
-    return LinformerConfig(**fields)
+    return LinformerConfig(**(dataclasses.asdict(settings.model) | ids))
 
 
-def starting_from(settings: PretrainSettings) -> tuple[PretrainSettings, LinformerForMaskedLM | None]:
+def _starting_from(settings: PretrainSettings) -> tuple[PretrainSettings, LinformerForMaskedLM | None]:
     """The settings with the architecture of `from_model`, and that model, resized; None for a new model.
 
     Raises:
@@ -200,20 +175,6 @@ def starting_from(settings: PretrainSettings) -> tuple[PretrainSettings, Linform
     resize(model, settings.resize_to, settings.resize_mode)
     fields = {field.name: getattr(model.config, field.name) for field in dataclasses.fields(ModelSettings)}
     return dataclasses.replace(settings, model=ModelSettings(**fields)), model
-
-
-def _check_elastic(settings: PretrainSettings, config: LinformerConfig) -> None:
-    """Raise an error for numbers of slots that the model cannot run with."""
-    dims = settings.elastic_projected_dims
-    if dims is None:
-        return
-    if config.attention == "full" or not PROJECTIONS[config.projection].nested:
-        kind = "full attention" if config.attention == "full" else f"projection {config.projection}"
-        raise InputError(f"elastic_projected_dims: expected none with {kind}, got {dims}")
-    for dim in dims or [0]:
-        if not 1 <= dim <= config.largest_projected_dim:
-            expected = f"one or more, each 1 to {config.largest_projected_dim} (projected_dim)"
-            raise InputError(f"elastic_projected_dims: expected {expected}, got {dims}")
 
 
 def _unigram_entropy(data: MaskedText) -> float:

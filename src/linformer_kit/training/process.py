@@ -58,7 +58,7 @@ def _end_with_process() -> None:
 def _end() -> None:
     """Kill data workers and destroy the process group, before Python waits for daemon processes at exit.
 
-    Workers block SIGTERM, and a forked one may hang in a lock. Threads of a live group may abort Python.
+    Workers ignore SIGTERM, and a forked one may hang in a lock. Threads of a live group may abort Python.
     """
     for child in multiprocessing.active_children():
         if child.daemon:
@@ -77,36 +77,13 @@ class StopRequest:
     signal = 0
 
 
-_listening: list[StopRequest] = []
-_mask: set[Any] = set()  # signal mask of this process before the fork
-
-
-def _before_fork() -> None:
-    """Block the signals; the child inherits this mask, so handlers that torch installs in its workers do not run."""
-    global _mask
-    if _listening:
-        _mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-
-
-def _after_fork() -> None:
-    if _listening:
-        signal.pthread_sigmask(signal.SIG_SETMASK, _mask)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork)
-
-
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
     """Record the signals as a request to stop instead of ending the process; a second Ctrl-C ends it as usual.
 
     Launchers forward signals that their processes have received already, so repetitions within a second, and every
-    further SIGTERM, are ignored. Processes forked meanwhile, such as data workers, block both signals: the end of one
-    would end the training at once. They end with their data loader, at the latest with this process.
-
-    Signals that the process ignores, as background processes do, stay ignored. Outside the main thread Python receives
-    no signals, so the request is never set.
+    further SIGTERM, are ignored. Signals that the process ignores, as background processes do, stay ignored. Outside
+    the main thread Python receives no signals, so the request is never set.
     """
     request, asked = StopRequest(), 0.0
     if threading.current_thread() is not threading.main_thread():
@@ -123,13 +100,20 @@ def stop_requests() -> Iterator[StopRequest]:
 
     handled = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     before: dict[int, Any] = {number: signal.signal(number, record) for number in handled}
-    _listening.append(request)
     try:
         yield request
     finally:
-        _listening.remove(request)
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def ignore_signals(worker: int) -> None:
+    """Ignore the signals in a data worker (DataLoader's `worker_init_fn`), whose end would end the training at once.
+
+    Workers end with their data loader, at the latest with the process that they work for.
+    """
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def seed_generators(*numbers: int) -> None:
@@ -163,19 +147,14 @@ def deterministic_kernels(wanted: bool) -> Iterator[None]:
 
 @contextmanager
 def callers_random_state() -> Iterator[None]:
-    """Restore the state of the global generators of Python, numpy and torch afterwards.
+    """Restore the global generators of Python, numpy and torch afterwards, on the CPU and the current CUDA device.
 
-    Otherwise a program that trains twice with one seed would draw the same numbers after each training. Of the CUDA
-    devices, the current one is restored, if CUDA is initialised already.
+    Otherwise a program that trains twice with one seed would draw the same numbers after each training.
     """
-    of_python, of_numpy, of_torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
-    of_device = None if device is None else torch.cuda.get_rng_state(device)
+    of_python, of_numpy = random.getstate(), np.random.get_state()
     try:
-        yield
+        with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_initialized() else []):
+            yield
     finally:
         random.setstate(of_python)
         np.random.set_state(of_numpy)
-        torch.set_rng_state(of_torch)
-        if device is not None and of_device is not None:
-            torch.cuda.set_rng_state(of_device, device)

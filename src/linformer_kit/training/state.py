@@ -6,25 +6,40 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import AfterValidator, Field, Strict, StrictFloat, StrictInt, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass as checked
 
 from linformer_kit.errors import InputError
 from linformer_kit.files.manifest import read_json
 from linformer_kit.files.runs import TRAINER_STATE
 
-_LARGEST = 2**63 - 1
+_Count = Annotated[int, Strict(), Field(ge=0, lt=2**63)]
+_Numbers = dict[str, StrictInt | StrictFloat]
+_NEEDED = ("global_step", "position", "losses", "log_history", "scaler")
+
+
+def _with_step(line: _Numbers) -> _Numbers:
+    """A line of a log, checked."""
+    if not isinstance(line.get("step"), int):
+        raise ValueError("Input should have a step")
+    return line
+
+
+_Line = Annotated[_Numbers, AfterValidator(_with_step)]
 
 
 class Position(NamedTuple):
     """Position in the data: the epoch, from 0, and the number of its batches that are done."""
 
-    epoch: int = 0
-    batches: int = 0
+    epoch: _Count = 0
+    batches: _Count = 0
 
 
-@dataclass
+@checked(config={"ser_json_inf_nan": "constants", "validate_by_name": True, "validate_by_alias": True})
 class TrainingState:
-    """The state of a training.
+    """The state of a training. In `trainer_state.json`, names are those of transformers where it has them.
 
     Attributes:
         update: Number of updates done.
@@ -33,14 +48,18 @@ class TrainingState:
         losses: Losses of the updates since the last line of losses in the log.
         log: Lines of the log: each a dict of names and numbers, with its `step`.
         scaler: State of float16's loss scaling: the scale, and the updates since it changed.
+        seconds: Time of data loading and updates so far; evaluation and saving do not count.
+        items: Tokens or texts so far.
     """
 
-    update: int = 0
+    update: Annotated[_Count, Field(alias="global_step")] = 0
     position: Position = field(default_factory=Position)
     epoch: float = 0.0
-    losses: list[float] = field(default_factory=list)
-    log: list[dict[str, Any]] = field(default_factory=list)
-    scaler: dict[str, float] = field(default_factory=dict)
+    losses: list[StrictFloat] = field(default_factory=list)
+    log: Annotated[list[_Line], Field(alias="log_history")] = field(default_factory=list)
+    scaler: _Numbers = field(default_factory=dict)
+    seconds: float = 0.0
+    items: int = 0
 
     def add(self, **values: float) -> dict[str, Any]:
         """Add a line to the log."""
@@ -50,28 +69,43 @@ class TrainingState:
 
     def logged(self, name: str) -> dict[int, float]:
         """Logged values of a name, by update."""
-        return {line["step"]: line[name] for line in self.log if name in line}
+        return {int(line["step"]): line[name] for line in self.log if name in line}
 
     def best(self, metric: str) -> int | None:
         """Update of the best evaluation so far, the first of equals: lowest for `loss`, highest for other metrics.
 
         Update 0 does not count, since it has no checkpoint.
         """
-        values = self.logged(f"eval_{metric}")
-        found = {update: value for update, value in values.items() if update > 0 and not math.isnan(value)}
-        sign = 1 if metric == "loss" else -1
-        return min(found, key=lambda update: sign * found[update], default=None)
-
-    def to_json(self) -> dict[str, Any]:
-        """Content of the file in a checkpoint, with transformers' names where they exist."""
-        return {
-            "global_step": self.update,
-            "epoch": self.epoch,
-            "position": list(self.position),
-            "losses": self.losses,
-            "scaler": self.scaler,
-            "log_history": self.log,
+        values = {
+            update: value
+            for update, value in self.logged(f"eval_{metric}").items()
+            if update > 0 and not math.isnan(value)
         }
+        sign = 1 if metric == "loss" else -1
+        return min(values, key=lambda update: sign * values[update], default=None)
+
+    def write(self, checkpoint: Path) -> None:
+        """Write the state into the folder of a checkpoint."""
+        (checkpoint / TRAINER_STATE).write_bytes(_STATE.dump_json(self, indent=1, by_alias=True))
+
+
+_STATE: TypeAdapter[TrainingState] = TypeAdapter(TrainingState)
+
+
+def read_state(checkpoint: Path) -> TrainingState:
+    """Read the training state of a checkpoint.
+
+    Raises:
+        InputError: for a file that is not a training state, with the name of the first invalid value.
+    """
+    path = checkpoint / TRAINER_STATE
+    content = dict.fromkeys(_NEEDED) | read_json(path)
+    try:
+        return _STATE.validate_python(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = ".".join(map(str, first["loc"]))
+        raise InputError(f"{path}: {name}: {first['msg']}, got {first['input']!r:.60}") from None
 
 
 @dataclass(frozen=True)
@@ -131,47 +165,22 @@ class Plan:
         return sum(update > best for update in state.logged("eval_loss")) >= self.patience
 
 
-def read_state(checkpoint: Path) -> TrainingState:
-    """Read the training state of a checkpoint.
+def learning_rate_schedule(kind: str, *, updates: int, warmup_steps: float) -> Callable[[int], float]:
+    """The schedule: maps the number of an update, from 0, to its learning rate as a fraction of the peak.
 
-    Raises:
-        InputError: for a file that is not a training state, with the name of the first invalid value.
+    Args:
+        kind: Decay after the warm-up: `linear` or `cosine` to 0, or `constant`.
+        updates: Total number of updates.
+        warmup_steps: Updates of linear warm-up; a value below 1 is a fraction of all updates.
     """
-    path = checkpoint / TRAINER_STATE
-    content = read_json(path)
-    for name, (expected, fits) in _FIELDS.items():
-        if not fits(value := content.get(name)):
-            shown = repr(value)
-            raise InputError(f"{path}: expected {expected} as {name}, got {shown[:60]}{'…' * (len(shown) > 60)}")
-    return TrainingState(
-        content["global_step"],
-        Position(*content["position"]),
-        losses=content["losses"],
-        log=content["log_history"],
-        scaler=content["scaler"],
-    )
+    warmup = int(warmup_steps) if warmup_steps >= 1 else math.ceil(updates * warmup_steps)
 
+    def share(update: int) -> float:
+        if update < warmup:
+            return update / max(1, warmup)
+        done = (update - warmup) / max(1, updates - warmup)
+        if kind == "cosine":
+            return max(0.0, 0.5 * (1 + math.cos(math.pi * done)))
+        return 1.0 if kind == "constant" else max(0.0, 1 - done)
 
-def is_count(value: Any, least: int = 0) -> bool:
-    """Whether a value is an int from `least` to 2⁶³ - 1; bool does not count."""
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= _LARGEST
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value is a float, NaN included, or an int of at most 63 bits."""
-    return isinstance(value, float) or is_count(value, -_LARGEST)
-
-
-def _is_log(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(line, dict) and is_count(line.get("step")) and all(map(is_number, line.values())) for line in value
-    )
-
-
-_FIELDS: dict[str, Any] = {
-    "global_step": ("a count", is_count),
-    "position": ("two counts", lambda value: isinstance(value, list) and len(value) == 2 and all(map(is_count, value))),
-    "losses": ("a list of numbers", lambda value: isinstance(value, list) and all(map(is_number, value))),
-    "scaler": ("numbers by name", lambda value: isinstance(value, dict) and all(map(is_number, value.values()))),
-    "log_history": ("a list of names and numbers, each with its step", _is_log),
-}
+    return share

@@ -48,7 +48,7 @@ def classification_loss(
     else:
         total = F.cross_entropy(logits, labels, weights, label_smoothing=label_smoothing, reduction="sum")
     count = (labels != IGNORED_LABEL).sum() if num_items_in_batch is None else num_items_in_batch
-    return total / (count.to(logits.device) if isinstance(count, Tensor) else count)
+    return total / torch.as_tensor(count, device=logits.device)
 
 
 def balanced_weights(
@@ -61,14 +61,14 @@ def balanced_weights(
         classes: Number of classes.
 
     Returns:
-        texts / (classes · texts of the class); for multi-label, texts / (2 · texts without the class) and
-        texts / (2 · texts with the class).
+        texts / (classes · texts of the class); for multi-label, of the texts without the class, and of those with it.
     """
     if labels.dim() == 2:
         yes = labels.sum(dim=0)
-        return len(labels) / (2 * torch.stack([len(labels) - yes, yes]).clamp(min=1))
-    counts = torch.bincount(labels, minlength=classes)
-    return len(labels) / (classes * counts.clamp(min=1)).float()
+        counts = torch.stack([len(labels) - yes, yes])
+    else:
+        counts = torch.bincount(labels, minlength=classes)
+    return len(labels) / (counts.clamp(min=1) * (2 if labels.dim() == 2 else classes)).float()
 
 
 class Classification(Task):

@@ -6,7 +6,7 @@ Axes: batch, seq_len (n), embed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -120,19 +120,24 @@ class Distillation(Task):
         self._layerwise = update is not None and update < self.layerwise_steps
 
     def forward(self, batch: Batch, labels: Tensor | None) -> Tensor:
-        return self._compare(batch, layerwise=self._layerwise).loss
+        return self._compare(batch, layerwise=self._layerwise)[0]
 
-    def _compare(self, inputs: Batch, *, layerwise: bool) -> _Comparison:
-        """Run teacher and student on a batch, and compute the loss."""
+    def _compare(self, inputs: Batch, *, layerwise: bool) -> tuple[Tensor, Trace, Trace, tuple[Any, ...]]:
+        """Run teacher and student on a batch.
+
+        Returns:
+            The loss, the traces of student and teacher, and the first arguments of `output_loss` and `agreement`.
+        """
         theirs, target = self._teacher_outputs(inputs)
         with traced(self.model, self.student_attention, theirs.inputs if layerwise else None) as ours:
             outputs = self.model(**inputs)
-        real = _real(inputs, theirs.outputs[-1])
+        ids = inputs["input_ids"]
+        real = inputs.get("attention_mask", torch.ones_like(ids)) != 0
         loss = self._layer_loss(ours, theirs, real)
-        answers = (self.kind, outputs, target, real, inputs["input_ids"] == self.mask_token_id)
+        answers = (self.kind, outputs, target, real, ids == self.mask_token_id)
         if not layerwise:
             loss = loss + output_loss(*answers, self.temperature)
-        return _Comparison(loss, ours, theirs, real, answers)
+        return loss, ours, theirs, answers
 
     @torch.no_grad()
     def _teacher_outputs(self, inputs: Batch) -> tuple[Trace, Mapping[str, Tensor]]:
@@ -157,13 +162,13 @@ class Distillation(Task):
 
     def measure(self, batch: Batch) -> tuple[Tensor, ...]:
         """The loss of the batch, and for each text the values that `metrics` sums or averages."""
-        compared = self._compare(batch, layerwise=False)
-        ours, theirs = compared.ours.outputs[-1], compared.theirs.outputs[-1]
-        distance, spread = relative_error(ours, theirs, compared.real)
-        student, teacher = (mean_embedding(hidden, compared.real) for hidden in (ours, theirs))
-        cosine = torch.cosine_similarity(student, teacher)
-        answers = torch.tensor(agreement(*compared.answers), device=cosine.device) / len(cosine)
-        losses, agreed, asked = (torch.ones_like(cosine) * each for each in (compared.loss, *answers))
+        loss, *traces, answers = self._compare(batch, layerwise=False)
+        ours, theirs = (trace.outputs[-1] for trace in traces)
+        real = answers[3]
+        distance, spread = relative_error(ours, theirs, real)
+        cosine = torch.cosine_similarity(mean_embedding(ours, real), mean_embedding(theirs, real))
+        of_batch: list[Any] = [loss, *(count / len(cosine) for count in agreement(*answers))]
+        losses, agreed, asked = (torch.ones_like(cosine) * value for value in of_batch)
         return losses, distance, spread, cosine, agreed, asked
 
     def metrics(self, *measured: np.ndarray) -> dict[str, float]:
@@ -179,21 +184,3 @@ class Distillation(Task):
             f"validation loss {metrics['loss']:.4f}, error {metrics['error']:.4f}, "
             f"cosine {metrics['cosine']:.4f}{agreement}"
         )
-
-
-class _Comparison(NamedTuple):
-    """Student and teacher on one batch: the loss, the traces of both, the mask of real tokens, and the first arguments
-    of `output_loss` and `agreement`."""
-
-    loss: Tensor
-    ours: Trace
-    theirs: Trace
-    real: Tensor
-    answers: tuple[Any, ...]
-
-
-def _real(inputs: dict[str, Tensor], hidden: Tensor) -> Tensor:
-    """True at real tokens."""
-    if (mask := inputs.get("attention_mask")) is not None:
-        return mask != 0
-    return torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device)

@@ -1,0 +1,121 @@
+"""Tables, figures and pages need only the results, and work for text with markup."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+import math
+import re
+import warnings
+
+import pytest
+from PIL import Image
+
+from linformer_kit.report.base import html_of, write_json, write_report
+from linformer_kit.report.classification import best_run, class_table, draw_confusion, shown_mistakes
+from linformer_kit.report.figures import draw_curves
+from linformer_kit.report.pretraining import pretrain_markdown, write_pretrain_report
+
+HOSTILE = "<script>alert(1)</script>"
+MODEL = {
+    "parameters": 710_528,
+    "updates": 20,
+    "validation_loss": 2.0,
+    "curve": [(0, 7.0), (10, 3.0), (20, 2.0)],
+    "tokens_per_second": 1234.5,
+}
+RESULTS = {
+    "command": "pretrain",
+    "settings": {"seed": 3, "names": [HOSTILE]},
+    "environment": {"device": "a processor"},
+    "unigram_entropy": 6.0,
+    "corpus": {
+        "description": "13 files",
+        "vocab_size": 2048,
+        "seq_len": 23,
+        "train_sequences": None,
+        "validation_sequences": 1281,
+    },
+    "models": {"linformer": MODEL, "full": {**MODEL, "validation_loss": 1.0}},
+}
+
+
+@pytest.fixture(autouse=True)
+def _drawn(drawn) -> None:
+    """All figures."""
+
+
+def test_lists_of_numbers_stand_on_a_line_and_strings_stay(tmp_path):
+    results = {"a": [1, 2.5, None], "b": [[1], [2, math.nan]], "c": ["[ 1,  2]\n", "x"], "d": {"e": []}, "f": "[\n 1 ]"}
+    write_json(results, tmp_path / "results.json")
+    text = (tmp_path / "results.json").read_text()
+    assert json.loads(text) == {**results, "b": [[1], [2, None]]}
+    assert '"a": [1, 2.5, null],\n' in text and "    [2, null]\n" in text
+
+
+def test_the_page_holds_report_figures_settings_and_machine(tmp_path):
+    def markdown(results) -> str:
+        return f"# A report\n\n| model | loss |\n| --- | --- |\n| {HOSTILE} | 1.25 |\n"
+
+    def draw(results, folder) -> None:
+        draw_curves({"loss": {"training": [(0, 1.0), (1, 0.5)]}}, folder / "loss.png")
+
+    assert write_report(RESULTS, tmp_path, markdown, draw) == (tmp_path / "metrics.md").read_text()
+    page = (tmp_path / "report.html").read_text()
+    assert "<title>A report</title>" in page and "linformer pretrain --config settings.yaml" in page
+    assert "seed: 3" in page and "device: a processor" in page and "<td>1.25</td>" in page
+    assert "<script" not in page and page.count("&lt;script") == 2  # in the report and in the settings
+    (image,) = re.findall(r'(?:src|href)="([^"]*)"', page)
+    assert base64.b64decode(image.removeprefix("data:image/png;base64,")) == (tmp_path / "loss.png").read_bytes()
+
+
+def test_nothing_is_loaded_from_a_network():
+    html = html_of("![a picture](http://example.org/x.png) <img src=http://example.org/y.png>")
+    assert "<img" not in html and "src=" not in html.replace("&lt;img src=", "")
+
+
+def test_markdown_of_pretraining_holds_the_numbers():
+    text = pretrain_markdown(RESULTS)
+    assert "| Linformer | 710,528 | 20 | 2.000 | 7.4 | 1,234 |" in text
+    assert "| Transformer (full attention) | 710,528 | 20 | 1.000 | 2.7 | 1,234 |" in text
+    assert "| unigram (token frequencies alone) |  |  | 6.000 | 403.4 |  |" in text
+    assert "a stream to train and 1,281 to validate" in text
+
+
+def test_losses_of_any_size_are_drawn(tmp_path):
+    results = copy.deepcopy(RESULTS)
+    results["models"]["linformer"]["curve"][0] = (0, 1e4)
+    write_pretrain_report(results, tmp_path)
+    assert Image.open(tmp_path / "perplexity.png").size == (900, 675)
+
+
+@pytest.mark.parametrize("names", [["$^$", "a" * 500], ["好", "_"], [f"class {n}" for n in range(31)]])
+def test_classes_of_any_names_can_be_drawn(names, tmp_path):
+    matrix = [[3 * (row == column) + row for column in range(len(names))] for row in range(len(names))]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        draw_confusion(matrix, names, tmp_path / "confusion.png")
+    assert (tmp_path / "confusion.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_best_run_has_the_least_loss_or_the_largest_metric():
+    runs = [{"metrics": {"accuracy": 0.5, "loss": 0.1}}, {"metrics": {"accuracy": 0.6, "loss": 0.2}}]
+    assert best_run({"metric_for_best_model": "loss", "runs": runs}) is runs[0]
+    assert best_run({"metric_for_best_model": "accuracy", "runs": runs}) is runs[1]
+
+
+def test_of_many_classes_the_most_frequent_are_shown():
+    each = [{"precision": 1.0, "recall": 1.0, "f1": 1.0, "texts": float(n)} for n in range(33)]
+    lines = class_table({"by_class": each}, [f"c{n}" for n in range(33)])
+    assert lines[2].startswith("| `c32` |") and "`c2`" not in "".join(lines)
+    assert lines[-1] == "The 30 most frequent of 33 classes; metrics.json has all."
+    few = class_table({"by_class": each[:3]}, ["x", "y", "z"])
+    assert [line.split("`")[1] for line in few[2:]] == ["x", "y", "z"]
+
+
+def test_mistakes_are_cut_short_and_pairs_shown_together():
+    mistake = {"text": "a|b" * 99, "text_pair": "second", "label": "x", "predicted": "y", "loss": 1.234}
+    line = shown_mistakes([mistake])[2]
+    assert "¦" in line and "…" in line and line.endswith("| `x` | `y` | 1.23 |") and len(line) < 220
+    assert "first / second" in shown_mistakes([{**mistake, "text": "first"}])[2]
