@@ -107,7 +107,7 @@ def _save(run: Run, settings: DistillSettings, pair: Pair, results: dict[str, An
     def write(folder: Path) -> None:
         write_files(beside, folder)
         if adapter is not None:
-            write_adapter(adapter, pair.student, example, results, folder / ADAPTER)
+            write_adapter(adapter, example, results, folder / ADAPTER)
 
     save_model(model, pair.tokenizer, run.folder, beside=write)
 
