@@ -73,7 +73,7 @@ class Adapter:
         with input_errors(f"adapter: expected weights that fit {type(model).__name__}, got {self.name}"):
             learned = learned_parameters(base).keys()
             adapted = LoraModel(base, self.config, "default")
-            loaded = set_peft_model_state_dict(base, self.weights)
+            loaded: Any = set_peft_model_state_dict(base, self.weights)
             absent = [name for name in loaded.missing_keys if ".lora_" in name or name in learned]
             if absent or loaded.unexpected_keys:
                 raise ValueError(f"{[*absent, *loaded.unexpected_keys][0]} is in one of them only")
