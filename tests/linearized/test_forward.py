@@ -11,6 +11,7 @@ from torch import nn
 from transformers import BertConfig, BertForMaskedLM
 
 from linformer_kit import InputError
+from linformer_kit.linearized.fields import EXACT
 from tests.conftest import as_in_the_paper
 from tests.families import FAMILIES, build, example
 
@@ -136,6 +137,9 @@ class Recorded(nn.Module):
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner, self.calls = inner, 0
+
+    def __getattr__(self, name):
+        return getattr(super().__getattr__("inner"), name) if name in EXACT else super().__getattr__(name)
 
     def forward(self, *arguments, **named):
         self.calls += 1

@@ -20,8 +20,8 @@ from linformer_kit.errors import InputError, input_errors, renamed
 from linformer_kit.inference.batches import batches, check_finite, reads_padding, text_errors
 from linformer_kit.interop.checkpoints.sentences import check_no_pickle
 from linformer_kit.interop.loading import input_length, load_model
-from linformer_kit.linearized.positions import longest_input
 from linformer_kit.linearized.sentences import text_encoder
+from linformer_kit.models.positions import longest_input
 from linformer_kit.operator.projections import SequenceProjection
 from linformer_kit.settings import is_local_path
 

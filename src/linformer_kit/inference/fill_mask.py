@@ -11,7 +11,7 @@ from transformers import AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokeni
 from linformer_kit.errors import InputError
 from linformer_kit.inference.batches import check_finite, text_errors
 from linformer_kit.interop.loading import load_model
-from linformer_kit.linearized.positions import longest_input
+from linformer_kit.models.positions import longest_input
 
 _BEFORE, _AFTER = 20, 10  # tokens that are shown around a mask of held-out text
 

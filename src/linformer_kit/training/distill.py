@@ -22,7 +22,7 @@ from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.linearized.fields import EXACT
 from linformer_kit.linearized.layers import attention_layers
 from linformer_kit.linearized.linearize import linearize_encoder
-from linformer_kit.linearized.positions import check_positions, longest_input, set_positions
+from linformer_kit.models.positions import check_positions, longest_input, set_positions
 from linformer_kit.report.distillation import write_distill_report
 from linformer_kit.settings import (
     DistillSettings,
