@@ -59,28 +59,25 @@ def test_saved_and_loaded_with_and_without_the_head(model, tmp_path):
 
 
 @pytest.mark.e2e
-def test_a_new_process_that_only_imports_the_package_knows_it(model, tmp_path):
-    model.save_pretrained(tmp_path)
-    code = (
-        "import linformer_kit, transformers; "
-        f"print(type(transformers.AutoModelForMaskedLM.from_pretrained({str(tmp_path)!r})).__name__)"
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.split()[-1] == "LinearBertForMaskedLM"
-
-
-@pytest.mark.e2e
-def test_the_stock_class_refuses_it(model, tmp_path):
-    """Else it would use full attention with weights trained for linear attention."""
+def test_only_the_package_loads_it(model, tmp_path):
+    """The stock class would use full attention with weights trained for linear attention."""
     model.save_pretrained(tmp_path)
     stock = BertModel.from_pretrained(tmp_path)
     with pytest.raises(
         InputError, match="model: expected the linearised one that AutoModel loads, got BertSelfAttention"
     ):
         stock(input_ids=torch.full((1, 5), 3))
-    code = f"import transformers; transformers.BertModel.from_pretrained({str(tmp_path)!r})"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert run.returncode and 'attn_implementation="linformer"` is not supported' in run.stderr
+    code = f"""
+import transformers
+try:
+    transformers.BertModel.from_pretrained({str(tmp_path)!r})
+except ValueError as error:
+    assert 'attn_implementation="linformer"` is not supported' in str(error), error
+    import linformer_kit
+    print(type(transformers.AutoModelForMaskedLM.from_pretrained({str(tmp_path)!r})).__name__)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.split()[-1] == "LinearBertForMaskedLM"
 
 
 @pytest.mark.e2e
@@ -88,15 +85,6 @@ def test_generators_are_not_made_of_it(model, tmp_path):
     model.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="Unrecognized configuration class"):
         AutoModelForCausalLM.from_pretrained(tmp_path)
-
-
-def test_a_model_whose_layers_were_removed_is_not_saved(model, tmp_path):
-    del model.bert.encoder.layer[1]
-    with pytest.raises(
-        InputError, match=r"^model: expected the layers .*, got none named encoder\.layer\.2\.attention"
-    ):
-        model.save_pretrained(tmp_path)
-    assert not list(tmp_path.iterdir())
 
 
 @torch.no_grad()

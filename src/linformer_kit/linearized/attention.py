@@ -92,7 +92,7 @@ def linear_attention(
             and F, and a sequence that is too long for them.
     """
     layer: Any = _layer_of(module)
-    need_weights = need_weights or _is_recorded(layer, module.training, arguments)
+    need_weights = need_weights or _is_recorded(arguments)
     if isinstance(layer, LocalAttention):
         if need_weights:
             return _attend_pairs(query, key, value, attention_mask, scaling, dropout)
@@ -135,22 +135,17 @@ def _layer_of(module: nn.Module) -> nn.Module:
     return getattr(module, LAYER)
 
 
-def _is_recorded(layer: Any, training: bool, arguments: dict[str, Any]) -> bool:
+def _is_recorded(arguments: dict[str, Any]) -> bool:
     """Whether transformers records attention weights in this forward pass.
 
-    Most models pass `output_attentions` to their layers; all of them use the collector. In the backward pass,
-    activation checkpointing runs a layer again without a collector: then the first answer is used again.
+    Most models pass `output_attentions` to their layers; all of them use the collector.
     """
-    told = bool(arguments.get("output_attentions"))
     collector = output_capturing._active_collector
+    if arguments.get("output_attentions"):
+        return True
     if torch.compiler.is_compiling():  # a separately compiled layer cannot read a context variable
-        return told or (collector.compiling and "attentions" in (collector.get() or ()))
-    if (collected := collector.get()) is None:
-        return told or getattr(layer, "recorded", False)
-    told = told or "attentions" in collected
-    if training:
-        layer.recorded = told
-    return told
+        return collector.compiling and "attentions" in (collector.get() or ())
+    return "attentions" in (collector.get() or ())
 
 
 def _attend_pairs(

@@ -104,11 +104,6 @@ class LinearizedModel(LinearModel):
     def longest_sequence(self) -> int:
         return self.config.linformer["seq_len"]
 
-    def _check_length(self, tokens: Any) -> None:
-        longest = self.longest_sequence
-        if isinstance(tokens, torch.Tensor) and tokens.dim() > 1 and tokens.shape[1] > longest:
-            raise InputError(f"sequence length: expected at most {longest}, got {tokens.shape[1]}")
-
     def set_attn_implementation(self, attn_implementation: Any, *arguments: Any, **named: Any) -> None:
         """Accept linear attention only.
 
@@ -118,29 +113,22 @@ class LinearizedModel(LinearModel):
         _check_implementation(attn_implementation)
         super().set_attn_implementation(attn_implementation, *arguments, **named)
 
-    def save_pretrained(self, *arguments: Any, **named: Any) -> None:
-        """As in transformers.
-
-        Raises:
-            InputError: if layers were removed from the model, which could not be loaded again.
-        """
-        if removed := {*LinearFields.of(self.config.linformer).attention_names} - {*self.attention_names()}:
-            raise InputError(f"model: expected the layers that it was linearised with, got none named {min(removed)}")
-        super().save_pretrained(*arguments, **named)
-
     def attention_names(self) -> list[str]:
         """Names of all attention modules within the base model, including those that keep their own attention."""
-        known = LinearFields.of(self.config.linformer).attention_names
+        known = self._fields.attention_names
         return [name for name, _ in self.base_model.named_modules() if name in known]
+
+    @property
+    def _fields(self) -> LinearFields:
+        return LinearFields.of(self.config.linformer)
 
     def _slots(self) -> Any:
         return self.config.linformer["projected_dim"]
 
     def _record_size(self, seq_len: int, projected_dim: Any) -> None:
         self.config.linformer |= {"seq_len": seq_len, "projected_dim": projected_dim}
-        fields = LinearFields.of(self.config.linformer)
-        for layer, name in enumerate(fields.layers if fields.shared else ()):
-            getattr(self.base_model.get_submodule(name), LAYER).groups = fields.groups(layer)
+        for number, name in enumerate(self._fields.layers if self._fields.shared else ()):
+            getattr(self.base_model.get_submodule(name), LAYER).groups = self._fields.groups(number)
 
 
 # Attention functions that compute linear attention.
@@ -169,21 +157,16 @@ def attach(model: PreTrainedModel) -> None:
         base_class: Any = type(base)
         base.__class__ = linear_model_class(base_class, config_class)
     projections = fields.new_projections()
+    states: dict[str, Any] = {name: LocalAttention() for name in fields.local_layers}
+    states |= {name: FullAttention() for name in fields.full_layers}
+    for number, name in enumerate(fields.layers):
+        states[name] = SharedProjection(base, fields.groups(number)) if fields.shared else projections[number]
+        states[name].sliding_window, states[name].global_tokens = fields.sliding_window, fields.global_tokens
+    for name, state in states.items():
+        like = next(modules[name].parameters())
+        modules[name].add_module(LAYER, state.to(like.device, like.dtype))
     if fields.shared:
         base.add_module(LAYER, projections[0].to(base.device, base.dtype))
-    for number, name in enumerate(fields.layers):
-        like = next(modules[name].parameters())
-        layer: Any = (
-            SharedProjection(base, fields.groups(number))
-            if fields.shared
-            else projections[number].to(like.device, like.dtype)
-        )
-        layer.sliding_window, layer.global_tokens = fields.sliding_window, fields.global_tokens
-        modules[name].add_module(LAYER, layer)
-    for name in fields.local_layers:
-        modules[name].add_module(LAYER, LocalAttention())
-    for name in fields.full_layers:
-        modules[name].add_module(LAYER, FullAttention())
     PreTrainedModel.set_attn_implementation(model, IMPLEMENTATION)
     for changed in (model, base):  # transformers fills this registry in constructors, under the original class
         output_capturing._CAN_RECORD_REGISTRY[changed] = changed._can_record_outputs
@@ -241,9 +224,12 @@ def _checked_forward(base_forward: Callable[..., Any]) -> Callable[..., Any]:
                 raise InputError(f"{name}: expected none with linear attention, whose slots mix all positions, got one")
         refuse_old_exporter()
         if self.main_input_name == "input_ids" and not torch.compiler.is_exporting():
-            for name in ("input_ids", "inputs_embeds"):
-                place = names.index(name) if name in names else len(arguments)
-                self._check_length(arguments[place] if place < len(arguments) else named.get(name))
+            given = dict(zip(names, arguments, strict=False)) | named
+            for tokens in (given.get("input_ids"), given.get("inputs_embeds")):
+                if isinstance(tokens, torch.Tensor) and tokens.dim() > 1 and tokens.shape[1] > self.longest_sequence:
+                    raise InputError(
+                        f"sequence length: expected at most {self.longest_sequence}, got {tokens.shape[1]}"
+                    )
         unsaid = named.get("output_attentions") is None and "output_attentions" not in names[: len(arguments)]
         if unsaid and self.config.output_attentions:  # transformers takes None for False
             named["output_attentions"] = True

@@ -126,10 +126,12 @@ def test_half_a_model_refused(tmp_path):
     model, load = source("BertModel", tmp_path)
     state = {name: tensor for name, tensor in model.state_dict().items() if "layer.1.output" not in name}
     model.save_pretrained(tmp_path, state_dict=state)
-    with pytest.raises(InputError, match=r"expected all weights of BertModel, got none for encoder\.layer\.1\.output"):
+    with pytest.raises(
+        InputError, match=r"expected weights that fit its config.json in .*, got none for encoder\.layer\.1\.output"
+    ):
         load(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"broken")
-    with pytest.raises(InputError, match=r"model\.safetensors: expected whole safetensors, got"):
+    with pytest.raises(InputError, match=r"model\.safetensors: expected whole safetensors: "):
         load(tmp_path)
 
 
@@ -199,7 +201,9 @@ def test_weights_with_no_place_are_refused_but_for_known_ones(tmp_path):
     theirs.save_pretrained(tmp_path, state_dict={**theirs.state_dict(), **beside})
     load(tmp_path)
     theirs.save_pretrained(tmp_path, state_dict={**theirs.state_dict(), "bert.adapter.weight": torch.ones(3)})
-    with pytest.raises(InputError, match=r"expected weights of BertForMaskedLM, got bert\.adapter\.weight as well"):
+    with pytest.raises(
+        InputError, match=r"expected weights that fit its config.json in .*, got unexpected bert\.adapter\.weight"
+    ):
         load(tmp_path)
 
 
@@ -221,7 +225,7 @@ def test_a_pickle_refused(tmp_path):
     theirs, load = source("BertModel", tmp_path)
     (tmp_path / "model.safetensors").unlink()
     torch.save(theirs.state_dict(), tmp_path / "pytorch_model.bin")
-    with pytest.raises(InputError, match=r"expected model\.safetensors in .*, got pytorch_model\.bin, a pickle"):
+    with pytest.raises(InputError, match=r"expected safetensors in .*, got pytorch_model\.bin, a pickle"):
         load(tmp_path)
 
 
