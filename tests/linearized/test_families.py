@@ -61,7 +61,7 @@ def test_names_stay_matrices_are_added_and_all_is_loaded_again(family, tmp_path)
     assert difference(model, linear, inputs) > 1e-6, "else attention was not replaced"
     linear.save_pretrained(tmp_path)
     loaded = AutoModel.from_pretrained(tmp_path, trust_remote_code=False, use_safetensors=True).eval()
-    assert difference(linear, loaded, inputs) == 0
+    assert difference(linear, loaded, inputs) < 1e-10
 
 
 @pytest.mark.parametrize("name", TEXT)

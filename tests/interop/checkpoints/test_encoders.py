@@ -131,7 +131,7 @@ def test_half_a_model_refused(tmp_path):
     ):
         load(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"broken")
-    with pytest.raises(InputError, match=r"model\.safetensors: expected whole safetensors: "):
+    with pytest.raises(InputError, match=r"model\.safetensors: expected whole safetensors, got"):
         load(tmp_path)
 
 

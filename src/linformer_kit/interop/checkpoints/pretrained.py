@@ -86,7 +86,8 @@ def _count(folder: Path) -> Weights:
         raise InputError(f"model: expected model.safetensors in {folder}, got none")
     tensors = numbers = 0
     for path in paths:
-        with input_errors(f"{path}: expected whole safetensors"), safe_open(path, framework="pt") as file:
+        what = f"{path}: expected whole safetensors, got a broken file"
+        with input_errors(what), safe_open(path, framework="pt") as file:
             for key in file.keys():  # noqa: SIM118 (it is no dict)
                 tensors += 1
                 numbers += torch.Size(file.get_slice(key).get_shape()).numel()
