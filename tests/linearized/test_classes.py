@@ -100,6 +100,26 @@ def test_part_of_a_composite_model(model, tmp_path):
     assert torch.equal(again(**inputs).logits, whole(**inputs).logits)
 
 
+@pytest.mark.parametrize("sharing", ["headwise", "layerwise"])
+def test_all_state_of_a_layer_is_one_module_of_its_own(sharing):
+    stock = BertModel(BertConfig(**SIZES))
+    plain = vars(stock.encoder.layer[0].attention.self).keys()
+    model = as_in_the_paper(stock, 7, sharing=sharing, sliding_window=5, layers=[0, 2])
+    first, full, last = (layer.attention.self for layer in model.encoder.layer)
+    assert vars(first).keys() == vars(full).keys() == plain
+    assert (first.linformer.sliding_window, full.linformer.sliding_window, last.linformer.global_tokens) == (5, 0, 0)
+    names = {name for name in model.state_dict() if "linformer" in name}
+    assert names == (
+        {"linformer.key_projection"}
+        if sharing == "layerwise"
+        else {
+            f"encoder.layer.{layer}.attention.self.linformer.{each}_projection"
+            for layer in (0, 2)
+            for each in ("key", "value")
+        }
+    )
+
+
 def test_every_matrix_learns(model):
     inputs = example(model, 31, padded=True)
     model.train()(**inputs).logits.square().sum().backward()
