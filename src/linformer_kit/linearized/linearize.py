@@ -100,8 +100,8 @@ def linearize(
     Raises:
         InputError: for a decoder, a model that does not use the interface, a `SentenceTransformer` that does not start
             with such an encoder of texts, invalid settings, and an adapter that is damaged, of another model, or
-            contradicted by other arguments. Nothing is changed then; only where E and F of an adapter do not fit its
-            own settings, the model is linear already.
+            contradicted by other arguments. Nothing is changed then; only where the weights of an adapter do not fit
+            its own settings, the model is linear already.
 
     Example:
         >>> model = lk.linearize(AutoModel.from_pretrained("FacebookAI/roberta-base"), projected_dim=128)
