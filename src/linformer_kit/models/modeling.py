@@ -84,8 +84,9 @@ class LinformerPreTrainedModel(LinearModel):
             InputError: for more slots than the model was built with, for convolutions, whose kernel is tied to k, or
                 with full attention.
         """
-        encoder = self._linear_encoder("set_projected_dim")
-        heads = self.config.num_attention_heads
+        if self.config.attention == "full":
+            raise InputError("set_projected_dim: expected a model with attention linformer, got full")
+        encoder, heads = self.base_model.encoder, self.config.num_attention_heads
         wanted: Any = self.config.projected_dim if projected_dim is None else projected_dim
         check_projected_dim(self.config, wanted)
         if isinstance(wanted, int) and wanted <= self.config.largest_projected_dim:
@@ -106,11 +107,6 @@ class LinformerPreTrainedModel(LinearModel):
         super()._record_size(seq_len, projected_dim)
         if self.config.attention == "linformer":
             self.set_projected_dim()
-
-    def _linear_encoder(self, method: str) -> LinformerEncoder:
-        if self.config.attention == "full":
-            raise InputError(f"{method}: expected a model with attention linformer, got full")
-        return self.base_model.encoder
 
 
 class LinformerModel(LinformerPreTrainedModel):
