@@ -44,7 +44,7 @@ from linformer_kit.errors import InputError, renamed
 from linformer_kit.inference.chunks import embed_pieces
 from linformer_kit.inference.embedder import Embedder
 from linformer_kit.linearized.linearize import linearize
-from linformer_kit.linearized.positions import longest_input
+from linformer_kit.models.positions import longest_input
 from linformer_kit.report.figures import log_ticks, number_ticks, show_grid
 from linformer_kit.settings import ResizeMode
 from reproduce.common import Record, Results, by_name, new_panels, run

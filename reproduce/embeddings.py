@@ -36,8 +36,8 @@ from linformer_kit.environment import best_device
 from linformer_kit.errors import InputError, renamed
 from linformer_kit.inference.embedder import Embedder, load_embedder
 from linformer_kit.linearized.classes import LinearizedModel
-from linformer_kit.linearized.positions import check_positions, longest_input, set_positions
 from linformer_kit.models.modeling import LinformerPreTrainedModel
+from linformer_kit.models.positions import check_positions, longest_input, set_positions
 from linformer_kit.settings import ResizeMode
 from reproduce.common import Record, Results, by_name, markdown, run
 

@@ -31,7 +31,6 @@ NOT_RUN = {
     },
     "linearize.md": {
         "pip install -e '.[export]'": _INSTALLS,
-        "pip install -e '.[adapter]'": _INSTALLS,
     },
     "training.md": {
         "torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint node0:29500 -m linformer_kit pretrain "

@@ -11,6 +11,7 @@ import torch
 import linformer_kit as lk
 from linformer_kit.linearized.linearize import linearize
 from linformer_kit.settings.distillation import LinearizeSettings
+from tests.conftest import values_of
 from tests.families import FAMILIES, build, example
 
 LENGTH = FAMILIES["bert"].sizes["max_position_embeddings"]
@@ -37,8 +38,7 @@ def test_nothing_is_untrained():
     assert after.config.linformer["sliding_window"] == 128 and after.config.linformer["global_tokens"] == 1
 
 
-@pytest.mark.parametrize("name", TEXT)
-@pytest.mark.parametrize("tokens", [1, 2, SLOTS, SLOTS + 1])
+@pytest.mark.parametrize(("name", "tokens"), values_of(TEXT, [1, 2, SLOTS, SLOTS + 1]))
 @torch.no_grad()
 def test_texts_of_as_many_tokens_as_slots_are_exact(name, tokens):
     before, after = pair(name)

@@ -32,7 +32,7 @@ def test_saving_and_loading_keep_every_field(config, tmp_path):
     ("fields", "message"),
     [
         ({"projected_dim": 600}, "projected_dim: expected 1 to 512 (max_position_embeddings), got 600"),
-        ({"projected_dim": [[8, 4]] * 12}, "projected_dim: expected one for each of 12 heads, got [8, 4]"),
+        ({"projected_dim": [[8, 4]] * 12}, "projected_dim: expected one number for each of 12 heads, got 2"),
         (
             {"projected_dim": [[8] * 11 + [4]] * 12, "projection": "conv"},
             "projected_dim: expected the same k in all layers and heads that share a kernel of conv, since its size depends on k, got [[8",

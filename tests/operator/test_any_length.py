@@ -158,7 +158,6 @@ def test_interpolated_models_run_train_and_save(config, projection, tmp_path):
         ({}, {"seq_len": 35}, "seq_len: expected at least 36 for mode extend, got 35"),
         ({}, {"seq_len": 5, "mode": "interpolate"}, "seq_len: expected at least 6 for mode interpolate, got 5"),
         ({}, {"seq_len": 40, "mode": "crop"}, "mode: expected one of extend, interpolate, got 'crop'"),
-        ({"shorter_input": "stretch"}, {"seq_len": 40}, "mode: expected interpolate with shorter_input stretch"),
         (
             {"projection": "mean_pool", "projected_dim": [6, 9], "sharing": "layerwise"},
             {"seq_len": 40},

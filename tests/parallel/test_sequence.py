@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import random
 import subprocess
@@ -27,7 +28,6 @@ pytestmark = pytest.mark.e2e
 
 KINDS: list[dict[str, Any]] = [
     {"sharing": "none"},
-    {"sharing": "headwise"},
     {"sharing": "layerwise", "norm_first": True},
     {"sharing": "none", "bias_order": "after_projection", "projected_dim": [[7, 5, 3], [2, 2, 2]]},
     {"projection": "mean_pool", "projected_dim": [[7, 5, 7], [3, 3, 3]]},
@@ -37,7 +37,6 @@ KINDS: list[dict[str, Any]] = [
     {"local_convolution": 5},
     {"sliding_window": 5, "projected_dim": [[7, 5, 3], [2, 2, 2]]},
     {"sliding_window": 4, "local_convolution": 3, "sharing": "layerwise", "norm_first": True},
-    {"sliding_window": 8, "projection": "mean_pool", "bias_order": "after_projection"},
 ]
 
 
@@ -94,9 +93,8 @@ def compare(whole: torch.nn.Module, batch: dict[str, torch.Tensor], what: object
 
 
 def check_kinds() -> None:
-    for fields in KINDS:
-        for seq_len in (37, 23, 2):
-            compare(build(**fields), make_batch(seq_len), (fields, seq_len))
+    for fields, seq_len in zip(KINDS, itertools.cycle((23, 2, 37)), strict=False):
+        compare(build(**fields), make_batch(seq_len), (fields, seq_len))
 
 
 def test_loss_and_every_gradient_equal_those_of_one_process(tmp_path):
@@ -138,9 +136,8 @@ def check_windows(seed: int, cases: int) -> None:
                 compare(whole, make_batch(seq_len, seed=case), what)
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_windows_over_the_edges_of_pieces(tmp_path, ranks):
-    run(ranks, check_windows, tmp_path, ranks, 11)
+def test_windows_over_the_edges_of_pieces(tmp_path):
+    run(3, check_windows, tmp_path, 3, 8)
 
 
 def check_heads() -> None:
@@ -166,11 +163,8 @@ def check_heads() -> None:
 
 def check_hidden_states(ids: torch.Tensor, mask: torch.Tensor) -> None:
     """Outputs and P̄, put together again, with NaN in all padding; and the pooler's."""
-    windowed: list[dict[str, Any]] = [
-        {"sliding_window": 5},
-        {"sliding_window": 8, "local_convolution": 3, "sharing": "layerwise"},
-    ]
-    for fields in ({}, {"local_convolution": 3}, *windowed):
+    windowed: dict[str, Any] = {"sliding_window": 8, "local_convolution": 3, "sharing": "layerwise"}
+    for fields in ({}, windowed):
         model = build(lk.LinformerModel, pooler=True, **fields).eval()
         embeds = torch.randn(*ids.shape, SIZES["hidden_size"], generator=torch.Generator().manual_seed(1)).double()
         embeds[mask == 0] = math.nan
@@ -304,17 +298,14 @@ def check_traffic() -> None:
     layers, batch, embed, k, rank = 2, 6, 33, 7, dist.get_rank()
     for fields, numbers in (
         ({"sharing": "headwise"}, 2 * k * (embed + 1)),
-        ({"sharing": "key_value"}, k * (embed + 1)),
         ({"sharing": "layerwise"}, k * (embed + 1)),
         ({"sharing": "none"}, 2 * k * embed),
-        ({"projection": "mean_pool"}, k * (embed + 1)),
         ({"projection": "dynamic"}, k * (embed + 1)),
         ({"projection": "dynamic", "sharing": "none"}, 2 * k * embed),
         ({"local_convolution": 5}, 2 * k * (embed + 1)),
-        ({"sliding_window": 1}, 2 * k * (embed + 1)),
         ({"sliding_window": 6}, 2 * k * (embed + 1)),
     ):
-        for seq_len in (11, 37, 83):
+        for seq_len in (11, 83):
             model = build(**fields, max_position_embeddings=83)
             parallel = split(model)
             piece = parallel.shard(make_batch(seq_len))

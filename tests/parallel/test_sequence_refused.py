@@ -18,13 +18,8 @@ def check_errors() -> None:
     for fields, message in (
         ({"attention": "full"}, "attention: expected linformer, .*, got full"),
         ({"projection": "max_pool"}, "projection: expected linear, mean_pool, random or dynamic, .*, got max_pool"),
-        ({"projection": "conv"}, "got conv"),
         ({"shorter_input": "stretch"}, "shorter_input: expected prefix, .*, got stretch"),
         ({"global_tokens": 5}, "global_tokens: expected 0 in sequence parallel, got 5"),
-        (
-            {"max_position_embeddings": 7, "local_convolution": 9},
-            "mesh: expected at most 1 processes for a longest sequence of 7, got 2",
-        ),
         (
             {"max_position_embeddings": 7, "sliding_window": 8},
             "mesh: expected at most 1 processes for a longest sequence of 7, got 2",

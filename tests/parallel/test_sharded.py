@@ -71,14 +71,16 @@ def gradients(model: torch.nn.Module, rank: int, processes: int, *, exact: bool 
     return {"loss": loss, **{f"grad.{name}": full(p.grad) for name, p in model.named_parameters()}}
 
 
-def trained(model: torch.nn.Module, rank: int, processes: int) -> dict[str, Tensor]:
-    """The parameters after a few updates of AdamW."""
+def everything(model: torch.nn.Module, rank: int, processes: int) -> dict[str, Tensor]:
+    """Loss, gradients, parameters after a few updates of AdamW, logits."""
+    tensors = gradients(model, rank, processes)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for _ in range(STEPS):
         optimizer.zero_grad()
         loss_of(model, rank, processes).backward()
         optimizer.step()
-    return {name: full(parameter) for name, parameter in model.named_parameters()}
+    tensors |= {name: full(parameter) for name, parameter in model.named_parameters()}
+    return tensors | {"logits": logits_of_long_text(model)}
 
 
 def logits_of_long_text(model: torch.nn.Module) -> Tensor:
@@ -86,12 +88,6 @@ def logits_of_long_text(model: torch.nn.Module) -> Tensor:
     ids = torch.randint(5, SIZES["vocab_size"], (1 + LONG // 31, 31), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         return model.eval()(ids).logits
-
-
-def everything(model: torch.nn.Module, rank: int, processes: int) -> dict[str, Tensor]:
-    """Loss, gradients, parameters after training, logits."""
-    found = gradients(model, rank, processes) | trained(model, rank, processes)
-    return found | {"logits": logits_of_long_text(model)}
 
 
 def write(path: Path, tensors: dict[str, Tensor]) -> None:

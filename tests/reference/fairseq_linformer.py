@@ -112,11 +112,6 @@ def masked_lm_logits(weights: dict[str, Tensor], tokens: Tensor, activation: str
     return x @ weights["encoder.lm_head.weight"].T + weights["encoder.lm_head.bias"]
 
 
-def classification_logits(weights: dict[str, Tensor], tokens: Tensor, name: str) -> Tensor:
-    first = torch.tanh(_linear(weights, f"classification_heads.{name}.dense", features(weights, tokens)[:, 0]))
-    return _linear(weights, f"classification_heads.{name}.out_proj", first)
-
-
 def _attention(weights: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
     """Compress first, then W_K and W_V with their biases: the order of the official code."""
     batch, length, _ = x.shape

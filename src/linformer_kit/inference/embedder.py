@@ -17,8 +17,8 @@ from linformer_kit.errors import InputError, input_errors, renamed
 from linformer_kit.inference.batches import Batches, BatchSettings, Run
 from linformer_kit.interop.checkpoints.sentences import check_no_pickle
 from linformer_kit.interop.loading import input_length, load_model
-from linformer_kit.linearized.positions import longest_input
 from linformer_kit.linearized.sentences import text_encoder
+from linformer_kit.models.positions import longest_input
 from linformer_kit.settings import is_local_path
 
 _KIND = "an encoder of texts"

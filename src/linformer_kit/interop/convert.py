@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -15,25 +16,28 @@ from linformer_kit.errors import InputError, input_errors, renamed
 from linformer_kit.files.folders import check_new_folder
 from linformer_kit.files.manifest import write_manifest
 from linformer_kit.files.writing import whole_folder
-from linformer_kit.interop.checkpoints.build import Converted, build_model, resize
-from linformer_kit.interop.checkpoints.encoders import MODEL_TYPES, convert_encoder, read_source
+from linformer_kit.interop.checkpoints.build import Converted, build_model
+from linformer_kit.interop.checkpoints.encoders import ENCODER, MODEL_TYPES, convert_encoder
 from linformer_kit.interop.checkpoints.fairseq import convert_fairseq
+from linformer_kit.interop.checkpoints.pretrained import read_config
 from linformer_kit.interop.checkpoints.sentences import sentence_files, write_files
 from linformer_kit.interop.loading import (
     TOKENIZER_FILES,
     auto_class_of,
     input_length,
     load_pretrained,
+    resize,
     tokenizer_for,
 )
 from linformer_kit.linearized.adapter import adapters_of
 from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.linearized.linearize import linearize_encoder
-from linformer_kit.linearized.positions import longest_input
 from linformer_kit.models.configuration import LinformerConfig
+from linformer_kit.models.positions import longest_input
 from linformer_kit.settings import ConvertSettings, LinearizeSettings, ResizeMode
 
 _KIND = "a model of this package"
+_resize = functools.partial(resize, setting="max_position_embeddings")
 # Fields that say nothing in a model with full attention, so its values do not count.
 _SLOT_FIELDS = (
     *("projected_dim", "sharing", "projection", "projection_initializer", "shorter_input"),
@@ -42,9 +46,7 @@ _SLOT_FIELDS = (
 _SETTINGS = {field.name for field in dataclasses.fields(ConvertSettings)}
 _OF_SLOTS = tuple(name for name in _SLOT_FIELDS if name in _SETTINGS)
 _OF_NEW_PROJECTIONS = (*_OF_SLOTS, "attention")
-_OF_FAIRSEQ = ("num_attention_heads", "classification_head")
 _IN_PLACE = (*_OF_SLOTS, "layers", "max_position_embeddings")
-_ENCODER = "a pretrained encoder"
 _IF_THERE: dict[str, Any] = {
     "_raise_exceptions_for_missing_entries": False,
     "_raise_exceptions_for_connection_errors": False,
@@ -86,15 +88,14 @@ def _load(settings: ConvertSettings) -> Converted:
     _check_unset(settings, ("layers", "adapter"), "without in_place")
     if _is_fairseq(settings.source):
         _check_unset(settings, _OF_NEW_PROJECTIONS, "for a fairseq file, which determines it")
-        converted = convert_fairseq(settings.source, settings.num_attention_heads, settings.classification_head)
-        if settings.max_position_embeddings is not None:
-            resize(converted.model, settings.max_position_embeddings, settings.resize_mode)
+        converted = convert_fairseq(settings.source)
+        _resize(converted.model, settings.max_position_embeddings, settings.resize_mode)
         return converted
-    _check_unset(settings, _OF_FAIRSEQ, "for a model that is not a fairseq file")
     if settings.attention == "full":
         _check_unset(settings, _OF_SLOTS, "with full attention")
     fields = _given(settings, (*_OF_NEW_PROJECTIONS, "max_position_embeddings"))
-    model_type = read_source(settings.source)[0].model_type
+    with renamed("model", "source"):
+        model_type = read_config(settings.source, f"model: expected {ENCODER}, got {settings.source}").model_type
     if model_type == LinformerConfig.model_type:
         return convert_full_attention(settings.source, fields, settings.resize_mode)
     if model_type not in MODEL_TYPES:
@@ -107,20 +108,20 @@ def _load(settings: ConvertSettings) -> Converted:
 
 def _linearized(settings: ConvertSettings) -> Converted:
     """The source linearised in place."""
-    _check_unset(settings, ("attention", *_OF_FAIRSEQ), "with in_place")
+    _check_unset(settings, ("attention",), "with in_place")
     if _is_fairseq(settings.source):
         raise InputError(f"source: expected an encoder of transformers with in_place, got {settings.source}")
     given = _given(settings, _IN_PLACE)
     advised: list[str] = []
     with renamed("model", "source"):
-        model = load_pretrained(settings.source, auto_class_of(settings.source, _ENCODER), _ENCODER)
+        model = load_pretrained(settings.source, auto_class_of(settings.source, ENCODER), ENCODER)
         learned = isinstance(model, LinearizedModel)
-        if not learned or given.keys() != {"max_position_embeddings"}:
+        if learned and given.keys() == {"max_position_embeddings"}:
+            _resize(model, settings.max_position_embeddings, settings.resize_mode)
+        else:
             advised = [] if settings.adapter else adapters_of(model, settings.max_position_embeddings)
             linear = LinearizeSettings(**given, resize_mode=settings.resize_mode)
             model = linearize_encoder(model, linear, settings.adapter)
-        else:
-            resize(model, given["max_position_embeddings"], settings.resize_mode)
         return Converted(model, [], learned or settings.adapter is not None, advised)
 
 
@@ -152,7 +153,7 @@ def convert_full_attention(source: str, fields: Mapping[str, Any], resize_mode: 
         raise InputError(f"source: expected a model with full attention, got a Linformer in {source}")
     longest = fields.get("max_position_embeddings")
     if longest is not None and longest != model.config.max_position_embeddings:
-        resize(model, longest, resize_mode)  # now, so that E and F start as in any model of the new length
+        _resize(model, longest, resize_mode)  # now, so that E and F start as in any model of the new length
     usual = LinformerConfig()
     new: dict[str, Any] = {name: getattr(usual, name) for name in _SLOT_FIELDS}
     new["projected_dim"] = min(usual.projected_dim, model.config.max_position_embeddings)

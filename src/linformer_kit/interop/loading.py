@@ -6,9 +6,9 @@ import hashlib
 import inspect
 import logging
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 from transformers import (
@@ -28,7 +28,7 @@ from transformers import (
 from linformer_kit.errors import InputError, input_errors, renamed
 from linformer_kit.files.manifest import MANIFEST, damage
 from linformer_kit.interop.checkpoints.pretrained import Weights, check_pretrained_folder, check_size, read_config
-from linformer_kit.linearized.positions import longest_input, position_tables
+from linformer_kit.models.positions import longest_input, position_tables
 from linformer_kit.settings import ResizeMode, is_local_path
 
 # Every tokenizer read here keeps its vocabulary in one of these files.
@@ -59,18 +59,26 @@ _UNUSED = re.compile(r"\b(position_ids|token_type_ids|inv_freq|masked_bias|mask_
 
 logger = logging.getLogger(__name__)
 
-_RANDOM = "names_of_random_weights"  # attribute of a model that was loaded here
+
+class Loaded(NamedTuple):
+    """Names of weights: those of a model that were not in its files and so are random, and those of the files left."""
+
+    random: frozenset[str]
+    left_out: list[str]
+
+
+_LOADED = "linformer_loaded"  # attribute of a model that was loaded here
 
 
 def load_model(
     name: str, auto_class: Any, kind: str, *, head: dict[str, Any] | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a model, as `load_pretrained`, and its tokenizer, which makes the inputs that the model reads."""
-    what = f"model: expected {kind}, got {name}"
     if is_local_path(name):
-        check_model_folder(Path(name))
+        check_pretrained_folder(Path(name))
+        _check_tokenizer(Path(name))
     model = load_pretrained(name, auto_class, kind, head=head)
-    with input_errors(what):
+    with input_errors(f"model: expected {kind}, got {name}"):
         tokenizer = tokenizer_for(model, name)
         config = model.config.get_text_config()
     _check_vocabulary(tokenizer, getattr(config, "vocab_size", None))
@@ -82,14 +90,8 @@ def load_model(
 def tokenizer_for(model: PreTrainedModel, name: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder or hub id, which makes the inputs that the model reads, also when saved again."""
     tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    options = _tokenizer_options(tokenizer, model)  # as arguments, since `save_pretrained` keeps those
-    return AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options) if options else tokenizer
-
-
-def _tokenizer_options(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> dict[str, Any]:
-    """Options of a tokenizer that differ from its own, for inputs that fit `model.forward`."""
     accepted = inspect.signature(model.forward).parameters
-    names = [name for name in tokenizer.model_input_names if name in accepted]
+    names = [each for each in tokenizer.model_input_names if each in accepted]
     if getattr(model.config, "type_vocab_size", None) in (0, 1) and "token_type_ids" in names:
         names.remove("token_type_ids")
     if "attention_mask" in accepted and "attention_mask" not in names:
@@ -97,7 +99,10 @@ def _tokenizer_options(tokenizer: PreTrainedTokenizerBase, model: PreTrainedMode
     # Absolute positions are counted from the first column.
     side = "right" if position_tables(model) else tokenizer.padding_side
     options = {"model_input_names": names, "padding_side": side}
-    return {name: value for name, value in options.items() if value != getattr(tokenizer, name)}
+    if all(getattr(tokenizer, option) == value for option, value in options.items()):
+        return tokenizer
+    # As arguments, since `save_pretrained` keeps those.
+    return AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
 
 
 def _check_vocabulary(tokenizer: PreTrainedTokenizerBase, vocab_size: int | None) -> None:
@@ -123,14 +128,13 @@ def load_pretrained(name: str, auto_class: Any, kind: str, *, head: dict[str, An
             `id2label` is newly initialised.
     """
     what = f"model: expected {kind}, got {name}"
-    weights = _check_weights(Path(name)) if is_local_path(name) else None
     config = read_config(name, what)
-    if weights is not None:
+    if is_local_path(name):
+        weights = _check_weights(Path(name))
         check_size(weights, lambda: auto_class.from_config(config, trust_remote_code=False), what)
     with input_errors(what):
         # Models with a head save no pooler, and its output is not used here; ours can be built without one.
         bare = auto_class is AutoModel and config.model_type == "linformer"
-        arguments = {"add_pooling_layer": False} if bare else head or {}
         # Sizes that do not fit are rejected below with a message of one line.
         model, loading = auto_class.from_pretrained(
             name,
@@ -138,43 +142,44 @@ def load_pretrained(name: str, auto_class: Any, kind: str, *, head: dict[str, An
             ignore_mismatched_sizes=True,
             use_safetensors=True,
             trust_remote_code=False,
-            **arguments,
+            **{"add_pooling_layer": False} if bare else head or {},
         )
     if head is not None and config.id2label != head["id2label"]:
         _start_head_anew(model, auto_class)
     absent = sorted(loading["missing_keys"]) + sorted(key for key, *_ in loading["mismatched_keys"])
-    setattr(model, _RANDOM, frozenset(absent))
+    unexpected = sorted(loading["unexpected_keys"])
+    setattr(model, _LOADED, Loaded(frozenset(absent), [key for key in unexpected if not _UNUSED.search(key)]))
     if head is not None:
         prefix = f"{model.base_model_prefix}."
         absent = [key for key in absent if key.startswith(prefix) and not key.startswith(f"{prefix}pooler.")]
     elif auto_class is AutoModel:
         absent = [key for key in absent if not key.startswith("pooler.")]
-    for keys, got in ((absent, "none for"), (lost_weights(model, loading["unexpected_keys"]), "unexpected")):
+    for keys, got in ((absent, "none for"), (_lost_weights(model), "unexpected")):
         if keys:
             more = f" and {len(keys) - 1} others" if len(keys) > 1 else ""
             raise InputError(f"model: expected weights that fit its config.json in {name}, got {got} {keys[0]}{more}")
     return model.eval()
 
 
-def lost_weights(model: PreTrainedModel, unexpected: Iterable[str]) -> list[str]:
-    """Weights of a file that belong to the encoder and have no place in it, sorted; heads and poolers do not count.
+def loaded(model: PreTrainedModel) -> Loaded:
+    """What `load_pretrained` did not find, and did not use, in the files of a model."""
+    return getattr(model, _LOADED)
+
+
+def _lost_weights(model: PreTrainedModel) -> list[str]:
+    """Weights of a file that belong to the encoder and have no place in it; heads and poolers do not count.
 
     transformers drops them: a BERT with `position_embedding_type` relative_key would be one without positions.
     """
     prefix = f"{model.base_model_prefix}."
-    parts = {name.partition(".")[0] for name in model.base_model.state_dict()}
-
-    def is_lost(name: str) -> bool:
-        part = name.removeprefix(prefix).partition(".")[0]
-        inside = name.startswith(prefix) or part in parts
-        return inside and part not in ("pooler", "decoder") and not _UNUSED.search(name)
-
-    return sorted(filter(is_lost, unexpected))
+    parts = {name.partition(".")[0] for name in model.base_model.state_dict()} | {prefix.removesuffix(".")}
+    inside = {name: name.removeprefix(prefix) for name in loaded(model).left_out if name.partition(".")[0] in parts}
+    return [name for name, own in inside.items() if own.partition(".")[0] not in ("pooler", "decoder")]
 
 
 def random_weights(model: PreTrainedModel) -> set[str]:
     """Names in the base model of weights that were not in its files and so are random, such as new poolers."""
-    return {name.removeprefix(f"{model.base_model_prefix}.") for name in getattr(model, _RANDOM)}
+    return {name.removeprefix(f"{model.base_model_prefix}.") for name in loaded(model).random}
 
 
 def auto_class_of(name: str, kind: str) -> Any:
@@ -186,8 +191,6 @@ def auto_class_of(name: str, kind: str) -> Any:
         name: Folder or hub id.
         kind: The kind of model expected, for errors.
     """
-    if is_local_path(name):
-        _check_weights(Path(name))
     architectures = read_config(name, f"model: expected {kind}, got {name}").architectures
     if not architectures:
         logger.warning("%s: config.json names no architectures: read as an encoder without head, if it has one", name)
@@ -211,26 +214,30 @@ def _start_head_anew(model: PreTrainedModel, auto_class: Any) -> None:
 def load_classifier(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a sequence classifier, in evaluation mode, and its tokenizer, from a folder or the hub."""
     kind = "a classifier (`linformer finetune` makes one)"
-    if is_local_path(name):
-        check_model_folder(Path(name))
     named = read_config(name, f"model: expected {kind}, got {name}").architectures
     if isinstance(named, list) and not any("ForSequenceClassification" in str(each) for each in named):
         raise InputError(f"model: expected {kind}, got {', '.join(map(str, named))} in {name}")
     return load_model(name, AutoModelForSequenceClassification, kind)
 
 
-def resize(model: PreTrainedModel, resize_to: int | None, resize_mode: ResizeMode) -> None:
-    """Change the longest sequence of a model of this package, in place; with None, change nothing."""
-    if resize_to is None:
+def resize(model: PreTrainedModel, length: int | None, resize_mode: ResizeMode, *, setting: str = "resize_to") -> None:
+    """Change the longest sequence of a model of this package, in place; with None, change nothing.
+
+    Args:
+        model: The model.
+        length: The new n.
+        resize_mode: As `mode` of `resize_sequence_length`.
+        setting: The setting that gives the length, for errors.
+    """
+    if length is None:
         return
     if not hasattr(model, "resize_sequence_length"):
-        kind = model.config.model_type
         raise InputError(
-            f"resize_to: expected none for a model of type {kind}, got {resize_to}; `linformer convert MODEL LONGER "
-            f"--in_place --max_position_embeddings {resize_to}` makes a linear and longer one"
+            f"{setting}: expected none for a model of type {model.config.model_type}, got {length}; `linformer convert "
+            f"MODEL LONGER --in_place --max_position_embeddings {length}` makes a linear and longer one"
         )
-    with renamed("seq_len", "resize_to"), renamed("mode", "resize_mode"):
-        model.resize_sequence_length(resize_to, mode=resize_mode)
+    with renamed("seq_len", setting), renamed("mode", "resize_mode"):
+        model.resize_sequence_length(length, mode=resize_mode)
 
 
 def input_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> int:
@@ -251,21 +258,22 @@ def input_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max
     return max_length
 
 
-def check_model_folder(folder: Path) -> Weights:
+def check_model_folder(folder: Path) -> None:
     """Reject a folder that is not a complete model with a tokenizer, before any library reads it."""
-    weights = _check_weights(folder)
+    _check_weights(folder)
+    _check_tokenizer(folder)
+
+
+def _check_tokenizer(folder: Path) -> None:
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise InputError(f"model: expected a tokenizer (tokenizer.json) in {folder}, got none")
-    return weights
 
 
 def _check_weights(folder: Path) -> Weights:
-    if not folder.is_dir():
-        raise InputError(f"model: expected a folder, got {folder}, which does not exist")
-    weights = check_pretrained_folder(folder, "model")
+    weights = check_pretrained_folder(folder)
     # The configuration may have been edited by hand; changed weights mean damage.
-    if (folder / MANIFEST).exists() and (found := damage(folder, only="*.safetensors")):
-        raise InputError(f"{found}; if the weights were changed on purpose, remove {folder / MANIFEST}")
+    if (folder / MANIFEST).exists() and (wrong := damage(folder, only="*.safetensors")):
+        raise InputError(f"{wrong}; if the weights were changed on purpose, remove {folder / MANIFEST}")
     return weights
 
 

@@ -17,21 +17,46 @@ from transformers.utils import output_capturing
 
 from linformer_kit.errors import InputError
 from linformer_kit.linearized.layers import check_weights
-from linformer_kit.operator.attention import Projects, project
+from linformer_kit.operator.attention import project, tokens_as_slots
 from linformer_kit.operator.drop_in import padding_from_scores
 from linformer_kit.operator.padding import Padding, zero_padding
-from linformer_kit.operator.projections import HeadMap, Inputs, SequenceProjection
-from linformer_kit.operator.slots import attend_slots, merge_heads
+from linformer_kit.operator.projections import HeadGroups, HeadMap, Inputs, SequenceProjection
+from linformer_kit.operator.slots import Slots, attend_slots, merge_heads
 from linformer_kit.operator.values import has_values
 
 IMPLEMENTATION = "linformer"
-# Attributes of attention modules:
-WINDOW = "linformer_window"  # tokens that each query sees besides the slots
-GLOBAL = "linformer_global_tokens"  # tokens at the start that each query sees besides the slots
-GROUPS = "linformer_groups"  # heads by number of slots, if E and F are shared over layers
-RECORDED = "linformer_recorded"  # whether the last forward pass recorded its weights
-ATTRIBUTE = "linformer"  # E and F, `tokens_as_slots` for full attention, or None for a local layer
-OWNER = "linformer_owner"  # the module that holds the E and F shared by all layers
+LAYER = "linformer"  # attribute of an attention module: the state of the layer; of the base model: a shared E and F
+
+
+class LocalAttention(nn.Module):
+    """State of a layer that keeps the attention that it had, which is limited to a window."""
+
+
+class FullAttention(nn.Module):
+    """State of a layer that keeps full attention: E = F = identity."""
+
+    sliding_window = global_tokens = 0
+
+    def forward(self, inputs: Inputs, groups: HeadGroups | None = None) -> list[Slots]:
+        return tokens_as_slots(inputs, groups)
+
+
+class SharedProjection(nn.Module):
+    """State of a linear layer that shares E and F with all others: a reference to them, and the slots of this layer.
+
+    Args:
+        base: The base model, which has E and F; looked up at each call, so that a replacement is used.
+        groups: The heads of this layer, by number of slots.
+    """
+
+    def __init__(self, base: nn.Module, groups: HeadGroups) -> None:
+        super().__init__()
+        self._base = (base,)  # no submodule: the layer does not contain the model
+        self.groups = groups
+
+    @property
+    def projection(self) -> SequenceProjection:
+        return getattr(self._base[0], LAYER)
 
 
 def linear_attention(
@@ -66,9 +91,9 @@ def linear_attention(
         InputError: for a mask over pairs of positions, attention weights with an unsupported term, a module without E
             and F, and a sequence that is too long for them.
     """
-    projection = projection_of(module)
-    need_weights = need_weights or _is_recorded(module, arguments)
-    if projection is None:
+    layer: Any = _layer_of(module)
+    need_weights = need_weights or _is_recorded(arguments)
+    if isinstance(layer, LocalAttention):
         if need_weights:
             return _attend_pairs(query, key, value, attention_mask, scaling, dropout)
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **arguments)
@@ -82,11 +107,11 @@ def linear_attention(
     key, value = (zero_padding(merge_heads(heads), padding) for heads in (key, value))
     inputs = Inputs(key, value, mapped, mapped, None if padding is None else Padding.of(padding))
     slots = project(
-        projection,
+        layer.projection if isinstance(layer, SharedProjection) else layer,
         inputs,
-        getattr(module, GROUPS, None),
-        sliding_window=getattr(module, WINDOW, 0),
-        global_tokens=getattr(module, GLOBAL, 0),
+        getattr(layer, "groups", None),
+        sliding_window=layer.sliding_window,
+        global_tokens=layer.global_tokens,
     )
     near = slots[0].neighbours
     if near is not None:
@@ -97,46 +122,30 @@ def linear_attention(
     return context.transpose(1, 2).contiguous(), weights
 
 
-def projection_of(module: nn.Module) -> Projects | None:
-    """E and F of an attention layer, looked up at every call so that a replacement is used; None for local layers.
-
-    Those of a layer that keeps full attention are `tokens_as_slots`.
-
-    Raises:
-        InputError: for a layer of a model that is not linearised.
-    """
-    owner = _owner(module)
-    if not hasattr(owner, ATTRIBUTE):
-        kind = type(module).__name__
-        raise InputError(f"model: expected the linearised one that AutoModel loads, got {kind} without E and F")
-    return getattr(owner, ATTRIBUTE)
-
-
 def is_linear(module: nn.Module) -> bool:
     """Whether an attention layer has E and F."""
-    return isinstance(getattr(_owner(module), ATTRIBUTE, None), SequenceProjection)
+    return isinstance(getattr(module, LAYER, None), (SequenceProjection, SharedProjection))
 
 
-def _owner(module: nn.Module) -> nn.Module:
-    return module.__dict__.get(OWNER, module)
+def _layer_of(module: nn.Module) -> nn.Module:
+    """The state of an attention layer, looked up at every call so that a replacement is used."""
+    if not hasattr(module, LAYER):
+        kind = type(module).__name__
+        raise InputError(f"model: expected the linearised one that AutoModel loads, got {kind} without E and F")
+    return getattr(module, LAYER)
 
 
-def _is_recorded(module: nn.Module, arguments: dict[str, Any]) -> bool:
+def _is_recorded(arguments: dict[str, Any]) -> bool:
     """Whether transformers records attention weights in this forward pass.
 
-    Most models pass `output_attentions` to their layers; all of them use the collector. In the backward pass,
-    activation checkpointing runs a layer again without a collector: then the first answer is used again.
+    Most models pass `output_attentions` to their layers; all of them use the collector.
     """
-    told = bool(arguments.get("output_attentions"))
     collector = output_capturing._active_collector
+    if arguments.get("output_attentions"):
+        return True
     if torch.compiler.is_compiling():  # a separately compiled layer cannot read a context variable
-        return told or (collector.compiling and "attentions" in (collector.get() or ()))
-    if (collected := collector.get()) is None:
-        return told or module.__dict__.get(RECORDED, False)
-    told = told or "attentions" in collected
-    if module.training:
-        module.__dict__[RECORDED] = told
-    return told
+        return collector.compiling and "attentions" in (collector.get() or ())
+    return "attentions" in (collector.get() or ())
 
 
 def _attend_pairs(

@@ -16,33 +16,15 @@ from typing import Any
 import torch
 import transformers
 from huggingface_hub.dataclasses import strict
-from torch import nn
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 from transformers.utils import output_capturing
 
 from linformer_kit.errors import InputError
-from linformer_kit.linearized.attention import (
-    ATTRIBUTE,
-    GLOBAL,
-    GROUPS,
-    IMPLEMENTATION,
-    OWNER,
-    WINDOW,
-)
-from linformer_kit.linearized.fields import (
-    check_fields,
-    groups_of_layer,
-    new_projections,
-    unchanged_layers,
-)
-from linformer_kit.linearized.positions import check_positions, set_positions
-from linformer_kit.models.card import ModelWithCard
-from linformer_kit.models.modeling import start_projection
-from linformer_kit.operator.attention import tokens_as_slots
-from linformer_kit.operator.projections import SequenceProjection, each_dim, more_windows
+from linformer_kit.linearized.attention import IMPLEMENTATION, LAYER, FullAttention, LocalAttention, SharedProjection
+from linformer_kit.linearized.fields import LinearFields
+from linformer_kit.models.base import LinearModel
 from linformer_kit.operator.values import refuse_old_exporter
-from linformer_kit.settings import ResizeMode
 
 MODEL_TYPE = "linearized"
 _PREFIX = "Linear"
@@ -72,7 +54,7 @@ class LinearizedConfig(PreTrainedConfig):
             InputError: if `linformer` was not written by `linearize`.
         """
         if cls is LinearizedConfig and linformer:
-            base = check_fields(linformer)["base_model_type"]
+            base = LinearFields.of(linformer).base_model_type
             if base == MODEL_TYPE or base not in CONFIG_MAPPING:
                 raise InputError(f"linformer.base_model_type: expected a model type of transformers, got {base!r}")
             cls = linear_config_class(CONFIG_MAPPING[base])
@@ -85,7 +67,7 @@ class LinearizedConfig(PreTrainedConfig):
         Raises:
             InputError: if `linformer` was not written by `linearize`.
         """
-        check_fields(config_dict.get("linformer"))
+        LinearFields.of(config_dict.get("linformer"))
         return super().from_dict(config_dict, **kwargs)
 
     @property
@@ -105,7 +87,7 @@ class LinearizedConfig(PreTrainedConfig):
         return {**super().to_dict(), "attn_implementation": IMPLEMENTATION}
 
 
-class LinearizedModel(ModelWithCard):
+class LinearizedModel(LinearModel):
     """Base class of linearised models: E and F, length checks and resizing."""
 
     def __init__(self, config: Any, *arguments: Any, **named: Any) -> None:
@@ -120,20 +102,7 @@ class LinearizedModel(ModelWithCard):
 
     @property
     def longest_sequence(self) -> int:
-        """n, the longest input in tokens or patches."""
         return self.config.linformer["seq_len"]
-
-    def _check_length(self, tokens: Any) -> None:
-        longest = self.longest_sequence
-        if isinstance(tokens, torch.Tensor) and tokens.dim() > 1 and tokens.shape[1] > longest:
-            raise InputError(f"sequence length: expected at most {longest}, got {tokens.shape[1]}")
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, SequenceProjection):
-            start_projection(module)
-        else:
-            super()._init_weights(module)
 
     def set_attn_implementation(self, attn_implementation: Any, *arguments: Any, **named: Any) -> None:
         """Accept linear attention only.
@@ -144,65 +113,22 @@ class LinearizedModel(ModelWithCard):
         _check_implementation(attn_implementation)
         super().set_attn_implementation(attn_implementation, *arguments, **named)
 
-    def save_pretrained(self, *arguments: Any, **named: Any) -> None:
-        """As in transformers.
-
-        Raises:
-            InputError: if layers were removed from the model, which could not be loaded again.
-        """
-        fields = self.config.linformer
-        if removed := {*fields["layers"], *unchanged_layers(fields)} - {*self.attention_names()}:
-            raise InputError(f"model: expected the layers that it was linearised with, got none named {min(removed)}")
-        super().save_pretrained(*arguments, **named)
-
-    def projections(self) -> list[SequenceProjection]:
-        """E and F of all layers, each once."""
-        return [module for module in self.modules() if isinstance(module, SequenceProjection)]
-
     def attention_names(self) -> list[str]:
         """Names of all attention modules within the base model, including those that keep their own attention."""
-        fields = self.config.linformer
-        known = {*fields["layers"], *unchanged_layers(fields)}
+        known = self._fields.attention_names
         return [name for name, _ in self.base_model.named_modules() if name in known]
 
-    def projection_matrix_count(self) -> int:
-        """Number of learned n → k matrices (section 4 of the paper)."""
-        return sum(projection.matrix_count() for projection in self.projections())
+    @property
+    def _fields(self) -> LinearFields:
+        return LinearFields.of(self.config.linformer)
 
-    @torch.no_grad()
-    def resize_sequence_length(self, seq_len: int, *, mode: ResizeMode = "extend") -> None:
-        """Change the maximum sequence length in-place; the configuration is updated.
+    def _slots(self) -> Any:
+        return self.config.linformer["projected_dim"]
 
-        Args:
-            seq_len: The new n in tokens.
-            mode: How position embeddings are resized: repeated (`extend`) or interpolated (`interpolate`). E, F and
-                windows follow as in `LinformerPreTrainedModel.resize_sequence_length`. With shorter_input `stretch`, E
-                and F are stretched in either mode; for a multiple of n, this changes texts of up to n by rounding only.
-
-        The tokenizer's `model_max_length` and sentence-transformers' `max_seq_length` are not changed: until you set
-        them, texts are truncated as before.
-
-        Raises:
-            InputError: for a length that the mode or the number of slots does not allow, and for a model without
-                positions of tokens. Nothing is changed then.
-        """
-        check_positions(self, seq_len, mode)
-        projections = self.projections()
-        stretches = self.config.linformer["shorter_input"] == "stretch"
-        of_projections: ResizeMode = "interpolate" if stretches else mode
-        for projection in projections:
-            projection.check_resize(seq_len, of_projections)
-        for projection in projections:
-            projection.resize(seq_len, of_projections)
-        set_positions(self, seq_len, mode)
-        fields = self.config.linformer
-        if of_projections == "extend" and projections[0].windowed:
-            old = fields["seq_len"]
-            fields["projected_dim"] = each_dim(fields["projected_dim"], lambda k: more_windows(k, old, seq_len))
-        fields["seq_len"] = seq_len
-        attached = dict(self.base_model.named_modules())
-        for layer, name in enumerate(fields["layers"] if fields["sharing"] == "layerwise" else ()):
-            attached[name].__dict__[GROUPS] = groups_of_layer(fields, layer)
+    def _record_size(self, seq_len: int, projected_dim: Any) -> None:
+        self.config.linformer |= {"seq_len": seq_len, "projected_dim": projected_dim}
+        for number, name in enumerate(self._fields.layers if self._fields.shared else ()):
+            getattr(self.base_model.get_submodule(name), LAYER).groups = self._fields.groups(number)
 
 
 # Attention functions that compute linear attention.
@@ -219,10 +145,10 @@ def _check_implementation(asked: Any) -> None:
 
 def attach(model: PreTrainedModel) -> None:
     """Add new E and F to the layers of a model, as its configuration describes."""
-    fields = model.config.linformer
+    fields = LinearFields.of(model.config.linformer)
     base = model.base_model
     modules = dict(base.named_modules())
-    for name in (*fields["layers"], *unchanged_layers(fields)):
+    for name in fields.attention_names:
         if name not in modules:
             kind = type(model).__name__
             raise InputError(f"linformer.layers: expected names of modules of {kind}, got {name!r}")
@@ -230,23 +156,17 @@ def attach(model: PreTrainedModel) -> None:
         config_class: Any = type(model.config)
         base_class: Any = type(base)
         base.__class__ = linear_model_class(base_class, config_class)
-    made = new_projections(fields)
-    if fields["sharing"] == "layerwise":
-        base.add_module(ATTRIBUTE, made[0].to(base.device, base.dtype))
-    for layer, name in enumerate(fields["layers"]):
-        module = modules[name]
-        module.__dict__[WINDOW] = fields["sliding_window"]
-        module.__dict__[GLOBAL] = fields["global_tokens"]
-        if fields["sharing"] == "layerwise":
-            module.__dict__[OWNER] = base  # not in `_modules`: the layer does not contain the model
-            module.__dict__[GROUPS] = groups_of_layer(fields, layer)
-        else:
-            like = next(module.parameters())
-            module.add_module(ATTRIBUTE, made[layer].to(like.device, like.dtype))
-    for name in fields["local_layers"]:
-        modules[name].__dict__[ATTRIBUTE] = None
-    for name in fields["full_layers"]:
-        modules[name].__dict__[ATTRIBUTE] = tokens_as_slots
+    projections = fields.new_projections()
+    states: dict[str, Any] = {name: LocalAttention() for name in fields.local_layers}
+    states |= {name: FullAttention() for name in fields.full_layers}
+    for number, name in enumerate(fields.layers):
+        states[name] = SharedProjection(base, fields.groups(number)) if fields.shared else projections[number]
+        states[name].sliding_window, states[name].global_tokens = fields.sliding_window, fields.global_tokens
+    for name, state in states.items():
+        like = next(modules[name].parameters())
+        modules[name].add_module(LAYER, state.to(like.device, like.dtype))
+    if fields.shared:
+        base.add_module(LAYER, projections[0].to(base.device, base.dtype))
     PreTrainedModel.set_attn_implementation(model, IMPLEMENTATION)
     for changed in (model, base):  # transformers fills this registry in constructors, under the original class
         output_capturing._CAN_RECORD_REGISTRY[changed] = changed._can_record_outputs
@@ -304,9 +224,12 @@ def _checked_forward(base_forward: Callable[..., Any]) -> Callable[..., Any]:
                 raise InputError(f"{name}: expected none with linear attention, whose slots mix all positions, got one")
         refuse_old_exporter()
         if self.main_input_name == "input_ids" and not torch.compiler.is_exporting():
-            for name in ("input_ids", "inputs_embeds"):
-                place = names.index(name) if name in names else len(arguments)
-                self._check_length(arguments[place] if place < len(arguments) else named.get(name))
+            given = dict(zip(names, arguments, strict=False)) | named
+            for tokens in (given.get("input_ids"), given.get("inputs_embeds")):
+                if isinstance(tokens, torch.Tensor) and tokens.dim() > 1 and tokens.shape[1] > self.longest_sequence:
+                    raise InputError(
+                        f"sequence length: expected at most {self.longest_sequence}, got {tokens.shape[1]}"
+                    )
         unsaid = named.get("output_attentions") is None and "output_attentions" not in names[: len(arguments)]
         if unsaid and self.config.output_attentions:  # transformers takes None for False
             named["output_attentions"] = True

@@ -1,90 +1,116 @@
-"""The configuration field `linformer` of linearised models: its checks, and the E and F built from it."""
+"""The configuration field `linformer` of linearised models, and the E and F built from it."""
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from linformer_kit.errors import InputError
 from linformer_kit.models.configuration import warn_of_unknown
 from linformer_kit.operator.checks import LONGEST
-from linformer_kit.operator.projections import (
-    HeadGroups,
-    SequenceProjection,
-    build_projection,
-    is_integer,
-    largest_dim,
-)
+from linformer_kit.operator.projections import HeadGroups, SequenceProjection, build_projection, largest_dim
 from linformer_kit.operator.projections.sizes import slots_by_head
-
-# The entries that `linearize` writes, by the kind of their values; `projected_dim` is checked by the projection.
-_WORDS = ("base_model_type", "sharing", "projection", "projection_initializer", "shorter_input")
-_NAMES = ("layers", "local_layers", "full_layers")
-_COUNTS = ("num_heads", "head_dim", "seq_len", "sliding_window", "global_tokens")
-_FIELDS = {*_WORDS, *_NAMES, *_COUNTS, "projected_dim"}
+from linformer_kit.settings import Projection, ProjectionInitializer, Sharing, ShorterInput
+from linformer_kit.settings.declare import settings
 
 EXACT = ("sliding_window", "global_tokens")  # entries for tokens that queries see exactly, besides the slots
+_Size = Annotated[int, Field(ge=1, le=LONGEST)]
+_Tokens = Annotated[int, Field(ge=0, le=LONGEST)]
 
 
-def check_fields(fields: Any) -> dict[str, Any]:
-    """Check the fields; unknown ones (of a later version) are kept, with a warning."""
-    if not isinstance(fields, dict) or not fields.keys() >= _FIELDS:
-        raise InputError(f"linformer: expected {', '.join(sorted(_FIELDS))} in config.json, got {fields!r}")
-    if unknown := fields.keys() - _FIELDS:
-        warn_of_unknown(frozenset(f"linformer.{name}" for name in unknown))
-    for name in sorted(_FIELDS):
-        if not _fits(name, fields[name]):
-            raise InputError(f"linformer.{name}: expected what `linearize` writes in config.json, got {fields[name]!r}")
-    return fields
+@settings
+class LinearFields:
+    """What config.json says of the linear layers, under `linformer`.
+
+    Attributes:
+        base_model_type: Model type of the original model.
+        layers: Names of the linear attention modules within the base model.
+        local_layers: Names of those with a window of their own, which they keep.
+        full_layers: Names of those that keep full attention.
+        num_heads: h.
+        head_dim: d.
+        seq_len: n.
+
+    All others are arguments of `linearize`.
+    """
+
+    base_model_type: str
+    layers: list[str]
+    local_layers: list[str]
+    full_layers: list[str]
+    num_heads: _Size
+    head_dim: _Size
+    seq_len: _Size
+    projected_dim: int | list[int] | list[list[int]]
+    sharing: Sharing
+    projection: Projection
+    projection_initializer: ProjectionInitializer
+    shorter_input: ShorterInput
+    sliding_window: _Tokens
+    global_tokens: _Tokens
+
+    @classmethod
+    def of(cls, content: Any) -> LinearFields:
+        """Read and check the field; unknown entries (of a later version) are ignored, with a warning.
+
+        Raises:
+            InputError: with the name of the entry.
+        """
+        if not isinstance(content, dict):
+            raise InputError(f"linformer: expected names and values in config.json, got {content!r}")
+        known = {name: content[name] for name in _NAMES & content.keys()}
+        if unknown := content.keys() - _NAMES:
+            warn_of_unknown(frozenset(f"linformer.{name}" for name in unknown))
+        try:
+            return cls(**known)
+        except InputError as error:
+            raise InputError(f"linformer.{error}, in config.json") from None
+
+    @property
+    def attention_names(self) -> list[str]:
+        """Names of all attention modules within the base model."""
+        return [*self.layers, *self.local_layers, *self.full_layers]
+
+    @property
+    def shared(self) -> bool:
+        """Whether all layers have one E = F."""
+        return self.sharing == "layerwise"
+
+    def groups(self, layer: int) -> HeadGroups:
+        """The heads of a layer, grouped by number of slots."""
+        return HeadGroups.of(slots_by_head(self._slots(layer), self.num_heads))
+
+    def new_projections(self) -> list[SequenceProjection]:
+        """New E and F of each layer, or the shared one of all layers.
+
+        Raises:
+            InputError: for numbers of slots that do not fit the layers, the heads or n.
+        """
+        layers, dims = len(self.layers), self.projected_dim
+        if isinstance(dims, list) and len(dims) != layers:
+            raise InputError(f"projected_dim: expected one for each of {layers} layers, got {dims}")
+        projections = [
+            build_projection(
+                self.projection,
+                seq_len=self.seq_len,
+                projected_dim=largest_dim(dims) if self.shared else self._slots(layer),
+                num_heads=self.num_heads,
+                head_dim=self.head_dim,
+                sharing=self.sharing,
+                shorter_input=self.shorter_input,
+                initializer=self.projection_initializer,
+            )
+            for layer in range(1 if self.shared else layers)
+        ]
+        for layer in range(layers if self.shared else 0):
+            projections[0].fewer_slots(self._slots(layer), self.num_heads)
+        return projections
+
+    def _slots(self, layer: int) -> int | list[int]:
+        """k of a layer, or of each of its heads."""
+        return self.projected_dim[layer] if isinstance(self.projected_dim, list) else self.projected_dim
 
 
-def _fits(name: str, value: Any) -> bool:
-    if name in _WORDS:
-        return isinstance(value, str)
-    if name in _NAMES:
-        return (
-            isinstance(value, list) and all(isinstance(each, str) for each in value) and len(set(value)) == len(value)
-        )
-    if name in _COUNTS:
-        least = 0 if name in EXACT else 1
-        return is_integer(value) and least <= value <= LONGEST
-    return isinstance(value, (int, list))
-
-
-def new_projections(fields: dict[str, Any]) -> list[SequenceProjection]:
-    """Build E and F of each layer, or the shared one of all layers, from the fields."""
-    layers, dims = len(fields["layers"]), fields["projected_dim"]
-    if isinstance(dims, list) and len(dims) != layers:
-        raise InputError(f"projected_dim: expected one for each of {layers} layers, got {dims}")
-    shared = fields["sharing"] == "layerwise"
-    made = [
-        build_projection(
-            fields["projection"],
-            seq_len=fields["seq_len"],
-            projected_dim=largest_dim(dims) if shared else slots_of_layer(fields, layer),
-            num_heads=fields["num_heads"],
-            head_dim=fields["head_dim"],
-            sharing=fields["sharing"],
-            shorter_input=fields["shorter_input"],
-            initializer=fields["projection_initializer"],
-        )
-        for layer in range(1 if shared else layers)
-    ]
-    for layer in range(layers if shared else 0):
-        made[0].fewer_slots(slots_of_layer(fields, layer), fields["num_heads"])
-    return made
-
-
-def unchanged_layers(fields: dict[str, Any]) -> list[str]:
-    """Names of the attention modules that keep their own attention."""
-    return [*fields["local_layers"], *fields["full_layers"]]
-
-
-def slots_of_layer(fields: dict[str, Any], layer: int) -> int | list[int]:
-    """k of a layer, or of each of its heads."""
-    dims = fields["projected_dim"]
-    return dims[layer] if isinstance(dims, list) else dims
-
-
-def groups_of_layer(fields: dict[str, Any], layer: int) -> HeadGroups:
-    """The heads of a layer, grouped by number of slots."""
-    return HeadGroups.of(slots_by_head(slots_of_layer(fields, layer), fields["num_heads"]))
+_NAMES = {field.name for field in dataclasses.fields(LinearFields)}  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from linformer_kit.errors import InputError, input_errors
 _NAME = "linformer_probe"
 _TOKENS = 4
 _EXPECTED = (
-    "expected attention through transformers' attention interface (that of BERT, RoBERTa, XLM-RoBERTa, DistilBERT, "
+    "attention through transformers' attention interface (that of BERT, RoBERTa, XLM-RoBERTa, DistilBERT, "
     "ELECTRA, ALBERT, ModernBERT and others)"
 )
 
@@ -65,7 +65,7 @@ def attention_layers(model: PreTrainedModel) -> list[AttentionLayer]:
         _seen.reset(token)
     kind = type(model).__name__
     if not seen:
-        raise InputError(f"model: {_EXPECTED}, got {kind}, which has its own")
+        raise InputError(f"model: expected {_EXPECTED}, got {kind}, which has its own")
     names = {module: name for name, module in model.base_model.named_modules()}
     layers = [AttentionLayer(names[module], module, **found) for module, found in seen.items()]
     if any(layer.causal for layer in layers):
@@ -77,24 +77,22 @@ def _check_configuration(model: PreTrainedModel) -> None:
     if not isinstance(model, PreTrainedModel):
         raise InputError(f"model: expected one of transformers, got {type(model).__name__}")
     config, kind = model.config, type(model).__name__
-    if getattr(config, "is_encoder_decoder", False):
-        raise InputError(f"model: expected an encoder, got {kind}, an encoder with a decoder")
-    if getattr(config, "is_decoder", False) or getattr(config, "add_cross_attention", False):
-        raise InputError(f"model: expected an encoder, got {kind}, a decoder by its configuration")
-    if (positions := str(getattr(config, "position_embedding_type", None))).startswith("relative"):
-        raise InputError(f"model: expected positions that transformers computes, got {kind} with {positions}")
-    if len(config.sub_configs) > 1:
-        parts = ", ".join(sorted(config.sub_configs))
-        raise InputError(f"model: expected an encoder, got {kind}, which has several: {parts}")
-    if config.model_type == "linformer" and config.attention == "full":
-        found = f"{kind} of this package; linformer convert without --in_place makes it linear"
-        raise InputError(f"model: expected an encoder of transformers, got {found}")
-    if config.model_type in ("linformer", "linearized"):
-        raise InputError(f"model: expected one with full attention, got {kind}, which is a Linformer")
-    if model.device.type == "meta":
-        raise InputError(f"model: expected one with weights, got {kind} on the meta device")
-    if not model._can_set_attn_implementation():
-        raise InputError(f"model: {_EXPECTED}, got {kind}, which has its own")
+    positions = str(getattr(config, "position_embedding_type", None))
+    ours = config.model_type == "linformer" and config.attention == "full"
+    decodes = getattr(config, "is_decoder", False) or getattr(config, "add_cross_attention", False)
+    advice = " of this package; linformer convert without --in_place makes it linear"
+    for is_so, expected, got in (
+        (getattr(config, "is_encoder_decoder", False), "an encoder", ", an encoder with a decoder"),
+        (decodes, "an encoder", ", a decoder by its configuration"),
+        (positions.startswith("relative"), "positions that transformers computes", f" with {positions}"),
+        (len(config.sub_configs) > 1, "an encoder", f", which has several: {', '.join(sorted(config.sub_configs))}"),
+        (ours, "an encoder of transformers", advice),
+        (config.model_type in ("linformer", "linearized"), "one with full attention", ", which is a Linformer"),
+        (model.device.type == "meta", "one with weights", " on the meta device"),
+        (not model._can_set_attn_implementation(), _EXPECTED, ", which has its own"),
+    ):
+        if is_so:
+            raise InputError(f"model: expected {expected}, got {kind}{got}")
 
 
 def _short_input(model: PreTrainedModel) -> dict[str, Tensor]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -18,13 +19,12 @@ from linformer_kit.linearized.classes import (
     linear_config_class,
     linear_model_class,
 )
-from linformer_kit.linearized.fields import new_projections
+from linformer_kit.linearized.fields import LinearFields
 from linformer_kit.linearized.layers import AttentionLayer, attention_layers
-from linformer_kit.linearized.positions import check_positions, longest_input, set_positions
 from linformer_kit.linearized.sentences import text_encoder, warn_of_bare_encoder
 from linformer_kit.models.card import card_of, how_to_load
-from linformer_kit.operator.checks import check_count
-from linformer_kit.operator.projections import PROJECTIONS, is_integer
+from linformer_kit.models.positions import check_positions, longest_input, set_positions
+from linformer_kit.operator.projections import PROJECTIONS
 from linformer_kit.settings import (
     LinearizeSettings,
     Projection,
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 Model = TypeVar("Model", PreTrainedModel, "SentenceTransformer")
 
 DEFAULT_PROJECTED_DIM = 128
-_WINDOWED = [name for name, kind in PROJECTIONS.items() if kind.windowed]
 
 
 def linearize(
@@ -101,8 +100,8 @@ def linearize(
     Raises:
         InputError: for a decoder, a model that does not use the interface, a `SentenceTransformer` that does not start
             with such an encoder of texts, invalid settings, and an adapter that is damaged, of another model, or
-            contradicted by other arguments. Nothing is changed then; only where E and F of an adapter do not fit its
-            own settings, the model is linear already.
+            contradicted by other arguments. Nothing is changed then; only where the weights of an adapter do not fit
+            its own settings, the model is linear already.
 
     Example:
         >>> model = lk.linearize(AutoModel.from_pretrained("FacebookAI/roberta-base"), projected_dim=128)
@@ -141,117 +140,82 @@ def linearize_encoder(
     """As `linearize`, for an encoder of transformers, with the arguments as settings."""
     changes = None if adapter is None else read_adapter(os.fspath(adapter))
     settings = given if changes is None else _agreed(given, changes)
-    _check_values(settings)
-    found = attention_layers(model)
+    layers = attention_layers(model)
     if changes is not None:
         changes.check_base(model)
-    linear = _linearized(model, settings, found)
+    fields = _fields(model, layers, settings)
+    fields.new_projections()  # raises errors before anything is changed
+    _own_configuration(model)
+    if settings.max_position_embeddings is not None:
+        set_positions(model, settings.max_position_embeddings, settings.resize_mode)
+    kind: Any = type(model)
+    config_class = linear_config_class(type(model.config))
+    model.config.__class__ = config_class
+    model.config.model_type = config_class.model_type
+    model.config.linformer = dataclasses.asdict(fields)  # type: ignore[call-overload]
+    model.__class__ = linear_model_class(kind, config_class)
+    attach(model)
     if changes is not None:
-        changes.merge_into(linear)
-    return linear
+        changes.merge_into(model)
+    return cast(LinearizedModel, model)
 
 
 def _agreed(given: LinearizeSettings, adapter: Adapter) -> LinearizeSettings:
     """The adapter's settings; arguments that contradict them raise an error, and defaults count as unset."""
     settings = adapter.settings
     for name, default in vars(LinearizeSettings()).items():
-        value, known = (_lists(getattr(each, name)) for each in (given, settings))
+        value, known = getattr(given, name), getattr(settings, name)
         if value not in (default, known):
             raise InputError(f"{name}: expected {known!r}, as adapter {adapter.name} has, got {value!r}")
     return settings
 
 
-def _check_values(settings: LinearizeSettings) -> None:
-    for field, value, known in (
-        ("sharing", settings.sharing, get_args(Sharing)),
-        ("shorter_input", settings.shorter_input, get_args(ShorterInput)),
-        ("projection_initializer", settings.projection_initializer, get_args(ProjectionInitializer)),
-        ("resize_mode", settings.resize_mode, get_args(ResizeMode)),
-    ):
-        if value not in known:  # checked even if unused
-            raise InputError(f"{field}: expected one of {', '.join(known)}, got {value!r}")
-    check_count("sliding_window", settings.sliding_window)
-    if settings.global_tokens is not None:
-        check_count("global_tokens", settings.global_tokens)
-
-
-def _linearized(model: PreTrainedModel, settings: LinearizeSettings, found: list[AttentionLayer]) -> LinearizedModel:
-    projection, seq_len, mode = settings.projection, settings.max_position_embeddings, settings.resize_mode
-    linear = _chosen(found, settings.layers, type(model).__name__)
+def _fields(model: PreTrainedModel, layers: list[AttentionLayer], settings: LinearizeSettings) -> LinearFields:
+    """What the configuration will say of the linear layers; raises the errors of settings that do not fit the model."""
+    kind, seq_len = type(model).__name__, settings.max_position_embeddings
+    linear = _chosen(layers, settings.layers, kind)
+    shapes = {(layer.num_heads, layer.head_dim, layer.keys) for layer in linear}
+    if len(shapes) > 1:
+        raise InputError(f"model: expected layers with equal heads and lengths, got {kind} with {sorted(shapes)}")
+    ((num_heads, head_dim, keys),) = shapes
     if seq_len is not None:
         with renamed("seq_len", "max_position_embeddings"), renamed("mode", "resize_mode"):
-            check_positions(model, seq_len, mode)
-    fields: dict[str, Any] = {
-        **_of_layers(found, linear, model),
-        "seq_len": seq_len or _longest(model, linear),
-        "sharing": settings.sharing,
-        "projection": projection,
-        "projection_initializer": settings.projection_initializer,
-        "shorter_input": settings.shorter_input,
-        "sliding_window": settings.sliding_window,
-        "global_tokens": int(projection in _WINDOWED) if settings.global_tokens is None else settings.global_tokens,
-    }
-    default, dims = min(DEFAULT_PROJECTED_DIM, fields["seq_len"]), settings.projected_dim
-    fields["projected_dim"] = default if dims is None else _lists(dims)
-    new_projections(fields)  # raises errors before anything is changed
-    _own_configuration(model)
-    stock: tuple[Any, Any] = type(model), type(model.config)
-    config_class = linear_config_class(stock[1])
-    if seq_len is not None:
-        set_positions(model, seq_len, mode)
-    model.config.__class__ = config_class
-    model.config.model_type = config_class.model_type
-    model.config.linformer = fields
-    model.__class__ = linear_model_class(stock[0], config_class)
-    attach(model)
-    return model
+            check_positions(model, seq_len, settings.resize_mode)
+    elif longest := longest_input(model):
+        seq_len = longest
+    elif model.main_input_name == "input_ids":
+        raise InputError(f"max_position_embeddings: expected a number for {kind}, which has no longest input, got none")
+    else:
+        seq_len = keys  # an image has one size
+    names = {field.name for field in dataclasses.fields(LinearFields)} - {"layers"}  # type: ignore[arg-type]
+    values = {name: value for name, value in vars(settings).items() if name in names}
+    if settings.projected_dim is None:
+        values["projected_dim"] = min(DEFAULT_PROJECTED_DIM, seq_len)
+    if settings.global_tokens is None:
+        values["global_tokens"] = int(PROJECTIONS[settings.projection].windowed)
+    return LinearFields(
+        base_model_type=model.config.model_type,
+        layers=[layer.name for layer in linear],
+        local_layers=[layer.name for layer in layers if layer.local],
+        full_layers=[layer.name for layer in layers if not layer.local and layer not in linear],
+        num_heads=num_heads,
+        head_dim=head_dim,
+        seq_len=seq_len,
+        **values,
+    )
 
 
-def _chosen(found: list[AttentionLayer], layers: Sequence[int] | None, kind: str) -> list[AttentionLayer]:
+def _chosen(layers: list[AttentionLayer], numbers: list[int] | None, kind: str) -> list[AttentionLayer]:
     """The layers to linearise."""
-    linear = [layer for layer in found if not layer.local]
-    if not linear:
+    possible = [number for number, layer in enumerate(layers) if not layer.local]
+    if not possible:
         raise InputError(
             f"model: expected at least one layer with global attention, got {kind}, whose layers all attend to a local "
             "window"
         )
-    if layers is None:
-        return linear
-    numbers = list(layers) if isinstance(layers, Iterable) and not isinstance(layers, Mapping) else []
-    possible = [number for number, layer in enumerate(found) if not layer.local]
-    fits = all(is_integer(number) and number in possible for number in numbers)
-    if not numbers or not fits or len(set(numbers)) < len(numbers):
-        raise InputError(f"layers: expected one or more of {possible}, each once, got {layers!r}")
-    return [found[number] for number in sorted(numbers)]
-
-
-def _of_layers(found: list[AttentionLayer], linear: list[AttentionLayer], model: PreTrainedModel) -> dict[str, Any]:
-    """Configuration fields that describe the layers."""
-    kind = type(model).__name__
-    shapes = {(layer.num_heads, layer.head_dim, layer.keys) for layer in linear}
-    if len(shapes) > 1:
-        raise InputError(f"model: expected layers with equal heads and lengths, got {kind} with {sorted(shapes)}")
-    return {
-        "base_model_type": model.config.model_type,
-        "layers": [layer.name for layer in linear],
-        "local_layers": [layer.name for layer in found if layer.local],
-        "full_layers": [layer.name for layer in found if not layer.local and layer not in linear],
-        "num_heads": linear[0].num_heads,
-        "head_dim": linear[0].head_dim,
-    }
-
-
-def _longest(model: PreTrainedModel, layers: list[AttentionLayer]) -> int:
-    longest = longest_input(model)
-    if longest is None and model.main_input_name == "input_ids":
-        kind = type(model).__name__
-        raise InputError(f"max_position_embeddings: expected a number for {kind}, which has no longest input, got none")
-    return longest or layers[0].keys  # an image has one size
-
-
-def _lists(value: Any) -> Any:
-    """Convert tuples to lists, as JSON does."""
-    return [_lists(each) for each in value] if isinstance(value, (list, tuple)) else value
+    if numbers is not None and (not numbers or sorted(set(numbers) & set(possible)) != sorted(numbers)):
+        raise InputError(f"layers: expected one or more of {possible}, each once, got {numbers!r}")
+    return [layers[number] for number in sorted(numbers or possible)]
 
 
 def _own_configuration(model: PreTrainedModel) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -32,21 +31,6 @@ from {module} import {loader}
 
 model = {call}("FOLDER")
 ```"""
-
-
-class ModelWithCard(PreTrainedModel):
-    """A model that is saved with a README.md, and whose positions are limited."""
-
-    @property
-    def longest_sequence(self) -> int:
-        """n, the longest input in tokens."""
-        return self.config.max_position_embeddings
-
-    def save_pretrained(self, save_directory: str | os.PathLike[str], *arguments: Any, **named: Any) -> None:
-        """As in transformers, with a README.md if the folder has none."""
-        if arguments[0] if arguments else named.get("is_main_process", True):
-            write_card(self, Path(save_directory), self.longest_sequence)
-        super().save_pretrained(save_directory, *arguments, **named)
 
 
 def write_card(model: PreTrainedModel, folder: Path, longest: int, *, use: str | None = None) -> None:

@@ -17,6 +17,7 @@ from transformers.activations import ACT2FN
 from linformer_kit.errors import InputError
 from linformer_kit.operator.checks import LONGEST, check_count
 from linformer_kit.operator.projections import PROJECTIONS, is_integer, largest_dim
+from linformer_kit.operator.projections.sizes import slots_by_head
 from linformer_kit.settings import (
     Attention,
     BiasOrder,
@@ -213,23 +214,19 @@ def _check_fields(config: LinformerConfig) -> None:
 
 def check_projected_dim(config: ModelSettings, projected_dim: Any) -> None:
     """Check k against the other fields: an integer, one for each layer, or one for each head of each layer."""
-    layers, heads = config.num_hidden_layers, config.num_attention_heads
+    layers, longest = config.num_hidden_layers, config.max_position_embeddings
     by_layer = projected_dim if isinstance(projected_dim, list) else [projected_dim]
-    if isinstance(projected_dim, list):
-        _require(len(by_layer) == layers, "projected_dim", f"one for each of {layers} layers", projected_dim)
-    for layer in by_layer:
-        if isinstance(layer, list):
-            _require(len(layer) == heads, "projected_dim", f"one for each of {heads} heads", layer)
-        for dim in layer if isinstance(layer, list) else [layer]:
-            allowed = is_integer(dim) and 1 <= dim <= config.max_position_embeddings
-            expected = f"1 to {config.max_position_embeddings} (max_position_embeddings)"
-            _require(allowed, "projected_dim", expected, dim)
+    fits = by_layer is not projected_dim or len(by_layer) == layers
+    _require(fits, "projected_dim", f"one for each of {layers} layers", projected_dim)
+    slots = [
+        slots_by_head(each, config.num_attention_heads, limit=longest, limited_by="max_position_embeddings")
+        for each in by_layer
+    ]
     if not PROJECTIONS[config.projection].nested:
-        differ = [dims for dims in by_layer if isinstance(dims, list) and len(set(dims)) > 1]
-        shared = config.sharing == "layerwise" and len({str(dims) for dims in by_layer}) > 1
+        sharing = [sum(slots, start=())] if config.sharing == "layerwise" else slots
         kernel = f"a kernel of {config.projection}, since its size depends on k"
         expected = f"the same k in all layers and heads that share {kernel}"
-        _require(not differ and not shared, "projected_dim", expected, projected_dim)
+        _require(all(len(set(dims)) == 1 for dims in sharing), "projected_dim", expected, projected_dim)
 
 
 def _is_number(value: Any) -> bool:

@@ -8,12 +8,9 @@ from __future__ import annotations
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
-from linformer_kit.errors import InputError
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.operator import kernels
-from linformer_kit.operator.projections.resampling import resize_positions
 
 
 class LinformerEmbeddings(nn.Module):
@@ -57,24 +54,6 @@ class LinformerEmbeddings(nn.Module):
         if token_type_ids is not None:
             embeddings = embeddings + self.token_type_embeddings(token_type_ids)
         return self.dropout(self.layer_norm(embeddings))
-
-    def resize_positions(self, seq_len: int, mode: str) -> None:
-        """Repeat the positions periodically up to seq_len (`extend`), or interpolate them to it (`interpolate`)."""
-        old = self.position_embeddings.weight
-        unused, positions = old[: self.position_offset], old[self.position_offset :]
-        resized = resize_positions(positions, seq_len, mode)
-        self.position_embeddings = nn.Embedding.from_pretrained(
-            torch.cat([unused, resized]), freeze=not old.requires_grad
-        )
-
-
-def check_position_table(model: PreTrainedModel) -> None:
-    """Raise an error for a position table that is no plain embedding, such as an adapter, whose rows are hidden."""
-    table = model.base_model.embeddings.position_embeddings
-    if type(table) is not nn.Embedding:
-        raise InputError(
-            f"position_embeddings: expected a plain nn.Embedding, got {type(table).__name__}; merge adapters first"
-        )
 
 
 def default_position_ids(padding_mask: Tensor | None, inputs_embeds: Tensor) -> Tensor:

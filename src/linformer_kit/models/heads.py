@@ -95,17 +95,13 @@ class LinformerForMaskedLM(LinformerPreTrainedModel):
         hidden = outputs.last_hidden_state
         if labels is not None:
             check_integers("labels", labels, hidden.shape[:2])
-            check_ids("labels", labels, self.config.vocab_size, ignored=IGNORED_LABEL)
-            labels = labels.long()
         if predicted_positions is not None:
             check_integers("predicted_positions", predicted_positions, predicted_positions.shape[:1])
             check_ids("predicted_positions", predicted_positions, hidden.shape[:2].numel())
             hidden = hidden.flatten(0, 1)[predicted_positions]
             labels = None if labels is None else labels.flatten()[predicted_positions]
         logits = self.lm_head(hidden)
-        loss = None
-        if labels is not None:
-            loss = token_loss(logits, labels, num_items_in_batch)
+        loss = None if labels is None else token_loss(logits, labels, num_items_in_batch)
         return MaskedLMOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
@@ -132,19 +128,15 @@ class LinformerClassificationHead(nn.Module):
         return self.out_proj(self.dropout(torch.tanh(self.dense(self.dropout(first)))))
 
 
-class LinformerForSequenceClassification(LinformerPreTrainedModel):
-    """Classification (single-label or multi-label) or regression of whole sequences, by `config.problem_type`.
+class LinformerClassifier(LinformerPreTrainedModel):
+    """What classifiers of sequences and of tokens have in common."""
 
-    Without a problem_type it is inferred from the labels, as in transformers: one output is regression, integer labels
-    are single-label, anything else is multi-label classification.
-    """
+    output_class: type[SequenceClassifierOutput] | type[TokenClassifierOutput]
 
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__(config)
         self.num_labels = config.num_labels
         self.linformer = LinformerModel(config, add_pooling_layer=False)
-        self.classifier = LinformerClassificationHead(config)
-        self.post_init()
 
     @can_return_tuple
     def forward(
@@ -158,67 +150,66 @@ class LinformerForSequenceClassification(LinformerPreTrainedModel):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
-    ) -> SequenceClassifierOutput:
-        """Classify sequences. Takes the arguments of `LinformerModel.forward`, and:
+    ) -> SequenceClassifierOutput | TokenClassifierOutput:
+        """Classify. Takes the arguments of `LinformerModel.forward`, and:
 
         Args:
-            labels: Class ids `[batch]`, or targets `[batch, num_labels]` (`[batch]` for one regression output).
+            labels: For tokens: class ids `[batch, seq_len]`; -100 is ignored. For sequences: class ids `[batch]`, or
+                targets `[batch, num_labels]` (`[batch]` for one regression output).
             num_items_in_batch: Labels in all forward passes of one update; see `LinformerForMaskedLM`.
         """
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs = self.linformer(*inputs, output_attentions, output_hidden_states, return_dict=True)
-        logits = self.classifier(outputs.last_hidden_state, attention_mask)
-        loss = None
-        if labels is not None:
-            problem = self.config.problem_type or problem_of(labels, self.num_labels)
-            loss = label_loss(problem, logits, labels, num_items_in_batch)
-            self.config.problem_type = problem
-        return SequenceClassifierOutput(
+        logits = self._logits(outputs.last_hidden_state, attention_mask)
+        loss = None if labels is None else self._loss(logits, labels, num_items_in_batch)
+        return self.output_class(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
 
+    def _logits(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
+        raise NotImplementedError
 
-class LinformerForTokenClassification(LinformerPreTrainedModel):
-    """Classification of each token, as for named entities."""
+    def _loss(self, logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
+        return token_loss(logits, labels, num_items_in_batch)
+
+
+class LinformerForSequenceClassification(LinformerClassifier):
+    """Classification (single-label or multi-label) or regression of whole sequences, by `config.problem_type`.
+
+    Without a problem_type it is inferred from the labels, as in transformers: one output is regression, integer labels
+    are single-label, anything else is multi-label classification.
+    """
+
+    output_class = SequenceClassifierOutput
 
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__(config)
-        self.num_labels = config.num_labels
-        self.linformer = LinformerModel(config, add_pooling_layer=False)
+        self.classifier = LinformerClassificationHead(config)
+        self.post_init()
+
+    def _logits(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
+        return self.classifier(hidden, attention_mask)
+
+    def _loss(self, logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
+        problem = self.config.problem_type or problem_of(labels, self.num_labels)
+        loss = label_loss(problem, logits, labels, num_items_in_batch)
+        self.config.problem_type = problem
+        return loss
+
+
+class LinformerForTokenClassification(LinformerClassifier):
+    """Classification of each token, as for named entities."""
+
+    output_class = TokenClassifierOutput
+
+    def __init__(self, config: LinformerConfig) -> None:
+        super().__init__(config)
         self.dropout = nn.Dropout(_classifier_dropout(config))
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Int[Tensor, "batch seq_len"] | None = None,
-        attention_mask: Shaped[Tensor, "batch seq_len"] | None = None,
-        token_type_ids: Int[Tensor, "batch seq_len"] | None = None,
-        position_ids: Int[Tensor, "batch_or_1 seq_len"] | None = None,
-        inputs_embeds: Float[Tensor, "batch seq_len embed"] | None = None,
-        labels: Int[Tensor, "batch seq_len"] | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        num_items_in_batch: Tensor | int | None = None,
-    ) -> TokenClassifierOutput:
-        """Classify tokens. Takes the arguments of `LinformerModel.forward`, and:
-
-        Args:
-            labels: Class of each token; -100 is ignored.
-            num_items_in_batch: Labels in all forward passes of one update; see `LinformerForMaskedLM`.
-        """
-        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        outputs = self.linformer(*inputs, output_attentions, output_hidden_states, return_dict=True)
-        logits = self.classifier(self.dropout(outputs.last_hidden_state))
-        loss = None
-        if labels is not None:
-            check_integers("labels", labels, logits.shape[:2])
-            check_ids("labels", labels, self.num_labels, ignored=IGNORED_LABEL)
-            loss = token_loss(logits, labels.long(), num_items_in_batch)
-        return TokenClassifierOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
+    def _logits(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
+        return self.classifier(self.dropout(hidden))
 
 
 class LinformerForQuestionAnswering(LinformerPreTrainedModel):

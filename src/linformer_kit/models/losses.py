@@ -21,7 +21,9 @@ def token_loss(
     num_items_in_batch: Tensor | int | None = None,
 ) -> Float[Tensor, ""]:
     """Cross-entropy of tokens; -100 marks tokens without a label."""
-    losses = F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), reduction="none")
+    check_integers("labels", labels, logits.shape[:-1])
+    check_ids("labels", labels, logits.shape[-1], ignored=IGNORED_LABEL)
+    losses = F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten().long(), reduction="none")
     return _mean(losses, (labels != IGNORED_LABEL).sum(), num_items_in_batch)
 
 
@@ -52,9 +54,7 @@ def label_loss(
     if labels.shape != expected:
         raise InputError(f"labels: expected {list(expected)}, got {list(labels.shape)}")
     if classes:
-        check_integers("labels", labels, expected)
-        check_ids("labels", labels, num_labels, ignored=IGNORED_LABEL)
-        return token_loss(logits, labels.long(), num_items_in_batch)
+        return token_loss(logits, labels, num_items_in_batch)
     logits = logits.float()
     targets = labels.to(logits.dtype).view_as(logits)
     loss = F.mse_loss if problem == "regression" else F.binary_cross_entropy_with_logits
@@ -73,9 +73,7 @@ def position_loss(
         positions = positions[:, 0]
     check_integers(name, positions, logits.shape[:1])
     inside = (positions >= 0) & (positions < logits.shape[1])
-    labels = positions.long().masked_fill(~inside, IGNORED_LABEL)
-    losses = F.cross_entropy(logits.float(), labels, reduction="none")
-    return _mean(losses, inside.sum(), num_items_in_batch)
+    return token_loss(logits, positions.masked_fill(~inside, IGNORED_LABEL), num_items_in_batch)
 
 
 def _mean(losses: Tensor, count: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:

@@ -19,32 +19,20 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple
 
 from linformer_kit.errors import InputError
-from linformer_kit.models.card import ModelWithCard
+from linformer_kit.models.base import LinearModel
 from linformer_kit.models.configuration import LinformerConfig, check_projected_dim
-from linformer_kit.models.embeddings import (
-    LinformerEmbeddings,
-    check_position_table,
-    default_position_ids,
-    first_token,
-)
+from linformer_kit.models.embeddings import LinformerEmbeddings, default_position_ids, first_token
 from linformer_kit.models.encoder import LinformerEncoder, LocalConvolution
 from linformer_kit.models.inputs import check_inputs
 from linformer_kit.operator import kernels
 from linformer_kit.operator.attention import LinformerAttention
 from linformer_kit.operator.hooks import may_need_whole
 from linformer_kit.operator.padding import Padding, zero_padding
-from linformer_kit.operator.projections import SequenceProjection, check_resize, each_dim, more_windows
+from linformer_kit.operator.projections import SequenceProjection, each_dim
 from linformer_kit.operator.projections.sizes import slots_by_head
-from linformer_kit.settings import ResizeMode
 
 
-def start_projection(projection: SequenceProjection) -> None:
-    """Initialise E and F, except parameters that have been loaded."""
-    for name, value in projection.initial_values().items():
-        init.copy_(getattr(projection, name), value)
-
-
-class LinformerPreTrainedModel(ModelWithCard):
+class LinformerPreTrainedModel(LinearModel):
     """Base class of all Linformer models: initialisation, saving and loading, resizing."""
 
     config: LinformerConfig
@@ -58,8 +46,6 @@ class LinformerPreTrainedModel(ModelWithCard):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, SequenceProjection):
-            start_projection(module)
         if isinstance(module, LocalConvolution):
             module.reset_parameters()
         lecun_normal = self.config.linear_initializer == "lecun_normal"
@@ -84,10 +70,6 @@ class LinformerPreTrainedModel(ModelWithCard):
                     )
         super().save_pretrained(save_directory, *arguments, **named)
 
-    def projection_matrix_count(self) -> int:
-        """Number of n → k matrices: 2·h·L, 2·L, L or 1 by sharing (section 4 of the paper); 0 with full attention."""
-        return sum(module.matrix_count() for module in self.modules() if isinstance(module, SequenceProjection))
-
     def set_projected_dim(self, projected_dim: int | list[int] | list[list[int]] | None = None) -> None:
         """Run with fewer slots than the model was built with, at the cost of the smaller number.
 
@@ -102,8 +84,9 @@ class LinformerPreTrainedModel(ModelWithCard):
             InputError: for more slots than the model was built with, for convolutions, whose kernel is tied to k, or
                 with full attention.
         """
-        encoder = self._linear_encoder("set_projected_dim")
-        heads = self.config.num_attention_heads
+        if self.config.attention == "full":
+            raise InputError("set_projected_dim: expected a model with attention linformer, got full")
+        encoder, heads = self.base_model.encoder, self.config.num_attention_heads
         wanted: Any = self.config.projected_dim if projected_dim is None else projected_dim
         check_projected_dim(self.config, wanted)
         if isinstance(wanted, int) and wanted <= self.config.largest_projected_dim:
@@ -120,48 +103,10 @@ class LinformerPreTrainedModel(ModelWithCard):
                 if isinstance(module, LinformerAttention):
                     module.projected_dim = dim
 
-    @torch.no_grad()
-    def resize_sequence_length(self, seq_len: int, *, mode: ResizeMode = "extend") -> None:
-        """Change the maximum sequence length in-place; `config.max_position_embeddings` is updated.
-
-        Args:
-            seq_len: The new n in tokens.
-            mode: `extend` keeps the columns of E and F and the positions, and repeats them periodically: outputs of
-                texts up to the old length are unchanged, bit for bit. Windows of pooling and convolution keep their
-                size and their number grows, with `config.projected_dim`; a random matrix gets new columns.
-                `interpolate` stretches E and F (keeping their row sums), kernels and positions to the new length,
-                longer or shorter; windows grow or shrink. Outputs of texts of the old length change. A dynamic
-                projection does not depend on n, and only positions are resized.
-
-        This resets `set_projected_dim`. E, F and the positions are replaced by new parameters, so create the optimizer
-        afterwards. Other models that share this model's configuration object are not resized. The tokenizer's
-        `model_max_length` is not changed: until you set it, texts are truncated as before.
-
-        Raises:
-            InputError: for a length below the old one with `extend`, or below the number of slots with `interpolate`;
-                if whole windows do not tile it; for `extend` with shorter_input `stretch`. Nothing is changed then.
-        """
-        config = self.config
-        projections = [module for module in self.modules() if isinstance(module, SequenceProjection)]
-        check_position_table(self)
-        if not any(projection.bounded for projection in projections):
-            check_resize(config.max_position_embeddings, seq_len, mode)
-        for projection in projections:
-            projection.check_resize(seq_len, mode)
-        if mode == "extend" and any(projection.windowed for projection in projections):
-            old = config.max_position_embeddings
-            config.projected_dim = each_dim(config.projected_dim, lambda k: more_windows(k, old, seq_len))
-        for projection in projections:
-            projection.resize(seq_len, mode)
-        self.base_model.embeddings.resize_positions(seq_len, mode)
-        config.max_position_embeddings = seq_len
-        if projections:
+    def _record_size(self, seq_len: int, projected_dim: Any) -> None:
+        super()._record_size(seq_len, projected_dim)
+        if self.config.attention == "linformer":
             self.set_projected_dim()
-
-    def _linear_encoder(self, method: str) -> LinformerEncoder:
-        if self.config.attention == "full":
-            raise InputError(f"{method}: expected a model with attention linformer, got full")
-        return self.base_model.encoder
 
 
 class LinformerModel(LinformerPreTrainedModel):

@@ -26,7 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from linformer_kit.errors import InputError
 from linformer_kit.models.configuration import LinformerConfig
-from linformer_kit.models.embeddings import check_position_table, first_token
+from linformer_kit.models.embeddings import first_token
 from linformer_kit.models.encoder import LocalConvolution
 from linformer_kit.models.heads import (
     LinformerClassificationHead,
@@ -36,6 +36,7 @@ from linformer_kit.models.heads import (
 )
 from linformer_kit.models.inputs import check_mask
 from linformer_kit.models.modeling import LinformerModel, LinformerPreTrainedModel
+from linformer_kit.models.positions import check_plain_table
 from linformer_kit.operator.attention import LinformerAttention
 from linformer_kit.operator.padding import real_tokens_first
 from linformer_kit.operator.projections import Piece, SequenceProjection
@@ -283,7 +284,7 @@ def _check_model(model: nn.Module, ranks: int) -> None:
     if not isinstance(model, _MODELS):
         names = ", ".join(kind.__name__ for kind in _MODELS)
         raise InputError(f"model: expected one of {names}, got {type(model).__name__}")
-    check_position_table(model)
+    check_plain_table(model)
     config: LinformerConfig = model.config
     projections = [module for module in model.modules() if isinstance(module, SequenceProjection)]
     if config.attention == "full":

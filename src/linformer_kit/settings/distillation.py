@@ -67,8 +67,7 @@ class DistillSettings(LinearizeSettings, TrainingSettings):
             answering model, or an encoder without a head.
         output_dir: Folder for the model, checkpoints and results.
         adapter: Train a LoRA adapter of the layers' linear maps, and E and F, instead of all weights.
-            It is saved in `adapter/` in PEFT's format, in addition to the model; needs `pip install
-            linformer-kit[adapter]`.
+            It is saved in `adapter/` in PEFT's format, in addition to the model.
         adapter_rank: Rank r of the LoRA adapter.
         base_model_name: Hub id of the teacher, for the adapter's files; default: the name of the teacher.
         train_file: Training files, folders or globs (.txt .py .md .jsonl .csv .tsv .parquet); default: the source of

@@ -129,9 +129,6 @@ class ConvertSettings:
         attention: `full` keeps full attention; not for fairseq files; default: linformer.
         max_position_embeddings: n, the maximum sequence length of the result; default: that of the source.
         resize_mode: How position embeddings are resized to n: repeated (`extend`) or interpolated (`interpolate`).
-        num_attention_heads: Heads per layer, where a fairseq file does not contain their number.
-        classification_head: Name of a classification head of the fairseq file to convert instead of the masked language
-            model's.
         tokenizer: Folder or hub id of the tokenizer, if the source has none.
     """
 
@@ -149,8 +146,6 @@ class ConvertSettings:
     attention: Linear[Attention | None] = None
     max_position_embeddings: Linear[int | None] = None
     resize_mode: Linear[ResizeMode] = "extend"
-    num_attention_heads: Model[int | None] = None
-    classification_head: Model[str | None] = None
     tokenizer: Model[ModelName | None] = None
 
 

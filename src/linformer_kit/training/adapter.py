@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import LoraConfig, inject_adapter_in_model
 from safetensors.torch import save_file
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from linformer_kit.errors import InputError
 from linformer_kit.files.manifest import write_manifest
 from linformer_kit.linearized.adapter import (
     ABOUT,
@@ -43,13 +43,9 @@ def add_adapter(student: LinearizedModel, rank: int) -> None:
     """Give each linear map of the layers a change B·A of low rank, in-place; all other weights are frozen.
 
     E and F, which the teacher does not have, are trained as a whole.
-
-    Raises:
-        InputError: without PEFT.
     """
-    inject = _peft().inject_adapter_in_model
     base = student.base_model
-    inject(_configuration(student, rank, None), base)
+    inject_adapter_in_model(_configuration(student, rank, None), base)
     student.requires_grad_(False)
     for parameter in (*_low_rank(base).values(), *learned_parameters(base).values()):
         parameter.requires_grad_(True)
@@ -83,7 +79,7 @@ def made_adapter(student: LinearizedModel, teacher: PreTrainedModel, settings: D
         "base_model": {"name": name, "fingerprint": base_fingerprint(teacher), "license": license},
         "linearize": {name: getattr(settings, name) for name in names} | resolved,
     }
-    return Adapter(name, weights, _SCALE, about)
+    return Adapter(name, _configuration(student, settings.adapter_rank, name), weights, about)
 
 
 @torch.no_grad()
@@ -101,21 +97,17 @@ def example_embedding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
     return {"sentence": _EXAMPLE, "repeated": repeated, "max_length": longest, "embedding": vector}
 
 
-def write_adapter(
-    adapter: Adapter, student: LinearizedModel, example: dict[str, Any], results: dict[str, Any], folder: Path
-) -> None:
+def write_adapter(adapter: Adapter, example: dict[str, Any], results: dict[str, Any], folder: Path) -> None:
     """Write an adapter as a folder in PEFT's format.
 
     Args:
         adapter: The adapter.
-        student: The student, after `add_adapter`.
         example: `example_embedding` of the base model with the adapter.
         results: Results of the distillation; they go along.
         folder: Folder for the files.
     """
     folder.mkdir()
-    rank = results["student"]["adapter"]["rank"]
-    _configuration(student, rank, adapter.about["base_model"]["name"]).save_pretrained(str(folder))
+    adapter.config.save_pretrained(str(folder))
     save_file({PREFIX + name: tensor for name, tensor in adapter.weights.items()}, folder / WEIGHTS)
     about = adapter.about | {"example": example, "distillation": results}
     (folder / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
@@ -123,7 +115,7 @@ def write_adapter(
     write_manifest(folder)
 
 
-def _configuration(student: LinearizedModel, rank: int, base_model: str | None) -> Any:
+def _configuration(student: LinearizedModel, rank: int, base_model: str | None) -> LoraConfig:
     """PEFT's configuration of the adapter; for a saved one with the name of the base model."""
     layers = tuple(f"{name}." for name in layer_names(student.attention_names()))
     linear = [
@@ -131,7 +123,7 @@ def _configuration(student: LinearizedModel, rank: int, base_model: str | None) 
         for name, module in student.base_model.named_modules()
         if name.startswith(layers) and isinstance(module, nn.Linear) and ".lora_" not in name
     ]
-    return _peft().LoraConfig(
+    return LoraConfig(
         r=rank,
         lora_alpha=_SCALE * rank,
         lora_dropout=0.0,
@@ -143,11 +135,3 @@ def _configuration(student: LinearizedModel, rank: int, base_model: str | None) 
 
 def _low_rank(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in model.named_parameters() if ".lora_" in name}
-
-
-def _peft() -> Any:
-    try:
-        import peft
-    except ImportError:
-        raise InputError("adapter: expected PEFT (pip install linformer-kit[adapter]), got none") from None
-    return peft

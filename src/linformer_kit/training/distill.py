@@ -19,7 +19,7 @@ from linformer_kit.linearized.classes import LinearizedModel
 from linformer_kit.linearized.fields import EXACT
 from linformer_kit.linearized.layers import attention_layers
 from linformer_kit.linearized.linearize import linearize_encoder
-from linformer_kit.linearized.positions import check_positions, longest_input, set_positions
+from linformer_kit.models.positions import check_positions, longest_input, set_positions
 from linformer_kit.report.distillation import write_distill_report
 from linformer_kit.settings import DistillSettings, check_model_is_kept, recorded_name
 from linformer_kit.training.adapter import (
@@ -233,6 +233,6 @@ def _save(run: Run, settings: DistillSettings, pair: Pair, results: dict[str, An
     def write(folder: Path) -> None:
         write_files(beside, folder)
         if adapter is not None:
-            write_adapter(adapter, pair.student, example, results, folder / ADAPTER)
+            write_adapter(adapter, example, results, folder / ADAPTER)
 
     save_model(model, pair.tokenizer, run.folder, beside=write)

@@ -50,16 +50,6 @@ def test_gives_what_the_official_code_gives(sharing, old, tmp_path):
     assert torch.equal(again(tokens).logits, model(tokens).logits)
 
 
-@pytest.mark.parametrize("sharing", official.SHARINGS)
-def test_a_classification_head(sharing, tmp_path):
-    content = official.checkpoint(sharing, classification_head="imdb")
-    model = load_fairseq_checkpoint(saved(tmp_path, content), classification_head="imdb").double()
-    weights = {name: tensor.double() for name, tensor in content["model"].items()}
-    tokens = ids(29)
-    expected = official.classification_logits(weights, tokens, "imdb")
-    torch.testing.assert_close(model(tokens).logits, expected, rtol=1e-10, atol=1e-10)
-
-
 def test_a_head_of_its_own_matrix_stays_untied(tmp_path):
     content = official.checkpoint("headwise")
     content["model"]["encoder.lm_head.weight"] = torch.randn(official.VOCAB, official.WIDTH)
@@ -91,9 +81,8 @@ def test_newer_files_and_files_that_say_less(tmp_path):
     path = saved(tmp_path, {**content, "cfg": {"model": argparse.Namespace(**arguments)}})
     assert load_fairseq_checkpoint(path).config.num_attention_heads == official.HEADS
     path = saved(tmp_path, content)
-    with pytest.raises(InputError, match=r"expected num_attention_heads to be given \(the file lacks it\), got none"):
+    with pytest.raises(InputError, match=r"expected encoder_attention_heads among its arguments, got none"):
         load_fairseq_checkpoint(path)
-    assert load_fairseq_checkpoint(path, num_attention_heads=2).config.hidden_dropout_prob == 0.1
 
 
 def test_a_file_without_heads_is_a_base_model(tmp_path):
@@ -157,29 +146,6 @@ def test_files_that_are_no_checkpoint(content, tmp_path):
         load_fairseq_checkpoint(tmp_path / "broken.pt")
     with pytest.raises(InputError, match=r"none\.pt: expected a fairseq checkpoint, got no such file"):
         load_fairseq_checkpoint(tmp_path / "none.pt")
-
-
-def test_a_head_that_is_not_there(tmp_path):
-    path = saved(tmp_path, official.checkpoint("headwise", classification_head="imdb"))
-    with pytest.raises(InputError, match=r"classification_head: expected one of imdb in .*, got 'sst2'"):
-        load_fairseq_checkpoint(path, classification_head="sst2")
-
-
-def test_the_number_of_heads_is_the_files_or_the_callers_but_never_two(tmp_path):
-    path = saved(tmp_path, official.checkpoint("headwise"))
-    assert load_fairseq_checkpoint(path, num_attention_heads=2).config.num_attention_heads == 2
-    with pytest.raises(InputError, match=r"num_attention_heads: expected 2 \(as in .*\) or none, got 7"):
-        load_fairseq_checkpoint(path, num_attention_heads=7)
-    path = saved(tmp_path, argue(official.checkpoint("headwise"), encoder_attention_heads=None))
-    assert load_fairseq_checkpoint(path, num_attention_heads=7).config.num_attention_heads == 7
-
-
-def test_a_classification_head_has_tanh(tmp_path):
-    content = argue(official.checkpoint("headwise", classification_head="imdb"), pooler_activation_fn="relu")
-    path = saved(tmp_path, content)
-    assert type(load_fairseq_checkpoint(path)) is LinformerForMaskedLM
-    with pytest.raises(InputError, match="expected pooler_activation_fn tanh in a classification head, got relu"):
-        load_fairseq_checkpoint(path, classification_head="imdb")
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu_accurate", "gelu_fast"])

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from linformer_kit.errors import InputError, input_errors, renamed
+from linformer_kit.errors import InputError
 from linformer_kit.models.configuration import LinformerConfig
 from linformer_kit.models.modeling import LinformerPreTrainedModel
-from linformer_kit.settings import ResizeMode
 
 
 class Converted(NamedTuple):
@@ -37,7 +34,7 @@ def build_model(
     weights: Mapping[str, Tensor],
     source: str,
     *,
-    new_projections: bool,
+    new_projections: bool = False,
 ) -> LinformerPreTrainedModel:
     """Build a model with these weights; with `new_projections`, E and F are initialised as in a new model."""
     model = model_class(config)
@@ -69,20 +66,3 @@ def linformer_config(source: str, fields: dict[str, Any], overrides: Mapping[str
         return LinformerConfig(**made)
     except InputError as error:
         raise InputError(f"{source}: {error}") from None
-
-
-def resize(model: Any, max_position_embeddings: int, mode: ResizeMode) -> None:
-    """Call `resize_sequence_length`; its errors name the settings instead of its arguments."""
-    with renamed("seq_len", "max_position_embeddings"), renamed("mode", "resize_mode"):
-        model.resize_sequence_length(max_position_embeddings, mode=mode)
-
-
-@contextmanager
-def reading(what: str) -> Iterator[None]:
-    """As `input_errors`, with a message of our own for a pickle that is broken or not allowed."""
-    with input_errors(what):
-        try:
-            yield
-        except pickle.UnpicklingError:
-            # torch's message suggests `weights_only=False`, which is unsafe for untrusted files.
-            raise ValueError("its pickle is broken or holds disallowed objects") from None

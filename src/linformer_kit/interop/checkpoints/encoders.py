@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import transformers
-from torch import Tensor
 from transformers import PreTrainedConfig
 
-from linformer_kit.errors import InputError
-from linformer_kit.interop.checkpoints.build import Converted, build_model, linformer_config, reading, resize
-from linformer_kit.interop.checkpoints.pretrained import Weights, check_pretrained_folder, check_size, read_config
-from linformer_kit.interop.loading import lost_weights
+from linformer_kit.errors import InputError, renamed
+from linformer_kit.interop.checkpoints.build import Converted, build_model, linformer_config
+from linformer_kit.interop.checkpoints.pretrained import read_config
+from linformer_kit.interop.loading import auto_class_of, load_pretrained, loaded, resize
 from linformer_kit.models.heads import (
     LinformerForMaskedLM,
     LinformerForQuestionAnswering,
@@ -22,8 +19,9 @@ from linformer_kit.models.heads import (
     LinformerForTokenClassification,
 )
 from linformer_kit.models.modeling import LinformerModel, LinformerPreTrainedModel
-from linformer_kit.settings import ResizeMode, is_local_path
+from linformer_kit.settings import ResizeMode
 
+ENCODER = "a pretrained encoder"  # in errors
 # Model type: prefix of its class names.
 _ROBERTA = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"}
 _BERT = {"bert": "Bert"}
@@ -121,23 +119,26 @@ def convert_encoder(
 ) -> Converted:
     """As `load_roberta_checkpoint`, for all or some of the model types, with the names of the weights left out."""
     source = str(source)
-    config, size = read_source(source)
-    if config.model_type not in model_types:
-        raise InputError(f"{source}: expected a model of type {', '.join(model_types)}, got {config.model_type}")
-    _check_attention(source, config)
-    prefix, classes = model_types[config.model_type], _BERT_CLASSES if config.model_type in _BERT else _CLASSES
-    known = {prefix + end: end for end in classes}
-    class_name = next(iter(config.architectures or []), "none")
-    if class_name not in known:
-        raise InputError(f"{source}: expected architectures in config.json of {', '.join(known)}, got {class_name}")
-    kind = known[class_name]
-    weights, left_out = _read_weights(source, class_name, config, size)
+    with renamed("model", "source"):
+        config: Any = read_config(source, f"model: expected {ENCODER}, got {source}")
+        if config.model_type not in model_types:
+            raise InputError(f"{source}: expected a model of type {', '.join(model_types)}, got {config.model_type}")
+        _check_attention(source, config)
+        prefix, classes = model_types[config.model_type], _BERT_CLASSES if config.model_type in _BERT else _CLASSES
+        kinds = {prefix + end: end for end in classes}
+        class_name = next(iter(config.architectures or []), "none")
+        if class_name not in kinds:
+            raise InputError(f"{source}: expected architectures in config.json of {', '.join(kinds)}, got {class_name}")
+        model = load_pretrained(source, auto_class_of(source, ENCODER), ENCODER)
+    kind, left_out = kinds[class_name], loaded(model).left_out
+    weights = {name: tensor for name, tensor in model.state_dict().items() if name not in loaded(model).random}
     if config.model_type in _BERT:
         offset = 0
         names = _BERT_CLASSIFIER_NAMES if kind == "ForSequenceClassification" else _BERT_NAMES
         if kind == "ForPreTraining":
-            left_out += [name for name in weights if name.startswith(("bert.pooler.", "cls.seq_relationship."))]
-            weights = {name: tensor for name, tensor in weights.items() if name not in left_out}
+            unused = [name for name in weights if name.startswith(("bert.pooler.", "cls.seq_relationship."))]
+            left_out = left_out + unused
+            weights = {name: tensor for name, tensor in weights.items() if name not in unused}
     else:
         if kind == "ForMaskedLM" and config.hidden_act != "gelu":
             # Their head always uses gelu; ours uses the activation of the layers.
@@ -151,23 +152,10 @@ def convert_encoder(
     wanted = linformer_config(source, kept, fields)
     if wanted.max_position_embeddings != kept["max_position_embeddings"]:
         # Resize the model with full attention, so that E and F start as in any model of the new length.
-        full = linformer_config(source, kept, {"attention": "full"})
-        model = build_model(model_class, full, weights, source, new_projections=False)
-        resize(model, wanted.max_position_embeddings, resize_mode)
-        weights = model.state_dict()
+        full = build_model(model_class, linformer_config(source, kept, {"attention": "full"}), weights, source)
+        resize(full, wanted.max_position_embeddings, resize_mode, setting="max_position_embeddings")
+        weights = full.state_dict()
     return Converted(build_model(model_class, wanted, weights, source, new_projections=True), left_out)
-
-
-def read_source(source: str) -> tuple[Any, Weights | None]:
-    """The configuration of a folder or hub id and, for a folder, the size of the weights."""
-    folder, weights = Path(source), None
-    if is_local_path(source):
-        if not folder.is_dir():
-            raise InputError(
-                f"source: expected a folder, a hub id or a fairseq file, got {folder}, which does not exist"
-            )
-        weights = check_pretrained_folder(folder, "source")
-    return read_config(source, f"source: expected a pretrained encoder, got {source}"), weights
 
 
 def _check_attention(source: str, config: PreTrainedConfig) -> None:
@@ -176,24 +164,6 @@ def _check_attention(source: str, config: PreTrainedConfig) -> None:
         raise InputError(f"{source}: expected position_embedding_type absolute, got {kind}")
     if getattr(config, "is_decoder", False) or getattr(config, "add_cross_attention", False):
         raise InputError(f"{source}: expected an encoder, got a decoder")
-
-
-def _read_weights(
-    source: str, class_name: str, config: PreTrainedConfig, size: Weights | None
-) -> tuple[dict[str, Tensor], list[str]]:
-    """The weights, read with transformers' own class, and the names of those that it left out."""
-    what, model_class = f"source: expected a pretrained encoder, got {source}", getattr(transformers, class_name)
-    if size is not None:
-        check_size(size, lambda: model_class(config), what)
-    with reading(what):
-        loaded, info = model_class.from_pretrained(source, output_loading_info=True, use_safetensors=True)
-    missing = {name for name in info["missing_keys"] if not name.startswith("pooler.")}
-    if missing:
-        raise InputError(f"{source}: expected all weights of {class_name}, got none for {min(missing)}")
-    if lost := lost_weights(loaded, info["unexpected_keys"]):
-        raise InputError(f"{source}: expected weights of {class_name}, got {lost[0]} as well")
-    weights = {name: tensor for name, tensor in loaded.state_dict().items() if name not in info["missing_keys"]}
-    return weights, [name for name in info["unexpected_keys"] if not name.endswith("position_ids")]
 
 
 def _renamed(name: str, names: _Names) -> str:

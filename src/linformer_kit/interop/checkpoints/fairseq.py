@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import argparse
 import os
+import pickle
 import re
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from linformer_kit.errors import InputError
-from linformer_kit.interop.checkpoints.build import Converted, build_model, linformer_config, reading
-from linformer_kit.models.heads import LinformerForMaskedLM, LinformerForSequenceClassification
+from linformer_kit.errors import InputError, input_errors
+from linformer_kit.interop.checkpoints.build import Converted, build_model, linformer_config
+from linformer_kit.models.heads import LinformerForMaskedLM
 from linformer_kit.models.modeling import LinformerModel, LinformerPreTrainedModel
 
 PADDING_INDEX = 1  # of every fairseq dictionary: positions begin after it
@@ -44,51 +45,40 @@ _NAMES = (
 )
 
 
-def load_fairseq_checkpoint(
-    path: str | os.PathLike[str],
-    *,
-    num_attention_heads: int | None = None,
-    classification_head: str | None = None,
-) -> LinformerPreTrainedModel:
+def load_fairseq_checkpoint(path: str | os.PathLike[str]) -> LinformerPreTrainedModel:
     """Load an official Linformer (or RoBERTa) checkpoint as one of our models, with the same outputs.
 
     Args:
         path: The `.pt` file. It is a pickle: only tensors, plain containers and `argparse.Namespace` are allowed.
-        num_attention_heads: h, if the file does not hold it.
-        classification_head: Name of the classification head to use instead of the masked language model's head.
 
     Returns:
-        `LinformerForMaskedLM`, `LinformerForSequenceClassification` with a classification_head, or `LinformerModel`
-        if the file has neither head; in evaluation mode.
+        `LinformerForMaskedLM`, or `LinformerModel` if the file has no such head; in evaluation mode. Classification
+        heads are left out.
 
     Raises:
         InputError: if the file is not such a checkpoint.
     """
-    return convert_fairseq(str(path), num_attention_heads, classification_head).model
+    return convert_fairseq(str(path)).model
 
 
-def convert_fairseq(source: str, num_attention_heads: int | None, classification_head: str | None) -> Converted:
+def convert_fairseq(source: str) -> Converted:
     """As `load_fairseq_checkpoint`, with the names of the weights left out."""
-    weights, arguments = _read(source)
-    weights = _current_names(source, weights)
-    model_class, weights, left_out = _take_head(source, weights, classification_head)
+    whole, arguments = _read(source)
+    whole = _current_names(source, whole)
+    weights = {name: tensor for name, tensor in whole.items() if "classification_heads." not in name}
     fields = _fields(source, weights, arguments)
-    fields["num_attention_heads"] = _heads(source, arguments, num_attention_heads)
-    if model_class is LinformerForSequenceClassification:
-        fields["num_labels"] = len(_weight(source, weights, "classifier.out_proj.weight"))
-        pooled = arguments.get("pooler_activation_fn") or "tanh"
-        if pooled != "tanh":
-            raise InputError(f"{source}: expected pooler_activation_fn tanh in a classification head, got {pooled}")
     if fields.get("sharing") == "layerwise":
         weights = {name: tensor for name, tensor in weights.items() if ".self_attn.compress_" not in name}
     rows = fields["max_position_embeddings"] + fields["position_offset"]
     for name in [name for name in weights if name.endswith("embed_positions.weight")]:
         weights[name] = weights[name][:rows]  # E may be shorter than the table
     renamed = {_substitute(name, _NAMES): tensor for name, tensor in weights.items()}
-    if model_class is LinformerModel:
+    has_head = any(name.startswith("lm_head.") for name in renamed)
+    if not has_head:
         renamed = {name.removeprefix("linformer."): tensor for name, tensor in renamed.items()}
-    config = linformer_config(source, fields, {})
-    return Converted(build_model(model_class, config, renamed, source, new_projections=False), left_out, learned=True)
+    model_class = LinformerForMaskedLM if has_head else LinformerModel
+    model = build_model(model_class, linformer_config(source, fields, {}), renamed, source)
+    return Converted(model, [name for name in whole if "classification_heads." in name], learned=True)
 
 
 def _read(source: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -96,8 +86,12 @@ def _read(source: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if not os.path.isfile(source):
         raise InputError(f"{source}: expected a fairseq checkpoint, got no such file")
     wanted = f"{source}: expected a pickle of tensors and argparse.Namespace, got something else"
-    with reading(wanted), torch.serialization.safe_globals([argparse.Namespace]):
-        content = torch.load(source, map_location="cpu", weights_only=True)
+    with input_errors(wanted), torch.serialization.safe_globals([argparse.Namespace]):
+        try:
+            content = torch.load(source, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError:
+            # torch's message suggests `weights_only=False`, which is unsafe for untrusted files.
+            raise ValueError("its pickle is broken or holds disallowed objects") from None
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
         raise InputError(f"{source}: expected a fairseq checkpoint with a model in it, got something else")
     weights = content["model"]
@@ -129,43 +123,6 @@ def _current_names(source: str, weights: dict[str, Tensor]) -> dict[str, Tensor]
     return current
 
 
-def _heads(source: str, arguments: dict[str, Any], num_attention_heads: int | None) -> int:
-    said = arguments.get("encoder_attention_heads")
-    heads = num_attention_heads if said is None else said
-    if heads is None:
-        raise InputError(f"{source}: expected num_attention_heads to be given (the file lacks it), got none")
-    if num_attention_heads not in (None, heads):
-        raise InputError(f"num_attention_heads: expected {said} (as in {source}) or none, got {num_attention_heads}")
-    return heads
-
-
-def _take_head(
-    source: str, weights: dict[str, Tensor], classification_head: str | None
-) -> tuple[type[LinformerPreTrainedModel], dict[str, Tensor], list[str]]:
-    """The class of the model, the weights without those of other heads, and the names of the weights left out."""
-    prefix = re.compile(r"(encoder\.)?classification_heads\.([^.]+)\.")
-    names = sorted({match[2] for match in map(prefix.match, weights) if match})
-    bodies = {name: tensor for name, tensor in weights.items() if not prefix.match(name)}
-    if classification_head is None:
-        has_head = any(name.startswith("encoder.lm_head.") for name in bodies)
-        left_out = [name for name in weights if name not in bodies]
-        return LinformerForMaskedLM if has_head else LinformerModel, bodies, left_out
-    if classification_head not in names:
-        raise InputError(
-            f"classification_head: expected one of {', '.join(names) or 'none at all'} in {source}, "
-            f"got {classification_head!r}"
-        )
-    body = {name: tensor for name, tensor in bodies.items() if not name.startswith("encoder.lm_head.")}
-    left_out = [name for name in bodies if name not in body]
-    for name, tensor in weights.items():
-        match = prefix.match(name)
-        if match and match[2] == classification_head:
-            body[f"classifier.{name[match.end() :]}"] = tensor
-        elif match:
-            left_out.append(name)
-    return LinformerForSequenceClassification, body, left_out
-
-
 def _fields(source: str, weights: dict[str, Tensor], arguments: dict[str, Any]) -> dict[str, Any]:
     """Fields of the configuration: sizes from the weights, the rest from the arguments."""
     tokens, positions, inner = (
@@ -173,7 +130,10 @@ def _fields(source: str, weights: dict[str, Tensor], arguments: dict[str, Any]) 
         for name in ("embed_tokens", "embed_positions", "layers.0.fc1")
     )
     layers = {int(match[1]) for match in (re.search(r"\.layers\.(\d+)\.", name) for name in weights) if match}
+    if "encoder_attention_heads" not in arguments:
+        raise InputError(f"{source}: expected encoder_attention_heads among its arguments, got none")
     fields: dict[str, Any] = {
+        "num_attention_heads": arguments["encoder_attention_heads"],
         "vocab_size": tokens.shape[0],
         "hidden_size": tokens.shape[1],
         "num_hidden_layers": len(layers),

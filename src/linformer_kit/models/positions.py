@@ -1,4 +1,4 @@
-"""The maximum input length of transformers' encoders, and resizing it."""
+"""The longest input of an encoder, ours or one of transformers: its tables of positions, and resizing them."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Table(NamedTuple):
 
 def position_tables(model: nn.Module) -> list[Table]:
     """All tables of token positions in a model."""
-    found = []
+    tables = []
     for owner in model.modules():
         embedding = getattr(owner, _TABLE, None)
         if isinstance(embedding, nn.Embedding):
             padding, offset = embedding.padding_idx, getattr(owner, "position_offset", _first(owner, embedding))
-            found.append(Table(owner, embedding, offset if padding is None else padding + 1))
-    return found
+            tables.append(Table(owner, embedding, offset if padding is None else padding + 1))
+    return tables
 
 
 def _first(owner: nn.Module, embedding: nn.Embedding) -> int:
@@ -52,21 +52,27 @@ def longest_input(model: PreTrainedModel) -> int | None:
     return min(tables, default=getattr(model.config, "max_position_embeddings", None))
 
 
+def check_plain_table(model: nn.Module) -> None:
+    """Raise an error for a position table that an adapter wraps: its rows are hidden."""
+    for owner in model.modules():
+        table = getattr(owner, _TABLE, None)
+        if isinstance(getattr(table, "base_layer", None), nn.Embedding):
+            kind = type(table).__name__
+            raise InputError(f"{_TABLE}: expected a plain nn.Embedding, got {kind}; merge adapters first")
+
+
 def check_positions(model: PreTrainedModel, seq_len: int, mode: str) -> None:
     """Check that `set_positions` can resize a model."""
-    now = longest_input(model)
-    tables = bool(position_tables(model))
-    if now is not None and not tables and not any("Rotary" in type(module).__name__ for module in model.modules()):
-        kind = type(model).__name__
-        raise InputError(f"seq_len: expected none for {kind}, whose positions are not supported, got {seq_len}")
+    check_plain_table(model)
+    now, kind = longest_input(model), type(model).__name__
     if not is_integer(seq_len):
         raise InputError(f"seq_len: expected a number of tokens, got {seq_len!r}")
     if seq_len > LONGEST:
         raise InputError(f"seq_len: expected at most {LONGEST:,}, got {seq_len:,}")
     if now is None:
-        raise InputError(
-            f"seq_len: expected none for {type(model).__name__}, whose inputs have a fixed size, got {seq_len}"
-        )
+        raise InputError(f"seq_len: expected none for {kind}, whose inputs have a fixed size, got {seq_len}")
+    if not position_tables(model) and not any("Rotary" in type(module).__name__ for module in model.modules()):
+        raise InputError(f"seq_len: expected none for {kind}, whose positions are not supported, got {seq_len}")
     check_resize(now, seq_len, mode)
 
 
