@@ -13,7 +13,7 @@ from torch import nn
 from linformer_kit.analysis.encoders import Encoder
 from reproduce import systems, table1
 from reproduce.common import run
-from reproduce.systems import SYSTEMS, strided_block_mask
+from reproduce.systems import SYSTEMS, strided_pattern
 
 CPU = torch.device("cpu")
 WIDTH, HEADS, K, N = 30, 5, 13, 112
@@ -23,7 +23,7 @@ PEERS = {"lucidrains": "linformer", "tatp22": "linformer_pytorch"}
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """Windows and blocks in proportion to tiny layers."""
-    for name, size in (("WINDOW", 16), ("BIG_BIRD_BLOCK", 8), ("LANDMARKS", 4), ("LSH_CHUNK", 4)):
+    for name, size in (("WINDOW", 16), ("LANDMARKS", 4), ("LSH_CHUNK", 4)):
         monkeypatch.setattr(systems, name, size)
 
 
@@ -59,28 +59,15 @@ def test_every_system_is_one_layer_that_keeps_the_shape(name):
     check_layer(built(name, N), N)
 
 
-def strided_pattern(n: int, stride: int, heads: int) -> torch.Tensor:
-    """Which tokens attend to each other, by the paper's definition: `[heads, n, n]`."""
-    apart = (torch.arange(n)[:, None] - torch.arange(n)).abs()
-    near, far = apart < stride, apart % stride == 0
-    return torch.stack([near] * (heads // 2) + [far] * (heads - heads // 2))
-
-
-def by_remainder(n: int, stride: int) -> torch.Tensor:
-    return torch.arange(n).view(-1, stride).T.flatten()
-
-
 @pytest.mark.parametrize("n, stride", [(128, 8), (512, 256)])
-def test_strided_block_mask_is_the_pattern(n, stride):
-    pattern = strided_pattern(n, stride, 3)
-    order = by_remainder(n, stride)
-    pattern[1:] = pattern[1:, order][:, :, order]
-    mask = strided_block_mask(n, stride, 3, CPU)
-    heads, positions = torch.arange(3)[:, None, None], torch.arange(n)
-    assert torch.equal(mask.mask_mod(None, heads, positions[:, None], positions), pattern)
-    pairs = pattern.view(3, n // 128, 128, n // 128, 128).sum((2, 4))
-    assert torch.equal(mask.to_dense()[0], (pairs > 0).int())
-    assert torch.equal(mask.full_kv_num_blocks[0], (pairs == 128**2).sum(-1, dtype=torch.int32))
+def test_strided_pattern(n, stride):
+    """By the paper's definition; the tokens of strided heads are sorted by their remainder."""
+    positions, heads = torch.arange(n), torch.arange(3)[:, None, None]
+    apart = (positions[:, None] - positions).abs()
+    sorted_ = positions.view(-1, stride).T.flatten()
+    near, far = apart < stride, (apart % stride == 0)[sorted_][:, sorted_]
+    attends = strided_pattern(n, stride, 3)(None, heads, positions[:, None], positions)
+    assert torch.equal(attends, torch.stack([near, far, far]))
 
 
 def start(folder, *arguments: object) -> tuple[list[dict], str]:
