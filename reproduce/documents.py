@@ -31,10 +31,12 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from transformers import PreTrainedModel
 
-from linformer_kit.analysis.measure import peak_bytes
+from linformer_kit.analysis.measure import in_fresh_process, interleaved, peak_bytes, summary
 from linformer_kit.commands.output import set_up_logging
 from linformer_kit.data.files import find_files
 from linformer_kit.data.read import read_documents
@@ -43,16 +45,14 @@ from linformer_kit.errors import InputError, renamed
 from linformer_kit.inference.chunks import embed_pieces
 from linformer_kit.inference.embedder import Embedder
 from linformer_kit.linearized.linearize import linearize
-from linformer_kit.linearized.positions import longest_input
+from linformer_kit.linearized.positions import check_positions, longest_input, set_positions
 from linformer_kit.report.figures import log_ticks, number_ticks, show_grid
 from linformer_kit.settings import ResizeMode
 from reproduce.common import Record, Results, by_name, new_panels, run
 from reproduce.embeddings import (
     Precision,
-    add_costs,
     forward,
     groups,
-    lengthened,
     load,
     mean_and_lowest,
     pivot,
@@ -78,6 +78,7 @@ TASKS: dict[str, str] = {
 }
 BUILT = ("cut", "pieces", "pieces, overlapping", "stretched", "linearised")  # methods of the teacher
 LINES = 6  # in a panel of the figure
+SECONDS = 60.0  # for all timed runs of one method at one length
 
 
 @dataclass(kw_only=True)
@@ -158,11 +159,26 @@ def build_method(name: str, settings: Settings) -> Method:
         return Method(teacher, teacher.longest, overlaps[name])
     length, sentences = max(longest, teacher.longest), copy.deepcopy(teacher.sentences)
     if name == "stretched":
-        sentences[0].model = lengthened(teacher.model, longest, settings.resize_mode)
+        sentences[0].model = stretched(teacher.model, longest, settings.resize_mode)
     else:
         with renamed("model", "teacher"):
             sentences = linearize(sentences, max_position_embeddings=length)
     return Method(Embedder(sentences, forward(settings.precision, settings.batch_size)), length)
+
+
+def stretched(model: PreTrainedModel, n: int, mode: ResizeMode) -> PreTrainedModel:
+    """The model itself if it takes n tokens, else a copy with resized positions.
+
+    Raises:
+        InputError: for a model that cannot be made longer.
+    """
+    if (longest_input(model) or n) >= n:
+        return model
+    model = copy.deepcopy(model)
+    with renamed("seq_len", "lengths"), renamed("mode", "resize_mode"):
+        check_positions(model, n, mode)
+        set_positions(model, n, mode)
+    return model
 
 
 # The texts
@@ -280,8 +296,13 @@ def measure(settings: Settings, results: Results) -> None:
             if task == "cost":
                 (text,) = inputs.prefixes([inputs.noise], n)
                 cases = {name: functools.partial(method, [text], "time") for name, method in methods.items()}
-                peaks = {name: (_peak, name, settings, text) for name in methods}
-                add_costs(results, cases, peaks, n=n, precision=settings.precision)
+                missing = [name for name in cases if results.find(measured="cost", name=name, n=n) is None]
+                timings = interleaved(cases, device=best_device(), seconds=SECONDS) if missing else {}
+                torch.cuda.empty_cache()  # the processes that measure memory share the device
+                for name in missing:
+                    key = {"measured": "cost", "name": name, "n": n, "precision": settings.precision}
+                    peak = in_fresh_process(_peak, name, settings, text)
+                    results.add(**key, **summary(timings[name]), peak_bytes=peak)
             elif task == "agreement":
                 _add_agreement(settings, results, inputs, methods, n)
             else:

@@ -12,7 +12,7 @@ import transformers
 
 from linformer_kit import linearize
 from linformer_kit.linearized.positions import set_positions
-from reproduce import documents, embeddings
+from reproduce import documents
 from reproduce.common import run
 from tests.long_texts import LONGEST, article, write_articles, write_encoder
 
@@ -84,7 +84,7 @@ def test_methods_of_one_pass(folder, name):
 
 @pytest.fixture
 def start(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(embeddings, "in_fresh_process", lambda function, *arguments: function(*arguments))
+    monkeypatch.setattr(documents, "in_fresh_process", lambda function, *arguments: function(*arguments))
     common = [
         "--teacher",
         folder,
