@@ -1,7 +1,7 @@
 """Ways to embed a text that is longer than its encoder's longest input.
 
 The encoder on its first tokens (`cut`), the mean over pieces of it (also overlapping by half), with full attention and
-resized positions (`stretched`), by `linearize` without training (`linearised`), and linear models, such as one with an
+repeated positions (`stretched`), by `linearize` without training (`linearised`), and linear models, such as one with an
 adapter. All get the same first n tokens of a text. What is measured (`--tasks`):
 
 - agreement: cosine to the embeddings of `pieces`, which the adapters are taught.
@@ -47,7 +47,6 @@ from linformer_kit.inference.embedder import Embedder
 from linformer_kit.linearized.linearize import linearize
 from linformer_kit.linearized.positions import check_positions, longest_input, set_positions
 from linformer_kit.report.figures import log_ticks, number_ticks, show_grid
-from linformer_kit.settings import ResizeMode
 from reproduce.common import Record, Results, by_name, new_panels, run
 from reproduce.embeddings import (
     Precision,
@@ -94,7 +93,6 @@ class Settings:
         articles: Number of texts that are searched for a late sentence, each longer than the teacher's longest input.
         queries: Number of texts of at least the largest n from which queries are drawn.
         candidates: Number of documents with a passkey, at each n.
-        resize_mode: How the positions of `stretched` are resized.
         precision: All in float32 or bfloat16, or mixed: weights in float32, bfloat16 where the processor has it.
         batch_size: Texts or pieces in a forward pass.
         output_dir: New folder for the results, or one to continue; default: a new folder below runs/.
@@ -108,7 +106,6 @@ class Settings:
     articles: int = 2000
     queries: int = 200
     candidates: int = 50
-    resize_mode: ResizeMode = "extend"
     precision: Precision = "mixed"
     batch_size: int = 8
     output_dir: str | None = None
@@ -159,15 +156,15 @@ def build_method(name: str, settings: Settings) -> Method:
         return Method(teacher, teacher.longest, overlaps[name])
     length, sentences = max(longest, teacher.longest), copy.deepcopy(teacher.sentences)
     if name == "stretched":
-        sentences[0].model = stretched(teacher.model, longest, settings.resize_mode)
+        sentences[0].model = stretched(teacher.model, longest)
     else:
         with renamed("model", "teacher"):
             sentences = linearize(sentences, max_position_embeddings=length)
     return Method(Embedder(sentences, forward(settings.precision, settings.batch_size)), length)
 
 
-def stretched(model: PreTrainedModel, n: int, mode: ResizeMode) -> PreTrainedModel:
-    """The model itself if it takes n tokens, else a copy with resized positions.
+def stretched(model: PreTrainedModel, n: int) -> PreTrainedModel:
+    """The model itself if it takes n tokens, else a copy with repeated positions.
 
     Raises:
         InputError: for a model that cannot be made longer.
@@ -175,9 +172,9 @@ def stretched(model: PreTrainedModel, n: int, mode: ResizeMode) -> PreTrainedMod
     if (longest_input(model) or n) >= n:
         return model
     model = copy.deepcopy(model)
-    with renamed("seq_len", "lengths"), renamed("mode", "resize_mode"):
-        check_positions(model, n, mode)
-        set_positions(model, n, mode)
+    with renamed("seq_len", "lengths"):
+        check_positions(model, n, "extend")
+        set_positions(model, n, "extend")
     return model
 
 
@@ -371,8 +368,8 @@ def table(content: Record) -> str:
     settings = content["settings"]
     parts = [
         "# Embeddings of long texts",
-        f"Teacher: {settings['teacher']}; positions of `stretched`: {settings['resize_mode']}. n is the number of "
-        "tokens that a method may read of a text, special tokens included; embeddings are compared by cosine.",
+        f"Teacher: {settings['teacher']}; positions of `stretched` are repeated. n is the number of tokens that a "
+        "method may read of a text, special tokens included; embeddings are compared by cosine.",
     ]
     for task, title in TASKS.items():
         key = {"agreement": "texts", "cost": "precision"}.get(task, "queries")

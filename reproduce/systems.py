@@ -28,11 +28,8 @@ from linformer_kit.operator.attention import LinformerAttention
 WINDOW = 512  # tokens; Longformer's window, and the largest of ours
 LANDMARKS, LANDMARK_CONVOLUTION = 64, 65
 LSH_CHUNK, LSH_HASHES = 64, 1
-_FLEX_BLOCK = 128  # tokens; FlexAttention skips whole blocks of this many queries and keys
 
 CPU = torch.device("cpu")
-
-
 Build = Callable[[Encoder, torch.device], nn.Module]  # sizes, n and k among them, and the device to a layer
 
 
@@ -103,12 +100,6 @@ def first(module: nn.Module, hidden: Tensor) -> Tensor:
     return module(hidden)[0]
 
 
-def multiple_of(size: int, n: int, what: str) -> None:
-    """Check that blocks tile the sequence."""
-    if n % size:
-        raise InputError(f"n: expected a multiple of the {what}, {size}, got {n}")
-
-
 def config_fields(sizes: Encoder) -> dict[str, Any]:
     """The common fields of transformers' configurations."""
     names = ("vocab_size", "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
@@ -140,8 +131,6 @@ def ours(sizes: Encoder, device: torch.device, *, kind: Kind = "linformer", wind
 )
 def recurrent(sizes: Encoder, device: torch.device) -> nn.Module:
     width = sizes.hidden_size
-    if width % 2:
-        raise InputError(f"hidden_size: expected an even number, half for each direction, got {width}")
     return EncoderLayer(Called(nn.LSTM(width, width // 2, batch_first=True, bidirectional=True), first), sizes)
 
 
@@ -166,7 +155,6 @@ class StridedAttention(nn.Module):
     def __init__(self, width: int, num_heads: int, seq_len: int, device: torch.device) -> None:
         super().__init__()
         self.stride = 2 ** round(math.log2(seq_len) / 2)  # the power of two nearest to √n
-        multiple_of(max(self.stride, _FLEX_BLOCK), seq_len, "stride and the block of FlexAttention")
         self.num_heads = num_heads
         self.query, self.key, self.value, self.output = (nn.Linear(width, width) for _ in range(4))
         # Uncompiled, both would materialise n × n; fullgraph raises an error instead.
@@ -220,7 +208,6 @@ def sparse(sizes: Encoder, device: torch.device) -> nn.Module:
     "queries are keys, which saves a product",
 )
 def reformer(sizes: Encoder, device: torch.device) -> nn.Module:
-    multiple_of(LSH_CHUNK, sizes.seq_len, "chunk")
     config = transformers.ReformerConfig(
         hidden_size=sizes.hidden_size,
         num_attention_heads=sizes.num_attention_heads,
@@ -241,7 +228,6 @@ def reformer(sizes: Encoder, device: torch.device) -> nn.Module:
 
 @system("longformer", "Longformer", "O(n)", f"transformers, window {WINDOW}, no global tokens (Beltagy et al. 2020)")
 def longformer(sizes: Encoder, device: torch.device) -> nn.Module:
-    multiple_of(WINDOW, sizes.seq_len, "window")
     config = transformers.LongformerConfig(**config_fields(sizes), attention_window=WINDOW)
     encoder = transformers.LongformerModel(config, add_pooling_layer=False).encoder
     # The mask has 0 on tokens with local attention.
@@ -255,7 +241,6 @@ def longformer(sizes: Encoder, device: torch.device) -> nn.Module:
     f"transformers, {LANDMARKS} landmarks, convolution over {LANDMARK_CONVOLUTION} tokens (Xiong et al. 2021)",
 )
 def nystromformer(sizes: Encoder, device: torch.device) -> nn.Module:
-    multiple_of(LANDMARKS, sizes.seq_len, "number of landmarks")
     config = transformers.NystromformerConfig(
         **config_fields(sizes),
         num_landmarks=LANDMARKS,

@@ -402,18 +402,12 @@ def table(content: Record) -> str:
             ks = {method: needed(records, "relative", place) for method, records in twos.items()}
             relative.append(row | {method: "none" if k is None else f"{k:,}" for method, k in ks.items()})
     tables = (markdown(pandas.DataFrame(rows)) for rows in (first, second, relative))
-    about = (
-        f"Random: Q, K and V of independent standard normal numbers, d {settings['head_dim']}. {_of_model(settings)}"
-    )
+    about = f"Random: Q, K and V of independent standard normal numbers, d {settings['head_dim']}. "
+    if settings["model"] is not None:
+        text = ", ".join(settings["text_file"] or ["the Python standard library"])
+        about += f"Model: `{settings['model']}` on {settings['samples']} sequences of {text}. "
     parts = ("# Theorems 1 and 2", about + "Errors are geometric means.", _FIRST_TABLE, _SECOND_TABLE, _THIRD_TABLE)
     return "\n\n".join((*parts[:2], *(part for pair in zip(parts[2:], tables, strict=True) for part in pair)))
-
-
-def _of_model(settings: dict[str, Any]) -> str:
-    if settings["model"] is None:
-        return ""
-    text = ", ".join(settings["text_file"] or ["the Python standard library"])
-    return f"Model: `{settings['model']}` on {settings['samples']} sequences of {text}. "
 
 
 _ROWS = (  # theorem, measure, least error drawn, label
