@@ -48,15 +48,7 @@ from linformer_kit.linearized.linearize import linearize
 from linformer_kit.linearized.positions import check_positions, longest_input, set_positions
 from linformer_kit.report.figures import log_ticks, number_ticks, show_grid
 from reproduce.common import Record, Results, by_name, new_panels, run
-from reproduce.embeddings import (
-    Precision,
-    forward,
-    groups,
-    load,
-    mean_and_lowest,
-    pivot,
-    shown_cosine,
-)
+from reproduce.embeddings import Precision, forward, groups, load, mean_and_lowest, pivot, shown_cosine
 from reproduce.long_texts import (
     MOST_PASSKEYS,
     NOISE,
@@ -231,7 +223,7 @@ class Inputs:
         """Texts of more tokens than the teacher reads."""
         settings, least = self._settings, within - self._special + 1
         texts = read_documents(find_files(settings.text_file or [], field="text_file"), document="auto", column="text")
-        drawn = draw_texts(texts, self._tokenizer, least=least, keep=2 * self._longest, count=settings.articles)
+        drawn = draw_texts(texts, self._tokenizer, least=least, keep=self._longest, count=settings.articles)
         if len(drawn) < settings.articles:
             enough = f"at most {len(drawn)} (the different texts of at least {least:,} tokens)"
             raise InputError(f"articles: expected {enough}, got {settings.articles}")
@@ -345,11 +337,7 @@ def ranks(queries: np.ndarray, documents: np.ndarray, targets: Sequence[int]) ->
 
 def search_scores(found: np.ndarray) -> Record:
     """Recall at 1 and 10 of ranks, int `[queries]`."""
-    return {
-        "recall@1": float((found <= 1).mean()),
-        "recall@10": float((found <= 10).mean()),
-        "queries": len(found),
-    }
+    return {"recall@1": float((found <= 1).mean()), "recall@10": float((found <= 10).mean()), "queries": len(found)}
 
 
 def _peak(name: str, settings: Settings, text: str) -> int:

@@ -208,11 +208,7 @@ class Meter:
                 count, logs, squares, *held = total.tolist()
                 deviation = math.sqrt(max(0.0, squares / count - (logs / count) ** 2))
                 error, factor = round(math.exp(logs / count), 6), round(math.exp(deviation), 3)
-                entry[measure] = {
-                    "error": error,
-                    "factor": factor,
-                    "held": [round(share / count, 4) for share in held],
-                }
+                entry[measure] = {"error": error, "factor": factor, "held": [round(share / count, 4) for share in held]}
             yield entry
 
 

@@ -6,12 +6,7 @@ import re
 
 import pytest
 import torch
-from transformers import (
-    AutoModelForMaskedLM,
-    RobertaModel,
-    RobertaPreLayerNormConfig,
-    RobertaPreLayerNormModel,
-)
+from transformers import AutoModelForMaskedLM, RobertaModel, RobertaPreLayerNormConfig, RobertaPreLayerNormModel
 
 from linformer_kit import (
     InputError,

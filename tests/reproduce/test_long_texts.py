@@ -7,15 +7,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from linformer_kit.errors import InputError
-from reproduce.long_texts import (
-    LongText,
-    draw_passkeys,
-    draw_sentences,
-    draw_texts,
-    hide,
-    sentence_spans,
-    with_tokens,
-)
+from reproduce.long_texts import LongText, draw_passkeys, draw_sentences, draw_texts, hide, sentence_spans, with_tokens
 from tests.long_texts import article, write_encoder
 
 RANGES = [(0, 61), (61, 127), (127, 251)]
