@@ -79,20 +79,6 @@ def test_the_gallery_has_every_picture_once(pages):
     assert sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("benchmarks/*/*.png")) == sorted(shown)
 
 
-def test_broken_links_are_found(build, tmp_path):
-    site = tmp_path / "site"
-    (site / "a").mkdir(parents=True)
-    (tmp_path / "outside.txt").touch()
-    (site / "picture.png").touch()
-    (site / "index.html").write_text('<h2 id="here">x</h2> <a href="a/b.html#there">x</a> <a href="#here">x</a>')
-    good = '<i id="there"></i> <a href="../index.html#here">x</a> <img src="../picture.png"> <a href="https://x.org/y">x</a>'
-    (site / "a" / "b.html").write_text(good)
-    assert build.broken_links(site) == []
-    links = ["../../outside.txt", "../index.html#gone", "../none.html", "gone.png"]
-    (site / "a" / "b.html").write_text(good + " ".join(f'<a href="{link}">x</a>' for link in links))
-    assert build.broken_links(site) == [f"a/b.html: {link}" for link in links]
-
-
 def test_the_pictures_show_the_measured_times(tmp_path, drawn):
     draw = script("website/draw.py")
     for _, folder in draw.TIMES:

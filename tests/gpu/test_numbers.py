@@ -12,10 +12,6 @@ from linformer_kit import (
     LinformerAttention,
     LinformerConfig,
     LinformerForMaskedLM,
-    LinformerForQuestionAnswering,
-    LinformerForSequenceClassification,
-    LinformerForTokenClassification,
-    LinformerModel,
     linearize,
 )
 from linformer_kit.operator.padding import Padding
@@ -62,22 +58,6 @@ def test_other_models(device, name, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("head", [LinformerForSequenceClassification, LinformerForTokenClassification, LinformerForQuestionAnswering])  # fmt: skip
-def test_heads(device, head, dtype):
-    def step(where):
-        given = batch(where)
-        labels = {"labels": given.pop("labels").clamp(min=-100, max=1)}
-        if head is not LinformerForTokenClassification:
-            whole = torch.tensor([0, 1, 0, 1, 1], device=where)
-            labels = {"labels": whole}
-            if head is LinformerForQuestionAnswering:
-                labels = {"start_positions": whole + 2, "end_positions": whole + 3}
-        return lambda model: model(**given, **labels).loss
-
-    compare(model_of(head), step, device, dtype)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("projection", [*PROJECTIONS, None])
 def test_attention(device, projection, dtype):
     """Cross-attention over keys of several lengths, with the context mapping."""
@@ -116,20 +96,3 @@ def test_a_linearised_model(device, shorter_input, dtype, tmp_path):
         return lambda model: (lambda hidden: (hidden.float().square().mean(), hidden))(model(**given)[0][real])
 
     compare(loaded.eval(), step, device, dtype)
-
-
-def test_a_model_that_changes_its_length(device):
-    """On the device as on the CPU: new positions and matrices are made where the old ones are."""
-    for mode, length in (("extend", 134), ("interpolate", 101)):
-        here = model_of(LinformerModel, projection="linear")
-        there = LinformerModel(here.config.__class__(**{**SIZES}))
-        there.load_state_dict(here.state_dict())
-        there.to(device)
-        for model in (here, there):
-            model.resize_sequence_length(length, mode=mode)
-        for (name, ours), theirs in zip(here.named_parameters(), there.parameters(), strict=True):
-            assert theirs.device.type == device.type
-            torch.testing.assert_close(theirs.cpu(), ours, rtol=1e-5, atol=1e-6, msg=name)
-        ids = torch.randint(5, 101, (2, length))
-        found, expected = there(ids.to(device)).last_hidden_state.cpu(), here(ids).last_hidden_state
-        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)

@@ -57,14 +57,6 @@ def test_refusals(fields, message):
         LinformerConfig(**fields)
 
 
-def test_weights_may_be_quantised():
-    assert LinformerConfig(quantization_config={"quant_method": "torchao"}).quantization_config
-
-
-def test_full_attention_needs_no_projected_dim_that_fits():
-    assert LinformerConfig(attention="full", max_position_embeddings=64).projected_dim == 128
-
-
 @pytest.fixture
 def noted(config, tmp_path):
     """A folder whose configuration has fields that this version does not know."""

@@ -43,14 +43,6 @@ def test_fewer_slots_cost_less_and_back_again_is_exact(config, projection, shari
     assert model.config.projected_dim == 7
 
 
-def test_a_single_number_is_for_those_that_have_more(config):
-    model = LinformerModel(config(projected_dim=[[7, 5, 2], [3, 2, 6]])).eval()
-    model.set_projected_dim(4)
-    weights = model(tokens(1, 31), output_attentions=True).attentions
-    slots = [[(w[0, head] > 0).any(dim=0).sum().item() for head in range(3)] for w in weights]
-    assert slots == [[4, 4, 2], [3, 2, 4]]
-
-
 def test_a_saved_model_keeps_all_its_slots(config, tmp_path):
     model = randomise(LinformerModel(config())).eval()
     ids = tokens(2, 31)
@@ -118,15 +110,6 @@ def test_extended_matrices_and_positions_repeat(config):
             assert torch.equal(tensor, torch.cat([old[name], old[name][2:], old[name][2:20]]))
         else:
             assert torch.equal(tensor, old[name])
-
-
-@pytest.mark.parametrize("projection", WINDOWED)
-def test_extended_windows_become_more(config, projection):
-    model = resizable(config, projection, projected_dim=[6, 12])
-    model.resize_sequence_length(54)
-    assert model.config.projected_dim == [9, 18]
-    weights = model(tokens(1, 54), output_attentions=True).attentions
-    assert [w.shape[-1] for w in weights] == [9, 18]
 
 
 @pytest.mark.parametrize(("sharing", "seq_len"), values_of(SHARINGS, [36, 55, 72, 29]))

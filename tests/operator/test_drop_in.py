@@ -77,27 +77,6 @@ def test_masks_that_are_added_to_scores(hidden, dtype):
     assert torch.equal(layer(x, x, x, added)[0], layer(x, x, x, mask)[0])
 
 
-@pytest.mark.parametrize("number", [1.0, -999.0, torch.nan])
-def test_masks_that_hide_in_part_are_refused(number):
-    layer, _ = pair()
-    x, mask = torch.randn(3, 23, EMBED, dtype=torch.float64), torch.zeros(3, 23)
-    mask[1, 2] = number
-    with pytest.raises(InputError, match=re.escape("key_padding_mask: expected bool, or floating point of 0 at real")):
-        layer(x, x, x, mask)
-
-
-@pytest.mark.unchecked
-def test_compiled_masks_are_checked_when_they_come():
-    layer, _ = pair()
-    torch.compiler.reset()
-    run = torch.compile(layer, backend="eager", fullgraph=True)
-    x, mask = torch.randn(3, 23, EMBED, dtype=torch.float64), padded(3, 23)
-    added = torch.zeros(mask.shape).masked_fill(mask, -torch.inf)
-    torch.testing.assert_close(run(x, x, x, added)[0], layer(x, x, x, mask)[0])
-    with pytest.raises(RuntimeError, match="key_padding_mask: expected bool, or floating point of 0"):
-        run(x, x, x, torch.full(mask.shape, -0.5))
-
-
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_another_layout_than_that_of_the_replaced_one_is_refused(batch_first):
     ours = LinformerAttention(12, 3, 23, 5, batch_first=not batch_first)

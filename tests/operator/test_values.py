@@ -52,15 +52,6 @@ def test_where_there_are_values():
     assert answers == [(True, True), *[(False, False)] * 6, (True, True)]
 
 
-@torch.compile(backend="eager", fullgraph=True)
-def compiled(x):
-    return x + 1 if has_values(x) else x
-
-
-def test_a_compiled_function_sees_no_values():
-    assert compiled(torch.zeros(2)).tolist() == [0, 0]
-
-
 @pytest.mark.parametrize(("kind", "shorter_input"), values_of(KINDS, SHORTER_INPUTS))
 def test_vmap_over_a_model_is_a_batch(config, kind, shorter_input):
     model = randomise(LinformerModel(config(**fields(kind), shorter_input=shorter_input))).eval()
@@ -77,12 +68,6 @@ def linear_bert():
     sizes = {name: SIZES[name] for name in SIZES if name != "projected_dim"}
     bert = transformers.BertModel(transformers.BertConfig(**sizes), add_pooling_layer=False)
     return linearize(randomise(bert), SIZES["projected_dim"]).eval()
-
-
-def test_vmap_over_a_linearised_model(linear_bert):
-    ids, mask = masked_batch()
-    one_by_one = vmap(lambda row, real: linear_bert(row[None], real[None])[0][0])(ids, mask)
-    torch.testing.assert_close(one_by_one[mask == 1], linear_bert(ids, mask)[0][mask == 1], **CLOSE)
 
 
 @pytest.mark.filterwarnings("ignore")

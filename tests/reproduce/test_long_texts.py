@@ -7,7 +7,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from linformer_kit.errors import InputError
-from reproduce.long_texts import LongText, draw_passkeys, draw_sentences, draw_texts, hide, sentence_spans, with_tokens
+from reproduce.long_texts import LongText, draw_passkeys, draw_sentences, hide, sentence_spans, with_tokens
 from tests.long_texts import article, write_encoder
 
 RANGES = [(0, 61), (61, 127), (127, 251)]
@@ -81,11 +81,3 @@ def test_prefixes_are_tokens_of_the_text(tokenizer):
     assert short.prefix(10_000) == short.text == whole.prefix(11)
     for tokens in (1, 17, 251):
         assert ids(tokenizer, whole.prefix(tokens)) == ids(tokenizer, text)[:tokens]
-
-
-def test_long_texts_are_drawn_once_each(tokenizer):
-    texts = [article(number, sentences=5 + 10 * (number % 2)) for number in range(20)]
-    drawn, again = (draw_texts(all_texts, tokenizer, count=7, least=113, keep=127) for all_texts in (texts * 2, texts))
-    assert [text.text for text in drawn] == [text.text for text in again]
-    assert len({text.text for text in drawn}) == 7 and all(113 <= text.tokens <= 127 for text in drawn)
-    assert len(draw_texts(texts * 2, tokenizer, count=17, least=113, keep=127)) == 10

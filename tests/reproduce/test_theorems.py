@@ -86,20 +86,6 @@ def test_a_small_run(tmp_path, capsys):
     assert again["records"] == [record for record in content["records"] if record["attention"] == "random"]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--epsilons", "0.5", "1.5"], "epsilons: expected 0.01 or more and less than 1, got 1.5"),
-        (["--lengths", "1"], "lengths: expected 2 to 1,000,000, got 1"),
-        (["--draws", "0"], "draws: expected 1 to 1,000,000, got 0"),
-    ],
-)
-def test_wrong_values_are_one_line(tmp_path, capsys, options, message):
-    with pytest.raises(SystemExit):
-        start(tmp_path / "out", *options)
-    assert capsys.readouterr().err == f"theorems: error: {message}\n"
-
-
 def test_what_is_counted_by_hand():
     meter = Meter([0.5, 0.1])
     for value in (0.05, 0.2, 0.5, 2.0):

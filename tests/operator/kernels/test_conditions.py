@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.autograd import forward_ad
 
 from linformer_kit.operator import kernels
 from linformer_kit.operator.attention import LinformerAttention
@@ -38,14 +37,6 @@ def test_training_in_mixed_precision():
     for ours, plain in zip(*gradients, strict=True):
         assert ours.dtype == torch.float32
         torch.testing.assert_close(ours, plain, rtol=0.1, atol=0.02 * plain.abs().max().item() + 1e-6)
-
-
-def test_forward_differentiation_takes_the_plain_way(monkeypatch):
-    prefer_onednn(monkeypatch)
-    inputs, tangent, weight = torch.randn(64, 512), torch.randn(64, 512), torch.randn(64, 512)
-    with forward_ad.dual_level(), torch.no_grad():
-        output = kernels.linear(forward_ad.make_dual(inputs, tangent), weight)
-        torch.testing.assert_close(forward_ad.unpack_dual(output).tangent, F.linear(tangent, weight))
 
 
 @pytest.mark.parametrize(

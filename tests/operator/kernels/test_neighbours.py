@@ -128,15 +128,6 @@ def test_other_formats_are_as_exact_as_the_plain_operations(dtype):
     assert (attend(given, 5, masked=True) - exact).abs().max() <= 2 * allowed
 
 
-def test_autocast_and_mixed_formats_run_plain():
-    given = tensors(torch.float32)
-    exact = attend(given, 5).bfloat16()
-    with torch.autocast("cpu", torch.bfloat16):
-        torch.testing.assert_close(attend(given, 5), exact, rtol=0.05, atol=0.05)
-        given[0] = given[0].bfloat16()
-        torch.testing.assert_close(attend(given, 5), exact, rtol=0.05, atol=0.05)
-
-
 def test_an_empty_batch_with_padding():
     attention = LinformerAttention(12, 3, 32, 5, projection="mean_pool", sliding_window=4)
     empty = torch.randn(0, 9, 12, requires_grad=True)

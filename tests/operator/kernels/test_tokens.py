@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -13,20 +11,6 @@ import linformer_kit as lk
 from linformer_kit.models.encoder import LinformerLayer
 from linformer_kit.operator import kernels
 from tests.conftest import SIZES
-
-
-@given(st.integers(0, 9), st.integers(0, 40), st.integers(1, 50))
-@pytest.mark.e2e
-def test_blocks_cover_a_batch_once(batch, length, tokens):
-    seen = torch.zeros(batch, length, dtype=torch.int)
-    sizes = set()
-    for samples, rows in kernels.blocks(batch, length, tokens):
-        seen[samples, rows] += 1
-        assert 0 < seen[samples, rows].numel() <= tokens
-        sizes.add(rows.stop - rows.start)
-    assert (seen == 1).all()
-    assert not sizes or max(sizes) - min(sizes) <= 1
-
 
 KINDS = [
     {"projection": "conv", "sharing": "layerwise"},
@@ -120,27 +104,6 @@ def runs_in_blocks(monkeypatch, model, ids, **arguments):
     return bool(seen)
 
 
-@pytest.mark.e2e
-def test_hooks_see_the_whole(small_blocks):
-    """Hooks see all tokens at once, and tensors that they keep are not overwritten."""
-    model = model_of()
-    ids = torch.randint(5, 101, (2, 31))
-    whole = model(ids)
-    for name, part in model.named_modules():
-        if not name or isinstance(part, nn.ModuleList):
-            continue
-        kept = []
-        handle = part.register_forward_hook(
-            lambda *a, kept=kept: kept.append((a[2], a[2].clone())) if isinstance(a[2], torch.Tensor) else None
-        )
-        with torch.no_grad():
-            output = model(ids).last_hidden_state
-        handle.remove()
-        assert torch.allclose(output, whole.last_hidden_state, atol=1e-11)
-        for value, copy in kept:
-            assert torch.equal(value, copy), name
-
-
 @pytest.mark.parametrize(
     "how",
     ["gradients", "training", "one dropout", "autocast", "attentions", "few tokens", "formats", "nothing of these"],
@@ -229,3 +192,24 @@ def test_what_is_fast_is_used(monkeypatch):
     with torch.no_grad():  # flash attention's forward pass is as fast
         full(ids)
     assert calls.count("flash attention") == 2 and "attention" not in calls and calls.count("apply_linear") == 8
+
+
+@pytest.mark.e2e
+def test_hooks_see_the_whole(small_blocks):
+    """Hooks see all tokens at once, and tensors that they keep are not overwritten."""
+    model = model_of()
+    ids = torch.randint(5, 101, (2, 31))
+    whole = model(ids)
+    for name, part in model.named_modules():
+        if not name or isinstance(part, nn.ModuleList):
+            continue
+        kept = []
+        handle = part.register_forward_hook(
+            lambda *a, kept=kept: kept.append((a[2], a[2].clone())) if isinstance(a[2], torch.Tensor) else None
+        )
+        with torch.no_grad():
+            output = model(ids).last_hidden_state
+        handle.remove()
+        assert torch.allclose(output, whole.last_hidden_state, atol=1e-11)
+        for value, copy in kept:
+            assert torch.equal(value, copy), name
