@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from transformers import AutoModelForMaskedLM, RobertaModel, RobertaPreLayerNormConfig, RobertaPreLayerNormModel
+from transformers import AutoModelForMaskedLM, RobertaPreLayerNormConfig, RobertaPreLayerNormModel
 
 from linformer_kit import (
     InputError,
@@ -73,43 +73,13 @@ def test_a_k_for_each_layer_and_head(config, sharing, projected_dim, rows, tmp_p
     assert torch.equal(LinformerModel.from_pretrained(tmp_path)(ids)[0], model(ids)[0])
 
 
-def roberta_state(roberta: RobertaModel) -> dict[str, torch.Tensor]:
-    """RoBERTa's weights under our names."""
-    renames = [
-        (r"LayerNorm", "layer_norm"),
-        (r"encoder\.layer\.", "encoder.layers."),
-        (r"attention\.self\.query", "self_attn.q_proj"),
-        (r"attention\.self\.key", "self_attn.k_proj"),
-        (r"attention\.self\.value", "self_attn.v_proj"),
-        (r"attention\.output\.dense", "self_attn.out_proj"),
-        (r"attention\.output\.layer_norm", "self_attn_layer_norm"),
-        (r"intermediate\.dense", "fc1"),
-        (r"output\.dense", "fc2"),
-        (r"output\.layer_norm", "final_layer_norm"),
-    ]
-    state = {}
-    for name, tensor in roberta.state_dict().items():
-        for old, new in renames:
-            name = re.sub(old, new, name)
-        state[name] = tensor
-    return state
-
-
 def test_norm_first_is_roberta_prelayernorm():
     sizes = {"vocab_size": 101, "hidden_size": 60, "num_attention_heads": 5, "num_hidden_layers": 3}
     sizes |= {"intermediate_size": 131, "layer_norm_eps": 1e-5}
     theirs_config = RobertaPreLayerNormConfig(max_position_embeddings=39, type_vocab_size=1, **sizes)
     theirs = randomise(RobertaPreLayerNormModel(theirs_config, add_pooling_layer=False), scale=0.15).double().eval()
-    ours = LinformerModel(
-        LinformerConfig(
-            max_position_embeddings=37,
-            type_vocab_size=1,
-            position_offset=2,
-            attention="full",
-            norm_first=True,
-            **sizes,
-        )
-    )
+    kind = {"type_vocab_size": 1, "position_offset": 2, "attention": "full", "norm_first": True}
+    ours = LinformerModel(LinformerConfig(max_position_embeddings=37, **kind, **sizes))
     ours.double().eval().load_state_dict(prelayernorm_state(theirs))
     ids = tokens(3, 37)
     expected = theirs(ids, output_hidden_states=True)
@@ -120,12 +90,23 @@ def test_norm_first_is_roberta_prelayernorm():
 
 
 def prelayernorm_state(theirs: RobertaPreLayerNormModel) -> dict[str, torch.Tensor]:
-    """Their names put as RoBERTa has them, and the last norm."""
+    """Their weights under our names."""
+    renames = {
+        r"^LayerNorm": "encoder.layer_norm",
+        r"attention\.LayerNorm": "self_attn_layer_norm",
+        r"intermediate\.LayerNorm": "final_layer_norm",
+        r"LayerNorm": "layer_norm",
+        r"encoder\.layer\.": "encoder.layers.",
+        r"attention\.self\.(\w)\w*": r"self_attn.\1_proj",
+        r"attention\.output\.dense": "self_attn.out_proj",
+        r"intermediate\.dense": "fc1",
+        r"output\.dense": "fc2",
+    }
     state = {}
-    for name, tensor in roberta_state(theirs).items():
-        name = re.sub(r"attention\.layer_norm", "self_attn_layer_norm", name)
-        name = re.sub(r"intermediate\.layer_norm", "final_layer_norm", name)
-        state["encoder.layer_norm" + name[len("layer_norm") :] if name.startswith("layer_norm") else name] = tensor
+    for name, tensor in theirs.state_dict().items():
+        for old, new in renames.items():
+            name = re.sub(old, new, name)
+        state[name] = tensor
     return state
 
 
@@ -251,7 +232,7 @@ def test_activation_checkpointing_gives_the_same_gradients(config, kind):
     assert all(torch.equal(a, b) for a, b in zip(plain, checkpointed, strict=True))
 
 
-@pytest.mark.parametrize("kind", ["none", "mean_pool", "window_norm_first"])
+@pytest.mark.parametrize("kind", ["none", "window_norm_first"])
 @pytest.mark.e2e
 @pytest.mark.unchecked
 def test_compiles_as_one_graph(config, kind):
@@ -267,17 +248,11 @@ def test_compiles_as_one_graph(config, kind):
     assert out.logits.shape == (2, 31, 101)
 
 
-@pytest.mark.unchecked
 def test_types_of_tokens_that_say_nothing_change_nothing(config):
     """As tokenizers of BERT's kind return them for a single text."""
     model, ids = LinformerModel(config()).eval(), tokens(2, 31)
     types = torch.zeros_like(ids)
     assert torch.equal(model(ids, token_type_ids=types).last_hidden_state, model(ids).last_hidden_state)
-    torch.compiler.reset()
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(ids, token_type_ids=types), model(ids))
-    with pytest.raises(RuntimeError, match="token_type_ids: expected only 0 because type_vocab_size is 0"):
-        compiled(ids, token_type_ids=types + 1)
 
 
 @pytest.mark.unchecked
@@ -302,15 +277,8 @@ IDS = torch.full((2, 31), 5)
     [
         ({"input_ids": torch.full((2, 38), 5)}, "sequence length: expected at most max_position_embeddings 37, got 38"),
         ({"input_ids": torch.full((2, 31), 101)}, "input_ids: expected ids from 0 to 100, got 101"),
-        (
-            {"attention_mask": torch.ones(2, 30, dtype=torch.long)},
-            "attention_mask: expected [2, 31], 1 on real tokens and 0 on padding, got [2, 30]",
-        ),
         ({"attention_mask": torch.zeros(2, 31)}, "1 on real tokens and 0 on padding in floating point, got only 0"),
         ({"token_type_ids": torch.ones_like(IDS)}, "token_type_ids: expected None or only 0 because type_vocab_size is 0"),
-        ({"position_ids": torch.full((2, 31), 37)}, "position_ids: expected ids from 0 to 36, got 37"),
-        ({"inputs_embeds": torch.zeros(2, 31, 33)}, "input_ids, inputs_embeds: expected exactly one of them, got both"),
-        ({"input_ids": None, "inputs_embeds": torch.zeros(2, 31, 32)}, "inputs_embeds: expected [2, 31, 33] of floating"),
         ({"labels": IDS - 6}, "labels: expected ids from 0 to 100, got -1"),
     ],
 )  # fmt: skip

