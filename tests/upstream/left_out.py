@@ -15,8 +15,3 @@ LEFT_OUT = {
 
 # These ask for eager attention because sdpa has no weights; ours has, so they are run with it.
 EAGER_FOR_WEIGHTS = ("test_attention_outputs", "test_retain_grad_hidden_states_attentions")
-
-# Methods of PEFT, by the kind of model and the class of their configuration.
-PEFT_LEFT_OUT = {
-    ("linformer", "PrefixTuningConfig"): "gives past_key_values, which our encoder has no use for and refuses",
-}

