@@ -19,7 +19,7 @@ from linformer_kit import (
     linearize,
 )
 from linformer_kit.operator.projections import PROJECTIONS
-from tests.conftest import fields, randomise, tokens
+from tests.conftest import fields, tokens
 from tests.devices.one_device import OneDevice
 from tests.families import FAMILIES, build, example
 
@@ -142,16 +142,3 @@ def test_linearised_models(name, settings):
         linear.resize_sequence_length(122)
         assert {tensor.device for tensor in (*linear.parameters(), *linear.buffers())} == {META}
         assert linear(**inputs, output_attentions=True).attentions[0].device == META
-
-
-@pytest.mark.parametrize("kind", ["headwise", "window_mean_pool"])
-def test_another_default_device_changes_nothing(config, kind):
-    """What is made in a forward pass is where the inputs are, not on the default device, `torch.set_default_device`."""
-    model = randomise(LinformerForMaskedLM(config(**fields(kind), num_hidden_layers=1))).train()
-    ids, mask = ids_and_mask(torch.device("cpu"))
-    labels = ids.masked_fill(ids % 3 > 0, -100)
-    expected = model(ids, mask, labels=labels)
-    with META:
-        found = model(ids, mask, labels=labels)
-        found.loss.backward()
-    assert torch.equal(found.loss, expected.loss) and torch.equal(found.logits, expected.logits)

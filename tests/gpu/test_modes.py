@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 
 from linformer_kit import LinformerForMaskedLM
-from tests.gpu.numbers import attention_kernels, batch, check, compare, measured
+from tests.gpu.numbers import batch, compare
 from tests.gpu.test_numbers import masked_lm, model_of
 
 KINDS = [{}, {"projection": "max_pool"}, {"attention": "full"}]
@@ -37,30 +35,6 @@ def test_activation_checkpointing(device, fields):
         return model
 
     compare(model_of(**fields), masked_lm, device, torch.float32, changed=checkpointed)
-
-
-@pytest.mark.parametrize("fields", KINDS, ids=str)
-def test_autocast(device, fields):
-    """Gradients in float32, as near to float64 as those of autocast on the CPU."""
-    model = model_of(**fields)
-
-    def run(where):
-        def step(model):
-            with torch.autocast(where.type, torch.bfloat16):
-                return model(**batch(where)).loss
-
-        return step
-
-    cpu = torch.device("cpu")
-    exact = measured(copy.deepcopy(model).double(), loss_of(cpu))
-    own = measured(copy.deepcopy(model), run(cpu))
-    there = model.to(device)
-    for fused in (False, True):
-        with attention_kernels(fused):
-            found = measured(there, run(device))
-        dtypes = {parameter.grad.dtype for parameter in there.parameters() if parameter.grad is not None}
-        assert dtypes == {torch.float32}
-        check(found, own, exact, torch.finfo(torch.bfloat16).eps, fused=fused)
 
 
 def test_captured_as_a_graph(device):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 import transformers
@@ -17,7 +15,7 @@ from linformer_kit import (
 from linformer_kit.operator.padding import Padding
 from linformer_kit.operator.projections import PROJECTIONS, SHORTER_INPUTS
 from tests.conftest import OTHERS, SHARINGS, randomise
-from tests.gpu.numbers import SIZES, batch, check, compare, measured
+from tests.gpu.numbers import SIZES, batch, compare
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -36,19 +34,6 @@ def masked_lm(device):
 @pytest.mark.parametrize("projection", PROJECTIONS)
 def test_projections(device, projection, sharing, shorter_input, dtype):
     compare(model_of(projection=projection, sharing=sharing, shorter_input=shorter_input), masked_lm, device, dtype)
-
-
-@pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize(("part", "factor"), [("v_proj", 1.5), ("q_proj", -1), ("k_proj", 0)])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_the_comparison_sees_a_wrong_gradient(dtype, part, factor, fused):
-    cpu = torch.device("cpu")
-    model = model_of().to(dtype)
-    own, exact = (measured(each, masked_lm(cpu)) for each in (model, copy.deepcopy(model).double()))
-    eps, name = torch.finfo(dtype).eps, f"linformer.encoder.layers.1.self_attn.{part}.weight"
-    check(own, own, exact, eps, fused=fused)
-    with pytest.raises(AssertionError, match=part):
-        check({**own, name: own[name] * factor}, own, exact, eps, fused=fused)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -119,17 +119,6 @@ def test_interpolated_matrices_keep_their_row_sums(config, sharing, seq_len):
     assert model(tokens(2, seq_len)).logits.shape == (2, seq_len, 101)
 
 
-@pytest.mark.parametrize("projection", [*PROJECTIONS, "full"])
-def test_interpolated_models_run_train_and_save(config, projection, tmp_path):
-    model = resizable(config, projection).train()
-    model.resize_sequence_length(67, mode="interpolate")
-    ids = tokens(2, 67)
-    model(ids, labels=ids).loss.backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
-    model.eval().save_pretrained(tmp_path)
-    assert torch.equal(LinformerForMaskedLM.from_pretrained(tmp_path)(ids).logits, model(ids).logits)
-
-
 @pytest.mark.parametrize(
     ("fields", "arguments", "message"),
     [

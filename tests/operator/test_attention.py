@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from linformer_kit import ConvProjection, InputError, LinearProjection, LinformerAttention
+from linformer_kit import InputError, LinearProjection, LinformerAttention
 from linformer_kit.operator.projections import PROJECTIONS
 from tests.conftest import randomise
 from tests.reference.attention import attention_reference
@@ -134,12 +134,6 @@ def test_calls_refused(arguments, message):
 def test_constructions_refused(arguments, message):
     with pytest.raises(InputError, match=re.escape(message)):
         LinformerAttention(**{"embed_dim": 33, "num_heads": 3, "max_seq_len": 31, "projected_dim": 7, **arguments})
-
-
-def test_a_kernel_for_other_heads_is_refused():
-    layer = LinformerAttention(EMBED, HEADS, projection=ConvProjection(N, K, num_heads=HEADS, head_dim=5))
-    with pytest.raises(InputError, match="head_dim: expected 5, as the kernel has, got 11"):
-        layer(X, X, X)
 
 
 @pytest.mark.parametrize("projection", ["linear", None])

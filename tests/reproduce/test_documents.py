@@ -56,19 +56,6 @@ def ids(folder: Path, text: str) -> list[int]:
     return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
 
 
-@pytest.mark.parametrize(("name", "step"), [("pieces", 59), ("pieces, overlapping", 30)])
-def test_pieces_are_averaged_by_their_tokens(folder, name, step):
-    expected = []
-    for text in TEXTS:
-        tokens = ids(folder, text)
-        ends = [min(start + 59, len(tokens)) for start in range(0, len(tokens), step)]
-        pieces = [tokens[start : start + 59] for start in range(0, len(tokens), step)][: ends.index(len(tokens)) + 1]
-        total = sum(len(piece) * plain(teacher(folder), folder, piece) for piece in pieces)
-        expected.append(total / np.linalg.norm(total))
-    assert len(pieces) > 2
-    np.testing.assert_allclose(embedded(folder, name), expected, **TOLERANCE)
-
-
 @pytest.mark.parametrize("name", ["cut", "stretched", "linearised", "student"])
 def test_methods_of_one_pass(folder, name):
     model, length = teacher(folder), LONGEST if name == "cut" else LENGTH

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 
-import numpy as np
 import pytest
 import torch
 
@@ -13,7 +12,6 @@ from reproduce import theorems
 from reproduce.common import run
 from reproduce.theorems import (
     FIRST,
-    Meter,
     gaussian_projection,
     random_heads,
     theorem1_dim,
@@ -84,17 +82,6 @@ def test_a_small_run(tmp_path, capsys):
         assert proof[0]["vector"]["error"] > proof[-1]["vector"]["error"]
     again = start(tmp_path / "again")
     assert again["records"] == [record for record in content["records"] if record["attention"] == "random"]
-
-
-def test_what_is_counted_by_hand():
-    meter = Meter([0.5, 0.1])
-    for value in (0.05, 0.2, 0.5, 2.0):
-        meter.add(1, "method", 7, {"vector": torch.tensor([value])})
-    (entry,) = meter.records()
-    logs = np.log([0.05, 0.2, 0.5, 2.0])
-    assert entry["k"] == 7 and entry["vector"]["held"] == [0.75, 0.25]
-    assert entry["vector"]["error"] == pytest.approx(math.exp(logs.mean()), rel=1e-4)
-    assert entry["vector"]["factor"] == pytest.approx(math.exp(logs.std()), rel=1e-3)
 
 
 def test_the_k_by_variance_by_hand():

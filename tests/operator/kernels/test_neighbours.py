@@ -67,15 +67,6 @@ def test_blocks_equal_the_plain_operations(blocks, window, masked, windows):
         assert torch.equal(attend(given, window, masked=masked, windows=windows), results[0][0])
 
 
-@pytest.mark.parametrize(("window", "plain"), [(1, False), (4, False), (4, True)])
-def test_some_rows_see_what_they_see_in_the_whole_text(blocks, window, plain):
-    given = tensors()
-    with kernels.plain() if plain else torch.no_grad(), torch.no_grad():
-        whole = attend(given, window, masked=True, windows=True)
-        part = attend(given, window, masked=True, windows=True, first=8, rows=slice(8, 21))
-    torch.testing.assert_close(part, whole[:, :, 8:21], rtol=1e-12, atol=1e-12)
-
-
 def test_gradients_by_numerical_differentiation(monkeypatch):
     monkeypatch.setattr(kernel, "_ROWS", 3)
     monkeypatch.setattr(kernel, "_COLUMNS", 400)

@@ -31,14 +31,13 @@ def masked(length: int) -> torch.Tensor:
     ("sharing", "projected_dim", "fewer", "window", "length"),
     pairs_of(SHARINGS, DIMS, [None, [3, 1, 2]], [0, 5], [N, 5, 41]),
 )
-@pytest.mark.parametrize("cross", [False, True])
-def test_equals_the_reference(sharing, projected_dim, fewer, window, length, cross):
+def test_equals_the_reference(sharing, projected_dim, fewer, window, length):
     """Outputs and gradients; the last length is more than any number here."""
     layer = build(projected_dim, sharing=sharing, sliding_window=window)
     layer.projected_dim = fewer
     padding = masked(length)
     key = torch.randn(5, length, EMBED, dtype=torch.float64, requires_grad=True)
-    value = torch.randn_like(key, requires_grad=True) if cross else key
+    value = torch.randn_like(key, requires_grad=True)
     real, found = ~padding, []
     real[3] = True  # slots of no token are zero, for any query
     for call in (layer, lambda *inputs: (attention_reference(layer, *inputs),)):
