@@ -76,17 +76,6 @@ def test_a_rate_that_diverges_is_noted_and_not_chosen(start, capsys):
     assert "| full | " in shown and " | 0.10 | " in shown  # the accuracy of the seed that is left, in percent
 
 
-def record(rate: float, accuracy: float | None, *, seed: int = 0, tuning: bool = False, factor: float = 1.0) -> dict:
-    key = {"learning_rate": rate, "projection_learning_rate_factor": factor, "seed": seed, "tuning": tuning}
-    return key | {"accuracy": accuracy}
-
-
-def test_the_best_rates():
-    records = [record(1.0, 0.3), record(2.0, 0.4), record(1.0, 0.9, seed=1), record(3.0, None)]
-    assert table2.best_rates(records, first=0) == (2.0, 1.0)
-    assert table2.best_rates([*records, record(1.0, 0.1, tuning=True)], first=0) == (1.0, 1.0)
-
-
 def test_words_alone_know_no_order_and_shared_words_only_if_marked(tmp_path):
     """Pairs whose class is whether they share a word, and texts whose class is a word."""
     (tmp_path / "qqp").mkdir()
