@@ -1,4 +1,7 @@
-"""Every projection and sharing on an accelerator: outputs and gradients as near to float64 as the CPU's."""
+"""Every projection and sharing on an accelerator: outputs and gradients as near to float64 as the CPU's.
+
+At the end ways to run a model there: compiled, checkpointed, captured.
+"""
 
 from __future__ import annotations
 
@@ -81,3 +84,50 @@ def test_a_linearised_model(device, shorter_input, dtype, tmp_path):
         return lambda model: (lambda hidden: (hidden.float().square().mean(), hidden))(model(**given)[0][real])
 
     compare(loaded.eval(), step, device, dtype)
+
+
+KINDS = [{}, {"projection": "max_pool"}, {"attention": "full"}]
+
+
+def loss_of(device):
+    return lambda model: model(**batch(device)).loss
+
+
+@pytest.mark.parametrize("fields", KINDS, ids=str)
+def test_compiled(device, fields):
+    """One graph, whose training logits are of all tokens."""
+    backend = "inductor" if device.type != "cpu" else "aot_eager"
+
+    def compiled(model):
+        torch.compiler.reset()  # another kernel of attention needs another graph
+        return torch.compile(model, fullgraph=True, backend=backend)
+
+    compare(model_of(**fields), loss_of, device, torch.float32, changed=compiled)
+
+
+@pytest.mark.parametrize("fields", [*KINDS, {"local_convolution": 3, "norm_first": True}], ids=str)
+def test_activation_checkpointing(device, fields):
+    def checkpointed(model):
+        model.gradient_checkpointing_enable()
+        return model
+
+    compare(model_of(**fields), masked_lm, device, torch.float32, changed=checkpointed)
+
+
+def test_captured_as_a_graph(device):
+    """Nothing waits for values while a CUDA graph is captured: labels select no tokens then."""
+    if device.type != "cuda":
+        pytest.skip("CUDA graphs are of CUDA")
+    model = model_of(LinformerForMaskedLM).to(device)
+    given = batch(device)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            model(**given).loss.backward()
+    torch.cuda.current_stream().wait_stream(stream)
+    model.zero_grad(set_to_none=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = model(**given).loss
+    graph.replay()
+    torch.testing.assert_close(loss, model(**given).loss, rtol=1e-4, atol=1e-5)

@@ -20,7 +20,6 @@ from torch.nn.utils import parametrizations, prune
 import linformer_kit as lk
 from linformer_kit import LinformerAttention
 from linformer_kit.operator.projections import PROJECTIONS
-from linformer_kit.operator.projections.head_maps import is_affine
 from linformer_kit.operator.reference import AttentionWeights
 from tests.conftest import SHARINGS, fields, pairs_of, randomise, tokens
 from tests.reference.attention import projected_attention_reference
@@ -179,23 +178,6 @@ def test_recording_hooks_see_every_token_once_and_change_nothing(projection):
         )
     torch.testing.assert_close(layer(inputs, inputs, inputs)[0], before)
     assert sorted(seen) == sorted((name, (2, 23, EMBED)) for name in MAPS)
-
-
-def test_only_what_is_known_to_be_affine_takes_the_cheap_order():
-    plain = nn.Linear(3, 3)
-    assert is_affine(plain) and is_affine(parametrizations.weight_norm(nn.Linear(3, 3)))
-    assert not is_affine(FakeQuantizedLinear(3, 3)) and not is_affine(nn.Identity())
-    observed = []
-    handle = nn.modules.module.register_module_forward_hook(lambda module, *_: observed.append(module))
-    try:
-        assert is_affine(plain)  # a profiler sees the order that runs without it
-        layer = LinformerAttention(EMBED, HEADS, N, K)
-        layer(*[torch.randn(2, 23, EMBED)] * 3)
-        assert {layer.k_proj, layer.v_proj} <= set(observed)
-    finally:
-        handle.remove()
-    plain.register_forward_hook(lambda *_: None)
-    assert not is_affine(plain)
 
 
 @pytest.mark.parametrize("kind", ["layerwise", "random", "window"])
