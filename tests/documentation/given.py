@@ -14,6 +14,8 @@ import pyarrow
 import pyarrow.parquet
 import torch
 import transformers
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.models import Pooling, Transformer
 
 from linformer_kit import LinformerConfig, LinformerForMaskedLM
 from linformer_kit.data.tokenizer import train_tokenizer
@@ -104,14 +106,7 @@ def _encoder(class_name: str, **fields: object) -> Callable[[Path], None]:
 
 def _minilm(folder: Path) -> None:
     _encoder("BertModel")(folder)
-    modules = [
-        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
-        {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
-    ]
-    (folder / "modules.json").write_text(json.dumps(modules))
-    (folder / "1_Pooling").mkdir()
-    pooling = {"word_embedding_dimension": _SIZES["hidden_size"], "pooling_mode_mean_tokens": True}
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    SentenceTransformer(modules=[Transformer(str(folder)), Pooling(_SIZES["hidden_size"])]).save(str(folder))
 
 
 def _fairseq(path: Path) -> None:
