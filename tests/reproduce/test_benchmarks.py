@@ -32,3 +32,17 @@ def test_tables_are_made_from_the_numbers(path):
     machines = "\n".join(map(environment_line, content["environments"]))
     expected = f"{script.table(content).rstrip()}\n\n{machines}\n"
     assert path.with_suffix(".md").read_text("utf-8") == expected
+
+
+def test_texts_are_compared_with_their_record(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(FOLDER)
+    corpora = importlib.import_module("corpora")
+    monkeypatch.setattr(corpora, "RECORD", tmp_path / "corpora.json")
+    corpora.RECORD.write_text(json.dumps({"books": {"source": "a library", "files": {}}}))
+    book = tmp_path / "texts" / "books" / "one.txt"
+    book.parent.mkdir(parents=True)
+    book.write_text("once")
+    assert corpora.main(tmp_path / "texts", write=True) == 0 and corpora.main(tmp_path / "texts", write=False) == 0
+    book.write_text("twice")
+    assert corpora.main(tmp_path / "texts", write=False) == 2
+    assert "books/one.txt: expected SHA-256 " in capsys.readouterr().out

@@ -9,7 +9,6 @@ from torch import nn
 
 from linformer_kit.operator import kernels
 from linformer_kit.operator.attention import LinformerAttention
-from linformer_kit.operator.kernels import conditions
 from tests.operator.kernels.inputs import attention_inputs, prefer_onednn
 from tests.operator.kernels.test_tokens import model_of
 
@@ -63,14 +62,3 @@ def test_gradients_of_gradients_with_global_tokens():
             (first,) = torch.autograd.grad(attention(x, x, x)[0].square().sum(), x, create_graph=True)
             results.append((first, *torch.autograd.grad(first.square().sum(), x)))
     torch.testing.assert_close(*results, rtol=0, atol=1e-10)
-
-
-def test_plain_ends_with_its_block_and_with_errors():
-    with kernels.plain():
-        with kernels.plain():
-            pass
-        assert conditions.must_be_plain()
-    assert not conditions.must_be_plain()
-    with pytest.raises(ZeroDivisionError), kernels.plain():
-        raise ZeroDivisionError
-    assert not conditions.must_be_plain()
