@@ -16,12 +16,7 @@ import transformers
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from linformer_kit import (
-    LinformerAttention,
-    LinformerConfig,
-    LinformerForMaskedLM,
-    linearize,
-)
+from linformer_kit import LinformerAttention, LinformerConfig, LinformerForMaskedLM, linearize
 from linformer_kit.operator.padding import Padding
 from linformer_kit.operator.projections import PROJECTIONS, SHORTER_INPUTS
 from tests.conftest import OTHERS, SHARINGS, randomise
